@@ -1,0 +1,1 @@
+"""Execution: the reference interpreter, one process per device over MPI, and exported schedules."""

@@ -1,0 +1,181 @@
+"""The local function of a segment: what one device runs between two exchanges, compiled once.
+
+A segment is traced equation by equation with the device's own shapes. Executables are shared by what
+they compute: two segments whose lowered text is equal (repeated layers, devices with equal extents
+whose offsets do not matter) are compiled once. The text says all there is to say, so nothing needs to
+be guessed about parameters or positions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from shardwright.backends.layout import abstract, holds, members, stretches
+from shardwright.backends.local import evaluate, local_shape, neutral, operand
+from shardwright.backends.segments import Segment, find, inputs, reads
+from shardwright.ir.graph import Atom, Graph, Literal, TensorType
+from shardwright.ir.placement import Placement, Shard
+from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, Property
+
+Local: TypeAlias = Callable[..., tuple[Any, ...]]
+Env: TypeAlias = dict[Property, Any]
+
+
+#: XLA options that compile several times faster and run slower: nothing is optimised, nothing is fused.
+QUICK: Mapping[str, Any] = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
+
+
+class Device:
+    """One device's view of a plan: its index, the ratios, and how it runs local instructions.
+
+    Args:
+        fence: keep the compiler from fusing or simplifying across instructions, so that each reads what
+            the one before it handed out, to the last bit.
+    """
+
+    def __init__(
+        self, index: int, ratios: Sequence[float], primitives: Mapping[str, Any], *, fence: bool = False
+    ) -> None:
+        self.index = index
+        self.ratios = tuple(ratios)
+        self.primitives = primitives
+        self.fence = fence
+
+    def run(self, instruction: Instruction, graph: Graph, env: Env) -> None:
+        """Add what a local instruction establishes to `env`."""
+        if isinstance(instruction, Move):
+            self._move(instruction, graph, env)
+            return
+        equation = graph.equations[instruction.equation]
+        signature = instruction.signature
+        args = [self.atom(a, p, env) for a, p in zip(equation.inputs, signature.ins, strict=True)]
+        if isinstance(instruction, Compute):
+            primitive = self.primitives[equation.primitive]
+            results = evaluate(equation, signature, primitive, self.index, self.ratios, args)
+        else:
+            results = self._loop(instruction, graph, args)
+        for value, placement, result in zip(equation.outputs, signature.outs, results, strict=True):
+            env[Property(value.index, placement)] = jax.lax.optimization_barrier(result) if self.fence else result
+
+    def atom(self, atom: Atom, placement: Placement, env: Env) -> Any:
+        """The local array of an operand."""
+        if isinstance(atom, Literal):
+            return operand(atom, placement, self.index)
+        return env[Property(atom.index, placement)]
+
+    def shape(self, tensor: TensorType, placement: Placement) -> tuple[int, ...]:
+        """Local shape of a tensor that all devices hold."""
+        return local_shape(tensor, placement, self.index, self.ratios)
+
+    def _move(self, move: Move, graph: Graph, env: Env) -> None:
+        """The free moves: this device's part of what it holds whole."""
+        participants = members(move.group, len(self.ratios))
+        if self.index not in participants:
+            return
+        (wanted,) = reads(move, graph)
+        whole = env[wanted if wanted in env else find(wanted, env)]
+        tensor = TensorType(whole.shape, str(whole.dtype))
+        position = participants.index(self.index)
+        part = whole
+        if isinstance(move.post, Shard):
+            lengths = stretches(tensor, move.post, move.group, self.ratios)
+            start = sum(lengths[:position])
+            part = jax.lax.slice_in_dim(whole, start, start + lengths[position], axis=move.post.dim)
+        elif position > 0:
+            part = neutral(tensor, tensor.shape, move.post)
+        env[Property(move.value, move.post, move.group)] = part
+
+    # -- loops ------------------------------------------------------------------------------------
+
+    def _loop(self, loop: Loop, graph: Graph, args: Sequence[Any]) -> list[Any]:
+        equation = graph.equations[loop.equation]
+        runs = [self._body(body, region) for body, region in zip(loop.bodies, equation.regions, strict=True)]
+        params = equation.params
+        if equation.primitive == "scan":
+            consts, carries = params["num_consts"], params["num_carry"]
+            fixed, start, scanned = args[:consts], args[consts : consts + carries], args[consts + carries :]
+
+            def step(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+                results = runs[0](*fixed, *carry, *xs)
+                return list(results[:carries]), list(results[carries:])
+
+            last, stacked = jax.lax.scan(step, list(start), list(scanned), params["length"], params["reverse"])
+            return [*last, *stacked]
+        if equation.primitive == "while":
+            of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
+            for_cond, for_body, start = args[:of_cond], args[of_cond : of_cond + of_body], args[of_cond + of_body :]
+            return jax.lax.while_loop(
+                lambda carry: runs[0](*for_cond, *carry)[0], lambda carry: list(runs[1](*for_body, *carry)), list(start)
+            )
+        assert equation.primitive == "cond", f"{equation.primitive} is no loop"
+        return list(jax.lax.switch(args[0], runs, *args[1:]))
+
+    def _body(self, body: Program, region: Graph) -> Local:
+        def run(*args: Any) -> tuple[Any, ...]:
+            constants = [jnp.asarray(array) for array in region.constants.values()]
+            env = dict(zip(inputs(body, region), [*args, *constants], strict=True))
+            for instruction in body.instructions:
+                self.run(instruction, region, env)
+            return tuple(self.atom(a, p, env) for a, p in zip(region.outputs, body.outputs, strict=True))
+
+        return run
+
+
+def local_function(segment: Segment, graph: Graph, device: Device) -> Local:
+    """What a device does in a segment.
+
+    Returns:
+        A function of the arrays of `segment.needs` that the device holds, in order, giving the arrays
+        of `segment.gives` that it holds.
+    """
+    needs = [prop for prop in segment.needs if holds(prop, device.index)]
+    gives = [prop for prop in segment.gives if holds(prop, device.index)]
+
+    def run(*args: Any) -> tuple[Any, ...]:
+        env: Env = dict(zip(needs, args, strict=True))
+        for instruction in segment.instructions:
+            device.run(instruction, graph, env)
+        return tuple(env[prop] for prop in gives)
+
+    return run
+
+
+class Compiler:
+    """Compiles functions and keeps the executables, by the text of what they compute.
+
+    Args:
+        options: XLA's, such as `QUICK`.
+    """
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        self.options = dict(options or {})
+        self._by_text: dict[bytes, Local] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_text)
+
+    def segment(self, segment: Segment, graph: Graph, device: Device) -> Local:
+        """`local_function`, compiled."""
+        function = local_function(segment, graph, device)
+        types = {value.index: value.type for value in graph.values()}
+        # Only R is held by some devices alone, and it is never cut.
+        needs = [prop for prop in segment.needs if holds(prop, device.index)]
+        avals = [abstract(types[p.value], device.shape(types[p.value], p.placement)) for p in needs]
+        return self.share(function, avals)
+
+    def share(self, function: Callable[..., Any], avals: Sequence[Any]) -> Local:
+        """`function` compiled for these arguments, or an equal one that was compiled before."""
+        jitted = jax.jit(function, compiler_options=self.options)
+        lowered = jitted.lower(*avals)
+        digest = hashlib.sha256(lowered.as_text().encode())
+        digest.update(f"{avals}{lowered.out_info}".encode())
+        return self._by_text.setdefault(digest.digest(), jitted)

@@ -1,0 +1,132 @@
+"""Who holds what: device groups, their shares, and arrays between JAX and numpy.
+
+Stretches within a group follow from the ratios of its members alone, scaled to sum to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.backends.local import neutral
+from shardwright.ir.collectives import combine
+from shardwright.ir.errors import InputError
+from shardwright.ir.graph import Graph, TensorType
+from shardwright.ir.placement import Partial, Placement, Shard, lengths
+from shardwright.ir.program import Group, Property
+
+
+def members(group: Group, devices: int) -> tuple[int, ...]:
+    """Devices of a group, all of them for None."""
+    return tuple(range(devices)) if group is None else group
+
+
+def holds(prop: Property, device: int) -> bool:
+    """Whether `device` has a part in a property."""
+    return prop.group is None or device in prop.group
+
+
+def shares(group: Group, ratios: Sequence[float]) -> tuple[float, ...]:
+    """Ratios within a group, summing to one (even ones where no member has a share)."""
+    if group is None:
+        return tuple(ratios)
+    own = [ratios[i] for i in group]
+    total = sum(own)
+    return tuple(x / total if total > 0 else 1 / len(own) for x in own)
+
+
+def stretches(tensor: TensorType, placement: Placement, group: Group, ratios: Sequence[float]) -> tuple[int, ...]:
+    """Elements of the sharded dimension per member of `group`; () where nothing is sharded."""
+    if not isinstance(placement, Shard):
+        return ()
+    return lengths(tensor.shape[placement.dim], placement.unit, shares(group, ratios))
+
+
+@cache
+def dtype_of(name: str) -> Any:
+    """The dtype object of a `TensorType.dtype`: numpy's, or JAX's for typed PRNG keys."""
+    if not name.startswith("key<"):
+        return jnp.dtype(name)
+    return jax.eval_shape(lambda: jax.random.key(0, impl=key_implementation(name))).dtype
+
+
+@cache
+def key_implementation(dtype: str) -> str:
+    """Name of the generator of a key dtype: `key<fry>` -> `threefry2x32`."""
+    return {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}[dtype]
+
+
+def is_key(dtype: str) -> bool:
+    return dtype.startswith("key<")
+
+
+def to_numpy(array: Any) -> NDArray[Any]:
+    """The array without a copy; of typed PRNG keys their data, which has one dimension more."""
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        return np.asarray(jax.random.key_data(array))
+    return np.asarray(array)
+
+
+def from_numpy(data: NDArray[Any], dtype: str) -> jax.Array:
+    """Inverse of `to_numpy`."""
+    if is_key(dtype):
+        return jax.random.wrap_key_data(jnp.asarray(data), impl=key_implementation(dtype))
+    return jnp.asarray(data, dtype=dtype_of(dtype))
+
+
+def abstract(tensor: TensorType, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    """Abstract value of a local array of the tensor."""
+    return jax.ShapeDtypeStruct(shape, dtype_of(tensor.dtype))
+
+
+# ---------------------------------------------------------------------------------------------------
+# Global arrays in and out
+
+
+def check_inputs(flat: Sequence[Any], graph: Graph) -> None:
+    """Raises InputError where the flat arguments are not those the step was traced with."""
+    if len(flat) != len(graph.inputs):
+        raise InputError(
+            place="arguments of the training step",
+            reason=f"{len(flat)} leaves were given, it was planned for {len(graph.inputs)}",
+            remedy="Call it with arguments of the same structure",
+        )
+    for i, (leaf, value) in enumerate(zip(flat, graph.inputs, strict=True)):
+        shape = tuple(np.shape(leaf)) if not hasattr(leaf, "shape") else tuple(leaf.shape)
+        if shape != value.type.shape:
+            raise InputError(
+                place=graph.input_names[i] if i < len(graph.input_names) else f"argument leaf {i}",
+                reason=f"has shape {shape}, it was planned for {value.type}",
+                remedy="Plan again for these shapes",
+            )
+
+
+def as_array(leaf: Any, tensor: TensorType) -> jax.Array:
+    """A leaf of the arguments as an array of the planned dtype."""
+    return jnp.asarray(leaf) if is_key(tensor.dtype) else jnp.asarray(leaf, dtype=dtype_of(tensor.dtype))
+
+
+def cut(
+    array: jax.Array, tensor: TensorType, placement: Placement, device: int, ratios: Sequence[float]
+) -> jax.Array:
+    """What `device` holds of a global array; of a Partial the first device keeps it all."""
+    if isinstance(placement, Shard):
+        lengths_ = stretches(tensor, placement, None, ratios)
+        start = sum(lengths_[:device])
+        return jax.lax.slice_in_dim(array, start, start + lengths_[device], axis=placement.dim)
+    return neutral(tensor, tensor.shape, placement) if isinstance(placement, Partial) and device else array
+
+
+def gather(parts: Sequence[Any], tensor: TensorType, placement: Placement) -> jax.Array:
+    """The global array from what every device holds of it."""
+    if isinstance(placement, Shard):
+        return from_numpy(np.concatenate([to_numpy(part) for part in parts], axis=placement.dim), tensor.dtype)
+    if isinstance(placement, Partial):
+        return from_numpy(combine(placement.op, [to_numpy(part) for part in parts]), tensor.dtype)
+    return parts[0]

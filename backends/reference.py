@@ -1,0 +1,149 @@
+"""All devices in one process: the living definition of what a distributed program means.
+
+A held value is a list of local arrays, one per device (None where the device is not in the group). A
+computation is `evaluate` on every device's arrays; a collective is its own `reference` on numpy arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from shardwright.backends.compile import QUICK, Compiler, Device, Local
+from shardwright.backends.layout import as_array, check_inputs, cut, from_numpy, gather, holds, members, stretches, to_numpy
+from shardwright.backends.local import filled, operand
+from shardwright.backends.runner import run
+from shardwright.backends.segments import Exchange, Segment, Step, schedule
+from shardwright.ir import collectives
+from shardwright.ir.graph import Graph, Literal, TensorType, Value
+from shardwright.ir.placement import Placement
+from shardwright.ir.program import Move, Program, Property
+from shardwright.ir.trace import Traced
+
+#: One local array per device; None on devices that are not in the value's group.
+Locals: TypeAlias = list[Any]
+
+#: Called after every segment and exchange with its graph and the values that it read and wrote.
+Observer: TypeAlias = Callable[[Step, Graph, Mapping[Property, Locals]], None]
+
+
+class ReferenceExecutable:
+    """A program on all devices of this process: global arrays in, global arrays out.
+
+    Args:
+        traced: the training step.
+        program: a verified program over its graph.
+        ratios: share of every device.
+    """
+
+    def __init__(self, traced: Traced, program: Program, ratios: Sequence[float]) -> None:
+        self.traced = traced
+        self.program = program
+        self.machine = ReferenceMachine(traced, ratios)
+        self.schedule = schedule(program, traced.graph)
+
+    def __call__(self, *flat: Any) -> list[jax.Array]:
+        """Flat outputs of the step from its flat arguments."""
+        graph = self.traced.graph
+        ratios = self.machine.ratios
+        check_inputs(flat, graph)
+        held = [
+            scatter(leaf, value.type, placement, ratios)
+            for leaf, value, placement in zip(flat, graph.inputs, self.program.inputs, strict=True)
+        ]
+        results = run(self.schedule, held, self.machine)
+        return [gather(x, a.type, p) for x, a, p in zip(results, graph.outputs, self.program.outputs, strict=True)]
+
+
+class ReferenceMachine:
+    """Runs schedules on all devices, one after another.
+
+    Args:
+        observe: is shown every step; instructions are then kept apart, so that what is shown is what the
+            next one read. The schedule should have been made with `inspect=True`.
+    """
+
+    def __init__(self, traced: Traced, ratios: Sequence[float], observe: Observer | None = None) -> None:
+        self.ratios = tuple(ratios)
+        fence = observe is not None
+        self.devices = [Device(i, ratios, traced.primitives, fence=fence) for i in range(len(ratios))]
+        self.compiler = Compiler(QUICK)
+        self.observe = observe
+        self._functions: dict[tuple[Segment, int], Local] = {}
+        self._constants: dict[Value, Locals] = {}
+
+    def segment(self, segment: Segment, graph: Graph, args: Sequence[Locals]) -> list[Locals]:
+        results: list[Locals] = [[None] * len(self.devices) for _ in segment.gives]
+        seen: list[tuple[Local, list[Any], Sequence[Any]]] = []
+        for device in self.devices:
+            own = [arg[device.index] for arg, p in zip(args, segment.needs, strict=True) if holds(p, device.index)]
+            function = self._function(segment, graph, device)
+            # Devices that run the same function on the very same arrays are run once.
+            again = (r for f, a, r in seen if f is function and all(x is y for x, y in zip(a, own, strict=True)))
+            values = next(again, None)
+            if values is None:
+                values = function(*own)
+                seen.append((function, own, values))
+            held = [i for i, p in enumerate(segment.gives) if holds(p, device.index)]
+            for i, value in zip(held, values, strict=True):
+                results[i][device.index] = value
+        self._show(segment, graph, args, results)
+        return results
+
+    def _show(self, step: Step, graph: Graph, args: Sequence[Locals], results: Sequence[Locals]) -> None:
+        if self.observe is not None:
+            self.observe(step, graph, dict(zip((*step.needs, *step.gives), (*args, *results), strict=True)))
+
+    def _function(self, segment: Segment, graph: Graph, device: Device) -> Local:
+        key = (segment, device.index)
+        if key not in self._functions:
+            self._functions[key] = self.compiler.segment(segment, graph, device)
+        return self._functions[key]
+
+    def exchange(self, exchange: Exchange, graph: Graph, tensor: TensorType, value: Locals) -> Locals:
+        result = collective(exchange.move, tensor, value, self.ratios)
+        self._show(exchange, graph, [value], [result])
+        return result
+
+    def literal(self, atom: Literal, placement: Placement) -> Locals:
+        return [operand(atom, placement, device.index) for device in self.devices]
+
+    def constant(self, value: Value, array: Any) -> Locals:
+        if value not in self._constants:
+            self._constants[value] = [jnp.asarray(array)] * len(self.devices)
+        return self._constants[value]
+
+    def take(self, value: Locals, iteration: int) -> Locals:
+        return [jax.lax.dynamic_index_in_dim(x, iteration, keepdims=False) for x in value]
+
+    def stack(self, values: Sequence[Locals], tensor: TensorType, placement: Placement) -> Locals:
+        if values:
+            return [jnp.stack(column) for column in zip(*values, strict=True)]
+        return [filled(tensor, device.shape(tensor, placement), 0) for device in self.devices]
+
+    def decide(self, value: Locals) -> int:
+        return int(value[0])
+
+
+def scatter(leaf: Any, tensor: TensorType, placement: Placement, ratios: Sequence[float]) -> Locals:
+    """What every device holds of a global array."""
+    whole = as_array(leaf, tensor)
+    return [cut(whole, tensor, placement, device, ratios) for device in range(len(ratios))]
+
+
+def collective(move: Move, tensor: TensorType, value: Locals, ratios: Sequence[float]) -> Locals:
+    """A move on the local arrays of all devices, by the collective's own definition."""
+    devices = members(move.group, len(ratios))
+    lengths = stretches(tensor, move.post, move.group, ratios)
+    root = None if move.root is None else devices.index(move.root)
+    shards = [to_numpy(value[d if root is None else devices[root]]) for d in devices]
+    after = collectives.registry()[move.kind].reference(shards, move.pre, move.post, lengths, root)
+    # What the definition returns once for all devices is converted once.
+    arrays = {id(x): from_numpy(x, tensor.dtype) for x in after}
+    result: Locals = [None] * len(ratios)
+    for device, x in zip(devices, after, strict=True):
+        result[device] = arrays[id(x)]
+    return result

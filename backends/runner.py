@@ -1,0 +1,127 @@
+"""Runs a schedule on a machine: the control flow that all backends share.
+
+A machine says what a held value is (one local array, or one per device), how a segment and an exchange
+are carried out, and the few things host-run loops need. Everything about order, loops, literals and
+lifetimes is here, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Protocol, TypeAlias, TypeVar
+
+from shardwright.backends.segments import Exchange, LoopStep, Schedule, Segment, Step, inputs
+from shardwright.ir.graph import Atom, Graph, Literal, TensorType, Value
+from shardwright.ir.placement import Placement
+from shardwright.ir.program import Property
+from shardwright.ir.regions import boundary
+from shardwright.ir.text import format_instruction
+
+Held = TypeVar("Held")
+
+
+class Machine(Protocol[Held]):
+    """What a backend provides to run schedules."""
+
+    def segment(self, segment: Segment, graph: Graph, args: Sequence[Held]) -> Sequence[Held]:
+        """Run a segment: from the values of `segment.needs` those of `segment.gives`."""
+        ...
+
+    def exchange(self, exchange: Exchange, graph: Graph, tensor: TensorType, value: Held) -> Held:
+        """Carry out a collective on a value of global type `tensor`."""
+        ...
+
+    def literal(self, atom: Literal, placement: Placement) -> Held:
+        """A literal in a placement."""
+        ...
+
+    def constant(self, value: Value, array: object) -> Held:
+        """A constant of a graph, on every device."""
+        ...
+
+    def take(self, value: Held, iteration: int) -> Held:
+        """One iteration of a stacked operand."""
+        ...
+
+    def stack(self, values: Sequence[Held], tensor: TensorType, placement: Placement) -> Held:
+        """The stacked result of global type `tensor` from one value per iteration."""
+        ...
+
+    def decide(self, value: Held) -> int:
+        """A replicated scalar that decides where control goes, the same on every device."""
+        ...
+
+
+class At:
+    """Context that notes on an escaping error at which instruction it happened."""
+
+    def __init__(self, schedule: Schedule, step: Step) -> None:
+        self.schedule = schedule
+        self.step = step
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            text = format_instruction(self.schedule.program, self.schedule.graph, self.step.first)
+            what = "in the segment from " if isinstance(self.step, Segment) else "at "
+            error.add_note(f"{what}instruction {text}")
+
+
+def run(schedule: Schedule, args: Iterable[Held], machine: Machine[Held]) -> list[Held]:
+    """Outputs of a schedule from its inputs, in the placements the program gives them."""
+    graph, program = schedule.graph, schedule.program
+    constants = [machine.constant(value, array) for value, array in graph.constants.items()]
+    env = dict(zip(inputs(program, graph), [*args, *constants], strict=True))
+    types = {value.index: value.type for value in graph.values()}
+    for step in schedule.steps:
+        with At(schedule, step):
+            results: Sequence[Held]
+            if isinstance(step, Segment):
+                results = machine.segment(step, graph, [env[prop] for prop in step.needs])
+            elif isinstance(step, Exchange):
+                results = [machine.exchange(step, graph, types[step.move.value], env[step.needs[0]])]
+            else:
+                results = _loop(step, graph, env, machine)
+            env.update(zip(step.gives, results, strict=True))
+            for prop in step.drops:
+                del env[prop]
+    return [_read(a, p, env, machine) for a, p in zip(graph.outputs, program.outputs, strict=True)]
+
+
+def _read(atom: Atom, placement: Placement, env: dict[Property, Held], machine: Machine[Held]) -> Held:
+    return machine.literal(atom, placement) if isinstance(atom, Literal) else env[Property(atom.index, placement)]
+
+
+def _loop(step: LoopStep, graph: Graph, env: dict[Property, Held], machine: Machine[Held]) -> list[Held]:
+    """Results of a loop whose iterations the host runs one after another."""
+    equation = graph.equations[step.loop.equation]
+    signature = step.loop.signature
+    args = [_read(a, p, env, machine) for a, p in zip(equation.inputs, signature.ins, strict=True)]
+    params = equation.params
+    if equation.primitive == "cond":
+        branch = min(max(machine.decide(args[0]), 0), len(step.bodies) - 1)
+        return run(step.bodies[branch], args[1:], machine)
+    if equation.primitive == "while":
+        of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
+        for_cond, for_body, carry = args[:of_cond], args[of_cond : of_cond + of_body], args[of_cond + of_body :]
+        while machine.decide(run(step.bodies[0], [*for_cond, *carry], machine)[0]):
+            carry = run(step.bodies[1], [*for_body, *carry], machine)
+        return carry
+    ports = boundary(equation)
+    count = params["num_carry"]
+    scanned = {port.outer for port in ports.ins if port.stacked}
+    first = params["num_consts"]
+    carry, length = args[first : first + count], params["length"]
+    stacked: list[list[Held]] = [[] for _ in equation.outputs[count:]]
+    for iteration in reversed(range(length)) if params["reverse"] else range(length):
+        xs = [machine.take(arg, iteration) for i, arg in enumerate(args) if i in scanned]
+        results = run(step.bodies[0], [*args[:first], *carry, *xs], machine)
+        carry = results[:count]
+        for values, result in zip(stacked, results[count:], strict=True):
+            values.append(result)
+    ends = zip(stacked, equation.output_types[count:], signature.outs[count:], strict=True)
+    in_order = ((values[::-1] if params["reverse"] else values, t, p) for values, t, p in ends)
+    return [*carry, *(machine.stack(values, t, p) for values, t, p in in_order)]

@@ -1,0 +1,314 @@
+"""Does a distributed program compute what the single-device step computes?
+
+End to end the leaves cannot be compared: some are pure rounding noise. (The gradient of an attention key
+bias is zero in exact arithmetic; summing a batch of 16 as 5 + 11 moves it by 9 %.) So like is compared
+with like. The program runs on `reference`, every value handed out and no instruction fused with another;
+then, instruction by instruction,
+
+- a computation is repeated by one device on the *gathered* inputs that the program itself had at that
+  point, and its gathered outputs are compared (every replica of a replicated one). The group is one
+  equation; of a loop, one equation of one iteration of its body;
+- a move is compared with the gathered value it started from.
+
+Nothing is chained, so no error of one group reaches the next. Error of a tensor: max|a - b| / scale with
+scale = max|b|, b being the one device's. Linear operations (sums, contractions, additions) take the
+larger of that and max op(|inputs|), where |x| of a Partial(sum) is the sum of the absolute values that the
+devices hold: rounding errors of a sum are proportional to the sum of the absolute terms, not to a result
+that cancels (Higham, Accuracy and Stability of Numerical Algorithms, sections 3.1 and 4.2).
+
+Tolerance: 1e-5 where the group is wholly float32 or wider, 2e-2 where a 16-bit or 8-bit float is in it,
+integers, booleans and keys exactly. Equal infinities and NaNs at equal places are equal.
+
+Finally the scalar outputs that are no state (the loss) are compared end to end with `jax.jit` of the
+single-device step, at the tolerance of the whole step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shardwright.backends.compile import QUICK, Compiler
+from shardwright.backends.layout import as_array, check_inputs, from_numpy, gather, members, to_numpy
+from shardwright.backends.reference import Locals, ReferenceMachine, scatter
+from shardwright.backends.runner import run
+from shardwright.backends.segments import Exchange, Segment, Step, find, reads, schedule, writes
+from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType, Value
+from shardwright.ir.placement import Partial, Replicate
+from shardwright.ir.program import Compute, Move, Program, Property
+from shardwright.ir.rules import rule_of
+from shardwright.ir.trace import Traced, source_line
+
+TOLERANCE = 1e-5
+TOLERANCE_NARROW = 2e-2
+
+Flat: TypeAlias = Callable[..., Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """What the comparison found.
+
+    Attributes:
+        ok: every group and the loss are within their tolerance.
+        max_rel_error: largest error of a group that is wholly float32 or wider.
+        max_rel_error_narrow: largest error of a group with 16-bit or 8-bit floats.
+        loss_rel_error: largest end-to-end error of a scalar output that is no state; 0 if there is none.
+        worst: where the error is largest relative to its tolerance, in words.
+        groups: how many comparisons were made.
+    """
+
+    ok: bool
+    max_rel_error: float
+    max_rel_error_narrow: float
+    loss_rel_error: float
+    worst: str
+    groups: int
+
+    def __str__(self) -> str:
+        lines = [
+            f"{'verified' if self.ok else 'MISMATCH'}: {self.groups} groups of equations re-run on one device",
+            f"  largest relative error, float32 and wider: {self.max_rel_error:.2e} (allowed {TOLERANCE:.0e})",
+            f"  largest relative error, 16-bit and 8-bit:  {self.max_rel_error_narrow:.2e} (allowed {TOLERANCE_NARROW:.0e})",
+            f"  largest relative error, loss end to end:   {self.loss_rel_error:.2e}",
+            f"  worst: {self.worst}",
+        ]
+        return "\n".join(lines)
+
+
+def verify_program(
+    traced: Traced, program: Program, ratios: Sequence[float], flat_args: Sequence[Any], step: Flat | None = None
+) -> VerifyResult:
+    """Compare a distributed program with the single-device step, on all devices in this process.
+
+    Args:
+        traced: the step.
+        program: a program over its graph that `shardwright.ir.program.verify` accepts.
+        ratios: share of every device.
+        flat_args: concrete leaves of the step's arguments.
+        step: flat arguments -> flat outputs of the user's own function, for the end-to-end comparison; by
+            default the traced graph itself is run.
+    """
+    graph = traced.graph
+    check_inputs(flat_args, graph)
+    checker = _Checker(traced, ratios)
+    machine = ReferenceMachine(traced, ratios, checker.observe)
+    pairs = zip(flat_args, graph.inputs, program.inputs, strict=True)
+    held = [scatter(leaf, value.type, placement, ratios) for leaf, value, placement in pairs]
+    results = run(schedule(program, graph, inspect=True), held, machine)
+    losses = [i for i, a in enumerate(graph.outputs) if i not in graph.state and a.type.rank == 0]
+    for i, wanted in zip(losses, single_device(traced, flat_args, losses, step), strict=True):
+        tensor, name = graph.outputs[i].type, graph.output_names[i] if graph.output_names else ""
+        error = rel_error(gather(results[i], tensor, program.outputs[i]), wanted, tensor)
+        checker.add_loss(error, f"output {name or i} end to end")
+    return checker.result()
+
+
+def single_device(traced: Traced, flat_args: Sequence[Any], wanted: Sequence[int], step: Flat | None) -> list[Any]:
+    """The wanted outputs of the undistributed step under jax.jit (what they do not need is not compiled)."""
+    function = step or (lambda *flat: evaluate_graph(traced.graph, traced.primitives, flat))
+
+    def chosen(*flat: Any) -> list[Any]:
+        outputs = function(*flat)
+        return [outputs[i] for i in wanted]
+
+    args = [as_array(leaf, value.type) for leaf, value in zip(flat_args, traced.graph.inputs, strict=True)]
+    return jax.jit(chosen)(*args) if wanted else []
+
+
+def evaluate_graph(graph: Graph, primitives: Mapping[str, Any], flat: Sequence[Any]) -> list[Any]:
+    """All outputs of a graph on one device, equation by equation."""
+    env: dict[Value, Any] = dict(zip(graph.inputs, flat, strict=True))
+    env.update({value: jnp.asarray(array) for value, array in graph.constants.items()})
+    for equation in graph.equations:
+        results = bind(equation, primitives, [_whole(atom, env) for atom in equation.inputs])
+        env.update(zip(equation.outputs, results, strict=True))
+    return [_whole(atom, env) for atom in graph.outputs]
+
+
+def bind(equation: Equation, primitives: Mapping[str, Any], args: Sequence[Any]) -> list[Any]:
+    """Results of an equation on whole arrays."""
+    primitive = primitives[equation.primitive]
+    result = primitive.bind(*args, **equation.params)
+    return list(result) if primitive.multiple_results else [result]
+
+
+def _whole(atom: Atom, env: Mapping[Value, Any]) -> Any:
+    return jnp.asarray(atom.value, dtype=atom.type.dtype) if isinstance(atom, Literal) else env[atom]
+
+
+# ---------------------------------------------------------------------------------------------------
+# Errors
+
+
+def narrow(tensor: TensorType) -> bool:
+    """Whether a tensor is a float of less than 32 bits."""
+    return tensor.is_float and tensor.dtype not in ("float32", "float64")
+
+
+def rel_error(got: Any, wanted: Any, tensor: TensorType, terms: float = 0.0) -> float:
+    """max|got - wanted| / max(max|wanted|, terms); infinite where non-finite elements differ.
+
+    Integers, booleans and keys: 0 if equal, else infinite. Differences below the smallest normal number
+    count as none.
+    """
+    a, b = to_numpy(got), to_numpy(wanted)
+    if not tensor.is_float and not tensor.dtype.startswith("complex"):
+        return 0.0 if np.array_equal(a, b) else np.inf
+    wide = np.complex128 if tensor.dtype.startswith("complex") else np.float64
+    a, b = a.astype(wide), b.astype(wide)
+    finite = np.isfinite(a) & np.isfinite(b)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return np.inf
+    difference = float(np.max(np.abs(a[finite] - b[finite]), initial=0.0))
+    if difference < float(jnp.finfo(tensor.dtype).tiny):
+        return 0.0
+    return difference / max(float(np.max(np.abs(b[finite]), initial=0.0)), terms, difference * 1e-30)
+
+
+def _magnitude(array: Any) -> Any:
+    return jnp.abs(array) if jnp.issubdtype(array.dtype, jnp.floating) else array
+
+
+def _largest(array: Any) -> Any:
+    """Largest finite absolute value."""
+    return jnp.max(jnp.where(jnp.isfinite(array), jnp.abs(array), 0), initial=0).astype(jnp.float32)
+
+
+class _Checker:
+    """Compares every instruction of a run with one device; keeps the worst."""
+
+    def __init__(self, traced: Traced, ratios: Sequence[float]) -> None:
+        self.primitives = traced.primitives
+        self.ratios = ratios
+        self.compiler = Compiler(QUICK)
+        self.types: dict[int, dict[int, TensorType]] = {}
+        self.graphs: list[Graph] = []
+        self.errors = {False: 0.0, True: 0.0}
+        self.loss = 0.0
+        self.worst = (0.0, "no difference at all")
+        self.groups = 0
+        self.any_narrow = any(
+            narrow(v.type) for e in traced.graph.all_equations() for v in (*e.outputs, *e.input_values)
+        )
+
+    def observe(self, step: Step, graph: Graph, values: Mapping[Property, Locals]) -> None:
+        """Called after each step of the run with all it read and wrote."""
+        instructions = step.instructions if isinstance(step, Segment) else (step.move,) if isinstance(step, Exchange) else ()
+        computes: list[Compute] = []
+        for instruction in instructions:
+            if isinstance(instruction, Move):
+                self._move(instruction, graph, values)
+            elif isinstance(instruction, Compute):
+                computes.append(instruction)
+        if computes:
+            self._computes(computes, graph, values)
+
+    def _move(self, move: Move, graph: Graph, values: Mapping[Property, Locals]) -> None:
+        (after,) = writes(move, graph)
+        before = find(reads(move, graph)[0], values)
+        tensor = self._types(graph)[move.value]
+        wanted = self._gather(values[before], tensor, before)
+        terms = 0.0 if not tensor.is_float else float(_largest(self._absolute(values[before], tensor, before)))
+        for got in self._candidates(values[after], tensor, after):
+            self._add(rel_error(got, wanted, tensor, terms), narrow(tensor), f"{move.kind} of %{move.value}")
+
+    def _computes(self, computes: Sequence[Compute], graph: Graph, values: Mapping[Property, Locals]) -> None:
+        """Repeat the computations of one segment on one device: one function, but none reads another's result."""
+        types = self._types(graph)
+        read = list(dict.fromkeys(prop for compute in computes for prop in reads(compute, graph)))
+        whole = [self._gather(values[prop], types[prop.value], prop) for prop in read]
+        sizes = [self._absolute(values[prop], types[prop.value], prop) for prop in read]
+
+        def repeat(whole: Sequence[Any], sizes: Sequence[Any]) -> list[tuple[list[Any], list[Any]]]:
+            operands, absolute = dict(zip(read, whole, strict=True)), dict(zip(read, sizes, strict=True))
+            return [self._repeat(compute, graph, operands, absolute) for compute in computes]
+
+        avals = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (whole, sizes))
+        repeated = self.compiler.share(repeat, avals)(whole, sizes)
+        for compute, (wanted, terms) in zip(computes, repeated, strict=True):
+            equation = graph.equations[compute.equation]
+            is_narrow = any(map(narrow, (*equation.input_types, *equation.output_types)))
+            where = f"{equation.primitive} at {source_line(equation)}"
+            ends = zip(equation.outputs, compute.signature.outs, wanted, terms, strict=True)
+            for value, placement, expected, scale in ends:
+                prop = Property(value.index, placement)
+                for got in self._candidates(values[prop], value.type, prop):
+                    self._add(rel_error(got, expected, value.type, float(scale)), is_narrow, where)
+
+    def _repeat(
+        self, compute: Compute, graph: Graph, whole: Mapping[Property, Any], sizes: Mapping[Property, Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Results of one equation, and of each the size of its terms: max op(|inputs|), 0 where not linear."""
+        equation = graph.equations[compute.equation]
+
+        def operands(held: Mapping[Property, Any], literal: Callable[[Any], Any]) -> list[Any]:
+            pairs = zip(equation.inputs, compute.signature.ins, strict=True)
+            return [
+                literal(jnp.asarray(a.value, dtype=a.type.dtype)) if isinstance(a, Literal) else held[Property(a.index, p)]
+                for a, p in pairs
+            ]
+
+        results = bind(equation, self.primitives, operands(whole, lambda x: x))
+        if not rule_of(equation).linear or not all(t.is_float for t in equation.output_types):
+            return results, [0.0] * len(results)
+        absolute = operands(sizes, _magnitude)
+        terms = [absolute[0] + absolute[1]] if equation.primitive == "sub" else bind(equation, self.primitives, absolute)
+        return results, [_largest(x) for x in terms]
+
+    def _types(self, graph: Graph) -> dict[int, TensorType]:
+        if id(graph) not in self.types:
+            self.graphs.append(graph)
+            self.types[id(graph)] = {value.index: value.type for value in graph.values()}
+        return self.types[id(graph)]
+
+    def _parts(self, value: Locals, prop: Property) -> list[Any]:
+        return [value[device] for device in members(prop.group, len(self.ratios))]
+
+    def _gather(self, value: Locals, tensor: TensorType, prop: Property) -> Any:
+        return gather(self._parts(value, prop), tensor, prop.placement)
+
+    def _candidates(self, value: Locals, tensor: TensorType, prop: Property) -> Iterator[Any]:
+        """The gathered value; of a replicated one every distinct replica."""
+        if isinstance(prop.placement, Replicate):
+            yield from {id(part): part for part in self._parts(value, prop)}.values()
+        else:
+            yield self._gather(value, tensor, prop)
+
+    def _absolute(self, value: Locals, tensor: TensorType, prop: Property) -> Any:
+        """|x|; of a Partial(sum) the sum of what the devices hold of it, without signs."""
+        if not tensor.is_float:
+            return self._gather(value, tensor, prop)
+        if prop.placement != Partial("sum"):
+            return _magnitude(self._gather(value, tensor, prop))
+        parts = [np.abs(to_numpy(part).astype(np.float64)) for part in self._parts(value, prop)]
+        return from_numpy(reduce(np.add, parts), tensor.dtype)
+
+    def _add(self, error: float, is_narrow: bool, where: str) -> None:
+        self.groups += 1
+        self.errors[is_narrow] = max(self.errors[is_narrow], error)
+        relative = error / (TOLERANCE_NARROW if is_narrow else TOLERANCE)
+        if relative > self.worst[0]:
+            self.worst = (relative, f"{error:.2e} in {where}")
+
+    def add_loss(self, error: float, where: str) -> None:
+        self.loss = max(self.loss, error)
+        relative = error / (TOLERANCE_NARROW if self.any_narrow else TOLERANCE)
+        if relative > self.worst[0]:
+            self.worst = (relative, f"{error:.2e} in {where}")
+
+    def result(self) -> VerifyResult:
+        return VerifyResult(
+            ok=self.worst[0] <= 1.0,
+            max_rel_error=self.errors[False],
+            max_rel_error_narrow=self.errors[True],
+            loss_rel_error=self.loss,
+            worst=self.worst[1],
+            groups=self.groups,
+        )

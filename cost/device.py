@@ -1,0 +1,191 @@
+"""What is known about one type of device, and the rates it reaches.
+
+Peak rates come from datasheets or the user; *achieved* rates are peaks times a measured fraction. A rate
+that has to be assumed comes with a sentence saying so, which the plan lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+from shardwright.cost.document import Entry
+from shardwright.cost.quantity import BANDWIDTH, COMPUTE, DURATION, MEMORY, Kind, format_quantity
+
+DEFAULT_LAUNCH_S = 5e-6
+"""Time to start one kernel: assumed, the order of an asynchronous CUDA launch."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceType:
+    """A type of device. Rates are dense peaks in FLOP/s (a multiply-add is two).
+
+    Attributes:
+        name: the type's name, unique in a fleet.
+        float32_flop_per_s: vector rate of single precision.
+        memory_bandwidth_byte_per_s: peak of the device's own memory.
+        memory_bytes: size of that memory.
+        tf32_flop_per_s: matrix rate with float32 operands rounded to TF32; None where XLA does not use it
+            (cards before Ampere, and other makers').
+        float16_flop_per_s, bfloat16_flop_per_s: matrix rates with float32 accumulation; None where unknown or
+            lacking.
+        float64_flop_per_s: matrix rate of double precision; None where unknown.
+        launch_s: time to start a kernel.
+        matmul_efficiency: fraction of `float32_flop_per_s` that large float32 matrix products reach.
+        tensor_efficiency: the same for the TF32, float16 and bfloat16 rates.
+        bandwidth_efficiency: fraction of the memory bandwidth that large elementwise kernels reach.
+        measured: whether any of these fractions was measured on this very type.
+        source: where the numbers come from.
+    """
+
+    name: str
+    float32_flop_per_s: float
+    memory_bandwidth_byte_per_s: float
+    memory_bytes: int
+    tf32_flop_per_s: float | None = None
+    float16_flop_per_s: float | None = None
+    bfloat16_flop_per_s: float | None = None
+    float64_flop_per_s: float | None = None
+    launch_s: float = DEFAULT_LAUNCH_S
+    matmul_efficiency: float = 1.0
+    tensor_efficiency: float = 1.0
+    bandwidth_efficiency: float = 1.0
+    measured: bool = False
+    source: str = "given in the fleet"
+
+    def flop_rate(self, dtype: str, precision: str | None = None) -> tuple[float, str | None]:
+        """The achieved rate of a large matrix product or convolution, and the assumption behind it, if any.
+
+        Args:
+            dtype: of the operands, as JAX spells it ("float32", "bfloat16").
+            precision: the operation's own, as JAX spells it: None, a `lax.Precision` ("DEFAULT", "HIGH",
+                "HIGHEST" and their synonyms) or a `lax.DotAlgorithmPreset` ("TF32_TF32_F32"). It matters to
+                float32 and complex64 only: unless HIGHEST is asked for, XLA allows TF32 on CUDA devices
+                that have it (XLA, `GetBlasComputationType`: up to precision 1, which is HIGH).
+
+        Returns:
+            FLOP/s, and None or a sentence for the plan's list of assumptions.
+        """
+        float32 = self.float32_flop_per_s * self.matmul_efficiency
+        arithmetic, passes = _arithmetic(dtype, precision)
+        if arithmetic == "float32":
+            return float32, None
+        if arithmetic == "tf32":
+            # Allowed, not demanded: a card without it, or faster without it, uses float32.
+            tf32 = (self.tf32_flop_per_s or 0.0) * self.tensor_efficiency / passes
+            return max(float32, tf32), None
+        peaks = {
+            "float16": (self.float16_flop_per_s, self.tensor_efficiency),
+            "bfloat16": (self.bfloat16_flop_per_s, self.tensor_efficiency),
+            "float64": (self.float64_flop_per_s, self.matmul_efficiency),
+        }
+        peak, efficiency = peaks.get(arithmetic, (None, 1.0))
+        if peak is None:
+            assumption = f"no {arithmetic} matrix rate is known for {self.name}: priced at its float32 rate"
+            return float32, assumption
+        return peak * efficiency / passes, None
+
+    def vector_rate(self, dtype: str = "float32") -> float:
+        """FLOP/s of everything that is no matrix product: the vector rate of single or double precision."""
+        if dtype in ("float64", "complex128") and self.float64_flop_per_s is not None:
+            return min(self.float64_flop_per_s, self.float32_flop_per_s)
+        return self.float32_flop_per_s
+
+    @property
+    def bandwidth_byte_per_s(self) -> float:
+        """The achieved memory bandwidth."""
+        return self.memory_bandwidth_byte_per_s * self.bandwidth_efficiency
+
+    @classmethod
+    def from_entry(cls, entry: Entry) -> DeviceType:
+        """The type that a mapping of a fleet file describes; see `_KEYS` for the grammar.
+
+        Raises:
+            InputError: a missing or unknown key, or a value that is none.
+        """
+        given = entry.mapping(
+            required=_REQUIRED, optional=tuple(key for key in _KEYS if key not in _REQUIRED)
+        )
+        values: dict[str, Any] = {
+            _KEYS[key].attribute: _KEYS[key].read(value) for key, value in given.items()
+        }
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, object]:
+        """The mapping that `from_entry` reads back to an equal type; defaults are left out."""
+        defaults = {field.name: field.default for field in fields(self)}
+        values = {key: (spec, getattr(self, spec.attribute)) for key, spec in _KEYS.items()}
+        return {
+            key: spec.write(value)
+            for key, (spec, value) in values.items()
+            if value != defaults[spec.attribute]
+        }
+
+
+# What float32 operands are multiplied in, and in how many passes, by lower-case precision. The names are
+# those of `jax.lax.Precision`, with its synonyms, and `jax.lax.DotAlgorithmPreset`.
+_FLOAT32_ARITHMETIC: Mapping[str, tuple[str, int]] = {
+    **dict.fromkeys(("default", "fastest", "bfloat16", "high", "bfloat16_3x", "tensorfloat32"), ("tf32", 1)),
+    **dict.fromkeys(("highest", "float32", "f32_f32_f32"), ("float32", 1)),
+    "f64_f64_f64": ("float64", 1),
+    "tf32_tf32_f32": ("tf32", 1),
+    "tf32_tf32_f32_x3": ("tf32", 3),
+    **dict.fromkeys(("bf16_bf16_f32", "bf16_bf16_bf16"), ("bfloat16", 1)),
+    "bf16_bf16_f32_x3": ("bfloat16", 3),
+    "bf16_bf16_f32_x6": ("bfloat16", 6),
+    "bf16_bf16_f32_x9": ("bfloat16", 9),
+    **dict.fromkeys(("f16_f16_f32", "f16_f16_f16"), ("float16", 1)),
+}
+
+
+def _arithmetic(dtype: str, precision: str | None) -> tuple[str, int]:
+    """What operands of this dtype are multiplied in, and in how many passes."""
+    if dtype in ("float32", "complex64"):
+        unknown = (f"{dtype} (precision {precision})", 1)
+        return _FLOAT32_ARITHMETIC.get((precision or "default").lower(), unknown)
+    return "float64" if dtype == "complex128" else dtype, 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """A key of an inline device type: the attribute it sets, how it is read and how it is written."""
+
+    attribute: str
+    read: Callable[[Entry], object]
+    write: Callable[[Any], object]
+
+
+def _quantity(attribute: str, kind: Kind) -> _Key:
+    return _Key(attribute, partial(Entry.quantity, kind=kind), partial(format_quantity, kind=kind))
+
+
+def _bytes(entry: Entry) -> int:
+    size = int(entry.quantity(MEMORY))
+    if size < 1:
+        raise entry.error("is less than a byte", f"Give the size of the memory, as in '{MEMORY.example}'")
+    return size
+
+
+def _same(value: Any) -> object:
+    return value
+
+
+_REQUIRED = ("name", "flops", "memory_bandwidth", "memory")
+_KEYS: Mapping[str, _Key] = {
+    "name": _Key("name", Entry.text, _same),
+    "flops": _quantity("float32_flop_per_s", COMPUTE),
+    "memory_bandwidth": _quantity("memory_bandwidth_byte_per_s", BANDWIDTH),
+    "memory": _Key("memory_bytes", _bytes, partial(format_quantity, kind=MEMORY)),
+    "tf32": _quantity("tf32_flop_per_s", COMPUTE),
+    "float16": _quantity("float16_flop_per_s", COMPUTE),
+    "bfloat16": _quantity("bfloat16_flop_per_s", COMPUTE),
+    "float64": _quantity("float64_flop_per_s", COMPUTE),
+    "launch": _quantity("launch_s", DURATION),
+    "matmul_efficiency": _Key("matmul_efficiency", Entry.fraction, _same),
+    "tensor_efficiency": _Key("tensor_efficiency", Entry.fraction, _same),
+    "bandwidth_efficiency": _Key("bandwidth_efficiency", Entry.fraction, _same),
+    "measured": _Key("measured", Entry.flag, _same),
+    "source": _Key("source", Entry.text, _same),
+}

@@ -1,0 +1,266 @@
+"""Fleets: nodes of devices, and the links between them.
+
+A fleet file::
+
+    name: lab
+    nodes:
+      - {count: 2, devices: {type: V100-16GB, count: 8}, link: {bandwidth: 130 GB/s, latency: 5 us}}
+      - count: 1                          # default
+        devices:                          # a box with unlike cards
+          - {type: A100-40GB}
+          - {type: {name: slow-cpu, flops: 20 GFLOP/s, memory_bandwidth: 8 GB/s, memory: 4 GB}, count: 2}
+        link: {bandwidth: 12 GB/s, latency: 10 us}
+    network: {bandwidth: 10.4 Gbit/s, latency: 30 us}
+
+`type` is a name of the catalogue or an inline mapping (keys: `shardwright.cost.device`). `link` joins the
+devices of one node and may be left out where a node has one device; `network` joins the nodes and may be
+left out where there is one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import groupby
+from os import PathLike
+from typing import TypeVar
+
+from shardwright.cost.catalogue import catalogue, device_type
+from shardwright.cost.device import DeviceType
+from shardwright.cost.document import Entry, load_yaml
+from shardwright.cost.quantity import BANDWIDTH, DURATION, format_quantity
+
+MOST_DEVICES = 4096
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A connection: what one end can send, and receive at the same time, and the delay of the first byte."""
+
+    bandwidth_byte_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of a fleet.
+
+    Attributes:
+        index: its position in `Fleet.devices`.
+        name: such as "n0.d3": the fourth device of the first node.
+        type: what it is.
+        node: the index of its node.
+    """
+
+    index: int
+    name: str
+    type: DeviceType
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine: its devices in order, and the link that joins them (None for a single device)."""
+
+    name: str
+    devices: tuple[DeviceType, ...]
+    link: Link | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceClass:
+    """Devices that are interchangeable: of one type, in nodes with the same devices and the same link.
+
+    Attributes:
+        index: its position in `Fleet.classes`.
+        type: the type of every member.
+        members: the indices of its devices, ascending.
+    """
+
+    index: int
+    type: DeviceType
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """An inventory of devices. `load` and `from_dict` validate; the constructor takes what it is given.
+
+    Attributes:
+        name: what the fleet is called.
+        nodes: at least one.
+        network: each node's connection to the others; None where there is one node.
+    """
+
+    name: str
+    nodes: tuple[Node, ...]
+    network: Link | None
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Fleet:
+        """The fleet that a YAML file describes.
+
+        Raises:
+            InputError: the file cannot be used; the place names the file and the key.
+        """
+        return _read_fleet(load_yaml(path))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, object]) -> Fleet:
+        """The fleet that plain data describes, in the grammar of a fleet file.
+
+        Raises:
+            InputError: the data does not follow the grammar; the place names the key.
+        """
+        return _read_fleet(Entry(data, "fleet"))
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data that `from_dict` reads back to an equal fleet; equal neighbours share an entry."""
+        return self._plain(by_name=True)
+
+    def fingerprint(self) -> str:
+        """A SHA-256 (hexadecimal) of all the fleet says, the numbers behind catalogue names included."""
+        text = json.dumps(
+            self._plain(by_name=False), sort_keys=True, separators=(",", ":"), ensure_ascii=True
+        )
+        return sha256(text.encode()).hexdigest()
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Every device, node by node."""
+        placed = (
+            (n, d, node.name, kind)
+            for n, node in enumerate(self.nodes)
+            for d, kind in enumerate(node.devices)
+        )
+        return tuple(
+            Device(index, f"{name}.d{d}", kind, n) for index, (n, d, name, kind) in enumerate(placed)
+        )
+
+    @property
+    def classes(self) -> tuple[DeviceClass, ...]:
+        """The devices grouped into classes, in order of first appearance."""
+        kinds = [(frozenset(Counter(node.devices).items()), node.link) for node in self.nodes]
+        members: dict[object, list[Device]] = {}
+        for device in self.devices:
+            members.setdefault((device.type, kinds[device.node]), []).append(device)
+        return tuple(
+            DeviceClass(index, group[0].type, tuple(device.index for device in group))
+            for index, group in enumerate(members.values())
+        )
+
+    def __str__(self) -> str:
+        counts = Counter(device.type.name for device in self.devices)
+        nodes = "1 node" if len(self.nodes) == 1 else f"{len(self.nodes)} nodes"
+        return f"{self.name}: {' + '.join(f'{count} × {name}' for name, count in counts.items())} in {nodes}"
+
+    def _plain(self, *, by_name: bool) -> dict[str, object]:
+        data: dict[str, object] = {"name": self.name}
+        data["nodes"] = [
+            _plain_node(count, devices, link, by_name=by_name)
+            for count, (devices, link) in _runs([(node.devices, node.link) for node in self.nodes])
+        ]
+        if self.network is not None:
+            data["network"] = _plain_link(self.network)
+        return data
+
+
+def _read_fleet(entry: Entry) -> Fleet:
+    given = entry.mapping(required=("name", "nodes"), optional=("network",))
+    nodes: list[Node] = []
+    room = MOST_DEVICES
+    for item in given["nodes"].sequence():
+        count, devices, link = _read_node(item, room)
+        room -= count * len(devices)
+        nodes += [Node(f"n{len(nodes) + i}", devices, link) for i in range(count)]
+    _refuse_two_types_of_one_name(given["nodes"], nodes)
+    network = _read_link(given["network"]) if "network" in given else None
+    if network is None and len(nodes) > 1:
+        raise entry.error(
+            f"lacks the key 'network', which joins its {len(nodes)} nodes",
+            "Add network: {bandwidth: 10 Gbit/s, latency: 30 us}, with your numbers",
+        )
+    return Fleet(given["name"].text(), tuple(nodes), network)
+
+
+def _read_node(entry: Entry, room: int) -> tuple[int, tuple[DeviceType, ...], Link | None]:
+    """How many equal nodes the entry stands for, the devices of one and its link."""
+    given = entry.mapping(required=("devices",), optional=("count", "link"))
+    count = given["count"].count(most=MOST_DEVICES) if "count" in given else 1
+    listed = given["devices"]
+    groups = listed.sequence() if isinstance(listed.value, list | tuple) else (listed,)
+    devices: list[DeviceType] = []
+    for group in groups:
+        devices.extend(_read_devices(group))
+        if count * len(devices) > room:
+            raise group.error(
+                f"brings the fleet beyond {MOST_DEVICES} devices",
+                f"Plan for at most {MOST_DEVICES} devices at a time",
+            )
+    link = _read_link(given["link"]) if "link" in given else None
+    if link is None and len(devices) > 1:
+        raise entry.error(
+            f"lacks the key 'link', which joins its {len(devices)} devices",
+            "Add link: {bandwidth: 16 GB/s, latency: 10 us}, with your numbers",
+        )
+    return count, tuple(devices), link
+
+
+def _read_devices(entry: Entry) -> tuple[DeviceType, ...]:
+    given = entry.mapping(required=("type",), optional=("count",))
+    kind = given["type"]
+    if isinstance(kind.value, Mapping):
+        found = DeviceType.from_entry(kind)
+    else:
+        found = device_type(kind.text(), place=kind.place)
+    return (found,) * (given["count"].count(most=MOST_DEVICES) if "count" in given else 1)
+
+
+def _read_link(entry: Entry) -> Link:
+    given = entry.mapping(required=("bandwidth", "latency"))
+    return Link(given["bandwidth"].quantity(BANDWIDTH), given["latency"].quantity(DURATION))
+
+
+def _refuse_two_types_of_one_name(entry: Entry, nodes: Sequence[Node]) -> None:
+    """Names are how plans speak of types: one name, one type."""
+    seen: dict[str, DeviceType] = {}
+    for kind in (kind for node in nodes for kind in node.devices):
+        if seen.setdefault(kind.name, kind) != kind:
+            raise entry.error(
+                f"describes two different types as '{kind.name}'",
+                "Give each type of device a name of its own",
+            )
+
+
+def _plain_node(
+    count: int, devices: Sequence[DeviceType], link: Link | None, *, by_name: bool
+) -> dict[str, object]:
+    groups: list[dict[str, object]] = [
+        {
+            "type": kind.name if by_name and catalogue().get(kind.name) == kind else kind.to_dict(),
+            "count": times,
+        }
+        for times, kind in _runs(devices)
+    ]
+    data: dict[str, object] = {"count": count, "devices": groups[0] if len(groups) == 1 else groups}
+    if link is not None:
+        data["link"] = _plain_link(link)
+    return data
+
+
+def _plain_link(link: Link) -> dict[str, object]:
+    return {
+        "bandwidth": format_quantity(link.bandwidth_byte_per_s, BANDWIDTH),
+        "latency": format_quantity(link.latency_s, DURATION),
+    }
+
+
+def _runs(items: Sequence[_T]) -> Iterator[tuple[int, _T]]:
+    """Each run of equal neighbours: its length and the item."""
+    for item, run in groupby(items):
+        yield sum(1 for _ in run), item

@@ -1,0 +1,135 @@
+"""Prices of instructions on a fleet: roofline for kernels, alpha-beta for exchanges.
+
+A kernel takes launch + max(flop / achieved flop rate, bytes / achieved bandwidth) on each device class;
+its flops and its sharded operands shrink with the share, what is replicated does not. Operands and
+results that XLA keeps in registers (an elementwise chain, a reduction's input) move no bytes: `Traffic`
+says which of an equation's tensors do. Nothing here is priced in elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardwright.cost.device import DeviceType
+from shardwright.cost.fleet import Fleet
+from shardwright.cost.moves import Ring, prices
+from shardwright.cost.share_cost import Floats, ShareCost
+from shardwright.ir.collectives import registry as collectives
+from shardwright.ir.graph import Equation, TensorType
+from shardwright.ir.placement import Placement, Shard
+from shardwright.ir.rules import Rule, Signature, flop_count, registry
+
+#: Primitives that only rename or reinterpret memory.
+ALIASES = frozenset({"reshape", "squeeze", "copy", "stop_gradient", "optimization_barrier", "random_wrap", "random_unwrap"})
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Which operands and results of an equation go through memory."""
+
+    ins: tuple[bool, ...]
+    outs: tuple[bool, ...]
+
+
+@dataclass(slots=True)
+class CostModel:
+    """Prices every instruction for one fleet, in the fleet's device classes.
+
+    Attributes:
+        fleet: the fleet.
+        assumptions: what had to be assumed, in words, collected while pricing.
+        types: device type of every class.
+        counts: devices of every class.
+        class_of: class of every device.
+        ring: the ring through all devices.
+    """
+
+    fleet: Fleet
+    assumptions: dict[str, None] = field(default_factory=dict[str, None])
+    types: tuple[DeviceType, ...] = field(init=False)
+    counts: np.typing.NDArray[np.int64] = field(init=False)
+    class_of: np.typing.NDArray[np.int64] = field(init=False)
+    ring: Ring = field(init=False)
+    _moves: dict[tuple[str, str, int, Placement, Placement], ShareCost] = field(init=False)
+
+    def __post_init__(self) -> None:
+        classes = self.fleet.classes
+        self.types = tuple(c.type for c in classes)
+        self.counts = np.array([len(c.members) for c in classes], dtype=np.int64)
+        self.class_of = np.zeros(len(self.fleet.devices), dtype=np.int64)
+        for c in classes:
+            self.class_of[list(c.members)] = c.index
+        self.ring = Ring.of(self.fleet)
+        self._moves = {}
+        for c in classes:
+            if not c.type.measured:
+                self.assumptions[f"achieved rates of {c.type.name} are assumed, not measured"] = None
+
+    def compute(self, equation: Equation, rule: Rule, signature: Signature, traffic: Traffic) -> ShareCost:
+        """Cost of one equation on local shards."""
+        if equation.primitive in ALIASES:
+            return ShareCost.free(len(self.types))
+        placements = (*signature.ins, *signature.outs)
+        tensors = (*equation.input_types, *equation.output_types)
+        through = (*traffic.ins, *traffic.outs)
+        sharded = any(isinstance(p, Shard) for p in placements)
+        split_bytes = whole_bytes = 0
+        for tensor, placement, counts in zip(tensors, placements, through, strict=True):
+            if counts and isinstance(placement, Shard):
+                split_bytes += tensor.nbytes
+            elif counts:
+                whole_bytes += tensor.nbytes
+        flop = flop_count(rule, equation)
+        rates = np.array([self._rate(device, equation) for device in self.types])
+        bandwidth = np.array([device.bandwidth_byte_per_s for device in self.types])
+        # A fused elementwise equation joins its consumer's kernel: only what writes memory is launched.
+        launch = np.array([device.launch_s for device in self.types]) * any(traffic.outs)
+        compute, memory = flop / rates, split_bytes / bandwidth
+        constant = np.stack([launch + (0.0 if sharded else compute), launch + whole_bytes / bandwidth])
+        linear = np.stack([compute if sharded else np.zeros_like(compute), memory])
+        return ShareCost(constant, linear, np.zeros_like(linear))
+
+    def _rate(self, device: DeviceType, equation: Equation) -> float:
+        op = registry().get(equation.primitive)
+        dtype = equation.input_types[0].dtype if equation.inputs else "float32"
+        if op is None or op.kind != "contraction":
+            return device.vector_rate(dtype)
+        rate, assumption = device.flop_rate(dtype, _precision(equation))
+        if assumption:
+            self.assumptions[assumption] = None
+        return rate
+
+    def move(self, kind: str, strategy: str, tensor: TensorType, pre: Placement, post: Placement) -> ShareCost:
+        """Cost of one move of a tensor over all devices of the fleet."""
+        if collectives()[kind].local or len(self.class_of) == 1:
+            return ShareCost.free(len(self.types))
+        key = (kind, strategy, tensor.nbytes, pre, post)
+        if key not in self._moves:
+            self._moves[key] = prices()[kind, strategy](self.ring, tensor.nbytes, len(self.types))
+        return self._moves[key]
+
+    def best_strategy(
+        self, kind: str, tensor: TensorType, pre: Placement, post: Placement, shares: Floats
+    ) -> tuple[str, ShareCost]:
+        """The cheapest strategy of a collective at the given class shares; the first listed wins a tie."""
+        options = [(s, self.move(kind, s, tensor, pre, post)) for s in collectives()[kind].strategies]
+        return min(options, key=lambda option: round(option[1].exact(shares), 15))
+
+    def floor(self, cost: ShareCost) -> float:
+        """What `cost` is at least, whatever the shares."""
+        return cost.floor(self.counts)
+
+
+def _precision(equation: Equation) -> str | None:
+    """The operation's own precision, the less precise one where the operands differ."""
+    precision = equation.params.get("precision")
+    if precision is None:
+        return None
+    both = precision if isinstance(precision, tuple) else (precision,)
+    return min((str(getattr(p, "name", p)) for p in both), key=_order)
+
+
+def _order(name: str) -> int:
+    return {"DEFAULT": 0, "HIGH": 1, "HIGHEST": 2}.get(name, 0)

@@ -1,0 +1,1 @@
+"""Meaning: placements, the graph of a training step, sharding rules, collectives and programs."""

@@ -1,0 +1,266 @@
+"""Moves between placements: collectives, and the free local conversions.
+
+    all_gather      S(d) -> R            reduce_scatter  P(op) -> S(d)
+    all_reduce      P(op) -> R           all_to_all      S(d) -> S(e), or S(d:u) -> S(d:v)
+    broadcast       R on {root} -> R     send            R on {root} -> R on {root, other}
+    slice           R -> S(d)            own             R -> P(op)      both free: nothing is sent
+
+One final class per collective gives its triple and `reference`, its meaning on numpy arrays. A
+strategy is one way to carry it out; prices live in `shardwright.cost.moves`, lowerings in the
+backends, and the conformance tests iterate over the registry below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, ClassVar, Protocol, TypeAlias, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.ir.placement import Partial, Placement, ReduceOp, Replicate, Shard
+
+Array: TypeAlias = NDArray[Any]
+
+
+class Collective(Protocol):
+    """What every collective states about itself."""
+
+    kind: ClassVar[str]
+    strategies: ClassVar[tuple[str, ...]]
+    local: ClassVar[bool]
+    rooted: ClassVar[bool]
+
+    def allows(self, pre: Placement, post: Placement) -> bool:
+        """Whether this collective turns `pre` into `post`."""
+        ...
+
+    def reference(
+        self, shards: Sequence[Array], pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
+    ) -> list[Array]:
+        """The meaning: the shards of all participants after, from those before.
+
+        Args:
+            shards: local array of every participant (for a rooted collective only `shards[root]` counts).
+            pre: placement before.
+            post: placement after.
+            lengths: where `post` is `S(d)`, elements of dimension d per participant; else ignored.
+            root: position of the root among the participants.
+        """
+        ...
+
+
+def combine(op: ReduceOp, arrays: Sequence[Array]) -> Array:
+    """Elementwise reduction in device order; the dtype is kept (booleans: or for max, and for min)."""
+    if op == "sum":
+        return reduce(lambda a, b: (a + b).astype(a.dtype), arrays)
+    return reduce(np.maximum if op == "max" else np.minimum, arrays)
+
+
+def identity(op: ReduceOp, dtype: Any) -> Any:
+    """The neutral element of `op` in `dtype` (a numpy dtype, ml_dtypes' included)."""
+    dtype = np.dtype(dtype)
+    if op == "sum":
+        return dtype.type(0)
+    if dtype.kind == "b":
+        return np.bool_(op == "min")
+    if dtype.kind in "iu":
+        return np.iinfo(dtype).min if op == "max" else np.iinfo(dtype).max
+    # Extended floats (bfloat16, float8) are of kind V; all of them that reach here have infinities.
+    return dtype.type(-np.inf if op == "max" else np.inf)
+
+
+def split(array: Array, dim: int, lengths: Sequence[int]) -> list[Array]:
+    """Consecutive stretches of `array` along `dim`."""
+    return np.split(array, np.cumsum(lengths)[:-1], axis=dim)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AllGather:
+    """Every device gets every stretch."""
+
+    kind: ClassVar[str] = "all_gather"
+    strategies: ClassVar[tuple[str, ...]] = ("padded", "grouped", "exact")
+    local: ClassVar[bool] = False
+    rooted: ClassVar[bool] = False
+
+    def allows(self, pre: Placement, post: Placement) -> bool:
+        return isinstance(pre, Shard) and isinstance(post, Replicate)
+
+    def reference(
+        self, shards: Sequence[Array], pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
+    ) -> list[Array]:
+        assert isinstance(pre, Shard)
+        whole = np.concatenate(shards, axis=pre.dim)
+        return [whole for _ in shards]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """Every device gets the reduction of all."""
+
+    kind: ClassVar[str] = "all_reduce"
+    strategies: ClassVar[tuple[str, ...]] = ("ring", "tree")
+    local: ClassVar[bool] = False
+    rooted: ClassVar[bool] = False
+
+    def allows(self, pre: Placement, post: Placement) -> bool:
+        return isinstance(pre, Partial) and isinstance(post, Replicate)
+
+    def reference(
+        self, shards: Sequence[Array], pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
+    ) -> list[Array]:
+        assert isinstance(pre, Partial)
+        total = combine(pre.op, shards)
+        return [total for _ in shards]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ReduceScatter:
+    """Every device gets its stretch of the reduction of all."""
+
+    kind: ClassVar[str] = "reduce_scatter"
+    strategies: ClassVar[tuple[str, ...]] = ("padded", "exact")
+    local: ClassVar[bool] = False
+    rooted: ClassVar[bool] = False
+
+    def allows(self, pre: Placement, post: Placement) -> bool:
+        return isinstance(pre, Partial) and isinstance(post, Shard)
+
+    def reference(
+        self, shards: Sequence[Array], pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
+    ) -> list[Array]:
+        assert isinstance(pre, Partial) and isinstance(post, Shard)
+        return split(combine(pre.op, shards), post.dim, lengths)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AllToAll:
+    """From stretches of one dimension to stretches of another, or to other stretches of the same."""
+
+    kind: ClassVar[str] = "all_to_all"
+    strategies: ClassVar[tuple[str, ...]] = ("exact",)
+    local: ClassVar[bool] = False
+    rooted: ClassVar[bool] = False
+
+    def allows(self, pre: Placement, post: Placement) -> bool:
+        return isinstance(pre, Shard) and isinstance(post, Shard) and pre != post
+
+    def reference(
+        self, shards: Sequence[Array], pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
+    ) -> list[Array]:
+        assert isinstance(pre, Shard) and isinstance(post, Shard)
+        return split(np.concatenate(shards, axis=pre.dim), post.dim, lengths)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """All devices of the group get the root's tensor."""
+
+    kind: ClassVar[str] = "broadcast"
+    strategies: ClassVar[tuple[str, ...]] = ("tree",)
+    local: ClassVar[bool] = False
+    rooted: ClassVar[bool] = True
+
+    def allows(self, pre: Placement, post: Placement) -> bool:
+        return isinstance(pre, Replicate) and isinstance(post, Replicate)
+
+    def reference(
+        self, shards: Sequence[Array], pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
+    ) -> list[Array]:
+        assert root is not None
+        return [shards[root] for _ in shards]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Send:
+    """The other device of a group of two gets the root's tensor (send on one side, receive on the other)."""
+
+    kind: ClassVar[str] = "send"
+    strategies: ClassVar[tuple[str, ...]] = ("direct",)
+    local: ClassVar[bool] = False
+    rooted: ClassVar[bool] = True
+
+    def allows(self, pre: Placement, post: Placement) -> bool:
+        return isinstance(pre, Replicate) and isinstance(post, Replicate)
+
+    def reference(
+        self, shards: Sequence[Array], pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
+    ) -> list[Array]:
+        assert root is not None and len(shards) == 2
+        return [shards[root] for _ in shards]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Every device keeps its stretch of what it has whole."""
+
+    kind: ClassVar[str] = "slice"
+    strategies: ClassVar[tuple[str, ...]] = ("",)
+    local: ClassVar[bool] = True
+    rooted: ClassVar[bool] = False
+
+    def allows(self, pre: Placement, post: Placement) -> bool:
+        return isinstance(pre, Replicate) and isinstance(post, Shard)
+
+    def reference(
+        self, shards: Sequence[Array], pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
+    ) -> list[Array]:
+        assert isinstance(post, Shard)
+        return [split(shard, post.dim, lengths)[i] for i, shard in enumerate(shards)]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Own:
+    """The first device keeps the value, the others hold the identity: a Partial of what all have."""
+
+    kind: ClassVar[str] = "own"
+    strategies: ClassVar[tuple[str, ...]] = ("",)
+    local: ClassVar[bool] = True
+    rooted: ClassVar[bool] = False
+
+    def allows(self, pre: Placement, post: Placement) -> bool:
+        return isinstance(pre, Replicate) and isinstance(post, Partial)
+
+    def reference(
+        self, shards: Sequence[Array], pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
+    ) -> list[Array]:
+        assert isinstance(post, Partial)
+        neutral = identity(post.op, shards[0].dtype)
+        return [shard if i == 0 else np.full_like(shard, neutral) for i, shard in enumerate(shards)]
+
+
+_ALL: tuple[Collective, ...] = (
+    AllGather(),
+    AllReduce(),
+    ReduceScatter(),
+    AllToAll(),
+    Broadcast(),
+    Send(),
+    Slice(),
+    Own(),
+)
+_REGISTRY: Mapping[str, Collective] = {collective.kind: collective for collective in _ALL}
+
+
+def registry() -> Mapping[str, Collective]:
+    """All collectives by kind."""
+    return _REGISTRY
+
+
+def between(pre: Placement, post: Placement) -> Collective | None:
+    """The one step that turns `pre` into `post` on all devices; None where it takes several, or none."""
+    for collective in _ALL:
+        if not collective.rooted and collective.allows(pre, post):
+            return collective
+    return None

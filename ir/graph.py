@@ -1,0 +1,160 @@
+"""The traced step as data: values, equations and regions. No JAX object is needed to read it.
+
+    graph    ::= inputs (value*) constants (value*) equations (equation*) outputs (atom*)
+    equation ::= outputs (value*) = primitive(atom*; params; regions (graph*))
+    atom     ::= value | literal scalar
+
+Values are numbered in order of definition; a value is named by its number in the printed program.
+A region (the body of a scan, the branches of a cond, ...) is a graph of its own with its own numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+#: Bytes of an element of dtypes numpy does not know.
+_EXTENDED_BYTES = {"bfloat16": 2, "key<fry>": 8, "int4": 1, "uint4": 1, "int2": 1, "uint2": 1}
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Bytes of one element, also of JAX's extended dtypes (a typed PRNG key, bfloat16, float8, 4 bit)."""
+    if dtype in _EXTENDED_BYTES:
+        return _EXTENDED_BYTES[dtype]
+    if dtype.startswith("float8") or dtype.startswith("float4"):
+        return 1
+    if dtype.startswith("key<"):
+        return 16
+    return np.dtype(dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Shape and dtype (`float32`, `bfloat16`, `key<fry>`, ...) of a value."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * dtype_bytes(self.dtype)
+
+    @property
+    def is_float(self) -> bool:
+        return "float" in self.dtype
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """One tensor of the single-device program. Compared by identity."""
+
+    index: int
+    type: TensorType
+
+    def __str__(self) -> str:
+        return f"%{self.index}"
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Literal:
+    """A scalar written into the program."""
+
+    value: Any
+    type: TensorType
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+Atom: TypeAlias = Value | Literal
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Equation:
+    """One primitive applied to atoms.
+
+    `params` are the primitive's own parameters; `regions` the graphs of a control-flow primitive;
+    `source` is JAX's source information, read by `trace.source_line`.
+    """
+
+    index: int
+    primitive: str
+    inputs: tuple[Atom, ...]
+    outputs: tuple[Value, ...]
+    params: Mapping[str, Any]
+    regions: tuple[Graph, ...] = ()
+    source: Any = None
+
+    @property
+    def input_values(self) -> tuple[Value, ...]:
+        return tuple(a for a in self.inputs if isinstance(a, Value))
+
+    @property
+    def input_types(self) -> tuple[TensorType, ...]:
+        return tuple(a.type for a in self.inputs)
+
+    @property
+    def output_types(self) -> tuple[TensorType, ...]:
+        return tuple(v.type for v in self.outputs)
+
+    def __str__(self) -> str:
+        ins = ", ".join(map(str, self.inputs))
+        outs = ", ".join(f"{v}:{v.type}" for v in self.outputs)
+        return f"{outs} = {self.primitive}({ins})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """A straight-line program over values.
+
+    Attributes:
+        inputs: values that the caller provides, with `input_names` such as `params['wte']`.
+        constants: arrays the function closed over, by value; they are held by every device at start.
+        equations: in execution order.
+        outputs: what the program returns.
+        state: output position -> input position of tensors that must come back placed as they went in.
+    """
+
+    inputs: tuple[Value, ...]
+    constants: Mapping[Value, Any]
+    equations: tuple[Equation, ...]
+    outputs: tuple[Atom, ...]
+    input_names: tuple[str, ...] = ()
+    output_names: tuple[str, ...] = ()
+    state: Mapping[int, int] = field(default_factory=dict)
+
+    def values(self) -> Iterator[Value]:
+        """All values in order of definition."""
+        yield from self.inputs
+        yield from self.constants
+        for equation in self.equations:
+            yield from equation.outputs
+
+    def all_equations(self) -> Iterator[Equation]:
+        """Equations of this graph and, depth first, of every region in it."""
+        for equation in self.equations:
+            yield equation
+            for region in equation.regions:
+                yield from region.all_equations()
+
+    def __str__(self) -> str:
+        lines = ["inputs " + ", ".join(f"{v}:{v.type}" for v in self.inputs)]
+        lines += [f"  {e.index}: {e}" for e in self.equations]
+        return "\n".join([*lines, "outputs " + ", ".join(map(str, self.outputs))])

@@ -1,0 +1,25 @@
+"""Rules of JAX primitives, one file per family. Importing this package fills the registry of `ir.rules`."""
+
+from shardwright.ir.ops import (
+    contraction,
+    elementwise,
+    indexing,
+    joining,
+    movement,
+    random,
+    reduction,
+    slicing,
+    window,
+)
+
+__all__ = [
+    "contraction",
+    "elementwise",
+    "indexing",
+    "joining",
+    "movement",
+    "random",
+    "reduction",
+    "slicing",
+    "window",
+]

@@ -1,0 +1,149 @@
+"""Slices at static and at dynamic positions.
+
+A sliced dimension may be sharded: each device puts what it holds of the slice in its place among zeros,
+a Partial(sum) (for booleans Partial(max)) no larger than the slice. Devices may also each make their own
+stretch of the slice from a whole operand.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwright.ir.graph import Equation
+from shardwright.ir.ops.axes import clamped, names, placing, string
+from shardwright.ir.rules import Extent, Local, OpDef, Rule, register
+
+
+def _slice(equation: Equation) -> Rule:
+    source, target = equation.inputs[0].type, equation.output_types[0]
+    starts, strides = equation.params["start_indices"], equation.params["strides"] or (1,) * source.rank
+    ins, outs = list(names("e", source.rank)), list(names("e", source.rank))
+    for i, (size, out) in enumerate(zip(source.shape, target.shape, strict=True)):
+        if size == out:
+            continue
+        if strides[i] > 1 and starts[i] < strides[i] and size == out * strides[i]:
+            ins[i] = f"(e{i} {strides[i]})"  # one of every `stride` elements, which stay together
+        else:
+            ins[i], outs[i] = f"x{i}", f"y{i}"
+    return Rule(
+        string([ins], [outs]), placing(source.dtype), linear="each", monotone="each", flop_per_point=0.0
+    )
+
+
+def _localize_slice(local: Local, operand: Any) -> Any:
+    rank = len(local.inputs[0])
+    starts, limits = list(local.params["start_indices"]), list(local.params["limit_indices"])
+    strides = list(local.params["strides"] or (1,) * rank)
+    padding = [(0, 0, 0)] * rank
+    for i, (into, out) in enumerate(zip(local.inputs[0], local.outputs[0], strict=True)):
+        start, stride = starts[i], strides[i]
+        if not into.whole and not out.whole:  # shards through
+            limits[i] = into.length
+        elif not into.whole:
+            # Results first..last of the slice lie in this stretch.
+            first = max(0, -(-(into.offset - start) // stride))
+            last = min(out.size, -(-(into.offset + into.length - start) // stride))
+            held = max(0, last - first)
+            starts[i] = start + first * stride - into.offset if held else 0
+            limits[i] = starts[i] + (held - 1) * stride + 1 if held else 0
+            padding[i] = (first, out.size - last, 0) if held else (out.size, 0, 0)
+        elif not out.whole:
+            starts[i] = start + out.offset * stride
+            limits[i] = starts[i] + (out.length - 1) * stride + 1 if out.length else starts[i]
+    params = {"start_indices": tuple(starts), "limit_indices": tuple(limits)}
+    result = local.bind(operand, **params, strides=local.params["strides"])
+    if any(map(any, padding)):
+        return local.jax.lax.pad(result, local.jax.numpy.zeros((), operand.dtype), padding)
+    return result
+
+
+register(OpDef("slice", _slice, "movement", localize=_localize_slice))
+
+
+def _dynamic_slice(equation: Equation) -> Rule:
+    source, target = equation.inputs[0].type, equation.output_types[0]
+    ins = [f"e{i}" if a == b else f"x{i}" for i, (a, b) in enumerate(zip(source.shape, target.shape, strict=True))]
+    outs = [f"e{i}" if a == b else f"y{i}" for i, (a, b) in enumerate(zip(source.shape, target.shape, strict=True))]
+    starts = [()] * (len(equation.inputs) - 1)
+    return Rule(
+        string([ins, *starts], [outs]), placing(source.dtype), linear=((0,),), monotone=((0,),), flop_per_point=0.0
+    )
+
+
+def _localize_dynamic_slice(local: Local, operand: Any, *starts: Any) -> Any:
+    jnp = local.jax.numpy
+    starts, sizes = list(starts), list(local.params["slice_sizes"])
+    masked: list[int] = []
+    for i, (into, out) in enumerate(zip(local.inputs[0], local.outputs[0], strict=True)):
+        if into.size == out.size:
+            starts[i], sizes[i] = jnp.zeros((), "int32"), into.length
+            continue
+        starts[i] = clamped(local.jax, starts[i], into.size - out.size)
+        if into.whole:
+            starts[i], sizes[i] = starts[i] + out.offset, out.length
+        else:
+            masked.append(i)
+    kept = [jnp.zeros((), "int32") if i in masked else start for i, start in enumerate(starts)]
+    sizes = [local.inputs[0][i].length if i in masked else size for i, size in enumerate(sizes)]
+    result = local.bind(operand, *_one_dtype(kept), slice_sizes=tuple(sizes))
+    for i in masked:
+        extent, wanted = local.inputs[0][i], jnp.arange(local.outputs[0][i].size)
+        result = _masked_take(local.jax, result, i, starts[i] + wanted.astype(starts[i].dtype), extent)
+    return result
+
+
+def _one_dtype(starts: list[Any]) -> list[Any]:
+    wide = any(str(start.dtype) == "int64" for start in starts)
+    return [start.astype("int64" if wide else "int32") for start in starts]
+
+
+def _masked_take(jax: Any, operand: Any, dim: int, positions: Any, extent: Extent) -> Any:
+    """Elements at global `positions` of `dim`, zero where another device holds them."""
+    jnp = jax.numpy
+    here = positions - extent.offset
+    held = (here >= 0) & (here < extent.length)
+    taken = jnp.take(operand, jnp.clip(here, 0, max(extent.length - 1, 0)), axis=dim, mode="clip")
+    mask = held.reshape([-1 if i == dim else 1 for i in range(taken.ndim)])
+    return jnp.where(mask, taken, jnp.zeros((), operand.dtype))
+
+
+register(OpDef("dynamic_slice", _dynamic_slice, "movement", localize=_localize_dynamic_slice))
+
+
+def _dynamic_update_slice(equation: Equation) -> Rule:
+    """A dimension that is updated in part may be sharded: each device writes what falls into its stretch."""
+    operand, update = equation.input_types[:2]
+    letters = names("e", operand.rank)
+    updates = [a if m == n else f"x{i}!" for i, (a, m, n) in enumerate(zip(letters, operand.shape, update.shape, strict=True))]
+    starts = [()] * (len(equation.inputs) - 2)
+    return Rule(
+        string([letters, updates, *starts], [letters]),
+        reduce=None,
+        linear=((0, 1),),
+        monotone=((0, 1),),
+        flop_per_point=0.0,
+    )
+
+
+def _localize_dynamic_update_slice(local: Local, operand: Any, update: Any, *starts: Any) -> Any:
+    jnp = local.jax.numpy
+    pairs = list(enumerate(zip(local.inputs[0], local.inputs[1], strict=True)))
+    cut = next((i for i, (whole, part) in pairs if whole.size != part.size and not whole.whole), None)
+    if cut is None:
+        return local.bind(operand, update, *starts, **local.params)
+    extent, size = local.inputs[0][cut], local.inputs[1][cut].size
+    start = clamped(local.jax, starts[cut], extent.size - size)
+    # What the update would put at each position of this stretch, and whether it does.
+    at = jnp.arange(extent.length, dtype=start.dtype) + extent.offset - start
+    spread = jnp.take(update, jnp.clip(at, 0, max(size - 1, 0)), axis=cut, mode="clip")
+    others = [jnp.zeros((), "int32") if i == cut else clamped(local.jax, s, _room(local, i)) for i, s in enumerate(starts)]
+    written = local.bind(operand, spread, *_one_dtype(others), **local.params)
+    mask = ((at >= 0) & (at < size)).reshape([-1 if i == cut else 1 for i in range(operand.ndim)])
+    return jnp.where(mask, written, operand)
+
+
+def _room(local: Local, dim: int) -> int:
+    return local.inputs[0][dim].length - local.inputs[1][dim].length
+
+
+register(OpDef("dynamic_update_slice", _dynamic_update_slice, "movement", localize=_localize_dynamic_update_slice))

@@ -1,0 +1,233 @@
+"""Distributed programs: instructions with checked pre- and postconditions.
+
+    program     ::= inputs (property*) instruction* outputs (property*)
+    property    ::= value placement group                       what is known of a value so far
+    instruction ::= compute | move | loop
+    compute     ::= {ins} equation {outs}                       one equation on local shards
+    move        ::= {value pre} kind.strategy {value post}      a collective, or a free local conversion
+    loop        ::= {ins} equation (program*) {outs}            a region run on the devices together
+
+Every instruction is a Hoare triple over properties: it needs what stands before it and establishes
+what stands after. `verify` walks the program once and checks each triple against the rules of the
+primitives, the collectives and what has been established so far.
+
+A value may be held in several placements at once: gathered once, used many times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from shardwright.ir import collectives
+from shardwright.ir.errors import ProgramError
+from shardwright.ir.graph import Equation, Graph, Literal, TensorType, Value
+from shardwright.ir.placement import Placement, R, Shard
+from shardwright.ir.regions import boundary
+from shardwright.ir.rules import Signature, allows, rule_of
+
+#: Devices that take part, as indices into the plan's devices; None means all of them.
+Group: TypeAlias = tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Property:
+    """`value` is held in `placement` by the devices of `group`."""
+
+    value: int
+    placement: Placement
+    group: Group = None
+
+    def __str__(self) -> str:
+        return f"%{self.value} {self.placement}{format_group(self.group)}"
+
+
+def covers(held: Property, wanted: Property) -> bool:
+    """Whether `wanted` follows from `held`: itself, or what all of a larger group hold whole."""
+    if held.value != wanted.value or held.placement != wanted.placement:
+        return False
+    if held.group == wanted.group:
+        return True
+    smaller = held.group is None or (wanted.group is not None and set(wanted.group) <= set(held.group))
+    return held.placement == R and smaller
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run equation `equation` of the graph on local shards."""
+
+    equation: int
+    signature: Signature
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Establish `value` in placement `post` from `pre`, by collective `kind` carried out as `strategy`.
+
+    `group` are the devices that take part; `root` is the one that has the value at first where not all
+    of them have (broadcast and send/receive).
+    """
+
+    kind: str
+    value: int
+    pre: Placement
+    post: Placement
+    strategy: str = ""
+    group: Group = None
+    root: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Run the regions of equation `equation`, each as a distributed program of its own.
+
+    `signature` places the equation's operands and results; the bodies' own inputs and outputs are
+    placed by `shardwright.ir.regions`.
+    """
+
+    equation: int
+    signature: Signature
+    bodies: tuple[Program, ...]
+
+
+Instruction: TypeAlias = Compute | Move | Loop
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A distributed program over the values and equations of one graph.
+
+    Attributes:
+        inputs: placement in which each input of the graph is handed in (constants are always R).
+        instructions: in execution order, the same on every device.
+        outputs: placement in which each output of the graph is handed out.
+    """
+
+    inputs: tuple[Placement, ...]
+    instructions: tuple[Instruction, ...]
+    outputs: tuple[Placement, ...]
+
+    def all_instructions(self) -> Iterator[Instruction]:
+        """Instructions of this program and, depth first, of every loop body."""
+        for instruction in self.instructions:
+            yield instruction
+            if isinstance(instruction, Loop):
+                for body in instruction.bodies:
+                    yield from body.all_instructions()
+
+
+def format_group(group: Group) -> str:
+    return "" if group is None else " on {" + ",".join(map(str, group)) + "}"
+
+
+# ---------------------------------------------------------------------------------------------------
+# Verification
+
+
+def verify(program: Program, graph: Graph) -> None:
+    """Check every triple of `program` against `graph`.
+
+    Raises:
+        ProgramError: naming the first instruction that breaks its contract, with the lines around it.
+    """
+    established: set[Property] = set()
+    _expect(len(program.inputs) == len(graph.inputs), program, graph, 0, "places another number of inputs")
+    _expect(len(program.outputs) == len(graph.outputs), program, graph, 0, "places another number of outputs")
+    types = {value.index: value.type for value in graph.values()}
+    for value, placement in zip(graph.inputs, program.inputs, strict=True):
+        established.add(Property(value.index, placement))
+    for value in graph.constants:
+        established.add(Property(value.index, R))
+    for line, instruction in enumerate(program.instructions):
+        problem = _check(instruction, graph, types, established)
+        _expect(not problem, program, graph, line, problem)
+    for atom, placement in zip(graph.outputs, program.outputs, strict=True):
+        held = isinstance(atom, Literal) and placement == R
+        held = held or (isinstance(atom, Value) and Property(atom.index, placement) in established)
+        _expect(held, program, graph, len(program.instructions), f"output {atom} is never established as {placement}")
+    for out, inp in graph.state.items():
+        same = program.outputs[out] == program.inputs[inp]
+        _expect(same, program, graph, len(program.instructions), f"state output {out} does not return as it came in")
+
+
+def _expect(condition: bool, program: Program, graph: Graph, line: int, problem: str) -> None:
+    if condition:
+        return
+    from shardwright.ir.text import format_program  # noqa: PLC0415  (text imports this module)
+
+    lines = format_program(program, graph).splitlines()
+    here = next((i for i, text in enumerate(lines) if text.lstrip().startswith(f"{line}:")), len(lines) - 1)
+    around = "\n".join(("> " if i == here else "  ") + lines[i] for i in range(max(0, here - 5), min(len(lines), here + 6)))
+    raise ProgramError(
+        place=f"instruction {line}", reason=problem, remedy=f"This is a bug in whatever wrote the program:\n{around}"
+    )
+
+
+def _check(instruction: Instruction, graph: Graph, types: Mapping[int, TensorType], established: set[Property]) -> str:
+    """What is wrong with an instruction, "" if nothing; adds what it establishes."""
+    if isinstance(instruction, Move):
+        return _check_move(instruction, types, established)
+    if not 0 <= instruction.equation < len(graph.equations):
+        return f"there is no equation {instruction.equation}"
+    equation = graph.equations[instruction.equation]
+    signature = instruction.signature
+    if len(signature.ins) != len(equation.inputs) or len(signature.outs) != len(equation.outputs):
+        return f"{equation.primitive} has {len(equation.inputs)} operands and {len(equation.outputs)} results"
+    for atom, placement in zip(equation.inputs, signature.ins, strict=True):
+        if isinstance(atom, Literal):
+            # A literal is known to every device, and a Partial of it is free: one owner keeps it.
+            if isinstance(placement, Shard):
+                return f"literal {atom} cannot be sharded"
+        elif Property(atom.index, placement) not in established:
+            held = ", ".join(sorted(str(p.placement) for p in established if p.value == atom.index)) or "nothing"
+            return f"needs {atom} as {placement}, established: {held}"
+    if isinstance(instruction, Loop):
+        problem = _check_loop(instruction, equation)
+    elif equation.regions:
+        uniform = all(p == R for p in (*signature.ins, *signature.outs))
+        problem = "" if uniform else f"{equation.primitive} has regions: only replicated, or as a loop"
+    else:
+        problem = "" if allows(rule_of(equation), equation, signature) else f"no rule of {equation.primitive} allows {signature}"
+    if not problem:
+        established.update(Property(v.index, p) for v, p in zip(equation.outputs, signature.outs, strict=True))
+    return problem
+
+
+def _check_move(move: Move, types: Mapping[int, TensorType], established: set[Property]) -> str:
+    wanted = Property(move.value, move.pre, move.group if move.root is None else (move.root,))
+    if wanted not in established and not any(covers(held, wanted) for held in established):
+        held = ", ".join(sorted(str(p) for p in established if p.value == move.value)) or "nothing"
+        return f"needs {wanted}, established: {held}"
+    collective = collectives.registry().get(move.kind)
+    if collective is None:
+        return f"there is no collective {move.kind}"
+    if collective.rooted != (move.root is not None):
+        return f"{move.kind} {'needs' if collective.rooted else 'has no'} root"
+    if not collective.allows(move.pre, move.post):
+        return f"{move.kind} does not turn {move.pre} into {move.post}"
+    if move.strategy not in collective.strategies:
+        return f"{move.kind} has no strategy {move.strategy!r}"
+    if move.group is not None and (not move.group or list(move.group) != sorted(set(move.group))):
+        return f"group {move.group} does not name devices in order, each once"
+    if move.root is not None and move.group is not None and move.root not in move.group:
+        return f"root {move.root} is not in the group{format_group(move.group)}"
+    if move.kind == "send" and (move.group is None or len(move.group) != 2):
+        return "send needs a group of two"
+    for placement in (move.pre, move.post):
+        shape = types[move.value].shape
+        if isinstance(placement, Shard) and (placement.dim >= len(shape) or shape[placement.dim] % placement.unit):
+            return f"%{move.value} of shape {shape} cannot be cut as {placement}"
+    established.add(Property(move.value, move.post, move.group))
+    return ""
+
+
+def _check_loop(loop: Loop, equation: Equation) -> str:
+    if len(loop.bodies) != len(equation.regions):
+        return f"{equation.primitive} has {len(equation.regions)} regions"
+    problem = boundary(equation).check(loop.signature, [(body.inputs, body.outputs) for body in loop.bodies])
+    if problem:
+        return problem
+    for body, region in zip(loop.bodies, equation.regions, strict=True):
+        verify(body, region)
+    return ""

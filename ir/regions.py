@@ -1,0 +1,129 @@
+"""Regions: how operands and results of scan, while and cond meet the inputs and outputs of their bodies.
+
+A `Port` ties a body input or output to an operand, a result, or another port, and says how their
+placements correspond: a scanned operand is sliced along its leading dimension, so `S(d + 1)` outside
+is `S(d)` inside; a carry must come back as it went in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardwright.ir.errors import TraceError
+from shardwright.ir.graph import Equation
+from shardwright.ir.placement import Placement, R, Shard
+from shardwright.ir.rules import Signature
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """Operand (or result) `outer` of the equation is input (or output) `inner` of region `region`.
+
+    `stacked`: the outer tensor has one leading dimension more, the iterations.
+    """
+
+    outer: int
+    region: int
+    inner: int
+    stacked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """How an equation with regions is wired.
+
+    Attributes:
+        ins: operand -> body input.
+        outs: body output -> result.
+        carries: (region, body output, region, body input) that must have the same placement.
+        replicated_operands: operands that must be replicated and enter no body (the index of a cond).
+        replicated_outputs: (region, body output) that every device needs whole (a while's condition).
+        trips: how often each region runs, for prices; None where it is known only at run time.
+    """
+
+    ins: tuple[Port, ...]
+    outs: tuple[Port, ...]
+    carries: tuple[tuple[int, int, int, int], ...] = ()
+    replicated_operands: tuple[int, ...] = ()
+    replicated_outputs: tuple[tuple[int, int], ...] = ()
+    trips: tuple[int | None, ...] = (1,)
+
+    def check(self, signature: Signature, bodies: Sequence[tuple[Sequence[Placement], Sequence[Placement]]]) -> str:
+        """What is wrong with placements of the equation against those of its bodies; "" if nothing."""
+        for port in self.ins:
+            inside, outside = bodies[port.region][0][port.inner], signature.ins[port.outer]
+            if outer_placement(inside, port.stacked) != outside:
+                return f"operand {port.outer} is {outside} outside and {inside} inside region {port.region}"
+        for port in self.outs:
+            inside, outside = bodies[port.region][1][port.inner], signature.outs[port.outer]
+            if outer_placement(inside, port.stacked) != outside:
+                return f"result {port.outer} is {outside} outside and {inside} inside region {port.region}"
+        for from_region, out, to_region, into in self.carries:
+            before, after = bodies[to_region][0][into], bodies[from_region][1][out]
+            if before != after:
+                return f"carry {into} goes in as {before} and comes back as {after}"
+        for operand in self.replicated_operands:
+            if signature.ins[operand] != R:
+                return f"operand {operand} must be R"
+        for region, out in self.replicated_outputs:
+            if bodies[region][1][out] != R:
+                return f"output {out} of region {region} must be R"
+        return ""
+
+
+def outer_placement(inside: Placement, stacked: bool) -> Placement:
+    """Placement outside a region of a tensor placed `inside`."""
+    return Shard(inside.dim + 1, inside.unit) if stacked and isinstance(inside, Shard) else inside
+
+
+def inner_placement(outside: Placement, stacked: bool) -> Placement | None:
+    """Inverse of `outer_placement`; None where the iterations themselves are sharded."""
+    if not stacked or not isinstance(outside, Shard):
+        return outside
+    return None if outside.dim == 0 else Shard(outside.dim - 1, outside.unit)
+
+
+def boundary(equation: Equation) -> Boundary:
+    """The wiring of a scan, while or cond.
+
+    Raises:
+        TraceError: the equation has regions of an unknown kind.
+    """
+    wire = {"scan": _scan, "while": _while, "cond": _cond}.get(equation.primitive)
+    if wire is None:
+        raise TraceError(
+            place=f"equation {equation.index} ({equation.primitive}, {equation.source})",
+            reason="has regions of an unknown kind",
+            remedy="Add its wiring to shardwright/ir/regions.py",
+        )
+    return wire(equation)
+
+
+def _scan(equation: Equation) -> Boundary:
+    consts, carries = equation.params["num_consts"], equation.params["num_carry"]
+    ins = tuple(Port(i, 0, i, stacked=i >= consts + carries) for i in range(len(equation.inputs)))
+    outs = tuple(Port(i, 0, i, stacked=i >= carries) for i in range(len(equation.outputs)))
+    loop = tuple((0, i, 0, consts + i) for i in range(carries))
+    return Boundary(ins, outs, loop, trips=(equation.params["length"],))
+
+
+def _while(equation: Equation) -> Boundary:
+    """Regions: condition, body. Operands: constants of the condition, of the body, then the carry."""
+    of_cond, of_body = equation.params["cond_nconsts"], equation.params["body_nconsts"]
+    carries = range(len(equation.outputs))
+    ins = [Port(i, 0, i) for i in range(of_cond)]
+    ins += [Port(of_cond + i, 1, i) for i in range(of_body)]
+    ins += [Port(of_cond + of_body + i, 0, of_cond + i) for i in carries]
+    ins += [Port(of_cond + of_body + i, 1, of_body + i) for i in carries]
+    outs = tuple(Port(i, 1, i) for i in carries)
+    loop = tuple((1, i, region, (of_cond, of_body)[region] + i) for i in carries for region in (0, 1))
+    return Boundary(tuple(ins), outs, loop, replicated_outputs=((0, 0),), trips=(None, None))
+
+
+def _cond(equation: Equation) -> Boundary:
+    """Operand 0 chooses the branch; the others enter every branch."""
+    branches = range(len(equation.regions))
+    ins = tuple(Port(i + 1, b, i) for b in branches for i in range(len(equation.inputs) - 1))
+    outs = tuple(Port(i, b, i) for b in branches for i in range(len(equation.outputs)))
+    return Boundary(ins, outs, replicated_operands=(0,), trips=tuple(None for _ in branches))

@@ -1,0 +1,376 @@
+"""Placement rules: one axis string per primitive, everything else derived from it.
+
+    axes    ::= operand ("," operand)* "->" operand ("," operand)*
+    operand ::= axis+ | "."                                            "." is a scalar
+    axis    ::= letter | letter "!" | "(" letter (letter | size)+ ")" | "1"
+
+As in einsum, a letter names an axis, and the same letter means the same axis. A letter with `!` is
+blocked: it is never sharded. `(h d)` is a merged dimension whose major axis `h` may be sharded, a head
+of `d` elements never being cut; a minor axis may be a plain size, `(h 64)`. `1` is a dimension of size one that stretches over its counterpart.
+
+Derived from `b m k, b k n -> b m n`:
+
+- a letter of inputs and outputs shards through: `S(0), S(0) -> S(0)` for b;
+- a letter of inputs alone is contracted: `S(2), S(1) -> P(sum)` for k;
+- a letter of outputs alone can be produced sharded from replicated inputs;
+- `linear` says through which operands (jointly) a Partial(sum) passes: "each" alone, all "joint"ly, or
+  an explicit tuple of operand tuples; `monotone` says the same for Partial(max) and Partial(min), and
+  `upper`, `lower` for one of the two alone (a running maximum passes Partial(max) only);
+- floating point operations are `flop_per_point` times the product of all axis sizes.
+
+The idea of deriving placements from an axis string is nnScaler's (OSDI'24) dimops and JAX's
+`custom_partitioning` sharding rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+from shardwright.ir.graph import Equation, TensorType
+from shardwright.ir.placement import Partial, Placement, R, ReduceOp, Shard
+
+Operands: TypeAlias = tuple[tuple[int, ...], ...]
+Passing: TypeAlias = Literal["each", "joint"] | Operands
+Kind: TypeAlias = Literal["elementwise", "contraction", "reduction", "movement", "index", "random", "region"]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A placement of every operand and every result under which the local computation is right."""
+
+    ins: tuple[Placement, ...]
+    outs: tuple[Placement, ...]
+
+    def __str__(self) -> str:
+        return f"{', '.join(map(str, self.ins))} -> {', '.join(map(str, self.outs))}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the axis string and the flags of one equation say about placements.
+
+    Attributes:
+        axes: the axis string.
+        reduce: operation that contracted letters leave to be done; None blocks them.
+        linear: operands through which Partial(sum) passes to every output.
+        monotone: operands through which Partial(max) and Partial(min) pass to every output.
+        upper: further operands through which Partial(max) passes, but not Partial(min).
+        lower: further operands through which Partial(min) passes, but not Partial(max).
+        accumulator: operand that must be Partial (not Replicate) where a letter is contracted,
+            because every device would add it once (the operand of scatter-add).
+        flop_per_point: floating point operations per point of the iteration space.
+        note: why a known primitive runs replicated here; "" where it does not. The planner lists it.
+    """
+
+    axes: str
+    reduce: ReduceOp | None = "sum"
+    linear: Passing = ()
+    monotone: Passing = ()
+    upper: Passing = ()
+    lower: Passing = ()
+    accumulator: int | None = None
+    flop_per_point: float = 1.0
+    note: str = ""
+
+    @cached_property
+    def parsed(self) -> tuple[tuple[Axes, ...], tuple[Axes, ...]]:
+        """Axes of the operands and of the results."""
+        left, right = self.axes.split("->")
+        return _parse_side(left), _parse_side(right)
+
+    @cached_property
+    def blocked(self) -> frozenset[str]:
+        """Letters that are never sharded, by `!` or as minor letters of a merged dimension."""
+        return frozenset(letter for side in self.parsed for axes in side for axis in axes for letter in axis.blocked)
+
+    @cached_property
+    def letters(self) -> tuple[str, ...]:
+        """Letters that may be sharded, in order of appearance."""
+        seen: dict[str, None] = {}
+        for side in self.parsed:
+            for axes in side:
+                for axis in axes:
+                    if axis.letters and axis.letters[0] not in self.blocked:
+                        seen[axis.letters[0]] = None
+        if self.reduce is None:
+            produced = {axis.letters[0] for axes in self.parsed[1] for axis in axes if axis.letters}
+            return tuple(letter for letter in seen if letter in produced)
+        return tuple(seen)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One dimension in an axis string: its letters, major first, and which of them are blocked."""
+
+    letters: tuple[str, ...]
+    blocked: tuple[str, ...] = ()
+
+
+Axes: TypeAlias = tuple[Axis, ...]
+
+
+def _parse_side(text: str) -> tuple[Axes, ...]:
+    return tuple(_parse_operand(part) for part in text.split(",")) if text.strip() else ()
+
+
+def _parse_operand(text: str) -> Axes:
+    axes: list[Axis] = []
+    group: list[str] | None = None
+    for token in text.replace("(", " ( ").replace(")", " ) ").split():
+        if token == "(":
+            group = []
+        elif token == ")":
+            assert group is not None, f"unbalanced parenthesis in axis string operand {text!r}"
+            names = tuple(name.rstrip("!") for name in group)
+            minor = tuple(name.rstrip("!") for i, name in enumerate(group) if i > 0 or name.endswith("!"))
+            axes.append(Axis(names, minor))
+            group = None
+        elif group is not None:
+            group.append(token)
+        elif token == ".":
+            continue
+        elif token == "1":
+            axes.append(Axis(()))
+        else:
+            name = token.rstrip("!")
+            axes.append(Axis((name,), (name,) if token.endswith("!") else ()))
+    return tuple(axes)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Where a letter appears in one operand: its dimension and the elements per step of the letter."""
+
+    dim: int
+    minor: int
+
+
+def letter_sizes(rule: Rule, equation: Equation) -> dict[str, int]:
+    """Size of every letter. Of the letters of a merged dimension, all but one must be known from elsewhere."""
+    sizes: dict[str, int] = {}
+    merged: list[tuple[Axis, int]] = []
+    for side, types in zip(rule.parsed, (equation.input_types, equation.output_types), strict=True):
+        for axes, tensor in zip(side, types, strict=True):
+            for axis, size in zip(axes, tensor.shape, strict=True):
+                if len(axis.letters) == 1:
+                    sizes[axis.letters[0]] = size
+                elif axis.letters:
+                    merged.append((axis, size))
+    for axis, size in merged:
+        sizes |= {letter: int(letter) for letter in axis.letters if letter.isdigit()}
+        unknown = [letter for letter in axis.letters if letter not in sizes]
+        assert len(unknown) <= 1, f"axis string {rule.axes!r} leaves {unknown} without a size"
+        if unknown:
+            known = math.prod(sizes[letter] for letter in axis.letters if letter in sizes)
+            sizes[unknown[0]] = size // known if known else 0
+    return sizes
+
+
+def cuts(rule: Rule, equation: Equation, letter: str) -> tuple[tuple[Cut | None, ...], tuple[Cut | None, ...]]:
+    """Where `letter` is cut in every operand and every result; None where it does not appear."""
+    sizes = letter_sizes(rule, equation)
+
+    def find(axes: Axes) -> Cut | None:
+        for dim, axis in enumerate(axes):
+            if axis.letters and axis.letters[0] == letter:
+                return Cut(dim, math.prod(sizes[minor] for minor in axis.letters[1:]))
+        return None
+
+    ins, outs = rule.parsed
+    return tuple(map(find, ins)), tuple(map(find, outs))
+
+
+def letter_signature(rule: Rule, equation: Equation, letter: str, unit: int = 1) -> Signature:
+    """The signature that shards `letter`, cut at multiples of `unit` of its own steps."""
+    cut_ins, cut_outs = cuts(rule, equation, letter)
+
+    def place(cut: Cut | None, otherwise: Placement) -> Placement:
+        return otherwise if cut is None else Shard(cut.dim, cut.minor * unit)
+
+    contracted = all(cut is None for cut in cut_outs)
+    ins = [place(cut, R) for cut in cut_ins]
+    missing: Placement = Partial(rule.reduce) if rule.reduce else R
+    if contracted and rule.accumulator is not None and cut_ins[rule.accumulator] is None:
+        ins[rule.accumulator] = missing
+    return Signature(tuple(ins), tuple(place(cut, missing) for cut in cut_outs))
+
+
+def admits(tensor: TensorType, placement: Placement) -> bool:
+    """Whether the all-reduce that completes a Partial exists for the dtype: booleans have no sum, complex no order."""
+    if not isinstance(placement, Partial):
+        return True
+    if placement.op == "sum":
+        return tensor.dtype != "bool" and not tensor.dtype.startswith("key<")
+    return not tensor.dtype.startswith(("complex", "key<"))
+
+
+def _passing(passing: Passing, operands: int) -> Operands:
+    if passing == "each":
+        return tuple((i,) for i in range(operands))
+    if passing == "joint":
+        return (tuple(range(operands)),) if operands else ()
+    return passing
+
+
+def signatures(rule: Rule, equation: Equation, units: Mapping[str, int] | None = None) -> Iterator[Signature]:
+    """All signatures of an equation: replicated, one per shardable letter, and the passing Partials.
+
+    Args:
+        rule: the equation's rule.
+        equation: gives the shapes.
+        units: steps of a letter that must stay together, by letter; one where absent.
+    """
+    n_in, n_out = len(equation.inputs), len(equation.outputs)
+    yield Signature((R,) * n_in, (R,) * n_out)
+    for letter in rule.letters:
+        found = letter_signature(rule, equation, letter, (units or {}).get(letter, 1))
+        if _admitted(equation, found):
+            yield found
+    reductions: tuple[tuple[Passing, tuple[ReduceOp, ...]], ...] = (
+        (rule.linear, ("sum",)),
+        (rule.monotone, ("max", "min")),
+        (rule.upper, ("max",)),
+        (rule.lower, ("min",)),
+    )
+    for passing, ops in reductions:
+        for operands in _passing(passing, n_in):
+            for op in ops:
+                ins = tuple(Partial(op) if i in operands else R for i in range(n_in))
+                found = Signature(ins, (Partial(op),) * n_out)
+                if _admitted(equation, found):
+                    yield found
+
+
+def _admitted(equation: Equation, signature: Signature) -> bool:
+    tensors = (*equation.input_types, *equation.output_types)
+    return all(admits(t, p) for t, p in zip(tensors, (*signature.ins, *signature.outs), strict=True))
+
+
+def allows(rule: Rule, equation: Equation, wanted: Signature) -> bool:
+    """Whether `wanted` follows from the rule, for any unit its shards carry."""
+    units: dict[str, int] = {}
+    for letter in rule.letters:
+        cut_ins, cut_outs = cuts(rule, equation, letter)
+        for cut, placement in zip((*cut_ins, *cut_outs), (*wanted.ins, *wanted.outs), strict=True):
+            if cut is not None and isinstance(placement, Shard) and placement.dim == cut.dim and cut.minor:
+                units[letter] = max(1, placement.unit // cut.minor)
+                break
+    return any(wanted == signature for signature in signatures(rule, equation, units))
+
+
+def flop_count(rule: Rule, equation: Equation) -> float:
+    """Floating point operations of the whole, unsharded equation."""
+    sizes = letter_sizes(rule, equation)
+    return rule.flop_per_point * math.prod(size for letter, size in sizes.items() if not letter.isdigit())
+
+
+def counted(rule: Rule, equation: Equation, flop: float) -> Rule:
+    """`rule` with `flop` operations in all, where they are not a multiple of the iteration space."""
+    points = flop_count(replace(rule, flop_per_point=1.0), equation)
+    return replace(rule, flop_per_point=flop / points if points else 0.0)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Local computation
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What one device holds of one dimension: `length` elements from `offset` on, of `size` in all."""
+
+    size: int
+    offset: int
+    length: int
+
+    @property
+    def whole(self) -> bool:
+        return self.length == self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """An equation as one device sees it; handed to localizers.
+
+    Attributes:
+        params: the equation's parameters, those that repeat the output shape already made local.
+        inputs: extents of every dimension of every operand.
+        outputs: the same for the results.
+        placements: placements of the operands.
+        bind: the equation's own primitive; `bind(*args, **params)` returns one array, or a list where
+            the primitive has several results.
+        jax: the jax module (handed in, so that rules can be read and tested without importing it).
+    """
+
+    params: Mapping[str, Any]
+    inputs: tuple[tuple[Extent, ...], ...]
+    outputs: tuple[tuple[Extent, ...], ...]
+    placements: tuple[Placement, ...]
+    bind: Callable[..., Any]
+    jax: Any
+
+    def local_type(self, result: int) -> tuple[int, ...]:
+        """Local shape of a result."""
+        return tuple(extent.length for extent in self.outputs[result])
+
+
+Localizer: TypeAlias = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OpDef:
+    """All that Shardwright knows of one primitive.
+
+    Attributes:
+        primitive: its name in a jaxpr.
+        rule: equation -> Rule.
+        kind: how the cost model and the fusion see it.
+        localize: `(local, *args) -> result(s)`, where parameters embed positions; by default the
+            primitive itself is bound on the shards.
+        shape_params: names of parameters that repeat the shape of result 0.
+        omitted: placements left out of the rule on purpose although they would be right, and why.
+    """
+
+    primitive: str
+    rule: Callable[[Equation], Rule]
+    kind: Kind
+    localize: Localizer | None = None
+    shape_params: tuple[str, ...] = ()
+    omitted: str = ""
+
+
+_REGISTRY: dict[str, OpDef] = {}
+
+
+def register(op: OpDef) -> OpDef:
+    """Add a primitive. Called by the modules of `shardwright.ir.ops` as they are imported."""
+    assert op.primitive not in _REGISTRY, f"{op.primitive} is registered twice"
+    _REGISTRY[op.primitive] = op
+    return op
+
+
+def registry() -> Mapping[str, OpDef]:
+    """All known primitives by name."""
+    import shardwright.ir.ops  # noqa: F401, PLC0415  (fills the registry)
+
+    return _REGISTRY
+
+
+def replicated_rule(equation: Equation, note: str = "") -> Rule:
+    """Everything blocked: the rule of an unknown primitive, or, with a note, of a known one that must run replicated."""
+    names = iter(f"x{i}" for i in range(10_000))
+
+    def side(types: Sequence[TensorType]) -> str:
+        return ", ".join(" ".join(f"{next(names)}!" for _ in tensor.shape) or "." for tensor in types)
+
+    rule = Rule(f"{side(equation.input_types)} -> {side(equation.output_types)}", reduce=None, note=note)
+    return counted(rule, equation, sum(tensor.size for tensor in equation.output_types))
+
+
+def rule_of(equation: Equation) -> Rule:
+    """The rule of an equation, the replicated one where the primitive is unknown."""
+    op = registry().get(equation.primitive)
+    return op.rule(equation) if op is not None else replicated_rule(equation)

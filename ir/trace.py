@@ -1,0 +1,389 @@
+"""From a JAX training step to a graph. The one file of `ir` that imports jax.
+
+The whole differentiated step is traced once with abstract values. Call primitives (jit, custom
+derivatives, remat) are inlined; scan, while and cond keep their bodies as regions; what nobody uses
+is dropped.
+
+State: a training step is run in a loop, its first outputs becoming its first arguments. The leading
+outputs that match the leading arguments in structure, shape and dtype are therefore taken to be state
+and must come back placed as they went in, so that a plan is priced as the steady state of the loop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import jax
+import numpy as np
+from jax.extend import core as jex
+from jax.tree_util import PyTreeDef, keystr, tree_flatten_with_path, tree_structure
+
+from shardwright.ir.errors import InputError, TraceError
+from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType, Value
+
+#: Call primitives and the parameter that holds what they call.
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
+
+#: Control flow and the parameters that hold its regions, in the order of `shardwright.ir.regions`.
+REGIONS = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
+
+StateMap: TypeAlias = Mapping[int | str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A training step as a graph, with what is needed to call it like the original.
+
+    Attributes:
+        graph: the flattened program.
+        in_tree: structure of the positional arguments (a tuple).
+        out_tree: structure of the result.
+        input_types: abstract values of the flat arguments.
+        state_names: argument -> output that continues it, for the printout.
+        trace_s: seconds that JAX took to trace (make_jaxpr alone).
+        primitives: JAX primitive objects by name, for the backends.
+        fingerprint: content hash of the graph, equal in every process and for every PYTHONHASHSEED.
+    """
+
+    graph: Graph
+    in_tree: PyTreeDef
+    out_tree: PyTreeDef
+    state_names: Mapping[str, str]
+    trace_s: float
+    primitives: Mapping[str, Any]
+    fingerprint: str
+
+
+def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -> Traced:
+    """Trace `step(*args)` into a graph.
+
+    Args:
+        step: a single-device function of pytrees of arrays.
+        args: pytrees of arrays, numbers or `jax.ShapeDtypeStruct`; only shapes and dtypes are used.
+        state: argument (position or parameter name) -> output path (a position, a key path such as
+            `"[0]['params']"`), overriding the inferred match; `{}` says that there is no state.
+
+    Raises:
+        InputError: an argument leaf is no array or number; a state entry names nothing or does not match.
+        TraceError: the step has side effects, or cannot be traced at all.
+    """
+    names = _argument_names(step, args)
+    abstract = tuple(jax.tree.map(lambda leaf: leaf, arg) for arg in args)
+    for name, arg in zip(names, abstract, strict=True):
+        for path, leaf in tree_flatten_with_path(arg)[0]:
+            _check_leaf(name + keystr(path), leaf)
+    start = time.perf_counter()
+    try:
+        closed, out_shape = jax.make_jaxpr(step, return_shape=True)(*abstract)
+    except (TypeError, ValueError, AttributeError, KeyError, IndexError, jax.errors.JAXTypeError) as error:
+        raise TraceError(
+            place="tracing the training step",
+            reason=f"it raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            remedy="It must run under jax.jit with arguments of these shapes",
+        ) from error
+    trace_s = time.perf_counter() - start
+    builder = _Builder()
+    graph = builder.graph(closed.jaxpr, closed.consts)
+    in_paths = [name + keystr(p) for name, arg in zip(names, args, strict=True) for p, _ in tree_flatten_with_path(arg)[0]]
+    out_paths = [keystr(path) for path, _ in tree_flatten_with_path(out_shape)[0]]
+    state_map, state_names = _state(names, args, out_shape, state)
+    graph = Graph(
+        graph.inputs, graph.constants, graph.equations, graph.outputs, tuple(in_paths), tuple(out_paths), state_map
+    )
+    return Traced(
+        graph=graph,
+        in_tree=tree_structure(tuple(args)),
+        out_tree=tree_structure(out_shape),
+        state_names=state_names,
+        trace_s=trace_s,
+        primitives=builder.primitives,
+        fingerprint=fingerprint(graph),
+    )
+
+
+def _argument_names(step: Callable[..., Any], args: Sequence[Any]) -> list[str]:
+    try:
+        parameters = list(inspect.signature(step).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = [p.name for p in parameters if p.kind in kinds]
+    return [named[i] if i < len(named) else f"arg{i}" for i in range(len(args))]
+
+
+def _check_leaf(place: str, leaf: Any) -> None:
+    if isinstance(leaf, (bool, int, float, complex, np.ndarray, np.generic, jax.Array, jax.ShapeDtypeStruct)):
+        if isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "OSUM":
+            raise InputError(
+                place=place, reason=f"dtype {leaf.dtype} is no number type", remedy="Pass numeric arrays only"
+            )
+        return
+    raise InputError(
+        place=place,
+        reason=f"a {type(leaf).__name__} is no array or number",
+        remedy="Close over static values (functools.partial) instead of passing them",
+    )
+
+
+# ---------------------------------------------------------------------------------------------------
+# jaxpr -> graph
+
+
+class _Builder:
+    """Collects primitive objects over all regions of one trace."""
+
+    def __init__(self) -> None:
+        self.primitives: dict[str, Any] = {}
+
+    def graph(self, jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> Graph:
+        return _Region(self).build(jaxpr, consts)
+
+
+class _Region:
+    """Builds the graph of one jaxpr, inlining calls."""
+
+    def __init__(self, builder: _Builder) -> None:
+        self.builder = builder
+        self.count = 0
+        self.constants: dict[Value, Any] = {}
+        self.by_identity: dict[int, Value] = {}
+        self.equations: list[Equation] = []
+
+    def build(self, jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> Graph:
+        inputs = tuple(self.value(var.aval) for var in jaxpr.invars)
+        env: dict[jex.Var, Atom] = dict(zip(jaxpr.invars, inputs, strict=True))
+        self.bind_constants(jaxpr, consts, env)
+        self.walk(jaxpr, env)
+        outputs = tuple(self.read(atom, env) for atom in jaxpr.outvars)
+        return _prune(inputs, self.constants, self.equations, outputs)
+
+    def value(self, aval: Any) -> Value:
+        value = Value(self.count, TensorType(tuple(aval.shape), str(aval.dtype)))
+        self.count += 1
+        return value
+
+    def bind_constants(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], env: dict[jex.Var, Atom]) -> None:
+        for var, const in zip(jaxpr.constvars, consts, strict=True):
+            env[var] = self.constant(const, var.aval)
+
+    def constant(self, array: Any, aval: Any) -> Value:
+        """A closed-over array; the same array is one constant however often it is met."""
+        if id(array) not in self.by_identity:
+            value = self.value(aval)
+            self.by_identity[id(array)] = value
+            self.constants[value] = array
+        return self.by_identity[id(array)]
+
+    def read(self, atom: Any, env: Mapping[jex.Var, Atom]) -> Atom:
+        if not isinstance(atom, jex.Literal):
+            return env[cast(jex.Var, atom)]
+        aval = atom.aval
+        if aval.shape != ():
+            return self.constant(atom.val, aval)
+        return Literal(np.asarray(atom.val)[()], TensorType((), str(aval.dtype)))
+
+    def walk(self, jaxpr: jex.Jaxpr, env: dict[jex.Var, Atom]) -> None:
+        for eqn in jaxpr.eqns:
+            name = eqn.primitive.name
+            operands = tuple(self.read(atom, env) for atom in eqn.invars)
+            if name in CALLS:
+                called = eqn.params[CALLS[name]]
+                inner, consts = (called.jaxpr, called.consts) if isinstance(called, jex.ClosedJaxpr) else (called, ())
+                inner_env: dict[jex.Var, Atom] = dict(zip(inner.invars, operands, strict=True))
+                self.bind_constants(inner, consts, inner_env)
+                self.walk(inner, inner_env)
+                env.update(zip(eqn.outvars, (self.read(atom, inner_env) for atom in inner.outvars), strict=True))
+                continue
+            regions = tuple(self.builder.graph(r.jaxpr, r.consts) for r in _regions(eqn))
+            if not regions and eqn.effects:
+                raise TraceError(
+                    place=f"{name} at {source_line(eqn)}",
+                    reason="it has side effects, which cannot be distributed",
+                    remedy="Remove the print, callback or effect from the training step",
+                )
+            self.builder.primitives.setdefault(name, eqn.primitive)
+            outputs = tuple(self.value(var.aval) for var in eqn.outvars)
+            self.equations.append(
+                Equation(len(self.equations), name, operands, outputs, eqn.params, regions, eqn.source_info)
+            )
+            env.update(zip(eqn.outvars, outputs, strict=True))
+
+
+def _regions(eqn: jex.JaxprEqn) -> list[jex.ClosedJaxpr]:
+    found: list[jex.ClosedJaxpr] = []
+    for key in REGIONS.get(eqn.primitive.name, ()):
+        region = eqn.params[key]
+        found.extend(region if isinstance(region, tuple) else (region,))
+    return found
+
+
+def source_line(eqn: Any) -> str:
+    """`file:line (function)` of the user's code that made a jaxpr equation or a graph equation."""
+    from jax._src import source_info_util  # noqa: PLC0415  (no public name for it)
+
+    info = eqn.source if isinstance(eqn, Equation) else eqn.source_info
+    return source_info_util.summarize(info)
+
+
+def _prune(
+    inputs: tuple[Value, ...], constants: Mapping[Value, Any], equations: Sequence[Equation], outputs: Sequence[Atom]
+) -> Graph:
+    """Drop equations and constants nobody needs, and number the rest densely."""
+    needed = {atom for atom in outputs if isinstance(atom, Value)}
+    kept: list[Equation] = []
+    for equation in reversed(equations):
+        if any(value in needed for value in equation.outputs):
+            kept.append(equation)
+            needed.update(equation.input_values)
+    kept.reverse()
+    renamed: dict[Value, Value] = {}
+
+    def rename(atom: Atom) -> Atom:
+        if isinstance(atom, Literal):
+            return atom
+        return renamed.setdefault(atom, Value(len(renamed), atom.type))
+
+    new_inputs = tuple(cast(Value, rename(value)) for value in inputs)
+    new_constants = {cast(Value, rename(v)): array for v, array in constants.items() if v in needed}
+    new_equations = tuple(
+        Equation(
+            index,
+            e.primitive,
+            tuple(rename(a) for a in e.inputs),
+            tuple(cast(Value, rename(v)) for v in e.outputs),
+            e.params,
+            e.regions,
+            e.source,
+        )
+        for index, e in enumerate(kept)
+    )
+    return Graph(new_inputs, new_constants, new_equations, tuple(rename(a) for a in outputs))
+
+
+# ---------------------------------------------------------------------------------------------------
+# State
+
+
+def _state(
+    names: Sequence[str], args: Sequence[Any], out_shape: Any, override: StateMap | None
+) -> tuple[dict[int, int], dict[str, str]]:
+    """Flat output position -> flat input position, and the same by name."""
+    arg_start = np.cumsum([0, *(len(jax.tree.leaves(arg)) for arg in args)])
+    if override is None:
+        pairs = [(i, path) for i, path in enumerate(_leading(args, out_shape))]
+    else:
+        pairs = [(_argument(key, names), _output_path(where)) for key, where in override.items()]
+    out_leaves = [(path, leaf) for path, leaf in tree_flatten_with_path(out_shape)[0]]
+    mapping: dict[int, int] = {}
+    by_name: dict[str, str] = {}
+    for position, path in pairs:
+        under = [k for k, (p, _) in enumerate(out_leaves) if keystr(p).startswith(path) or path == ""]
+        leaves = jax.tree.leaves(args[position])
+        same = len(leaves) == len(under) and all(
+            _same_type(leaf, out_leaves[k][1]) for leaf, k in zip(leaves, under, strict=True)
+        )
+        if not same:
+            raise InputError(
+                place=f"state[{names[position]}]",
+                reason=f"output {path or 'of the step'} does not match it in structure, shape and dtype",
+                remedy=f"Name one of the outputs {', '.join(sorted({keystr(p[:1]) for p, _ in out_leaves}))}",
+            )
+        mapping.update({k: int(arg_start[position]) + j for j, k in enumerate(under)})
+        if leaves:
+            by_name[names[position]] = f"output{path}"
+    return mapping, by_name
+
+
+def _leading(args: Sequence[Any], out_shape: Any) -> list[str]:
+    """Paths of the leading outputs that match the leading arguments."""
+    outs = list(out_shape) if type(out_shape) in (tuple, list) else [out_shape]
+    found: list[str] = []
+    for i, (arg, out) in enumerate(zip(args, outs, strict=False)):
+        leaves, outs_leaves = jax.tree.leaves(arg), jax.tree.leaves(out)
+        if tree_structure(arg) != tree_structure(out) or not all(map(_same_type, leaves, outs_leaves)):
+            break
+        found.append(f"[{i}]" if type(out_shape) in (tuple, list) else "")
+    return found
+
+
+def _argument(key: int | str, names: Sequence[str]) -> int:
+    if isinstance(key, int) and 0 <= key < len(names):
+        return key
+    if isinstance(key, str) and key in names:
+        return names.index(key)
+    raise InputError(place=f"state[{key!r}]", reason="is no argument", remedy=f"Name one of {', '.join(names)}")
+
+
+def _output_path(where: Any) -> str:
+    if isinstance(where, int):
+        return f"[{where}]"
+    if isinstance(where, str):
+        return where
+    return "".join(f"[{part!r}]" for part in cast(Sequence[Any], where))
+
+
+def _same_type(a: Any, b: Any) -> bool:
+    def of(leaf: Any) -> tuple[tuple[int, ...], str]:
+        if isinstance(leaf, (bool, int, float, complex)):
+            return (), str(jax.dtypes.result_type(leaf))
+        return tuple(leaf.shape), str(jax.dtypes.canonicalize_dtype(leaf.dtype) if _plain(leaf) else leaf.dtype)
+
+    return of(a) == of(b)
+
+
+def _plain(leaf: Any) -> bool:
+    return not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Fingerprint
+
+
+def fingerprint(graph: Graph) -> str:
+    """SHA-256 over the graph's structure, types and parameters (not the contents of constants)."""
+    digest = hashlib.sha256()
+    _digest(graph, digest)
+    return digest.hexdigest()
+
+
+def _digest(graph: Graph, digest: Any) -> None:
+    digest.update(",".join(f"{v}:{v.type}" for v in (*graph.inputs, *graph.constants)).encode())
+    for equation in graph.equations:
+        digest.update(f"{equation}|{params_text(equation.params)}\n".encode())
+        for region in equation.regions:
+            _digest(region, digest)
+    digest.update(f"{','.join(map(str, graph.outputs))}|{sorted(graph.state.items())}".encode())
+
+
+def params_text(params: Mapping[str, Any]) -> str:
+    """Parameters as stable text: whatever prints an address or repeats a region is named by its type alone."""
+    return ";".join(f"{key}={_stable(params[key])}" for key in sorted(params))
+
+
+def _stable(value: Any) -> str:
+    if value is None or isinstance(value, (bool, int, float, str, bytes, np.dtype, np.generic)):
+        return str(value)
+    if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
+        return "(" + ",".join(map(_stable, cast(Sequence[Any], value))) + ")"
+    if isinstance(value, (jex.Jaxpr, jex.ClosedJaxpr)) or callable(value):
+        return type(value).__name__
+    text = str(value)
+    return type(value).__name__ if " at 0x" in text else text
+
+
+

@@ -1,0 +1,217 @@
+"""Choices and the factors that price them.
+
+A *choice* is what one tensor (or one fused class of tensors) is held in; a *factor* is the price of
+what its choices make necessary. The price of a program is the sum of its factors.
+
+    factor                 choices in its scope                     price
+    equation               operands, results                        min over signatures of kernel + conversions
+    exit                   class or port, the tensor's holding      making the holding from that placement
+    hold                   an input                                 making its second placement
+    enter, leave           outside and inside of a region           conversion on the way in and out
+    return                 what is made, what it must be            conversion (state, carries, results of regions)
+    same, whole            bases that must agree, or be R           none, or impossible
+    hand out (whole)       an output of the step                    conversion to anything but Partial, or to R
+
+Tables are filled by `Prices`: at given shares, or with what each instruction costs at least under any
+shares (for the bound). Factors of equal key have equal tables; repeated layers are priced once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from shardwright.cost.model import CostModel, Traffic
+from shardwright.cost.share_cost import Floats, ShareCost
+from shardwright.ir.collectives import registry as collectives
+from shardwright.ir.graph import Equation, TensorType
+from shardwright.ir.placement import Partial, Placement, R
+from shardwright.ir.regions import outer_placement
+from shardwright.ir.rules import Rule, Signature
+from shardwright.synth.conversions import Conversions, Costs, Domain
+
+#: Prices one instruction: a ShareCost at the shares of the search, or its floor for the bound.
+Evaluate: TypeAlias = Callable[[ShareCost], float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """One decision: what a tensor is held in. Compared by identity."""
+
+    index: int
+    name: str
+    domain: Domain
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """How a choice meets the placement that one operand or result of an equation needs.
+
+    mode "exact": the choice is that placement; "use": the placement is made from what is held;
+    "derive": what is held is made from that placement.
+    """
+
+    choice: Choice
+    mode: str
+
+    def costs(self, convert: Conversions, needed: Placement) -> Costs:
+        """Seconds per holding in the choice's domain."""
+        domain = self.choice.domain
+        if self.mode == "exact":
+            return np.array([0.0 if h.base == needed else np.inf for h in domain.holdings])
+        return convert.use(domain, needed) if self.mode == "use" else convert.derive(domain, needed)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EquationFactor:
+    """An equation with its signatures; literal operands have no slot."""
+
+    equation: Equation
+    rule: Rule
+    traffic: Traffic
+    signatures: tuple[Signature, ...]  # one object per distinct list: keys compare it by identity
+    slots: tuple[Slot | None, ...]
+    weight: float
+
+    @property
+    def scope(self) -> tuple[Choice, ...]:
+        return tuple(dict.fromkeys(slot.choice for slot in self.slots if slot is not None))
+
+    def key(self) -> tuple[object, ...]:
+        """Equal keys have equal tables: repeated layers are priced once."""
+        scope = self.scope
+        slots = tuple((scope.index(s.choice), s.mode, s.choice.domain) if s else None for s in self.slots)
+        equation = self.equation
+        types = (equation.input_types, equation.output_types, str(equation.params.get("precision")))
+        return (equation.primitive, types, self.traffic, id(self.signatures), slots, self.weight)
+
+    def parts(self, prices: Prices, signature: Signature) -> tuple[float, list[Costs]]:
+        """Seconds of the kernel, and per choice in scope the seconds of conversions by holding."""
+        kernel = prices.evaluate(prices.model.compute(self.equation, self.rule, signature, self.traffic))
+        scope = self.scope
+        vectors = [np.zeros(len(choice.domain.holdings)) for choice in scope]
+        for slot, placement in zip(self.slots, (*signature.ins, *signature.outs), strict=True):
+            if slot is not None:
+                k = scope.index(slot.choice)
+                vectors[k] = vectors[k] + slot.costs(prices.convert, placement)
+        return kernel, vectors
+
+    def table(self, prices: Prices) -> Floats:
+        scope = self.scope
+        total = np.full([len(choice.domain.holdings) for choice in scope], np.inf)
+        for signature in self.signatures:
+            kernel, vectors = self.parts(prices, signature)
+            if any(np.isinf(vector).all() for vector in vectors):
+                continue
+            total = np.minimum(total, _outer_sum(kernel, vectors))
+        return total * self.weight
+
+    def best(self, prices: Prices, assignment: Sequence[int]) -> Signature:
+        """The cheapest signature under an assignment; the first of equals."""
+
+        def seconds(signature: Signature) -> float:
+            kernel, vectors = self.parts(prices, signature)
+            held = (float(v[assignment[c.index]]) for c, v in zip(self.scope, vectors, strict=True))
+            return round(kernel + sum(held), 15)
+
+        return min(self.signatures, key=seconds)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinkFactor:
+    """A price between choices that is no equation; `kind` and `extra` say which (see the table above)."""
+
+    kind: str
+    scope: tuple[Choice, ...]
+    weight: float
+    stacked: bool = False
+
+    def key(self) -> tuple[object, ...]:
+        return (self.kind, tuple(choice.domain for choice in self.scope), self.weight, self.stacked)
+
+    def table(self, prices: Prices) -> Floats:
+        """Seconds by holding, one axis per choice in scope."""
+        convert = prices.convert
+        domains = [choice.domain for choice in self.scope]
+        first, last = domains[0], domains[-1]
+        if self.kind == "hold":
+            return convert.hold(first) * self.weight
+        if self.kind == "hand out":
+            rows = [convert.use(first, p) for p in placements(first) if not isinstance(p, Partial)]
+            return np.min(rows, axis=0) * self.weight
+        if self.kind == "hand out whole":
+            return convert.use(first, R) * self.weight
+        if self.kind == "whole":
+            return np.array([0.0 if h.base == R else np.inf for h in first.holdings])
+        if self.kind == "not partial":
+            return np.array([np.inf if isinstance(h.base, Partial) else 0.0 for h in first.holdings])
+        if self.kind in ("exit", "leave"):
+            made = [outer_placement(h.base, self.kind == "leave") for h in first.holdings]
+            return np.stack([convert.derive(last, p) for p in made]) * self.weight
+        if self.kind == "same":
+            return np.array([[0.0 if a.base == b.base else np.inf for b in last.holdings] for a in first.holdings])
+        assert self.kind in ("return", "enter"), self.kind
+        needed = [outer_placement(h.base, self.stacked) for h in last.holdings]
+        return np.stack([convert.use(first, p) for p in needed], axis=1) * self.weight
+
+
+def placements(domain: Domain) -> tuple[Placement, ...]:
+    """The single placements of a domain."""
+    return tuple(h.base for h in domain.holdings if h.extra is None)
+
+
+def _outer_sum(kernel: float, vectors: Sequence[Costs]) -> Floats:
+    """kernel + vectors[0][i] + vectors[1][j] + ..."""
+    total = np.asarray(kernel)
+    for vector in vectors:
+        total = total[..., None] + vector
+    return total
+
+
+Factor: TypeAlias = EquationFactor | LinkFactor
+
+
+@dataclass(slots=True)
+class Prices:
+    """One set of prices: how a ShareCost becomes a number."""
+
+    model: CostModel
+    evaluate: Evaluate
+    shares: Floats | None
+    allowed: frozenset[str] | None = None
+    convert: Conversions = field(init=False)
+    _tables: dict[tuple[object, ...], Floats] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.convert = Conversions(self.step)
+        self._tables = {}
+
+    @staticmethod
+    def at(model: CostModel, shares: Floats, allowed: frozenset[str] | None = None) -> Prices:
+        """Prices at given shares per class; `allowed` restricts the kinds of moves (for baselines)."""
+        return Prices(model, lambda cost: cost.exact(shares), shares, allowed)
+
+    @staticmethod
+    def floors(model: CostModel) -> Prices:
+        """What every instruction costs at least, under shares of its own."""
+        return Prices(model, model.floor, None)
+
+    def step(self, kind: str, tensor: TensorType, pre: Placement, post: Placement) -> float:
+        """Seconds of one move by its cheapest strategy."""
+        collective = collectives()[kind]
+        if self.allowed is not None and not collective.local and kind not in self.allowed:
+            return np.inf
+        strategies = collective.strategies
+        return min(self.evaluate(self.model.move(kind, s, tensor, pre, post)) for s in strategies)
+
+    def table(self, factor: Factor) -> Floats:
+        """The factor's table, shared between factors of equal key."""
+        key = factor.key()
+        if key not in self._tables:
+            self._tables[key] = factor.table(self)
+        return self._tables[key]
+
+

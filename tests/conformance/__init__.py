@@ -1,0 +1,1 @@
+"""Brute-force conformance of the placement rules."""

@@ -1,0 +1,359 @@
+"""Brute force over placements: which combinations work, against which the rules declare.
+
+For one equation, every combination of placements of its operands and results is tried on three unequal
+devices: local operands are made from the whole ones, the local computation runs on every device, and what
+comes out is put together again and compared with the unsharded result. Then
+
+- *wrong* is what the rule declares and brute force refutes (an exception or another result);
+- *missing* is what brute force confirms, on all data, sizes and ratios tried, and the rule does not declare.
+
+Not counted as missing, because nothing is missing:
+
+1. what follows from a declared signature by free instructions: an operand that is R may be sliced (S) or
+   kept by one owner (P), and so may a result that is declared R;
+2. combinations that shard a dimension of one element: its shard is the whole on one device, which by
+   another name is R or P (rules may still declare them, and then they must be right).
+
+The idea is PyTorch DTensor's `strategy_validation.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from shardwright.backends.local import evaluate, extents
+from shardwright.ir.collectives import combine, identity, split
+from shardwright.ir.graph import Equation, Literal, TensorType
+from shardwright.ir.placement import REDUCE_OPS, Partial, Placement, R, Replicate, Shard
+from shardwright.ir.rules import Rule, Signature, admits, allows, cuts, registry, rule_of, signatures
+from shardwright.ir.trace import trace
+
+#: Shares of the three devices: unequal ones, and one device left without work.
+RATIOS = ((0.5, 0.33, 0.17), (0.6, 0.0, 0.4))
+DEVICES = 3
+
+#: A placement independent of sizes: "R", "P(op)", or ("S", dim, i) for the i-th finest unit of that dimension.
+Key = Any
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One combination that is wrong or missing."""
+
+    signature: Signature
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.signature}: {self.reason}"
+
+
+@dataclass
+class Report:
+    """What brute force found out about one sample (or one primitive, when added up)."""
+
+    combinations: int = 0
+    wrong: list[Finding] = field(default_factory=list)
+    missing: list[Finding] = field(default_factory=list)
+
+    def __add__(self, other: Report) -> Report:
+        return Report(
+            self.combinations + other.combinations, self.wrong + other.wrong, self.missing + other.missing
+        )
+
+
+@dataclass(frozen=True)
+class Case:
+    """One equation with the values of its operands and its unsharded results."""
+
+    equation: Equation
+    primitive: Any
+    operands: tuple[Any, ...]
+    results: tuple[np.ndarray, ...]
+
+
+def cases(function: Callable[..., Any], args: Sequence[Any], primitive: str) -> list[Case]:
+    """The equations of `primitive` in `function`, evaluated on one device."""
+    traced = trace(function, *args, state={})
+    graph = traced.graph
+    env: dict[Any, Any] = dict(graph.constants)
+    env.update(zip(graph.inputs, jax.tree.leaves(tuple(args)), strict=True))
+    found: list[Case] = []
+    for equation in graph.equations:
+        operands = tuple(
+            jax.numpy.asarray(a.value, a.type.dtype) if isinstance(a, Literal) else env[a] for a in equation.inputs
+        )
+        target = traced.primitives[equation.primitive]
+        results = target.bind(*operands, **equation.params)
+        results = list(results) if target.multiple_results else [results]
+        env.update(zip(equation.outputs, results, strict=True))
+        if equation.primitive == primitive:
+            found.append(Case(equation, target, operands, tuple(map(to_numpy, results))))
+    return found
+
+
+def to_numpy(array: Any) -> np.ndarray:
+    """Numbers of an array; of a typed key the numbers it consists of, in trailing dimensions."""
+    if str(array.dtype).startswith("key<"):
+        array = jax.random.key_data(array)
+    return np.asarray(array)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Enumeration
+
+
+def _options(tensor: TensorType, units: Mapping[int, Sequence[int]]) -> dict[Key, Placement]:
+    found: dict[Key, Placement] = {"R": R}
+    for dim in range(tensor.rank):
+        for i, unit in enumerate(sorted({1, *units.get(dim, ())})):
+            found["S", dim, i] = Shard(dim, unit)
+    for op in REDUCE_OPS:
+        if admits(tensor, Partial(op)):
+            found[str(Partial(op))] = Partial(op)
+    return found
+
+
+def options(rule: Rule, equation: Equation) -> tuple[list[dict[Key, Placement]], list[dict[Key, Placement]]]:
+    """Placements to try for every operand and every result, the rule's units among them."""
+    n_in = len(equation.inputs)
+    tensors = (*equation.input_types, *equation.output_types)
+    units: list[dict[int, set[int]]] = [{} for _ in tensors]
+    for letter in rule.letters:
+        cut_ins, cut_outs = cuts(rule, equation, letter)
+        for i, cut in enumerate((*cut_ins, *cut_outs)):
+            if cut is not None and cut.minor:
+                units[i].setdefault(cut.dim, set()).add(cut.minor)
+    found = [_options(tensor, {d: sorted(u) for d, u in unit.items()}) for tensor, unit in zip(tensors, units, strict=True)]
+    return found[:n_in], found[n_in:]
+
+
+def _free(before: Placement, after: Placement) -> bool:
+    return before == after or isinstance(before, Replicate)
+
+
+def implied(signature: Signature, declared: Sequence[Signature]) -> bool:
+    """Whether `signature` is a declared one with free instructions before and after it."""
+    return any(
+        all(map(_free, signature.ins, other.ins)) and all(map(_free, other.outs, signature.outs)) for other in declared
+    )
+
+
+# ---------------------------------------------------------------------------------------------------
+# Local operands
+
+
+def parts(op: str, whole: np.ndarray, idle: Sequence[bool], rng: np.random.Generator) -> list[np.ndarray]:
+    """Random local tensors whose `op` is `whole`; a device without work holds the identity."""
+    neutral = np.full_like(whole, identity(op, whole.dtype))  # type: ignore[arg-type]
+    working = [i for i, rests in enumerate(idle) if not rests]
+    found = [neutral.copy() for _ in idle]
+    if op == "sum":
+        rest = whole
+        for i in working[:-1]:
+            part = _noise(whole, rng)
+            found[i] = part
+            rest = (rest - part).astype(whole.dtype)
+        found[working[-1]] = rest
+        return found
+    owner = rng.choice(working, whole.shape)
+    for i in working:
+        # Others hold something less extreme, or the identity.
+        other = np.where(rng.random(whole.shape) < 0.2, neutral, _beyond(op, whole, rng))
+        found[i] = np.where(owner == i, whole, other).astype(whole.dtype)
+    return found
+
+
+def _noise(like: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    if like.dtype.kind in "iu":  # wraps around, as sums of integers do
+        bits = np.iinfo(like.dtype)
+        return rng.integers(bits.min, bits.max, like.shape, dtype=like.dtype, endpoint=True)
+    noise = rng.integers(-12, 13, like.shape) / 4  # sums of these are exact in any float
+    if like.dtype.kind == "c":
+        noise = noise + 1j * rng.integers(-12, 13, like.shape) / 4
+    return noise.astype(like.dtype)
+
+
+def _beyond(op: str, whole: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    if whole.dtype.kind == "b":
+        return whole & (rng.random(whole.shape) < 0.5) if op == "max" else whole | (rng.random(whole.shape) < 0.5)
+    if whole.dtype.kind in "iu":
+        bits = np.iinfo(whole.dtype)
+        wide, noise = whole.astype(object), rng.integers(0, 100, whole.shape).astype(object)
+        return np.clip(wide - noise if op == "max" else wide + noise, bits.min, bits.max).astype(whole.dtype)
+    noise = rng.integers(0, 17, whole.shape) / 4
+    return (whole - noise if op == "max" else whole + noise).astype(whole.dtype)
+
+
+class _Trial:
+    """One case, one vector of ratios, one draw of Partial operands."""
+
+    def __init__(self, case: Case, ratios: Sequence[float], seed: int) -> None:
+        self.case = case
+        self.ratios = ratios
+        self.rng = np.random.default_rng(seed)
+        self.operands: dict[tuple[int, Placement], list[Any]] = {}
+        self.results: dict[Any, list[np.ndarray] | Exception] = {}
+        op = registry().get(case.equation.primitive)
+        # Only then does the local computation depend on where the result goes.
+        self.positioned = op is None or op.localize is not None or bool(op.shape_params)
+
+    def local_operands(self, index: int, placement: Placement) -> list[Any]:
+        key = (index, placement)
+        if key not in self.operands:
+            self.operands[key] = self._cut(self.case.operands[index], self.case.equation.input_types[index], placement)
+        return self.operands[key]
+
+    def _cut(self, whole: Any, tensor: TensorType, placement: Placement) -> list[Any]:
+        if isinstance(placement, Shard):
+            found: list[Any] = []
+            for device in range(DEVICES):
+                extent = extents(tensor, placement, device, self.ratios)[placement.dim]
+                stretch = slice(extent.offset, extent.offset + extent.length)
+                found.append(whole[(slice(None),) * placement.dim + (stretch,)])
+            return found
+        if isinstance(placement, Partial):
+            idle = [ratio == 0 for ratio in self.ratios]
+            return [jax.numpy.asarray(part) for part in parts(placement.op, np.asarray(whole), idle, self.rng)]
+        return [whole] * DEVICES
+
+    def run(self, signature: Signature, device: int) -> list[np.ndarray]:
+        equation = self.case.equation
+        outs = [
+            tuple(e.length for e in extents(t, p, device, self.ratios))
+            for t, p in zip(equation.output_types, signature.outs, strict=True)
+        ]
+        key: Any = (signature.ins, device, tuple(outs) if self.positioned else None)
+        shards = [
+            self.local_operands(i, p)[device].shape[p.dim] for i, p in enumerate(signature.ins) if isinstance(p, Shard)
+        ] + [shape[p.dim] for shape, p in zip(outs, signature.outs, strict=True) if isinstance(p, Shard)]
+        if 0 in shards:  # such a device may be excused, by what the result is
+            key = (*key, signature.outs)
+        if key not in self.results:
+            args = [self.local_operands(i, p)[device] for i, p in enumerate(signature.ins)]
+            try:
+                found = evaluate(equation, signature, self.case.primitive, device, self.ratios, args)
+                self.results[key] = [to_numpy(array) for array in found]
+            except Exception as error:  # noqa: BLE001  (whatever it is, this combination does not work)
+                self.results[key] = error
+        result = self.results[key]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def mismatch(self, signature: Signature) -> str:
+        """Why the combination does not work; "" if it does."""
+        equation, whole = self.case.equation, self.case.results
+        locals_: list[list[np.ndarray]] = []
+        for device in range(DEVICES):
+            try:
+                results = self.run(signature, device)
+            except Exception as error:  # noqa: BLE001
+                return f"device {device} raised {type(error).__name__}: {str(error).splitlines()[:1]}"
+            for j, (result, placement) in enumerate(zip(results, signature.outs, strict=True)):
+                tensor = equation.output_types[j]
+                if isinstance(placement, Shard):
+                    cut = [extents(tensor, placement, i, self.ratios)[placement.dim].length for i in range(DEVICES)]
+                    expected = split(whole[j], placement.dim, cut)[device]
+                else:
+                    expected = whole[j]
+                if result.shape != expected.shape or result.dtype != expected.dtype:
+                    found = f"{result.dtype}{list(result.shape)}"
+                    return f"device {device} has {found} for {expected.dtype}{list(expected.shape)}"
+                if not isinstance(placement, Partial) and not _same(result, expected):
+                    return f"result {j} differs on device {device}"
+            locals_.append(results)
+        for j, placement in enumerate(signature.outs):
+            if isinstance(placement, Partial) and not _same(
+                combine(placement.op, [results[j] for results in locals_]), whole[j]
+            ):
+                return f"result {j} differs"
+        return ""
+
+
+_TOLERANCE = {"float16": 2e-3, "bfloat16": 1e-2, "float32": 1e-5, "float64": 1e-12, "complex64": 1e-5}
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    tolerance = _TOLERANCE.get(str(b.dtype))
+    if tolerance is None:
+        return np.array_equal(a, b)
+    wide: Any = np.complex128 if b.dtype.kind == "c" else np.float64
+    a, b = a.astype(wide), b.astype(wide)
+    scale = np.max(np.abs(b), initial=0.0, where=np.isfinite(b))
+    return np.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+
+
+# ---------------------------------------------------------------------------------------------------
+# The check
+
+
+def check(variants: Sequence[Sequence[Case]]) -> Report:
+    """Check the rule of the equations of one sample.
+
+    Args:
+        variants: the same equations on data of different sizes.
+    """
+    report = Report()
+    with np.errstate(all="ignore"):
+        for same in zip(*variants, strict=True):
+            report += _check_equation(same)
+    return report
+
+
+def _check_equation(same: Sequence[Case]) -> Report:
+    rules = [rule_of(case.equation) for case in same]
+    choices = [options(rule, case.equation) for rule, case in zip(rules, same, strict=True)]
+    ins, outs = choices[0]
+    assert all([list(o) for o in a] == [list(o) for o in ins] for a, _ in choices), "units differ between variants"
+
+    def placed(variant: int, keys: tuple[Key, ...]) -> Signature:
+        of_ins, of_outs = choices[variant]
+        values = [option[key] for option, key in zip((*of_ins, *of_outs), keys, strict=True)]
+        return Signature(tuple(values[: len(of_ins)]), tuple(values[len(of_ins) :]))
+
+    trials = [
+        (v, _Trial(case, ratios, seed=7 * v + i))
+        for v, case in enumerate(same)
+        for i, ratios in enumerate((*RATIOS, RATIOS[0]))
+    ]
+    report = Report()
+    passing: list[Signature] = []
+    declared: list[Signature] = []
+    plain = set(signatures(rules[0], same[0].equation))
+    for keys in itertools.product(*ins, *outs):
+        report.combinations += 1
+        signature = placed(0, keys)
+        right = signature in plain or (_coarse(signature) and allows(rules[0], same[0].equation, signature))
+        reason = ""
+        for v, trial in trials:
+            reason = trial.mismatch(placed(v, keys))
+            if reason:
+                reason = f"{reason}, shares {trial.ratios}, operands {', '.join(map(str, trial.case.equation.input_types))}"
+                break
+        if right:
+            declared.append(signature)
+            if reason:
+                report.wrong.append(Finding(signature, reason))
+        elif not reason and not _shards_one(same[0].equation, signature):
+            passing.append(signature)
+    report.wrong += [Finding(s, "is declared but is no combination of placements") for s in plain - set(declared)]
+    report.missing += [Finding(s, "works but is not declared") for s in passing if not implied(s, declared)]
+    return report
+
+
+def _coarse(signature: Signature) -> bool:
+    return any(isinstance(p, Shard) and p.unit > 1 for p in (*signature.ins, *signature.outs))
+
+
+def _shards_one(equation: Equation, signature: Signature) -> bool:
+    tensors = (*equation.input_types, *equation.output_types)
+    return any(
+        isinstance(p, Shard) and t.shape[p.dim] == 1
+        for t, p in zip(tensors, (*signature.ins, *signature.outs), strict=True)
+    )

@@ -1,0 +1,879 @@
+"""Small programs for every primitive that has a rule: what the conformance test runs.
+
+A sample is a function of a `Draw` and gives a program and its arguments. It is called with two draws, whose
+sizes differ, so that no combination passes by a coincidence of sizes. To add a primitive, add a rule and
+a sample; the test fails for a rule without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import primitives
+from jax.extend.random import threefry2x32_p
+
+Program = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+@dataclass
+class Draw:
+    """Sizes and numbers of one variant of a sample."""
+
+    variant: int
+    rng: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.variant + 1)
+
+    def n(self, first: int, second: int) -> int:
+        """A size that differs between the variants."""
+        return (first, second)[self.variant]
+
+    @property
+    def ab(self) -> tuple[int, int]:
+        return self.n(5, 7), self.n(4, 6)
+
+    def floats(self, *shape: int, low: float = -4, high: float = 4, dtype: Any = jnp.float32) -> jax.Array:
+        """Multiples of 1/8, of both signs, none of them zero: sums of them are exact."""
+        drawn = self.rng.integers(int(low * 8), int(high * 8), shape, endpoint=True) / 8
+        return jnp.asarray(np.where(drawn == 0, 0.5, drawn), dtype)
+
+    def ints(self, *shape: int, low: int = -9, high: int = 9, dtype: Any = jnp.int32) -> jax.Array:
+        return jnp.asarray(self.rng.integers(low, high, shape, endpoint=True), dtype)
+
+    def bits(self, *shape: int, dtype: Any = jnp.int32) -> jax.Array:
+        """Integers over the whole range, at which arithmetic wraps around."""
+        info = np.iinfo(dtype)
+        return jnp.asarray(self.rng.integers(info.min, info.max, shape, dtype=dtype, endpoint=True))
+
+    def bools(self, *shape: int) -> jax.Array:
+        return jnp.asarray(self.rng.random(shape) < 0.5)
+
+    def complexes(self, *shape: int) -> jax.Array:
+        return self.floats(*shape) + 1j * self.floats(*shape)
+
+    def keys(self, *shape: int) -> jax.Array:
+        return jax.random.wrap_key_data(self.bits(*shape, 2, dtype=jnp.uint32))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A program in which `primitive` occurs."""
+
+    primitive: str
+    make: Callable[[Draw], Program]
+
+    def __str__(self) -> str:
+        return f"{self.primitive}:{self.make.__name__}"
+
+
+SAMPLES: list[Sample] = []
+
+
+def sample(*names: str) -> Callable[[Callable[[Draw], Program]], Callable[[Draw], Program]]:
+    """Register a sample for the named primitives."""
+
+    def add(make: Callable[[Draw], Program]) -> Callable[[Draw], Program]:
+        SAMPLES.extend(Sample(name, make) for name in names)
+        return make
+
+    return add
+
+
+def _add(name: str, title: str, make: Callable[[Draw], Program]) -> None:
+    make.__name__ = title
+    SAMPLES.append(Sample(name, make))
+
+
+# ---------------------------------------------------------------------------------------------------
+# Elementwise
+
+
+def _elementwise(name: str, title: str, function: Callable[..., Any], *kinds: Callable[..., Any]) -> None:
+    def make(draw: Draw) -> Program:
+        return function, tuple(kind(draw, *draw.ab) for kind in kinds)
+
+    _add(name, title, make)
+
+
+reals, whole, bits, booleans, complexes = Draw.floats, Draw.ints, Draw.bits, Draw.bools, Draw.complexes
+unit = partial(Draw.floats, low=-0.9, high=0.9)
+positive = partial(Draw.floats, low=0.25, high=6)
+above_one = partial(Draw.floats, low=1, high=6)
+unsigned = partial(Draw.bits, dtype=jnp.uint32)
+shifts = partial(Draw.ints, low=0, high=31)
+half = partial(Draw.floats, dtype=jnp.bfloat16)
+
+
+def scalar(kind: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda draw, *_: kind(draw)
+
+
+def row(kind: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda draw, _, b: kind(draw, 1, b)
+
+
+def special(draw: Draw, *shape: int) -> jax.Array:
+    """Floats with infinities and not-a-numbers among them."""
+    x = draw.floats(*shape)
+    return x.at[0, 0].set(jnp.inf).at[1, 1].set(jnp.nan).at[2, 0].set(-jnp.inf)
+
+
+for _name in (
+    "abs asinh atan cbrt ceil cos cosh digamma erf erfc exp exp2 expm1 floor lgamma log log1p logistic neg "
+    "round rsqrt sign sin sinh sqrt square tan tanh bessel_i0e bessel_i1e stop_gradient copy"
+).split():
+    _elementwise(_name, "reals", getattr(primitives, f"{_name}_p").bind if _name not in ("round",) else lax.round, reals)
+for _name in ("acos", "asin", "atanh", "erf_inv"):
+    _elementwise(_name, "unit", getattr(lax, _name), unit)
+for _name in ("acosh", "lgamma", "digamma", "sqrt", "rsqrt", "log"):
+    _elementwise(_name, "positive", getattr(lax, _name), above_one)
+for _name in ("abs", "neg", "sign", "not", "clz", "population_count", "square"):
+    _elementwise(_name, "bits", getattr(primitives, f"{_name}_p").bind, bits)
+_elementwise("not", "logic", lax.bitwise_not, booleans)
+_elementwise("is_finite", "special", lax.is_finite, special)
+_elementwise("name", "reals", lambda x: jax.ad_checkpoint.checkpoint_name(x, "kept"), reals)
+_elementwise("reduce_precision", "reals", lambda x: lax.reduce_precision(x + 0.01, 8, 3), reals)
+for _power in (2, 3, -1):
+    _elementwise("integer_pow", f"power{_power}", partial(lax.integer_pow, y=_power), reals)
+_elementwise("integer_pow", "bits", partial(lax.integer_pow, y=3), bits)
+for _name in ("real", "imag", "conj", "neg", "abs", "sign", "exp"):
+    _elementwise(_name, "complexes", getattr(primitives, f"{_name}_p").bind if _name == "neg" else getattr(lax, _name), complexes)
+_elementwise("complex", "reals", lax.complex, reals, reals)
+
+for _name in ("add", "sub", "mul", "div", "max", "min", "rem", "pow", "atan2", "nextafter", "eq", "ne", "ge", "gt", "le", "lt"):
+    _elementwise(_name, "reals", getattr(lax, _name), positive if _name == "pow" else reals, reals)
+for _name in ("add", "sub", "mul", "div", "max", "min", "rem", "eq", "ge"):
+    _elementwise(_name, "bits", getattr(lax, _name), bits, bits)
+for _name in ("and", "or", "xor"):
+    _elementwise(_name, "logic", getattr(primitives, f"{_name}_p").bind, booleans, booleans)
+    _elementwise(_name, "bits", getattr(primitives, f"{_name}_p").bind, bits, bits)
+for _name in ("add", "mul", "max"):
+    _elementwise(_name, "row", getattr(lax, _name), reals, row(reals))
+    _elementwise(_name, "scalar", getattr(primitives, f"{_name}_p").bind, reals, scalar(reals))
+    _elementwise(_name, "half", getattr(lax, _name), half, half)
+_elementwise("add", "literal", lambda x: x + 2.0, reals)
+_elementwise("mul", "literal", lambda x: x * 2.0, reals)
+_elementwise("div", "literal", lambda x: x / 2.0, reals)
+_elementwise("sub", "literal", lambda x: 1.0 - x, reals)
+_elementwise("mul", "complexes", lax.mul, complexes, complexes)
+_elementwise("add_any", "reals", primitives.add_jaxvals_p.bind, reals, reals)
+for _name in ("shift_left", "shift_right_logical", "shift_right_arithmetic"):
+    _elementwise(_name, "bits", getattr(lax, _name), bits, shifts)
+for _name in ("eq_to", "le_to", "lt_to"):
+    _elementwise(_name, "special", getattr(primitives, f"{_name}_p").bind, special, special)
+_elementwise("mulhi", "bits", lambda x, y: lax.mulhi(x, y), unsigned, unsigned)
+for _name in ("igamma", "igammac", "igamma_grad_a"):
+    _elementwise(_name, "positive", getattr(primitives, f"{_name}_p").bind, above_one, above_one)
+_elementwise("polygamma", "positive", lax.polygamma, scalar(lambda d: jnp.float32(1)), above_one) if False else None
+_elementwise("polygamma", "positive", lambda m, x: lax.polygamma(jnp.abs(jnp.round(m)), x), above_one, above_one)
+_elementwise("zeta", "positive", lambda x, q: lax.zeta(x + 1, q), above_one, above_one)
+_elementwise("regularized_incomplete_beta", "reals", lambda a, b, x: lax.betainc(a, b, jnp.abs(x)), above_one, above_one, unit)
+_elementwise("clamp", "reals", lambda lo, x, hi: lax.clamp(lo, x, hi), reals, reals, reals)
+_elementwise("clamp", "scalars", lambda x: lax.clamp(-1.0, x, 2.0), reals)
+_elementwise("select_n", "reals", lax.select_n, booleans, reals, reals)
+_elementwise("select_n", "scalar", lambda p, x, y: lax.select_n(p, x, y), scalar(booleans), reals, reals)
+_elementwise("select_n", "zero", lambda p, x: jnp.where(p, x, 0.0), booleans, reals)
+
+
+@sample("select_n")
+def three_branches(draw: Draw) -> Program:
+    n = draw.n(5, 7)
+    return lax.select_n, (draw.ints(n, low=0, high=2), draw.floats(n), draw.floats(n), draw.floats(n))
+
+
+for _title, _kind, _after in (
+    ("widened", half, "float32"),
+    ("narrowed", reals, "bfloat16"),
+    ("truncated", reals, "int32"),
+    ("floated", bits, "float32"),
+    ("logic_floated", booleans, "float32"),
+    ("logic_counted", booleans, "int32"),
+    ("tested", reals, "bool"),
+    ("int_narrowed", bits, "int8"),
+    ("int_widened", partial(Draw.bits, dtype=jnp.int8), "int32"),
+    ("unsigned_widened", partial(Draw.bits, dtype=jnp.uint8), "int32"),
+    ("unsigned", bits, "uint32"),
+    ("made_complex", reals, "complex64"),
+):
+    _elementwise("convert_element_type", _title, partial(lambda x, t: lax.convert_element_type(x, t), t=_after), _kind)
+for _title, _kind, _after in (
+    ("float_bits", reals, "uint32"),
+    ("bits_float", bits, "float32"),
+    ("unsigned", bits, "uint32"),
+    ("halves", reals, "uint16"),
+):
+    _elementwise(
+        "bitcast_convert_type", _title, partial(lambda x, t: lax.bitcast_convert_type(x, t), t=_after), _kind
+    )
+
+
+@sample("bitcast_convert_type")
+def joined_halves(draw: Draw) -> Program:
+    return lambda x: lax.bitcast_convert_type(x, "float32"), (draw.bits(draw.n(5, 7), 2, dtype=jnp.uint16),)
+
+
+@sample("optimization_barrier")
+def one_operand(draw: Draw) -> Program:
+    return lax.optimization_barrier, (draw.floats(*draw.ab),)
+
+
+@sample("optimization_barrier", "device_put")
+def two_operands(draw: Draw) -> Program:
+    def both(x: Any, y: Any) -> Any:
+        return jax.device_put(lax.optimization_barrier((x, y)))
+
+    return both, (draw.floats(*draw.ab), draw.floats(draw.n(6, 5)))
+
+
+@sample("device_put")
+def single(draw: Draw) -> Program:
+    return jax.device_put, (draw.floats(*draw.ab),)
+
+
+def _constrained(draw: Draw) -> Program:
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    return lambda x: lax.with_sharding_constraint(x, sharding), (draw.floats(*draw.ab),)
+
+
+_add("sharding_constraint", "one_device", _constrained)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Contractions
+
+
+def _dot(title: str, numbers: Any, left: Callable[[Draw], Any], right: Callable[[Draw], Any], **params: Any) -> None:
+    _add(
+        "dot_general",
+        title,
+        lambda draw: (partial(lax.dot_general, dimension_numbers=numbers, **params), (left(draw), right(draw))),
+    )
+
+
+_MATRIX = (((1,), (0,)), ((), ()))
+_dot("matrix", _MATRIX, lambda d: d.floats(d.n(5, 7), d.n(4, 6)), lambda d: d.floats(d.n(4, 6), d.n(7, 5)))
+_dot("vector", (((0,), (0,)), ((), ())), lambda d: d.floats(d.n(5, 7)), lambda d: d.floats(d.n(5, 7)))
+_dot("outer", (((), ()), ((), ())), lambda d: d.floats(d.n(5, 7)), lambda d: d.floats(d.n(4, 6)))
+_dot(
+    "batched",
+    (((2,), (1,)), ((0,), (0,))),
+    lambda d: d.floats(d.n(4, 5), d.n(5, 6), d.n(6, 4)),
+    lambda d: d.floats(d.n(4, 5), d.n(6, 4), d.n(7, 3)),
+)
+_dot(
+    "two_contracted",
+    (((0, 1), (0, 1)), ((), ())),
+    lambda d: d.floats(d.n(4, 5), d.n(5, 3), d.n(3, 4)),
+    lambda d: d.floats(d.n(4, 5), d.n(5, 3), d.n(6, 7)),
+)
+_dot(
+    "half_preferred",
+    _MATRIX,
+    lambda d: d.floats(d.n(5, 7), d.n(4, 6), dtype=jnp.bfloat16),
+    lambda d: d.floats(d.n(4, 6), d.n(7, 5), dtype=jnp.bfloat16),
+    preferred_element_type=jnp.float32,
+)
+_dot(
+    "rounded",
+    _MATRIX,
+    lambda d: d.floats(d.n(5, 7), d.n(4, 6), low=-2, high=2),
+    lambda d: d.floats(d.n(4, 6), d.n(7, 5), low=-2, high=2),
+    preferred_element_type=jnp.bfloat16,
+)
+_dot(
+    "bytes_preferred",
+    _MATRIX,
+    lambda d: d.bits(d.n(5, 7), d.n(4, 6), dtype=jnp.int8),
+    lambda d: d.bits(d.n(4, 6), d.n(7, 5), dtype=jnp.int8),
+    preferred_element_type=jnp.int32,
+)
+_dot("integers", _MATRIX, lambda d: d.bits(d.n(5, 7), d.n(4, 6)), lambda d: d.bits(d.n(4, 6), d.n(7, 5)))
+
+
+def _conv(
+    title: str,
+    lhs: Callable[[Draw], tuple[int, ...]],
+    rhs: Callable[[Draw], tuple[int, ...]],
+    dims: tuple[str, str, str],
+    **params: Any,
+) -> None:
+    def make(draw: Draw) -> Program:
+        a, b = draw.floats(*lhs(draw), low=-2, high=2), draw.floats(*rhs(draw), low=-2, high=2)
+        options = {"window_strides": (1,) * (a.ndim - 2), "padding": [(0, 0)] * (a.ndim - 2), **params}
+        return lambda x, y: lax.conv_general_dilated(x, y, dimension_numbers=dims, **options), (a, b)
+
+    _add("conv_general_dilated", title, make)
+
+
+_LINE = ("NWC", "WIO", "NWC")
+_conv("overlapping", lambda d: (d.n(4, 5), 8, d.n(3, 4)), lambda d: (3, d.n(3, 4), d.n(5, 3)), _LINE, padding=[(1, 1)])
+_conv("channels_first", lambda d: (d.n(4, 5), d.n(3, 4), 6), lambda d: (d.n(5, 3), d.n(3, 4), 3), ("NCH", "OIH", "NCH"))
+_conv(
+    "image",
+    lambda d: (d.n(3, 4), 5, 6, d.n(2, 3)),
+    lambda d: (3, 2, d.n(2, 3), d.n(4, 3)),
+    ("NHWC", "HWIO", "NHWC"),
+    window_strides=(2, 1),
+    padding="SAME",
+)
+_conv("pointwise", lambda d: (d.n(4, 5), d.n(6, 7), d.n(3, 4)), lambda d: (1, d.n(3, 4), d.n(5, 3)), _LINE)
+_conv(
+    "patches",
+    lambda d: (d.n(4, 3), 4 * d.n(5, 6), d.n(2, 3)),
+    lambda d: (4, d.n(2, 3), d.n(5, 3)),
+    _LINE,
+    window_strides=(4,),
+)
+_conv(
+    "patch_weights",
+    lambda d: (d.n(2, 3), 4 * d.n(5, 6), d.n(4, 3)),
+    lambda d: (d.n(4, 3), d.n(5, 6), d.n(5, 2)),
+    ("CWN", "IWO", "WNC"),
+    rhs_dilation=(4,),
+)
+_conv(
+    "spread_patches",
+    lambda d: (d.n(4, 3), d.n(5, 6), d.n(2, 3)),
+    lambda d: (3, d.n(2, 3), d.n(5, 3)),
+    _LINE,
+    lhs_dilation=(3,),
+    padding=[(2, 2)],
+)
+_conv("dense", lambda d: (d.n(4, 3), d.n(5, 6), d.n(2, 3)), lambda d: (d.n(5, 6), d.n(2, 3), d.n(5, 3)), _LINE)
+_conv(
+    "grouped",
+    lambda d: (d.n(4, 3), 5, 2 * d.n(3, 4)),
+    lambda d: (2, 2, 3 * d.n(3, 4)),
+    _LINE,
+    feature_group_count=0,
+) if False else None
+
+
+def _grouped(draw: Draw) -> Program:
+    groups = draw.n(4, 5)
+    x, y = draw.floats(draw.n(4, 3), 5, 2 * groups), draw.floats(2, 2, 3 * groups)
+    convolve = partial(lax.conv_general_dilated, window_strides=(1,), padding="VALID", dimension_numbers=_LINE)
+    return lambda a, b: convolve(a, b, feature_group_count=groups), (x, y)
+
+
+def _depthwise(draw: Draw) -> Program:
+    groups = draw.n(4, 5)
+    x, y = draw.floats(draw.n(4, 3), 5, groups), draw.floats(3, 1, groups)
+    convolve = partial(lax.conv_general_dilated, window_strides=(1,), padding="SAME", dimension_numbers=_LINE)
+    return lambda a, b: convolve(a, b, feature_group_count=groups), (x, y)
+
+
+def _batch_grouped(draw: Draw) -> Program:
+    groups = draw.n(4, 5)
+    x, y = draw.floats(2 * groups, 5, draw.n(3, 2)), draw.floats(3, draw.n(3, 2), 3 * groups)
+    convolve = partial(lax.conv_general_dilated, window_strides=(1,), padding="VALID", dimension_numbers=_LINE)
+    return lambda a, b: convolve(a, b, batch_group_count=groups), (x, y)
+
+
+_add("conv_general_dilated", "grouped", _grouped)
+_add("conv_general_dilated", "depthwise", _depthwise)
+_add("conv_general_dilated", "batch_grouped", _batch_grouped)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Movement
+
+
+@sample("broadcast_in_dim")
+def broadcast_scalar(draw: Draw) -> Program:
+    return lambda x: lax.broadcast_in_dim(x, draw.ab, ()), (draw.floats(),)
+
+
+@sample("broadcast_in_dim")
+def broadcast_row(draw: Draw) -> Program:
+    a, b = draw.ab
+    return lambda x: lax.broadcast_in_dim(x, (a, 3, b), (0, 2)), (draw.floats(1, b),)
+
+
+@sample("broadcast_in_dim")
+def new_dimension(draw: Draw) -> Program:
+    return lambda x: lax.expand_dims(x, (1,)), (draw.floats(*draw.ab),)
+
+
+@sample("transpose")
+def transposed(draw: Draw) -> Program:
+    return lambda x: jnp.transpose(x, (2, 0, 1)), (draw.floats(*draw.ab, 3),)
+
+
+@sample("transpose")
+def transposed_logic(draw: Draw) -> Program:
+    return jnp.transpose, (draw.bools(*draw.ab),)
+
+
+@sample("squeeze")
+def squeezed(draw: Draw) -> Program:
+    a, b = draw.ab
+    return lambda x: lax.squeeze(x, (1,)), (draw.floats(a, 1, b),)
+
+
+@sample("rev")
+def reversed_(draw: Draw) -> Program:
+    return lambda x: lax.rev(x, (1,)), (draw.floats(*draw.ab),)
+
+
+@sample("tile")
+def tiled(draw: Draw) -> Program:
+    a, b = draw.ab
+    return lambda x: lax.tile(x, (draw.n(5, 4), 1)), (draw.floats(a, b),)
+
+
+@sample("iota")
+def counting(draw: Draw) -> Program:
+    return lambda: lax.broadcasted_iota(jnp.int32, draw.ab, 1), ()
+
+
+@sample("iota")
+def counting_floats(draw: Draw) -> Program:
+    return lambda: lax.broadcasted_iota(jnp.float32, draw.ab, 0), ()
+
+
+def _reshape(title: str, before: Callable[[Draw], tuple[int, ...]], after: Callable[[Draw], tuple[int, ...]]) -> None:
+    _add("reshape", title, lambda draw: (lambda x: lax.reshape(x, after(draw)), (draw.floats(*before(draw)),)))
+
+
+_reshape("heads_split", lambda d: (3, d.n(4, 5) * 4), lambda d: (3, d.n(4, 5), 4))
+_reshape("heads_merged", lambda d: (3, d.n(4, 5), 4), lambda d: (3, d.n(4, 5) * 4))
+_reshape("flattened", lambda d: (d.n(4, 5), 3, 2), lambda d: (d.n(4, 5) * 6,))
+_reshape("split_twice", lambda d: (d.n(4, 5) * 6,), lambda d: (d.n(4, 5), 3, 2))
+_reshape("across", lambda d: (d.n(4, 5), 6), lambda d: (2 * d.n(4, 5), 3))
+_reshape("common", lambda d: (3 * d.n(4, 5), 2), lambda d: (2 * d.n(4, 5), 3))
+_reshape("two_runs", lambda d: (d.n(4, 5), 2, d.n(5, 4) * 3), lambda d: (2 * d.n(4, 5), d.n(5, 4), 3))
+_reshape("ones", lambda d: (d.n(4, 5), d.n(5, 4)), lambda d: (1, d.n(4, 5), 1, d.n(5, 4), 1))
+_reshape("from_one", lambda d: (1,), lambda d: ())
+
+
+@sample("reshape")
+def of_keys(draw: Draw) -> Program:
+    return lambda k: k.reshape(draw.n(4, 5), 2), (draw.keys(draw.n(8, 10)),)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Joining and slicing
+
+
+@sample("concatenate")
+def concatenated(draw: Draw) -> Program:
+    a, b = draw.ab
+    return lambda x, y: lax.concatenate([x, y], 1), (draw.floats(a, b), draw.floats(a, draw.n(3, 2)))
+
+
+@sample("concatenate")
+def class_token(draw: Draw) -> Program:
+    a, b = draw.ab
+    return lambda x, y, z: lax.concatenate([x, y, z], 0), (draw.floats(1, b), draw.floats(a, b), draw.floats(2, b))
+
+
+@sample("split")
+def split(draw: Draw) -> Program:
+    a, b = draw.ab
+    return lambda x: lax.split(x, (1, b), axis=1), (draw.floats(a, b + 1),)
+
+
+@sample("stack")
+def stacked(draw: Draw) -> Program:
+    return lambda x, y: jnp.stack([x, y], 1), (draw.floats(*draw.ab), draw.floats(*draw.ab))
+
+
+@sample("unstack")
+def unstacked(draw: Draw) -> Program:
+    a, b = draw.ab
+    return lambda x: jnp.unstack(x, axis=1), (draw.floats(a, 2, b),)
+
+
+def _pad(title: str, config: Any, kind: Callable[..., Any] = reals) -> None:
+    _add("pad", title, lambda draw: (lambda x, v: lax.pad(x, v, config), (kind(draw, *draw.ab), kind(draw))))
+
+
+_pad("edges", ((0, 0, 0), (2, 1, 0)))
+_pad("interior", ((1, 2, 2), (0, 0, 0)))
+_pad("cropped", ((0, 0, 0), (-1, 3, 0)))
+_pad("logic", ((0, 0, 0), (0, 2, 0)), booleans)
+
+
+@sample("pad")
+def padded_with_zero(draw: Draw) -> Program:
+    return lambda x: lax.pad(x, 0.0, ((0, 3, 0), (0, 0, 0))), (draw.floats(*draw.ab),)
+
+
+def _slice(title: str, start: Any, limit: Any, stride: Any = None, kind: Callable[..., Any] = reals) -> None:
+    _add("slice", title, lambda draw: (lambda x: lax.slice(x, start, limit, stride), (kind(draw, *draw.slices),)))
+
+
+Draw.slices = property(lambda self: (self.n(8, 10), self.n(4, 5)))  # type: ignore[attr-defined]
+_slice("middle", (2, 0), (7, 4))
+_slice("single", (3, 1), (4, 2))
+_slice("strided", (1, 0), (8, 4), (3, 1))
+_slice("logic", (1, 1), (5, 4), None, booleans)
+_slice("of_integers", (0, 0), (6, 4), None, bits)
+
+
+@sample("slice")
+def every_other(draw: Draw) -> Program:
+    n = draw.n(5, 6)
+    return lambda x: lax.slice(x, (1, 0), (2 * n, 3), (2, 1)), (draw.floats(2 * n, 3),)
+
+
+@sample("slice")
+def sliced_keys(draw: Draw) -> Program:
+    return lambda k: k[1:4], (draw.keys(draw.n(5, 6)),)
+
+
+@sample("dynamic_slice")
+def at_position(draw: Draw) -> Program:
+    n, m = draw.n(7, 9), draw.n(5, 4)
+    return lambda x, i, j: lax.dynamic_slice(x, (i, j), (3, m)), (draw.floats(n, m), jnp.int32(2), jnp.int32(0))
+
+
+@sample("dynamic_slice")
+def past_the_end(draw: Draw) -> Program:
+    n = draw.n(7, 9)
+    return lambda x, i, j: lax.dynamic_slice(x, (i, j), (2, 3)), (draw.floats(n, 6), jnp.uint8(200), jnp.uint8(1))
+
+
+@sample("dynamic_slice")
+def of_logic(draw: Draw) -> Program:
+    return lambda x, i: lax.dynamic_slice(x, (i,), (4,)), (draw.bools(draw.n(9, 11)), jnp.int32(3))
+
+
+@sample("dynamic_update_slice")
+def cache_update(draw: Draw) -> Program:
+    n, m = draw.n(7, 9), draw.n(5, 4)
+    args = (draw.floats(n, m), draw.floats(3, m), jnp.int32(2), jnp.int32(0))
+    return lambda x, u, i, j: lax.dynamic_update_slice(x, u, (i, j)), args
+
+
+@sample("dynamic_update_slice")
+def update_at_the_end(draw: Draw) -> Program:
+    n = draw.n(7, 9)
+    args = (draw.floats(n, 5), draw.floats(2, 3), jnp.int32(100), jnp.int32(1))
+    return lambda x, u, i, j: lax.dynamic_update_slice(x, u, (i, j)), args
+
+
+# ---------------------------------------------------------------------------------------------------
+# Indexing
+
+
+@sample("gather", "scatter-add")
+def embedding(draw: Draw) -> Program:
+    """Forward and backward of a lookup, some indices out of range (they are clipped, and dropped)."""
+    tokens = draw.ints(draw.n(3, 4), draw.n(5, 3), low=-2, high=9)
+
+    def lookup(table: Any, cotangent: Any) -> Any:
+        out, pull = jax.vjp(lambda t: t.at[tokens_in].get(mode="promise_in_bounds"), table)
+        return out, pull(cotangent)
+
+    tokens_in = tokens
+    return (
+        lambda table, cotangent, t: _lookup(table, cotangent, t, "promise_in_bounds"),
+        (draw.floats(draw.n(7, 8), draw.n(4, 3)), draw.floats(*tokens.shape, draw.n(4, 3)), jnp.clip(tokens, 0, 6)),
+    )
+
+
+def _lookup(table: Any, cotangent: Any, tokens: Any, mode: str) -> Any:
+    out, pull = jax.vjp(lambda t: t.at[tokens].get(mode=mode), table)
+    return out, pull(cotangent)
+
+
+def _embedding(mode: str) -> None:
+    def make(draw: Draw) -> Program:
+        tokens = draw.ints(draw.n(3, 4), draw.n(5, 3), low=-20, high=20)
+        table = draw.floats(draw.n(7, 8), draw.n(4, 3))
+        return partial(_lookup, mode=mode), (table, draw.floats(*tokens.shape, draw.n(4, 3)), tokens)
+
+    _add("gather", f"embedding_{mode}", make)
+    _add("scatter-add", f"embedding_{mode}", make)
+
+
+_embedding("fill")
+_embedding("clip")
+
+
+@sample("gather", "scatter-add")
+def along_axis(draw: Draw) -> Program:
+    """Forward and backward of take_along_axis: batching dimensions."""
+    b, v = draw.n(5, 4), draw.n(7, 8)
+
+    def pick(x: Any, i: Any, cotangent: Any) -> Any:
+        out, pull = jax.vjp(lambda y: jnp.take_along_axis(y, i, axis=1), x)
+        return out, pull(cotangent)
+
+    return pick, (draw.floats(b, v), draw.ints(b, 2, low=-9, high=9), draw.floats(b, 2))
+
+
+@sample("gather", "scatter-add")
+def one_index(draw: Draw) -> Program:
+    """x[:, 0]: the indices are a single vector."""
+    a, b = draw.ab
+
+    def pick(x: Any, i: Any, cotangent: Any) -> Any:
+        out, pull = jax.vjp(lambda y: y[:, i], x)
+        return out, pull(cotangent)
+
+    return pick, (draw.floats(a, b), jnp.int32(1), draw.floats(a))
+
+
+@sample("gather", "scatter-add")
+def two_indices(draw: Draw) -> Program:
+    """x[i, :, j]: two indexed dimensions, some indices out of range."""
+    n = draw.n(6, 5)
+    shape = (draw.n(5, 6), 3, draw.n(4, 5))
+
+    def pick(x: Any, i: Any, j: Any, cotangent: Any) -> Any:
+        out, pull = jax.vjp(lambda y: y.at[i, :, j].get(mode="fill", fill_value=0), x)
+        return out, pull(cotangent)
+
+    indices = (draw.ints(n, low=-9, high=9), draw.ints(n, low=-9, high=9))
+    return pick, (draw.floats(*shape), *indices, draw.floats(n, 3))
+
+
+@sample("gather")
+def windows(draw: Draw) -> Program:
+    """Windows of three rows, clamped at the end."""
+    numbers = lax.GatherDimensionNumbers((1, 2), (), (0,))
+    n, m = draw.n(7, 9), draw.n(4, 5)
+    return (
+        lambda x, i: lax.gather(x, i, numbers, (3, m), mode="clip"),
+        (draw.floats(n, m), draw.ints(draw.n(5, 4), 1, low=-3, high=12)),
+    )
+
+
+def _gather_as(title: str, table: Callable[[Draw], Any], **params: Any) -> None:
+    def make(draw: Draw) -> Program:
+        index = draw.ints(draw.n(5, 6), low=-12, high=12, dtype=params.get("dtype", jnp.int32))
+        options = {"mode": "fill", **{k: v for k, v in params.items() if k != "dtype"}}
+        return lambda x, i: x.at[i].get(**options), (table(draw), index)
+
+    _add("gather", title, make)
+
+
+_gather_as("logic", lambda d: d.bools(d.n(7, 8)))
+_gather_as("integers", lambda d: d.bits(d.n(7, 8)))
+_gather_as("keys", lambda d: d.keys(d.n(7, 8)), mode="clip")
+_gather_as("filled", lambda d: d.floats(d.n(7, 8)), fill_value=3.0)
+_gather_as("byte_indices", lambda d: d.floats(d.n(7, 8)), dtype=jnp.int8)
+_gather_as("many_rows", lambda d: d.floats(d.n(200, 210)), dtype=jnp.int8, mode="clip")
+
+
+@sample("scatter")
+def set_unique(draw: Draw) -> Program:
+    n, m = draw.n(7, 8), draw.n(4, 3)
+    index = jnp.asarray(draw.rng.permutation(n + 2)[:5] - 1)
+    return (
+        lambda x, i, u: x.at[i].set(u, unique_indices=True, mode="drop"),
+        (draw.floats(n, m), index, draw.floats(5, m)),
+    )
+
+
+@sample("scatter")
+def set_one(draw: Draw) -> Program:
+    n, m = draw.n(7, 8), draw.n(4, 3)
+    return lambda x, u: x.at[2].set(u), (draw.floats(n, m), draw.floats(m))
+
+
+def _scattered(name: str, method: str, mode: str = "drop") -> None:
+    def make(draw: Draw) -> Program:
+        n, m = draw.n(7, 8), draw.n(4, 3)
+        index = draw.ints(draw.n(5, 6), low=-12, high=12)
+        return (
+            lambda x, i, u: getattr(x.at[i], method)(u, mode=mode),
+            (draw.floats(n, m), index, draw.floats(len(index), m)),
+        )
+
+    _add(name, f"{method}_{mode}", make)
+
+
+_scattered("scatter", "set")
+_scattered("scatter-mul", "multiply")
+_scattered("scatter-max", "max")
+_scattered("scatter-min", "min")
+_scattered("scatter-sub", "subtract")
+_scattered("scatter-max", "max", "clip")
+_scattered("scatter-add", "add", "clip")
+
+
+# ---------------------------------------------------------------------------------------------------
+# Reductions
+
+
+for _name in ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "argmax", "argmin"):
+    _function = getattr(jnp, _name.removeprefix("reduce_"))
+    _add(_name, "one_axis", partial(lambda d, f: (partial(f, axis=1), (d.floats(*d.ab, 3),)), f=_function).__call__) if False else None
+
+
+def _reduction(name: str, function: Callable[..., Any], kind: Callable[..., Any], title: str, axis: Any) -> None:
+    _add(name, title, lambda draw: (lambda x: function(x, axis=axis), (kind(draw, *draw.ab, 3),)))
+
+
+for _name in ("sum", "max", "min", "prod"):
+    _reduction(f"reduce_{_name}", getattr(jnp, _name), reals, "one_axis", 1)
+    _reduction(f"reduce_{_name}", getattr(jnp, _name), reals, "two_axes", (0, 2))
+    _reduction(f"reduce_{_name}", getattr(jnp, _name), bits, "bits", 0)
+_reduction("reduce_max", jnp.max, reals, "all", None)
+_reduction("reduce_and", jnp.all, booleans, "logic", 1)
+_reduction("reduce_or", jnp.any, booleans, "logic", 1)
+for _name in ("and", "or", "xor"):
+    _bind = getattr(primitives, f"reduce_{_name}_p").bind
+    _add(f"reduce_{_name}", "bits", partial(lambda d, f: (lambda x: f(x, axes=(0,)), (d.bits(*d.ab),)), f=_bind))
+for _name in ("argmax", "argmin"):
+    _reduction(_name, getattr(jnp, _name), reals, "one_axis", 1)
+for _name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
+    _reduction(_name, getattr(lax, _name), reals, "running", 1)
+_reduction("cumsum", partial(lax.cumsum, reverse=True), bits, "backwards", 0)
+_reduction("sort", lambda x, axis: lax.sort(x, dimension=axis), reals, "alone", 1)
+_reduction("top_k", lambda x, axis: lax.top_k(x, 2, axis=axis), reals, "one_axis", 1)
+
+
+@sample("sort")
+def sorted_pairs(draw: Draw) -> Program:
+    a, b = draw.ab
+    return lambda x, y: lax.sort((x, y), dimension=0, num_keys=1), (draw.floats(a, b), draw.floats(a, b))
+
+
+@sample("reduce")
+def custom_reduction(draw: Draw) -> Program:
+    return lambda x: lax.reduce(x, np.float32(0), lambda a, b: a + 2 * b, (1,)), (draw.floats(*draw.ab),)
+
+
+for _name in ("psum", "pmax", "pmin"):
+    _add(
+        _name,
+        "over_vmap",
+        partial(
+            lambda d, f: (jax.vmap(lambda x: f(x, "i"), axis_name="i", out_axes=None), (d.floats(*d.ab),)),
+            f=getattr(lax, _name),
+        ),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------
+# Windows
+
+
+def _pool(size: tuple[int, ...], strides: tuple[int, ...], padding: Any) -> dict[str, Callable[..., Any]]:
+    """Windowed reductions and, by differentiating them, what belongs to them."""
+
+    def window(x: Any, start: Any, function: Any) -> Any:
+        return lax.reduce_window(x, start, function, size, strides, padding)
+
+    def largest(x: Any) -> Any:
+        return window(x, -jnp.inf, lax.max)
+
+    return {
+        "reduce_window_sum": lambda x: window(x, 0.0, lax.add),
+        "reduce_window_max": largest,
+        "reduce_window_min": lambda x: window(x, jnp.inf, lax.min),
+        "reduce_window": lambda x: window(x, np.float32(0), lambda a, b: a + 2 * b),
+        "select_and_scatter_add": lambda x: jax.vjp(largest, x)[1](2 * largest(x)),
+        "select_and_gather_add": lambda x: jax.jvp(largest, (x,), (jnp.sin(8 * x),))[1],
+    }
+
+
+for _title, _pooling in {
+    "side_by_side": ((1, 2, 1), (1, 2, 1), "VALID"),
+    "overlapping": ((1, 3, 1), (1, 2, 1), "VALID"),
+    "padded": ((1, 3, 1), (1, 1, 1), "SAME"),
+    "sparse": ((1, 2, 1), (1, 3, 1), "VALID"),
+}.items():
+    for _name, _function in _pool(*_pooling).items():
+        _add(
+            _name,
+            _title,
+            partial(lambda d, f: (f, (jnp.asarray(d.rng.permutation(d.n(4, 3) * d.n(12, 18) * 2), jnp.float32).reshape(d.n(4, 3), d.n(12, 18), 2) / 4 - 7,)), f=_function),
+        )
+
+
+# ---------------------------------------------------------------------------------------------------
+# Random numbers
+
+
+for _width in (8, 16, 32):
+    _add(
+        "random_bits",
+        f"bits{_width}",
+        partial(lambda d, w: (lambda k: jax.random.bits(k, (d.n(5, 7), 3, 4), f"uint{w}"), (d.keys(),)), w=_width),
+    )
+
+
+@sample("random_bits")
+def per_key_bits(draw: Draw) -> Program:
+    shape = draw.ab
+    return jax.vmap(lambda k: jax.random.bits(k, shape)), (draw.keys(draw.n(4, 5)),)
+
+
+@sample("random_bits", "random_wrap")
+def other_generator(draw: Draw) -> Program:
+    def bits(data: Any) -> Any:
+        return jax.random.bits(jax.random.wrap_key_data(data, impl="rbg"), draw.ab)
+
+    return bits, (draw.bits(4, dtype=jnp.uint32),)
+
+
+@sample("random_wrap")
+def wrapped(draw: Draw) -> Program:
+    return jax.random.wrap_key_data, (draw.bits(draw.n(5, 4), 2, dtype=jnp.uint32),)
+
+
+@sample("random_unwrap")
+def unwrapped(draw: Draw) -> Program:
+    return jax.random.key_data, (draw.keys(draw.n(5, 4)),)
+
+
+@sample("random_seed")
+def seeded(draw: Draw) -> Program:
+    return jax.vmap(jax.random.key), (draw.ints(draw.n(5, 4)),)
+
+
+@sample("random_fold_in")
+def folded(draw: Draw) -> Program:
+    n = draw.n(5, 4)
+    return jax.vmap(jax.random.fold_in), (draw.keys(n), draw.ints(n, low=0))
+
+
+@sample("random_fold_in")
+def folded_one(draw: Draw) -> Program:
+    return jax.random.fold_in, (draw.keys(), jnp.uint32(3))
+
+
+@sample("random_split")
+def split_keys(draw: Draw) -> Program:
+    return jax.vmap(lambda k: jax.random.split(k, 3)), (draw.keys(draw.n(5, 4)),)
+
+
+@sample("random_clone")
+def cloned(draw: Draw) -> Program:
+    return jax.random.clone, (draw.keys(draw.n(5, 4)),)
+
+
+@sample("threefry2x32")
+def hashed(draw: Draw) -> Program:
+    operands = tuple(draw.bits(draw.n(5, 7), dtype=jnp.uint32) for _ in range(4))
+    return lambda a, b, c, d: threefry2x32_p.bind(a, b, c, d), operands
+
+
+@sample("random_gamma")
+def gamma(draw: Draw) -> Program:
+    return lambda k: jax.random.gamma(k, 2.0, (draw.n(5, 4),)), (draw.keys(),)
+
+
+@sample("rng_bit_generator")
+def generated(draw: Draw) -> Program:
+    return lambda k: lax.rng_bit_generator(k, draw.ab), (draw.bits(4, dtype=jnp.uint32),)
+
+
+@sample("rng_uniform")
+def uniform(draw: Draw) -> Program:
+    return lambda a, b: lax.rng_uniform(a, b, draw.ab), (jnp.float32(0), jnp.float32(1))
