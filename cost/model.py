@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.cost.device import DeviceType
-from shardwright.cost.fleet import Fleet
+from shardwright.cost.fleet import DeviceClass, Fleet
 from shardwright.cost.moves import Ring, prices
-from shardwright.cost.share_cost import Floats, ShareCost
+from shardwright.cost.share_cost import ShareCost
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import Equation, TensorType
 from shardwright.ir.placement import Placement, Shard
@@ -40,6 +40,7 @@ class CostModel:
     Attributes:
         fleet: the fleet.
         assumptions: what had to be assumed, in words, collected while pricing.
+        classes: the fleet's device classes.
         types: device type of every class.
         counts: devices of every class.
         class_of: class of every device.
@@ -48,6 +49,7 @@ class CostModel:
 
     fleet: Fleet
     assumptions: dict[str, None] = field(default_factory=dict[str, None])
+    classes: tuple[DeviceClass, ...] = field(init=False)
     types: tuple[DeviceType, ...] = field(init=False)
     counts: np.typing.NDArray[np.int64] = field(init=False)
     class_of: np.typing.NDArray[np.int64] = field(init=False)
@@ -55,7 +57,7 @@ class CostModel:
     _moves: dict[tuple[str, str, int, Placement, Placement], ShareCost] = field(init=False)
 
     def __post_init__(self) -> None:
-        classes = self.fleet.classes
+        classes = self.classes = self.fleet.classes
         self.types = tuple(c.type for c in classes)
         self.counts = np.array([len(c.members) for c in classes], dtype=np.int64)
         self.class_of = np.zeros(len(self.fleet.devices), dtype=np.int64)
@@ -109,13 +111,6 @@ class CostModel:
         if key not in self._moves:
             self._moves[key] = prices()[kind, strategy](self.ring, tensor.nbytes, len(self.types))
         return self._moves[key]
-
-    def best_strategy(
-        self, kind: str, tensor: TensorType, pre: Placement, post: Placement, shares: Floats
-    ) -> tuple[str, ShareCost]:
-        """The cheapest strategy of a collective at the given class shares; the first listed wins a tie."""
-        options = [(s, self.move(kind, s, tensor, pre, post)) for s in collectives()[kind].strategies]
-        return min(options, key=lambda option: round(option[1].exact(shares), 15))
 
     def floor(self, cost: ShareCost) -> float:
         """What `cost` is at least, whatever the shares."""

@@ -19,11 +19,12 @@ shares (for the bound). Factors of equal key have equal tables; repeated layers 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
+from shardwright.cost.bill import Cut, Shares, cut_of
 from shardwright.cost.model import CostModel, Traffic
 from shardwright.cost.share_cost import Floats, ShareCost
 from shardwright.ir.collectives import registry as collectives
@@ -33,8 +34,8 @@ from shardwright.ir.regions import outer_placement
 from shardwright.ir.rules import Rule, Signature
 from shardwright.synth.conversions import Conversions, Costs, Domain
 
-#: Prices one instruction: a ShareCost at the shares of the search, or its floor for the bound.
-Evaluate: TypeAlias = Callable[[ShareCost], float]
+#: Prices one instruction and the axis it cuts: at the rounded shares of the search, or its floor for the bound.
+Evaluate: TypeAlias = Callable[[ShareCost, Cut | None], float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +91,10 @@ class EquationFactor:
 
     def parts(self, prices: Prices, signature: Signature) -> tuple[float, list[Costs]]:
         """Seconds of the kernel, and per choice in scope the seconds of conversions by holding."""
-        kernel = prices.evaluate(prices.model.compute(self.equation, self.rule, signature, self.traffic))
+        equation = self.equation
+        tensors = (*equation.input_types, *equation.output_types)
+        cost = prices.model.compute(equation, self.rule, signature, self.traffic)
+        kernel = prices.evaluate(cost, cut_of(tensors, (*signature.ins, *signature.outs)))
         scope = self.scope
         vectors = [np.zeros(len(choice.domain.holdings)) for choice in scope]
         for slot, placement in zip(self.slots, (*signature.ins, *signature.outs), strict=True):
@@ -111,11 +115,12 @@ class EquationFactor:
 
     def best(self, prices: Prices, assignment: Sequence[int]) -> Signature:
         """The cheapest signature under an assignment; the first of equals."""
+        scope = self.scope
+        at = tuple(assignment[choice.index] for choice in scope)
 
         def seconds(signature: Signature) -> float:
             kernel, vectors = self.parts(prices, signature)
-            held = (float(v[assignment[c.index]]) for c, v in zip(self.scope, vectors, strict=True))
-            return round(kernel + sum(held), 15)
+            return round(kernel + sum(float(v[k]) for v, k in zip(vectors, at, strict=True)), 15)
 
         return min(self.signatures, key=seconds)
 
@@ -174,44 +179,57 @@ def _outer_sum(kernel: float, vectors: Sequence[Costs]) -> Floats:
 Factor: TypeAlias = EquationFactor | LinkFactor
 
 
-@dataclass(slots=True)
 class Prices:
-    """One set of prices: how a ShareCost becomes a number."""
+    """One set of prices: how costs become numbers. Tables and best signatures are shared between equal factors."""
 
-    model: CostModel
-    evaluate: Evaluate
-    shares: Floats | None
-    allowed: frozenset[str] | None = None
-    convert: Conversions = field(init=False)
-    _tables: dict[tuple[object, ...], Floats] = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, model: CostModel, evaluate: Evaluate, allowed: frozenset[str] | None = None) -> None:
+        self.model = model
+        self.evaluate = evaluate
         self.convert = Conversions(self.step)
-        self._tables = {}
+        self._allowed = allowed
+        self._tables: dict[tuple[object, ...], Floats] = {}
+        self._best: dict[tuple[object, ...], Signature] = {}
 
     @staticmethod
-    def at(model: CostModel, shares: Floats, allowed: frozenset[str] | None = None) -> Prices:
-        """Prices at given shares per class; `allowed` restricts the kinds of moves (for baselines)."""
-        return Prices(model, lambda cost: cost.exact(shares), shares, allowed)
+    def at(model: CostModel, ratios: Sequence[float], allowed: frozenset[str] | None = None) -> Prices:
+        """Prices at the shares per device that `ratios` round to.
+
+        Args:
+            model: prices instructions.
+            ratios: share per device of the fleet.
+            allowed: kinds of exchanges that may be used at all (for baselines); None for all.
+        """
+        return Prices(model, Shares(ratios, model.class_of).seconds, allowed)
 
     @staticmethod
     def floors(model: CostModel) -> Prices:
         """What every instruction costs at least, under shares of its own."""
-        return Prices(model, model.floor, None)
+        return Prices(model, lambda cost, cut: model.floor(cost))
+
+    def strategy(self, kind: str, tensor: TensorType, pre: Placement, post: Placement) -> tuple[str, float]:
+        """The cheapest strategy of one move and its seconds; the first listed wins a tie."""
+        collective = collectives()[kind]
+        if self._allowed is not None and not collective.local and kind not in self._allowed:
+            return collective.strategies[0], np.inf
+        cut = cut_of((tensor, tensor), (pre, post))
+        costs = [(s, self.model.move(kind, s, tensor, pre, post)) for s in collective.strategies]
+        options = [(s, self.evaluate(cost, cut)) for s, cost in costs]
+        return min(options, key=lambda option: round(option[1], 15))
 
     def step(self, kind: str, tensor: TensorType, pre: Placement, post: Placement) -> float:
         """Seconds of one move by its cheapest strategy."""
-        collective = collectives()[kind]
-        if self.allowed is not None and not collective.local and kind not in self.allowed:
-            return np.inf
-        strategies = collective.strategies
-        return min(self.evaluate(self.model.move(kind, s, tensor, pre, post)) for s in strategies)
+        return self.strategy(kind, tensor, pre, post)[1]
 
     def table(self, factor: Factor) -> Floats:
-        """The factor's table, shared between factors of equal key."""
+        """The factor's table."""
         key = factor.key()
         if key not in self._tables:
             self._tables[key] = factor.table(self)
         return self._tables[key]
 
-
+    def best(self, factor: EquationFactor, assignment: Sequence[int]) -> Signature:
+        """The factor's cheapest signature under an assignment."""
+        key = (*factor.key(), *(assignment[choice.index] for choice in factor.scope))
+        if key not in self._best:
+            self._best[key] = factor.best(self, assignment)
+        return self._best[key]

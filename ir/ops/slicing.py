@@ -7,6 +7,7 @@ stretch of the slice from a whole operand.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from shardwright.ir.graph import Equation
@@ -16,42 +17,44 @@ from shardwright.ir.rules import Extent, Local, OpDef, Rule, register
 
 def _slice(equation: Equation) -> Rule:
     source, target = equation.inputs[0].type, equation.output_types[0]
-    starts, strides = equation.params["start_indices"], equation.params["strides"] or (1,) * source.rank
     ins, outs = list(names("e", source.rank)), list(names("e", source.rank))
     for i, (size, out) in enumerate(zip(source.shape, target.shape, strict=True)):
-        if size == out:
-            continue
-        if strides[i] > 1 and starts[i] < strides[i] and size == out * strides[i]:
-            ins[i] = f"(e{i} {strides[i]})"  # one of every `stride` elements, which stay together
-        else:
+        stride = _side_by_side(equation.params, i, size, out)
+        if stride > 1:
+            ins[i] = f"(e{i} {stride})"
+        elif not stride:
             ins[i], outs[i] = f"x{i}", f"y{i}"
     return Rule(
         string([ins], [outs]), placing(source.dtype), linear="each", monotone="each", flop_per_point=0.0
     )
 
 
+def _side_by_side(params: Mapping[str, Any], dim: int, size: int, out: int) -> int:
+    """k where the slice takes one of every k elements, so that k stay together; 0 where it cuts some off."""
+    stride = params["strides"][dim] if params["strides"] else 1
+    return stride if size == out * stride and params["start_indices"][dim] < stride else 0
+
+
 def _localize_slice(local: Local, operand: Any) -> Any:
-    rank = len(local.inputs[0])
-    starts, limits = list(local.params["start_indices"]), list(local.params["limit_indices"])
-    strides = list(local.params["strides"] or (1,) * rank)
-    padding = [(0, 0, 0)] * rank
+    params = local.params
+    starts, limits = list(params["start_indices"]), list(params["limit_indices"])
+    padding = [(0, 0, 0)] * len(starts)
     for i, (into, out) in enumerate(zip(local.inputs[0], local.outputs[0], strict=True)):
-        start, stride = starts[i], strides[i]
-        if not into.whole and not out.whole:  # shards through
+        start, stride = starts[i], params["strides"][i] if params["strides"] else 1
+        first, last = out.offset, out.offset + out.length
+        if _side_by_side(params, i, into.size, out.size):
             limits[i] = into.length
-        elif not into.whole:
-            # Results first..last of the slice lie in this stretch.
+            continue
+        if not into.whole:
+            # Which elements of the slice lie in this stretch.
             first = max(0, -(-(into.offset - start) // stride))
-            last = min(out.size, -(-(into.offset + into.length - start) // stride))
-            held = max(0, last - first)
-            starts[i] = start + first * stride - into.offset if held else 0
-            limits[i] = starts[i] + (held - 1) * stride + 1 if held else 0
-            padding[i] = (first, out.size - last, 0) if held else (out.size, 0, 0)
-        elif not out.whole:
-            starts[i] = start + out.offset * stride
-            limits[i] = starts[i] + (out.length - 1) * stride + 1 if out.length else starts[i]
-    params = {"start_indices": tuple(starts), "limit_indices": tuple(limits)}
-    result = local.bind(operand, **params, strides=local.params["strides"])
+            last = max(first, min(out.size, -(-(into.offset + into.length - start) // stride)))
+            padding[i] = (first, out.size - last, 0) if first < last else (out.size, 0, 0)
+        starts[i] = start + first * stride - into.offset if first < last else 0
+        limits[i] = starts[i] + (last - first - 1) * stride + 1 if first < last else 0
+    result = local.bind(
+        operand, start_indices=tuple(starts), limit_indices=tuple(limits), strides=params["strides"]
+    )
     if any(map(any, padding)):
         return local.jax.lax.pad(result, local.jax.numpy.zeros((), operand.dtype), padding)
     return result
@@ -72,23 +75,23 @@ def _dynamic_slice(equation: Equation) -> Rule:
 
 def _localize_dynamic_slice(local: Local, operand: Any, *starts: Any) -> Any:
     jnp = local.jax.numpy
-    starts, sizes = list(starts), list(local.params["slice_sizes"])
+    at, sizes = list(starts), list(local.params["slice_sizes"])
     masked: list[int] = []
     for i, (into, out) in enumerate(zip(local.inputs[0], local.outputs[0], strict=True)):
         if into.size == out.size:
-            starts[i], sizes[i] = jnp.zeros((), "int32"), into.length
+            at[i], sizes[i] = jnp.zeros((), "int32"), into.length
             continue
-        starts[i] = clamped(local.jax, starts[i], into.size - out.size)
+        at[i] = clamped(local.jax, at[i], into.size - out.size)
         if into.whole:
-            starts[i], sizes[i] = starts[i] + out.offset, out.length
+            at[i], sizes[i] = at[i] + out.offset, out.length
         else:
             masked.append(i)
-    kept = [jnp.zeros((), "int32") if i in masked else start for i, start in enumerate(starts)]
+    kept = [jnp.zeros((), "int32") if i in masked else start for i, start in enumerate(at)]
     sizes = [local.inputs[0][i].length if i in masked else size for i, size in enumerate(sizes)]
     result = local.bind(operand, *_one_dtype(kept), slice_sizes=tuple(sizes))
     for i in masked:
         extent, wanted = local.inputs[0][i], jnp.arange(local.outputs[0][i].size)
-        result = _masked_take(local.jax, result, i, starts[i] + wanted.astype(starts[i].dtype), extent)
+        result = _masked_take(local.jax, result, i, at[i] + wanted.astype(at[i].dtype), extent)
     return result
 
 

@@ -1,0 +1,117 @@
+"""A program's bill: every instruction with its cost, as search, LP and re-costing see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.cost.model import CostModel, Traffic
+from shardwright.cost.share_cost import Floats, ShareCost
+from shardwright.cost.traffic import traffic
+from shardwright.ir.collectives import registry as collectives
+from shardwright.ir.graph import Equation, Graph, TensorType
+from shardwright.ir.placement import Placement, Shard, lengths
+from shardwright.ir.program import Compute, Loop, Move, Program
+from shardwright.ir.regions import boundary
+from shardwright.ir.rules import rule_of
+
+
+#: Size and unit of a sharded axis.
+Cut: TypeAlias = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One line of a bill.
+
+    Attributes:
+        label: primitive, or collective and strategy.
+        cost: seconds by shares, for one execution.
+        weight: executions per step.
+        cut: size and unit of the axis whose shares matter, None where none is cut.
+        exchange: whether devices talk to each other.
+    """
+
+    label: str
+    cost: ShareCost
+    weight: float
+    cut: Cut | None
+    exchange: bool
+
+
+def bill(program: Program, graph: Graph, model: CostModel, weight: float = 1.0) -> list[Item]:
+    """All items of a program in execution order, loops unrolled into weights."""
+    return list(_items(program, graph, model, weight))
+
+
+def _items(program: Program, graph: Graph, model: CostModel, weight: float) -> Iterator[Item]:
+    through_memory: Mapping[Equation, Traffic] = traffic(graph)
+    types = {value.index: value.type for value in graph.values()}
+    for instruction in program.instructions:
+        if isinstance(instruction, Move):
+            tensor = types[instruction.value]
+            cost = model.move(instruction.kind, instruction.strategy, tensor, instruction.pre, instruction.post)
+            # The share that varies is that of what is sent in stretches: before, or else after.
+            cut = cut_of((tensor, tensor), (instruction.pre, instruction.post))
+            label = f"{instruction.kind}.{instruction.strategy}".rstrip(".")
+            yield Item(label, cost, weight, cut, not collectives()[instruction.kind].local)
+            continue
+        equation = graph.equations[instruction.equation]
+        if isinstance(instruction, Loop):
+            trips = [1 if trip is None else trip for trip in boundary(equation).trips]
+            for body, region, trip in zip(instruction.bodies, equation.regions, trips, strict=True):
+                yield from _items(body, region, model, weight * trip)
+            continue
+        assert isinstance(instruction, Compute)
+        signature = instruction.signature
+        cost = model.compute(equation, rule_of(equation), signature, through_memory[equation])
+        tensors = (*equation.input_types, *equation.output_types)
+        yield Item(equation.primitive, cost, weight, cut_of(tensors, (*signature.ins, *signature.outs)), False)
+
+
+def cut_of(tensors: Sequence[TensorType], placements: Sequence[Placement]) -> Cut | None:
+    """Size and unit of the axis that an instruction cuts: of the first sharded tensor."""
+    for tensor, placement in zip(tensors, placements, strict=True):
+        if isinstance(placement, Shard):
+            return tensor.shape[placement.dim], placement.unit
+    return None
+
+
+class Shares:
+    """Shares per device after rounding, for every axis that is cut, and what instructions cost at them."""
+
+    def __init__(self, ratios: Sequence[float], class_of: NDArray[np.int64]) -> None:
+        self.ratios = tuple(float(r) for r in ratios)
+        self.class_of = class_of
+        self._known: dict[int, Floats] = {}
+        self._seconds: dict[tuple[ShareCost, int], float] = {}
+
+    def of(self, cut: Cut | None) -> Floats:
+        """Share of every device of an axis of (size, unit); only its number of units matters."""
+        if cut is None:
+            return np.asarray(self.ratios)
+        units = cut[0] // cut[1]
+        if units not in self._known:
+            self._known[units] = np.asarray(lengths(units, 1, self.ratios)) / units
+        return self._known[units]
+
+    def per_device(self, cost: ShareCost, cut: Cut | None) -> Floats:
+        """Seconds of every device."""
+        return cost.per_device(self.of(cut), self.class_of)
+
+    def seconds(self, cost: ShareCost, cut: Cut | None) -> float:
+        """Seconds of the slowest device."""
+        key = (cost, cut[0] // cut[1] if cut is not None else 0)
+        if key not in self._seconds:
+            self._seconds[key] = float(self.per_device(cost, cut).max())
+        return self._seconds[key]
+
+
+def seconds(items: Sequence[Item], model: CostModel, ratios: Sequence[float]) -> float:
+    """cost_s: the sum over instructions of the maximum over devices, at the rounded shard sizes."""
+    shares = Shares(ratios, model.class_of)
+    return float(sum(item.weight * shares.seconds(item.cost, item.cut) for item in items))

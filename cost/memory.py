@@ -1,0 +1,140 @@
+"""Bytes that each device holds over a program, by liveness.
+
+A property (a value in a placement) is allocated where it is established and freed after its last use;
+inputs and state live throughout, and a state output takes over its input's buffer. Tensors that XLA
+keeps in registers are not counted; neither are its scratch buffers nor padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from shardwright.cost.share_cost import Floats
+from shardwright.cost.traffic import traffic
+from shardwright.ir.graph import Graph, TensorType, Value
+from shardwright.ir.placement import Placement, Shard
+from shardwright.ir.program import Instruction, Loop, Move, Program
+
+_Key: TypeAlias = tuple[int, Placement]
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes over time as affine functions of a device's share: `fixed[t] + shared[t] * share`.
+
+    Only moments that can be the peak under some share are kept (the Pareto front).
+    """
+
+    fixed: Floats
+    shared: Floats
+
+    def peak(self, share: Floats) -> Floats:
+        """Peak bytes of devices with these shares."""
+        return (self.fixed[:, None] + self.shared[:, None] * share[None, :]).max(axis=0)
+
+
+def footprint(program: Program, graph: Graph) -> Footprint:
+    """The program's memory over time; loop bodies add their own peak moments to that of the loop."""
+    return _front(_moments(program, graph, top=True))
+
+
+def peak_bytes(program: Program, graph: Graph, ratios: Sequence[float]) -> tuple[int, ...]:
+    """Peak bytes of every device at its ratio."""
+    return tuple(int(b) for b in footprint(program, graph).peak(np.asarray(ratios)))
+
+
+def _size(tensor: TensorType, placement: Placement) -> tuple[float, float]:
+    return (0.0, float(tensor.nbytes)) if isinstance(placement, Shard) else (float(tensor.nbytes), 0.0)
+
+
+def _moments(program: Program, graph: Graph, top: bool) -> Floats:
+    """(time, 2): fixed and shared bytes after every instruction."""
+    types = {value.index: value.type for value in graph.values()}
+    stored = _stored(graph)
+    inputs = [(v.index, p) for v, p in zip(graph.inputs, program.inputs, strict=True)]
+    handed_out = [
+        (a.index, p) for a, p in zip(graph.outputs, program.outputs, strict=True) if isinstance(a, Value)
+    ]
+    reused = {handed_out_key for out, handed_out_key in enumerate(_keys(graph, program)) if out in graph.state}
+    end = len(program.instructions)
+    last: dict[_Key, int] = dict.fromkeys(handed_out, end)
+    for time, instruction in enumerate(program.instructions):
+        for key in _read(instruction, graph):
+            last[key] = max(last.get(key, 0), time)
+    change = np.zeros((end + 2, 2))
+    for key in inputs if top else ():
+        change[0] += _size(types[key[0]], key[1])
+    seen = set(inputs)
+    inner: list[tuple[int, Floats]] = []
+    for time, instruction in enumerate(program.instructions):
+        if isinstance(instruction, Loop):
+            regions = graph.equations[instruction.equation].regions
+            bodies = [_moments(b, r, top=False) for b, r in zip(instruction.bodies, regions, strict=True)]
+            inner.extend((time, _front_array(body)) for body in bodies)
+        for key in _made(instruction, graph):
+            if key in seen or key[0] not in stored or (key in reused and top):
+                continue
+            seen.add(key)
+            size = np.asarray(_size(types[key[0]], key[1]))
+            change[time + 1] += size
+            freed = last.get(key, time) + 2
+            if freed < end + 2:
+                change[freed] -= size
+    over_time = change.cumsum(axis=0)
+    extra = [over_time[time] + rows for time, rows in inner]
+    return np.concatenate([over_time, *extra])
+
+
+def _keys(graph: Graph, program: Program) -> Iterator[_Key | None]:
+    for atom, placement in zip(graph.outputs, program.outputs, strict=True):
+        yield (atom.index, placement) if isinstance(atom, Value) else None
+
+
+def _stored(graph: Graph) -> set[int]:
+    """Values that are written to memory."""
+    through = traffic(graph)
+    found = {value.index for value in graph.inputs}
+    for equation in graph.equations:
+        if equation not in through or equation.regions:
+            found.update(v.index for v in equation.outputs)
+            continue
+        found.update(v.index for v, out in zip(equation.outputs, through[equation].outs, strict=True) if out)
+    return found
+
+
+def _read(instruction: Instruction, graph: Graph) -> list[_Key]:
+    if isinstance(instruction, Move):
+        return [(instruction.value, instruction.pre)]
+    equation = graph.equations[instruction.equation]
+    pairs = zip(equation.inputs, instruction.signature.ins, strict=True)
+    return [(a.index, p) for a, p in pairs if isinstance(a, Value)]
+
+
+def _made(instruction: Instruction, graph: Graph) -> list[_Key]:
+    if isinstance(instruction, Move):
+        return [(instruction.value, instruction.post)]
+    outputs = graph.equations[instruction.equation].outputs
+    return [(v.index, p) for v, p in zip(outputs, instruction.signature.outs, strict=True)]
+
+
+def _front_array(moments: Floats) -> Floats:
+    """Moments not dominated in both columns."""
+    order = np.lexsort((-moments[:, 1], -moments[:, 0]))
+    best = -np.inf
+    kept: list[int] = []
+    for row in order:
+        if moments[row, 1] > best:
+            kept.append(int(row))
+            best = float(moments[row, 1])
+    return moments[kept]
+
+
+def _front(moments: Floats) -> Footprint:
+    front = _front_array(moments)
+    return Footprint(front[:, 0], front[:, 1])
+
+

@@ -1,0 +1,137 @@
+"""Program and ratios together: search and LP in turns, from several starts.
+
+    ratios --search--> program --LP--> shares --rounding--> ratios --search--> ...
+
+The pair with the least exact cost, after rounding, is kept; program, ratios and cost returned therefore
+belong together. A start ends when its cost no longer falls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.bill import bill, seconds
+from shardwright.cost.memory import footprint
+from shardwright.cost.model import CostModel
+from shardwright.cost.share_cost import Floats
+from shardwright.ir.graph import Graph
+from shardwright.ir.program import Program, verify
+from shardwright.synth.emit import emit
+from shardwright.synth.factors import Prices
+from shardwright.synth.ratios import solve_ratios
+from shardwright.synth.rounding import round_ratios
+from shardwright.synth.solve import bound, solve
+from shardwright.synth.space import Space
+
+_MOST_TURNS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Synthesis:
+    """The best pair found.
+
+    Attributes:
+        program: verified program.
+        ratios: share per device.
+        cost_s: exact cost of the program at the rounded shares.
+        bound_s: what no program of the space can be cheaper than, whatever its ratios.
+        expanded: nodes expanded by A* in all searches.
+        searches: searches run.
+        notes: what went otherwise than hoped, in words.
+    """
+
+    program: Program
+    ratios: tuple[float, ...]
+    cost_s: float
+    bound_s: float
+    expanded: int
+    searches: int
+    notes: tuple[str, ...]
+
+
+class Timer:
+    """Where planning time goes. `tick` is told what begins, for progress displays."""
+
+    def __init__(self, tick: Callable[[str], None] = lambda what: None) -> None:
+        self.search_s = 0.0
+        self.ratio_s = 0.0
+        self._tick = tick
+
+    @contextmanager
+    def search(self) -> Iterator[None]:
+        """Time spent in the block is search time."""
+        self._tick("searching programs")
+        start = time.perf_counter()
+        yield
+        self.search_s += time.perf_counter() - start
+
+    @contextmanager
+    def ratios(self) -> Iterator[None]:
+        """Time spent in the block is ratio time."""
+        self._tick("setting ratios")
+        start = time.perf_counter()
+        yield
+        self.ratio_s += time.perf_counter() - start
+
+
+def starts(model: CostModel) -> list[Floats]:
+    """Shares per class to start from: even, by arithmetic, by memory bandwidth."""
+    speeds = (
+        np.ones(len(model.types)),
+        np.array([device.flop_rate("float32", None)[0] for device in model.types]),
+        np.array([device.bandwidth_byte_per_s for device in model.types]),
+    )
+    found: list[Floats] = []
+    for speed in speeds:
+        shares = speed / float(model.counts @ speed)
+        if not any(np.allclose(shares, other, rtol=1e-3) for other in found):
+            found.append(shares)
+    return found
+
+
+def synthesize(graph: Graph, space: Space, model: CostModel, timer: Timer) -> Synthesis:
+    """Search for program and ratios; see the module's docstring."""
+    best: tuple[float, Program, tuple[float, ...]] | None = None
+    notes: dict[str, None] = {}
+    expanded = searches = 0
+    seen: set[tuple[float, ...]] = set()
+    for shares in starts(model):
+        ratios = tuple(float(shares[c]) for c in model.class_of)
+        reached = np.inf
+        for _ in range(_MOST_TURNS):
+            if ratios in seen:
+                break
+            seen.add(ratios)
+            with timer.search():
+                prices = Prices.at(model, ratios)
+                solution = solve(space, prices)
+                program = emit(space, solution.assignment, prices)
+            expanded, searches = expanded + solution.expanded, searches + 1
+            with timer.ratios():
+                items = bill(program, graph, model)
+                cost = seconds(items, model, ratios)
+                per_class = np.array([ratios[c.members[0]] for c in model.classes])
+                memory = footprint(program, graph)
+                solved = solve_ratios(items, model, per_class, memory)
+                if not solved.ok:
+                    notes["no ratios fit this program into the devices' memory: planned without a budget"] = None
+                    solved = solve_ratios(items, model, per_class)
+                rounded, after = (ratios, cost) if not solved.ok else round_ratios(items, model, solved.shares)
+            if after < cost:
+                ratios, cost = rounded, after
+            if best is None or cost < best[0] * (1 - 1e-9):
+                best = (cost, program, ratios)
+            if cost >= reached * (1 - 1e-6):
+                break
+            reached = cost
+    assert best is not None
+    cost, program, ratios = best
+    verify(program, graph)
+    with timer.search():
+        bound_s = min(cost, bound(space, Prices.floors(model)))
+    return Synthesis(program, ratios, cost, bound_s, expanded, searches, tuple(notes))

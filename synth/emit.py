@@ -1,0 +1,214 @@
+"""From an assignment of choices to a program.
+
+The graph is walked once. Before an equation its operands are brought into the placements its signature
+needs, after it its results into the placements they are to be held in; each move takes the cheapest
+path from what is established. The instructions are then put in order of *rounds*: everything local that
+can run before the next exchange runs before it, so that local segments are as long as possible and
+exchanges that wait for the same segment stand side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shardwright.ir.collectives import between
+from shardwright.ir.collectives import registry as collectives
+from shardwright.ir.graph import Atom, Equation, Value
+from shardwright.ir.placement import Partial, Placement, R
+from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
+from shardwright.ir.regions import boundary, outer_placement
+from shardwright.ir.rules import Signature
+from shardwright.synth.conversions import Holding
+from shardwright.synth.factors import Choice, Prices
+from shardwright.synth.space import Frame, Space
+
+
+def emit(space: Space, assignment: Sequence[int], prices: Prices) -> Program:
+    """The program that an assignment stands for, at the prices under which it was found."""
+    frame = space.root
+    wanted: list[Placement | None] = [None] * len(frame.graph.outputs)
+    for out, atom in enumerate(frame.graph.outputs):
+        if out in frame.graph.state:
+            source = frame.choice[frame.graph.inputs[frame.graph.state[out]]]
+            wanted[out] = source.domain.holdings[assignment[source.index]].base
+        elif atom.type.rank == 0 or not isinstance(atom, Value):
+            wanted[out] = R
+    return _Emitter(space, assignment, prices, frame).program(wanted)
+
+
+@dataclass(slots=True)
+class _Emitter:
+    """Writes the program of one frame."""
+
+    space: Space
+    assignment: Sequence[int]
+    prices: Prices
+    frame: Frame
+    instructions: list[Instruction] = field(default_factory=list[Instruction])
+    established: dict[Value, list[Placement]] = field(default_factory=dict[Value, list[Placement]])
+
+    def holding(self, choice: Choice) -> Holding:
+        return choice.domain.holdings[self.assignment[choice.index]]
+
+    def program(self, wanted: Sequence[Placement | None]) -> Program:
+        """The frame's program; `wanted` are the placements of its outputs, None for anything but Partial."""
+        graph = self.frame.graph
+        inputs = tuple(self.holding(self.frame.choice[value]).base for value in graph.inputs)
+        for value, placement in zip(graph.inputs, inputs, strict=True):
+            self.established[value] = [placement]
+            self.hold(value)
+        for value in graph.constants:
+            self.established[value] = [R]
+        for equation in graph.equations:
+            if equation.regions:
+                self.region(equation)
+            else:
+                self.equation(equation)
+        outputs = tuple(self.output(atom, placement) for atom, placement in zip(graph.outputs, wanted, strict=True))
+        needed = {(a.index, p) for a, p in zip(graph.outputs, outputs, strict=True) if isinstance(a, Value)}
+        return Program(inputs, _in_rounds(_live(self.instructions, needed, graph.equations), graph.equations), outputs)
+
+    def equation(self, equation: Equation) -> None:
+        signature = self.prices.best(self.frame.factors[equation], self.assignment)
+        self.operands(equation, signature)
+        self.instructions.append(Compute(equation.index, signature))
+        self.results(equation, signature)
+
+    def operands(self, equation: Equation, signature: Signature) -> None:
+        for atom, placement in zip(equation.inputs, signature.ins, strict=True):
+            if isinstance(atom, Value):
+                self.need(atom, placement)
+
+    def results(self, equation: Equation, signature: Signature) -> None:
+        for value, placement in zip(equation.outputs, signature.outs, strict=True):
+            self.established[value] = [placement]
+            self.hold(value)
+
+    def hold(self, value: Value) -> None:
+        """Bring a value into all placements it is to be held in, the nearer one first."""
+        for choice in (self.frame.choice[value], self.frame.exits.get(value)):
+            if choice is None:
+                continue
+            missing = list(self.holding(choice).all)
+            while missing:
+                missing.sort(key=lambda p: self.distance(value, p))
+                self.need(value, missing.pop(0))
+
+    def distance(self, value: Value, placement: Placement) -> float:
+        units = self.space.units.of(value)
+        return min(self.prices.convert.cost(value.type, units, p, placement) for p in self.established[value])
+
+    def need(self, value: Value, placement: Placement) -> None:
+        """Establish `value` in `placement` by the cheapest moves."""
+        held = self.established[value]
+        if placement in held:
+            return
+        units = self.space.units.of(value)
+        convert = self.prices.convert
+        source = min(held, key=lambda p: convert.cost(value.type, units, p, placement))
+        for pre, post in convert.path(value.type, units, source, placement):
+            if post not in held:
+                self.instructions.append(self.move(value, pre, post))
+                held.append(post)
+
+    def move(self, value: Value, pre: Placement, post: Placement) -> Move:
+        step = between(pre, post)
+        assert step is not None
+        strategy, _ = self.prices.strategy(step.kind, value.type, pre, post)
+        return Move(step.kind, value.index, pre, post, strategy)
+
+    def output(self, atom: Atom, wanted: Placement | None) -> Placement:
+        if not isinstance(atom, Value):
+            return R
+        if wanted is None:
+            whole = [p for p in self.established[atom] if not isinstance(p, Partial)]
+            domain = self.frame.held(atom).domain
+            options = whole or [h.base for h in domain.holdings if h.extra is None and not isinstance(h.base, Partial)]
+            wanted = min(options, key=lambda p: self.distance(atom, p))
+        self.need(atom, wanted)
+        return wanted
+
+    # -- regions -----------------------------------------------------------------------------------
+
+    def region(self, equation: Equation) -> None:
+        wiring = boundary(equation)
+        frames = self.frame.children[equation]
+        ports = self.frame.ports[equation]
+        wanted: list[list[Placement | None]] = [[None] * len(child.graph.outputs) for child in frames]
+        for from_region, out, to_region, into in wiring.carries:
+            target = frames[to_region]
+            wanted[from_region][out] = self.holding(target.choice[target.graph.inputs[into]]).base
+        outs: list[Placement] = [R] * len(equation.outputs)
+        for port in wiring.outs:
+            inside = self.holding(ports[port.outer]).base
+            wanted[port.region][port.inner] = inside
+            outs[port.outer] = outer_placement(inside, port.stacked)
+        for region, out in wiring.replicated_outputs:
+            wanted[region][out] = R
+        ins: list[Placement] = [R] * len(equation.inputs)
+        for port in wiring.ins:
+            child = frames[port.region]
+            inside = self.holding(child.choice[child.graph.inputs[port.inner]]).base
+            ins[port.outer] = outer_placement(inside, port.stacked)
+        bodies = tuple(
+            _Emitter(self.space, self.assignment, self.prices, child).program(outputs)
+            for child, outputs in zip(frames, wanted, strict=True)
+        )
+        signature = Signature(tuple(ins), tuple(outs))
+        self.operands(equation, signature)
+        self.instructions.append(Loop(equation.index, signature, bodies))
+        self.results(equation, signature)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Order
+
+
+def _needs(instruction: Instruction, equations: Sequence[Equation]) -> list[tuple[int, Placement]]:
+    if isinstance(instruction, Move):
+        return [(instruction.value, instruction.pre)]
+    equation = equations[instruction.equation]
+    pairs = zip(equation.inputs, instruction.signature.ins, strict=True)
+    return [(atom.index, placement) for atom, placement in pairs if isinstance(atom, Value)]
+
+
+def _makes(instruction: Instruction, equations: Sequence[Equation]) -> list[tuple[int, Placement]]:
+    if isinstance(instruction, Move):
+        return [(instruction.value, instruction.post)]
+    outputs = equations[instruction.equation].outputs
+    return [(v.index, p) for v, p in zip(outputs, instruction.signature.outs, strict=True)]
+
+
+def _live(
+    instructions: Sequence[Instruction], needed: set[tuple[int, Placement]], equations: Sequence[Equation]
+) -> list[Instruction]:
+    """Without instructions that make nothing anybody needs."""
+    kept: list[Instruction] = []
+    for instruction in reversed(instructions):
+        if any(made in needed for made in _makes(instruction, equations)):
+            kept.append(instruction)
+            needed.update(_needs(instruction, equations))
+    return kept[::-1]
+
+
+def exchanges(instruction: Instruction) -> bool:
+    """Whether devices talk to each other in an instruction."""
+    if isinstance(instruction, Loop):
+        return any(exchanges(inner) for body in instruction.bodies for inner in body.instructions)
+    return isinstance(instruction, Move) and not collectives()[instruction.kind].local
+
+
+def _in_rounds(instructions: Sequence[Instruction], equations: Sequence[Equation]) -> tuple[Instruction, ...]:
+    """Stable order by round: local instructions of a round first, then its exchanges."""
+    ready: dict[tuple[int, Placement], int] = {}
+    keyed: list[tuple[int, bool, int]] = []
+    for position, instruction in enumerate(instructions):
+        start = max((ready.get(need, 0) for need in _needs(instruction, equations)), default=0)
+        talks = exchanges(instruction)
+        keyed.append((start, talks, position))
+        for made in _makes(instruction, equations):
+            ready.setdefault(made, start + talks)
+    return tuple(instructions[position] for _, _, position in sorted(keyed))
+
+

@@ -1,0 +1,76 @@
+"""From the LP's shares to ratios whose rounded stretches are good: local search over single units.
+
+Every axis is cut by largest remainder (`ir.placement.lengths`), so ratios that look alike may give the
+slowest device one unit more. The axis whose rounding costs most sets the grid: whole units of it are
+moved from one device class to another while the exact, re-costed program gets cheaper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shardwright.cost.bill import Item, seconds
+from shardwright.cost.model import CostModel
+from shardwright.cost.share_cost import Floats
+from shardwright.ir.placement import lengths
+
+_MOST_MOVES = 64
+
+
+def round_ratios(items: Sequence[Item], model: CostModel, shares: Floats) -> tuple[tuple[float, ...], float]:
+    """Ratios per device near `shares` per class, and the exact seconds of the program at them."""
+    start = tuple(float(shares[c]) for c in model.class_of)
+    best, cost = start, seconds(items, model, start)
+    units = _dominant_units(items, model, start)
+    if not units:
+        return best, cost
+    even = tuple(float(s) for s in np.full(len(start), 1.0 / len(start)))
+    for ratios in (_on_grid(start, units), even):
+        now = seconds(items, model, ratios)
+        if now < cost:
+            best, cost = ratios, now
+    for _ in range(_MOST_MOVES):
+        options = [(seconds(items, model, moved), moved) for moved in _moves(best, units, model)]
+        better = min(options, default=(cost, best))
+        if better[0] >= cost * (1 - 1e-9):
+            break
+        cost, best = better
+    return best, cost
+
+
+def _on_grid(ratios: Sequence[float], units: int) -> tuple[float, ...]:
+    return tuple(n / units for n in lengths(units, 1, ratios))
+
+
+def _dominant_units(items: Sequence[Item], model: CostModel, ratios: Sequence[float]) -> int:
+    """Number of units of the cut axis on which most seconds are spent."""
+    spent: dict[int, float] = {}
+    exact = np.asarray(ratios)
+    for item in items:
+        if item.cut is not None:
+            units = item.cut[0] // item.cut[1]
+            cost = float(item.cost.per_device(exact, model.class_of).max())
+            spent[units] = spent.get(units, 0.0) + item.weight * cost
+    return max(spent, key=lambda units: (spent[units], -units), default=0)
+
+
+def _moves(ratios: tuple[float, ...], units: int, model: CostModel) -> list[tuple[float, ...]]:
+    """All ways to move one unit from a device of one class to a device of another (or of the same)."""
+    counts = lengths(units, 1, ratios)
+    found: dict[tuple[int, ...], None] = {}
+    givers: dict[tuple[int, int], int] = {}
+    takers: dict[tuple[int, int], int] = {}
+    for device, (kind, have) in enumerate(zip(model.class_of, counts, strict=True)):
+        if have:
+            givers.setdefault((int(kind), have), device)
+        takers.setdefault((int(kind), have), device)
+    for giver in givers.values():
+        for taker in takers.values():
+            if giver != taker:
+                moved = list(counts)
+                moved[giver] -= 1
+                moved[taker] += 1
+                found[tuple(moved)] = None
+    return [tuple(n / units for n in moved) for moved in found]
