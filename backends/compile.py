@@ -65,7 +65,9 @@ class Device:
         else:
             results = self._loop(instruction, graph, args)
         for value, placement, result in zip(equation.outputs, signature.outs, results, strict=True):
-            env[Property(value.index, placement)] = jax.lax.optimization_barrier(result) if self.fence else result
+            env[Property(value.index, placement)] = (
+                jax.lax.optimization_barrier(result) if self.fence else result
+            )
 
     def atom(self, atom: Atom, placement: Placement, env: Env) -> Any:
         """The local array of an operand."""
@@ -109,13 +111,21 @@ class Device:
                 results = runs[0](*fixed, *carry, *xs)
                 return list(results[:carries]), list(results[carries:])
 
-            last, stacked = jax.lax.scan(step, list(start), list(scanned), params["length"], params["reverse"])
+            last, stacked = jax.lax.scan(
+                step, list(start), list(scanned), params["length"], params["reverse"]
+            )
             return [*last, *stacked]
         if equation.primitive == "while":
             of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
-            for_cond, for_body, start = args[:of_cond], args[of_cond : of_cond + of_body], args[of_cond + of_body :]
+            for_cond, for_body, start = (
+                args[:of_cond],
+                args[of_cond : of_cond + of_body],
+                args[of_cond + of_body :],
+            )
             return jax.lax.while_loop(
-                lambda carry: runs[0](*for_cond, *carry)[0], lambda carry: list(runs[1](*for_body, *carry)), list(start)
+                lambda carry: runs[0](*for_cond, *carry)[0],
+                lambda carry: list(runs[1](*for_body, *carry)),
+                list(start),
             )
         assert equation.primitive == "cond", f"{equation.primitive} is no loop"
         return list(jax.lax.switch(args[0], runs, *args[1:]))
@@ -173,8 +183,8 @@ class Compiler:
         avals = [abstract(types[p.value], device.shape(types[p.value], p.placement)) for p in needs]
         return self.share(function, avals)
 
-    def share(self, function: Callable[..., Any], avals: Sequence[Any]) -> Local:
-        """`function` compiled for these arguments, or an equal one that was compiled before."""
+    def share(self, function: Callable[..., Any], avals: Sequence[Any]) -> Callable[..., Any]:
+        """`function` compiled for arguments such as these, or an equal one that was compiled before."""
         jitted = jax.jit(function, compiler_options=self.options)
         lowered = jitted.lower(*avals)
         digest = hashlib.sha256(lowered.as_text().encode())

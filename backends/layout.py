@@ -41,7 +41,9 @@ def shares(group: Group, ratios: Sequence[float]) -> tuple[float, ...]:
     return tuple(x / total if total > 0 else 1 / len(own) for x in own)
 
 
-def stretches(tensor: TensorType, placement: Placement, group: Group, ratios: Sequence[float]) -> tuple[int, ...]:
+def stretches(
+    tensor: TensorType, placement: Placement, group: Group, ratios: Sequence[float]
+) -> tuple[int, ...]:
     """Elements of the sharded dimension per member of `group`; () where nothing is sharded."""
     if not isinstance(placement, Shard):
         return ()
@@ -63,6 +65,7 @@ def key_implementation(dtype: str) -> str:
 
 
 def is_key(dtype: str) -> bool:
+    """Whether a dtype is that of typed PRNG keys."""
     return dtype.startswith("key<")
 
 
@@ -126,7 +129,9 @@ def cut(
 def gather(parts: Sequence[Any], tensor: TensorType, placement: Placement) -> jax.Array:
     """The global array from what every device holds of it."""
     if isinstance(placement, Shard):
-        return from_numpy(np.concatenate([to_numpy(part) for part in parts], axis=placement.dim), tensor.dtype)
+        return from_numpy(
+            np.concatenate([to_numpy(part) for part in parts], axis=placement.dim), tensor.dtype
+        )
     if isinstance(placement, Partial):
         return from_numpy(combine(placement.op, [to_numpy(part) for part in parts]), tensor.dtype)
     return parts[0]

@@ -13,7 +13,17 @@ import jax
 import jax.numpy as jnp
 
 from shardwright.backends.compile import QUICK, Compiler, Device, Local
-from shardwright.backends.layout import as_array, check_inputs, cut, from_numpy, gather, holds, members, stretches, to_numpy
+from shardwright.backends.layout import (
+    as_array,
+    check_inputs,
+    cut,
+    from_numpy,
+    gather,
+    holds,
+    members,
+    stretches,
+    to_numpy,
+)
 from shardwright.backends.local import filled, operand
 from shardwright.backends.runner import run
 from shardwright.backends.segments import Exchange, Segment, Step, schedule
@@ -55,7 +65,9 @@ class ReferenceExecutable:
             for leaf, value, placement in zip(flat, graph.inputs, self.program.inputs, strict=True)
         ]
         results = run(self.schedule, held, self.machine)
-        return [gather(x, a.type, p) for x, a, p in zip(results, graph.outputs, self.program.outputs, strict=True)]
+        return [
+            gather(x, a.type, p) for x, a, p in zip(results, graph.outputs, self.program.outputs, strict=True)
+        ]
 
 
 class ReferenceMachine:
@@ -79,10 +91,16 @@ class ReferenceMachine:
         results: list[Locals] = [[None] * len(self.devices) for _ in segment.gives]
         seen: list[tuple[Local, list[Any], Sequence[Any]]] = []
         for device in self.devices:
-            own = [arg[device.index] for arg, p in zip(args, segment.needs, strict=True) if holds(p, device.index)]
+            own = [
+                arg[device.index]
+                for arg, p in zip(args, segment.needs, strict=True)
+                if holds(p, device.index)
+            ]
             function = self._function(segment, graph, device)
             # Devices that run the same function on the very same arrays are run once.
-            again = (r for f, a, r in seen if f is function and all(x is y for x, y in zip(a, own, strict=True)))
+            again = (
+                r for f, a, r in seen if f is function and all(x is y for x, y in zip(a, own, strict=True))
+            )
             values = next(again, None)
             if values is None:
                 values = function(*own)

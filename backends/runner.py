@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeVar
 
 from shardwright.backends.segments import Exchange, LoopStep, Schedule, Segment, Step, inputs
 from shardwright.ir.graph import Atom, Graph, Literal, TensorType, Value
@@ -63,7 +63,9 @@ class At:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is not None:
             text = format_instruction(self.schedule.program, self.schedule.graph, self.step.first)
             what = "in the segment from " if isinstance(self.step, Segment) else "at "
@@ -92,7 +94,11 @@ def run(schedule: Schedule, args: Iterable[Held], machine: Machine[Held]) -> lis
 
 
 def _read(atom: Atom, placement: Placement, env: dict[Property, Held], machine: Machine[Held]) -> Held:
-    return machine.literal(atom, placement) if isinstance(atom, Literal) else env[Property(atom.index, placement)]
+    return (
+        machine.literal(atom, placement)
+        if isinstance(atom, Literal)
+        else env[Property(atom.index, placement)]
+    )
 
 
 def _loop(step: LoopStep, graph: Graph, env: dict[Property, Held], machine: Machine[Held]) -> list[Held]:
@@ -106,7 +112,11 @@ def _loop(step: LoopStep, graph: Graph, env: dict[Property, Held], machine: Mach
         return run(step.bodies[branch], args[1:], machine)
     if equation.primitive == "while":
         of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
-        for_cond, for_body, carry = args[:of_cond], args[of_cond : of_cond + of_body], args[of_cond + of_body :]
+        for_cond, for_body, carry = (
+            args[:of_cond],
+            args[of_cond : of_cond + of_body],
+            args[of_cond + of_body :],
+        )
         while machine.decide(run(step.bodies[0], [*for_cond, *carry], machine)[0]):
             carry = run(step.bodies[1], [*for_body, *carry], machine)
         return carry

@@ -18,7 +18,7 @@ from typing import TypeAlias
 from shardwright.ir import collectives
 from shardwright.ir.graph import Atom, Graph, Value
 from shardwright.ir.placement import Placement, R
-from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, Property, covers
+from shardwright.ir.program import Instruction, Loop, Move, Program, Property, covers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,7 +105,8 @@ def schedule(program: Program, graph: Graph, *, inspect: bool = False) -> Schedu
         elif isinstance(instruction, Loop):
             regions = graph.equations[instruction.equation].regions
             bodies = tuple(
-                schedule(body, region, inspect=inspect) for body, region in zip(instruction.bodies, regions, strict=True)
+                schedule(body, region, inspect=inspect)
+                for body, region in zip(instruction.bodies, regions, strict=True)
             )
             steps.append(LoopStep(position, instruction, bodies, needs, gives))
     flush()
@@ -168,7 +169,9 @@ class _Holders:
     def find(self, wanted: Property) -> Property:
         return find(wanted, self.of_value.get(wanted.value, ()))
 
-    def interface(self, instructions: Sequence[Instruction]) -> tuple[tuple[Property, ...], tuple[Property, ...]]:
+    def interface(
+        self, instructions: Sequence[Instruction]
+    ) -> tuple[tuple[Property, ...], tuple[Property, ...]]:
         """What a run of instructions reads from outside and what it writes."""
         needs: dict[Property, None] = {}
         written: dict[Property, None] = {}

@@ -75,10 +75,11 @@ class VerifyResult:
     groups: int
 
     def __str__(self) -> str:
+        wide, narrower = f"(allowed {TOLERANCE:.0e})", f"(allowed {TOLERANCE_NARROW:.0e})"
         lines = [
-            f"{'verified' if self.ok else 'MISMATCH'}: {self.groups} groups of equations re-run on one device",
-            f"  largest relative error, float32 and wider: {self.max_rel_error:.2e} (allowed {TOLERANCE:.0e})",
-            f"  largest relative error, 16-bit and 8-bit:  {self.max_rel_error_narrow:.2e} (allowed {TOLERANCE_NARROW:.0e})",
+            f"{'verified' if self.ok else 'MISMATCH'}: {self.groups} comparisons with one device",
+            f"  largest relative error, float32 and wider: {self.max_rel_error:.2e} {wide}",
+            f"  largest relative error, 16-bit and 8-bit:  {self.max_rel_error_narrow:.2e} {narrower}",
             f"  largest relative error, loss end to end:   {self.loss_rel_error:.2e}",
             f"  worst: {self.worst}",
         ]
@@ -86,7 +87,11 @@ class VerifyResult:
 
 
 def verify_program(
-    traced: Traced, program: Program, ratios: Sequence[float], flat_args: Sequence[Any], step: Flat | None = None
+    traced: Traced,
+    program: Program,
+    ratios: Sequence[float],
+    flat_args: Sequence[Any],
+    step: Flat | None = None,
 ) -> VerifyResult:
     """Compare a distributed program with the single-device step, on all devices in this process.
 
@@ -113,12 +118,13 @@ def verify_program(
     return checker.result()
 
 
-def single_device(traced: Traced, flat_args: Sequence[Any], wanted: Sequence[int], step: Flat | None) -> list[Any]:
+def single_device(
+    traced: Traced, flat_args: Sequence[Any], wanted: Sequence[int], step: Flat | None
+) -> list[Any]:
     """The wanted outputs of the undistributed step under jax.jit (what they do not need is not compiled)."""
-    function = step or (lambda *flat: evaluate_graph(traced.graph, traced.primitives, flat))
 
     def chosen(*flat: Any) -> list[Any]:
-        outputs = function(*flat)
+        outputs = step(*flat) if step is not None else evaluate_graph(traced.graph, traced.primitives, flat)
         return [outputs[i] for i in wanted]
 
     args = [as_array(leaf, value.type) for leaf, value in zip(flat_args, traced.graph.inputs, strict=True)]
@@ -211,14 +217,13 @@ class _Checker:
 
     def observe(self, step: Step, graph: Graph, values: Mapping[Property, Locals]) -> None:
         """Called after each step of the run with all it read and wrote."""
-        instructions = step.instructions if isinstance(step, Segment) else (step.move,) if isinstance(step, Exchange) else ()
-        computes: list[Compute] = []
-        for instruction in instructions:
-            if isinstance(instruction, Move):
-                self._move(instruction, graph, values)
-            elif isinstance(instruction, Compute):
-                computes.append(instruction)
-        if computes:
+        if isinstance(step, Exchange):
+            self._move(step.move, graph, values)
+        elif isinstance(step, Segment):
+            for instruction in step.instructions:
+                if isinstance(instruction, Move):
+                    self._move(instruction, graph, values)
+            computes = [instruction for instruction in step.instructions if isinstance(instruction, Compute)]
             self._computes(computes, graph, values)
 
     def _move(self, move: Move, graph: Graph, values: Mapping[Property, Locals]) -> None:
@@ -226,12 +231,12 @@ class _Checker:
         before = find(reads(move, graph)[0], values)
         tensor = self._types(graph)[move.value]
         wanted = self._gather(values[before], tensor, before)
-        terms = 0.0 if not tensor.is_float else float(_largest(self._absolute(values[before], tensor, before)))
+        terms = float(_largest(self._absolute(values[before], tensor, before))) if tensor.is_float else 0.0
         for got in self._candidates(values[after], tensor, after):
             self._add(rel_error(got, wanted, tensor, terms), narrow(tensor), f"{move.kind} of %{move.value}")
 
     def _computes(self, computes: Sequence[Compute], graph: Graph, values: Mapping[Property, Locals]) -> None:
-        """Repeat the computations of one segment on one device: one function, but none reads another's result."""
+        """Repeat the computations of a segment on one device: one function, but none reads another's result."""
         types = self._types(graph)
         read = list(dict.fromkeys(prop for compute in computes for prop in reads(compute, graph)))
         whole = [self._gather(values[prop], types[prop.value], prop) for prop in read]
@@ -241,8 +246,7 @@ class _Checker:
             operands, absolute = dict(zip(read, whole, strict=True)), dict(zip(read, sizes, strict=True))
             return [self._repeat(compute, graph, operands, absolute) for compute in computes]
 
-        avals = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (whole, sizes))
-        repeated = self.compiler.share(repeat, avals)(whole, sizes)
+        repeated = self.compiler.share(repeat, (whole, sizes))(whole, sizes)
         for compute, (wanted, terms) in zip(computes, repeated, strict=True):
             equation = graph.equations[compute.equation]
             is_narrow = any(map(narrow, (*equation.input_types, *equation.output_types)))
@@ -256,22 +260,26 @@ class _Checker:
     def _repeat(
         self, compute: Compute, graph: Graph, whole: Mapping[Property, Any], sizes: Mapping[Property, Any]
     ) -> tuple[list[Any], list[Any]]:
-        """Results of one equation, and of each the size of its terms: max op(|inputs|), 0 where not linear."""
+        """Results of one equation, and of each the size of its terms: max op(|inputs|), 0 if not linear."""
         equation = graph.equations[compute.equation]
-
-        def operands(held: Mapping[Property, Any], literal: Callable[[Any], Any]) -> list[Any]:
-            pairs = zip(equation.inputs, compute.signature.ins, strict=True)
-            return [
-                literal(jnp.asarray(a.value, dtype=a.type.dtype)) if isinstance(a, Literal) else held[Property(a.index, p)]
-                for a, p in pairs
-            ]
-
-        results = bind(equation, self.primitives, operands(whole, lambda x: x))
+        operands: list[Any] = []
+        absolute: list[Any] = []
+        for atom, placement in zip(equation.inputs, compute.signature.ins, strict=True):
+            if isinstance(atom, Literal):
+                operands.append(jnp.asarray(atom.value, dtype=atom.type.dtype))
+                absolute.append(_magnitude(operands[-1]))
+            else:
+                operands.append(whole[Property(atom.index, placement)])
+                absolute.append(sizes[Property(atom.index, placement)])
+        results = bind(equation, self.primitives, operands)
         if not rule_of(equation).linear or not all(t.is_float for t in equation.output_types):
             return results, [0.0] * len(results)
         growth = max(1.0, term_count(equation) ** 0.5 * 2**-24 / TOLERANCE)
-        absolute = operands(sizes, _magnitude)
-        terms = [absolute[0] + absolute[1]] if equation.primitive == "sub" else bind(equation, self.primitives, absolute)
+        terms = (
+            [absolute[0] + absolute[1]]
+            if equation.primitive == "sub"
+            else bind(equation, self.primitives, absolute)
+        )
         return results, [_largest(x) * growth for x in terms]
 
     def _types(self, graph: Graph) -> dict[int, TensorType]:

@@ -35,7 +35,7 @@ def to_jax(array: Array, dtype: str) -> jax.Array:
     if is_key(dtype) or array.dtype.kind not in "fiu" or array.size == 0:
         return from_numpy(array, dtype)
     assert array.dtype == dtype_of(dtype)
-    if array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0:
+    if array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % ALIGNMENT == 0:
         return jax.dlpack.from_dlpack(array)
     return jnp.asarray(array)
 
@@ -58,7 +58,9 @@ def reducible(array: Array, op: ReduceOp) -> tuple[Array, ReduceOp]:
         return array, op
     # float16, and the extended types: bfloat16, float8 widen to float32; int4 to int8.
     name = str(array.dtype)
-    return array.astype(np.int8 if name.startswith("int") else np.uint8 if name.startswith("uint") else np.float32), op
+    return array.astype(
+        np.int8 if name.startswith("int") else np.uint8 if name.startswith("uint") else np.float32
+    ), op
 
 
 def restored(array: Array, dtype: Any) -> Array:

@@ -42,6 +42,10 @@ class Item:
     cut: Cut | None
     exchange: bool
 
+    def seconds(self, model: CostModel, ratios: Sequence[float]) -> float:
+        """Seconds per step at the rounded shares."""
+        return self.weight * Shares(ratios, model.class_of).seconds(self.cost, self.cut)
+
 
 def bill(program: Program, graph: Graph, model: CostModel, weight: float = 1.0) -> list[Item]:
     """All items of a program in execution order, loops unrolled into weights."""

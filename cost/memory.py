@@ -1,7 +1,7 @@
 """Bytes that each device holds over a program, by liveness.
 
 A property (a value in a placement) is allocated where it is established and freed after its last use;
-inputs and state live throughout, and a state output takes over its input's buffer. Tensors that XLA
+inputs, constants and state live throughout, and a state output takes over its input's buffer. Tensors that XLA
 keeps in registers are not counted; neither are its scratch buffers nor padding.
 """
 
@@ -13,11 +13,12 @@ from typing import TypeAlias
 
 import numpy as np
 
+from shardwright.cost.model import ALIASES
 from shardwright.cost.share_cost import Floats
 from shardwright.cost.traffic import traffic
 from shardwright.ir.graph import Graph, TensorType, Value
-from shardwright.ir.placement import Placement, Shard
-from shardwright.ir.program import Instruction, Loop, Move, Program
+from shardwright.ir.placement import Placement, R, Shard
+from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
 
 _Key: TypeAlias = tuple[int, Placement]
 
@@ -56,19 +57,23 @@ def _moments(program: Program, graph: Graph, top: bool) -> Floats:
     types = {value.index: value.type for value in graph.values()}
     stored = _stored(graph)
     inputs = [(v.index, p) for v, p in zip(graph.inputs, program.inputs, strict=True)]
-    handed_out = [
-        (a.index, p) for a, p in zip(graph.outputs, program.outputs, strict=True) if isinstance(a, Value)
-    ]
-    reused = {handed_out_key for out, handed_out_key in enumerate(_keys(graph, program)) if out in graph.state}
+    handed_out = list(_keys(graph, program))
+    reused = {key for out, key in enumerate(handed_out) if top and out in graph.state}
     end = len(program.instructions)
-    last: dict[_Key, int] = dict.fromkeys(handed_out, end)
+    # A reshape is its operand by another name: it takes no memory and keeps its operand alive.
+    buffer: dict[_Key, _Key] = {}
+    last: dict[_Key, int] = {}
     for time, instruction in enumerate(program.instructions):
-        for key in _read(instruction, graph):
-            last[key] = max(last.get(key, 0), time)
+        read = [buffer.get(key, key) for key in _read(instruction, graph)]
+        last.update(dict.fromkeys(read, time))
+        if isinstance(instruction, Compute) and graph.equations[instruction.equation].primitive in ALIASES and read:
+            buffer.update(dict.fromkeys(_made(instruction, graph), read[0]))
+    last.update({buffer.get(key, key): end for key in handed_out if key is not None})
     change = np.zeros((end + 2, 2))
-    for key in inputs if top else ():
+    held = [(v.index, R) for v in graph.constants]
+    for key in [*inputs, *held] if top else held:
         change[0] += _size(types[key[0]], key[1])
-    seen = set(inputs)
+    seen = {*inputs, *held, *buffer}
     inner: list[tuple[int, Floats]] = []
     for time, instruction in enumerate(program.instructions):
         if isinstance(instruction, Loop):
@@ -76,7 +81,7 @@ def _moments(program: Program, graph: Graph, top: bool) -> Floats:
             bodies = [_moments(b, r, top=False) for b, r in zip(instruction.bodies, regions, strict=True)]
             inner.extend((time, _front_array(body)) for body in bodies)
         for key in _made(instruction, graph):
-            if key in seen or key[0] not in stored or (key in reused and top):
+            if key in seen or key[0] not in stored or key in reused:
                 continue
             seen.add(key)
             size = np.asarray(_size(types[key[0]], key[1]))
@@ -85,7 +90,8 @@ def _moments(program: Program, graph: Graph, top: bool) -> Floats:
             if freed < end + 2:
                 change[freed] -= size
     over_time = change.cumsum(axis=0)
-    extra = [over_time[time] + rows for time, rows in inner]
+    # While a loop runs, what it stacks up is allocated already.
+    extra = [over_time[time + 1] + rows for time, rows in inner]
     return np.concatenate([over_time, *extra])
 
 

@@ -55,6 +55,7 @@ class CostModel:
     class_of: np.typing.NDArray[np.int64] = field(init=False)
     ring: Ring = field(init=False)
     _moves: dict[tuple[str, str, int, Placement, Placement], ShareCost] = field(init=False)
+    _kernels: dict[tuple[object, ...], ShareCost] = field(init=False)
 
     def __post_init__(self) -> None:
         classes = self.classes = self.fleet.classes
@@ -64,13 +65,23 @@ class CostModel:
         for c in classes:
             self.class_of[list(c.members)] = c.index
         self.ring = Ring.of(self.fleet)
-        self._moves = {}
+        self._moves, self._kernels = {}, {}
         for c in classes:
             if not c.type.measured:
                 self.assumptions[f"achieved rates of {c.type.name} are assumed, not measured"] = None
 
     def compute(self, equation: Equation, rule: Rule, signature: Signature, traffic: Traffic) -> ShareCost:
-        """Cost of one equation on local shards."""
+        """Cost of one equation on local shards; one object for equal kernels."""
+        flop, precision = flop_count(rule, equation), _precision(equation)
+        types = (equation.input_types, equation.output_types)
+        key = (equation.primitive, flop, precision, types, signature, traffic)
+        if key not in self._kernels:
+            self._kernels[key] = self._compute(equation, flop, precision, signature, traffic)
+        return self._kernels[key]
+
+    def _compute(
+        self, equation: Equation, flop: float, precision: str | None, signature: Signature, traffic: Traffic
+    ) -> ShareCost:
         if equation.primitive in ALIASES:
             return ShareCost.free(len(self.types))
         placements = (*signature.ins, *signature.outs)
@@ -83,8 +94,7 @@ class CostModel:
                 split_bytes += tensor.nbytes
             elif counts:
                 whole_bytes += tensor.nbytes
-        flop = flop_count(rule, equation)
-        rates = np.array([self._rate(device, equation) for device in self.types])
+        rates = np.array([self._rate(device, equation, precision) for device in self.types])
         bandwidth = np.array([device.bandwidth_byte_per_s for device in self.types])
         # A fused elementwise equation joins its consumer's kernel: only what writes memory is launched.
         launch = np.array([device.launch_s for device in self.types]) * any(traffic.outs)
@@ -93,12 +103,12 @@ class CostModel:
         linear = np.stack([compute if sharded else np.zeros_like(compute), memory])
         return ShareCost(constant, linear, np.zeros_like(linear))
 
-    def _rate(self, device: DeviceType, equation: Equation) -> float:
+    def _rate(self, device: DeviceType, equation: Equation, precision: str | None) -> float:
         op = registry().get(equation.primitive)
         dtype = equation.input_types[0].dtype if equation.inputs else "float32"
         if op is None or op.kind != "contraction":
             return device.vector_rate(dtype)
-        rate, assumption = device.flop_rate(dtype, _precision(equation))
+        rate, assumption = device.flop_rate(dtype, precision)
         if assumption:
             self.assumptions[assumption] = None
         return rate

@@ -145,26 +145,44 @@ def verify(program: Program, graph: Graph) -> None:
     for atom, placement in zip(graph.outputs, program.outputs, strict=True):
         held = isinstance(atom, Literal) and placement == R
         held = held or (isinstance(atom, Value) and Property(atom.index, placement) in established)
-        _expect(held, program, graph, len(program.instructions), f"output {atom} is never established as {placement}")
+        _expect(
+            held,
+            program,
+            graph,
+            len(program.instructions),
+            f"output {atom} is never established as {placement}",
+        )
     for out, inp in graph.state.items():
         same = program.outputs[out] == program.inputs[inp]
-        _expect(same, program, graph, len(program.instructions), f"state output {out} does not return as it came in")
+        _expect(
+            same,
+            program,
+            graph,
+            len(program.instructions),
+            f"state output {out} does not return as it came in",
+        )
 
 
 def _expect(condition: bool, program: Program, graph: Graph, line: int, problem: str) -> None:
     if condition:
         return
-    from shardwright.ir.text import format_program  # noqa: PLC0415  (text imports this module)
+    from shardwright.ir.text import format_program
 
     lines = format_program(program, graph).splitlines()
     here = next((i for i, text in enumerate(lines) if text.lstrip().startswith(f"{line}:")), len(lines) - 1)
-    around = "\n".join(("> " if i == here else "  ") + lines[i] for i in range(max(0, here - 5), min(len(lines), here + 6)))
+    around = "\n".join(
+        ("> " if i == here else "  ") + lines[i] for i in range(max(0, here - 5), min(len(lines), here + 6))
+    )
     raise ProgramError(
-        place=f"instruction {line}", reason=problem, remedy=f"This is a bug in whatever wrote the program:\n{around}"
+        place=f"instruction {line}",
+        reason=problem,
+        remedy=f"This is a bug in whatever wrote the program:\n{around}",
     )
 
 
-def _check(instruction: Instruction, graph: Graph, types: Mapping[int, TensorType], established: set[Property]) -> str:
+def _check(
+    instruction: Instruction, graph: Graph, types: Mapping[int, TensorType], established: set[Property]
+) -> str:
     """What is wrong with an instruction, "" if nothing; adds what it establishes."""
     if isinstance(instruction, Move):
         return _check_move(instruction, types, established)
@@ -180,7 +198,9 @@ def _check(instruction: Instruction, graph: Graph, types: Mapping[int, TensorTyp
             if isinstance(placement, Shard):
                 return f"literal {atom} cannot be sharded"
         elif Property(atom.index, placement) not in established:
-            held = ", ".join(sorted(str(p.placement) for p in established if p.value == atom.index)) or "nothing"
+            held = (
+                ", ".join(sorted(str(p.placement) for p in established if p.value == atom.index)) or "nothing"
+            )
             return f"needs {atom} as {placement}, established: {held}"
     if isinstance(instruction, Loop):
         problem = _check_loop(instruction, equation)
@@ -188,9 +208,15 @@ def _check(instruction: Instruction, graph: Graph, types: Mapping[int, TensorTyp
         uniform = all(p == R for p in (*signature.ins, *signature.outs))
         problem = "" if uniform else f"{equation.primitive} has regions: only replicated, or as a loop"
     else:
-        problem = "" if allows(rule_of(equation), equation, signature) else f"no rule of {equation.primitive} allows {signature}"
+        problem = (
+            ""
+            if allows(rule_of(equation), equation, signature)
+            else f"no rule of {equation.primitive} allows {signature}"
+        )
     if not problem:
-        established.update(Property(v.index, p) for v, p in zip(equation.outputs, signature.outs, strict=True))
+        established.update(
+            Property(v.index, p) for v, p in zip(equation.outputs, signature.outs, strict=True)
+        )
     return problem
 
 
@@ -216,7 +242,9 @@ def _check_move(move: Move, types: Mapping[int, TensorType], established: set[Pr
         return "send needs a group of two"
     for placement in (move.pre, move.post):
         shape = types[move.value].shape
-        if isinstance(placement, Shard) and (placement.dim >= len(shape) or shape[placement.dim] % placement.unit):
+        if isinstance(placement, Shard) and (
+            placement.dim >= len(shape) or shape[placement.dim] % placement.unit
+        ):
             return f"%{move.value} of shape {shape} cannot be cut as {placement}"
     established.add(Property(move.value, move.post, move.group))
     return ""

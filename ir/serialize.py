@@ -50,7 +50,11 @@ def _instruction(instruction: Instruction) -> dict[str, Any]:
     sides = {"ins": [str(p) for p in signature.ins], "outs": [str(p) for p in signature.outs]}
     if isinstance(instruction, Compute):
         return {"compute": instruction.equation, **sides}
-    return {"loop": instruction.equation, **sides, "bodies": [program_to_json(body) for body in instruction.bodies]}
+    return {
+        "loop": instruction.equation,
+        **sides,
+        "bodies": [program_to_json(body) for body in instruction.bodies],
+    }
 
 
 def program_from_json(data: Any, place: str = "program") -> Program:
@@ -78,17 +82,23 @@ def _read(data: Any, place: str) -> Instruction:
             parse_placement(_text(keys["pre"], f"{place}.pre")),
             parse_placement(_text(keys["post"], f"{place}.post")),
             _text(keys.get("strategy", ""), f"{place}.strategy"),
-            None if group is None else tuple(_number(i, f"{place}.group") for i in _list(group, f"{place}.group")),
+            None
+            if group is None
+            else tuple(_number(i, f"{place}.group") for i in _list(group, f"{place}.group")),
             None if root is None else _number(root, f"{place}.root"),
         )
     kind = "loop" if isinstance(data, Mapping) and "loop" in data else "compute"
     keys = _keys(data, place, {kind, "ins", "outs"} | ({"bodies"} if kind == "loop" else set()))
     equation = _number(keys[kind], f"{place}.{kind}")
-    signature = Signature(_placements(keys["ins"], f"{place}.ins"), _placements(keys["outs"], f"{place}.outs"))
+    signature = Signature(
+        _placements(keys["ins"], f"{place}.ins"), _placements(keys["outs"], f"{place}.outs")
+    )
     if kind == "compute":
         return Compute(equation, signature)
     bodies = enumerate(_list(keys["bodies"], f"{place}.bodies"))
-    return Loop(equation, signature, tuple(program_from_json(body, f"{place}.bodies[{i}]") for i, body in bodies))
+    return Loop(
+        equation, signature, tuple(program_from_json(body, f"{place}.bodies[{i}]") for i, body in bodies)
+    )
 
 
 def _keys(data: Any, place: str, required: set[str], optional: set[str] | None = None) -> dict[str, Any]:
@@ -97,7 +107,11 @@ def _keys(data: Any, place: str, required: set[str], optional: set[str] | None =
     keys = cast(Mapping[str, Any], data)
     missing, unknown = required - set(keys), set(keys) - required - (optional or set())
     if missing or unknown:
-        what = f"lacks {', '.join(sorted(missing))}" if missing else f"has unknown {', '.join(sorted(map(str, unknown)))}"
+        what = (
+            f"lacks {', '.join(sorted(missing))}"
+            if missing
+            else f"has unknown {', '.join(sorted(map(str, unknown)))}"
+        )
         _fail(place, what)
     return dict(keys)
 

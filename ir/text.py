@@ -16,10 +16,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from shardwright.ir.errors import ProgramError
-from shardwright.ir.graph import Graph, Literal, Value
+from shardwright.ir.graph import Graph, Literal, TensorType, Value
 from shardwright.ir.placement import Placement, parse_placement
 from shardwright.ir.program import Compute, Group, Instruction, Loop, Move, Program, format_group
 from shardwright.ir.rules import Signature
@@ -51,7 +51,7 @@ def format_instruction(program: Program, graph: Graph, line: int) -> str:
 
 
 def _format(
-    instruction: Instruction, line: int, graph: Graph, types: dict[int, object], indent: str
+    instruction: Instruction, line: int, graph: Graph, types: Mapping[int, TensorType], indent: str
 ) -> Iterator[str]:
     if isinstance(instruction, Move):
         kind = f"{instruction.kind}.{instruction.strategy}" if instruction.strategy else instruction.kind
@@ -59,7 +59,8 @@ def _format(
         where = format_group(instruction.group)
         value = f"%{instruction.value}"
         note = f"  # {types[instruction.value]}" if instruction.value in types else ""
-        yield f"{indent}{line}: {value} {instruction.post} = {kind} {value} {instruction.pre}{root}{where}{note}"
+        triple = f"{value} {instruction.post} = {kind} {value} {instruction.pre}"
+        yield f"{indent}{line}: {triple}{root}{where}{note}"
         return
     known = 0 <= instruction.equation < len(graph.equations)
     equation = graph.equations[instruction.equation] if known else None
@@ -77,7 +78,9 @@ def _format(
         yield head
         return
     yield head + " {"
-    for body, region in zip(instruction.bodies, equation.regions if equation is not None else (), strict=False):
+    for body, region in zip(
+        instruction.bodies, equation.regions if equation is not None else (), strict=False
+    ):
         yield format_program(body, region, indent + "  ")
     yield indent + "}"
 
@@ -114,7 +117,9 @@ class _Reader:
 
     def fail(self, reason: str) -> None:
         number, line = self.lines[self.position] if self.position < len(self.lines) else (0, "end of text")
-        raise ProgramError(place=f"line {number} ({line})", reason=reason, remedy="See the grammar in ir/text.py")
+        raise ProgramError(
+            place=f"line {number} ({line})", reason=reason, remedy="See the grammar in ir/text.py"
+        )
 
     def next(self, wanted: str = "") -> str:
         if self.position >= len(self.lines) or (wanted and self.lines[self.position][1] != wanted):
@@ -160,6 +165,3 @@ class _Reader:
 def _placements(side: str) -> tuple[Placement, ...]:
     """Placements of a side such as `%5 R, 0.5 R, %6 S(0)`."""
     return tuple(parse_placement(part.split(" ")[1]) for part in side.split(", ")) if side else ()
-
-
-

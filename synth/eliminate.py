@@ -71,13 +71,9 @@ def min_fill(sizes: Sequence[int], scopes: Sequence[tuple[int, ...]]) -> list[in
     for v, tied in enumerate(neighbours):
         tied.discard(v)
 
-    def fill(v: int) -> float:
-        tied = sorted(neighbours[v])
-        missing = 0
-        for i, a in enumerate(tied):
-            near = neighbours[a]
-            missing += sum(b not in near for b in tied[i + 1 :])
-        return missing
+    def fill(v: int) -> int:
+        tied = neighbours[v]
+        return sum(len(tied) - 1 - len(tied & neighbours[a]) for a in tied) // 2
 
     current = [fill(v) for v in range(len(sizes))]
     heap = [(cost, v) for v, cost in enumerate(current)]

@@ -10,6 +10,7 @@ what its choices make necessary. The price of a program is the sum of its factor
     enter, leave           outside and inside of a region           conversion on the way in and out
     return                 what is made, what it must be            conversion (state, carries, results of regions)
     same, whole            bases that must agree, or be R           none, or impossible
+    first dimension        an input pinned by a baseline            none, or impossible
     hand out (whole)       an output of the step                    conversion to anything but Partial, or to R
 
 Tables are filled by `Prices`: at given shares, or with what each instruction costs at least under any
@@ -29,7 +30,7 @@ from shardwright.cost.model import CostModel, Traffic
 from shardwright.cost.share_cost import Floats, ShareCost
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import Equation, TensorType
-from shardwright.ir.placement import Partial, Placement, R
+from shardwright.ir.placement import Partial, Placement, R, Shard
 from shardwright.ir.regions import outer_placement
 from shardwright.ir.rules import Rule, Signature
 from shardwright.synth.conversions import Conversions, Costs, Domain
@@ -151,6 +152,8 @@ class LinkFactor:
             return convert.use(first, R) * self.weight
         if self.kind == "whole":
             return np.array([0.0 if h.base == R else np.inf for h in first.holdings])
+        if self.kind == "first dimension":
+            return np.array([0.0 if isinstance(h.base, Shard) and h.base.dim == 0 else np.inf for h in first.holdings])
         if self.kind == "not partial":
             return np.array([np.inf if isinstance(h.base, Partial) else 0.0 for h in first.holdings])
         if self.kind in ("exit", "leave"):

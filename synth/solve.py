@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.ir.errors import PlanError
 from shardwright.synth.eliminate import Term, collect, eliminate, min_fill, quantised
-from shardwright.synth.factors import Prices
+from shardwright.synth.factors import Factor, Prices
 from shardwright.synth.prune import prune
 from shardwright.synth.search import a_star
 from shardwright.synth.space import Space
@@ -32,18 +33,21 @@ class Solution:
     width: int
 
 
-def _reduced(space: Space, prices: Prices) -> tuple[list[Term], list[int]]:
-    raw = (Term(tuple(c.index for c in f.scope), prices.table(f)) for f in space.factors)
+def _reduced(space: Space, prices: Prices, extra: Sequence[Factor]) -> tuple[list[Term], list[int]]:
+    factors = (*space.factors, *extra)
+    raw = (Term(tuple(c.index for c in f.scope), prices.table(f)) for f in factors)
     return quantised(collect(raw)), [len(choice.domain.holdings) for choice in space.choices]
 
 
-def solve(space: Space, prices: Prices, most_cells: int = MOST_CELLS) -> Solution:
-    """The cheapest program of `space` at `prices`.
+def solve(
+    space: Space, prices: Prices, most_cells: int = MOST_CELLS, extra: Sequence[Factor] = ()
+) -> Solution:
+    """The cheapest program of `space` at `prices`; `extra` factors pin choices (for baselines).
 
     Raises:
         PlanError: no assignment is possible at all.
     """
-    terms, sizes = _reduced(space, prices)
+    terms, sizes = _reduced(space, prices, extra)
     pruned = prune(sizes, terms)
     order = min_fill(pruned.sizes, [term.scope for term in pruned.terms])
     elimination = eliminate(pruned.sizes, pruned.terms, order, most_cells)
@@ -59,7 +63,7 @@ def solve(space: Space, prices: Prices, most_cells: int = MOST_CELLS) -> Solutio
 
 def bound(space: Space, prices: Prices, most_cells: int = MOST_CELLS) -> float:
     """A lower bound on the cost of every program of `space` at `prices` (exact where buckets fit)."""
-    terms, sizes = _reduced(space, prices)
+    terms, sizes = _reduced(space, prices, ())
     pruned = prune(sizes, terms)
     order = min_fill(pruned.sizes, [term.scope for term in pruned.terms])
     return eliminate(pruned.sizes, pruned.terms, order, most_cells).bound

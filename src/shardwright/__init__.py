@@ -1,1 +1,28 @@
-"""Shardwright: a distributed program for unequal devices, from a single-device JAX training step."""
+"""Shardwright: a distributed program for unequal devices, from a single-device JAX training step.
+
+    import shardwright
+
+    fleet = shardwright.Fleet.load("fleet.yaml")
+    plan = shardwright.synthesize(train_step, params, opt_state, batch, fleet=fleet)
+    print(plan)
+    step = plan.compile(train_step, backend="reference")
+"""
+
+from shardwright.api import ReplicatedWarning, synthesize
+from shardwright.backends.verify import VerifyResult
+from shardwright.cost.fleet import Fleet
+from shardwright.ir.errors import InputError, PlanError, ProgramError, ShardwrightError, TraceError
+from shardwright.plan import Plan
+
+__all__ = [
+    "Fleet",
+    "InputError",
+    "Plan",
+    "PlanError",
+    "ProgramError",
+    "ReplicatedWarning",
+    "ShardwrightError",
+    "TraceError",
+    "VerifyResult",
+    "synthesize",
+]

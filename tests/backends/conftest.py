@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import the modules beside them; the MPI tests run the same modules as scripts."""
+"""Lets the tests here import the modules beside them, which the MPI tests also run as scripts."""
 
 import sys
 from pathlib import Path

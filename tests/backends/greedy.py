@@ -50,7 +50,10 @@ class _Builder:
                 signature = self.choose(equation)
                 self.establish(equation.inputs, signature.ins)
                 self.emit(equation, Compute(equation.index, signature))
-        ends = [self.resting(atom) if p is None else p for atom, p in zip(self.graph.outputs, outputs, strict=True)]
+        ends = [
+            self.resting(atom) if p is None else p
+            for atom, p in zip(self.graph.outputs, outputs, strict=True)
+        ]
         self.establish(self.graph.outputs, ends)
         return Program(tuple(inputs), tuple(self.instructions), tuple(ends))
 
@@ -90,7 +93,12 @@ class _Builder:
             for atom, cut in zip(equation.inputs, cuts(rule, equation, letter)[0], strict=True):
                 if isinstance(atom, Value) and cut is not None:
                     for p in self.held[atom.index]:
-                        if isinstance(p, Shard) and p.dim == cut.dim and cut.minor and p.unit % cut.minor == 0:
+                        if (
+                            isinstance(p, Shard)
+                            and p.dim == cut.dim
+                            and cut.minor
+                            and p.unit % cut.minor == 0
+                        ):
                             units[letter] = p.unit // cut.minor
         options = [s for s in signatures(rule, equation, units) if _possible(equation, s)]
         if self.rng is not None:
@@ -129,7 +137,9 @@ class _Builder:
             wanted: list[Placement | None] = [None] * len(graph.outputs)
             for of, out, to, into in wiring.carries:
                 if of == region:
-                    operand = next(port.outer for port in wiring.ins if port.region == to and port.inner == into)
+                    operand = next(
+                        port.outer for port in wiring.ins if port.region == to and port.inner == into
+                    )
                     wanted[out] = outside[operand]
             for of, out in wiring.replicated_outputs:
                 if of == region:
@@ -150,7 +160,8 @@ def _possible(equation: Equation, signature: Signature) -> bool:
     """Literals are never sharded; keys are never reduced."""
     atoms = zip((*equation.inputs, *equation.outputs), (*signature.ins, *signature.outs), strict=True)
     return not any(
-        (isinstance(atom, Literal) and isinstance(p, Shard)) or (isinstance(p, Partial) and "key" in atom.type.dtype)
+        (isinstance(atom, Literal) and isinstance(p, Shard))
+        or (isinstance(p, Partial) and "key" in atom.type.dtype)
         for atom, p in atoms
     )
 

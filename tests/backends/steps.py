@@ -29,7 +29,9 @@ def mlp_loss(params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
 def mlp() -> tuple[Step, tuple[Any, ...]]:
     """SGD with momentum on a two-layer perceptron; batch 9."""
 
-    def step(params: Params, momentum: Params, x: jax.Array, y: jax.Array) -> tuple[Params, Params, jax.Array]:
+    def step(
+        params: Params, momentum: Params, x: jax.Array, y: jax.Array
+    ) -> tuple[Params, Params, jax.Array]:
         loss, gradients = jax.value_and_grad(mlp_loss)(params, x, y)
         momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradients)
         return jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum, loss
@@ -39,7 +41,7 @@ def mlp() -> tuple[Step, tuple[Any, ...]]:
 
 
 def scanned() -> tuple[Step, tuple[Any, ...]]:
-    """Layers under scan, forward and backward (a reversed scan), with stacked parameters as scanned operands."""
+    """Layers under scan, forward and backward (a reversed scan), stacked parameters as scanned operands."""
 
     def loss_of(weights: jax.Array, x: jax.Array) -> jax.Array:
         def layer(h: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -63,7 +65,9 @@ def controlled() -> tuple[Step, tuple[Any, ...]]:
         def more(state: tuple[jax.Array, jax.Array]) -> jax.Array:
             return (jnp.sum(state[1] ** 2) < 400.0) & (state[0] < 20)
 
-        count, grown = jax.lax.while_loop(more, lambda s: (s[0] + 1, s[1] * 1.25 + jnp.mean(s[1], axis=0)), (0, x))
+        count, grown = jax.lax.while_loop(
+            more, lambda s: (s[0] + 1, s[1] * 1.25 + jnp.mean(s[1], axis=0)), (0, x)
+        )
         chosen = jax.lax.cond(count > 3, lambda a, b: a @ b, lambda a, b: jnp.sin(a) @ b * 2.0, grown, y)
         nothing, empty = jax.lax.scan(lambda c, v: (c + v.sum(), c * 2.0), chosen.sum(), jnp.zeros((0, 3)))
         return grown, chosen, nothing + empty.sum() + count

@@ -1,0 +1,62 @@
+"""Starting the ranks of an MPI job from a plain process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from shardwright.ir.errors import InputError
+
+#: Set by the launchers of MPICH, Open MPI and PMIx for every rank.
+RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+
+
+def under_mpi(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process is one of an MPI job's ranks."""
+    return any(name in environment for name in RANK_VARIABLES)
+
+
+def find_mpiexec() -> str:
+    """Path of mpiexec: the one installed beside this Python first, then the one on PATH.
+
+    Raises:
+        InputError: there is none.
+    """
+    beside = Path(sys.executable).parent / "mpiexec"
+    found = str(beside) if beside.is_file() else shutil.which("mpiexec")
+    if found is None:
+        raise InputError(
+            place="backend mpi", reason="mpiexec is not installed", remedy="pip install 'shardwright[mpi]'"
+        )
+    return found
+
+
+def rank_environment(ranks: int, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of the ranks: where cores are shared out, each gets its part of the threads."""
+    result = dict(environment)
+    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    result["OMP_NUM_THREADS"] = str(threads)
+    if threads == 1:
+        result["XLA_FLAGS"] = f"{result.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
+    return result
+
+
+def launch(ranks: int, arguments: Sequence[str]) -> int:
+    """Run `python arguments…` as `ranks` ranks and wait for them.
+
+    Args:
+        ranks: how many.
+        arguments: of the Python interpreter that runs this process, e.g. `["-m", "shardwright", "run", …]`.
+
+    Returns:
+        The job's exit status.
+
+    Raises:
+        InputError: mpiexec is not installed.
+    """
+    command = [find_mpiexec(), "-n", str(ranks), sys.executable, *arguments]
+    return subprocess.run(command, env=rank_environment(ranks), check=False).returncode

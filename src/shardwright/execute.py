@@ -1,0 +1,82 @@
+"""A plan as a callable with the training step's own signature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+from jax.tree_util import PyTreeDef
+
+from shardwright.backends.reference import ReferenceExecutable
+from shardwright.ir.errors import InputError, PlanError
+from shardwright.ir.program import Program
+from shardwright.ir.trace import Traced
+from shardwright.plan import Plan
+
+
+class Executable(Protocol):
+    """What a backend makes of a program: flat arguments in, flat outputs out."""
+
+    def __call__(self, *flat: Any) -> Sequence[Any]: ...
+
+
+def _reference(traced: Traced, program: Program, ratios: Sequence[float]) -> Executable:
+    return ReferenceExecutable(traced, program, ratios)
+
+
+def _mpi(traced: Traced, program: Program, ratios: Sequence[float]) -> Executable:
+    # Importing the backend imports mpi4py, which initialises MPI: only for those who ask for it.
+    from shardwright.backends.mpi import MpiExecutable  # noqa: PLC0415
+
+    return MpiExecutable(traced, program, ratios)
+
+
+BACKENDS: dict[str, Callable[[Traced, Program, Sequence[float]], Executable]] = {
+    "reference": _reference,
+    "mpi": _mpi,
+}
+
+
+class CompiledStep:
+    """Runs a plan. The step is traced on the first call, and checked to be the one the plan was made for."""
+
+    def __init__(self, plan: Plan, train_step: Callable[..., Any], backend: str) -> None:
+        if backend not in BACKENDS:
+            raise PlanError(
+                place="backend", reason=f"{backend!r} does not exist", remedy=f"Choose from {', '.join(BACKENDS)}"
+            )
+        self.plan = plan
+        self.train_step = train_step
+        self.backend = backend
+        self._ready: tuple[Traced, Executable] | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        """The step's outputs: global arrays on `reference`, `ShardedArray` leaves on `mpi`.
+
+        Raises:
+            PlanError: the arguments do not fit the plan, or the plan was made for another step.
+        """
+        flat, structure = jax.tree.flatten(args)
+        if self._ready is None:
+            traced = self.plan.attach(self.train_step, *_abstract(flat, structure))
+            self._ready = traced, BACKENDS[self.backend](traced, self.plan.program, self.plan.ratios)
+        traced, run = self._ready
+        if structure != traced.in_tree:
+            raise InputError(
+                place="arguments",
+                reason="have another structure than those the plan was made for",
+                remedy=f"Pass {traced.in_tree}",
+            )
+        return jax.tree.unflatten(traced.out_tree, run(*flat))
+
+
+def _abstract(flat: Sequence[Any], structure: PyTreeDef) -> tuple[Any, ...]:
+    """Arguments for tracing: sharded arrays stand for global arrays of their shape and dtype."""
+
+    def abstract(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array) or not hasattr(leaf, "placement"):
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+    return jax.tree.unflatten(structure, [abstract(leaf) for leaf in flat])

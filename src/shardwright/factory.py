@@ -1,0 +1,113 @@
+"""Loading `FILE_OR_MODULE:FACTORY`, a function that returns `(train_step, args)`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias, cast
+
+from shardwright.ir.errors import InputError, ShardwrightError
+
+Factory: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def load_factory(target: str) -> Factory:
+    """The step and arguments that `target` names.
+
+    Args:
+        target: `path/to/file.py:factory` (its folder becomes importable) or `package.module:factory`.
+
+    Raises:
+        InputError: there is no such file, module or factory, it raises, or returns something else.
+    """
+    where, colon, name = target.rpartition(":")
+    if not colon or not where or not name:
+        raise InputError(
+            place=target, reason="is not of the form FILE_OR_MODULE:FACTORY", remedy="For example examples/gpt2.py:tiny"
+        )
+    module = _module(where)
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        public = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+        raise InputError(
+            place=target,
+            reason=f"{where} has no function {name!r}",
+            remedy=f"It has {', '.join(n for n in public if not n.startswith('_')) or 'none'}",
+        )
+    # Whatever user code raises is the user's to see, in one line and without our traceback.
+    try:
+        made: object = factory()
+    except ShardwrightError:
+        raise
+    except Exception as error:  # noqa: BLE001
+        raise InputError(
+            place=target,
+            reason=f"raised {type(error).__name__}: {_first_line(error)}{_line_of(error)}",
+            remedy="Call the factory by itself to see where",
+        ) from error
+    if isinstance(made, tuple) and len(cast(tuple[Any, ...], made)) == 2:
+        step, args = cast(tuple[Any, Any], made)
+        if callable(step) and isinstance(args, (tuple, list)):
+            return step, tuple(cast(tuple[Any, ...], args))
+    raise InputError(
+        place=target,
+        reason=f"returned {_shape_of(made)}",
+        remedy="Return (train_step, args): a function and the tuple of its positional arguments",
+    )
+
+
+def _module(where: str) -> ModuleType:
+    if where.endswith(".py") or "/" in where:
+        path = Path(where)
+        if not path.is_file():
+            raise InputError(place=where, reason="is no file", remedy="Name a Python file, or a module to import")
+        folder = str(path.resolve().parent)
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        return _run(where, lambda: (spec.loader.exec_module(module), module)[1] if spec.loader else module)
+    return _run(where, lambda: importlib.import_module(where))
+
+
+def _run(where: str, load: Callable[[], ModuleType]) -> ModuleType:
+    try:
+        return load()
+    except ModuleNotFoundError as error:
+        raise InputError(
+            place=where, reason=f"there is no module {error.name!r}", remedy="Install it, or correct the name"
+        ) from error
+    except Exception as error:  # noqa: BLE001
+        raise InputError(
+            place=where,
+            reason=f"raised {type(error).__name__} on import: {_first_line(error)}{_line_of(error)}",
+            remedy="Import it by itself to see where",
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0]
+
+
+def _line_of(error: BaseException) -> str:
+    """` (file.py:12)` of the innermost frame of user code."""
+    trace = error.__traceback__
+    place = ""
+    while trace is not None:
+        name = Path(trace.tb_frame.f_code.co_filename)
+        if "shardwright" not in name.parts and "importlib" not in str(name):
+            place = f" ({name.name}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return place
+
+
+def _shape_of(made: object) -> str:
+    if isinstance(made, tuple):
+        return f"a tuple of {len(cast(tuple[Any, ...], made))}"
+    return f"a {type(made).__name__}"

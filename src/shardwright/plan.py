@@ -1,0 +1,323 @@
+"""A plan: everything a synthesis found, in a form that can be read, saved, verified and run.
+
+The file form is versioned JSON, checked against `plan.schema.json` when it is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jsonschema
+
+from shardwright.backends.verify import VerifyResult, verify_program
+from shardwright.cost.fleet import Fleet
+from shardwright.ir.errors import PlanError
+from shardwright.ir.program import Program
+from shardwright.ir.program import verify as check_program
+from shardwright.ir.serialize import program_from_json, program_to_json
+from shardwright.ir.text import format_program
+from shardwright.ir.trace import StateMap, Traced, trace
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Where planning time went and how large the search was.
+
+    Attributes:
+        trace_s: seconds in jax.make_jaxpr.
+        space_s: seconds to build the choice graph.
+        search_s: seconds of elimination and A*, all searches together.
+        ratio_s: seconds of LP, rounding and re-costing.
+        expanded: nodes expanded by A*.
+        searches: searches run.
+        equations: equations of the flattened step, regions included.
+        choices: choices of the fused choice graph.
+        replicated: primitives that run replicated on every device, and why.
+    """
+
+    trace_s: float
+    space_s: float
+    search_s: float
+    ratio_s: float
+    expanded: int
+    searches: int
+    equations: int
+    choices: int
+    replicated: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """One kind of exchange of a plan, added up: its strategy, how often it runs, and its price in seconds."""
+
+    name: str
+    count: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A distributed program for a fleet, with its ratios, costs and certificate.
+
+    Attributes:
+        program: the distributed program.
+        ratios: share of every device, in fleet order.
+        iteration_s: predicted seconds of a step (the timeline's).
+        cost_s: sum over instructions of the slowest device's seconds, which search and bound speak of.
+        bound_s: no program of the space with any ratios costs less than this, on all devices of the fleet.
+        memory_bytes: predicted peak per device.
+        fits: whether that is within every device's memory.
+        exchanges: exchanges by strategy.
+        held: where state and the other inputs lie, by name.
+        state: argument -> output that continues it.
+        state_override: what the user said about state, None if it was inferred.
+        assumptions: what was assumed rather than measured or known, in words.
+        fleet: the fleet.
+        fingerprint: of the traced step.
+        versions: shardwright and jax versions the plan was made with.
+        stats: where planning time went.
+        traced: the step, where the plan was made in this process; not saved.
+    """
+
+    program: Program
+    ratios: tuple[float, ...]
+    iteration_s: float
+    cost_s: float
+    bound_s: float
+    memory_bytes: tuple[int, ...]
+    fits: bool
+    exchanges: tuple[Exchanged, ...]
+    held: Mapping[str, str]
+    state: Mapping[str, str]
+    state_override: StateMap | None
+    assumptions: tuple[str, ...]
+    fleet: Fleet
+    fingerprint: str
+    versions: Mapping[str, str]
+    stats: Stats
+    traced: Traced | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def gap(self) -> float:
+        """How much cheaper another plan could be at most: (cost_s - bound_s) / cost_s."""
+        return (self.cost_s - self.bound_s) / self.cost_s if self.cost_s > 0 else 0.0
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names of the devices, in fleet order."""
+        return tuple(device.name for device in self.fleet.devices)
+
+    def __str__(self) -> str:
+        from shardwright.report import describe  # noqa: PLC0415  (report imports this module)
+
+        return describe(self)
+
+    def text(self, traced: Traced | None = None) -> str:
+        """The program in its readable form; a loaded plan needs the step it was made for (see `attach`).
+
+        Raises:
+            PlanError: the plan was loaded from a file and no step is given.
+        """
+        step = traced or self.traced
+        if step is None:
+            raise PlanError(
+                place="plan", reason="was loaded without its step", remedy="Pass plan.attach(train_step, *args)"
+            )
+        return format_program(self.program, step.graph)
+
+    # -- files -------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: what `save` writes, in the form of `plan.schema.json`."""
+        return {
+            "format": FORMAT,
+            "versions": dict(self.versions),
+            "fleet": self.fleet.to_dict(),
+            "fleet_fingerprint": self.fleet.fingerprint(),
+            "fingerprint": self.fingerprint,
+            "devices": list(self.devices),
+            "ratios": list(self.ratios),
+            "iteration_s": self.iteration_s,
+            "cost_s": self.cost_s,
+            "bound_s": self.bound_s,
+            "gap": self.gap,
+            "memory_bytes": list(self.memory_bytes),
+            "fits": self.fits,
+            "exchanges": [{"name": e.name, "count": e.count, "seconds": e.seconds} for e in self.exchanges],
+            "held": dict(self.held),
+            "state": dict(self.state),
+            "state_override": None if self.state_override is None else _entries(self.state_override),
+            "assumptions": list(self.assumptions),
+            "stats": {name: _plain(getattr(self.stats, name)) for name in Stats.__slots__},
+            "program": program_to_json(self.program),
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON. The file appears whole or not at all."""
+        target = Path(path)
+        text = json.dumps(self.to_dict(), indent=1) + "\n"
+        try:
+            handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        except OSError as error:
+            raise PlanError(
+                place=str(path), reason=f"cannot be written: {error.strerror}", remedy="Choose another path"
+            ) from error
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            Path(name).chmod(0o644)
+            Path(name).replace(target)
+        except OSError as error:
+            Path(name).unlink(missing_ok=True)
+            raise PlanError(
+                place=str(path), reason=f"cannot be written: {error.strerror}", remedy="Choose another path"
+            ) from error
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Plan:
+        """Read a plan file.
+
+        Raises:
+            PlanError: the file is missing, no JSON, of another format version, or does not follow the schema.
+        """
+        place = str(path)
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise PlanError(
+                place=place, reason=f"cannot be read: {error.strerror}", remedy="Name a file written by plan.save"
+            ) from error
+        except ValueError as error:
+            raise PlanError(
+                place=place, reason=f"is no JSON ({error})", remedy="Write it again with plan.save"
+            ) from error
+        return Plan.from_dict(data, place=place)
+
+    @staticmethod
+    def from_dict(data: Any, *, place: str = "plan") -> Plan:
+        """Inverse of `to_dict`.
+
+        Raises:
+            PlanError: the data is of another format version, or does not follow the schema.
+        """
+        version = cast(dict[str, Any], data).get("format") if isinstance(data, dict) else None
+        if version != FORMAT:
+            raise PlanError(
+                place=f"{place}: format",
+                reason=f"is {version!r}, this version of Shardwright reads {FORMAT}",
+                remedy="Make the plan again with `shardwright plan`",
+            )
+        problem = next(iter(sorted(_validator().iter_errors(data), key=lambda e: list(map(str, e.path)))), None)
+        if problem is not None:
+            where = ".".join(str(part) for part in problem.path) or "top level"
+            message = problem.message if len(problem.message) < 200 else problem.message[:200] + "…"
+            raise PlanError(
+                place=f"{place}: {where}", reason=message, remedy="Make the plan again with `shardwright plan`"
+            )
+        fleet = Fleet.from_dict(data["fleet"])
+        if not len(fleet.devices) == len(data["ratios"]) == len(data["memory_bytes"]):
+            raise PlanError(
+                place=f"{place}: ratios",
+                reason=f"there are {len(data['ratios'])} for {len(fleet.devices)} devices",
+                remedy="Make the plan again with `shardwright plan`",
+            )
+        override = data["state_override"]
+        return Plan(
+            program=program_from_json(data["program"]),
+            ratios=tuple(data["ratios"]),
+            iteration_s=data["iteration_s"],
+            cost_s=data["cost_s"],
+            bound_s=data["bound_s"],
+            memory_bytes=tuple(data["memory_bytes"]),
+            fits=data["fits"],
+            exchanges=tuple(Exchanged(e["name"], e["count"], e["seconds"]) for e in data["exchanges"]),
+            held=data["held"],
+            state=data["state"],
+            state_override=None if override is None else {key: _path(value) for key, value in override},
+            assumptions=tuple(data["assumptions"]),
+            fleet=fleet,
+            fingerprint=data["fingerprint"],
+            versions=data["versions"],
+            stats=Stats(**data["stats"]),
+        )
+
+    # -- the step ----------------------------------------------------------------------------------
+
+    def attach(self, train_step: Callable[..., Any], *args: Any) -> Traced:
+        """Trace the step and check that this plan was made for it.
+
+        Raises:
+            PlanError: the step is another one, or its arguments have other shapes.
+        """
+        traced = trace(train_step, *args, state=self.state_override)
+        if traced.fingerprint != self.fingerprint:
+            raise PlanError(
+                place="plan",
+                reason=f"was made for another step (plan {self.fingerprint[:12]}, step {traced.fingerprint[:12]})",
+                remedy="Use the step, argument shapes and jax version it was made with "
+                f"({', '.join(f'{k} {v}' for k, v in self.versions.items())}), or plan again",
+            )
+        check_program(self.program, traced.graph)
+        return traced
+
+    def verify(self, train_step: Callable[..., Any], *args: Any) -> VerifyResult:
+        """Run the program on the reference backend with concrete arguments and compare with one device.
+
+        Args:
+            train_step: the step the plan was made for.
+            args: its arguments, as concrete arrays.
+
+        Raises:
+            PlanError: the plan was made for another step.
+        """
+        traced = self.attach(train_step, *args)
+        leaves = jax.tree.leaves(args)
+
+        def flat_step(*flat: Any) -> list[Any]:
+            return jax.tree.leaves(train_step(*jax.tree.unflatten(traced.in_tree, flat)))
+
+        return verify_program(traced, self.program, self.ratios, leaves, flat_step)
+
+    def compile(self, train_step: Callable[..., Any], backend: str = "reference") -> Callable[..., Any]:
+        """A callable with the signature of `train_step` that runs this plan.
+
+        Args:
+            train_step: the step the plan was made for.
+            backend: "reference" (all devices in this process, global arrays) or "mpi" (one process per
+                device under mpiexec; leaves are `ShardedArray`, with `gather()`).
+
+        Raises:
+            PlanError: there is no such backend; on the first call, the plan was made for another step.
+        """
+        from shardwright.execute import CompiledStep  # noqa: PLC0415  (execute imports this module)
+
+        return CompiledStep(self, train_step, backend)
+
+
+def _entries(override: StateMap) -> list[list[Any]]:
+    return [[key, list(value) if isinstance(value, tuple) else value] for key, value in override.items()]
+
+
+def _path(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _plain(value: Any) -> Any:
+    return dict(cast(Mapping[str, Any], value)) if isinstance(value, Mapping) else value
+
+
+@cache
+def _validator() -> jsonschema.Draft202012Validator:
+    schema = json.loads(resources.files("shardwright").joinpath("plan.schema.json").read_text(encoding="utf-8"))
+    return jsonschema.Draft202012Validator(schema)

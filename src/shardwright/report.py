@@ -1,0 +1,142 @@
+"""A plan in words and small tables, for people."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from shardwright.plan import Plan
+
+WIDTH = 110
+
+
+def describe(plan: Plan, baselines: Mapping[str, float] | None = None) -> str:
+    """The plan as plain text; `baselines` are seconds by name, shown beside the plan's."""
+    return render(layout(plan, baselines), colour=False)
+
+
+def render(content: Group, *, colour: bool) -> str:
+    """Rich content as text, without trailing spaces."""
+    console = Console(file=io.StringIO(), width=WIDTH, force_terminal=colour, color_system="auto" if colour else None)
+    with console.capture() as capture:
+        console.print(content)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def layout(plan: Plan, baselines: Mapping[str, float] | None = None) -> Group:
+    """The parts of the printout."""
+    parts: list[Text | Padding] = [_head(plan), _section(_shares(plan)), _section(_exchanges(plan))]
+    if baselines:
+        parts.append(_section(_compared(plan, baselines)))
+    parts.append(_section(_held(plan)))
+    notes = [*(f"replicated: {k}: {why}" for k, why in plan.stats.replicated.items()), *plan.assumptions]
+    if not plan.fits:
+        notes.insert(0, "DOES NOT FIT: the predicted peak exceeds a device's memory (see the table)")
+    if notes:
+        parts.append(Text("assumed, replicated, not searched:", style="bold"))
+        parts.extend(Text(f"  - {note}") for note in notes)
+    return Group(*parts)
+
+
+def _section(table: Table) -> Padding:
+    return Padding(table, (0, 0, 1, 0))
+
+
+def _head(plan: Plan) -> Text:
+    state = ", ".join(f"{name} -> {out}" for name, out in plan.state.items()) or "none found"
+    stats = plan.stats
+    return Text(
+        f"plan for {plan.fleet}\n"
+        f"  predicted step  {duration(plan.iteration_s)}   cost {duration(plan.cost_s)}, "
+        f"no plan of this space below {duration(plan.bound_s)} (gap {plan.gap:.1%})\n"
+        f"  state           {state}\n"
+        f"  planned in      {duration(stats.space_s + stats.search_s + stats.ratio_s)} after {duration(stats.trace_s)} "
+        f"of tracing: {stats.equations} equations, {stats.choices} choices, {stats.searches} searches, "
+        f"{stats.expanded} nodes expanded\n"
+    )
+
+
+def _shares(plan: Plan) -> Table:
+    table = Table(title="shares", title_justify="left", box=None, pad_edge=False)
+    for name, right in (("devices", False), ("type", False), ("share of each", True), ("", False), ("memory", True)):
+        table.add_column(name, justify="right" if right else "left")
+    top = max(plan.ratios) or 1.0
+    rows: dict[tuple[str, float, int, int], list[str]] = {}
+    for device, ratio, used in zip(plan.fleet.devices, plan.ratios, plan.memory_bytes, strict=True):
+        rows.setdefault((device.type.name, ratio, used, device.type.memory_bytes), []).append(device.name)
+    for (kind, ratio, used, limit), names in rows.items():
+        bar = "█" * round(24 * ratio / top) or "▏"
+        memory = f"{size(used)} of {size(limit)}" + ("" if used <= limit else "  TOO MUCH")
+        table.add_row(_names(names), kind, f"{ratio:.2%}", bar, memory)
+    return table
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]} … {names[-1]} ({len(names)})"
+
+
+def _exchanges(plan: Plan) -> Table:
+    table = Table(title="exchanges per step", title_justify="left", box=None, pad_edge=False)
+    for name in ("collective", "strategy", "times", "seconds", "of the cost"):
+        table.add_column(name, justify="left" if name in ("collective", "strategy") else "right")
+    for exchange in sorted(plan.exchanges, key=lambda e: (-e.seconds, e.name)):
+        kind, _, strategy = exchange.name.partition(".")
+        part = exchange.seconds / plan.cost_s if plan.cost_s else 0.0
+        table.add_row(kind, strategy, f"{exchange.count:g}", duration(exchange.seconds), f"{part:.1%}")
+    if not plan.exchanges:
+        table.add_row("none", "", "0", "", "")
+    return table
+
+
+def _compared(plan: Plan, baselines: Mapping[str, float]) -> Table:
+    table = Table(title="priced by the same model", title_justify="left", box=None, pad_edge=False)
+    for name in ("", "cost per step", "against the plan"):
+        table.add_column(name, justify="right" if name else "left")
+    table.add_row("this plan", duration(plan.cost_s), "1.00 ×")
+    for name, seconds in baselines.items():
+        table.add_row(name, duration(seconds), f"{seconds / plan.cost_s:.2f} ×")
+    return table
+
+
+def _held(plan: Plan) -> Table:
+    """Inputs by argument and placement: a model has hundreds of leaves and few kinds of them."""
+    table = Table(title="where inputs lie", title_justify="left", box=None, pad_edge=False)
+    for name in ("argument", "placement", "tensors", "such as"):
+        table.add_column(name, justify="right" if name == "tensors" else "left", overflow="fold")
+    kinds: Counter[tuple[str, str]] = Counter()
+    example: dict[tuple[str, str], str] = {}
+    for name, placement in plan.held.items():
+        key = (re.split(r"[\[.]", name, maxsplit=1)[0], placement)
+        kinds[key] += 1
+        example.setdefault(key, name)
+    for (argument, placement), count in sorted(kinds.items(), key=_argument_order(plan.held)):
+        table.add_row(argument, placement, str(count), example[argument, placement])
+    return table
+
+
+def _argument_order(names: Iterable[str]) -> object:
+    order = {re.split(r"[\[.]", name, maxsplit=1)[0]: k for k, name in reversed(list(enumerate(names)))}
+    return lambda entry: (order[entry[0][0]], -entry[1], entry[0][1])
+
+
+def duration(seconds: float) -> str:
+    """Seconds with three digits and a fitting unit."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def size(nbytes: float) -> str:
+    """Bytes with a binary unit."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.3g} {unit}"
+    return f"{nbytes:g} B"

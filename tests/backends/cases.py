@@ -1,0 +1,123 @@
+"""Cases for the conformance of collectives: every kind and strategy, many dtypes, dimensions, groups."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from shardwright.backends.layout import dtype_of, from_numpy, is_key, members, stretches, to_numpy
+from shardwright.ir import collectives
+from shardwright.ir.graph import TensorType
+from shardwright.ir.placement import REDUCE_OPS, Partial, Placement, R, Shard
+from shardwright.ir.program import Group, Move
+
+DTYPES = ("float32", "bfloat16", "float16", "int32", "uint8", "bool", "complex64", "key<fry>")
+
+
+@dataclass(frozen=True)
+class Case:
+    move: Move
+    tensor: TensorType
+    ratios: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return f"{self.move} of {self.tensor} at {self.ratios}"
+
+
+def ratio_sets(devices: int) -> list[tuple[float, ...]]:
+    """Uneven, with an empty device, all on one device."""
+    uneven = [i + 1.0 for i in range(devices)]
+    empty = [0.0 if i == 1 else 1.0 for i in range(devices)]
+    alone = [1.0 if i == devices - 1 else 0.0 for i in range(devices)]
+    return [tuple(x / sum(row) for x in row) for row in (uneven, empty, alone)]
+
+
+def placements(tensor: TensorType) -> list[Placement]:
+    shards: list[Placement] = [Shard(d) for d in range(len(tensor.shape))]
+    shards += [Shard(d, 2) for d, size in enumerate(tensor.shape) if size and size % 2 == 0]
+    ordered = not tensor.dtype.startswith(("key", "complex"))
+    return [R, *shards, *(Partial(op) for op in REDUCE_OPS if op == "sum" or ordered)]
+
+
+def cases(devices: int, *, local: bool) -> Iterator[Case]:
+    """Every collective (local ones or not), strategy, pair of placements, dtype, shape, ratios and group."""
+    shapes = {dtype: [(6, 5, 4)] for dtype in DTYPES}
+    shapes["float32"] += [(), (1,), (0, 3), (3, 0), (7,)]
+    groups: list[Group] = [None] + ([(0, devices - 1)] if devices > 2 else [])
+    for kind, collective in collectives.registry().items():
+        if collective.local != local:
+            continue
+        for dtype in DTYPES:
+            for shape in shapes[dtype]:
+                tensor = TensorType(shape, dtype)
+                for pre, post in itertools.product(placements(tensor), repeat=2):
+                    if not collective.allows(pre, post) or (is_key(dtype) and Partial("sum") in (pre, post)):
+                        continue
+                    if not tensor.shape and isinstance(post, Shard):
+                        continue
+                    thorough = dtype in ("float32", "bfloat16") and shape == (6, 5, 4)
+                    where_and_how = itertools.product(
+                        collective.strategies,
+                        ratio_sets(devices)[: None if thorough else 1],
+                        groups if thorough else [None],
+                    )
+                    for strategy, ratios, group in where_and_how:
+                        if kind == "send" and (group is None and devices != 2):
+                            continue
+                        where = (0, 1) if kind == "send" and group is None else group
+                        roots = (
+                            (members(where, devices)[0], members(where, devices)[-1])
+                            if collective.rooted
+                            else (None,)
+                        )
+                        for root in roots:
+                            yield Case(Move(kind, 0, pre, post, strategy, where, root), tensor, ratios)
+
+
+def before(case: Case) -> list[Any]:
+    """Local arrays of all devices before the move, None outside the group; sums are exact."""
+    rng = np.random.default_rng(0)
+    devices = members(case.move.group, len(case.ratios))
+    lengths = stretches(case.tensor, case.move.pre, case.move.group, case.ratios)
+    result: list[Any] = [None] * len(case.ratios)
+    # What all hold is drawn once; shards and partial values are each device's own.
+    whole = _draw(rng, case.tensor, case.tensor.shape)
+    for position, device in enumerate(devices):
+        shape = list(case.tensor.shape)
+        if isinstance(case.move.pre, Shard):
+            shape[case.move.pre.dim] = lengths[position]
+        result[device] = whole if case.move.pre == R else _draw(rng, case.tensor, tuple(shape))
+    return result
+
+
+def _draw(rng: np.random.Generator, tensor: TensorType, shape: tuple[int, ...]) -> Any:
+    if is_key(tensor.dtype):
+        return from_numpy(rng.integers(0, 2**32, (*shape, 2), np.uint32), tensor.dtype)
+    high = 2 if tensor.dtype == "bool" else 9
+    return jax.numpy.asarray(rng.integers(0, high, shape)).astype(dtype_of(tensor.dtype))
+
+
+def expected(case: Case, arrays: list[Any]) -> list[Any]:
+    """numpy arrays after the move, by the collective's own definition; None outside the group."""
+    move = case.move
+    devices = members(move.group, len(case.ratios))
+    root = None if move.root is None else devices.index(move.root)
+    shards = [to_numpy(arrays[d]) for d in devices]
+    lengths = stretches(case.tensor, move.post, move.group, case.ratios)
+    after = collectives.registry()[move.kind].reference(shards, move.pre, move.post, lengths, root)
+    result: list[Any] = [None] * len(case.ratios)
+    for device, array in zip(devices, after, strict=True):
+        result[device] = array
+    return result
+
+
+def same(got: Any, wanted: Any) -> bool:
+    if wanted is None or got is None:
+        return got is wanted
+    a = to_numpy(got)
+    return a.shape == wanted.shape and a.dtype == wanted.dtype and np.array_equal(a, wanted)

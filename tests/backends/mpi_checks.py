@@ -1,0 +1,160 @@
+"""Runs under mpiexec: `python mpi_checks.py FOLDER`. Checks many things in one start of the ranks.
+
+FOLDER holds what the test wrote: programs as JSON and what `reference` made of them. Rank 0 leaves
+`summary.json` there; the exit status is 1 where anything is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from cases import before, cases, expected, same
+from mpi4py import MPI
+from steps import STEPS
+
+from shardwright.backends.mpi import MpiExecutable, abort_on_error
+from shardwright.backends.world import ShardedArray, World
+from shardwright.ir.errors import PlanError
+from shardwright.ir.placement import R, Shard
+from shardwright.ir.program import Compute, Program, verify
+from shardwright.ir.rules import Signature
+from shardwright.ir.serialize import program_from_json
+from shardwright.ir.trace import trace
+
+comm = MPI.COMM_WORLD
+failures: list[str] = []
+checked = 0
+
+
+def check(condition: bool, what: str) -> None:
+    global checked
+    checked += 1
+    if not condition:
+        failures.append(f"rank {comm.rank}: {what}")
+
+
+def check_moves() -> None:
+    worlds: dict[tuple[float, ...], World] = {}
+    for case in cases(comm.size, local=False):
+        if case.ratios not in worlds:
+            worlds[case.ratios] = World(case.ratios, comm, poll=len(worlds) % 2 == 0)
+        world = worlds[case.ratios]
+        world.join([case.move.group])
+        arrays = before(case)
+        mine = arrays[comm.rank]
+        if case.move.root not in (None, comm.rank):
+            mine = None
+        got = world.move(case.move, case.tensor, mine)
+        check(same(got, expected(case, arrays)[comm.rank]), str(case))
+
+
+def close(got: Any, wanted: Any, tolerance: float) -> bool:
+    a, b = np.asarray(got, np.float64), np.asarray(wanted, np.float64)
+    scale = float(np.max(np.abs(b), initial=1e-3))
+    return a.shape == b.shape and float(np.max(np.abs(a - b), initial=0.0)) <= tolerance * scale
+
+
+def check_programs(folder: Path) -> None:
+    for path in sorted(folder.glob("*.program.json")):
+        described = json.loads(path.read_text())
+        step, args = STEPS[described["step"]]()
+        traced = trace(step, *args)
+        program = program_from_json(described["program"])
+        verify(program, traced.graph)
+        run = MpiExecutable(traced, program, described["ratios"], comm)
+        flat = jax.tree.leaves(args)
+        first = run(*flat)
+        # The loop: state goes back in as it came out, without being gathered.
+        state = {inp: first[out] for out, inp in traced.graph.state.items()}
+        second = run(*[state.get(i, leaf) for i, leaf in enumerate(flat)])
+        wanted = np.load(path.with_suffix("").with_suffix(".npz"))
+        tolerance = 2e-2 if described["step"] == "half" else 1e-5
+        for call, results in (("first", first), ("second", second)):
+            for i, result in enumerate(results):
+                what = f"{path.name} {call} output {i}"
+                check(isinstance(result, ShardedArray) and result.placement == program.outputs[i], what)
+                check(close(result.gather(), wanted[f"{call}{i}"], tolerance), what)
+
+
+def check_arrays() -> None:
+    step, args = STEPS["mlp"]()
+    traced = trace(step, *args)
+    ratios = tuple((i + 1) / sum(range(1, comm.size + 1)) for i in range(comm.size))
+    world = World(ratios, comm)
+    x = np.arange(40, dtype=np.float32).reshape(8, 5)
+    from shardwright.backends.layout import cut
+    from shardwright.ir.graph import TensorType
+
+    tensor = TensorType(x.shape, "float32")
+    sharded = ShardedArray(
+        cut(jax.numpy.asarray(x), tensor, Shard(1), comm.rank, ratios), Shard(1), tensor, world
+    )
+    check(len(jax.tree.leaves([sharded])) == 1 and jax.tree.leaves([sharded])[0] is sharded, "a pytree leaf")
+    check(
+        np.array_equal(sharded.gather(), x) and sharded.shape == (8, 5) and sharded.dtype == np.float32,
+        "gather",
+    )
+    try:
+        np.asarray(sharded)
+        check(False, "a shard must not be converted silently")
+    except PlanError as error:
+        check("gather()" in str(error), "the remedy names gather()")
+    scalar = ShardedArray(jax.numpy.float32(2.5), R, TensorType((), "float32"), world)
+    check(float(scalar) == 2.5 and np.asarray(scalar) == 2.5, "a replicated scalar converts")
+    try:
+        World((1.0,) * (comm.size + 1), comm)
+        check(False, "a plan for more devices must be refused")
+    except PlanError as error:
+        check(f"mpiexec -n {comm.size + 1}" in str(error), "the remedy names the number of ranks")
+    check_resync(traced, args, ratios)
+
+
+def check_resync(traced: Any, args: Any, ratios: tuple[float, ...]) -> None:
+    """State that drifts on one rank is as device 0 has it after the next comparison."""
+    equations = traced.graph.equations
+    whole = [Compute(e.index, Signature((R,) * len(e.inputs), (R,) * len(e.outputs))) for e in equations]
+    program = Program((R,) * len(traced.graph.inputs), tuple(whole), (R,) * len(traced.graph.outputs))
+    run = MpiExecutable(traced, program, ratios, comm, resync_every=2)
+    flat = jax.tree.leaves(args)
+    state = {inp: out for out, inp in traced.graph.state.items()}
+    results = run(*flat)
+    check(run.resynced == 0, "nothing is sent while nothing drifts")
+    drifted = [r.local for r in results]
+    if comm.rank == comm.size - 1:
+        drifted = [x + np.float32(1e-3) if i in traced.graph.state else x for i, x in enumerate(drifted)]
+    held = [ShardedArray(x, r.placement, r.tensor, r.world) for x, r in zip(drifted, results, strict=True)]
+    results = run(*[held[state[i]] if i in state else leaf for i, leaf in enumerate(flat)])
+    check(run.resynced > 0, "drift is found")
+    for i in traced.graph.state:
+        everywhere = comm.allgather(np.asarray(results[i].local).tobytes())
+        check(len(set(everywhere)) == 1, f"state output {i} is the same on every rank")
+
+
+def main() -> int:
+    folder = Path(sys.argv[1])
+    took: dict[str, float] = {}
+    for name, part in (
+        ("moves", check_moves),
+        ("arrays", check_arrays),
+        ("programs", lambda: check_programs(folder)),
+    ):
+        start = time.perf_counter()
+        part()
+        took[name] = time.perf_counter() - start
+    everything = [line for lines in comm.allgather(failures) for line in lines]
+    if comm.rank == 0:
+        summary = {"checked": checked, "failures": everything[:50], "seconds": took}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    return 1 if everything else 0
+
+
+if __name__ == "__main__":
+    with abort_on_error():
+        status = main()
+    sys.exit(status)

@@ -1,0 +1,124 @@
+"""The MPI backend on real ranks: collectives against their definition, programs against `reference`."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from greedy import build
+from steps import STEPS, starts
+
+from shardwright.backends.launch import find_mpiexec, launch, rank_environment, under_mpi
+from shardwright.backends.mpi_moves import lowerings
+from shardwright.backends.reference import ReferenceExecutable
+from shardwright.ir import collectives
+from shardwright.ir.errors import InputError
+from shardwright.ir.serialize import program_to_json
+from shardwright.ir.trace import trace
+
+HERE = Path(__file__).parent
+RATIOS = {2: (0.7, 0.3), 3: (0.5, 0.0, 0.5), 4: (0.4, 0.1, 0.2, 0.3)}
+
+# (step, start, seed of the builder) on each number of ranks.
+PROGRAMS = {
+    2: [("mlp", "zero", None), ("scanned", "data", 0)],
+    3: [("mlp", "data", 1), ("scanned", "last", None), ("controlled", "data", None)],
+    4: [("mlp", "last", None), ("controlled", "zero", 0), ("half", "data", None)],
+}
+
+
+def test_every_strategy_is_lowered_and_nothing_else() -> None:
+    moves = {k: c for k, c in collectives.registry().items() if not c.local}
+    assert set(lowerings()) == {(kind, strategy) for kind, c in moves.items() for strategy in c.strategies}
+
+
+def write_programs(folder: Path, ranks: int) -> None:
+    for number, (name, start, seed) in enumerate(PROGRAMS[ranks]):
+        step, args = STEPS[name]()
+        traced = trace(step, *args)
+        program = build(
+            traced.graph, starts(traced.graph)[start], None if seed is None else random.Random(seed)
+        )
+        reference = ReferenceExecutable(traced, program, RATIOS[ranks])
+        flat = jax.tree.leaves(args)
+        first = reference(*flat)
+        state = {inp: first[out] for out, inp in traced.graph.state.items()}
+        second = reference(*[state.get(i, leaf) for i, leaf in enumerate(flat)])
+        wanted = {
+            f"{call}{i}": np.asarray(x)
+            for call, xs in (("first", first), ("second", second))
+            for i, x in enumerate(xs)
+        }
+        described = {"step": name, "ratios": RATIOS[ranks], "program": program_to_json(program)}
+        (folder / f"{number}.program.json").write_text(json.dumps(described))
+        np.savez(folder / f"{number}.npz", **wanted)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_ranks_conform(ranks: int, tmp_path: Path) -> None:
+    write_programs(tmp_path, ranks)
+    status = launch(ranks, [str(HERE / "mpi_checks.py"), str(tmp_path)])
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    print(summary)
+    assert summary["failures"] == []
+    assert status == 0
+    assert summary["checked"] > 300
+
+
+FAILING = """
+import sys
+from mpi4py import MPI
+from shardwright.backends.mpi import abort_on_error
+from shardwright.ir.errors import PlanError
+comm = MPI.COMM_WORLD
+with abort_on_error():
+    if comm.rank == 1:
+        error = PlanError(place="here", reason="is wrong", remedy="Mend it")
+        if sys.argv[1] == "bug":
+            error = ValueError("no more")
+        error.add_note("at instruction 7: %3 R = all_reduce.ring %3 P(sum)")
+        raise error
+    comm.Barrier()
+"""
+
+
+@pytest.mark.parametrize(("kind", "status"), [("bug", 1), ("input", 2)])
+def test_a_failing_rank_takes_the_job_down(kind: str, status: int, tmp_path: Path) -> None:
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING)
+    done = subprocess.run(
+        [find_mpiexec(), "-n", "2", sys.executable, str(script), kind],
+        capture_output=True, text=True, timeout=60, env=rank_environment(2), check=False,
+    )  # fmt: skip
+    assert done.returncode == status, done
+    assert "rank 1 at instruction 7: %3 R = all_reduce.ring %3 P(sum): " in done.stderr
+    assert ("Traceback" in done.stderr) == (kind == "bug")
+
+
+def test_importing_shardwright_does_not_start_mpi() -> None:
+    code = "import sys, shardwright.backends.mpi; print('mpi4py.MPI' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_missing_mpiexec_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match=r"pip install 'shardwright\[mpi\]'"):
+        find_mpiexec()
+
+
+def test_ranks_are_recognised() -> None:
+    assert under_mpi({"PMI_RANK": "0"})
+    assert under_mpi({"OMPI_COMM_WORLD_RANK": "3"})
+    assert not under_mpi({"PATH": ""})
+
+
+def test_crowded_ranks_get_one_thread() -> None:
+    environment = rank_environment(1000, {"XLA_FLAGS": "--xla_dump_to=x"})
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert environment["XLA_FLAGS"] == "--xla_dump_to=x --xla_cpu_multi_thread_eigen=false"

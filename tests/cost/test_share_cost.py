@@ -1,0 +1,144 @@
+"""The one cost object: the bound below it, the LP's rows touching it, its water level."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.optimize import linprog
+
+from shardwright.cost.share_cost import ShareCost
+
+# Seconds of one order of magnitude, as the rows of one instruction are; zeros are common.
+_seconds = st.one_of(st.just(0.0), st.floats(0.01, 10.0))
+_slopes = st.one_of(st.just(0.0), st.floats(0.01, 10.0), st.floats(-5.0, -0.01))
+
+
+@st.composite
+def costs(draw: st.DrawFn, slopes: st.SearchStrategy[float] = _slopes) -> ShareCost:
+    shape = draw(st.tuples(st.integers(1, 3), st.integers(1, 4)))
+    return ShareCost(
+        draw(arrays(np.float64, shape, elements=_seconds)),
+        draw(arrays(np.float64, shape, elements=slopes)),
+        draw(arrays(np.float64, shape, elements=_seconds)),
+    )
+
+
+@st.composite
+def fleets(draw: st.DrawFn, cost: ShareCost) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Devices per class, the class of every device, and shares per device."""
+    classes = cost.constant.shape[1]
+    counts = np.array(draw(st.lists(st.integers(1, 5), min_size=classes, max_size=classes)))
+    class_of = np.repeat(np.arange(classes), counts)
+    weights = np.array(draw(st.lists(_seconds, min_size=len(class_of), max_size=len(class_of)).filter(any)))
+    return counts, class_of, weights / weights.sum()
+
+
+@given(st.data())
+def test_minorant_is_nowhere_above(data: st.DataObject) -> None:
+    cost = data.draw(costs())
+    _, class_of, shares = data.draw(fleets(cost))
+    constant, linear = cost.minorant()
+    below = (constant[:, class_of] + linear[:, class_of] * shares).max(axis=0)
+    assert (below <= cost.per_device(shares, class_of) + 1e-12).all()
+
+
+@given(st.data())
+def test_affine_rows_touch_the_cost_and_stay_above_it(data: st.DataObject) -> None:
+    cost = data.draw(costs())
+    classes = cost.constant.shape[1]
+    at = np.array(data.draw(st.lists(st.floats(0, 1), min_size=classes, max_size=classes)))
+    constant, slope = cost.affine_at(at)
+    assert (constant + slope * at).max(axis=0) == pytest.approx(cost.per_class(at), abs=1e-12)
+    # s (1 - s) is concave: its tangent is an upper bound, and so is the maximum over rows.
+    other = np.array(data.draw(st.lists(st.floats(0, 1), min_size=classes, max_size=classes)))
+    assert ((constant + slope * other).max(axis=0) >= cost.per_class(other) - 1e-9).all()
+    # Tangent, not only touching: the difference quotient of every row is the slope.
+    step = 1e-6
+
+    def rows(s: np.ndarray) -> np.ndarray:
+        return cost.constant + cost.linear * s + cost.product * s * (1 - s)
+
+    assert (rows(at + step) - rows(at)) / step == pytest.approx(slope, abs=1e-4)
+
+
+@given(st.data())
+def test_affine_without_products_is_the_cost_itself(data: st.DataObject) -> None:
+    whole = data.draw(costs())
+    cost = ShareCost(whole.constant, whole.linear, np.zeros_like(whole.product))
+    constant, slope = cost.affine_at(np.full(cost.constant.shape[1], 0.3))
+    assert (constant == cost.constant).all() and (slope == cost.linear).all()
+
+
+@given(st.data())
+def test_floor_is_below_every_share(data: st.DataObject) -> None:
+    cost = data.draw(costs())
+    counts, class_of, shares = data.draw(fleets(cost))
+    floor = cost.floor(counts)
+    assert floor <= float(cost.per_device(shares, class_of).max()) + 1e-9
+    # Vertices: everything on one device.
+    for device in range(len(class_of)):
+        assert floor <= float(cost.per_device(np.eye(len(class_of))[device], class_of).max()) + 1e-9
+
+
+def water_level(cost: ShareCost, counts: np.ndarray) -> float:
+    """The least maximum of the minorant's rows over all shares, by an LP written out by hand.
+
+    By symmetry devices of one class have equal shares in some optimum of a convex problem.
+    """
+    constant, linear = cost.minorant()
+    rows, classes = constant.shape
+    above = np.array([[*(linear[r, c] * (np.arange(classes) == c)), -1.0] for r in range(rows) for c in range(classes)])
+    limit = -constant.reshape(-1)
+    found = linprog(
+        [*np.zeros(classes), 1.0],
+        A_ub=above,
+        b_ub=limit,
+        A_eq=[[*counts, 0.0]],
+        b_eq=[1.0],
+        bounds=[(0, None)] * classes + [(None, None)],
+        method="highs",
+    )
+    assert found.status == 0, found.message
+    return float(found.fun)
+
+
+@given(st.data(), st.sampled_from(["rising", "falling", "constant"]))
+def test_floor_is_tight_where_rows_agree(data: st.DataObject, kind: str) -> None:
+    slopes = {"rising": st.floats(0.01, 10.0), "falling": st.floats(-5.0, -0.01), "constant": st.just(0.0)}[kind]
+    cost = data.draw(costs(slopes))
+    counts, _, _ = data.draw(fleets(cost))
+    assert cost.floor(counts) == pytest.approx(water_level(cost, counts), rel=1e-6)
+
+
+@given(st.data())
+def test_floor_never_passes_the_water_level(data: st.DataObject) -> None:
+    cost = data.draw(costs())
+    counts, _, _ = data.draw(fleets(cost))
+    assert cost.floor(counts) <= water_level(cost, counts) + 1e-6
+
+
+def test_share_proportional_times_have_the_closed_form() -> None:
+    seconds = np.array([[2.0, 6.0]])
+    cost = ShareCost(np.zeros((1, 2)), seconds, np.zeros((1, 2)))
+    # 1 / sum over devices of 1 / t: one device of two seconds, three of six.
+    assert cost.floor(np.array([1, 3])) == pytest.approx(1 / (1 / 2 + 3 / 6))
+
+
+@given(st.data())
+def test_per_device_is_per_class_spread_out(data: st.DataObject) -> None:
+    cost = data.draw(costs())
+    _, class_of, _ = data.draw(fleets(cost))
+    classes = cost.constant.shape[1]
+    shares = np.array(data.draw(st.lists(st.floats(0, 1), min_size=classes, max_size=classes)))
+    assert (cost.per_device(shares[class_of], class_of) == cost.per_class(shares)[class_of]).all()
+    assert cost.exact(shares) == float(cost.per_class(shares).max())
+
+
+def test_free_and_fixed() -> None:
+    assert ShareCost.free(3).exact(np.array([0.2, 0.3, 0.5])) == 0.0
+    fixed = ShareCost.fixed([1.0, 3.0])
+    assert not fixed.varies
+    assert fixed.exact(np.array([0.0, 1.0])) == fixed.floor(np.array([1, 2])) == 3.0
