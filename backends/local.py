@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from shardwright.ir.collectives import identity
 from shardwright.ir.graph import Equation, Literal, TensorType
 from shardwright.ir.placement import Partial, Placement, R, Shard, lengths
-from shardwright.ir.rules import Extent, Local, Signature, registry
+from shardwright.ir.rules import Extent, Local, Signature, registry, rule_of
 
 
 def extents(tensor: TensorType, placement: Placement, device: int, ratios: Sequence[float]) -> tuple[Extent, ...]:
@@ -81,6 +81,9 @@ def evaluate(
     shapes = [tuple(extent.length for extent in dims) for dims in outs]
     owed = any(placement == R for placement in signature.outs)
     if not owed and _idle((*signature.ins, *signature.outs), (*ins, *outs)):
+        accumulator = rule_of(equation).accumulator
+        if accumulator is not None and isinstance(signature.ins[accumulator], Partial):
+            return [args[accumulator]]  # nothing is added to the part that this device holds
         return [
             neutral(t, shape, p)
             for t, shape, p in zip(equation.output_types, shapes, signature.outs, strict=True)

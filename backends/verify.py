@@ -236,7 +236,7 @@ class _Checker:
             self._add(rel_error(got, wanted, tensor, terms), narrow(tensor), f"{move.kind} of %{move.value}")
 
     def _computes(self, computes: Sequence[Compute], graph: Graph, values: Mapping[Property, Locals]) -> None:
-        """Repeat the computations of a segment on one device: one function, but none reads another's result."""
+        """Repeat the computations of a segment on one device: in one function, but none feeds another."""
         types = self._types(graph)
         read = list(dict.fromkeys(prop for compute in computes for prop in reads(compute, graph)))
         whole = [self._gather(values[prop], types[prop.value], prop) for prop in read]

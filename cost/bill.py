@@ -17,8 +17,6 @@ from shardwright.ir.graph import Equation, Graph, TensorType
 from shardwright.ir.placement import Placement, Shard, lengths
 from shardwright.ir.program import Compute, Loop, Move, Program
 from shardwright.ir.regions import boundary
-from shardwright.ir.rules import rule_of
-
 
 #: Size and unit of a sharded axis.
 Cut: TypeAlias = tuple[int, int]
@@ -72,7 +70,7 @@ def _items(program: Program, graph: Graph, model: CostModel, weight: float) -> I
             continue
         assert isinstance(instruction, Compute)
         signature = instruction.signature
-        cost = model.compute(equation, rule_of(equation), signature, through_memory[equation])
+        cost = model.kernel(equation, signature, through_memory[equation])
         tensors = (*equation.input_types, *equation.output_types)
         yield Item(equation.primitive, cost, weight, cut_of(tensors, (*signature.ins, *signature.outs)), False)
 

@@ -19,7 +19,7 @@ from shardwright.cost.share_cost import ShareCost
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import Equation, TensorType
 from shardwright.ir.placement import Placement, Shard
-from shardwright.ir.rules import Rule, Signature, flop_count, registry
+from shardwright.ir.rules import Rule, Signature, flop_count, registry, rule_of
 
 #: Primitives that only rename or reinterpret memory.
 ALIASES = frozenset({"reshape", "squeeze", "copy", "stop_gradient", "optimization_barrier", "random_wrap", "random_unwrap"})
@@ -56,6 +56,7 @@ class CostModel:
     ring: Ring = field(init=False)
     _moves: dict[tuple[str, str, int, Placement, Placement], ShareCost] = field(init=False)
     _kernels: dict[tuple[object, ...], ShareCost] = field(init=False)
+    _of_equation: dict[tuple[Equation, Signature, Traffic], ShareCost] = field(init=False)
 
     def __post_init__(self) -> None:
         classes = self.classes = self.fleet.classes
@@ -65,10 +66,17 @@ class CostModel:
         for c in classes:
             self.class_of[list(c.members)] = c.index
         self.ring = Ring.of(self.fleet)
-        self._moves, self._kernels = {}, {}
+        self._moves, self._kernels, self._of_equation = {}, {}, {}
         for c in classes:
             if not c.type.measured:
                 self.assumptions[f"achieved rates of {c.type.name} are assumed, not measured"] = None
+
+    def kernel(self, equation: Equation, signature: Signature, traffic: Traffic) -> ShareCost:
+        """`compute` by the equation's registered rule, remembered."""
+        key = (equation, signature, traffic)
+        if key not in self._of_equation:
+            self._of_equation[key] = self.compute(equation, rule_of(equation), signature, traffic)
+        return self._of_equation[key]
 
     def compute(self, equation: Equation, rule: Rule, signature: Signature, traffic: Traffic) -> ShareCost:
         """Cost of one equation on local shards; one object for equal kernels."""

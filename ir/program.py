@@ -118,6 +118,7 @@ class Program:
 
 
 def format_group(group: Group) -> str:
+    """` on {0,2}`, or nothing for all devices."""
     return "" if group is None else " on {" + ",".join(map(str, group)) + "}"
 
 

@@ -2,8 +2,9 @@
 
     ratios --search--> program --LP--> shares --rounding--> ratios --search--> ...
 
-The pair with the least exact cost, after rounding, is kept; program, ratios and cost returned therefore
-belong together. A start ends when its cost no longer falls.
+The pair with the least exact cost, after rounding, is kept, one that fits the devices' memory before any
+that does not; program, ratios and cost returned therefore belong together. A start ends when it no longer
+gets better.
 """
 
 from __future__ import annotations
@@ -94,15 +95,29 @@ def starts(model: CostModel) -> list[Floats]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A program at ratios; one that fits the devices' memory is better than any that does not."""
+
+    program: Program
+    ratios: tuple[float, ...]
+    cost_s: float
+    fits: bool
+
+    def beats(self, other: _Candidate | None) -> bool:
+        if other is None or self.fits != other.fits:
+            return other is None or self.fits
+        return self.cost_s < other.cost_s * (1 - 1e-9)
+
+
 def synthesize(graph: Graph, space: Space, model: CostModel, timer: Timer) -> Synthesis:
     """Search for program and ratios; see the module's docstring."""
-    best: tuple[float, Program, tuple[float, ...]] | None = None
-    notes: dict[str, None] = {}
+    best: _Candidate | None = None
     expanded = searches = 0
     seen: set[tuple[float, ...]] = set()
     for shares in starts(model):
         ratios = tuple(float(shares[c]) for c in model.class_of)
-        reached = np.inf
+        reached: _Candidate | None = None
         for _ in range(_MOST_TURNS):
             if ratios in seen:
                 break
@@ -113,25 +128,37 @@ def synthesize(graph: Graph, space: Space, model: CostModel, timer: Timer) -> Sy
                 program = emit(space, solution.assignment, prices)
             expanded, searches = expanded + solution.expanded, searches + 1
             with timer.ratios():
-                items = bill(program, graph, model)
-                cost = seconds(items, model, ratios)
-                per_class = np.array([ratios[c.members[0]] for c in model.classes])
-                memory = footprint(program, graph)
-                solved = solve_ratios(items, model, per_class, memory)
-                if not solved.ok:
-                    notes["no ratios fit this program into the devices' memory: planned without a budget"] = None
-                    solved = solve_ratios(items, model, per_class)
-                rounded, after = (ratios, cost) if not solved.ok else round_ratios(items, model, solved.shares)
-            if after < cost:
-                ratios, cost = rounded, after
-            if best is None or cost < best[0] * (1 - 1e-9):
-                best = (cost, program, ratios)
-            if cost >= reached * (1 - 1e-6):
+                found = _improve(program, ratios, graph, model)
+            if found.beats(best):
+                best = found
+            if not found.beats(reached):
                 break
-            reached = cost
+            reached, ratios = found, found.ratios
     assert best is not None
-    cost, program, ratios = best
-    verify(program, graph)
+    verify(best.program, graph)
     with timer.search():
-        bound_s = min(cost, bound(space, Prices.floors(model)))
-    return Synthesis(program, ratios, cost, bound_s, expanded, searches, tuple(notes))
+        bound_s = min(best.cost_s, bound(space, Prices.floors(model)))
+    notes = () if best.fits else ("no ratios tried fit a program found into every device's memory",)
+    return Synthesis(best.program, best.ratios, best.cost_s, bound_s, expanded, searches, notes)
+
+
+def _improve(program: Program, ratios: tuple[float, ...], graph: Graph, model: CostModel) -> _Candidate:
+    """The program at the LP's ratios after rounding, or at those it was found at, whichever is better."""
+    items = bill(program, graph, model)
+    memory = footprint(program, graph)
+    limit = np.array([device.memory_bytes for device in model.types])[model.class_of]
+
+    def price(at: tuple[float, ...]) -> tuple[bool, float]:
+        over = bool((memory.peak(np.asarray(at)) > limit).any())
+        return over, seconds(items, model, at)
+
+    per_class = np.array([ratios[c.members[0]] for c in model.classes])
+    solved = solve_ratios(items, model, per_class, memory)
+    if not solved.ok:
+        solved = solve_ratios(items, model, per_class)
+    options = [ratios]
+    if solved.ok:
+        options.append(round_ratios(items, model, solved.shares, price))
+    best = min(options, key=price)
+    over, cost = price(best)
+    return _Candidate(program, best, cost, not over)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.cost.bill import bill, seconds
+from shardwright.cost.memory import peak_bytes
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program
@@ -29,12 +30,14 @@ class Baseline:
         ratios: share per device.
         program: its program.
         cost_s: its price by the plan's own model.
+        fits: whether its predicted peak is within every device's memory.
     """
 
     name: str
     ratios: tuple[float, ...]
     program: Program
     cost_s: float
+    fits: bool
 
 
 def data_parallel(graph: Graph, space: Space, model: CostModel) -> tuple[Baseline, ...]:
@@ -57,5 +60,9 @@ def data_parallel(graph: Graph, space: Space, model: CostModel) -> tuple[Baselin
         ratios = tuple(float(per_class[c]) for c in model.class_of)
         prices = Prices.at(model, ratios, allowed=frozenset({"all_reduce"}))
         program = emit(space, solve(space, prices, extra=pinned).assignment, prices)
-        found.append(Baseline(name, ratios, program, seconds(bill(program, graph, model), model, ratios)))
+        cost_s = seconds(bill(program, graph, model), model, ratios)
+        limits = (device.type.memory_bytes for device in model.fleet.devices)
+        peaks = peak_bytes(program, graph, ratios)
+        fits = all(peak <= limit for peak, limit in zip(peaks, limits, strict=True))
+        found.append(Baseline(name, ratios, program, cost_s, fits))
     return tuple(found)

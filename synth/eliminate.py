@@ -5,6 +5,9 @@ message to the choices it was tied to. In reverse order, the messages tell the c
 partial assignment: a perfect heuristic for A*. Where a table would exceed `most_cells`, the factors of
 the bucket are minimised in several smaller groups (mini-buckets); the sum of the minima is then a lower
 bound, and the heuristic stays admissible (Dechter 1999; Kask & Dechter 2001).
+
+Repeated layers have the same tables (the same objects: see `collect`), and so have their messages: what
+was done once to certain tables in a certain arrangement is not done again.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ class Elimination:
         bound: least cost of any assignment; a lower bound on it where `exact` is false.
         exact: whether no bucket was split.
         width: most choices in one table.
-        cells: size of all tables together.
+        cells: size of all tables together, those of repeated layers once.
     """
 
     buckets: tuple[Bucket, ...]
@@ -168,6 +171,7 @@ def eliminate(sizes: Sequence[int], terms: Sequence[Term], order: Sequence[int],
         else:
             bound += float(term.table)
     buckets: list[Bucket] = []
+    done: dict[tuple[object, ...], Floats] = {}
     exact, width, cells = True, 0, 0
     for v in order:
         mine = waiting[v]
@@ -179,9 +183,13 @@ def eliminate(sizes: Sequence[int], terms: Sequence[Term], order: Sequence[int],
             tied = {u for term in group for u in term.scope}
             tied.discard(v)
             rest = tuple(sorted(tied, key=place.__getitem__))
-            table = add_up(group, (v, *rest), sizes)
-            width, cells = max(width, len(rest) + 1), cells + table.size
-            least = table.min(axis=0)
+            axis = {u: k for k, u in enumerate((v, *rest))}
+            arrangement = (sizes[v], *sorted((id(t.table), *(axis[u] for u in t.scope)) for t in group))
+            if arrangement not in done:
+                table = add_up(group, (v, *rest), sizes)
+                width, cells = max(width, len(rest) + 1), cells + table.size
+                done[arrangement] = table.min(axis=0)
+            least = done[arrangement]
             if rest:
                 message = Term(rest, least)
                 messages.append(message)

@@ -90,7 +90,7 @@ class _Emitter:
         for choice in (self.frame.choice[value], self.frame.exits.get(value)):
             if choice is None:
                 continue
-            missing = list(self.holding(choice).all)
+            missing = [p for p in self.holding(choice).all if p not in self.established[value]]
             while missing:
                 missing.sort(key=lambda p: self.distance(value, p))
                 self.need(value, missing.pop(0))

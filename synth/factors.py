@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -48,6 +49,22 @@ class Choice:
     domain: Domain
 
 
+class Key:
+    """What makes the tables of two factors equal, hashed once."""
+
+    __slots__ = ("_hash", "parts")
+
+    def __init__(self, parts: tuple[object, ...]) -> None:
+        self.parts = parts
+        self._hash = hash(parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Key) and self.parts == other.parts)
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """How a choice meets the placement that one operand or result of an equation needs.
@@ -67,7 +84,7 @@ class Slot:
         return convert.use(domain, needed) if self.mode == "use" else convert.derive(domain, needed)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class EquationFactor:
     """An equation with its signatures; literal operands have no slot."""
 
@@ -78,17 +95,18 @@ class EquationFactor:
     slots: tuple[Slot | None, ...]
     weight: float
 
-    @property
+    @cached_property
     def scope(self) -> tuple[Choice, ...]:
         return tuple(dict.fromkeys(slot.choice for slot in self.slots if slot is not None))
 
-    def key(self) -> tuple[object, ...]:
+    @cached_property
+    def key(self) -> Key:
         """Equal keys have equal tables: repeated layers are priced once."""
         scope = self.scope
         slots = tuple((scope.index(s.choice), s.mode, s.choice.domain) if s else None for s in self.slots)
         equation = self.equation
         types = (equation.input_types, equation.output_types, str(equation.params.get("precision")))
-        return (equation.primitive, types, self.traffic, id(self.signatures), slots, self.weight)
+        return Key((equation.primitive, types, self.traffic, id(self.signatures), slots, self.weight))
 
     def parts(self, prices: Prices, signature: Signature) -> tuple[float, list[Costs]]:
         """Seconds of the kernel, and per choice in scope the seconds of conversions by holding."""
@@ -126,7 +144,7 @@ class EquationFactor:
         return min(self.signatures, key=seconds)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class LinkFactor:
     """A price between choices that is no equation; `kind` and `extra` say which (see the table above)."""
 
@@ -135,8 +153,9 @@ class LinkFactor:
     weight: float
     stacked: bool = False
 
-    def key(self) -> tuple[object, ...]:
-        return (self.kind, tuple(choice.domain for choice in self.scope), self.weight, self.stacked)
+    @cached_property
+    def key(self) -> Key:
+        return Key((self.kind, tuple(choice.domain for choice in self.scope), self.weight, self.stacked))
 
     def table(self, prices: Prices) -> Floats:
         """Seconds by holding, one axis per choice in scope."""
@@ -172,7 +191,7 @@ def placements(domain: Domain) -> tuple[Placement, ...]:
 
 
 def _outer_sum(kernel: float, vectors: Sequence[Costs]) -> Floats:
-    """kernel + vectors[0][i] + vectors[1][j] + ..."""
+    """Kernel + vectors[0][i] + vectors[1][j] + ..."""
     total = np.asarray(kernel)
     for vector in vectors:
         total = total[..., None] + vector
@@ -190,8 +209,8 @@ class Prices:
         self.evaluate = evaluate
         self.convert = Conversions(self.step)
         self._allowed = allowed
-        self._tables: dict[tuple[object, ...], Floats] = {}
-        self._best: dict[tuple[object, ...], Signature] = {}
+        self._tables: dict[Key, Floats] = {}
+        self._best: dict[tuple[Key, tuple[int, ...]], Signature] = {}
 
     @staticmethod
     def at(model: CostModel, ratios: Sequence[float], allowed: frozenset[str] | None = None) -> Prices:
@@ -225,14 +244,13 @@ class Prices:
 
     def table(self, factor: Factor) -> Floats:
         """The factor's table."""
-        key = factor.key()
-        if key not in self._tables:
-            self._tables[key] = factor.table(self)
-        return self._tables[key]
+        if factor.key not in self._tables:
+            self._tables[factor.key] = factor.table(self)
+        return self._tables[factor.key]
 
     def best(self, factor: EquationFactor, assignment: Sequence[int]) -> Signature:
         """The factor's cheapest signature under an assignment."""
-        key = (*factor.key(), *(assignment[choice.index] for choice in factor.scope))
+        key = (factor.key, tuple(assignment[choice.index] for choice in factor.scope))
         if key not in self._best:
             self._best[key] = factor.best(self, assignment)
         return self._best[key]

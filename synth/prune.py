@@ -58,9 +58,13 @@ def prune(sizes: Sequence[int], terms: Sequence[Term], rounds: int = 4) -> Prune
     remaining = [v for v, values in enumerate(kept) if len(values) > 1]
     new = {v: k for k, v in enumerate(remaining)}
     small: list[Term] = []
+    done: dict[tuple[int, tuple[bool, ...]], Floats] = {}
     for term in current:
-        fixed = tuple(slice(None) if v in new else 0 for v in term.scope)
-        small.append(Term(tuple(new[v] for v in term.scope if v in new), np.asarray(term.table[fixed])))
+        left = tuple(v in new for v in term.scope)
+        key = (id(term.table), left)
+        if key not in done:
+            done[key] = np.asarray(term.table[tuple(slice(None) if stays else 0 for stays in left)])
+        small.append(Term(tuple(new[v] for v in term.scope if v in new), done[key]))
     return Pruned(tuple(len(kept[v]) for v in remaining), tuple(collect(small)), tuple(kept), tuple(remaining))
 
 

@@ -7,37 +7,44 @@ moved from one device class to another while the exact, re-costed program gets c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
-from shardwright.cost.bill import Item, seconds
+from shardwright.cost.bill import Item
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.placement import lengths
 
 _MOST_MOVES = 64
 
+#: Price of ratios per device: what does not fit is worse than whatever fits; then exact seconds.
+Price: TypeAlias = Callable[[tuple[float, ...]], tuple[bool, float]]
 
-def round_ratios(items: Sequence[Item], model: CostModel, shares: Floats) -> tuple[tuple[float, ...], float]:
-    """Ratios per device near `shares` per class, and the exact seconds of the program at them."""
+
+def round_ratios(items: Sequence[Item], model: CostModel, shares: Floats, price: Price) -> tuple[float, ...]:
+    """Ratios per device near `shares` per class at which `price` is least.
+
+    Args:
+        items: the program's bill, to find the axis that matters.
+        model: gives device classes.
+        shares: share of one device of each class.
+        price: of ratios per device; anything that compares, such as (does not fit, exact seconds).
+    """
     start = tuple(float(shares[c]) for c in model.class_of)
-    best, cost = start, seconds(items, model, start)
     units = _dominant_units(items, model, start)
     if not units:
-        return best, cost
-    even = tuple(float(s) for s in np.full(len(start), 1.0 / len(start)))
-    for ratios in (_on_grid(start, units), even):
-        now = seconds(items, model, ratios)
-        if now < cost:
-            best, cost = ratios, now
+        return start
+    even = (1.0 / len(start),) * len(start)
+    best = min((start, _on_grid(start, units), even), key=price)
+    cost = price(best)
     for _ in range(_MOST_MOVES):
-        options = [(seconds(items, model, moved), moved) for moved in _moves(best, units, model)]
-        better = min(options, default=(cost, best))
-        if better[0] >= cost * (1 - 1e-9):
+        better = min(_moves(best, units, model), key=price, default=best)
+        if not price(better) < cost:
             break
-        cost, best = better
-    return best, cost
+        best, cost = better, price(better)
+    return best
 
 
 def _on_grid(ratios: Sequence[float], units: int) -> tuple[float, ...]:

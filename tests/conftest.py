@@ -1,7 +1,32 @@
-"""Hypothesis profiles: `ci` (the default) and `full` (`make test-full`: ten times the cases)."""
+"""Hypothesis profiles: `ci` (the default) and `full` (`make test-full`: ten times the cases).
 
+Golden files: `golden(name, text)` compares a text with `tests/golden/NAME`; `pytest --update-golden` rewrites.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True)
 settings.register_profile("full", parent=settings.get_profile("ci"), max_examples=1000)
 settings.load_profile("ci")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from what is printed now")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compares a text with a file that reviewers read."""
+
+    def compare(name: str, text: str) -> None:
+        path = Path(__file__).parent / "golden" / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text + "\n")
+        assert path.read_text() == text + "\n", "run pytest --update-golden and review the diff"
+
+    return compare

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from shardwright.ir.graph import Equation
@@ -97,9 +96,8 @@ def _localize_conv(local: Local, lhs: Any, rhs: Any) -> Any:
     numbers, params = local.params["dimension_numbers"], dict(local.params)
     for name, dim in (("feature_group_count", 1), ("batch_group_count", 0)):
         if params[name] > 1:
-            features, held = local.inputs[1][numbers.rhs_spec[0]], local.inputs[0][numbers.lhs_spec[dim]]
-            groups = math.gcd(params[name] * features.length, features.size * params[name]) // features.size
-            params[name] = groups if held.length < held.size else params[name]
+            held = local.inputs[0][numbers.lhs_spec[dim]]
+            params[name] = max(1, params[name] * held.length // held.size)
     return local.bind(lhs, rhs, **params)
 
 

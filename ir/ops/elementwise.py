@@ -44,36 +44,46 @@ def _if_bool(rule: Callable[[Equation], Rule]) -> Callable[[Equation], Rule]:
     return lambda equation: (rule if equation.output_types[0].dtype == "bool" else _shape_rule)(equation)
 
 
+def _if_unsigned(rule: Callable[[Equation], Rule]) -> Callable[[Equation], Rule]:
+    """A rule for unsigned integers: of signed ones the sign bit, or a negative factor, turns the order around."""
+    return lambda equation: (rule if equation.output_types[0].dtype.startswith("uint") else _shape_rule)(equation)
+
+
 def _each(*names_: str, rule: Callable[[Equation], Rule]) -> None:
     for name in names_:
         register(OpDef(name, rule, "elementwise"))
 
 
 _each(
-    *("abs acos asin atanh bessel_i0e bessel_i1e clz cos cosh digamma erf_inv erfc is_finite lgamma not").split(),
-    *("population_count rsqrt sin square tan").split(),
-    *("atan2 eq eq_to ge gt igamma igamma_grad_a igammac le le_to lt lt_to mulhi ne polygamma pow rem").split(),
-    *("shift_right_arithmetic shift_right_logical xor zeta regularized_incomplete_beta").split(),
+    *("abs", "acos", "asin", "atanh", "bessel_i0e", "bessel_i1e", "clz", "cos", "cosh", "digamma", "erf_inv"),
+    *("erfc", "is_finite", "lgamma", "not", "population_count", "rsqrt", "sin", "square", "tan"),
+    *("atan2", "eq", "eq_to", "ge", "gt", "igamma_grad_a", "igammac", "le", "le_to", "lt", "lt_to", "ne"),
+    *("polygamma", "pow", "rem", "xor", "zeta"),
     rule=_elementwise(),
 )
 # Monotone wherever it is defined, and defined everywhere.
 _each(
-    *("asinh atan cbrt ceil erf exp exp2 expm1 floor logistic nextafter reduce_precision round sign sinh tanh").split(),
+    *("asinh", "atan", "cbrt", "ceil", "erf", "exp", "exp2", "expm1", "floor", "logistic", "nextafter"),
+    *("reduce_precision", "round", "sign", "sinh", "tanh"),
     rule=_elementwise(monotone="each"),
 )
 # Monotone from some number on and undefined below: the least of several is undefined when any of them is.
 _each("acosh", "log", "log1p", "sqrt", rule=_elementwise(lower="each"))
+_each("igamma", "regularized_incomplete_beta", rule=_elementwise(lower=((1,),)))
 _each("add", "sub", "add_any", "complex", rule=_elementwise(linear="joint"))
 _each("neg", "mul", "real", "imag", "conj", rule=_elementwise(linear="each"))
 _each("div", rule=_if_inexact(_elementwise(linear=((0,),))))
 _each("shift_left", rule=_elementwise(linear=((0,),)))
+_each("shift_right_arithmetic", rule=_elementwise(monotone=((0,),)))
+_each("shift_right_logical", rule=_if_unsigned(_elementwise(monotone=((0,),))))
+_each("mulhi", rule=_if_unsigned(_elementwise(monotone="each")))
 _each("copy", "stop_gradient", "name", rule=_elementwise(linear="each", monotone="each"))
 _each("and", rule=_if_bool(_elementwise(monotone="each", lower="joint")))
 _each("or", rule=_if_bool(_elementwise(monotone="each", upper="joint")))
 _each("max", rule=_elementwise(monotone="each", upper="joint"))
 _each("min", rule=_elementwise(monotone="each", lower="joint"))
 # min(max(x, lower bound), upper bound)
-_each("clamp", rule=_elementwise(monotone="each", upper=((0, 1),), lower=((1, 2),)))
+_each("clamp", rule=_elementwise(monotone="each", upper=((0, 1),), lower=((0, 2), (1, 2))))
 
 
 def _integer_pow(equation: Equation) -> Rule:

@@ -43,7 +43,7 @@ def _localize_bits(local: Local, keys: Any) -> Any:
     wanted = local.outputs[0][batch:]
     if all(extent.whole for extent in wanted):
         return local.bind(keys, **local.params)
-    high, low = _positions(jnp, wanted)
+    high, low = _positions(jax, wanted)
     data = jax.random.key_data(keys)
     shape = tuple(extent.length for extent in local.outputs[0])
     one, two = (jnp.broadcast_to(jnp.expand_dims(data[..., i], tuple(range(batch, len(shape)))), shape) for i in (0, 1))
@@ -56,12 +56,18 @@ def _localize_bits(local: Local, keys: Any) -> Any:
     return mixed if width == 32 else mixed.astype(f"uint{width}")
 
 
-def _positions(jnp: Any, dims: tuple[Extent, ...]) -> tuple[Any, Any]:
+def _positions(jax: Any, dims: tuple[Extent, ...]) -> tuple[Any, Any]:
     """Row-major position of every local element in the whole array, as high and low 32 bits."""
+    jnp = jax.numpy
     shape = tuple(extent.length for extent in dims)
     high, low = jnp.zeros(shape, "uint32"), jnp.zeros(shape, "uint32")
+    small = math.prod(extent.size for extent in dims) <= 2**32
     for dim, extent in enumerate(dims):
         stride = math.prod(later.size for later in dims[dim + 1 :])
+        if small:
+            index = jax.lax.broadcasted_iota("uint32", shape, dim)
+            low = low + index * jnp.uint32(stride) + jnp.uint32(extent.offset * stride)
+            continue
         index = jnp.arange(extent.length, dtype="uint32")
         term_high, term_low = _multiply(jnp, index, stride)
         start = extent.offset * stride
@@ -139,8 +145,7 @@ register(OpDef("random_unwrap", _wrap, "random"))
 
 
 def _sequential(equation: Equation) -> Rule:
-    return replicated_rule(equation, f"{equation.primitive} draws in sequence")
+    return replicated_rule(equation, "the generator carries a state from one number to the next")
 
 
-for _name in ("random_gamma", "rng_bit_generator", "rng_uniform"):
-    register(OpDef(_name, _sequential, "random"))
+register(OpDef("rng_bit_generator", _sequential, "random"))

@@ -27,11 +27,16 @@ def _reduce(op: ReduceOp | None) -> Callable[[Equation], Rule]:
     return lambda equation: _reduced(equation, op)
 
 
+def _logic(op: ReduceOp) -> Callable[[Equation], Rule]:
+    """On booleans "or" is a maximum and "and" a minimum; on the bits of integers they are neither."""
+    return lambda equation: _reduced(equation, op if equation.output_types[0].dtype == "bool" else None)
+
+
 register(OpDef("reduce_sum", _reduce("sum"), "reduction"))
 register(OpDef("reduce_max", _reduce("max"), "reduction"))
 register(OpDef("reduce_min", _reduce("min"), "reduction"))
-register(OpDef("reduce_or", _reduce("max"), "reduction"))
-register(OpDef("reduce_and", _reduce("min"), "reduction"))
+register(OpDef("reduce_or", _logic("max"), "reduction"))
+register(OpDef("reduce_and", _logic("min"), "reduction"))
 register(OpDef("reduce_prod", _reduce(None), "reduction", omitted="no Partial(prod): a product is not split"))
 register(OpDef("reduce_xor", _reduce(None), "reduction", omitted="no Partial(xor)"))
 for _name in ("argmax", "argmin"):

@@ -69,10 +69,10 @@ register(OpDef("select_and_scatter_add", _select_and_scatter_add, "reduction", o
 
 
 def _select_and_gather_add(equation: Equation) -> Rule:
-    """Tangent of a maximum over windows: operands are the tangent and what is pooled."""
+    """Tangent of a maximum over windows: picks from its first operand where the second is largest."""
     output = equation.output_types[0]
     before, after = _letters(equation, equation.input_types[1].shape, output.shape)
-    rule = Rule(string([before, before], [after]), reduce=None, linear=((0,),))
+    rule = Rule(string([before, before], [after]), reduce=None, linear=((0,),), monotone=((0,),))
     return counted(rule, equation, _window_flop(equation, output.size))
 
 

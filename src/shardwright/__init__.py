@@ -1,11 +1,11 @@
 """Shardwright: a distributed program for unequal devices, from a single-device JAX training step.
 
-    import shardwright
+import shardwright
 
-    fleet = shardwright.Fleet.load("fleet.yaml")
-    plan = shardwright.synthesize(train_step, params, opt_state, batch, fleet=fleet)
-    print(plan)
-    step = plan.compile(train_step, backend="reference")
+fleet = shardwright.Fleet.load("fleet.yaml")
+plan = shardwright.synthesize(train_step, params, opt_state, batch, fleet=fleet)
+print(plan)
+step = plan.compile(train_step, backend="reference")
 """
 
 from shardwright.api import ReplicatedWarning, synthesize

@@ -24,6 +24,7 @@ from shardwright.plan import Exchanged, Plan, Stats
 from shardwright.synth import baselines
 from shardwright.synth.alternate import Synthesis, Timer
 from shardwright.synth.alternate import synthesize as search
+from shardwright.synth.baselines import Baseline
 from shardwright.synth.space import Space
 
 
@@ -61,7 +62,9 @@ def synthesize(
     """
     if not isinstance(fleet, Fleet):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(
-            place="fleet", reason=f"is a {type(fleet).__name__}", remedy="Pass shardwright.Fleet.load('fleet.yaml')"
+            place="fleet",
+            reason=f"is a {type(fleet).__name__}",
+            remedy="Pass shardwright.Fleet.load('fleet.yaml')",
         )
     tick("tracing the step")
     traced = trace(train_step, *args, state=state)
@@ -89,10 +92,9 @@ def synthesize(
     return _plan(traced, space, model, found, stats, state)
 
 
-def data_parallel_costs(traced: Traced, fleet: Fleet) -> dict[str, float]:
-    """Predicted seconds (cost_s) of even and of proportional data parallelism, by name."""
-    found = baselines.data_parallel(traced.graph, Space(traced.graph), CostModel(fleet))
-    return {baseline.name: baseline.cost_s for baseline in found}
+def data_parallel(traced: Traced, fleet: Fleet) -> tuple[Baseline, ...]:
+    """Even and proportional data parallelism of a traced step, priced like a plan."""
+    return baselines.data_parallel(traced.graph, Space(traced.graph), CostModel(fleet))
 
 
 def _plan(

@@ -17,7 +17,7 @@ import click
 import jax
 from rich.console import Console
 
-from shardwright.api import ReplicatedWarning, data_parallel_costs, synthesize
+from shardwright.api import ReplicatedWarning, data_parallel, synthesize
 from shardwright.backends.launch import launch, under_mpi
 from shardwright.cost.fleet import Fleet
 from shardwright.execute import BACKENDS
@@ -25,6 +25,7 @@ from shardwright.factory import load_factory
 from shardwright.ir.errors import InputError, ShardwrightError
 from shardwright.plan import Plan
 from shardwright.report import duration, layout, render
+from shardwright.synth.baselines import Baseline
 
 
 class _Command(click.Group):
@@ -74,11 +75,11 @@ def plan(
         click.echo(json.dumps(made.to_dict()))
         return
     assert made.traced is not None
-    compared: dict[str, float] = {}
+    compared: tuple[Baseline, ...] = ()
     if baselines:
         with _progress() as tick:
             tick("pricing data parallelism")
-            compared = data_parallel_costs(made.traced, fleet)
+            compared = data_parallel(made.traced, fleet)
     click.echo(render(layout(made, compared), colour=sys.stdout.isatty()))
     if with_program:
         click.echo(made.text())
@@ -116,7 +117,9 @@ def run(target: str, fleet_path: str | None, plan_path: str | None, backend: str
     With --backend mpi, one rank per device is started by mpiexec, unless this process is a rank already.
     """
     if (fleet_path is None) == (plan_path is None):
-        raise InputError(place="run", reason="needs a fleet or a plan, not both", remedy="Pass --fleet or --plan")
+        raise InputError(
+            place="run", reason="needs a fleet or a plan, not both", remedy="Pass --fleet or --plan"
+        )
     if backend == "mpi" and not under_mpi():
         sys.exit(_launch(target, fleet_path, plan_path, steps))
     if backend == "mpi":
@@ -136,15 +139,26 @@ def _launch(target: str, fleet_path: str | None, plan_path: str | None, steps: i
         made = _load_or_plan(step, args, fleet_path, plan_path)
         path = str(Path(folder) / "plan.json")
         made.save(path)
-        arguments = ["-m", "shardwright", "run", target, "--plan", path, "--backend", "mpi", "--steps", str(steps)]
+        arguments = [
+            "-m",
+            "shardwright",
+            "run",
+            target,
+            "--plan",
+            path,
+            "--backend",
+            "mpi",
+            "--steps",
+            str(steps),
+        ]
         return launch(len(made.devices), arguments)
 
 
 def _run_rank(target: str, fleet_path: str | None, plan_path: str | None, steps: int) -> None:
     """One rank: the first one plans where no plan was made before, and tells the others."""
-    from mpi4py import MPI  # noqa: PLC0415  (initialises MPI)
+    from mpi4py import MPI
 
-    from shardwright.backends.mpi import abort_on_error  # noqa: PLC0415
+    from shardwright.backends.mpi import abort_on_error
 
     comm = MPI.COMM_WORLD
     with abort_on_error(comm):
@@ -166,13 +180,18 @@ def _run(
     for number in range(1, steps + 1):
         start = time.perf_counter()
         outputs = jax.tree.leaves(compiled(*jax.tree.unflatten(traced.in_tree, flat)))
-        values = {traced.graph.output_names[i]: float(outputs[i].gather() if backend == "mpi" else outputs[i]) for i in shown}
+        values = {
+            traced.graph.output_names[i]: float(outputs[i].gather() if backend == "mpi" else outputs[i])
+            for i in shown
+        }
         took = time.perf_counter() - start
         for out, position in state.items():
             flat[position] = outputs[out]
         if loud:
             results = "  ".join(f"output{name} {value:.6g}" for name, value in values.items())
-            click.echo(f"step {number}: {results}  ({duration(took)}{', compiling included' if number == 1 else ''})")
+            click.echo(
+                f"step {number}: {results}  ({duration(took)}{', compiling included' if number == 1 else ''})"
+            )
 
 
 def _load_or_plan(
@@ -210,7 +229,9 @@ def _check_writable(output: str | None) -> None:
         return
     folder = Path(output).resolve().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InputError(place=output, reason="its folder cannot be written", remedy="Choose another path for -o")
+        raise InputError(
+            place=output, reason="its folder cannot be written", remedy="Choose another path for -o"
+        )
 
 
 @contextmanager

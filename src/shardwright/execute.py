@@ -27,7 +27,7 @@ def _reference(traced: Traced, program: Program, ratios: Sequence[float]) -> Exe
 
 def _mpi(traced: Traced, program: Program, ratios: Sequence[float]) -> Executable:
     # Importing the backend imports mpi4py, which initialises MPI: only for those who ask for it.
-    from shardwright.backends.mpi import MpiExecutable  # noqa: PLC0415
+    from shardwright.backends.mpi import MpiExecutable
 
     return MpiExecutable(traced, program, ratios)
 
@@ -44,7 +44,9 @@ class CompiledStep:
     def __init__(self, plan: Plan, train_step: Callable[..., Any], backend: str) -> None:
         if backend not in BACKENDS:
             raise PlanError(
-                place="backend", reason=f"{backend!r} does not exist", remedy=f"Choose from {', '.join(BACKENDS)}"
+                place="backend",
+                reason=f"{backend!r} does not exist",
+                remedy=f"Choose from {', '.join(BACKENDS)}",
             )
         self.plan = plan
         self.train_step = train_step

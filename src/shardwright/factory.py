@@ -27,12 +27,18 @@ def load_factory(target: str) -> Factory:
     where, colon, name = target.rpartition(":")
     if not colon or not where or not name:
         raise InputError(
-            place=target, reason="is not of the form FILE_OR_MODULE:FACTORY", remedy="For example examples/gpt2.py:tiny"
+            place=target,
+            reason="is not of the form FILE_OR_MODULE:FACTORY",
+            remedy="For example examples/gpt2.py:tiny",
         )
     module = _module(where)
     factory = getattr(module, name, None)
     if not callable(factory):
-        public = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+        public = [
+            n
+            for n, v in vars(module).items()
+            if callable(v) and getattr(v, "__module__", "") == module.__name__
+        ]
         raise InputError(
             place=target,
             reason=f"{where} has no function {name!r}",
@@ -43,7 +49,7 @@ def load_factory(target: str) -> Factory:
         made: object = factory()
     except ShardwrightError:
         raise
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         raise InputError(
             place=target,
             reason=f"raised {type(error).__name__}: {_first_line(error)}{_line_of(error)}",
@@ -64,7 +70,9 @@ def _module(where: str) -> ModuleType:
     if where.endswith(".py") or "/" in where:
         path = Path(where)
         if not path.is_file():
-            raise InputError(place=where, reason="is no file", remedy="Name a Python file, or a module to import")
+            raise InputError(
+                place=where, reason="is no file", remedy="Name a Python file, or a module to import"
+            )
         folder = str(path.resolve().parent)
         if folder not in sys.path:
             sys.path.insert(0, folder)
@@ -83,7 +91,7 @@ def _run(where: str, load: Callable[[], ModuleType]) -> ModuleType:
         raise InputError(
             place=where, reason=f"there is no module {error.name!r}", remedy="Install it, or correct the name"
         ) from error
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         raise InputError(
             place=where,
             reason=f"raised {type(error).__name__} on import: {_first_line(error)}{_line_of(error)}",

@@ -119,7 +119,7 @@ class Plan:
         return tuple(device.name for device in self.fleet.devices)
 
     def __str__(self) -> str:
-        from shardwright.report import describe  # noqa: PLC0415  (report imports this module)
+        from shardwright.report import describe
 
         return describe(self)
 
@@ -132,7 +132,9 @@ class Plan:
         step = traced or self.traced
         if step is None:
             raise PlanError(
-                place="plan", reason="was loaded without its step", remedy="Pass plan.attach(train_step, *args)"
+                place="plan",
+                reason="was loaded without its step",
+                remedy="Pass plan.attach(train_step, *args)",
             )
         return format_program(self.program, step.graph)
 
@@ -196,7 +198,9 @@ class Plan:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise PlanError(
-                place=place, reason=f"cannot be read: {error.strerror}", remedy="Name a file written by plan.save"
+                place=place,
+                reason=f"cannot be read: {error.strerror}",
+                remedy="Name a file written by plan.save",
             ) from error
         except ValueError as error:
             raise PlanError(
@@ -218,12 +222,16 @@ class Plan:
                 reason=f"is {version!r}, this version of Shardwright reads {FORMAT}",
                 remedy="Make the plan again with `shardwright plan`",
             )
-        problem = next(iter(sorted(_validator().iter_errors(data), key=lambda e: list(map(str, e.path)))), None)
+        problem = next(
+            iter(sorted(_validator().iter_errors(data), key=lambda e: list(map(str, e.path)))), None
+        )
         if problem is not None:
             where = ".".join(str(part) for part in problem.path) or "top level"
             message = problem.message if len(problem.message) < 200 else problem.message[:200] + "…"
             raise PlanError(
-                place=f"{place}: {where}", reason=message, remedy="Make the plan again with `shardwright plan`"
+                place=f"{place}: {where}",
+                reason=message,
+                remedy="Make the plan again with `shardwright plan`",
             )
         fleet = Fleet.from_dict(data["fleet"])
         if not len(fleet.devices) == len(data["ratios"]) == len(data["memory_bytes"]):
@@ -300,7 +308,7 @@ class Plan:
         Raises:
             PlanError: there is no such backend; on the first call, the plan was made for another step.
         """
-        from shardwright.execute import CompiledStep  # noqa: PLC0415  (execute imports this module)
+        from shardwright.execute import CompiledStep
 
         return CompiledStep(self, train_step, backend)
 
@@ -319,5 +327,7 @@ def _plain(value: Any) -> Any:
 
 @cache
 def _validator() -> jsonschema.Draft202012Validator:
-    schema = json.loads(resources.files("shardwright").joinpath("plan.schema.json").read_text(encoding="utf-8"))
+    schema = json.loads(
+        resources.files("shardwright").joinpath("plan.schema.json").read_text(encoding="utf-8")
+    )
     return jsonschema.Draft202012Validator(schema)

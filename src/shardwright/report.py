@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console, Group
 from rich.padding import Padding
@@ -13,24 +13,27 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwright.plan import Plan
+from shardwright.synth.baselines import Baseline
 
 WIDTH = 110
 
 
-def describe(plan: Plan, baselines: Mapping[str, float] | None = None) -> str:
-    """The plan as plain text; `baselines` are seconds by name, shown beside the plan's."""
+def describe(plan: Plan, baselines: Sequence[Baseline] = ()) -> str:
+    """The plan as plain text, beside `baselines` if there are any."""
     return render(layout(plan, baselines), colour=False)
 
 
 def render(content: Group, *, colour: bool) -> str:
     """Rich content as text, without trailing spaces."""
-    console = Console(file=io.StringIO(), width=WIDTH, force_terminal=colour, color_system="auto" if colour else None)
+    console = Console(
+        file=io.StringIO(), width=WIDTH, force_terminal=colour, color_system="auto" if colour else None
+    )
     with console.capture() as capture:
         console.print(content)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def layout(plan: Plan, baselines: Mapping[str, float] | None = None) -> Group:
+def layout(plan: Plan, baselines: Sequence[Baseline] = ()) -> Group:
     """The parts of the printout."""
     parts: list[Text | Padding] = [_head(plan), _section(_shares(plan)), _section(_exchanges(plan))]
     if baselines:
@@ -65,7 +68,13 @@ def _head(plan: Plan) -> Text:
 
 def _shares(plan: Plan) -> Table:
     table = Table(title="shares", title_justify="left", box=None, pad_edge=False)
-    for name, right in (("devices", False), ("type", False), ("share of each", True), ("", False), ("memory", True)):
+    for name, right in (
+        ("devices", False),
+        ("type", False),
+        ("share of each", True),
+        ("", False),
+        ("memory", True),
+    ):
         table.add_column(name, justify="right" if right else "left")
     top = max(plan.ratios) or 1.0
     rows: dict[tuple[str, float, int, int], list[str]] = {}
@@ -95,13 +104,18 @@ def _exchanges(plan: Plan) -> Table:
     return table
 
 
-def _compared(plan: Plan, baselines: Mapping[str, float]) -> Table:
+def _compared(plan: Plan, baselines: Sequence[Baseline]) -> Table:
     table = Table(title="priced by the same model", title_justify="left", box=None, pad_edge=False)
-    for name in ("", "cost per step", "against the plan"):
-        table.add_column(name, justify="right" if name else "left")
-    table.add_row("this plan", duration(plan.cost_s), "1.00 ×")
-    for name, seconds in baselines.items():
-        table.add_row(name, duration(seconds), f"{seconds / plan.cost_s:.2f} ×")
+    for name, right in (("", False), ("cost per step", True), ("against the plan", True), ("", False)):
+        table.add_column(name, justify="right" if right else "left")
+    table.add_row(
+        "this plan", duration(plan.cost_s), "1.00 ×", "" if plan.fits else "does not fit into memory"
+    )
+    for baseline in baselines:
+        fits = "" if baseline.fits else "does not fit into memory"
+        table.add_row(
+            baseline.name, duration(baseline.cost_s), f"{baseline.cost_s / plan.cost_s:.2f} ×", fits
+        )
     return table
 
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import primitives
 from jax.extend.random import threefry2x32_p
@@ -60,7 +61,7 @@ class Draw:
         return jnp.asarray(self.rng.integers(info.min, info.max, shape, dtype=dtype, endpoint=True))
 
     def bools(self, *shape: int) -> jax.Array:
-        return jnp.asarray(self.rng.random(shape) < 0.5)
+        return jnp.asarray(self.rng.random(shape) < 0.5 if shape else self.variant == 1)
 
     def complexes(self, *shape: int) -> jax.Array:
         return self.floats(*shape) + 1j * self.floats(*shape)
@@ -75,6 +76,7 @@ class Sample:
 
     primitive: str
     make: Callable[[Draw], Program]
+    exact: bool = False
 
     def __str__(self) -> str:
         return f"{self.primitive}:{self.make.__name__}"
@@ -93,20 +95,26 @@ def sample(*names: str) -> Callable[[Callable[[Draw], Program]], Callable[[Draw]
     return add
 
 
-def _add(name: str, title: str, make: Callable[[Draw], Program]) -> None:
+def _add(name: str, title: str, make: Callable[[Draw], Program], exact: bool = False) -> None:
     make.__name__ = title
-    SAMPLES.append(Sample(name, make))
+    SAMPLES.append(Sample(name, make, exact))
 
 
 # ---------------------------------------------------------------------------------------------------
 # Elementwise
 
 
-def _elementwise(name: str, title: str, function: Callable[..., Any], *kinds: Callable[..., Any]) -> None:
+def _elementwise(
+    name: str, title: str, function: Callable[..., Any], *kinds: Callable[..., Any], rank: int = 1, exact: bool = False
+) -> None:
     def make(draw: Draw) -> Program:
-        return function, tuple(kind(draw, *draw.ab) for kind in kinds)
+        return function, tuple(kind(draw, *draw.ab[:rank]) for kind in kinds)
 
-    _add(name, title, make)
+    _add(name, title, make, exact)
+
+
+def _bind(name: str, **params: Any) -> Callable[..., Any]:
+    return lambda *args: getattr(primitives, f"{name}_p").bind(*args, **params)
 
 
 reals, whole, bits, booleans, complexes = Draw.floats, Draw.ints, Draw.bits, Draw.bools, Draw.complexes
@@ -116,6 +124,7 @@ above_one = partial(Draw.floats, low=1, high=6)
 unsigned = partial(Draw.bits, dtype=jnp.uint32)
 shifts = partial(Draw.ints, low=0, high=31)
 half = partial(Draw.floats, dtype=jnp.bfloat16)
+few = partial(Draw.ints, low=-1, high=1)
 
 
 def scalar(kind: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,64 +135,89 @@ def row(kind: Callable[..., Any]) -> Callable[..., Any]:
     return lambda draw, _, b: kind(draw, 1, b)
 
 
-def special(draw: Draw, *shape: int) -> jax.Array:
+def fine(draw: Draw, *shape: int) -> jax.Array:
+    """Multiples of 1/64, which 16 bits cannot hold."""
+    return draw.floats(*shape) + draw.floats(*shape) / 8
+
+
+def few_floats(draw: Draw, *shape: int) -> jax.Array:
+    """-1, 0 and 1, so that many are equal."""
+    return few(draw, *shape).astype(jnp.float32)
+
+
+def special(draw: Draw, n: int) -> jax.Array:
     """Floats with infinities and not-a-numbers among them."""
-    x = draw.floats(*shape)
-    return x.at[0, 0].set(jnp.inf).at[1, 1].set(jnp.nan).at[2, 0].set(-jnp.inf)
+    return jnp.concatenate([draw.floats(n - 3), jnp.asarray([jnp.inf, jnp.nan, -jnp.inf])])
 
 
+_TUNED = ("cos", "exp", "exp2", "log", "log1p", "logistic", "rsqrt", "sin", "sqrt", "tan", "tanh", "cbrt", "expm1")
 for _name in (
-    "abs asinh atan cbrt ceil cos cosh digamma erf erfc exp exp2 expm1 floor lgamma log log1p logistic neg "
-    "round rsqrt sign sin sinh sqrt square tan tanh bessel_i0e bessel_i1e stop_gradient copy"
-).split():
-    _elementwise(_name, "reals", getattr(primitives, f"{_name}_p").bind if _name not in ("round",) else lax.round, reals)
+    *("abs", "asinh", "atan", "cbrt", "ceil", "cos", "cosh", "digamma", "erf", "erfc", "exp", "exp2", "expm1"),
+    *("floor", "lgamma", "log", "log1p", "logistic", "neg", "rsqrt", "sign", "sin", "sinh", "sqrt", "square"),
+    *("tan", "tanh", "bessel_i0e", "bessel_i1e", "stop_gradient", "copy"),
+):
+    _elementwise(_name, "reals", _bind(_name, **({"accuracy": None} if _name in _TUNED else {})), reals)
+_elementwise("exp", "matrix", lax.exp, reals, rank=2)
+_elementwise("round", "reals", lax.round, reals)
 for _name in ("acos", "asin", "atanh", "erf_inv"):
     _elementwise(_name, "unit", getattr(lax, _name), unit)
-for _name in ("acosh", "lgamma", "digamma", "sqrt", "rsqrt", "log"):
+for _name in ("acosh", "sqrt", "log"):
     _elementwise(_name, "positive", getattr(lax, _name), above_one)
 for _name in ("abs", "neg", "sign", "not", "clz", "population_count", "square"):
-    _elementwise(_name, "bits", getattr(primitives, f"{_name}_p").bind, bits)
+    _elementwise(_name, "integers", _bind(_name), whole)
+    _elementwise(_name, "bits", _bind(_name), bits)
 _elementwise("not", "logic", lax.bitwise_not, booleans)
 _elementwise("is_finite", "special", lax.is_finite, special)
-_elementwise("name", "reals", lambda x: jax.ad_checkpoint.checkpoint_name(x, "kept"), reals)
-_elementwise("reduce_precision", "reals", lambda x: lax.reduce_precision(x + 0.01, 8, 3), reals)
+_elementwise("name", "reals", lambda x: checkpoint_name(x, "kept"), reals)
+_elementwise("reduce_precision", "fine", lambda x: lax.reduce_precision(x, 8, 3), fine)
 for _power in (2, 3, -1):
     _elementwise("integer_pow", f"power{_power}", partial(lax.integer_pow, y=_power), reals)
 _elementwise("integer_pow", "bits", partial(lax.integer_pow, y=3), bits)
 for _name in ("real", "imag", "conj", "neg", "abs", "sign", "exp"):
-    _elementwise(_name, "complexes", getattr(primitives, f"{_name}_p").bind if _name == "neg" else getattr(lax, _name), complexes)
+    _elementwise(_name, "complexes", getattr(lax, _name), complexes)
 _elementwise("complex", "reals", lax.complex, reals, reals)
 
-for _name in ("add", "sub", "mul", "div", "max", "min", "rem", "pow", "atan2", "nextafter", "eq", "ne", "ge", "gt", "le", "lt"):
+for _name in ("add", "sub", "mul", "div", "max", "min", "rem", "pow", "atan2"):
     _elementwise(_name, "reals", getattr(lax, _name), positive if _name == "pow" else reals, reals)
-for _name in ("add", "sub", "mul", "div", "max", "min", "rem", "eq", "ge"):
+for _name in ("add", "sub", "mul", "div", "max", "min", "rem"):
     _elementwise(_name, "bits", getattr(lax, _name), bits, bits)
+_elementwise("nextafter", "reals", lax.nextafter, reals, reals, exact=True)
+for _name in ("eq", "ne", "ge", "gt", "le", "lt"):
+    _elementwise(_name, "few", getattr(lax, _name), few_floats, few_floats)
+    _elementwise(_name, "few_integers", getattr(lax, _name), few, few)
+for _name in ("eq_to", "le_to", "lt_to"):
+    _elementwise(_name, "few", _bind(_name), few_floats, few_floats)
 for _name in ("and", "or", "xor"):
-    _elementwise(_name, "logic", getattr(primitives, f"{_name}_p").bind, booleans, booleans)
-    _elementwise(_name, "bits", getattr(primitives, f"{_name}_p").bind, bits, bits)
+    _elementwise(_name, "logic", _bind(_name), booleans, booleans)
+    _elementwise(_name, "bits", _bind(_name), bits, bits)
 for _name in ("add", "mul", "max"):
-    _elementwise(_name, "row", getattr(lax, _name), reals, row(reals))
-    _elementwise(_name, "scalar", getattr(primitives, f"{_name}_p").bind, reals, scalar(reals))
+    _elementwise(_name, "matrix", getattr(lax, _name), reals, reals, rank=2)
+    _elementwise(_name, "row", getattr(lax, _name), reals, row(reals), rank=2)
+    _elementwise(_name, "scalar", _bind(_name, **({"out_dtype": None} if _name == "mul" else {})), reals, scalar(reals))
     _elementwise(_name, "half", getattr(lax, _name), half, half)
 _elementwise("add", "literal", lambda x: x + 2.0, reals)
-_elementwise("div", "literal", lambda x: x / 2.0, reals)
 _elementwise("sub", "literal", lambda x: 1.0 - x, reals)
 _elementwise("mul", "complexes", lax.mul, complexes, complexes)
 _elementwise("add_any", "reals", primitives.add_jaxvals_p.bind, reals, reals)
 for _name in ("shift_left", "shift_right_logical", "shift_right_arithmetic"):
     _elementwise(_name, "bits", getattr(lax, _name), bits, shifts)
-for _name in ("eq_to", "le_to", "lt_to"):
-    _elementwise(_name, "special", getattr(primitives, f"{_name}_p").bind, special, special)
-_elementwise("mulhi", "bits", lambda x, y: lax.mulhi(x, y), unsigned, unsigned)
+_elementwise("shift_right_logical", "unsigned", lax.shift_right_logical, unsigned, partial(shifts, dtype=jnp.uint32))
+_elementwise("mulhi", "unsigned", lax.mulhi, unsigned, unsigned)
+_elementwise("mulhi", "bits", lax.mulhi, bits, bits)
 for _name in ("igamma", "igammac", "igamma_grad_a"):
-    _elementwise(_name, "positive", getattr(primitives, f"{_name}_p").bind, above_one, above_one)
-_elementwise("polygamma", "positive", lambda m, x: lax.polygamma(jnp.abs(jnp.round(m)), x), above_one, above_one)
+    _elementwise(_name, "positive", _bind(_name), above_one, above_one)
+_elementwise("polygamma", "positive", lambda m, x: lax.polygamma(jnp.round(m), x), above_one, above_one)
 _elementwise("zeta", "positive", lambda x, q: lax.zeta(x + 1, q), above_one, above_one)
-_elementwise("regularized_incomplete_beta", "reals", lambda a, b, x: lax.betainc(a, b, jnp.abs(x)), above_one, above_one, unit)
-_elementwise("clamp", "reals", lambda lo, x, hi: lax.clamp(lo, x, hi), reals, reals, reals)
-_elementwise("clamp", "scalars", lambda x: lax.clamp(-1.0, x, 2.0), reals)
-_elementwise("select_n", "reals", lax.select_n, booleans, reals, reals)
-_elementwise("select_n", "scalar", lambda p, x, y: lax.select_n(p, x, y), scalar(booleans), reals, reals)
+_elementwise(
+    "regularized_incomplete_beta",
+    "positive",
+    lambda a, b, x: lax.betainc(a, b, jnp.abs(x)),
+    *(above_one, above_one, unit),
+)
+_elementwise("clamp", "reals", lax.clamp, reals, reals, reals)
+_elementwise("clamp", "scalars", lambda x: lax.clamp(-1.0, x, 2.0), reals, rank=2)
+_elementwise("select_n", "matrix", lax.select_n, booleans, reals, reals, rank=2)
+_elementwise("select_n", "scalar", lax.select_n, scalar(booleans), reals, reals)
 _elementwise("select_n", "zero", lambda p, x: jnp.where(p, x, 0.0), booleans, reals)
 
 
@@ -195,19 +229,20 @@ def three_branches(draw: Draw) -> Program:
 
 for _title, _kind, _after in (
     ("widened", half, "float32"),
-    ("narrowed", reals, "bfloat16"),
-    ("truncated", reals, "int32"),
+    ("narrowed", fine, "bfloat16"),
+    ("truncated", special, "int32"),
     ("floated", bits, "float32"),
     ("logic_floated", booleans, "float32"),
     ("logic_counted", booleans, "int32"),
-    ("tested", reals, "bool"),
+    ("tested", few_floats, "bool"),
     ("int_narrowed", bits, "int8"),
     ("int_widened", partial(Draw.bits, dtype=jnp.int8), "int32"),
     ("unsigned_widened", partial(Draw.bits, dtype=jnp.uint8), "int32"),
     ("unsigned", bits, "uint32"),
     ("made_complex", reals, "complex64"),
 ):
-    _elementwise("convert_element_type", _title, partial(lambda x, t: lax.convert_element_type(x, t), t=_after), _kind)
+    _convert = partial(lambda x, t: lax.convert_element_type(x, t), t=_after)
+    _elementwise("convert_element_type", _title, _convert, _kind, exact=_title == "narrowed")
 for _title, _kind, _after in (
     ("float_bits", reals, "uint32"),
     ("bits_float", bits, "float32"),
@@ -261,11 +296,10 @@ def row_major(draw: Draw) -> Program:
 
 
 def _dot(title: str, numbers: Any, left: Callable[[Draw], Any], right: Callable[[Draw], Any], **params: Any) -> None:
-    _add(
-        "dot_general",
-        title,
-        lambda draw: (partial(lax.dot_general, dimension_numbers=numbers, **params), (left(draw), right(draw))),
-    )
+    def make(draw: Draw) -> Program:
+        return partial(lax.dot_general, dimension_numbers=numbers, **params), (left(draw), right(draw))
+
+    _add("dot_general", title, make, exact=title == "rounded")
 
 
 _MATRIX = (((1,), (0,)), ((), ()))
@@ -294,8 +328,8 @@ _dot(
 _dot(
     "rounded",
     _MATRIX,
-    lambda d: d.floats(d.n(5, 7), d.n(4, 6), low=-2, high=2),
-    lambda d: d.floats(d.n(4, 6), d.n(7, 5), low=-2, high=2),
+    lambda d: fine(d, d.n(5, 7), d.n(4, 6)),
+    lambda d: fine(d, d.n(4, 6), d.n(7, 5)),
     preferred_element_type=jnp.bfloat16,
 )
 _dot(
@@ -345,8 +379,8 @@ _conv(
 _conv(
     "patch_weights",
     lambda d: (d.n(2, 3), 4 * d.n(5, 6), d.n(4, 3)),
-    lambda d: (d.n(4, 3), d.n(5, 6), d.n(5, 2)),
-    ("CWN", "IWO", "WNC"),
+    lambda d: (d.n(4, 3), d.n(5, 6), d.n(5, 7)),
+    ("CWN", "IWO", "NWC"),
     rhs_dilation=(4,),
 )
 _conv(
@@ -546,7 +580,8 @@ def at_position(draw: Draw) -> Program:
 @sample("dynamic_slice")
 def past_the_end(draw: Draw) -> Program:
     n = draw.n(7, 9)
-    return lambda x, i, j: lax.dynamic_slice(x, (i, j), (2, 3)), (draw.floats(n, 6), jnp.uint8(200), jnp.uint8(1))
+    starts = (jnp.uint8(draw.n(200, 3)), jnp.uint8(draw.n(1, 200)))
+    return lambda x, i, j: lax.dynamic_slice(x, (i, j), (2, 3)), (draw.floats(n, 6), *starts)
 
 
 @sample("dynamic_slice")
@@ -564,7 +599,7 @@ def cache_update(draw: Draw) -> Program:
 @sample("dynamic_update_slice")
 def update_at_the_end(draw: Draw) -> Program:
     n = draw.n(7, 9)
-    args = (draw.floats(n, 5), draw.floats(2, 3), jnp.int32(100), jnp.int32(1))
+    args = (draw.floats(n, 5), draw.floats(2, 3), jnp.int32(draw.n(100, 3)), jnp.int32(draw.n(1, 100)))
     return lambda x, u, i, j: lax.dynamic_update_slice(x, u, (i, j)), args
 
 
@@ -718,8 +753,8 @@ _reduction("reduce_max", jnp.max, reals, "all", None)
 _reduction("reduce_and", jnp.all, booleans, "logic", 1)
 _reduction("reduce_or", jnp.any, booleans, "logic", 1)
 for _name in ("and", "or", "xor"):
-    _bind = getattr(primitives, f"reduce_{_name}_p").bind
-    _add(f"reduce_{_name}", "bits", partial(lambda d, f: (lambda x: f(x, axes=(0,)), (d.bits(*d.ab),)), f=_bind))
+    _fold = _bind(f"reduce_{_name}", axes=(0,))
+    _add(f"reduce_{_name}", "bits", partial(lambda draw, f: (f, (draw.bits(*draw.ab),)), f=_fold))
 for _name in ("argmax", "argmin"):
     _reduction(_name, getattr(jnp, _name), reals, "one_axis", 1)
 for _name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
@@ -755,6 +790,12 @@ for _name in ("psum", "pmax", "pmin"):
 # Windows
 
 
+def _distinct(draw: Draw) -> jax.Array:
+    """Numbers of which no two are equal, so that the largest of a window is one."""
+    shape = draw.n(4, 3), draw.n(12, 18), 2
+    return jnp.asarray(draw.rng.permutation(np.prod(shape)).reshape(shape) / 4 - 7, jnp.float32)
+
+
 def _pool(size: tuple[int, ...], strides: tuple[int, ...], padding: Any) -> dict[str, Callable[..., Any]]:
     """Windowed reductions and, by differentiating them, what belongs to them."""
 
@@ -781,11 +822,7 @@ for _title, _pooling in {
     "sparse": ((1, 2, 1), (1, 3, 1), "VALID"),
 }.items():
     for _name, _function in _pool(*_pooling).items():
-        _add(
-            _name,
-            _title,
-            partial(lambda d, f: (f, (jnp.asarray(d.rng.permutation(d.n(4, 3) * d.n(12, 18) * 2), jnp.float32).reshape(d.n(4, 3), d.n(12, 18), 2) / 4 - 7,)), f=_function),
-        )
+        _add(_name, _title, partial(lambda draw, f: (f, (_distinct(draw),)), f=_function))
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -856,16 +893,6 @@ def hashed(draw: Draw) -> Program:
     return lambda a, b, c, d: threefry2x32_p.bind(a, b, c, d), operands
 
 
-@sample("random_gamma")
-def gamma(draw: Draw) -> Program:
-    return lambda k: jax.random.gamma(k, 2.0, (draw.n(5, 4),)), (draw.keys(),)
-
-
 @sample("rng_bit_generator")
 def generated(draw: Draw) -> Program:
     return lambda k: lax.rng_bit_generator(k, draw.ab), (draw.bits(4, dtype=jnp.uint32),)
-
-
-@sample("rng_uniform")
-def uniform(draw: Draw) -> Program:
-    return lambda a, b: lax.rng_uniform(a, b, draw.ab), (jnp.float32(0), jnp.float32(1))
