@@ -1,7 +1,7 @@
 """`make demo`: plan a real model for unequal GPUs, verify a small one, and train one on four unequal ranks.
 
-    python examples/demo.py                    everything
-    python examples/demo.py train PLAN LOSSES  one rank of the training (started by mpiexec)
+python examples/demo.py                    everything
+python examples/demo.py train PLAN LOSSES  one rank of the training (started by mpiexec)
 """
 
 import json
@@ -93,7 +93,9 @@ def main() -> int:
     show_plan()
     print("\n== 2. GPT-2 tiny on four unequal CPUs: verified equation by equation against one device\n")
     verified = show_verification()
-    print("\n== 3. A byte-level GPT, 50 steps on Python's own sources, on four MPI ranks with unequal shares\n")
+    print(
+        "\n== 3. A byte-level GPT, 50 steps on Python's own sources, on four MPI ranks with unequal shares\n"
+    )
     trained = show_training()
     print(f"\n{'all agreed' if verified and trained else 'MISMATCH'} ({time.perf_counter() - start:.0f} s)")
     return 0 if verified and trained else 1

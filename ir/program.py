@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 from shardwright.ir import collectives
 from shardwright.ir.errors import ProgramError
@@ -169,7 +169,7 @@ def _expect(condition: bool, program: Program, graph: Graph, line: int, problem:
         return
     from shardwright.ir.text import format_program
 
-    lines = format_program(program, graph).splitlines()
+    lines = format_program(cast(Any, program), graph).splitlines()
     here = next((i for i, text in enumerate(lines) if text.lstrip().startswith(f"{line}:")), len(lines) - 1)
     around = "\n".join(
         ("> " if i == here else "  ") + lines[i] for i in range(max(0, here - 5), min(len(lines), here + 6))

@@ -156,7 +156,7 @@ class _Reader:
         if not match[4]:
             return Compute(int(match[2]), signature)
         bodies: list[Program] = []
-        while self.lines[self.position][1] == "program {":
+        while self.position < len(self.lines) and self.lines[self.position][1] == "program {":
             bodies.append(self.program())
         self.next("}")
         return Loop(int(match[2]), signature, tuple(bodies))

@@ -16,6 +16,7 @@ import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import jax
@@ -31,7 +32,7 @@ CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
+    "call": "call_jaxpr",
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
     "custom_jvp_call": "call_jaxpr",
@@ -41,6 +42,8 @@ CALLS = {
 
 #: Control flow and the parameters that hold its regions, in the order of `shardwright.ir.regions`.
 REGIONS = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
+
+UNKNOWN_LINE = "an unknown source line"
 
 StateMap: TypeAlias = Mapping[int | str, Any]
 
@@ -80,7 +83,7 @@ def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -
 
     Raises:
         InputError: an argument leaf is no array or number; a state entry names nothing or does not match.
-        TraceError: the step has side effects, or cannot be traced at all.
+        TraceError: the step has side effects, raises, or cannot be traced at all.
     """
     names = _argument_names(step, args)
     abstract = tuple(jax.tree.map(lambda leaf: leaf, arg) for arg in args)
@@ -90,10 +93,10 @@ def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -
     start = time.perf_counter()
     try:
         closed, out_shape = jax.make_jaxpr(step, return_shape=True)(*abstract)
-    except (TypeError, ValueError, AttributeError, KeyError, IndexError, jax.errors.JAXTypeError) as error:
+    except Exception as error:  # whatever the user's code raises is the user's to see
         raise TraceError(
             place="tracing the training step",
-            reason=f"it raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            reason=f"it raised {type(error).__name__}: {(str(error).splitlines() or [''])[0]}{_raised_at(error)}",
             remedy="It must run under jax.jit with arguments of these shapes",
         ) from error
     trace_s = time.perf_counter() - start
@@ -114,6 +117,18 @@ def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -
         primitives=builder.primitives,
         fingerprint=fingerprint(graph),
     )
+
+
+def _raised_at(error: BaseException) -> str:
+    """` (file:line)` of the innermost frame of user code, as far as the traceback tells."""
+    place, frame = "", error.__traceback__
+    jax_folder = str(Path(jax.__file__).parent)
+    while frame is not None:
+        name = frame.tb_frame.f_code.co_filename
+        if name != __file__ and not name.startswith(jax_folder):
+            place = f" ({name}:{frame.tb_lineno})"
+        frame = frame.tb_next
+    return place
 
 
 def _argument_names(step: Callable[..., Any], args: Sequence[Any]) -> list[str]:
@@ -150,8 +165,8 @@ class _Builder:
     def __init__(self) -> None:
         self.primitives: dict[str, Any] = {}
 
-    def graph(self, jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> Graph:
-        return _Region(self).build(jaxpr, consts)
+    def graph(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], caller: Any = None) -> Graph:
+        return _Region(self).build(jaxpr, consts, caller)
 
 
 class _Region:
@@ -164,11 +179,11 @@ class _Region:
         self.by_identity: dict[int, Value] = {}
         self.equations: list[Equation] = []
 
-    def build(self, jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> Graph:
+    def build(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], caller: Any) -> Graph:
         inputs = tuple(self.value(var.aval) for var in jaxpr.invars)
         env: dict[jex.Var, Atom] = dict(zip(jaxpr.invars, inputs, strict=True))
         self.bind_constants(jaxpr, consts, env)
-        self.walk(jaxpr, env)
+        self.walk(jaxpr, env, caller)
         outputs = tuple(self.read(atom, env) for atom in jaxpr.outvars)
         return _prune(inputs, self.constants, self.equations, outputs)
 
@@ -197,29 +212,32 @@ class _Region:
             return self.constant(atom.val, aval)
         return Literal(np.asarray(atom.val)[()], TensorType((), str(aval.dtype)))
 
-    def walk(self, jaxpr: jex.Jaxpr, env: dict[jex.Var, Atom]) -> None:
+    def walk(self, jaxpr: jex.Jaxpr, env: dict[jex.Var, Atom], caller: Any) -> None:
+        """Append the equations of a jaxpr; `caller` is the source of the call or loop it was met in."""
         for eqn in jaxpr.eqns:
             name = eqn.primitive.name
+            # JAX's own functions (jnp.linalg.cholesky) are traced apart from who calls them.
+            source = eqn.source_info if caller is None or _summary(eqn.source_info) else caller
             operands = tuple(self.read(atom, env) for atom in eqn.invars)
             if name in CALLS:
                 called = eqn.params[CALLS[name]]
                 inner, consts = (called.jaxpr, called.consts) if isinstance(called, jex.ClosedJaxpr) else (called, ())
                 inner_env: dict[jex.Var, Atom] = dict(zip(inner.invars, operands, strict=True))
                 self.bind_constants(inner, consts, inner_env)
-                self.walk(inner, inner_env)
+                self.walk(inner, inner_env, source)
                 env.update(zip(eqn.outvars, (self.read(atom, inner_env) for atom in inner.outvars), strict=True))
                 continue
-            regions = tuple(self.builder.graph(r.jaxpr, r.consts) for r in _regions(eqn))
+            regions = tuple(self.builder.graph(r.jaxpr, r.consts, source) for r in _regions(eqn))
             if not regions and eqn.effects:
                 raise TraceError(
-                    place=f"{name} at {source_line(eqn)}",
+                    place=f"{name} at {_summary(source) or UNKNOWN_LINE}",
                     reason="it has side effects, which cannot be distributed",
                     remedy="Remove the print, callback or effect from the training step",
                 )
             self.builder.primitives.setdefault(name, eqn.primitive)
             outputs = tuple(self.value(var.aval) for var in eqn.outvars)
             self.equations.append(
-                Equation(len(self.equations), name, operands, outputs, eqn.params, regions, eqn.source_info)
+                Equation(len(self.equations), name, operands, outputs, eqn.params, regions, source)
             )
             env.update(zip(eqn.outvars, outputs, strict=True))
 
@@ -232,12 +250,16 @@ def _regions(eqn: jex.JaxprEqn) -> list[jex.ClosedJaxpr]:
     return found
 
 
-def source_line(eqn: Any) -> str:
-    """`file:line (function)` of the user's code that made a jaxpr equation or a graph equation."""
+def source_line(equation: Equation) -> str:
+    """`file:line (function)` of the user's code that made an equation."""
+    return _summary(equation.source) or UNKNOWN_LINE
+
+
+def _summary(source: Any) -> str:
+    """`file:line (function)` of JAX's source information, "" where no frame of it is the user's."""
     from jax._src import source_info_util  # noqa: PLC0415  (no public name for it)
 
-    info = eqn.source if isinstance(eqn, Equation) else eqn.source_info
-    return source_info_util.summarize(info)
+    return source_info_util.summarize(source)
 
 
 def _prune(
@@ -292,7 +314,7 @@ def _state(
     mapping: dict[int, int] = {}
     by_name: dict[str, str] = {}
     for position, path in pairs:
-        under = [k for k, (p, _) in enumerate(out_leaves) if keystr(p).startswith(path) or path == ""]
+        under = [k for k, (p, _) in enumerate(out_leaves) if _is_under(keystr(p), path)]
         leaves = jax.tree.leaves(args[position])
         same = len(leaves) == len(under) and all(
             _same_type(leaf, out_leaves[k][1]) for leaf, k in zip(leaves, under, strict=True)
@@ -303,6 +325,12 @@ def _state(
                 reason=f"output {path or 'of the step'} does not match it in structure, shape and dtype",
                 remedy=f"Name one of the outputs {', '.join(sorted({keystr(p[:1]) for p, _ in out_leaves}))}",
             )
+        if mapping.keys() & set(under) or names[position] in by_name:
+            raise InputError(
+                place=f"state[{names[position]}]",
+                reason=f"it, or output {path or 'of the step'}, is matched twice",
+                remedy="Match every argument and every output once",
+            )
         mapping.update({k: int(arg_start[position]) + j for j, k in enumerate(under)})
         if leaves:
             by_name[names[position]] = f"output{path}"
@@ -310,15 +338,29 @@ def _state(
 
 
 def _leading(args: Sequence[Any], out_shape: Any) -> list[str]:
-    """Paths of the leading outputs that match the leading arguments."""
+    """Paths of the leading outputs that match the leading arguments.
+
+    A result that is as a whole what the first argument is (a step of one container and nothing else) is state.
+    """
+    if args and _same_trees(args[0], out_shape):
+        return [""]
     outs = list(out_shape) if type(out_shape) in (tuple, list) else [out_shape]
     found: list[str] = []
     for i, (arg, out) in enumerate(zip(args, outs, strict=False)):
-        leaves, outs_leaves = jax.tree.leaves(arg), jax.tree.leaves(out)
-        if tree_structure(arg) != tree_structure(out) or not all(map(_same_type, leaves, outs_leaves)):
+        if not _same_trees(arg, out):
             break
         found.append(f"[{i}]" if type(out_shape) in (tuple, list) else "")
     return found
+
+
+def _same_trees(arg: Any, out: Any) -> bool:
+    same = tree_structure(arg) == tree_structure(out)
+    return same and all(map(_same_type, jax.tree.leaves(arg), jax.tree.leaves(out)))
+
+
+def _is_under(leaf: str, path: str) -> bool:
+    """Whether an output leaf lies under a key path: `.a` holds `.a` and `.a['x']`, but not `.ab`."""
+    return leaf.startswith(path) and (not path or leaf[len(path) :][:1] in ("", "[", "."))
 
 
 def _argument(key: int | str, names: Sequence[str]) -> int:
@@ -334,7 +376,13 @@ def _output_path(where: Any) -> str:
         return f"[{where}]"
     if isinstance(where, str):
         return where
-    return "".join(f"[{part!r}]" for part in cast(Sequence[Any], where))
+    if isinstance(where, (tuple, list)):
+        return "".join(f"[{part!r}]" for part in cast(Sequence[Any], where))
+    raise InputError(
+        place=f"state: {where!r}",
+        reason=f"a {type(where).__name__} is no output path",
+        remedy="Name the output by position, by key path such as \"[0]['params']\", or by a tuple of keys",
+    )
 
 
 def _same_type(a: Any, b: Any) -> bool:
@@ -382,8 +430,9 @@ def _stable(value: Any) -> str:
         return "(" + ",".join(map(_stable, cast(Sequence[Any], value))) + ")"
     if isinstance(value, (jex.Jaxpr, jex.ClosedJaxpr)) or callable(value):
         return type(value).__name__
+    if isinstance(value, (set, frozenset)):
+        return "{" + ",".join(sorted(map(_stable, cast(frozenset[Any], value)))) + "}"
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{value.shape}{value.tolist()}"
     text = str(value)
     return type(value).__name__ if " at 0x" in text else text
-
-
-

@@ -114,6 +114,7 @@ def synthesize(graph: Graph, space: Space, model: CostModel, timer: Timer) -> Sy
     """Search for program and ratios; see the module's docstring."""
     best: _Candidate | None = None
     expanded = searches = 0
+    worst_gap = 0.0
     seen: set[tuple[float, ...]] = set()
     for shares in starts(model):
         ratios = tuple(float(shares[c]) for c in model.class_of)
@@ -127,6 +128,7 @@ def synthesize(graph: Graph, space: Space, model: CostModel, timer: Timer) -> Sy
                 solution = solve(space, prices)
                 program = emit(space, solution.assignment, prices)
             expanded, searches = expanded + solution.expanded, searches + 1
+            worst_gap = max(worst_gap, 1 - solution.bound_s / solution.seconds if solution.seconds else 0.0)
             with timer.ratios():
                 found = _improve(program, ratios, graph, model)
             if found.beats(best):
@@ -138,8 +140,12 @@ def synthesize(graph: Graph, space: Space, model: CostModel, timer: Timer) -> Sy
     verify(best.program, graph)
     with timer.search():
         bound_s = min(best.cost_s, bound(space, Prices.floors(model)))
-    notes = () if best.fits else ("no ratios tried fit a program found into every device's memory",)
-    return Synthesis(best.program, best.ratios, best.cost_s, bound_s, expanded, searches, notes)
+    notes: list[str] = []
+    if not best.fits:
+        notes.append("no ratios tried fit a program found into every device's memory")
+    if worst_gap > 0:
+        notes.append(f"a search stopped early: at its ratios a program could be {worst_gap:.1%} cheaper")
+    return Synthesis(best.program, best.ratios, best.cost_s, bound_s, expanded, searches, tuple(notes))
 
 
 def _improve(program: Program, ratios: tuple[float, ...], graph: Graph, model: CostModel) -> _Candidate:

@@ -9,7 +9,7 @@ from shardwright.ir.errors import PlanError
 from shardwright.synth.eliminate import Term, collect, eliminate, min_fill, quantised
 from shardwright.synth.factors import Factor, Prices
 from shardwright.synth.prune import prune
-from shardwright.synth.search import a_star
+from shardwright.synth.search import MOST_NODES, a_star
 from shardwright.synth.space import Space
 
 #: Largest table of an exact bucket; beyond it mini-buckets keep the heuristic admissible, and A* searches.
@@ -18,17 +18,20 @@ MOST_CELLS = 1 << 23
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """An optimal assignment at one set of prices.
+    """An assignment at one set of prices.
 
     Attributes:
         assignment: position in its domain of every choice.
         seconds: what it costs.
+        bound_s: what no assignment can be cheaper than at these prices; equal to `seconds` where the search
+            ended by itself.
         expanded: nodes that A* expanded.
         width: most choices in one table of the elimination.
     """
 
     assignment: tuple[int, ...]
     seconds: float
+    bound_s: float
     expanded: int
     width: int
 
@@ -40,7 +43,11 @@ def _reduced(space: Space, prices: Prices, extra: Sequence[Factor]) -> tuple[lis
 
 
 def solve(
-    space: Space, prices: Prices, most_cells: int = MOST_CELLS, extra: Sequence[Factor] = ()
+    space: Space,
+    prices: Prices,
+    most_cells: int = MOST_CELLS,
+    most_nodes: int = MOST_NODES,
+    extra: Sequence[Factor] = (),
 ) -> Solution:
     """The cheapest program of `space` at `prices`; `extra` factors pin choices (for baselines).
 
@@ -51,14 +58,14 @@ def solve(
     pruned = prune(sizes, terms)
     order = min_fill(pruned.sizes, [term.scope for term in pruned.terms])
     elimination = eliminate(pruned.sizes, pruned.terms, order, most_cells)
-    found = a_star(pruned.sizes, elimination)
+    found = a_star(pruned.sizes, elimination, most_nodes)
     if found is None:
         raise PlanError(
             place="search",
             reason="no program of this space carries out the step",
             remedy="Please report the step: its rules contradict each other",
         )
-    return Solution(pruned.lift(found.assignment), found.cost, found.expanded, elimination.width)
+    return Solution(pruned.lift(found.assignment), found.cost, found.bound, found.expanded, elimination.width)
 
 
 def bound(space: Space, prices: Prices, most_cells: int = MOST_CELLS) -> float:

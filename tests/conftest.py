@@ -1,6 +1,6 @@
 """Hypothesis profiles: `ci` (the default) and `full` (`make test-full`: ten times the cases).
 
-Golden files: `golden(name, text)` compares a text with `tests/golden/NAME`; `pytest --update-golden` rewrites.
+Golden files: `golden(name, text)` compares a text with `tests/golden/NAME`, `--update-golden` rewrites it.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,9 @@ settings.load_profile("ci")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from what is printed now")
+    parser.addoption(
+        "--update-golden", action="store_true", help="rewrite tests/golden from what is printed now"
+    )
 
 
 @pytest.fixture

@@ -88,25 +88,26 @@ def test_golden_text(golden: Golden) -> None:
 
 
 # What is replaced in a good program, by what, and how the verifier objects.
+GATHER, DOT = "%1 R = all_gather.padded %1 S(1)", "%2 S(0) = dot_general#0(%0 S(0), %1 R)"
 WRONG = [
     ("  4: %3 R = all_reduce.ring %3 P(sum)\n", "", "needs %3 as R, established: P(sum)"),
     ("all_gather.padded", "gossip.padded", "there is no collective gossip"),
     ("all_gather.padded", "all_gather.shouted", "all_gather has no strategy 'shouted'"),
     ("all_gather.padded %1 S(1)", "all_gather.padded %1 S(1) from 0", "needs %1 S(1) on {0}, established"),
-    ("%1 R = all_gather.padded %1 S(1)", "%1 R = all_reduce.ring %1 S(1)", "all_reduce does not turn S(1) into R"),
-    ("%1 R = all_gather.padded %1 S(1)", "%1 R = broadcast.tree %1 R", "broadcast needs root"),
-    ("%1 R = all_gather.padded %1 S(1)", "%1 R = send.direct %1 R from 0", "send needs a group of two"),
-    ("%1 R = all_gather.padded %1 S(1)", "%1 R = broadcast.tree %1 R from 2 on {0,1}", "root 2 is not in"),
-    ("%1 R = all_gather.padded %1 S(1)", "%1 R = broadcast.tree %1 R from 0 on {1,0}", "in order, each once"),
+    (GATHER, "%1 R = all_reduce.ring %1 S(1)", "all_reduce does not turn S(1) into R"),
+    (GATHER, "%1 R = broadcast.tree %1 R", "broadcast needs root"),
+    (GATHER, "%1 R = send.direct %1 R from 0", "send needs a group of two"),
+    (GATHER, "%1 R = broadcast.tree %1 R from 2 on {0,1}", "root 2 is not in"),
+    (GATHER, "%1 R = broadcast.tree %1 R from 0 on {1,0}", "in order, each once"),
     ("0: %1 S(1) = slice", "0: %1 S(2) = slice", "of shape (4, 5) cannot be cut as S(2)"),
     ("0: %1 S(1) = slice", "0: %1 S(1:3) = slice", "of shape (4, 5) cannot be cut as S(1:3)"),
-    ("%2 S(0) = dot_general#0(%0 S(0), %1 R)", "%2 S(1) = dot_general#0(%0 S(0), %1 R)", "no rule of dot_general allows"),
-    ("%2 S(0) = dot_general#0(%0 S(0), %1 R)", "%2 S(0) = dot_general#9(%0 S(0), %1 R)", "there is no equation 9"),
-    ("%2 S(0) = dot_general#0(%0 S(0), %1 R)", "%2 S(0) = dot_general#0(%0 S(0))", "has 2 operands and 1 results"),
+    (DOT, "%2 S(1) = dot_general#0(%0 S(0), %1 R)", "no rule of dot_general allows"),
+    (DOT, "%2 S(0) = dot_general#9(%0 S(0), %1 R)", "there is no equation 9"),
+    (DOT, "%2 S(0) = dot_general#0(%0 S(0))", "has 2 operands and 1 results"),
     ("2.0 R", "2.0 S(0)", "literal 2.0 cannot be sharded"),
     ("out  0 %4 R", "out  0 %4 S(0)", "output %4 is never established as S(0)"),
     ("  in   1 %1 R\n", "", "places another number of inputs"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("old", "new", "message"), WRONG)
@@ -114,7 +115,7 @@ def test_verifier_names_the_broken_contract(old: str, new: str, message: str) ->
     assert old in DATA_PARALLEL
     with pytest.raises(ProgramError) as caught:
         verify(parse_program(DATA_PARALLEL.replace(old, new)), CONTRACTION)
-    assert message.replace("needs root", "") in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_verifier_shows_the_lines_around() -> None:
@@ -185,6 +186,7 @@ def test_no_placement(text: str) -> None:
         ("program {\n  in 0 %0 R\n", "end of text"),
         ("in 0 %0 R\n}", "line 1"),
         ("program {\n}\nmore", "line 3 (more)"),
+        ("program {\n  0: %1 R = scan#0(%0 R) {", "end of text"),
         ("program {\n  0: %1 X = slice %1 R\n}", "placement 'X'"),
     ],
 )
@@ -206,7 +208,11 @@ GOOD = program_to_json(parse_program(LOOP))
         (("instructions", 0), {"value": 1}, "program.instructions[0]: lacks compute"),
         (("instructions", 0, "root"), True, "program.instructions[0].root: is True, not a whole number"),
         (("instructions", 0, "speed"), 1, "program.instructions[0]: has unknown speed"),
-        (("instructions", 4, "bodies", 0, "outputs"), {}, "instructions[4].bodies[0].outputs: is {}, not a list"),
+        (
+            ("instructions", 4, "bodies", 0, "outputs"),
+            {},
+            "instructions[4].bodies[0].outputs: is {}, not a list",
+        ),
     ],
 )
 def test_json_that_does_not_parse(path: tuple[str | int, ...], value: object, message: str) -> None:

@@ -43,12 +43,15 @@ def _localize_bits(local: Local, keys: Any) -> Any:
     wanted = local.outputs[0][batch:]
     if all(extent.whole for extent in wanted):
         return local.bind(keys, **local.params)
-    high, low = _positions(jax, wanted)
-    data = jax.random.key_data(keys)
+    # Flat arrays: XLA compiles the hash of several dimensions far more slowly (minutes on a CPU).
     shape = tuple(extent.length for extent in local.outputs[0])
-    one, two = (jnp.broadcast_to(jnp.expand_dims(data[..., i], tuple(range(batch, len(shape)))), shape) for i in (0, 1))
-    high, low = (jnp.broadcast_to(count, shape) for count in (high, low))
-    first, second = jax.extend.random.threefry2x32_p.bind(one, two, high, low)
+    high, low = (jnp.broadcast_to(count, shape).ravel() for count in _positions(jax, wanted))
+    data = jax.random.key_data(keys)
+    one, two = data[..., 0], data[..., 1]
+    if batch:
+        each = (*data.shape[:-1], *[1] * len(wanted))
+        one, two = (jnp.broadcast_to(half.reshape(each), shape).ravel() for half in (one, two))
+    first, second = (bits.reshape(shape) for bits in jax.extend.random.threefry2x32_p.bind(one, two, high, low))
     width = local.params["bit_width"]
     if width == 64:
         return (first.astype("uint64") << jnp.uint64(32)) | second.astype("uint64")

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,11 +18,12 @@ import jax
 from rich.console import Console
 
 from shardwright.api import ReplicatedWarning, data_parallel, synthesize
-from shardwright.backends.launch import launch, under_mpi
+from shardwright.backends.launch import find_mpiexec, launch, under_mpi
 from shardwright.cost.fleet import Fleet
 from shardwright.execute import BACKENDS
 from shardwright.factory import load_factory
 from shardwright.ir.errors import InputError, ShardwrightError
+from shardwright.ir.graph import TensorType
 from shardwright.plan import Plan
 from shardwright.report import duration, layout, render
 from shardwright.synth.baselines import Baseline
@@ -133,6 +134,7 @@ def run(target: str, fleet_path: str | None, plan_path: str | None, backend: str
 
 def _launch(target: str, fleet_path: str | None, plan_path: str | None, steps: int) -> int:
     """Plan once here, then start the ranks on the finished plan."""
+    find_mpiexec()  # before the work, not after it
     step, args = load_factory(target)
     _check_concrete(target, args)
     with tempfile.TemporaryDirectory() as folder:
@@ -174,7 +176,7 @@ def _run(
 ) -> None:
     traced = made.attach(step, *args)
     state = traced.graph.state
-    shown = [i for i, a in enumerate(traced.graph.outputs) if a.type.rank == 0 and i not in state]
+    shown = [i for i, a in enumerate(traced.graph.outputs) if _is_number(a.type) and i not in state]
     compiled = made.compile(step, backend=backend)
     flat = jax.tree.leaves(args)
     for number in range(1, steps + 1):
@@ -192,6 +194,10 @@ def _run(
             click.echo(
                 f"step {number}: {results}  ({duration(took)}{', compiling included' if number == 1 else ''})"
             )
+
+
+def _is_number(tensor: TensorType) -> bool:
+    return tensor.rank == 0 and not tensor.dtype.startswith(("key<", "complex"))
 
 
 def _load_or_plan(
@@ -227,6 +233,8 @@ def _check_writable(output: str | None) -> None:
     """Find out before the work, not after it."""
     if output is None:
         return
+    if Path(output).is_dir():
+        raise InputError(place=output, reason="is a folder", remedy="Name a file with -o")
     folder = Path(output).resolve().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise InputError(
@@ -235,7 +243,7 @@ def _check_writable(output: str | None) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
+def _progress() -> Generator[Callable[[str], None]]:
     """A spinner that says what is being done, on a terminal; silence in a pipe."""
     console = Console(stderr=True)
     if not console.is_terminal:

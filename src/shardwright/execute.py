@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
-from jax.tree_util import PyTreeDef
 
 from shardwright.backends.reference import ReferenceExecutable
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.program import Program
 from shardwright.ir.trace import Traced
-from shardwright.plan import Plan
+from shardwright.plan import Plan, concrete
 
 
 class Executable(Protocol):
@@ -61,7 +60,8 @@ class CompiledStep:
         """
         flat, structure = jax.tree.flatten(args)
         if self._ready is None:
-            traced = self.plan.attach(self.train_step, *_abstract(flat, structure))
+            abstract = jax.tree.unflatten(structure, [_abstract(leaf) for leaf in flat])
+            traced = self.plan.attach(self.train_step, *abstract)
             self._ready = traced, BACKENDS[self.backend](traced, self.plan.program, self.plan.ratios)
         traced, run = self._ready
         if structure != traced.in_tree:
@@ -70,15 +70,11 @@ class CompiledStep:
                 reason="have another structure than those the plan was made for",
                 remedy=f"Pass {traced.in_tree}",
             )
-        return jax.tree.unflatten(traced.out_tree, run(*flat))
+        return jax.tree.unflatten(traced.out_tree, run(*concrete(flat)))
 
 
-def _abstract(flat: Sequence[Any], structure: PyTreeDef) -> tuple[Any, ...]:
-    """Arguments for tracing: sharded arrays stand for global arrays of their shape and dtype."""
-
-    def abstract(leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array) or not hasattr(leaf, "placement"):
-            return leaf
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-
-    return jax.tree.unflatten(structure, [abstract(leaf) for leaf in flat])
+def _abstract(leaf: Any) -> Any:
+    """For tracing: a sharded array stands for a global array of its shape and dtype."""
+    if isinstance(leaf, jax.Array) or not hasattr(leaf, "placement"):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias, cast
@@ -49,7 +49,7 @@ def load_factory(target: str) -> Factory:
         made: object = factory()
     except ShardwrightError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(
             place=target,
             reason=f"raised {type(error).__name__}: {_first_line(error)}{_line_of(error)}",
@@ -76,12 +76,21 @@ def _module(where: str) -> ModuleType:
         folder = str(path.resolve().parent)
         if folder not in sys.path:
             sys.path.insert(0, folder)
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
-        return _run(where, lambda: (spec.loader.exec_module(module), module)[1] if spec.loader else module)
+        return _run(where, lambda: _from_file(path))
     return _run(where, lambda: importlib.import_module(where))
+
+
+def _from_file(path: Path) -> ModuleType:
+    loader = SourceFileLoader(path.stem, str(path))
+    module = ModuleType(path.stem)
+    module.__file__ = str(path)
+    sys.modules[path.stem] = module
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
+    return module
 
 
 def _run(where: str, load: Callable[[], ModuleType]) -> ModuleType:
@@ -91,7 +100,7 @@ def _run(where: str, load: Callable[[], ModuleType]) -> ModuleType:
         raise InputError(
             place=where, reason=f"there is no module {error.name!r}", remedy="Install it, or correct the name"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(
             place=where,
             reason=f"raised {type(error).__name__} on import: {_first_line(error)}{_line_of(error)}",

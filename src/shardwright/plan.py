@@ -20,8 +20,8 @@ import jsonschema
 
 from shardwright.backends.verify import VerifyResult, verify_program
 from shardwright.cost.fleet import Fleet
-from shardwright.ir.errors import PlanError
-from shardwright.ir.program import Program
+from shardwright.ir.errors import InputError, PlanError, ProgramError
+from shardwright.ir.program import Move, Program
 from shardwright.ir.program import verify as check_program
 from shardwright.ir.serialize import program_from_json, program_to_json
 from shardwright.ir.text import format_program
@@ -180,8 +180,10 @@ class Plan:
                 file.write(text)
             Path(name).chmod(0o644)
             Path(name).replace(target)
-        except OSError as error:
+        except BaseException as error:
             Path(name).unlink(missing_ok=True)
+            if not isinstance(error, OSError):
+                raise
             raise PlanError(
                 place=str(path), reason=f"cannot be written: {error.strerror}", remedy="Choose another path"
             ) from error
@@ -195,14 +197,14 @@ class Plan:
         """
         place = str(path)
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            data = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_not_finite)
         except OSError as error:
             raise PlanError(
                 place=place,
                 reason=f"cannot be read: {error.strerror}",
                 remedy="Name a file written by plan.save",
             ) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PlanError(
                 place=place, reason=f"is no JSON ({error})", remedy="Write it again with plan.save"
             ) from error
@@ -234,15 +236,15 @@ class Plan:
                 remedy="Make the plan again with `shardwright plan`",
             )
         fleet = Fleet.from_dict(data["fleet"])
-        if not len(fleet.devices) == len(data["ratios"]) == len(data["memory_bytes"]):
+        program = program_from_json(data["program"])
+        if wrong := _mismatch(data, fleet, program):
+            where, reason = wrong
             raise PlanError(
-                place=f"{place}: ratios",
-                reason=f"there are {len(data['ratios'])} for {len(fleet.devices)} devices",
-                remedy="Make the plan again with `shardwright plan`",
+                place=f"{place}: {where}", reason=reason, remedy="Make the plan again with `shardwright plan`"
             )
         override = data["state_override"]
         return Plan(
-            program=program_from_json(data["program"]),
+            program=program,
             ratios=tuple(data["ratios"]),
             iteration_s=data["iteration_s"],
             cost_s=data["cost_s"],
@@ -270,13 +272,19 @@ class Plan:
         """
         traced = trace(train_step, *args, state=self.state_override)
         if traced.fingerprint != self.fingerprint:
+            mine, theirs = self.fingerprint[:12], traced.fingerprint[:12]
+            made_with = ", ".join(f"{name} {version}" for name, version in self.versions.items())
             raise PlanError(
                 place="plan",
-                reason=f"was made for another step (plan {self.fingerprint[:12]}, step {traced.fingerprint[:12]})",
-                remedy="Use the step, argument shapes and jax version it was made with "
-                f"({', '.join(f'{k} {v}' for k, v in self.versions.items())}), or plan again",
+                reason=f"was made for another step (plan {mine}, step {theirs})",
+                remedy=f"Use the step, argument shapes and versions it was made with ({made_with}), or plan again",
             )
-        check_program(self.program, traced.graph)
+        try:
+            check_program(self.program, traced.graph)
+        except ProgramError as error:
+            raise PlanError(
+                place=f"plan: {error.place}", reason=error.reason, remedy="The plan was changed by hand: plan again"
+            ) from error
         return traced
 
     def verify(self, train_step: Callable[..., Any], *args: Any) -> VerifyResult:
@@ -288,9 +296,10 @@ class Plan:
 
         Raises:
             PlanError: the plan was made for another step.
+            InputError: an argument is a shape without values.
         """
         traced = self.attach(train_step, *args)
-        leaves = jax.tree.leaves(args)
+        leaves = concrete(args)
 
         def flat_step(*flat: Any) -> list[Any]:
             return jax.tree.leaves(train_step(*jax.tree.unflatten(traced.in_tree, flat)))
@@ -311,6 +320,44 @@ class Plan:
         from shardwright.execute import CompiledStep
 
         return CompiledStep(self, train_step, backend)
+
+
+def concrete(args: Any) -> list[Any]:
+    """The leaves of arguments that a step can be run with.
+
+    Raises:
+        InputError: one is a `jax.ShapeDtypeStruct`.
+    """
+    leaves = jax.tree.leaves(args)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+        raise InputError(
+            place="arguments",
+            reason="are shapes without values (jax.ShapeDtypeStruct), which can be planned but not run",
+            remedy="Pass concrete arrays",
+        )
+    return leaves
+
+
+def _mismatch(data: Mapping[str, Any], fleet: Fleet, program: Program) -> tuple[str, str] | None:
+    """Where the parts of a plan file contradict each other, and how; None if they do not."""
+    count = len(fleet.devices)
+    if data["devices"] != [device.name for device in fleet.devices]:
+        return "devices", f"are not the {count} of the fleet in it"
+    if data["fleet_fingerprint"] != fleet.fingerprint():
+        return "fleet_fingerprint", "is that of another fleet"
+    for name in ("ratios", "memory_bytes"):
+        if len(data[name]) != count:
+            return name, f"there are {len(data[name])} for {count} devices"
+    if abs(sum(data["ratios"]) - 1) > 1e-6:
+        return "ratios", f"add up to {sum(data['ratios']):g}, not to 1"
+    named = {d for i in program.all_instructions() if isinstance(i, Move) for d in (*(i.group or ()), i.root or 0)}
+    if max(named, default=0) >= count:
+        return "program", f"names device {max(named)}, the last one is {count - 1}"
+    return None
+
+
+def _not_finite(constant: str) -> float:
+    raise ValueError(f"{constant} is no number of JSON")
 
 
 def _entries(override: StateMap) -> list[list[Any]]:

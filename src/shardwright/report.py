@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console, Group
 from rich.padding import Padding
@@ -55,15 +55,19 @@ def _section(table: Table) -> Padding:
 def _head(plan: Plan) -> Text:
     state = ", ".join(f"{name} -> {out}" for name, out in plan.state.items()) or "none found"
     stats = plan.stats
-    return Text(
-        f"plan for {plan.fleet}\n"
-        f"  predicted step  {duration(plan.iteration_s)}   cost {duration(plan.cost_s)}, "
-        f"no plan of this space below {duration(plan.bound_s)} (gap {plan.gap:.1%})\n"
-        f"  state           {state}\n"
-        f"  planned in      {duration(stats.space_s + stats.search_s + stats.ratio_s)} after {duration(stats.trace_s)} "
-        f"of tracing: {stats.equations} equations, {stats.choices} choices, {stats.searches} searches, "
-        f"{stats.expanded} nodes expanded\n"
+    planning_s = stats.space_s + stats.search_s + stats.ratio_s
+    lines = (
+        f"plan for {plan.fleet}",
+        f"  predicted step  {duration(plan.iteration_s)}",
+        f"  cost            {duration(plan.cost_s)}; no plan of this space costs less than "
+        f"{duration(plan.bound_s)} (gap {plan.gap:.1%})",
+        f"  state           {state}",
+        f"  planned in      {duration(planning_s)}, after {duration(stats.trace_s)} of tracing",
+        f"  search          {stats.equations} equations, {stats.choices} choices, {stats.searches} searches, "
+        f"{stats.expanded} nodes expanded",
+        "",
     )
+    return Text("\n".join(lines))
 
 
 def _shares(plan: Plan) -> Table:
@@ -127,17 +131,19 @@ def _held(plan: Plan) -> Table:
     kinds: Counter[tuple[str, str]] = Counter()
     example: dict[tuple[str, str], str] = {}
     for name, placement in plan.held.items():
-        key = (re.split(r"[\[.]", name, maxsplit=1)[0], placement)
+        key = (_argument(name), placement)
         kinds[key] += 1
         example.setdefault(key, name)
-    for (argument, placement), count in sorted(kinds.items(), key=_argument_order(plan.held)):
+    order = {argument: k for k, argument in enumerate(dict.fromkeys(map(_argument, plan.held)))}
+    rows = sorted(kinds.items(), key=lambda entry: (order[entry[0][0]], -entry[1], entry[0][1]))
+    for (argument, placement), count in rows:
         table.add_row(argument, placement, str(count), example[argument, placement])
     return table
 
 
-def _argument_order(names: Iterable[str]) -> object:
-    order = {re.split(r"[\[.]", name, maxsplit=1)[0]: k for k, name in reversed(list(enumerate(names)))}
-    return lambda entry: (order[entry[0][0]], -entry[1], entry[0][1])
+def _argument(name: str) -> str:
+    """`params` of `params['blocks'][0]`."""
+    return re.split(r"[\[.]", name, maxsplit=1)[0]
 
 
 def duration(seconds: float) -> str:

@@ -124,7 +124,6 @@ above_one = partial(Draw.floats, low=1, high=6)
 unsigned = partial(Draw.bits, dtype=jnp.uint32)
 shifts = partial(Draw.ints, low=0, high=31)
 half = partial(Draw.floats, dtype=jnp.bfloat16)
-few = partial(Draw.ints, low=-1, high=1)
 
 
 def scalar(kind: Callable[..., Any]) -> Callable[..., Any]:
@@ -140,9 +139,14 @@ def fine(draw: Draw, *shape: int) -> jax.Array:
     return draw.floats(*shape) + draw.floats(*shape) / 8
 
 
+def few(draw: Draw, *_: int) -> jax.Array:
+    """Many of -1, 0 and 1, so that many are equal."""
+    return draw.ints(draw.n(24, 30), low=-1, high=1)
+
+
 def few_floats(draw: Draw, *shape: int) -> jax.Array:
-    """-1, 0 and 1, so that many are equal."""
-    return few(draw, *shape).astype(jnp.float32)
+    """The same as floats."""
+    return few(draw).astype(jnp.float32)
 
 
 def special(draw: Draw, n: int) -> jax.Array:
@@ -165,7 +169,8 @@ for _name in ("acosh", "sqrt", "log"):
     _elementwise(_name, "positive", getattr(lax, _name), above_one)
 for _name in ("abs", "neg", "sign", "not", "clz", "population_count", "square"):
     _elementwise(_name, "integers", _bind(_name), whole)
-    _elementwise(_name, "bits", _bind(_name), bits)
+    if _name not in ("clz", "population_count"):
+        _elementwise(_name, "bits", _bind(_name), bits)
 _elementwise("not", "logic", lax.bitwise_not, booleans)
 _elementwise("is_finite", "special", lax.is_finite, special)
 _elementwise("name", "reals", lambda x: checkpoint_name(x, "kept"), reals)
@@ -379,8 +384,8 @@ _conv(
 _conv(
     "patch_weights",
     lambda d: (d.n(2, 3), 4 * d.n(5, 6), d.n(4, 3)),
-    lambda d: (d.n(4, 3), d.n(5, 6), d.n(5, 7)),
-    ("CWN", "IWO", "NWC"),
+    lambda d: (d.n(2, 3), d.n(5, 6), d.n(5, 7)),
+    ("CWN", "IWO", "WNC"),
     rhs_dilation=(4,),
 )
 _conv(
@@ -741,27 +746,29 @@ _scattered("scatter-add", "add", "clip")
 # Reductions
 
 
-def _reduction(name: str, function: Callable[..., Any], kind: Callable[..., Any], title: str, axis: Any) -> None:
-    _add(name, title, lambda draw: (lambda x: function(x, axis=axis), (kind(draw, *draw.ab, 3),)))
+def _reduction(
+    name: str, title: str, function: Callable[..., Any], kind: Callable[..., Any] = reals, axis: Any = 1, rank: int = 2
+) -> None:
+    _add(name, title, lambda draw: (lambda x: function(x, axis=axis), (kind(draw, *(*draw.ab, 3)[:rank]),)))
 
 
 for _name in ("sum", "max", "min", "prod"):
-    _reduction(f"reduce_{_name}", getattr(jnp, _name), reals, "one_axis", 1)
-    _reduction(f"reduce_{_name}", getattr(jnp, _name), reals, "two_axes", (0, 2))
-    _reduction(f"reduce_{_name}", getattr(jnp, _name), bits, "bits", 0)
-_reduction("reduce_max", jnp.max, reals, "all", None)
-_reduction("reduce_and", jnp.all, booleans, "logic", 1)
-_reduction("reduce_or", jnp.any, booleans, "logic", 1)
+    _reduction(f"reduce_{_name}", "one_axis", getattr(jnp, _name))
+    _reduction(f"reduce_{_name}", "bits", getattr(jnp, _name), bits, 0)
+_reduction("reduce_sum", "two_axes", jnp.sum, axis=(0, 2), rank=3)
+_reduction("reduce_max", "all", jnp.max, axis=None)
+_reduction("reduce_and", "logic", jnp.all, booleans)
+_reduction("reduce_or", "logic", jnp.any, booleans)
 for _name in ("and", "or", "xor"):
     _fold = _bind(f"reduce_{_name}", axes=(0,))
     _add(f"reduce_{_name}", "bits", partial(lambda draw, f: (f, (draw.bits(*draw.ab),)), f=_fold))
 for _name in ("argmax", "argmin"):
-    _reduction(_name, getattr(jnp, _name), reals, "one_axis", 1)
+    _reduction(_name, "one_axis", getattr(jnp, _name))
 for _name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
-    _reduction(_name, getattr(lax, _name), reals, "running", 1)
-_reduction("cumsum", partial(lax.cumsum, reverse=True), bits, "backwards", 0)
-_reduction("sort", lambda x, axis: lax.sort(x, dimension=axis), reals, "alone", 1)
-_reduction("top_k", lambda x, axis: lax.top_k(x, 2, axis=axis), reals, "one_axis", 1)
+    _reduction(_name, "running", getattr(lax, _name))
+_reduction("cumsum", "backwards", partial(lax.cumsum, reverse=True), bits, 0)
+_reduction("sort", "alone", lambda x, axis: lax.sort(x, dimension=axis))
+_reduction("top_k", "one_axis", lambda x, axis: lax.top_k(x, 2, axis=axis))
 
 
 @sample("sort")
@@ -792,7 +799,7 @@ for _name in ("psum", "pmax", "pmin"):
 
 def _distinct(draw: Draw) -> jax.Array:
     """Numbers of which no two are equal, so that the largest of a window is one."""
-    shape = draw.n(4, 3), draw.n(12, 18), 2
+    shape = draw.n(4, 3), draw.n(12, 18)
     return jnp.asarray(draw.rng.permutation(np.prod(shape)).reshape(shape) / 4 - 7, jnp.float32)
 
 
@@ -816,10 +823,10 @@ def _pool(size: tuple[int, ...], strides: tuple[int, ...], padding: Any) -> dict
 
 
 for _title, _pooling in {
-    "side_by_side": ((1, 2, 1), (1, 2, 1), "VALID"),
-    "overlapping": ((1, 3, 1), (1, 2, 1), "VALID"),
-    "padded": ((1, 3, 1), (1, 1, 1), "SAME"),
-    "sparse": ((1, 2, 1), (1, 3, 1), "VALID"),
+    "side_by_side": ((1, 2), (1, 2), "VALID"),
+    "overlapping": ((1, 3), (1, 2), "VALID"),
+    "padded": ((1, 3), (1, 1), "SAME"),
+    "sparse": ((1, 2), (1, 3), "VALID"),
 }.items():
     for _name, _function in _pool(*_pooling).items():
         _add(_name, _title, partial(lambda draw, f: (f, (_distinct(draw),)), f=_function))
@@ -829,24 +836,24 @@ for _title, _pooling in {
 # Random numbers
 
 
-for _width in (8, 16, 32):
-    _add(
-        "random_bits",
-        f"bits{_width}",
-        partial(lambda d, w: (lambda k: jax.random.bits(k, (d.n(5, 7), 3, 4), f"uint{w}"), (d.keys(),)), w=_width),
-    )
+def _bits(width: int, shape: Callable[[Draw], tuple[int, ...]]) -> None:
+    _add("random_bits", f"bits{width}", lambda d: (lambda k: jax.random.bits(k, shape(d), f"uint{width}"), (d.keys(),)))
+
+
+_bits(8, lambda d: (d.n(5, 7),))
+_bits(16, lambda d: (d.n(5, 7),))
+_bits(32, lambda d: (d.n(5, 7), 3))
 
 
 @sample("random_bits")
 def per_key_bits(draw: Draw) -> Program:
-    shape = draw.ab
-    return jax.vmap(lambda k: jax.random.bits(k, shape)), (draw.keys(draw.n(4, 5)),)
+    return jax.vmap(lambda k: jax.random.bits(k, (draw.n(6, 4),))), (draw.keys(draw.n(4, 5)),)
 
 
 @sample("random_bits", "random_wrap")
 def other_generator(draw: Draw) -> Program:
     def bits(data: Any) -> Any:
-        return jax.random.bits(jax.random.wrap_key_data(data, impl="rbg"), draw.ab)
+        return jax.random.bits(jax.random.wrap_key_data(data, impl="rbg"), (draw.n(5, 7),))
 
     return bits, (draw.bits(4, dtype=jnp.uint32),)
 

@@ -230,10 +230,14 @@ def test_highs_finds_the_same_optimum(step: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", FLEETS)
 @pytest.mark.parametrize("step", ["mlp", "attention", "scanned", "branched", "looped"])
-def test_small_tables_give_the_same_program_cost(step: str, name: str) -> None:
+def test_small_tables_bracket_the_optimum(step: str, name: str) -> None:
+    """With tables far too small the search may stop early; it then says how far it is from the best at most."""
     steps, costs = space(step), model(name)
     prices = Prices.at(costs, (1 / len(costs.class_of),) * len(costs.class_of))
-    exact, loose = solve(steps, prices), solve(steps, prices, most_cells=40)
-    assert loose.seconds == exact.seconds
+    exact, loose = solve(steps, prices), solve(steps, prices, most_cells=40, most_nodes=2_000)
+    assert exact.bound_s == exact.seconds
+    assert loose.bound_s <= exact.seconds <= loose.seconds
+    if loose.expanded < 2_000:
+        assert loose.seconds == exact.seconds
     floors = Prices.floors(costs)
     assert bound(steps, floors, most_cells=40) <= bound(steps, floors) <= exact.seconds * (1 + 1e-9)

@@ -1,0 +1,41 @@
+"""What every benchmark shares: where examples are, how rows are shown and written."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
+FLEETS = EXAMPLES / "fleets"
+RESULTS = ROOT / "bench" / "results"
+
+
+def table(rows: Sequence[Mapping[str, Any]], *, header: bool) -> None:
+    """Print rows in columns."""
+    if header:
+        print("  ".join(f"{name:>20}" for name in rows[0]), flush=True)
+    for row in rows:
+        cells = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values())
+        print("  ".join(f"{cell:>20}" for cell in cells), flush=True)
+
+
+def write(name: str, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write bench/results/NAME.json: the rows, and the state of the machine that measured them."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    one, five, fifteen = os.getloadavg()
+    machine = {
+        "cores": len(os.sched_getaffinity(0)),
+        "load": {"1min": one, "5min": five, "15min": fifteen},
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+    }
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({"name": name, "machine": machine, "rows": list(rows)}, indent=1) + "\n")
+    return path

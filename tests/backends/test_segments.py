@@ -1,0 +1,83 @@
+"""Cutting programs into steps: what they need and give, and when buffers go."""
+
+import random
+
+import jax
+import pytest
+from greedy import build
+from steps import STEPS, array, starts
+
+from shardwright.backends.segments import Exchange, LoopStep, Schedule, Segment, inputs, outputs, schedule
+from shardwright.ir.placement import R, Shard
+from shardwright.ir.program import Compute, Loop, Move, Program, Property
+from shardwright.ir.trace import trace
+
+
+def made(name: str, start: str, seed: int | None) -> Schedule:
+    step, args = STEPS[name]()
+    graph = trace(step, *args).graph
+    return schedule(build(graph, starts(graph)[start], None if seed is None else random.Random(seed)), graph)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize("start", ["data", "last"])
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_find_what_they_need_and_nothing_stays_too_long(
+    name: str, start: str, seed: int | None
+) -> None:
+    walk(made(name, start, seed))
+
+
+def walk(cut: Schedule) -> None:
+    held = set(inputs(cut.program, cut.graph))
+    kept = set(outputs(cut.program, cut.graph))
+    for position, step in enumerate(cut.steps):
+        later = {prop for after in cut.steps[position + 1 :] for prop in after.needs} | kept
+        assert held >= set(step.needs)
+        held |= set(step.gives)
+        held -= set(step.drops)
+        if isinstance(step, Segment):
+            assert set(step.gives) <= later
+        assert set(step.drops) == (set(step.needs) | set(step.gives)) - later
+        if isinstance(step, LoopStep):
+            for body in step.bodies:
+                walk(body)
+    assert held >= kept
+
+
+def test_segments_are_maximal_and_keep_the_order() -> None:
+    cut = made("mlp", "data", 0)
+    flat = [i for s in cut.steps for i in (s.instructions if isinstance(s, Segment) else (s_of(s),))]
+    assert flat == list(cut.program.instructions)
+    assert not any(
+        isinstance(a, Segment) and isinstance(b, Segment)
+        for a, b in zip(cut.steps, cut.steps[1:], strict=False)
+    )
+
+
+def s_of(step: Exchange | LoopStep) -> Move | Loop:
+    return step.move if isinstance(step, Exchange) else step.loop
+
+
+def test_loops_without_exchanges_stay_in_segments() -> None:
+    def step(x: jax.Array, ws: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda h, w: (h @ w, None), x, ws)[0]
+
+    graph = trace(step, array(4, 3), array(2, 3, 3), state={}).graph
+    program = build(graph, [Shard(0), R])
+    fused, inspected = schedule(program, graph).steps, schedule(program, graph, inspect=True).steps
+    assert isinstance(fused[0], Segment)
+    assert isinstance(fused[0].instructions[0], Loop)
+    assert isinstance(inspected[0], LoopStep)
+
+
+def test_inspection_hands_on_every_value() -> None:
+    step, args = STEPS["mlp"]()
+    graph = trace(step, *args).graph
+    program: Program = build(graph, starts(graph)["data"])
+    given = {prop for s in schedule(program, graph, inspect=True).steps for prop in s.gives}
+    for instruction in program.instructions:
+        if isinstance(instruction, Compute):
+            value = graph.equations[instruction.equation].outputs[0]
+            assert Property(value.index, instruction.signature.outs[0]) in given
+    assert len(jax.tree.leaves(args)) == len(graph.inputs)

@@ -1,0 +1,172 @@
+"""Verification: passes what is right however ill-conditioned, catches what is wrong however small."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from greedy import build
+from steps import STEPS, array, starts
+
+from shardwright.backends import compile as compiling
+from shardwright.backends import reference
+from shardwright.backends.verify import VerifyResult, rel_error, verify_program
+from shardwright.ir.graph import TensorType
+from shardwright.ir.placement import Partial, R, Shard
+from shardwright.ir.program import Compute, Move, Program
+from shardwright.ir.rules import Signature
+from shardwright.ir.trace import Traced, trace
+
+RATIOS = (0.5, 0.0, 0.5)
+F32 = TensorType((2,), "float32")
+
+
+def verified(name: str, start: str, ratios: Sequence[float] = RATIOS) -> VerifyResult:
+    step, args = STEPS[name]()
+    traced = trace(step, *args)
+    flat = jax.tree.leaves(args)
+
+    def alone(*leaves: Any) -> list[Any]:
+        return jax.tree.leaves(step(*jax.tree.unflatten(traced.in_tree, leaves)))
+
+    return verify_program(traced, build(traced.graph, starts(traced.graph)[start]), ratios, flat, alone)
+
+
+@pytest.mark.parametrize("start", ["data", "last"])
+@pytest.mark.parametrize("name", STEPS)
+def test_right_programs_pass(name: str, start: str) -> None:
+    result = verified(name, start)
+    assert result.ok, str(result)
+    assert result.max_rel_error <= 1e-5
+    assert result.groups > 20
+    assert str(result).startswith("verified: ")
+    assert (result.max_rel_error_narrow > 0) == (name == "half")
+
+
+def handmade(function: Any, arrays: Sequence[Any], program: Program) -> VerifyResult:
+    traced: Traced = trace(function, *arrays, state={})
+    return verify_program(traced, program, RATIOS, arrays)
+
+
+def test_a_sum_that_cancels_is_no_mismatch() -> None:
+    """Its rounding noise is as large as its result; measured by its terms it is right."""
+    x = array(1000)
+    x = np.random.default_rng(1).permutation(np.concatenate([x, -x]))
+    split = Program(
+        (Shard(0),),
+        (
+            Compute(0, Signature((Shard(0),), (Partial(),))),
+            Compute(1, Signature((Partial(), R), (Partial(),))),
+            Move("all_reduce", 2, Partial(), R, "ring"),
+        ),
+        (R,),
+    )
+    result = handmade(lambda x: x.sum() * 3.0, [x], split)
+    assert result.max_rel_error < 1e-6
+    # End to end the same noise is visible: such an output must not be a loss.
+    assert result.loss_rel_error > 1e-5
+
+
+def test_infinities_and_nans_are_compared_by_place() -> None:
+    x = np.array([1.0, np.inf, -np.inf, np.nan, 0.0, 2.0], np.float32)
+    program = Program((Shard(0),), (Compute(0, Signature((Shard(0),), (Shard(0),))),), (Shard(0),))
+    assert handmade(lambda x: -x, [x], program).max_rel_error == 0.0
+
+
+def test_a_wrong_rule_is_caught() -> None:
+    """tanh of a sum is not the sum of tanh; the program verifier would refuse it, so it is not asked."""
+    total = Move("all_reduce", 2, Partial(), R, "ring")
+    wrong = (
+        Compute(0, Signature((Shard(0),), (Partial(),))),
+        Compute(1, Signature((Partial(),), (Partial(),))),
+        total,
+    )
+    result = handmade(lambda x: jnp.tanh(x.sum(0)), [array(8, 4)], Program((Shard(0),), wrong, (R,)))
+    assert not result.ok
+    assert "tanh" in result.worst
+    assert "test_verify.py" in result.worst
+    assert str(result).startswith("MISMATCH")
+
+
+def test_wrong_local_numbers_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = compiling.evaluate
+
+    def slightly_off(equation: Any, signature: Any, primitive: Any, device: int, *rest: Any) -> list[Any]:
+        results = right(equation, signature, primitive, device, *rest)
+        if device == 2 and equation.primitive == "tanh":
+            results[0] = results[0] * (1 + 1e-4)
+        return results
+
+    monkeypatch.setattr(compiling, "evaluate", slightly_off)
+    result = verified("mlp", "data")
+    assert not result.ok
+    assert "tanh" in result.worst
+
+
+def test_a_wrong_collective_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = reference.collective
+
+    def reversed_order(move: Move, tensor: Any, value: list[Any], ratios: Sequence[float]) -> list[Any]:
+        if move.kind == "all_gather":
+            value = [value[2], value[1], value[0]]
+        return right(move, tensor, value, ratios)
+
+    monkeypatch.setattr(reference, "collective", reversed_order)
+    result = verified("mlp", "zero")
+    assert not result.ok
+    assert "all_gather" in result.worst
+
+
+def test_one_wrong_replica_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = reference.collective
+
+    def off_on_the_last(move: Move, tensor: Any, value: list[Any], ratios: Sequence[float]) -> list[Any]:
+        result = right(move, tensor, value, ratios)
+        if move.kind == "all_reduce":
+            result[2] = result[2] * 1.001
+        return result
+
+    monkeypatch.setattr(reference, "collective", off_on_the_last)
+    assert not verified("mlp", "data").ok
+
+
+def test_a_wrong_loss_is_caught() -> None:
+    step, args = STEPS["mlp"]()
+    traced = trace(step, *args)
+    program = build(traced.graph, starts(traced.graph)["data"])
+
+    def other(*leaves: Any) -> list[Any]:
+        outputs = jax.tree.leaves(step(*jax.tree.unflatten(traced.in_tree, leaves)))
+        return [x * 1.0001 for x in outputs]
+
+    result = verify_program(traced, program, RATIOS, jax.tree.leaves(args), other)
+    assert not result.ok
+    assert result.max_rel_error <= 1e-5
+    assert "end to end" in result.worst
+
+
+@pytest.mark.parametrize(
+    ("got", "wanted", "tensor", "error"),
+    [
+        ([1.0, 2.0], [1.0, 4.0], F32, 0.5),
+        ([0.0, 0.0], [0.0, 0.0], F32, 0.0),
+        ([np.nan, 1.0], [np.nan, 1.0], F32, 0.0),
+        ([np.nan, 1.0], [1.0, np.nan], F32, np.inf),
+        ([np.inf, 1.0], [-np.inf, 1.0], F32, np.inf),
+        ([1e-39, 0.0], [0.0, 0.0], F32, 0.0),
+        ([3, 4], [3, 4], TensorType((2,), "int32"), 0.0),
+        ([3, 4], [3, 5], TensorType((2,), "int32"), np.inf),
+        ([True, False], [True, True], TensorType((2,), "bool"), np.inf),
+        ([1 + 1j, 0j], [1 - 1j, 0j], TensorType((2,), "complex64"), np.sqrt(2)),
+    ],
+)
+def test_error_of_a_tensor(got: Any, wanted: Any, tensor: TensorType, error: float) -> None:
+    arrays = [jnp.asarray(x, dtype=tensor.dtype) for x in (got, wanted)]
+    assert rel_error(*arrays, tensor) == pytest.approx(error, rel=1e-6)
+
+
+def test_error_against_zero_is_large() -> None:
+    assert rel_error(jnp.ones(2), jnp.zeros(2), F32) > 1.0
+    assert rel_error(jnp.ones(2), jnp.zeros(2), F32, terms=1e6) == pytest.approx(1e-6)

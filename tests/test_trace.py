@@ -1,0 +1,663 @@
+"""From a training step to a graph: what is inlined, kept, dropped and refused, and which outputs are state."""
+
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.experimental import io_callback
+
+from shardwright.backends.verify import evaluate_graph
+from shardwright.ir.errors import InputError, TraceError
+from shardwright.ir.graph import Graph, Literal, Value
+from shardwright.ir.trace import CALLS, REGIONS, Traced, trace
+
+X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+
+
+def primitives(graph: Graph) -> list[str]:
+    return [equation.primitive for equation in graph.all_equations()]
+
+
+def agrees(step: Callable[..., Any], *args: Any) -> Traced:
+    """The trace of a step, after comparing what its graph computes with what the step computes."""
+    traced = trace(step, *args)
+    flat = [jnp.asarray(leaf) for leaf in jax.tree.leaves(args)]
+    wanted = jax.tree.leaves(jax.jit(step)(*args))
+    got = evaluate_graph(traced.graph, traced.primitives, flat)
+    assert len(got) == len(wanted) == len(traced.graph.outputs)
+    for a, b, atom in zip(got, wanted, traced.graph.outputs, strict=True):
+        if jnp.issubdtype(b.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+        assert atom.type.shape == tuple(np.shape(b)) or atom.type.dtype.startswith("key<")
+    return traced
+
+
+# ---------------------------------------------------------------------------------------------------
+# Calls and regions
+
+
+@jax.custom_jvp
+def by_jvp(x: jax.Array) -> jax.Array:
+    return jnp.sin(x)
+
+
+by_jvp.defjvp(lambda primals, tangents: (jnp.sin(primals[0]), 3.0 * tangents[0]))
+
+
+@jax.custom_vjp
+def by_vjp(x: jax.Array) -> jax.Array:
+    return jnp.sin(x)
+
+
+by_vjp.defvjp(lambda x: (jnp.sin(x), x), lambda x, cotangent: (cotangent * jnp.exp(x),))
+
+
+def closed(x: jax.Array) -> jax.Array:
+    from jax._src import api_util, core, linear_util
+
+    def double(x: jax.Array) -> list[jax.Array]:
+        return [x * 2]
+
+    info = api_util.debug_info("closed", double, (x,), {})
+    return core.closed_call_p.bind(x, subfuns=(linear_util.wrap_init(double, debug_info=info),))[0]
+
+
+CALLED: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "jit": jax.jit(jnp.sin),
+    "nested jit": jax.jit(lambda x: jax.jit(lambda y: jax.jit(jnp.sin)(y) * 2)(x) + jax.jit(jnp.cos)(x)),
+    "jit called twice": lambda x, f=jax.jit(jnp.sin): f(f(x)),
+    "jit that returns its input": lambda x: jax.jit(lambda y: (y, y))(x)[1] + 1,
+    "jit that returns a literal": lambda x: jax.jit(lambda y: (1.5, y))(x)[0] + x,
+    "custom_jvp": by_jvp,
+    "custom_vjp": by_vjp,
+    "gradient of custom_jvp": jax.grad(lambda x: by_jvp(x).sum()),
+    "gradient of custom_vjp": jax.grad(lambda x: by_vjp(x).sum()),
+    "relu, which is both": jax.grad(lambda x: jax.nn.relu(x).sum()),
+    "remat": jax.checkpoint(lambda x: jnp.sin(jnp.sin(x))),
+    "gradient of remat": jax.grad(lambda x: jax.checkpoint(lambda y: jnp.sin(jnp.sin(y)))(x).sum()),
+    "closed_call": closed,
+    "jit of custom_vjp of remat": jax.jit(lambda x: by_vjp(jax.checkpoint(jnp.sin)(x))),
+}
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_calls_are_inlined(name: str) -> None:
+    graph = agrees(CALLED[name], X).graph
+    assert not set(primitives(graph)) & set(CALLS)
+    assert all(not equation.regions for equation in graph.equations)
+
+
+def test_custom_gradients_are_those_of_the_user() -> None:
+    (weight,) = [e.inputs for e in trace(CALLED["gradient of custom_jvp"], X).graph.equations if e.primitive == "mul"]
+    assert any(isinstance(atom, Literal) and atom.value == 3.0 for atom in weight)
+    assert "exp" in primitives(trace(CALLED["gradient of custom_vjp"], X).graph)
+
+
+def scanned(x: jax.Array) -> jax.Array:
+    carry, _ = jax.lax.scan(lambda c, row: (c + jnp.sin(row), c), x[0], x)
+    return carry
+
+
+def repeated(x: jax.Array) -> jax.Array:
+    return jax.lax.while_loop(lambda y: y.sum() < 50, lambda y: y * 1.5 + 1, x)
+
+
+def chosen(x: jax.Array) -> jax.Array:
+    return jax.lax.cond(x.sum() > 0, lambda y: y * 2, lambda y: jax.jit(jnp.sin)(y), x)
+
+
+def switched(x: jax.Array) -> jax.Array:
+    return jax.lax.switch(jnp.int32(2), [jnp.sin, jnp.cos, lambda y: y + 1], x)
+
+
+def nested(x: jax.Array) -> jax.Array:
+    def body(c: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.lax.cond(row.sum() > 0, lambda: c + row, lambda: jax.lax.fori_loop(0, 2, lambda _, y: y - 1.0, c)), c
+
+    return jax.lax.scan(body, x[0], x)[1]
+
+
+REGIONED = {
+    "scan": (scanned, {"scan": 1}),
+    "gradient of scan": (jax.grad(lambda x: scanned(x).sum()), {"scan": 1}),
+    "while": (repeated, {"while": 2}),
+    "cond": (chosen, {"cond": 2}),
+    "switch": (switched, {"cond": 3}),
+    "scan of cond of fori_loop": (nested, {"scan": 1, "cond": 2}),
+}
+
+
+@pytest.mark.parametrize("name", REGIONED)
+def test_control_flow_keeps_regions(name: str) -> None:
+    step, wanted = REGIONED[name]
+    graph = agrees(step, X).graph
+    found = {e.primitive: len(e.regions) for e in graph.all_equations() if e.regions}
+    for primitive, regions in wanted.items():
+        assert found[primitive] >= regions
+    assert found.keys() <= REGIONS.keys()
+    assert not set(primitives(graph)) & set(CALLS), "calls inside regions are inlined, too"
+
+
+def test_positional_psum_is_a_local_reduction() -> None:
+    graph = trace(lambda x: jax.lax.psum(x, axis_name=0), X).graph
+    assert [(e.primitive, e.params["axes"]) for e in graph.equations] == [("psum", (0,))]
+    assert graph.outputs[0].type.shape == (3,)
+
+
+def test_psum_of_a_vmapped_axis_is_a_local_reduction() -> None:
+    step = jax.vmap(lambda row: row / jax.lax.psum(row, "rows"), axis_name="rows")
+    assert "psum" in primitives(trace(step, X).graph)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Constants, literals, keys, dead code
+
+
+BIG = np.arange(600_000, dtype=np.float32).reshape(200_000, 3)
+
+
+def test_large_constants_are_held_by_value() -> None:
+    traced = agrees(lambda x: x @ jnp.asarray(BIG).T, X)
+    ((value, array),) = traced.graph.constants.items()
+    assert value.type.shape == BIG.shape
+    np.testing.assert_array_equal(array, BIG)
+
+
+def test_a_repeated_constant_is_one() -> None:
+    table = jnp.asarray(X)
+    step = jax.jit(lambda x: (x + table) * table + jax.jit(lambda y: y - table)(x))
+    assert len(agrees(step, X).graph.constants) == 1
+
+
+def test_equal_constants_of_different_arrays_stay_two() -> None:
+    first, second = jnp.asarray(X), jnp.asarray(X.copy())
+    assert len(agrees(lambda x: x + first - 2 * second, X).graph.constants) == 2
+
+
+def test_constants_reach_regions() -> None:
+    table = jnp.asarray(X)
+    step = partial(jax.lax.scan, lambda c, row: (c + (table * row).sum(), row @ table.T))
+    agrees(lambda x: step(jnp.float32(0), x), X)
+
+
+def test_unused_constants_are_dropped() -> None:
+    table = jnp.asarray(BIG)
+
+    def step(x: jax.Array) -> jax.Array:
+        _ = jnp.sin(table)
+        return x + 1
+
+    assert trace(step, X).graph.constants == {}
+
+
+@pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey, partial(jax.random.key, impl="rbg")])
+def test_keys_are_arguments_and_state(make: Callable[[int], jax.Array]) -> None:
+    def step(key: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        key, use = jax.random.split(key)
+        return key, x * jax.random.bernoulli(use, 0.5, x.shape)
+
+    traced = trace(step, make(3), X)
+    assert traced.state_names == {"key": "output[0]", "x": "output[1]"}
+    assert traced.graph.inputs[0].type.dtype in ("key<fry>", "key<rbg>", "uint32")
+    agrees(step, make(3), X)
+
+
+def test_literals_stay_in_the_equations() -> None:
+    (equation,) = trace(lambda x: x * 2.5, X).graph.equations
+    literal = equation.inputs[1]
+    assert isinstance(literal, Literal)
+    assert (literal.value, literal.type.dtype, literal.type.shape) == (2.5, "float32", ())
+
+
+def test_dead_code_is_pruned_and_numbers_stay_dense() -> None:
+    def step(x: jax.Array, unused: jax.Array) -> jax.Array:
+        _ = jnp.exp(x) + unused
+        y = jnp.sin(x)
+        _ = jax.jit(lambda z: jnp.cos(z))(y)
+        return y * 2
+
+    graph = trace(step, X, X).graph
+    assert primitives(graph) == ["sin", "mul"]
+    assert [e.index for e in graph.equations] == [0, 1]
+    assert [v.index for v in graph.values()] == list(range(4))
+    assert len(graph.inputs) == 2, "an unused argument is an argument all the same"
+
+
+def test_outputs_may_be_inputs_literals_and_duplicates() -> None:
+    def step(x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
+        z = x + y
+        return z, z, y, 1.5, 7, True, jnp.zeros((2,)), None
+
+    traced = agrees(step, X, 2 * X)
+    z, again, y, half, seven, true, zeros = traced.graph.outputs
+    assert z is again
+    assert y is traced.graph.inputs[1]
+    assert [atom.value for atom in (half, seven, true) if isinstance(atom, Literal)] == [1.5, 7, True]
+    assert [atom.type.dtype for atom in (half, seven, true)] == ["float32", "int32", "bool"]
+    assert isinstance(zeros, Value)
+
+
+def test_steps_without_arguments_or_equations() -> None:
+    assert trace(lambda: jnp.ones(3)).graph.inputs == ()
+    assert trace(lambda x: x, X).graph.equations == ()
+    assert trace(lambda x: None, X).graph.outputs == ()
+
+
+# ---------------------------------------------------------------------------------------------------
+# Arguments
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class TrainState:
+    params: Any
+    params_ema: Any
+    count: Any
+
+
+def test_pytrees_of_all_kinds() -> None:
+    params = {"b": X, "a": [X, (X,)], "none": None}
+    optimizer = optax.adamw(1e-3)
+    state = TrainState(Pair(X, {"k": X}), optimizer.init({"w": X}), np.int32(0))
+
+    def step(params: Any, state: TrainState, x: Any) -> tuple[Any, TrainState]:
+        return jax.tree.map(lambda p: p * x, params), TrainState(state.params, state.params_ema, state.count + 1)
+
+    traced = agrees(step, params, state, np.float32(2))
+    names = traced.graph.input_names
+    assert names[:3] == ("params['a'][0]", "params['a'][1][0]", "params['b']")
+    assert {"state.params.first", "state.params.second['k']", "state.count", "x"} <= set(names)
+    assert traced.graph.output_names[:2] == ("[0]['a'][0]", "[0]['a'][1][0]")
+    assert traced.state_names == {"params": "output[0]", "state": "output[1]"}
+    assert jax.tree.unflatten(traced.in_tree, range(len(names)))[1].count == names.index("state.count")
+
+
+def test_python_scalars_are_weakly_typed_arguments() -> None:
+    def step(x: jax.Array, rate: Any, count: Any, flag: Any) -> tuple[jax.Array, Any, Any]:
+        return jnp.where(flag, x * rate, x), rate * 2, count + 1
+
+    half = X.astype(jnp.bfloat16)
+    traced = trace(step, half, 0.5, 3, True)
+    assert [str(v.type) for v in traced.graph.inputs] == ["bfloat16[4,3]", "float32[]", "int32[]", "bool[]"]
+    assert traced.graph.outputs[0].type.dtype == "bfloat16", "a weak type does not widen"
+    assert traced.state_names == {"x": "output[0]", "rate": "output[1]", "count": "output[2]"}
+    strong = trace(step, half, np.float32(0.5), 3, True)
+    assert strong.graph.outputs[0].type.dtype == "float32"
+    assert strong.fingerprint != traced.fingerprint
+
+
+def test_shapes_will_do() -> None:
+    shaped = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    assert trace(jnp.sin, shaped).fingerprint == trace(jnp.sin, X).fingerprint
+
+
+def test_names_of_arguments() -> None:
+    def step(a: Any, /, b: Any, *rest: Any, only: int = 3) -> Any:
+        return a + b + rest[0] + only
+
+    assert trace(step, X, X, X).graph.input_names == ("a", "b", "arg2")
+    assert trace(jax.jit(step), X, X, X).graph.input_names == ("a", "b", "arg2")
+    assert trace(partial(step, X), X, X).graph.input_names == ("b", "arg1")
+
+
+class Opaque:
+    """Nothing JAX knows."""
+
+
+@pytest.mark.parametrize(
+    ("leaf", "place"),
+    [
+        ({"name": "adam"}, "x['name']"),
+        ([X, np.array(["a", "b"])], "x[1]"),
+        (np.array([object()]), "x"),
+        (Pair(Opaque(), X), "x.first"),
+        (np.array(["2020-01-01"], "datetime64[D]"), "x"),
+        ({"f": jnp.sin}, "x['f']"),
+    ],
+)
+def test_leaves_that_are_no_numbers_are_named(leaf: Any, place: str) -> None:
+    with pytest.raises(InputError) as caught:
+        trace(lambda x: x, leaf)
+    assert caught.value.place == place
+
+
+def test_none_and_empty_containers_are_no_leaves() -> None:
+    traced = agrees(lambda x, nothing, empty: (x + 1, nothing, empty), X, None, {})
+    assert len(traced.graph.inputs) == 1
+
+
+def raising(x: jax.Array) -> jax.Array:
+    raise RuntimeError("out of\ncheese")
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        (raising, "it raised RuntimeError: out of (" + __file__),
+        (lambda x: float(x.sum()), "ConcretizationTypeError"),
+        (lambda x: x @ x, "it raised TypeError: dot_general"),
+        (lambda x, y: x, "missing 1 required positional argument"),
+        (lambda x: "text", "it raised TypeError"),
+        (lambda x: 1 // 0, "it raised ZeroDivisionError"),
+    ],
+)
+def test_a_step_that_cannot_be_traced_says_why(step: Callable[..., Any], reason: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        trace(step, X)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is not None
+
+
+# ---------------------------------------------------------------------------------------------------
+# State
+
+
+def params_like() -> dict[str, Any]:
+    return {"w": X, "b": X[0]}
+
+
+def sgd(params: Any, x: Any) -> tuple[Any, Any]:
+    return jax.tree.map(lambda p: p * 0.9, params), x.sum()
+
+
+def test_leading_outputs_that_match_are_state() -> None:
+    def step(params: Any, opt_state: Any, count: Any, x: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        return params, opt_state, count + 1, x.sum(), {"accuracy": x.mean()}
+
+    opt_state = optax.adam(0.1).init(params_like())
+    traced = trace(step, params_like(), opt_state, np.int32(0), X)
+    assert traced.state_names == {"params": "output[0]", "opt_state": "output[1]", "count": "output[2]"}
+    leaves = len(jax.tree.leaves((params_like(), opt_state))) + 1
+    assert traced.graph.state == {i: i for i in range(leaves)}
+
+
+def test_state_ends_at_the_first_output_that_does_not_match() -> None:
+    def step(params: Any, x: Any, count: Any) -> tuple[Any, Any, Any]:
+        return params, x.sum(), count + 1  # count matches, but the loss before it does not
+
+    assert trace(step, params_like(), X, np.int32(0)).state_names == {"params": "output[0]"}
+
+
+@pytest.mark.parametrize("wrong", ["shape", "dtype", "structure"])
+def test_a_match_is_of_structure_shape_and_dtype(wrong: str) -> None:
+    def step(params: Any, x: Any) -> tuple[Any, Any]:
+        if wrong == "shape":
+            params = {**params, "b": params["b"][:2]}
+        if wrong == "dtype":
+            params = {**params, "b": params["b"].astype(jnp.bfloat16)}
+        if wrong == "structure":
+            params = [params["b"], params["w"]]
+        return params, x.sum()
+
+    traced = trace(step, params_like(), X)
+    assert traced.state_names == {}
+    assert traced.graph.state == {}
+
+
+def test_a_single_container_is_state() -> None:
+    """Alone, or as the first of several results; a NamedTuple is one container, not several outputs."""
+    states: list[Any] = [Pair(X, X[0]), TrainState(X, X[0], np.int32(0)), (X, X[0]), [X, X[0]], {"p": X}]
+    for state in states:
+        names = trace(lambda state, x: jax.tree.map(lambda s: s + 1, state), state, X).state_names
+        assert names == {"state": "output"}
+        names = trace(lambda state, x: (state, x.sum()), state, X).state_names
+        assert names == {"state": "output[0]"}
+
+
+def test_a_result_that_is_no_tuple() -> None:
+    assert trace(lambda params, x: {"loss": x.sum()}, params_like(), X).state_names == {}
+    assert trace(lambda x, y: x + y, X, X).state_names == {"x": "output"}
+    assert trace(lambda x, y: [x + y, y], X, X).state_names == {"x": "output[0]", "y": "output[1]"}
+
+
+def test_float64_arguments_match_what_jax_makes_of_them() -> None:
+    assert trace(lambda x: (x * 2,), X.astype(np.float64)).state_names == {"x": "output[0]"}
+
+
+def loss_first(params: Any, opt_state: Any, x: Any) -> tuple[Any, dict[str, Any]]:
+    return x.sum(), {"params": params, "params_ema": params, "opt": (opt_state, opt_state)}
+
+
+@pytest.mark.parametrize(
+    ("override", "names"),
+    [
+        ({0: "[1]['params']"}, {"params": "output[1]['params']"}),
+        ({"params": (1, "params_ema")}, {"params": "output[1]['params_ema']"}),
+        ({"opt_state": (1, "opt", 1)}, {"opt_state": "output[1]['opt'][1]"}),
+        ({0: (1, "params"), 1: "[1]['opt'][0]"}, {"params": "output[1]['params']", "opt_state": "output[1]['opt'][0]"}),
+        ({}, {}),
+    ],
+)
+def test_state_may_be_given(override: Any, names: dict[str, str]) -> None:
+    traced = trace(loss_first, params_like(), X, X, state=override)
+    assert traced.state_names == names
+    inputs, outputs = traced.graph.input_names, traced.graph.output_names
+    for argument, path in names.items():
+        pairs = {inputs[i]: outputs[o] for o, i in traced.graph.state.items() if inputs[i].startswith(argument)}
+        assert pairs == {i: path.removeprefix("output") + i.removeprefix(argument) for i in pairs}
+        assert pairs
+
+
+def test_an_override_replaces_the_match() -> None:
+    def step(a: Any, b: Any) -> tuple[Any, Any]:
+        return a + 1, b + 1
+
+    assert trace(step, X, X).graph.state == {0: 0, 1: 1}
+    assert trace(step, X, X, state={"a": 1, "b": 0}).graph.state == {1: 0, 0: 1}
+    assert trace(step, X, X, state={}).graph.state == {}
+
+
+def test_paths_do_not_match_by_prefix() -> None:
+    def step(params: Any, x: Any) -> TrainState:
+        return TrainState(params, params, x.sum())
+
+    traced = trace(step, params_like(), X, state={"params": ".params"})
+    assert set(traced.graph.state) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("override", "place", "reason"),
+    [
+        ({7: 0}, "state[7]", "is no argument"),
+        ({-1: 0}, "state[-1]", "is no argument"),
+        ({"weights": 0}, "state['weights']", "is no argument"),
+        ({None: 0}, "state[None]", "is no argument"),
+        ({"params": 0}, "state[params]", "output [0] does not match"),
+        ({"params": 9}, "state[params]", "output [9] does not match"),
+        ({"params": "[1]['opt']"}, "state[params]", "does not match"),
+        ({"params": ""}, "state[params]", "output of the step does not match"),
+        ({"params": None}, "state: None", "a NoneType is no output path"),
+        ({"params": (1, "params"), 0: (1, "params_ema")}, "state[params]", "matched twice"),
+        ({"opt_state": (1, "opt", 0), 2: (1, "opt", 0)}, "state[x]", "matched twice"),
+    ],
+)
+def test_a_bad_override_is_named(override: Any, place: str, reason: str) -> None:
+    with pytest.raises(InputError) as caught:
+        trace(loss_first, params_like(), X, X, state=override)
+    assert caught.value.place == place
+    assert reason in caught.value.reason
+    assert caught.value.remedy
+
+
+# ---------------------------------------------------------------------------------------------------
+# Effects
+
+
+def line_of(function: Callable[..., Any], marker: str) -> str:
+    lines, first = inspect.getsourcelines(function)
+    (offset,) = [i for i, line in enumerate(lines) if marker in line]
+    return f"{Path(__file__)}:{first + offset}"
+
+
+def prints(x: jax.Array) -> jax.Array:
+    jax.debug.print("x = {}", x)  # here
+    return x
+
+
+def calls_back(x: jax.Array) -> jax.Array:
+    jax.debug.callback(lambda _: None, x)  # here
+    return x
+
+
+def orders(x: jax.Array) -> jax.Array:
+    return io_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x, ordered=True)  # here
+
+
+def does_not_order(x: jax.Array) -> jax.Array:
+    return io_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)  # here
+
+
+def prints_in_scan(x: jax.Array) -> jax.Array:
+    def body(c: jax.Array, row: jax.Array) -> tuple[jax.Array, None]:
+        jax.debug.print("row = {}", row)  # here
+        return c + row, None
+
+    return jax.lax.scan(body, x[0], x)[0]
+
+
+def prints_in_while(x: jax.Array) -> jax.Array:
+    def body(y: jax.Array) -> jax.Array:
+        jax.debug.print("y = {}", y)  # here
+        return y * 2
+
+    return jax.lax.while_loop(lambda y: y.sum() < 5, body, x)
+
+
+def prints_in_cond(x: jax.Array) -> jax.Array:
+    def told(y: jax.Array) -> jax.Array:
+        jax.debug.print("y = {}", y)  # here
+        return y * 2
+
+    return jax.lax.cond(x.sum() < 5, told, lambda y: y, x)
+
+
+def orders_in_jit_in_remat(x: jax.Array) -> jax.Array:
+    @jax.jit
+    def inner(y: jax.Array) -> jax.Array:
+        jax.debug.print("y = {}", y)  # here
+        return y * 2
+
+    return jax.jit(inner)(x)
+
+
+def writes_a_ref(x: jax.Array) -> jax.Array:
+    ref = jax.new_ref(x)
+    ref[...] = x * 2  # here
+    return ref[...]
+
+
+@pytest.mark.parametrize(
+    ("step", "primitive"),
+    [
+        (prints, "debug_print"),
+        (calls_back, "debug_callback"),
+        (orders, "io_callback"),
+        (does_not_order, "io_callback"),
+        (prints_in_scan, "debug_print"),
+        (prints_in_while, "debug_print"),
+        (prints_in_cond, "debug_print"),
+        (orders_in_jit_in_remat, "debug_print"),
+    ],
+)
+def test_effects_name_equation_and_line(step: Callable[..., Any], primitive: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        trace(step, X)
+    assert primitive in caught.value.place
+    assert line_of(step, "# here") in caught.value.place
+    assert "side effects" in caught.value.reason
+
+
+def test_mutable_references_are_refused() -> None:
+    with pytest.raises(TraceError, match="side effects") as caught:
+        trace(writes_a_ref, X)
+    assert str(Path(__file__)) in caught.value.place
+
+
+def test_a_pure_callback_is_an_equation_like_any_other() -> None:
+    step = partial(jax.pure_callback, np.sin, jax.ShapeDtypeStruct(X.shape, X.dtype))
+    assert primitives(trace(step, X).graph) == ["pure_callback"]
+
+
+# ---------------------------------------------------------------------------------------------------
+# Fingerprint
+
+
+def base(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return x + 1, jnp.cumsum(y, axis=0)
+
+
+OTHERS: dict[str, tuple[Callable[..., Any], Sequence[Any], Any]] = {
+    "shape": (base, (X, X[:3]), None),
+    "dtype": (base, (X, X.astype(jnp.bfloat16)), None),
+    "state": (base, (X, X), {}),
+    "parameter": (lambda x, y: (x + 1, jnp.cumsum(y, axis=1)), (X, X), None),
+    "literal": (lambda x, y: (x + 2, jnp.cumsum(y, axis=0)), (X, X), None),
+    "primitive": (lambda x, y: (x - 1, jnp.cumsum(y, axis=0)), (X, X), None),
+    "order of outputs": (lambda x, y: base(x, y)[::-1], (X, X), None),
+    "another operand": (lambda x, y: (y + 1, jnp.cumsum(y, axis=0)), (X, X), None),
+    "another output": (lambda x, y: (*base(x, y), x), (X, X), None),
+    "inside a region": (lambda x, y: (x + 1, jax.lax.scan(lambda c, r: (c + r, c), y[0], y)[1]), (X, X), None),
+    "inside another region": (lambda x, y: (x + 1, jax.lax.scan(lambda c, r: (c - r, c), y[0], y)[1]), (X, X), None),
+}
+
+
+def test_fingerprints_tell_steps_apart() -> None:
+    found = {name: trace(step, *args, state=state).fingerprint for name, (step, args, state) in OTHERS.items()}
+    found["base"] = trace(base, X, X).fingerprint
+    assert len(set(found.values())) == len(found), found
+
+
+def test_fingerprints_look_through_names_and_calls() -> None:
+    renamed = trace(jax.jit(lambda first, second: base(first, second)), X, X)
+    assert renamed.fingerprint == trace(base, X, X).fingerprint
+
+
+def everything(params: Any, x: jax.Array, key: jax.Array) -> tuple[Any, jax.Array]:
+    """A bit of all that prints differently from run to run: callables, dictionaries, regions, keys, gathers."""
+
+    def loss_of(params: Any) -> jax.Array:
+        y = by_vjp(x @ params["w"]) + jax.nn.relu(x[:, jnp.array([2, 0, 1])] @ params["w"])
+        y = y * jax.random.bernoulli(key, 0.5, y.shape) + params["b"]
+        y = jax.lax.scan(lambda c, row: (jax.nn.gelu(c + row), c), y[0], y)[1]
+        y = jax.pure_callback(np.sin, jax.ShapeDtypeStruct(y.shape, y.dtype), jax.lax.stop_gradient(y)) + y
+        return jnp.sort(y, axis=0).mean() + jax.lax.cond(y.sum() > 0, jnp.sin, jnp.cos, y.sum())
+
+    return jax.tree.map(lambda p, g: p - g, params, jax.grad(loss_of)(params)), loss_of(params)
+
+
+def everything_traced() -> Traced:
+    params = {name: np.ones((3, 3), np.float32) for name in ("w", "b")}
+    params["b"] = np.ones(3, np.float32)
+    return trace(everything, params, X, jax.random.key(0))
+
+
+def test_fingerprints_are_the_same_in_every_process() -> None:
+    code = (
+        "import importlib.util, sys\n"
+        f"spec = importlib.util.spec_from_file_location('test_trace', {__file__!r})\n"
+        "module = importlib.util.module_from_spec(spec); sys.modules['test_trace'] = module\n"
+        "spec.loader.exec_module(module); print(module.everything_traced().fingerprint)"
+    )
+    runs = [
+        subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE)
+        for seed in ("1", "2")
+    ]
+    assert {run.communicate()[0].decode().strip() for run in runs} == {everything_traced().fingerprint}
