@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import jax
-import jax.extend.random  # localizers reach threefry2x32 through it
+import jax.extend.random  # pyright: ignore[reportUnusedImport]  (localizers reach threefry2x32 through it)
 import jax.numpy as jnp
 
 from shardwright.ir.collectives import identity
@@ -16,7 +16,9 @@ from shardwright.ir.placement import Partial, Placement, R, Shard, lengths
 from shardwright.ir.rules import Extent, Local, Signature, registry, rule_of
 
 
-def extents(tensor: TensorType, placement: Placement, device: int, ratios: Sequence[float]) -> tuple[Extent, ...]:
+def extents(
+    tensor: TensorType, placement: Placement, device: int, ratios: Sequence[float]
+) -> tuple[Extent, ...]:
     """What `device` holds of every dimension of a tensor placed as `placement`."""
     dims = [Extent(size, 0, size) for size in tensor.shape]
     if isinstance(placement, Shard):
@@ -26,7 +28,9 @@ def extents(tensor: TensorType, placement: Placement, device: int, ratios: Seque
     return tuple(dims)
 
 
-def local_shape(tensor: TensorType, placement: Placement, device: int, ratios: Sequence[float]) -> tuple[int, ...]:
+def local_shape(
+    tensor: TensorType, placement: Placement, device: int, ratios: Sequence[float]
+) -> tuple[int, ...]:
     """Shape of what `device` holds."""
     return tuple(extent.length for extent in extents(tensor, placement, device, ratios))
 
@@ -102,6 +106,10 @@ def evaluate(
 def _idle(placements: Sequence[Placement], dims: Sequence[Sequence[Extent]]) -> bool:
     """Whether this device has an empty stretch of an axis that is not empty as a whole."""
     for placement, extent in zip(placements, dims, strict=True):
-        if isinstance(placement, Shard) and extent[placement.dim].length == 0 and extent[placement.dim].size > 0:
+        if (
+            isinstance(placement, Shard)
+            and extent[placement.dim].length == 0
+            and extent[placement.dim].size > 0
+        ):
             return True
     return False

@@ -11,12 +11,12 @@ then, instruction by instruction,
 - a move is compared with the gathered value it started from.
 
 Nothing is chained, so no error of one group reaches the next. Error of a tensor: max|a - b| / scale with
-scale = max|b|, b being the one device's. Linear operations (sums, contractions, additions) take the
-larger of that and max op(|inputs|), where |x| of a Partial(sum) is the sum of the absolute values that the
-devices hold: rounding errors of a sum are proportional to the sum of the absolute terms, not to a result
-that cancels (Higham, Accuracy and Stability of Numerical Algorithms, sections 3.1 and 4.2). They grow with
-the square root of the number n of terms (Higham & Mary, SIAM J. Sci. Comput. 41, 2019): from about 28,000
-terms on, where sqrt(n) 2^-24 passes the tolerance, the scale grows with it.
+scale = max|b|, b being the one device's. Linear operations that sum (contractions, reductions, additions,
+whatever reads a Partial) take the larger of that and max op(|inputs|), where |x| of a Partial(sum) is the
+sum of the absolute values that the devices hold: rounding errors of a sum are proportional to the sum of
+the absolute terms, not to a result that cancels (Higham, Accuracy and Stability of Numerical Algorithms,
+sections 3.1 and 4.2). They grow with the square root of the number n of terms (Higham & Mary, SIAM J. Sci.
+Comput. 41, 2019): from about 28,000 terms on, where sqrt(n) 2^-24 passes the tolerance, so does the scale.
 
 Tolerance: 1e-5 where the group is wholly float32 or wider, 2e-2 where a 16-bit or 8-bit float is in it,
 integers, booleans and keys exactly. Equal infinities and NaNs at equal places are equal.
@@ -43,9 +43,9 @@ from shardwright.backends.reference import Locals, ReferenceMachine, scatter
 from shardwright.backends.runner import run
 from shardwright.backends.segments import Exchange, Segment, Step, find, reads, schedule, writes
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType, Value
-from shardwright.ir.placement import Partial, Replicate
+from shardwright.ir.placement import Partial, Replicate, Shard
 from shardwright.ir.program import Compute, Move, Program, Property
-from shardwright.ir.rules import letter_sizes, rule_of
+from shardwright.ir.rules import Signature, letter_sizes, registry, rule_of
 from shardwright.ir.trace import Traced, source_line
 
 TOLERANCE = 1e-5
@@ -128,7 +128,7 @@ def single_device(
         return [outputs[i] for i in wanted]
 
     args = [as_array(leaf, value.type) for leaf, value in zip(flat_args, traced.graph.inputs, strict=True)]
-    return jax.jit(chosen)(*args) if wanted else []
+    return jax.jit(chosen, compiler_options=dict(QUICK))(*args) if wanted else []
 
 
 def evaluate_graph(graph: Graph, primitives: Mapping[str, Any], flat: Sequence[Any]) -> list[Any]:
@@ -181,6 +181,16 @@ def rel_error(got: Any, wanted: Any, tensor: TensorType, terms: float = 0.0) -> 
     return difference / max(float(np.max(np.abs(b[finite]), initial=0.0)), terms, difference * 1e-30)
 
 
+def sums(equation: Equation, signature: Signature) -> bool:
+    """Whether results are sums that may cancel; of other linear operations |result| is op(|inputs|)."""
+    rule = rule_of(equation)
+    if not rule.linear or not all(t.is_float for t in equation.output_types):
+        return False
+    op = registry().get(equation.primitive)
+    elementwise = op is not None and op.kind in ("elementwise", "movement") and rule.linear != "joint"
+    return not elementwise or Partial("sum") in signature.ins
+
+
 def term_count(equation: Equation) -> int:
     """How many terms each element of the result sums: the sizes of the contracted letters."""
     rule = rule_of(equation)
@@ -231,7 +241,10 @@ class _Checker:
         before = find(reads(move, graph)[0], values)
         tensor = self._types(graph)[move.value]
         wanted = self._gather(values[before], tensor, before)
-        terms = float(_largest(self._absolute(values[before], tensor, before))) if tensor.is_float else 0.0
+        terms = 0.0
+        if tensor.is_float:
+            sizes = to_numpy(self._absolute(values[before], tensor, before)).astype(np.float64)
+            terms = float(np.max(sizes[np.isfinite(sizes)], initial=0.0))
         for got in self._candidates(values[after], tensor, after):
             self._add(rel_error(got, wanted, tensor, terms), narrow(tensor), f"{move.kind} of %{move.value}")
 
@@ -272,7 +285,7 @@ class _Checker:
                 operands.append(whole[Property(atom.index, placement)])
                 absolute.append(sizes[Property(atom.index, placement)])
         results = bind(equation, self.primitives, operands)
-        if not rule_of(equation).linear or not all(t.is_float for t in equation.output_types):
+        if not sums(equation, compute.signature):
             return results, [0.0] * len(results)
         growth = max(1.0, term_count(equation) ** 0.5 * 2**-24 / TOLERANCE)
         terms = (
@@ -305,10 +318,13 @@ class _Checker:
         """|x|; of a Partial(sum) the sum of what the devices hold of it, without signs."""
         if not tensor.is_float:
             return self._gather(value, tensor, prop)
-        if prop.placement != Partial("sum"):
-            return _magnitude(self._gather(value, tensor, prop))
+        # On the host: an operation of JAX's would be compiled for every shape.
         parts = [np.abs(to_numpy(part).astype(np.float64)) for part in self._parts(value, prop)]
-        return from_numpy(reduce(np.add, parts), tensor.dtype)
+        if isinstance(prop.placement, Shard):
+            return from_numpy(np.concatenate(parts, axis=prop.placement.dim), tensor.dtype)
+        return from_numpy(
+            reduce(np.add, parts) if prop.placement == Partial("sum") else parts[0], tensor.dtype
+        )
 
     def _add(self, error: float, is_narrow: bool, where: str) -> None:
         self.groups += 1

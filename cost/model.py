@@ -55,6 +55,7 @@ class CostModel:
     class_of: np.typing.NDArray[np.int64] = field(init=False)
     ring: Ring = field(init=False)
     _moves: dict[tuple[str, str, int, Placement, Placement], ShareCost] = field(init=False)
+    _free: ShareCost = field(init=False)
     _kernels: dict[tuple[object, ...], ShareCost] = field(init=False)
     _of_equation: dict[tuple[Equation, Signature, Traffic], ShareCost] = field(init=False)
 
@@ -66,6 +67,7 @@ class CostModel:
         for c in classes:
             self.class_of[list(c.members)] = c.index
         self.ring = Ring.of(self.fleet)
+        self._free = ShareCost.free(len(classes))
         self._moves, self._kernels, self._of_equation = {}, {}, {}
         for c in classes:
             if not c.type.measured:
@@ -91,7 +93,7 @@ class CostModel:
         self, equation: Equation, flop: float, precision: str | None, signature: Signature, traffic: Traffic
     ) -> ShareCost:
         if equation.primitive in ALIASES:
-            return ShareCost.free(len(self.types))
+            return self._free
         placements = (*signature.ins, *signature.outs)
         tensors = (*equation.input_types, *equation.output_types)
         through = (*traffic.ins, *traffic.outs)
@@ -124,7 +126,7 @@ class CostModel:
     def move(self, kind: str, strategy: str, tensor: TensorType, pre: Placement, post: Placement) -> ShareCost:
         """Cost of one move of a tensor over all devices of the fleet."""
         if collectives()[kind].local or len(self.class_of) == 1:
-            return ShareCost.free(len(self.types))
+            return self._free
         key = (kind, strategy, tensor.nbytes, pre, post)
         if key not in self._moves:
             self._moves[key] = prices()[kind, strategy](self.ring, tensor.nbytes, len(self.types))

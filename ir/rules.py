@@ -6,7 +6,8 @@
 
 As in einsum, a letter names an axis, and the same letter means the same axis. A letter with `!` is
 blocked: it is never sharded. `(h d)` is a merged dimension whose major axis `h` may be sharded, a head
-of `d` elements never being cut; a minor axis may be a plain size, `(h 64)`. `1` is a dimension of size one that stretches over its counterpart.
+of `d` elements never being cut; a minor axis may be a plain size, `(h 64)`. `1` is a dimension of size
+one that stretches over its counterpart.
 
 Derived from `b m k, b k n -> b m n`:
 
@@ -85,7 +86,9 @@ class Rule:
     @cached_property
     def blocked(self) -> frozenset[str]:
         """Letters that are never sharded, by `!` or as minor letters of a merged dimension."""
-        return frozenset(letter for side in self.parsed for axes in side for axis in axes for letter in axis.blocked)
+        return frozenset(
+            letter for side in self.parsed for axes in side for axis in axes for letter in axis.blocked
+        )
 
     @cached_property
     def letters(self) -> tuple[str, ...]:
@@ -150,7 +153,7 @@ class Cut:
 
 
 def letter_sizes(rule: Rule, equation: Equation) -> dict[str, int]:
-    """Size of every letter. Of the letters of a merged dimension, all but one must be known from elsewhere."""
+    """Size of every letter. Of the letters of a merged dimension, all but one are known from elsewhere."""
     sizes: dict[str, int] = {}
     merged: list[tuple[Axis, int]] = []
     for side, types in zip(rule.parsed, (equation.input_types, equation.output_types), strict=True):
@@ -170,7 +173,9 @@ def letter_sizes(rule: Rule, equation: Equation) -> dict[str, int]:
     return sizes
 
 
-def cuts(rule: Rule, equation: Equation, letter: str) -> tuple[tuple[Cut | None, ...], tuple[Cut | None, ...]]:
+def cuts(
+    rule: Rule, equation: Equation, letter: str
+) -> tuple[tuple[Cut | None, ...], tuple[Cut | None, ...]]:
     """Where `letter` is cut in every operand and every result; None where it does not appear."""
     sizes = letter_sizes(rule, equation)
 
@@ -200,7 +205,7 @@ def letter_signature(rule: Rule, equation: Equation, letter: str, unit: int = 1)
 
 
 def admits(tensor: TensorType, placement: Placement) -> bool:
-    """Whether the all-reduce that completes a Partial exists for the dtype: booleans have no sum, complex no order."""
+    """Whether the dtype has the all-reduce that completes a Partial: booleans no sum, complex no order."""
     if not isinstance(placement, Partial):
         return True
     if placement.op == "sum":
@@ -354,13 +359,13 @@ def register(op: OpDef) -> OpDef:
 
 def registry() -> Mapping[str, OpDef]:
     """All known primitives by name."""
-    import shardwright.ir.ops  # noqa: F401, PLC0415  (fills the registry)
+    import shardwright.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (fills the registry)
 
     return _REGISTRY
 
 
 def replicated_rule(equation: Equation, note: str = "") -> Rule:
-    """Everything blocked: the rule of an unknown primitive, or, with a note, of a known one that must run replicated."""
+    """Everything blocked: the rule of an unknown primitive or, with a note, of one that cannot shard."""
     names = iter(f"x{i}" for i in range(10_000))
 
     def side(types: Sequence[TensorType]) -> str:

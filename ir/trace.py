@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, cast
 import jax
 import numpy as np
 from jax.extend import core as jex
-from jax.tree_util import PyTreeDef, keystr, tree_flatten_with_path, tree_structure
+from jax.tree_util import keystr, tree_flatten_with_path, tree_structure
 
 from shardwright.ir.errors import InputError, TraceError
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType, Value
@@ -64,8 +64,8 @@ class Traced:
     """
 
     graph: Graph
-    in_tree: PyTreeDef
-    out_tree: PyTreeDef
+    in_tree: Any
+    out_tree: Any
     state_names: Mapping[str, str]
     trace_s: float
     primitives: Mapping[str, Any]
@@ -86,27 +86,37 @@ def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -
         TraceError: the step has side effects, raises, or cannot be traced at all.
     """
     names = _argument_names(step, args)
-    abstract = tuple(jax.tree.map(lambda leaf: leaf, arg) for arg in args)
-    for name, arg in zip(names, abstract, strict=True):
+    for name, arg in zip(names, args, strict=True):
         for path, leaf in tree_flatten_with_path(arg)[0]:
             _check_leaf(name + keystr(path), leaf)
     start = time.perf_counter()
     try:
-        closed, out_shape = jax.make_jaxpr(step, return_shape=True)(*abstract)
+        closed, out_shape = jax.make_jaxpr(step, return_shape=True)(*args)
     except Exception as error:  # whatever the user's code raises is the user's to see
+        first_line = (str(error).splitlines() or [""])[0]
         raise TraceError(
             place="tracing the training step",
-            reason=f"it raised {type(error).__name__}: {(str(error).splitlines() or [''])[0]}{_raised_at(error)}",
+            reason=f"it raised {type(error).__name__}: {first_line}{_raised_at(error)}",
             remedy="It must run under jax.jit with arguments of these shapes",
         ) from error
     trace_s = time.perf_counter() - start
     builder = _Builder()
     graph = builder.graph(closed.jaxpr, closed.consts)
-    in_paths = [name + keystr(p) for name, arg in zip(names, args, strict=True) for p, _ in tree_flatten_with_path(arg)[0]]
+    in_paths = [
+        name + keystr(p)
+        for name, arg in zip(names, args, strict=True)
+        for p, _ in tree_flatten_with_path(arg)[0]
+    ]
     out_paths = [keystr(path) for path, _ in tree_flatten_with_path(out_shape)[0]]
     state_map, state_names = _state(names, args, out_shape, state)
     graph = Graph(
-        graph.inputs, graph.constants, graph.equations, graph.outputs, tuple(in_paths), tuple(out_paths), state_map
+        graph.inputs,
+        graph.constants,
+        graph.equations,
+        graph.outputs,
+        tuple(in_paths),
+        tuple(out_paths),
+        state_map,
     )
     return Traced(
         graph=graph,
@@ -207,7 +217,7 @@ class _Region:
     def read(self, atom: Any, env: Mapping[jex.Var, Atom]) -> Atom:
         if not isinstance(atom, jex.Literal):
             return env[cast(jex.Var, atom)]
-        aval = atom.aval
+        aval: Any = atom.aval
         if aval.shape != ():
             return self.constant(atom.val, aval)
         return Literal(np.asarray(atom.val)[()], TensorType((), str(aval.dtype)))
@@ -221,11 +231,15 @@ class _Region:
             operands = tuple(self.read(atom, env) for atom in eqn.invars)
             if name in CALLS:
                 called = eqn.params[CALLS[name]]
-                inner, consts = (called.jaxpr, called.consts) if isinstance(called, jex.ClosedJaxpr) else (called, ())
+                inner, consts = (
+                    (called.jaxpr, called.consts) if isinstance(called, jex.ClosedJaxpr) else (called, ())
+                )
                 inner_env: dict[jex.Var, Atom] = dict(zip(inner.invars, operands, strict=True))
                 self.bind_constants(inner, consts, inner_env)
                 self.walk(inner, inner_env, source)
-                env.update(zip(eqn.outvars, (self.read(atom, inner_env) for atom in inner.outvars), strict=True))
+                env.update(
+                    zip(eqn.outvars, (self.read(atom, inner_env) for atom in inner.outvars), strict=True)
+                )
                 continue
             regions = tuple(self.builder.graph(r.jaxpr, r.consts, source) for r in _regions(eqn))
             if not regions and eqn.effects:
@@ -257,13 +271,16 @@ def source_line(equation: Equation) -> str:
 
 def _summary(source: Any) -> str:
     """`file:line (function)` of JAX's source information, "" where no frame of it is the user's."""
-    from jax._src import source_info_util  # noqa: PLC0415  (no public name for it)
+    from jax._src import source_info_util  # (no public name for it)
 
     return source_info_util.summarize(source)
 
 
 def _prune(
-    inputs: tuple[Value, ...], constants: Mapping[Value, Any], equations: Sequence[Equation], outputs: Sequence[Atom]
+    inputs: tuple[Value, ...],
+    constants: Mapping[Value, Any],
+    equations: Sequence[Equation],
+    outputs: Sequence[Atom],
 ) -> Graph:
     """Drop equations and constants nobody needs, and number the rest densely."""
     needed = {atom for atom in outputs if isinstance(atom, Value)}
@@ -340,7 +357,7 @@ def _state(
 def _leading(args: Sequence[Any], out_shape: Any) -> list[str]:
     """Paths of the leading outputs that match the leading arguments.
 
-    A result that is as a whole what the first argument is (a step of one container and nothing else) is state.
+    A result that is as a whole what the first argument is (a step of one container) is state.
     """
     if args and _same_trees(args[0], out_shape):
         return [""]
@@ -368,7 +385,9 @@ def _argument(key: int | str, names: Sequence[str]) -> int:
         return key
     if isinstance(key, str) and key in names:
         return names.index(key)
-    raise InputError(place=f"state[{key!r}]", reason="is no argument", remedy=f"Name one of {', '.join(names)}")
+    raise InputError(
+        place=f"state[{key!r}]", reason="is no argument", remedy=f"Name one of {', '.join(names)}"
+    )
 
 
 def _output_path(where: Any) -> str:
@@ -389,13 +408,15 @@ def _same_type(a: Any, b: Any) -> bool:
     def of(leaf: Any) -> tuple[tuple[int, ...], str]:
         if isinstance(leaf, (bool, int, float, complex)):
             return (), str(jax.dtypes.result_type(leaf))
-        return tuple(leaf.shape), str(jax.dtypes.canonicalize_dtype(leaf.dtype) if _plain(leaf) else leaf.dtype)
+        return tuple(leaf.shape), str(
+            jax.dtypes.canonicalize_dtype(leaf.dtype) if _plain(leaf) else leaf.dtype
+        )
 
     return of(a) == of(b)
 
 
 def _plain(leaf: Any) -> bool:
-    return not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
+    return not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.extended)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -419,7 +440,7 @@ def _digest(graph: Graph, digest: Any) -> None:
 
 
 def params_text(params: Mapping[str, Any]) -> str:
-    """Parameters as stable text: whatever prints an address or repeats a region is named by its type alone."""
+    """Parameters as stable text: what prints an address or repeats a region is named by its type alone."""
     return ";".join(f"{key}={_stable(params[key])}" for key in sorted(params))
 
 

@@ -133,15 +133,20 @@ class EquationFactor:
         return total * self.weight
 
     def best(self, prices: Prices, assignment: Sequence[int]) -> Signature:
-        """The cheapest signature under an assignment; the first of equals."""
+        """The cheapest signature under an assignment; of equals the one with fewest moves, then the first."""
         scope = self.scope
         at = tuple(assignment[choice.index] for choice in scope)
 
-        def seconds(signature: Signature) -> float:
+        def order(signature: Signature) -> tuple[float, int]:
             kernel, vectors = self.parts(prices, signature)
-            return round(kernel + sum(float(v[k]) for v, k in zip(vectors, at, strict=True)), 15)
+            seconds = kernel + sum(float(v[k]) for v, k in zip(vectors, at, strict=True))
+            moves = 0
+            for slot, needed in zip(self.slots, (*signature.ins, *signature.outs), strict=True):
+                if slot is not None:
+                    moves += needed not in slot.choice.domain.holdings[assignment[slot.choice.index]].all
+            return round(seconds, 15), moves
 
-        return min(self.signatures, key=seconds)
+        return min(self.signatures, key=order)
 
 
 @dataclass(frozen=True, eq=False)

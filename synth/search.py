@@ -125,11 +125,15 @@ class _Tree:
         return [Node(float(f[v]), node.depth + 1, int(v), node) for v in np.flatnonzero(np.isfinite(f))]
 
     def dive(self, node: Node) -> Node | None:
-        """A complete assignment below `node`, by the most promising successor at every depth."""
-        current: Node | None = node
-        while current is not None and current.depth < len(self.decide):
-            current = min(self.expand(current), key=lambda child: child.f, default=None)
-        return current
+        """A complete assignment below `node`, by the most promising successor at every depth; None if there is none."""
+        open_nodes = [node]
+        while open_nodes:
+            current = open_nodes.pop()
+            if current.depth == len(self.decide):
+                return current
+            # Where the most promising one turns out to be impossible, the next best is tried.
+            open_nodes.extend(sorted(self.expand(current), key=lambda child: -child.f))
+        return None
 
 
 def _at(term: Term, values: NDArray[np.int16]) -> float:

@@ -1,4 +1,4 @@
-"""From a training step to a graph: what is inlined, kept, dropped and refused, and which outputs are state."""
+"""From a training step to a graph: what is inlined, kept, dropped and refused; which outputs are state."""
 
 import inspect
 import os
@@ -74,10 +74,12 @@ def closed(x: jax.Array) -> jax.Array:
     return core.closed_call_p.bind(x, subfuns=(linear_util.wrap_init(double, debug_info=info),))[0]
 
 
+sine = jax.jit(jnp.sin)
+
 CALLED: dict[str, Callable[[jax.Array], jax.Array]] = {
     "jit": jax.jit(jnp.sin),
     "nested jit": jax.jit(lambda x: jax.jit(lambda y: jax.jit(jnp.sin)(y) * 2)(x) + jax.jit(jnp.cos)(x)),
-    "jit called twice": lambda x, f=jax.jit(jnp.sin): f(f(x)),
+    "jit called twice": lambda x: sine(sine(x)),
     "jit that returns its input": lambda x: jax.jit(lambda y: (y, y))(x)[1] + 1,
     "jit that returns a literal": lambda x: jax.jit(lambda y: (1.5, y))(x)[0] + x,
     "custom_jvp": by_jvp,
@@ -100,7 +102,9 @@ def test_calls_are_inlined(name: str) -> None:
 
 
 def test_custom_gradients_are_those_of_the_user() -> None:
-    (weight,) = [e.inputs for e in trace(CALLED["gradient of custom_jvp"], X).graph.equations if e.primitive == "mul"]
+    (weight,) = [
+        e.inputs for e in trace(CALLED["gradient of custom_jvp"], X).graph.equations if e.primitive == "mul"
+    ]
     assert any(isinstance(atom, Literal) and atom.value == 3.0 for atom in weight)
     assert "exp" in primitives(trace(CALLED["gradient of custom_vjp"], X).graph)
 
@@ -124,7 +128,9 @@ def switched(x: jax.Array) -> jax.Array:
 
 def nested(x: jax.Array) -> jax.Array:
     def body(c: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jax.lax.cond(row.sum() > 0, lambda: c + row, lambda: jax.lax.fori_loop(0, 2, lambda _, y: y - 1.0, c)), c
+        return jax.lax.cond(
+            row.sum() > 0, lambda: c + row, lambda: jax.lax.fori_loop(0, 2, lambda _, y: y - 1.0, c)
+        ), c
 
     return jax.lax.scan(body, x[0], x)[1]
 
@@ -278,7 +284,9 @@ def test_pytrees_of_all_kinds() -> None:
     state = TrainState(Pair(X, {"k": X}), optimizer.init({"w": X}), np.int32(0))
 
     def step(params: Any, state: TrainState, x: Any) -> tuple[Any, TrainState]:
-        return jax.tree.map(lambda p: p * x, params), TrainState(state.params, state.params_ema, state.count + 1)
+        return jax.tree.map(lambda p: p * x, params), TrainState(
+            state.params, state.params_ema, state.count + 1
+        )
 
     traced = agrees(step, params, state, np.float32(2))
     names = traced.graph.input_names
@@ -442,7 +450,10 @@ def loss_first(params: Any, opt_state: Any, x: Any) -> tuple[Any, dict[str, Any]
         ({0: "[1]['params']"}, {"params": "output[1]['params']"}),
         ({"params": (1, "params_ema")}, {"params": "output[1]['params_ema']"}),
         ({"opt_state": (1, "opt", 1)}, {"opt_state": "output[1]['opt'][1]"}),
-        ({0: (1, "params"), 1: "[1]['opt'][0]"}, {"params": "output[1]['params']", "opt_state": "output[1]['opt'][0]"}),
+        (
+            {0: (1, "params"), 1: "[1]['opt'][0]"},
+            {"params": "output[1]['params']", "opt_state": "output[1]['opt'][0]"},
+        ),
         ({}, {}),
     ],
 )
@@ -451,7 +462,9 @@ def test_state_may_be_given(override: Any, names: dict[str, str]) -> None:
     assert traced.state_names == names
     inputs, outputs = traced.graph.input_names, traced.graph.output_names
     for argument, path in names.items():
-        pairs = {inputs[i]: outputs[o] for o, i in traced.graph.state.items() if inputs[i].startswith(argument)}
+        pairs = {
+            inputs[i]: outputs[o] for o, i in traced.graph.state.items() if inputs[i].startswith(argument)
+        }
         assert pairs == {i: path.removeprefix("output") + i.removeprefix(argument) for i in pairs}
         assert pairs
 
@@ -614,13 +627,23 @@ OTHERS: dict[str, tuple[Callable[..., Any], Sequence[Any], Any]] = {
     "order of outputs": (lambda x, y: base(x, y)[::-1], (X, X), None),
     "another operand": (lambda x, y: (y + 1, jnp.cumsum(y, axis=0)), (X, X), None),
     "another output": (lambda x, y: (*base(x, y), x), (X, X), None),
-    "inside a region": (lambda x, y: (x + 1, jax.lax.scan(lambda c, r: (c + r, c), y[0], y)[1]), (X, X), None),
-    "inside another region": (lambda x, y: (x + 1, jax.lax.scan(lambda c, r: (c - r, c), y[0], y)[1]), (X, X), None),
+    "inside a region": (
+        lambda x, y: (x + 1, jax.lax.scan(lambda c, r: (c + r, c), y[0], y)[1]),
+        (X, X),
+        None,
+    ),
+    "inside another region": (
+        lambda x, y: (x + 1, jax.lax.scan(lambda c, r: (c - r, c), y[0], y)[1]),
+        (X, X),
+        None,
+    ),
 }
 
 
 def test_fingerprints_tell_steps_apart() -> None:
-    found = {name: trace(step, *args, state=state).fingerprint for name, (step, args, state) in OTHERS.items()}
+    found = {
+        name: trace(step, *args, state=state).fingerprint for name, (step, args, state) in OTHERS.items()
+    }
     found["base"] = trace(base, X, X).fingerprint
     assert len(set(found.values())) == len(found), found
 
@@ -631,7 +654,7 @@ def test_fingerprints_look_through_names_and_calls() -> None:
 
 
 def everything(params: Any, x: jax.Array, key: jax.Array) -> tuple[Any, jax.Array]:
-    """A bit of all that prints differently from run to run: callables, dictionaries, regions, keys, gathers."""
+    """A bit of all that might print differently from run to run: callables, regions, keys, gathers."""
 
     def loss_of(params: Any) -> jax.Array:
         y = by_vjp(x @ params["w"]) + jax.nn.relu(x[:, jnp.array([2, 0, 1])] @ params["w"])
@@ -657,7 +680,9 @@ def test_fingerprints_are_the_same_in_every_process() -> None:
         "spec.loader.exec_module(module); print(module.everything_traced().fingerprint)"
     )
     runs = [
-        subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE)
+        subprocess.Popen(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE
+        )
         for seed in ("1", "2")
     ]
     assert {run.communicate()[0].decode().strip() for run in runs} == {everything_traced().fingerprint}

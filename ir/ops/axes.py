@@ -36,7 +36,8 @@ def aligned(tensor: TensorType, output: TensorType, letters: tuple[str, ...]) ->
     if tensor.rank == 0:
         return ()
     return tuple(
-        letter if size == out else "1" for letter, size, out in zip(letters, tensor.shape, output.shape, strict=True)
+        letter if size == out else "1"
+        for letter, size, out in zip(letters, tensor.shape, output.shape, strict=True)
     )
 
 
@@ -71,14 +72,14 @@ def carries_order(before: str, after: str) -> bool:
 
 
 def placing(dtype: str) -> ReduceOp | None:
-    """How devices that each hold some elements, and zero elsewhere, are put together; None if they cannot be."""
+    """How devices that hold some elements, and zero elsewhere, are put together; None if they cannot be."""
     if dtype.startswith("key<"):
         return None
     return "max" if dtype == "bool" else "sum"
 
 
 def clamped(jax: Any, index: Any, limit: int) -> Any:
-    """An index, of any integer dtype, clamped to [0, limit], in a dtype in which offsets can be subtracted."""
+    """An index of any integer dtype, clamped to [0, limit], as integers from which offsets are subtracted."""
     top = min(limit, int(jax.numpy.iinfo(index.dtype).max))
     return jax.numpy.clip(index, 0, max(top, 0)).astype("int32" if limit < 2**31 else "int64")
 

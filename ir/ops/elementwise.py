@@ -22,7 +22,9 @@ def _elementwise(
     linear: Passing = (), monotone: Passing = (), upper: Passing = (), lower: Passing = ()
 ) -> Callable[[Equation], Rule]:
     def rule(equation: Equation) -> Rule:
-        exact = all(carries_sum(tensor.dtype, equation.output_types[0].dtype) for tensor in equation.input_types)
+        exact = all(
+            carries_sum(tensor.dtype, equation.output_types[0].dtype) for tensor in equation.input_types
+        )
         axes = _shape_rule(equation).axes
         return Rule(axes, None, linear if exact else (), monotone, upper, lower)
 
@@ -45,8 +47,10 @@ def _if_bool(rule: Callable[[Equation], Rule]) -> Callable[[Equation], Rule]:
 
 
 def _if_unsigned(rule: Callable[[Equation], Rule]) -> Callable[[Equation], Rule]:
-    """A rule for unsigned integers: of signed ones the sign bit, or a negative factor, turns the order around."""
-    return lambda equation: (rule if equation.output_types[0].dtype.startswith("uint") else _shape_rule)(equation)
+    """A rule for unsigned integers: the sign bit, or a negative factor, would turn the order around."""
+    return lambda equation: (rule if equation.output_types[0].dtype.startswith("uint") else _shape_rule)(
+        equation
+    )
 
 
 def _each(*names_: str, rule: Callable[[Equation], Rule]) -> None:

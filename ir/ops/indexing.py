@@ -145,7 +145,7 @@ def _localize_gather(local: Local, operand: Any, indices: Any) -> Any:
     layout = _gather_layout(params, len(extents), len(local.outputs[0]))
     # What is taken whole is taken locally whole.
     sizes = [
-        extent.length if taken == extent.size or d in layout.paired and not extent.length else taken
+        extent.length if taken == extent.size or (d in layout.paired and not extent.length) else taken
         for d, (taken, extent) in enumerate(zip(params["slice_sizes"], extents, strict=True))
     ]
     sizes = [1 if d in layout.single or d in layout.paired else size for d, size in enumerate(sizes)]

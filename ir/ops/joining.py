@@ -41,9 +41,15 @@ register(OpDef("concatenate", _concatenate, "movement", localize=_localize_conca
 def _split(equation: Equation) -> Rule:
     dim = equation.params["axis"]
     letters = names("e", equation.inputs[0].type.rank)
-    outs = [[f"x{k}!" if i == dim else a for i, a in enumerate(letters)] for k in range(len(equation.outputs))]
+    outs = [
+        [f"x{k}!" if i == dim else a for i, a in enumerate(letters)] for k in range(len(equation.outputs))
+    ]
     return Rule(
-        string([blocked(letters, [dim])], outs), reduce=None, linear="each", monotone="each", flop_per_point=0.0
+        string([blocked(letters, [dim])], outs),
+        reduce=None,
+        linear="each",
+        monotone="each",
+        flop_per_point=0.0,
     )
 
 
@@ -54,7 +60,12 @@ def _stack(equation: Equation) -> Rule:
     dim = equation.params["axis"]
     letters = list(names("e", equation.inputs[0].type.rank))
     output = [*letters[:dim], "s!", *letters[dim:]]
-    return Rule(string([letters] * len(equation.inputs), [output]), linear="joint", monotone="joint", flop_per_point=0.0)
+    return Rule(
+        string([letters] * len(equation.inputs), [output]),
+        linear="joint",
+        monotone="joint",
+        flop_per_point=0.0,
+    )
 
 
 register(OpDef("stack", _stack, "movement"))

@@ -1,4 +1,4 @@
-"""Primitives that move elements without computing: broadcast, transpose, squeeze, reshape, rev, tile, iota."""
+"""Moving elements without computing: broadcast, transpose, squeeze, reshape, rev, tile, iota."""
 
 from __future__ import annotations
 
@@ -59,14 +59,22 @@ def _reshape(equation: Equation) -> Rule:
                 j += 1
                 right *= target[j]
             else:
-                return Rule(string([["1"] * len(source)], [["1"] * len(target)]), linear="each", monotone="each")
+                return Rule(
+                    string([["1"] * len(source)], [["1"] * len(target)]), linear="each", monotone="each"
+                )
         _name_run(source, range(a, i + 1), ins, target, range(b, j + 1), outs, run)
         i, j, run = i + 1, j + 1, run + 1
     return Rule(string([ins], [outs]), linear="each", monotone="each", flop_per_point=0.0)
 
 
 def _name_run(
-    source: tuple[int, ...], a: range, ins: list[str], target: tuple[int, ...], b: range, outs: list[str], run: int
+    source: tuple[int, ...],
+    a: range,
+    ins: list[str],
+    target: tuple[int, ...],
+    b: range,
+    outs: list[str],
+    run: int,
 ) -> None:
     """Letters for `source[a]` and `target[b]`, which hold equally many elements."""
     a_dims = [d for d in a if source[d] != 1]
@@ -103,7 +111,7 @@ def _rev(equation: Equation) -> Rule:
     return Rule(string([letters], [letters]), linear="each", monotone="each", flop_per_point=0.0)
 
 
-register(OpDef("rev", _rev, "movement", omitted="a stretch reversed belongs to another device unless all are equal"))
+register(OpDef("rev", _rev, "movement", omitted="a reversed stretch belongs to another device"))
 
 
 def _tile(equation: Equation) -> Rule:
@@ -111,13 +119,18 @@ def _tile(equation: Equation) -> Rule:
     reps = equation.params["reps"]
     letters = names("e", len(reps))
     operand = blocked(letters, [i for i, count in enumerate(reps) if count != 1])
-    output = [letter if count == 1 else f"(r{i} {letter})" for i, (letter, count) in enumerate(zip(letters, reps, strict=True))]
+    output = [
+        letter if count == 1 else f"(r{i} {letter})"
+        for i, (letter, count) in enumerate(zip(letters, reps, strict=True))
+    ]
     return Rule(string([operand], [output]), linear="each", monotone="each", flop_per_point=0.0)
 
 
 def _localize_tile(local: Local, operand: Any) -> Any:
     pairs = zip(local.params["reps"], local.inputs[0], local.outputs[0], strict=True)
-    reps = tuple(rep if rep == 1 or not into.length else out.length // into.length for rep, into, out in pairs)
+    reps = tuple(
+        rep if rep == 1 or not into.length else out.length // into.length for rep, into, out in pairs
+    )
     return local.bind(operand, **{**local.params, "reps": reps})
 
 

@@ -43,6 +43,11 @@ def _localize_bits(local: Local, keys: Any) -> Any:
     wanted = local.outputs[0][batch:]
     if all(extent.whole for extent in wanted):
         return local.bind(keys, **local.params)
+    if not _partitionable():  # a plan made under another setting: right all the same
+        every = local.bind(keys, **local.params)
+        whole = [(0, extent.length) for extent in local.outputs[0][:batch]]
+        bounds = [*whole, *((extent.offset, extent.offset + extent.length) for extent in wanted)]
+        return jax.lax.slice(every, *zip(*bounds, strict=True))
     # Flat arrays: XLA compiles the hash of several dimensions far more slowly (minutes on a CPU).
     shape = tuple(extent.length for extent in local.outputs[0])
     high, low = (jnp.broadcast_to(count, shape).ravel() for count in _positions(jax, wanted))
@@ -51,7 +56,9 @@ def _localize_bits(local: Local, keys: Any) -> Any:
     if batch:
         each = (*data.shape[:-1], *[1] * len(wanted))
         one, two = (jnp.broadcast_to(half.reshape(each), shape).ravel() for half in (one, two))
-    first, second = (bits.reshape(shape) for bits in jax.extend.random.threefry2x32_p.bind(one, two, high, low))
+    first, second = (
+        bits.reshape(shape) for bits in jax.extend.random.threefry2x32_p.bind(one, two, high, low)
+    )
     width = local.params["bit_width"]
     if width == 64:
         return (first.astype("uint64") << jnp.uint64(32)) | second.astype("uint64")
@@ -74,7 +81,9 @@ def _positions(jax: Any, dims: tuple[Extent, ...]) -> tuple[Any, Any]:
         index = jnp.arange(extent.length, dtype="uint32")
         term_high, term_low = _multiply(jnp, index, stride)
         start = extent.offset * stride
-        term_high, term_low = _add(jnp, term_high, term_low, jnp.uint32(start >> 32), jnp.uint32(start & _LOW))
+        term_high, term_low = _add(
+            jnp, term_high, term_low, jnp.uint32(start >> 32), jnp.uint32(start & _LOW)
+        )
         spread = [-1 if i == dim else 1 for i in range(len(dims))]
         high, low = _add(jnp, high, low, term_high.reshape(spread), term_low.reshape(spread))
     return high, low
@@ -84,7 +93,7 @@ _LOW = 0xFFFFFFFF
 
 
 def _multiply(jnp: Any, index: Any, stride: int) -> tuple[Any, Any]:
-    """64-bit product of 32-bit numbers with a constant, by halves of 16 bits (JAX may have no 64-bit integers)."""
+    """64-bit product of 32-bit numbers with a constant, by 16-bit halves (JAX may lack 64-bit integers)."""
     high, low = jnp.zeros_like(index), jnp.zeros_like(index)
     for shift in range(0, 64, 16):
         digit = (stride >> shift) & 0xFFFF

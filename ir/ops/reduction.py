@@ -44,7 +44,7 @@ for _name in ("argmax", "argmin"):
 
 
 def _positional(op: ReduceOp) -> Callable[[Equation], Rule]:
-    """psum and its kin over positional axes, as vmap leaves them: a local reduction."""
+    """Rule of psum and its kin over positional axes, as vmap leaves them: a local reduction."""
 
     def rule(equation: Equation) -> Rule:
         axes = equation.params["axes"]
@@ -71,7 +71,9 @@ def _general_reduce(equation: Equation) -> Rule:
     return Rule(string(ins, [output] * operands), reduce=None)
 
 
-register(OpDef("reduce", _general_reduce, "reduction", omitted="the function is not known to be a sum or maximum"))
+register(
+    OpDef("reduce", _general_reduce, "reduction", omitted="the function is not known to be a sum or maximum")
+)
 
 
 def _running(linear: bool = False, upper: bool = False, lower: bool = False) -> Callable[[Equation], Rule]:

@@ -30,7 +30,7 @@ def _slice(equation: Equation) -> Rule:
 
 
 def _side_by_side(params: Mapping[str, Any], dim: int, size: int, out: int) -> int:
-    """k where the slice takes one of every k elements, so that k stay together; 0 where it cuts some off."""
+    """How many elements stay together where the slice takes one of them each; 0 where it cuts some off."""
     stride = params["strides"][dim] if params["strides"] else 1
     return stride if size == out * stride and params["start_indices"][dim] < stride else 0
 
@@ -65,11 +65,21 @@ register(OpDef("slice", _slice, "movement", localize=_localize_slice))
 
 def _dynamic_slice(equation: Equation) -> Rule:
     source, target = equation.inputs[0].type, equation.output_types[0]
-    ins = [f"e{i}" if a == b else f"x{i}" for i, (a, b) in enumerate(zip(source.shape, target.shape, strict=True))]
-    outs = [f"e{i}" if a == b else f"y{i}" for i, (a, b) in enumerate(zip(source.shape, target.shape, strict=True))]
+    ins = [
+        f"e{i}" if a == b else f"x{i}"
+        for i, (a, b) in enumerate(zip(source.shape, target.shape, strict=True))
+    ]
+    outs = [
+        f"e{i}" if a == b else f"y{i}"
+        for i, (a, b) in enumerate(zip(source.shape, target.shape, strict=True))
+    ]
     starts = [()] * (len(equation.inputs) - 1)
     return Rule(
-        string([ins, *starts], [outs]), placing(source.dtype), linear=((0,),), monotone=((0,),), flop_per_point=0.0
+        string([ins, *starts], [outs]),
+        placing(source.dtype),
+        linear=((0,),),
+        monotone=((0,),),
+        flop_per_point=0.0,
     )
 
 
@@ -117,7 +127,10 @@ def _dynamic_update_slice(equation: Equation) -> Rule:
     """A dimension that is updated in part may be sharded: each device writes what falls into its stretch."""
     operand, update = equation.input_types[:2]
     letters = names("e", operand.rank)
-    updates = [a if m == n else f"x{i}!" for i, (a, m, n) in enumerate(zip(letters, operand.shape, update.shape, strict=True))]
+    updates = [
+        a if m == n else f"x{i}!"
+        for i, (a, m, n) in enumerate(zip(letters, operand.shape, update.shape, strict=True))
+    ]
     starts = [()] * (len(equation.inputs) - 2)
     return Rule(
         string([letters, updates, *starts], [letters]),
@@ -139,7 +152,10 @@ def _localize_dynamic_update_slice(local: Local, operand: Any, update: Any, *sta
     # What the update would put at each position of this stretch, and whether it does.
     at = jnp.arange(extent.length, dtype=start.dtype) + extent.offset - start
     spread = jnp.take(update, jnp.clip(at, 0, max(size - 1, 0)), axis=cut, mode="clip")
-    others = [jnp.zeros((), "int32") if i == cut else clamped(local.jax, s, _room(local, i)) for i, s in enumerate(starts)]
+    others = [
+        jnp.zeros((), "int32") if i == cut else clamped(local.jax, s, _room(local, i))
+        for i, s in enumerate(starts)
+    ]
     written = local.bind(operand, spread, *_one_dtype(others), **local.params)
     mask = ((at >= 0) & (at < size)).reshape([-1 if i == cut else 1 for i in range(operand.ndim)])
     return jnp.where(mask, written, operand)
@@ -149,4 +165,6 @@ def _room(local: Local, dim: int) -> int:
     return local.inputs[0][dim].length - local.inputs[1][dim].length
 
 
-register(OpDef("dynamic_update_slice", _dynamic_update_slice, "movement", localize=_localize_dynamic_update_slice))
+register(
+    OpDef("dynamic_update_slice", _dynamic_update_slice, "movement", localize=_localize_dynamic_update_slice)
+)

@@ -1,4 +1,4 @@
-"""Windowed reductions (pooling) and their derivatives: windows that do not overlap shard with their elements."""
+"""Windowed reductions (pooling) and their derivatives: windows side by side shard with their elements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from shardwright.ir.rules import OpDef, Rule, counted, register
 _HALO = "overlapping windows would need the neighbours' edges"
 
 
-def _letters(equation: Equation, whole: tuple[int, ...], pooled: tuple[int, ...]) -> tuple[list[str], list[str]]:
+def _letters(
+    equation: Equation, whole: tuple[int, ...], pooled: tuple[int, ...]
+) -> tuple[list[str], list[str]]:
     """Letters of the pooled tensor's source and of the pooled tensor."""
     params, rank = equation.params, len(whole)
     ones = (1,) * rank
@@ -38,7 +40,9 @@ def _reduce_window(op: ReduceOp | None) -> Callable[[Equation], Rule]:
         output = equation.output_types[0]
         before, after = _letters(equation, equation.input_types[0].shape, output.shape)
         # The general form has initial values, scalars, after its operands.
-        ins = [before if tensor.rank == output.rank and output.rank else () for tensor in equation.input_types]
+        ins = [
+            before if tensor.rank == output.rank and output.rank else () for tensor in equation.input_types
+        ]
         rule = Rule(
             string(ins, [after] * len(equation.outputs)),
             reduce=None,

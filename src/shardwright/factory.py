@@ -126,5 +126,8 @@ def _line_of(error: BaseException) -> str:
 
 def _shape_of(made: object) -> str:
     if isinstance(made, tuple):
-        return f"a tuple of {len(cast(tuple[Any, ...], made))}"
+        parts = cast(tuple[Any, ...], made)
+        return "a tuple of " + (
+            " and ".join(type(part).__name__ for part in parts) if len(parts) == 2 else str(len(parts))
+        )
     return f"a {type(made).__name__}"

@@ -277,13 +277,15 @@ class Plan:
             raise PlanError(
                 place="plan",
                 reason=f"was made for another step (plan {mine}, step {theirs})",
-                remedy=f"Use the step, argument shapes and versions it was made with ({made_with}), or plan again",
+                remedy=f"Use the step, shapes and versions it was made with ({made_with}), or plan again",
             )
         try:
             check_program(self.program, traced.graph)
         except ProgramError as error:
             raise PlanError(
-                place=f"plan: {error.place}", reason=error.reason, remedy="The plan was changed by hand: plan again"
+                place=f"plan: {error.place}",
+                reason=error.reason,
+                remedy="The plan was changed by hand: plan again",
             ) from error
         return traced
 
@@ -350,7 +352,9 @@ def _mismatch(data: Mapping[str, Any], fleet: Fleet, program: Program) -> tuple[
             return name, f"there are {len(data[name])} for {count} devices"
     if abs(sum(data["ratios"]) - 1) > 1e-6:
         return "ratios", f"add up to {sum(data['ratios']):g}, not to 1"
-    named = {d for i in program.all_instructions() if isinstance(i, Move) for d in (*(i.group or ()), i.root or 0)}
+    named = {
+        d for i in program.all_instructions() if isinstance(i, Move) for d in (*(i.group or ()), i.root or 0)
+    }
     if max(named, default=0) >= count:
         return "program", f"names device {max(named)}, the last one is {count - 1}"
     return None

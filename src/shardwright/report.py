@@ -12,6 +12,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from shardwright.ir.placement import Shard
+from shardwright.ir.program import Move
+from shardwright.ir.rules import Signature
 from shardwright.plan import Plan
 from shardwright.synth.baselines import Baseline
 
@@ -39,6 +42,8 @@ def layout(plan: Plan, baselines: Sequence[Baseline] = ()) -> Group:
     if baselines:
         parts.append(_section(_compared(plan, baselines)))
     parts.append(_section(_held(plan)))
+    if not _anything_sharded(plan):
+        parts.insert(1, Text("  nothing is sharded: every device runs the whole step\n", style="bold"))
     notes = [*(f"replicated: {k}: {why}" for k, why in plan.stats.replicated.items()), *plan.assumptions]
     if not plan.fits:
         notes.insert(0, "DOES NOT FIT: the predicted peak exceeds a device's memory (see the table)")
@@ -46,6 +51,12 @@ def layout(plan: Plan, baselines: Sequence[Baseline] = ()) -> Group:
         parts.append(Text("assumed, replicated, not searched:", style="bold"))
         parts.extend(Text(f"  - {note}") for note in notes)
     return Group(*parts)
+
+
+def _anything_sharded(plan: Plan) -> bool:
+    made = (i.post if isinstance(i, Move) else i.signature for i in plan.program.all_instructions())
+    placed = (p for m in made for p in ((*m.ins, *m.outs) if isinstance(m, Signature) else (m,)))
+    return any(isinstance(p, Shard) for p in placed)
 
 
 def _section(table: Table) -> Padding:

@@ -35,9 +35,9 @@ from shardwright.ir.rules import Rule, Signature, admits, allows, cuts, registry
 from shardwright.ir.trace import trace
 
 #: Shares tried: three unequal devices, one of three left without work, and an even number of devices.
-RATIOS = ((0.5, 0.33, 0.17), (0.6, 0.0, 0.4), (0.3, 0.7))
+RATIOS = ((0.5, 0.33, 0.17), (0.0, 0.6, 0.4), (0.6, 0.4))
 
-#: A placement independent of sizes: "R", "P(op)", or ("S", dim, i) for the i-th finest unit of that dimension.
+#: A placement independent of sizes: "R", "P(op)", or ("S", dim, i) for the i-th finest unit of `dim`.
 Key = Any
 
 
@@ -77,7 +77,9 @@ class Case:
     exact: bool
 
 
-def cases(function: Callable[..., Any], args: Sequence[Any], primitive: str, exact: bool = False) -> list[Case]:
+def cases(
+    function: Callable[..., Any], args: Sequence[Any], primitive: str, exact: bool = False
+) -> list[Case]:
     """The equations of `primitive` in `function`, evaluated on one device.
 
     `exact`: results must agree to the last bit, as where the rule is about rounding.
@@ -89,7 +91,8 @@ def cases(function: Callable[..., Any], args: Sequence[Any], primitive: str, exa
     found: list[Case] = []
     for equation in graph.equations:
         operands = tuple(
-            jax.numpy.asarray(a.value, a.type.dtype) if isinstance(a, Literal) else env[a] for a in equation.inputs
+            jax.numpy.asarray(a.value, a.type.dtype) if isinstance(a, Literal) else env[a]
+            for a in equation.inputs
         )
         target = traced.primitives[equation.primitive]
         results = target.bind(*operands, **equation.params)
@@ -132,7 +135,10 @@ def options(rule: Rule, equation: Equation) -> tuple[list[dict[Key, Placement]],
         for i, cut in enumerate((*cut_ins, *cut_outs)):
             if cut is not None and cut.minor:
                 units[i].setdefault(cut.dim, set()).add(cut.minor)
-    found = [_options(tensor, {d: sorted(u) for d, u in unit.items()}) for tensor, unit in zip(tensors, units, strict=True)]
+    found = [
+        _options(tensor, {d: sorted(u) for d, u in unit.items()})
+        for tensor, unit in zip(tensors, units, strict=True)
+    ]
     return found[:n_in], found[n_in:]
 
 
@@ -143,7 +149,8 @@ def _free(before: Placement, after: Placement) -> bool:
 def implied(signature: Signature, declared: Sequence[Signature]) -> bool:
     """Whether `signature` is a declared one with free instructions before and after it."""
     return any(
-        all(map(_free, signature.ins, other.ins)) and all(map(_free, other.outs, signature.outs)) for other in declared
+        all(map(_free, signature.ins, other.ins)) and all(map(_free, other.outs, signature.outs))
+        for other in declared
     )
 
 
@@ -184,7 +191,11 @@ def _noise(like: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 def _beyond(op: str, whole: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     if whole.dtype.kind == "b":
-        return whole & (rng.random(whole.shape) < 0.5) if op == "max" else whole | (rng.random(whole.shape) < 0.5)
+        return (
+            whole & (rng.random(whole.shape) < 0.5)
+            if op == "max"
+            else whole | (rng.random(whole.shape) < 0.5)
+        )
     if whole.dtype.kind in "iu":
         bits = np.iinfo(whole.dtype)
         wide = whole.astype(object)
@@ -216,19 +227,28 @@ class _Trial:
     def local_operands(self, index: int, placement: Placement) -> list[Any]:
         key = (index, placement)
         if key not in self.operands:
-            self.operands[key] = self._cut(self.case.operands[index], self.case.equation.input_types[index], placement)
+            self.operands[key] = self._cut(
+                self.case.operands[index], self.case.equation.input_types[index], placement
+            )
         return self.operands[key]
 
     def _cut(self, whole: Any, tensor: TensorType, placement: Placement) -> list[Any]:
         if isinstance(placement, Shard):
-            dims = [extents(tensor, placement, i, self.ratios)[placement.dim] for i in range(len(self.ratios))]
+            dims = [
+                extents(tensor, placement, i, self.ratios)[placement.dim] for i in range(len(self.ratios))
+            ]
             stretches = split(to_numpy(whole), placement.dim, [extent.length for extent in dims])
             if tensor.dtype.startswith("key<"):
-                return [jax.random.wrap_key_data(stretch, impl=jax.random.key_impl(whole)) for stretch in stretches]
+                return [
+                    jax.random.wrap_key_data(stretch, impl=jax.random.key_impl(whole))
+                    for stretch in stretches
+                ]
             return [jax.numpy.asarray(stretch) for stretch in stretches]
         if isinstance(placement, Partial):
             idle = [ratio == 0 for ratio in self.ratios]
-            return [jax.numpy.asarray(part) for part in parts(placement.op, np.asarray(whole), idle, self.rng)]
+            return [
+                jax.numpy.asarray(part) for part in parts(placement.op, np.asarray(whole), idle, self.rng)
+            ]
         return [whole] * len(self.ratios)
 
     def evaluate(self, signature: Signature, device: int) -> list[np.ndarray]:
@@ -245,7 +265,9 @@ class _Trial:
         ]
         key: Any = (signature.ins, device, tuple(outs) if self.positioned else None)
         shards = [
-            self.local_operands(i, p)[device].shape[p.dim] for i, p in enumerate(signature.ins) if isinstance(p, Shard)
+            self.local_operands(i, p)[device].shape[p.dim]
+            for i, p in enumerate(signature.ins)
+            if isinstance(p, Shard)
         ] + [shape[p.dim] for shape, p in zip(outs, signature.outs, strict=True) if isinstance(p, Shard)]
         if 0 in shards:  # such a device may be excused, by what the result is
             key = (*key, signature.outs)
@@ -253,7 +275,7 @@ class _Trial:
         if key not in known:
             try:
                 known[key] = self.evaluate(signature, device)
-            except Exception as error:  # noqa: BLE001  (whatever it is, this combination does not work)
+            except Exception as error:  # whatever it is, this combination does not work
                 known[key] = error
         result = known[key]
         if isinstance(result, Exception):
@@ -267,14 +289,17 @@ class _Trial:
         for device in range(len(self.ratios)):
             try:
                 results = self.run(signature, device)
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
                 return f"device {device} raised {type(error).__name__}: {str(error).splitlines()[:1]}"
             if len(results) != len(whole):
                 return f"device {device} has {len(results)} results for {len(whole)}"
             for j, (result, placement) in enumerate(zip(results, signature.outs, strict=True)):
                 tensor = equation.output_types[j]
                 if isinstance(placement, Shard):
-                    cut = [extents(tensor, placement, i, self.ratios)[placement.dim].length for i in range(len(self.ratios))]
+                    cut = [
+                        extents(tensor, placement, i, self.ratios)[placement.dim].length
+                        for i in range(len(self.ratios))
+                    ]
                     expected = split(whole[j], placement.dim, cut)[device]
                 else:
                     expected = whole[j]
@@ -290,7 +315,6 @@ class _Trial:
             ):
                 return f"result {j} differs"
         return ""
-
 
     def same(self, a: np.ndarray, b: np.ndarray) -> bool:
         return _equal(a, b) if self.case.exact else _same(a, b)
@@ -334,7 +358,9 @@ def _check_equation(same: Sequence[Case]) -> Report:
     rules = [rule_of(case.equation) for case in same]
     choices = [options(rule, case.equation) for rule, case in zip(rules, same, strict=True)]
     ins, outs = choices[0]
-    assert all([list(o) for o in a] == [list(o) for o in ins] for a, _ in choices), "units differ between variants"
+    assert all([list(o) for o in a] == [list(o) for o in ins] for a, _ in choices), (
+        "units differ between variants"
+    )
 
     def placed(variant: int, keys: tuple[Key, ...]) -> Signature:
         of_ins, of_outs = choices[variant]
@@ -358,7 +384,8 @@ def _check_equation(same: Sequence[Case]) -> Report:
         for v, trial in trials:
             reason = trial.mismatch(placed(v, keys))
             if reason:
-                reason = f"{reason}, shares {trial.ratios}, operands {', '.join(map(str, trial.case.equation.input_types))}"
+                operands = ", ".join(map(str, trial.case.equation.input_types))
+                reason = f"{reason}, shares {trial.ratios}, operands {operands}"
                 break
         if right:
             declared.append(signature)
@@ -366,7 +393,9 @@ def _check_equation(same: Sequence[Case]) -> Report:
                 report.wrong.append(Finding(signature, reason))
         elif not reason and not _shards_one(same[0].equation, signature):
             passing.append(signature)
-    report.wrong += [Finding(s, "is declared but is no combination of placements") for s in plain - set(declared)]
+    report.wrong += [
+        Finding(s, "is declared but is no combination of placements") for s in plain - set(declared)
+    ]
     report.missing += [Finding(s, "works but is not declared") for s in passing if not implied(s, declared)]
     return report
 

@@ -95,6 +95,15 @@ def test_mini_buckets_stay_below_and_a_star_stays_exact(problem: Problem, most_c
         assert found.cost == problem.cost(found.assignment) == best
 
 
+@given(problems(), st.integers(1, 12), st.integers(0, 4))
+def test_a_search_that_stops_early_says_how_good_it_is(problem: Problem, most_cells: int, most_nodes: int) -> None:
+    found = a_star(problem.sizes, eliminated(problem, most_cells), most_nodes)
+    best = problem.best()
+    assert (found is None) == np.isinf(best)
+    if found is not None:
+        assert found.bound <= best <= found.cost == problem.cost(found.assignment)
+
+
 def test_mini_buckets_are_used_at_all() -> None:
     rng = np.random.default_rng(3)
     pairs = list(itertools.combinations(range(5), 2))
@@ -218,7 +227,7 @@ def as_milp(sizes: list[int], terms: list[Term]) -> float:
     return fixed + scale * float(found.fun)
 
 
-@pytest.mark.parametrize("step", ["mlp", "labelled"])
+@pytest.mark.parametrize("step", ["mlp", "attention", "labelled", "scanned"])
 @pytest.mark.parametrize("name", ["three", "slow-links"])
 def test_highs_finds_the_same_optimum(step: str, name: str) -> None:
     steps = space(step)

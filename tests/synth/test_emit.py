@@ -1,0 +1,112 @@
+"""From an optimal assignment to a program: right, round-tripping, and exactly as expensive as promised."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synth_cases import FLEETS, STEPS, model, ratios, space, traced
+
+from shardwright.cost.bill import bill, seconds
+from shardwright.ir.placement import Partial, R
+from shardwright.ir.program import Compute, Loop, Move, Program, verify
+from shardwright.ir.serialize import program_from_json, program_to_json
+from shardwright.ir.text import format_program, parse_program
+from shardwright.synth.emit import emit, exchanges
+from shardwright.synth.factors import Prices
+from shardwright.synth.solve import solve
+
+
+def planned(step: str, name: str, shares: tuple[float, ...]) -> tuple[Program, float]:
+    prices = Prices.at(model(name), shares)
+    solution = solve(space(step), prices)
+    return emit(space(step), solution.assignment, prices), solution.seconds
+
+
+@pytest.mark.parametrize("step", STEPS)
+@settings(max_examples=12)
+@given(data=st.data(), name=st.sampled_from(sorted(FLEETS)))
+def test_programs_are_right_and_cost_what_the_search_says(step: str, data: st.DataObject, name: str) -> None:
+    graph, costs = traced(step).graph, model(name)
+    shares = data.draw(ratios(len(costs.class_of)))
+    program, promised = planned(step, name, shares)
+    verify(program, graph)
+    assert seconds(bill(program, graph, costs), costs, shares) == pytest.approx(promised, rel=1e-9)
+    assert parse_program(format_program(program, graph)) == program
+    assert program_from_json(json.loads(json.dumps(program_to_json(program)))) == program
+    for out, inp in graph.state.items():
+        assert program.outputs[out] == program.inputs[inp]
+    for position, placement in enumerate(program.outputs):
+        assert not isinstance(placement, Partial)
+        if position not in graph.state and graph.outputs[position].type.rank == 0:
+            assert placement == R
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_every_equation_runs_once_and_nothing_is_made_twice_or_for_nobody(step: str) -> None:
+    graph = traced(step).graph
+    program, _ = planned(step, "slow-links", (0.5, 0.3, 0.2))
+    runs = [i.equation for i in program.instructions if not isinstance(i, Move)]
+    assert sorted(runs) == list(range(len(graph.equations)))
+    moves = [(i.value, i.post) for i in program.instructions if isinstance(i, Move)]
+    assert len(moves) == len(set(moves))
+    needed = {(atom.index, p) for atom, p in zip(graph.outputs, program.outputs, strict=True) if hasattr(atom, "index")}
+    for instruction in program.instructions:
+        if isinstance(instruction, Move):
+            needed.add((instruction.value, instruction.pre))
+            continue
+        pairs = zip(graph.equations[instruction.equation].inputs, instruction.signature.ins, strict=True)
+        needed.update((atom.index, p) for atom, p in pairs if hasattr(atom, "index"))
+    assert set(moves) <= needed
+
+
+def test_exchanges_that_can_share_a_round_do() -> None:
+    """Local segments are maximal: what runs before an exchange could not have run in an earlier round."""
+    graph = traced("normed").graph
+    program, _ = planned("normed", "two", (0.5, 0.5))
+    rounds = 0
+    ready: dict[tuple[int, object], int] = {}
+    previous = False
+    for instruction in program.instructions:
+        talks = exchanges(instruction)
+        if previous and not talks:
+            rounds += 1
+        previous = talks
+        if isinstance(instruction, Move):
+            reads, made = [(instruction.value, instruction.pre)], [(instruction.value, instruction.post)]
+        else:
+            equation = graph.equations[instruction.equation]
+            pairs = zip(equation.inputs, instruction.signature.ins, strict=True)
+            reads = [(a.index, p) for a, p in pairs if hasattr(a, "index")]
+            made = [(v.index, p) for v, p in zip(equation.outputs, instruction.signature.outs, strict=True)]
+        assert rounds == max((ready.get(read, 0) for read in reads), default=0)
+        ready.update(dict.fromkeys(made, rounds + talks))
+    assert rounds > 0
+
+
+def test_a_loop_is_paid_once_per_trip() -> None:
+    graph, costs = traced("scanned").graph, model("three")
+    shares = (0.5, 0.3, 0.2)
+    program, promised = planned("scanned", "three", shares)
+    loops = [i for i in program.instructions if isinstance(i, Loop)]
+    assert [graph.equations[loop.equation].params["length"] for loop in loops] == [5, 5]
+    inside = 0.0
+    for loop in loops:
+        (region,) = graph.equations[loop.equation].regions
+        inside += 5 * seconds(bill(loop.bodies[0], region, costs), costs, shares)
+    outside = Program(
+        program.inputs, tuple(i for i in program.instructions if not isinstance(i, Loop)), program.outputs
+    )
+    assert inside + seconds(bill(outside, graph, costs), costs, shares) == pytest.approx(promised, rel=1e-9)
+    assert inside > 0.3 * promised
+
+
+def test_one_device_runs_everything_whole_and_talks_to_nobody() -> None:
+    graph = traced("mlp").graph
+    program, _ = planned("mlp", "two", (1.0, 0.0))
+    apart, _ = planned("mlp", "slow-links", (1.0, 0.0, 0.0))
+    assert not any(exchanges(i) for i in apart.instructions)
+    assert all(isinstance(i, Compute | Move) for i in program.instructions)
+    verify(program, graph)
