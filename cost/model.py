@@ -9,6 +9,7 @@ says which of an equation's tensors do. Nothing here is priced in elements.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import ceil
 
 import numpy as np
 
@@ -56,6 +57,7 @@ class CostModel:
     ring: Ring = field(init=False)
     _moves: dict[tuple[str, str, int, Placement, Placement], ShareCost] = field(init=False)
     _free: ShareCost = field(init=False)
+    _floors: dict[ShareCost, float] = field(init=False)
     _kernels: dict[tuple[object, ...], ShareCost] = field(init=False)
     _of_equation: dict[tuple[Equation, Signature, Traffic], ShareCost] = field(init=False)
 
@@ -68,7 +70,7 @@ class CostModel:
             self.class_of[list(c.members)] = c.index
         self.ring = Ring.of(self.fleet)
         self._free = ShareCost.free(len(classes))
-        self._moves, self._kernels, self._of_equation = {}, {}, {}
+        self._moves, self._kernels, self._of_equation, self._floors = {}, {}, {}, {}
         for c in classes:
             if not c.type.measured:
                 self.assumptions[f"achieved rates of {c.type.name} are assumed, not measured"] = None
@@ -134,7 +136,26 @@ class CostModel:
 
     def floor(self, cost: ShareCost) -> float:
         """What `cost` is at least, whatever the shares."""
-        return cost.floor(self.counts)
+        if cost not in self._floors:
+            self._floors[cost] = cost.floor(self.counts)
+        return self._floors[cost]
+
+    def floor_within(self, cost: ShareCost, units: int | None, low: float, high: float) -> float:
+        """What `cost` is at least if the largest ratio of a device is between `low` and `high`.
+
+        Args:
+            cost: of an instruction.
+            units: of the axis it cuts: rounding gives a device its ratio rounded up or down to whole units,
+                and some device has the average at least. None where the ratios themselves matter.
+            low: least that the largest ratio can be.
+            high: most that it can be.
+        """
+        if not cost.varies:
+            return self.floor(cost)
+        if units is not None:
+            low = max(int(units * low + 1e-9), ceil(units / len(self.class_of))) / units
+            high = min(int(units * high + 1e-9) + 1, units) / units
+        return max(self.floor(cost), cost.floor_within(low, high))
 
 
 def _precision(equation: Equation) -> str | None:

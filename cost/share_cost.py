@@ -86,6 +86,21 @@ class ShareCost:
         level = float(np.where(linear < 0, constant + linear, constant).max())
         return max(_rising_level(constant, linear, counts, level), _falling_level(constant, linear, counts, level))
 
+    def floor_within(self, least: float, most: float) -> float:
+        """The least the instruction can cost if the largest share of a device is between `least` and `most`.
+
+        Some device has a share in that range, and no device has more. Rows are affine or concave in the
+        share, so that each is least at an end of its range.
+        """
+
+        def rows(share: float) -> Floats:
+            return self.constant + self.linear * share + self.product * share * (1 - share)
+
+        at_most = rows(most)
+        somebody = float(np.minimum(rows(least), at_most).max(axis=0).min())
+        everybody = float(np.minimum(rows(0.0), at_most).max())
+        return max(somebody, everybody)
+
 
 _STEPS = 16
 

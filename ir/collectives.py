@@ -24,6 +24,9 @@ from shardwright.ir.placement import Partial, Placement, ReduceOp, Replicate, Sh
 
 Array: TypeAlias = NDArray[Any]
 
+#: Local arrays of all participants, in order.
+Shards: TypeAlias = Sequence[Array]
+
 
 class Collective(Protocol):
     """What every collective states about itself."""
@@ -38,7 +41,7 @@ class Collective(Protocol):
         ...
 
     def reference(
-        self, shards: Sequence[Array], pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
+        self, shards: Shards, pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
     ) -> list[Array]:
         """The meaning: the shards of all participants after, from those before.
 
@@ -91,7 +94,7 @@ class AllGather:
         return isinstance(pre, Shard) and isinstance(post, Replicate)
 
     def reference(
-        self, shards: Sequence[Array], pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
+        self, shards: Shards, pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
     ) -> list[Array]:
         assert isinstance(pre, Shard)
         whole = np.concatenate(shards, axis=pre.dim)
@@ -112,7 +115,7 @@ class AllReduce:
         return isinstance(pre, Partial) and isinstance(post, Replicate)
 
     def reference(
-        self, shards: Sequence[Array], pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
+        self, shards: Shards, pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
     ) -> list[Array]:
         assert isinstance(pre, Partial)
         total = combine(pre.op, shards)
@@ -133,7 +136,7 @@ class ReduceScatter:
         return isinstance(pre, Partial) and isinstance(post, Shard)
 
     def reference(
-        self, shards: Sequence[Array], pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
+        self, shards: Shards, pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
     ) -> list[Array]:
         assert isinstance(pre, Partial) and isinstance(post, Shard)
         return split(combine(pre.op, shards), post.dim, lengths)
@@ -153,7 +156,7 @@ class AllToAll:
         return isinstance(pre, Shard) and isinstance(post, Shard) and pre != post
 
     def reference(
-        self, shards: Sequence[Array], pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
+        self, shards: Shards, pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
     ) -> list[Array]:
         assert isinstance(pre, Shard) and isinstance(post, Shard)
         return split(np.concatenate(shards, axis=pre.dim), post.dim, lengths)
@@ -173,7 +176,7 @@ class Broadcast:
         return isinstance(pre, Replicate) and isinstance(post, Replicate)
 
     def reference(
-        self, shards: Sequence[Array], pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
+        self, shards: Shards, pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
     ) -> list[Array]:
         assert root is not None
         return [shards[root] for _ in shards]
@@ -193,7 +196,7 @@ class Send:
         return isinstance(pre, Replicate) and isinstance(post, Replicate)
 
     def reference(
-        self, shards: Sequence[Array], pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
+        self, shards: Shards, pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
     ) -> list[Array]:
         assert root is not None and len(shards) == 2
         return [shards[root] for _ in shards]
@@ -213,7 +216,7 @@ class Slice:
         return isinstance(pre, Replicate) and isinstance(post, Shard)
 
     def reference(
-        self, shards: Sequence[Array], pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
+        self, shards: Shards, pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
     ) -> list[Array]:
         assert isinstance(post, Shard)
         return [split(shard, post.dim, lengths)[i] for i, shard in enumerate(shards)]
@@ -233,7 +236,7 @@ class Own:
         return isinstance(pre, Replicate) and isinstance(post, Partial)
 
     def reference(
-        self, shards: Sequence[Array], pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
+        self, shards: Shards, pre: Placement, post: Placement, lengths: Sequence[int], root: int | None
     ) -> list[Array]:
         assert isinstance(post, Partial)
         neutral = identity(post.op, shards[0].dtype)

@@ -25,7 +25,7 @@ def dtype_bytes(dtype: str) -> int:
     """Bytes of one element, also of JAX's extended dtypes (a typed PRNG key, bfloat16, float8, 4 bit)."""
     if dtype in _EXTENDED_BYTES:
         return _EXTENDED_BYTES[dtype]
-    if dtype.startswith("float8") or dtype.startswith("float4"):
+    if dtype.startswith(("float8", "float4")):
         return 1
     if dtype.startswith("key<"):
         return 16

@@ -66,7 +66,9 @@ def parse_placement(text: str) -> Placement:
     match = _PLACEMENT.fullmatch(text)
     if match is None:
         raise ProgramError(
-            place=f"placement {text!r}", reason="is none of R, S(dim), S(dim:unit), P(op)", remedy="Correct the text"
+            place=f"placement {text!r}",
+            reason="is none of R, S(dim), S(dim:unit), P(op)",
+            remedy="Correct the text",
         )
     if match[1] is not None:
         return Shard(int(match[1]), int(match[2] or 1))

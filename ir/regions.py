@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from shardwright.ir.errors import TraceError
 from shardwright.ir.graph import Equation
 from shardwright.ir.placement import Placement, R, Shard
 from shardwright.ir.rules import Signature
+
+
+#: Placements of the inputs and of the outputs of a body.
+Ends: TypeAlias = tuple[Sequence[Placement], Sequence[Placement]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,7 @@ class Boundary:
     replicated_outputs: tuple[tuple[int, int], ...] = ()
     trips: tuple[int | None, ...] = (1,)
 
-    def check(self, signature: Signature, bodies: Sequence[tuple[Sequence[Placement], Sequence[Placement]]]) -> str:
+    def check(self, signature: Signature, bodies: Sequence[Ends]) -> str:
         """What is wrong with placements of the equation against those of its bodies; "" if nothing."""
         for port in self.ins:
             inside, outside = bodies[port.region][0][port.inner], signature.ins[port.outer]

@@ -22,11 +22,12 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
+from shardwright.synth.bounds import certify
 from shardwright.synth.emit import emit
 from shardwright.synth.factors import Prices
 from shardwright.synth.ratios import solve_ratios
 from shardwright.synth.rounding import round_ratios
-from shardwright.synth.solve import bound, solve
+from shardwright.synth.solve import solve
 from shardwright.synth.space import Space
 
 _MOST_TURNS = 4
@@ -139,7 +140,7 @@ def synthesize(graph: Graph, space: Space, model: CostModel, timer: Timer) -> Sy
     assert best is not None
     verify(best.program, graph)
     with timer.search():
-        bound_s = min(best.cost_s, bound(space, Prices.floors(model)))
+        bound_s = certify(space, model, best.cost_s)
     notes: list[str] = []
     if not best.fits:
         notes.append("no ratios tried fit a program found into every device's memory")

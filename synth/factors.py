@@ -229,9 +229,17 @@ class Prices:
         return Prices(model, Shares(ratios, model.class_of).seconds, allowed)
 
     @staticmethod
-    def floors(model: CostModel) -> Prices:
-        """What every instruction costs at least, under shares of its own."""
-        return Prices(model, lambda cost, cut: model.floor(cost))
+    def floors(model: CostModel, largest: tuple[float, float] | None = None) -> Prices:
+        """What every instruction costs at least, under shares of its own.
+
+        Args:
+            model: prices instructions.
+            largest: range in which the largest ratio of a device lies; None for any.
+        """
+        if largest is None:
+            return Prices(model, lambda cost, cut: model.floor(cost))
+        low, high = largest
+        return Prices(model, lambda cost, cut: model.floor_within(cost, cut[0] // cut[1] if cut else None, low, high))
 
     def strategy(self, kind: str, tensor: TensorType, pre: Placement, post: Placement) -> tuple[str, float]:
         """The cheapest strategy of one move and its seconds; the first listed wins a tie."""

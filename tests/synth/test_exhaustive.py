@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from exhaustive import cheapest
 from hypothesis import given, settings
@@ -23,7 +22,8 @@ from synth_cases import fleet, model, ratios, shape
 from shardwright.cost.bill import bill, seconds
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
-from shardwright.ir.program import verify
+from shardwright.ir.placement import Shard
+from shardwright.ir.program import Move, verify
 from shardwright.ir.trace import trace
 from shardwright.synth.emit import emit
 from shardwright.synth.factors import Prices
@@ -105,3 +105,53 @@ def test_the_graphs_are_small_and_different() -> None:
     primitives = {e.primitive for name in GRAPHS for e in case(name)[0].equations}
     assert {"dot_general", "reduce_sum", "reduce_max", "gather", "broadcast_in_dim", "transpose"} <= primitives
     assert any(graph.state for graph, _ in map(case, GRAPHS))
+
+
+# ---------------------------------------------------------------------------------------------------
+# What is lost
+
+
+def fanned_out(x: Any) -> Any:
+    """A fused chain each of whose values is used elsewhere: the first along rows, the others along columns."""
+    a = lax.tanh(lax.cumsum(x, 1))
+    b = lax.exp(a)
+    c = lax.sin(b)
+    return lax.cumsum(a, 1), lax.cumsum(b, 0), lax.cumsum(c, 0)
+
+
+def test_known_loss_a_chain_that_should_change_placement_in_its_middle() -> None:
+    """Unfused, one all-to-all between the first and the second step of the chain; fused, the whole chain is in
+    one placement, and two of its values are exchanged at its border."""
+    costs = CostModel(fleet((2, 2), bandwidth="5 GB/s", latency="1 us"))
+    graph = trace(fanned_out, shape(256, 256)).graph
+    space, prices = Space(graph), Prices.at(costs, (0.5, 0.5))
+    solution = solve(space, prices)
+    program = emit(space, solution.assignment, prices)
+    paid = seconds(bill(program, graph, costs), costs, (0.5, 0.5))
+    all_to_all = prices.step("all_to_all", graph.inputs[0].type, Shard(0), Shard(1))
+    moves = [i.kind for i in program.instructions if isinstance(i, Move)]
+    assert moves == ["all_to_all"] * 2
+    assert paid == pytest.approx(solution.seconds, rel=1e-12)
+    assert paid - cheapest(graph, space, prices) == pytest.approx(all_to_all, rel=1e-9)
+
+
+def test_known_loss_a_third_placement_is_paid_by_every_user_but_moved_once() -> None:
+    """A value is held in two placements at most; a third is promised anew to each of its users. What is
+    emitted moves it once, so the program is cheaper than the search had said."""
+    costs = CostModel(fleet((2, 2, 2), bandwidth="5 GB/s", latency="1 us"))
+    cube = shape(24, 24, 24)
+
+    def step(x: Any, w: Any) -> Any:
+        y = lax.cumsum(x, 0) @ w
+        one = [lax.cumsum(lax.cumsum(y, 1), 2)]
+        return one
+
+    graph = trace(step, cube, shape(24, 24)).graph
+    prices = Prices.at(costs, (1 / 3, 1 / 3, 1 / 3))
+    value = graph.equations[1].outputs[0]
+    domain = Space(graph)._domains.multiple(value.type, (1, 1, 1), ())
+    two = next(h for h in domain.holdings if h.all == (Shard(0), Shard(1)))
+    position = domain.holdings.index(two)
+    third = prices.convert.use(domain, Shard(2))[position]
+    assert third == pytest.approx(prices.step("all_to_all", value.type, Shard(0), Shard(2)))
+    assert max(len(h.all) for h in domain.holdings) == 2
