@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.backends.local import neutral
+from shardwright.backends.local import key_implementation, neutral
 from shardwright.ir.collectives import combine
 from shardwright.ir.errors import InputError
 from shardwright.ir.graph import Graph, TensorType
@@ -56,12 +56,6 @@ def dtype_of(name: str) -> Any:
     if not name.startswith("key<"):
         return jnp.dtype(name)
     return jax.eval_shape(lambda: jax.random.key(0, impl=key_implementation(name))).dtype
-
-
-@cache
-def key_implementation(dtype: str) -> str:
-    """Name of the generator of a key dtype: `key<fry>` -> `threefry2x32`."""
-    return {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}[dtype]
 
 
 def is_key(dtype: str) -> bool:

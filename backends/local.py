@@ -38,13 +38,13 @@ def local_shape(
 def filled(tensor: TensorType, shape: tuple[int, ...], value: Any) -> jax.Array:
     """A constant array of the tensor's dtype; typed PRNG keys are never filled but with zero data."""
     if tensor.dtype.startswith("key<"):
-        return jnp.broadcast_to(jax.random.key(0, impl=_generator(tensor.dtype)), shape)
+        return jnp.broadcast_to(jax.random.key(0, impl=key_implementation(tensor.dtype)), shape)
     return jnp.full(shape, value, dtype=tensor.dtype)
 
 
 @cache
-def _generator(dtype: str) -> str:
-    """Name of the random number generator of a key dtype (`key<fry>` is threefry2x32's)."""
+def key_implementation(dtype: str) -> str:
+    """Name of the random number generator of a key dtype: `key<fry>` -> `threefry2x32`."""
     names = ("threefry2x32", "rbg", "unsafe_rbg", "threefry4x32", "philox2x32", "philox4x32")
     return next(name for name in names if str(jax.random.key(0, impl=name).dtype) == dtype)
 

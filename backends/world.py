@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwright.backends.layout import dtype_of, is_key, key_implementation, members, stretches, to_numpy
+from shardwright.backends.layout import dtype_of, is_key, members, stretches, to_numpy
+from shardwright.backends.local import key_implementation
 from shardwright.backends.mpi_moves import Link, lowerings, mpi
 from shardwright.backends.wire import to_jax
 from shardwright.ir.collectives import between

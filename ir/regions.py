@@ -16,7 +16,6 @@ from shardwright.ir.graph import Equation
 from shardwright.ir.placement import Placement, R, Shard
 from shardwright.ir.rules import Signature
 
-
 #: Placements of the inputs and of the outputs of a body.
 Ends: TypeAlias = tuple[Sequence[Placement], Sequence[Placement]]
 

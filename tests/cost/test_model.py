@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from shardwright.cost.bill import bill, seconds
+from shardwright.cost.bill import Shares, bill, seconds
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.memory import footprint, peak_bytes
 from shardwright.cost.model import CostModel, Traffic
@@ -123,6 +125,29 @@ def test_renaming_is_free_and_what_stays_in_registers_is_not_launched() -> None:
     sine = only(graph_of(jnp.sin, f32(1000)), "sin")
     inside = price(model, sine, Signature((R,), (R,)), Traffic((False,), (False,))).exact(np.ones(1))
     assert 0 < inside < 2e-6  # arithmetic alone
+
+
+@given(
+    weights=st.lists(st.sampled_from([0.0, 1.0, 1.5, 2.0, 7.0]), min_size=3, max_size=3).filter(any),
+    units=st.integers(1, 40),
+    spread=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    seed=st.integers(0, 2**32),
+)
+def test_floors_hold_after_rounding(weights: list[float], units: int, spread: Any, seed: int) -> None:
+    model = model_of(CPU, SLOW, CPU)
+    ratios = [w / sum(weights) for w in weights]
+    largest = max(ratios)
+    low, high = largest * spread[0], largest + (1 - largest) * spread[1]
+    constant, linear, product = np.random.default_rng(seed).exponential(1.0, (3, 2, 2))
+    for cost in (
+        ShareCost(constant, linear, product),
+        ShareCost(constant + linear, -linear, product),
+        ShareCost(constant, 0 * linear, product),
+    ):
+        rounded = Shares(ratios, model.class_of)
+        assert model.floor_within(cost, units, low, high) <= rounded.seconds(cost, (units, 1)) + 1e-9
+        assert model.floor_within(cost, None, low, high) <= rounded.seconds(cost, None) + 1e-9
+        assert model.floor_within(cost, units, low, high) >= model.floor(cost)
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -128,6 +128,27 @@ def test_share_proportional_times_have_the_closed_form() -> None:
 
 
 @given(st.data())
+def test_floor_within_a_range_is_below_every_share_in_it(data: st.DataObject) -> None:
+    cost = data.draw(costs())
+    _, class_of, shares = data.draw(fleets(cost))
+    largest = float(shares.max())
+    low, high = largest * data.draw(st.floats(0, 1)), largest + (1 - largest) * data.draw(st.floats(0, 1))
+    assert cost.floor_within(low, high) <= float(cost.per_device(shares, class_of).max()) + 1e-9
+
+
+def test_an_exchange_that_is_free_for_one_device_alone_is_not_free_for_many() -> None:
+    one = np.ones((1, 1))
+    cost = ShareCost(0 * one, 0 * one, one)  # s (1 - s): an all-to-all
+    assert cost.floor(np.array([4])) == 0.0
+    assert cost.floor_within(0.25, 0.5) == pytest.approx(0.25 * 0.75)
+    assert cost.floor_within(0.25, 1.0) == 0.0
+    proportional = ShareCost(0 * one, one, 0 * one)
+    assert proportional.floor_within(0.6, 1.0) == pytest.approx(0.6)
+    ring = ShareCost(one, -one, 0 * one)  # all but the own stretch
+    assert ring.floor_within(0.25, 0.3) == pytest.approx(0.7)
+
+
+@given(st.data())
 def test_per_device_is_per_class_spread_out(data: st.DataObject) -> None:
     cost = data.draw(costs())
     _, class_of, _ = data.draw(fleets(cost))

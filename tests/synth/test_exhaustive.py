@@ -21,10 +21,11 @@ from synth_cases import fleet, model, ratios, shape
 
 from shardwright.cost.bill import bill, seconds
 from shardwright.cost.model import CostModel
-from shardwright.ir.graph import Graph
-from shardwright.ir.placement import Shard
+from shardwright.ir.graph import Graph, TensorType
+from shardwright.ir.placement import R, Shard
 from shardwright.ir.program import Move, verify
 from shardwright.ir.trace import trace
+from shardwright.synth.conversions import Domains, Holding
 from shardwright.synth.emit import emit
 from shardwright.synth.factors import Prices
 from shardwright.synth.solve import solve
@@ -139,19 +140,11 @@ def test_known_loss_a_third_placement_is_paid_by_every_user_but_moved_once() -> 
     """A value is held in two placements at most; a third is promised anew to each of its users. What is
     emitted moves it once, so the program is cheaper than the search had said."""
     costs = CostModel(fleet((2, 2, 2), bandwidth="5 GB/s", latency="1 us"))
-    cube = shape(24, 24, 24)
-
-    def step(x: Any, w: Any) -> Any:
-        y = lax.cumsum(x, 0) @ w
-        one = [lax.cumsum(lax.cumsum(y, 1), 2)]
-        return one
-
-    graph = trace(step, cube, shape(24, 24)).graph
-    prices = Prices.at(costs, (1 / 3, 1 / 3, 1 / 3))
-    value = graph.equations[1].outputs[0]
-    domain = Space(graph)._domains.multiple(value.type, (1, 1, 1), ())
-    two = next(h for h in domain.holdings if h.all == (Shard(0), Shard(1)))
-    position = domain.holdings.index(two)
-    third = prices.convert.use(domain, Shard(2))[position]
-    assert third == pytest.approx(prices.step("all_to_all", value.type, Shard(0), Shard(2)))
-    assert max(len(h.all) for h in domain.holdings) == 2
+    convert, cube = Prices.at(costs, (1 / 3, 1 / 3, 1 / 3)).convert, TensorType((24, 24, 24), "float32")
+    domain = Domains().multiple(cube, (1, 1, 1), ())
+    assert max(len(holding.all) for holding in domain.holdings) == 2
+    held = domain.holdings.index(Holding(Shard(0), Shard(1)))
+    all_to_all = convert.cost(cube, (1, 1, 1), Shard(0), Shard(2))
+    assert 0 < all_to_all < convert.cost(cube, (1, 1, 1), Shard(0), R)
+    # Two users in the third placement are promised two exchanges; held as well, it would be one.
+    assert 2 * convert.use(domain, Shard(2))[held] == pytest.approx(2 * all_to_all)
