@@ -95,13 +95,23 @@ def check_inputs(flat: Sequence[Any], graph: Graph) -> None:
             remedy="Call it with arguments of the same structure",
         )
     for i, (leaf, value) in enumerate(zip(flat, graph.inputs, strict=True)):
-        shape = tuple(np.shape(leaf)) if not hasattr(leaf, "shape") else tuple(leaf.shape)
-        if shape != value.type.shape:
+        given = _type_of(leaf)
+        if given != value.type:
             raise InputError(
                 place=graph.input_names[i] if i < len(graph.input_names) else f"argument leaf {i}",
-                reason=f"has shape {shape}, it was planned for {value.type}",
-                remedy="Plan again for these shapes",
+                reason=f"is {given}, it was planned for {value.type}",
+                remedy="Plan again for these arguments",
             )
+
+
+def _type_of(leaf: Any) -> TensorType:
+    """Type of a leaf as jax.jit would see it (64 bit becomes 32 bit unless x64 is enabled)."""
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None:
+        return TensorType(tuple(np.shape(leaf)), str(jax.dtypes.result_type(leaf)))
+    if not jnp.issubdtype(dtype, jax.dtypes.extended):
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
+    return TensorType(tuple(leaf.shape), str(dtype))
 
 
 def as_array(leaf: Any, tensor: TensorType) -> jax.Array:

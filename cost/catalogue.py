@@ -44,6 +44,17 @@ class _Sheet:
 
 
 @dataclass(frozen=True, slots=True)
+class _Chip:
+    """The rest of a datasheet: multiprocessors, CUDA compute capability, board power in W, clocks in MHz."""
+
+    sms: int
+    capability: float | None
+    board: float
+    base: float | None
+    boost: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Measured:
     """What was measured on a type: matrix products in TFLOP/s, elementwise kernels in GB/s."""
 
@@ -84,6 +95,38 @@ _SHEETS = (
     _Sheet("MI250X",          47.9,   NO,    383,    383,     1,    128,  3277, "JAX sees its two dies"),
     _Sheet("MI300X",         163.4,   NO,   1307.4, 1307.4,   1/2,  192,  5300),
 )
+
+# Boards and clocks as the vendors' datasheets and architecture whitepapers give them; where these give no
+# base clock, None.
+_CHIPS: Mapping[str, _Chip] = {
+    #                       SMs   cc     W   base  boost
+    "P100-PCIE-16GB": _Chip( 56,  6.0,  250, 1126, 1303),
+    "P4":             _Chip( 20,  6.1,   75,  886, 1114),
+    "V100-PCIE-32GB": _Chip( 80,  7.0,  250, 1230, 1380),
+    "V100-SXM2-16GB": _Chip( 80,  7.0,  300, 1290, 1530),
+    "V100-SXM2-32GB": _Chip( 80,  7.0,  300, 1290, 1530),
+    "T4":             _Chip( 40,  7.5,   70,  585, 1590),
+    "RTX-2080Ti":     _Chip( 68,  7.5,  250, 1350, 1545),
+    "Titan-RTX":      _Chip( 72,  7.5,  280, 1350, 1770),
+    "RTX-3090":       _Chip( 82,  8.6,  350, 1395, 1695),
+    "RTX-4090":       _Chip(128,  8.9,  450, 2235, 2520),
+    "A10":            _Chip( 72,  8.6,  150,  885, 1695),
+    "A40":            _Chip( 84,  8.6,  300, 1305, 1740),
+    "A100-PCIE-40GB": _Chip(108,  8.0,  250,  765, 1410),
+    "A100-SXM-40GB":  _Chip(108,  8.0,  400, 1095, 1410),
+    "A100-PCIE-80GB": _Chip(108,  8.0,  300, 1065, 1410),
+    "A100-SXM-80GB":  _Chip(108,  8.0,  400, 1275, 1410),
+    "L4":             _Chip( 58,  8.9,   72,  795, 2040),
+    "L40S":           _Chip(142,  8.9,  350, 1110, 2520),
+    "H100-PCIE-80GB": _Chip(114,  9.0,  350, 1095, 1755),
+    "H100-SXM-80GB":  _Chip(132,  9.0,  700, NO,   1980),
+    "H200-SXM":       _Chip(132,  9.0,  700, NO,   1980),
+    "GH200-96GB":     _Chip(132,  9.0,  700, NO,   1980),
+    "B200-SXM":       _Chip(148, 10.0, 1000, NO,   NO),
+    "GB200":          _Chip(148, 10.0, 1200, NO,   NO),
+    "MI250X":         _Chip(220,   NO,  560, NO,   1700),
+    "MI300X":         _Chip(304,   NO,  750, NO,   2100),
+}
 # fmt: on
 
 _MEASURED: Mapping[str, _Measured] = {
@@ -157,7 +200,7 @@ def _fractions(pairs: Iterable[tuple[float | None, float | None]]) -> list[float
 
 def _device_type(sheet: _Sheet, matmul: float, tensor: float, elementwise: float) -> DeviceType:
     """The type of a datasheet, its own measurements taking the place of the typical fractions given."""
-    own = _MEASURED.get(sheet.name, _Measured())
+    own, chip = _MEASURED.get(sheet.name, _Measured()), _CHIPS[sheet.name]
 
     def fraction(achieved: float | None, peak: float | None, typical: float) -> float:
         return min(achieved / peak, 1.0) if achieved and peak else typical
@@ -191,4 +234,9 @@ def _device_type(sheet: _Sheet, matmul: float, tensor: float, elementwise: float
         bandwidth_efficiency=fraction(own.elementwise, sheet.bandwidth, elementwise),
         measured=bool(measured),
         source="; ".join(filter(None, ("vendor datasheet", achieved, sheet.note))),
+        sm_count=chip.sms,
+        board_power_w=float(chip.board),
+        base_clock_hz=chip.base and chip.base * 1e6,
+        boost_clock_hz=chip.boost and chip.boost * 1e6,
+        compute_capability=chip.capability,
     )

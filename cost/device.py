@@ -8,14 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from shardwright.cost.document import Entry
 from shardwright.cost.quantity import BANDWIDTH, COMPUTE, DURATION, MEMORY, Kind, format_quantity
 
 DEFAULT_LAUNCH_S = 5e-6
 """Time to start one kernel: assumed, the order of an asynchronous CUDA launch."""
+
+POWER = Kind("power", "W", {"W": Fraction(1), "kW": Fraction(1000)}, ("kW", "W"), "250 W")
+CLOCK = Kind(
+    "clock",
+    "Hz",
+    {"Hz": Fraction(1), "kHz": Fraction(10**3), "MHz": Fraction(10**6), "GHz": Fraction(10**9)},
+    ("GHz", "MHz"),
+    "1410 MHz",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,11 @@ class DeviceType:
         bandwidth_efficiency: fraction of the memory bandwidth that large elementwise kernels reach.
         measured: whether any of these fractions was measured on this very type.
         source: where the numbers come from.
+        sm_count: multiprocessors (AMD: compute units); None: one for each 0.18 TFLOP/s of single precision.
+        board_power_w: power of the whole board; None: compute is never throttled.
+        base_clock_hz, boost_clock_hz: the board power never throttles below their ratio; None: no such floor.
+        compute_capability: CUDA's, as a number (8.6): which measured device's constants the kernel model
+            takes, and how fast the host is taken to be; None counts as 8.0.
     """
 
     name: str
@@ -54,6 +69,11 @@ class DeviceType:
     bandwidth_efficiency: float = 1.0
     measured: bool = False
     source: str = "given in the fleet"
+    sm_count: int | None = None
+    board_power_w: float | None = None
+    base_clock_hz: float | None = None
+    boost_clock_hz: float | None = None
+    compute_capability: float | None = None
 
     def flop_rate(self, dtype: str, precision: str | None = None) -> tuple[float, str | None]:
         """The achieved rate of a large matrix product or convolution, and the assumption behind it, if any.
@@ -168,6 +188,13 @@ def _bytes(entry: Entry) -> int:
     return size
 
 
+def _capability(entry: Entry) -> float:
+    value = entry.value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= cast("float", value) <= 20:
+        raise entry.error("is no compute capability", "Write a number from 1 to 20, such as 8.6")
+    return float(cast("float", value))
+
+
 def _same(value: Any) -> object:
     return value
 
@@ -188,4 +215,9 @@ _KEYS: Mapping[str, _Key] = {
     "bandwidth_efficiency": _Key("bandwidth_efficiency", Entry.fraction, _same),
     "measured": _Key("measured", Entry.flag, _same),
     "source": _Key("source", Entry.text, _same),
+    "sms": _Key("sm_count", partial(Entry.count, most=4096), _same),
+    "board_power": _quantity("board_power_w", POWER),
+    "base_clock": _quantity("base_clock_hz", CLOCK),
+    "boost_clock": _quantity("boost_clock_hz", CLOCK),
+    "compute_capability": _Key("compute_capability", _capability, _same),
 }

@@ -1,8 +1,8 @@
 """Bytes that each device holds over a program, by liveness.
 
 A property (a value in a placement) is allocated where it is established and freed after its last use;
-inputs, constants and state live throughout, and a state output takes over its input's buffer. Tensors that XLA
-keeps in registers are not counted; neither are its scratch buffers nor padding.
+inputs, constants and state live throughout, and a state output takes over its input's buffer. Tensors
+that XLA keeps in registers are not counted; neither are its scratch buffers nor padding.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _moments(program: Program, graph: Graph, top: bool) -> Floats:
     for time, instruction in enumerate(program.instructions):
         read = [buffer.get(key, key) for key in _read(instruction, graph)]
         last.update(dict.fromkeys(read, time))
-        if isinstance(instruction, Compute) and graph.equations[instruction.equation].primitive in ALIASES and read:
+        if read and isinstance(instruction, Compute) and _renames(instruction, graph):
             buffer.update(dict.fromkeys(_made(instruction, graph), read[0]))
     last.update({buffer.get(key, key): end for key in handed_out if key is not None})
     change = np.zeros((end + 2, 2))
@@ -93,6 +93,10 @@ def _moments(program: Program, graph: Graph, top: bool) -> Floats:
     # While a loop runs, what it stacks up is allocated already.
     extra = [over_time[time + 1] + rows for time, rows in inner]
     return np.concatenate([over_time, *extra])
+
+
+def _renames(instruction: Compute, graph: Graph) -> bool:
+    return graph.equations[instruction.equation].primitive in ALIASES
 
 
 def _keys(graph: Graph, program: Program) -> Iterator[_Key | None]:

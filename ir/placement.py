@@ -54,7 +54,7 @@ class Partial:
 Placement: TypeAlias = Replicate | Shard | Partial
 R = Replicate()
 
-_PLACEMENT = re.compile(r"R|S\((\d+)(?::(\d+))?\)|P\((sum|max|min)\)")
+_PLACEMENT = re.compile(r"R|S\((\d+)(?::([1-9]\d*))?\)|P\((sum|max|min)\)")
 
 
 def parse_placement(text: str) -> Placement:

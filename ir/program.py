@@ -254,6 +254,9 @@ def _check_move(move: Move, types: Mapping[int, TensorType], established: set[Pr
 def _check_loop(loop: Loop, equation: Equation) -> str:
     if len(loop.bodies) != len(equation.regions):
         return f"{equation.primitive} has {len(equation.regions)} regions"
+    for number, (body, region) in enumerate(zip(loop.bodies, equation.regions, strict=True)):
+        if len(body.inputs) != len(region.inputs) or len(body.outputs) != len(region.outputs):
+            return f"region {number} has {len(region.inputs)} inputs and {len(region.outputs)} outputs"
     problem = boundary(equation).check(loop.signature, [(body.inputs, body.outputs) for body in loop.bodies])
     if problem:
         return problem

@@ -238,8 +238,11 @@ class Prices:
         """
         if largest is None:
             return Prices(model, lambda cost, cut: model.floor(cost))
-        low, high = largest
-        return Prices(model, lambda cost, cut: model.floor_within(cost, cut[0] // cut[1] if cut else None, low, high))
+
+        def evaluate(cost: ShareCost, cut: Cut | None) -> float:
+            return model.floor_within(cost, cut[0] // cut[1] if cut is not None else None, *largest)
+
+        return Prices(model, evaluate)
 
     def strategy(self, kind: str, tensor: TensorType, pre: Placement, post: Placement) -> tuple[str, float]:
         """The cheapest strategy of one move and its seconds; the first listed wins a tie."""

@@ -125,4 +125,4 @@ def _differences(table: Floats, axis: int) -> tuple[Floats, NDArray[np.bool_]]:
             continue
         result[:, b] = (rows[:, here] - rows[b, here]).max(axis=1)
     # inf - inf never arises above; a sum of +inf and -inf over terms must not either.
-    return np.clip(result, -1e30, 1e30), finite.any(axis=1)
+    return np.clip(result, -1e30, 1e30), np.asarray(finite.any(axis=1))

@@ -125,7 +125,7 @@ class _Tree:
         return [Node(float(f[v]), node.depth + 1, int(v), node) for v in np.flatnonzero(np.isfinite(f))]
 
     def dive(self, node: Node) -> Node | None:
-        """A complete assignment below `node`, by the most promising successor at every depth; None if there is none."""
+        """A complete assignment below `node`, by the most promising successors; None if there is none."""
         open_nodes = [node]
         while open_nodes:
             current = open_nodes.pop()

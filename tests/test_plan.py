@@ -408,12 +408,7 @@ def mutations(data: Any, random_: random.Random) -> Iterator[Any]:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "mlp",
-        pytest.param(
-            "scan", marks=pytest.mark.xfail(raises=IndexError, reason="a loop body with other outputs")
-        ),
-    ],
+    ["mlp", "scan"],
 )
 def test_files_changed_anyhow_are_refused_in_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     step, args = mlp() if name == "mlp" else scan()

@@ -236,7 +236,9 @@ def total(pool: Pool) -> Entry:
 @op
 def largest(pool: Pool) -> Entry:
     a = pool.float(tensor)
-    return Entry([jnp.max, jnp.min][pool.number(2)](a.x, pool.dim(a), keepdims=bool(pool.number(2))), a.whole, a.most)
+    return Entry(
+        [jnp.max, jnp.min][pool.number(2)](a.x, pool.dim(a), keepdims=bool(pool.number(2))), a.whole, a.most
+    )
 
 
 @op
@@ -584,7 +586,9 @@ def fleets(draw: st.DrawFn) -> Fleet:
 
 @st.composite
 def ratios(draw: st.DrawFn, devices: int) -> tuple[float, ...]:
-    weights = draw(st.lists(st.sampled_from([0, 1, 1, 2, 3, 7]), min_size=devices, max_size=devices).filter(any))
+    weights = draw(
+        st.lists(st.sampled_from([0, 1, 1, 2, 3, 7]), min_size=devices, max_size=devices).filter(any)
+    )
     return tuple(w / sum(weights) for w in weights)
 
 
@@ -595,7 +599,9 @@ def random_prices(model: CostModel, seed: int) -> Prices:
     return Prices(model, lambda cost, cut: known.setdefault(cost, float(rng.exponential() ** 3)))
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much])
+@settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+)
 @given(st.data(), _LINES, st.integers(0, 2**16), fleets())
 def test_random_programs(data: st.DataObject, lines: list[Line], seed: int, fleet: Fleet) -> None:
     args = arguments(seed % 7)
@@ -631,7 +637,9 @@ def compare_result(result: Any, entry: Entry, lines: Sequence[Line]) -> None:
         np.testing.assert_array_equal(got, wanted, err_msg=str(lines))
     else:
         largest = float(np.abs(wanted).max(initial=0.0))
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4 * largest + 1e-6 * entry.most, err_msg=str(lines))
+        np.testing.assert_allclose(
+            got, wanted, rtol=0, atol=1e-4 * largest + 1e-6 * entry.most, err_msg=str(lines)
+        )
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -24,8 +24,20 @@ from shardwright.ir.program import Compute, Loop, Move, Program, verify
 from shardwright.ir.rules import Signature, rule_of
 from shardwright.ir.trace import trace
 
-CPU = {"name": "cpu", "flops": "20 GFLOP/s", "memory_bandwidth": "10 GB/s", "memory": "4 GB", "launch": "2 us"}
-SLOW = {"name": "slow", "flops": "5 GFLOP/s", "memory_bandwidth": "2 GB/s", "memory": "1 GB", "launch": "8 us"}
+CPU = {
+    "name": "cpu",
+    "flops": "20 GFLOP/s",
+    "memory_bandwidth": "10 GB/s",
+    "memory": "4 GB",
+    "launch": "2 us",
+}
+SLOW = {
+    "name": "slow",
+    "flops": "5 GFLOP/s",
+    "memory_bandwidth": "2 GB/s",
+    "memory": "1 GB",
+    "launch": "8 us",
+}
 S0, S1, SUM = Shard(0), Shard(1), Partial("sum")
 ALL = Traffic((True, True), (True,))
 
@@ -33,7 +45,9 @@ ALL = Traffic((True, True), (True,))
 def model_of(*kinds: Any) -> CostModel:
     link = {"bandwidth": "1 GB/s", "latency": "1 us"}
     devices = [{"type": kind} for kind in kinds]
-    return CostModel(Fleet.from_dict({"name": "test", "nodes": [{"count": 1, "devices": devices, "link": link}]}))
+    return CostModel(
+        Fleet.from_dict({"name": "test", "nodes": [{"count": 1, "devices": devices, "link": link}]})
+    )
 
 
 def f32(*dims: int) -> jax.ShapeDtypeStruct:
@@ -115,7 +129,9 @@ def test_equal_kernels_are_one_object() -> None:
     signature, through = Signature((S0,), (S0,)), Traffic((True,), (True,))
     assert price(model, first, signature, through) is price(model, second, signature, through)
     assert price(model, first, signature, through) is model.kernel(second, signature, through)
-    assert price(model, first, signature, through) is not price(model, first, signature, Traffic((True,), (False,)))
+    assert price(model, first, signature, through) is not price(
+        model, first, signature, Traffic((True,), (False,))
+    )
 
 
 def test_renaming_is_free_and_what_stays_in_registers_is_not_launched() -> None:
@@ -189,7 +205,10 @@ def test_loops_of_one_fusion_read_a_tensor_once() -> None:
 
 
 def test_a_transpose_that_contractions_read_is_folded() -> None:
-    assert through(lambda x, y: x.T @ y, f32(4, 8), f32(4, 8))[0] == ("transpose", Traffic((False,), (False,)))
+    assert through(lambda x, y: x.T @ y, f32(4, 8), f32(4, 8))[0] == (
+        "transpose",
+        Traffic((False,), (False,)),
+    )
     read_otherwise = through(lambda x, y: (x.T @ y, jnp.sin(x.T)), f32(4, 8), f32(4, 8))
     assert dict(read_otherwise)["transpose"] != Traffic((False,), (False,))
 
@@ -279,7 +298,10 @@ def test_footprint_of_two_products() -> None:
             inputs_whole + share * inputs_shared + 2 * z,
         ]
         assert footprint(program, graph).peak(np.array([share])) == pytest.approx([max(moments)])
-    assert peak_bytes(program, graph, (1.0, 0.0)) == (inputs_whole + inputs_shared + y + z, inputs_whole + 2 * z)
+    assert peak_bytes(program, graph, (1.0, 0.0)) == (
+        inputs_whole + inputs_shared + y + z,
+        inputs_whole + 2 * z,
+    )
 
 
 def test_state_takes_over_its_inputs_buffer() -> None:

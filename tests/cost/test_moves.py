@@ -84,9 +84,15 @@ def test_uneven_shares() -> None:
 
 
 def test_one_device_pays_nothing() -> None:
-    model = CostModel(Fleet.from_dict({"name": "one", "nodes": [{"count": 1, "devices": {"type": CPU, "count": 1}}]}))
+    model = CostModel(
+        Fleet.from_dict({"name": "one", "nodes": [{"count": 1, "devices": {"type": CPU, "count": 1}}]})
+    )
     tensor = TensorType((1024, 1024), "float32")
-    placements = {"all_gather": (Shard(0), R), "all_reduce": (Partial(), R), "reduce_scatter": (Partial(), Shard(0))}
+    placements = {
+        "all_gather": (Shard(0), R),
+        "all_reduce": (Partial(), R),
+        "reduce_scatter": (Partial(), Shard(0)),
+    }
     for kind, strategy in MOVES:
         pre, post = placements.get(kind, (Shard(0), Shard(1)))
         assert model.move(kind, strategy, tensor, pre, post).exact(np.ones(1)) == 0.0
@@ -95,7 +101,9 @@ def test_one_device_pays_nothing() -> None:
 def test_local_moves_are_free() -> None:
     link = {"bandwidth": "1 GB/s", "latency": "1 ms"}
     model = CostModel(
-        Fleet.from_dict({"name": "two", "nodes": [{"count": 1, "devices": {"type": CPU, "count": 2}, "link": link}]})
+        Fleet.from_dict(
+            {"name": "two", "nodes": [{"count": 1, "devices": {"type": CPU, "count": 2}, "link": link}]}
+        )
     )
     tensor = TensorType((1024, 1024), "float32")
     assert model.move("slice", "", tensor, R, Shard(0)).exact(np.full(1, 0.5)) == 0.0
@@ -104,7 +112,10 @@ def test_local_moves_are_free() -> None:
 
 
 def test_the_ring_is_as_slow_as_its_slowest_link() -> None:
-    inside, across = {"bandwidth": "16 GB/s", "latency": "10 us"}, {"bandwidth": "8 Gbit/s", "latency": "30 us"}
+    inside, across = (
+        {"bandwidth": "16 GB/s", "latency": "10 us"},
+        {"bandwidth": "8 Gbit/s", "latency": "30 us"},
+    )
     nodes = [{"count": 2, "devices": {"type": CPU, "count": 4}, "link": inside}]
     two = Ring.of(Fleet.from_dict({"name": "two", "nodes": nodes, "network": across}))
     assert two == Ring(8, 30e-6, 1e9, 0.25e9)  # 8 Gbit/s are 1 GB/s, which four devices share

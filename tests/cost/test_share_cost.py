@@ -90,7 +90,9 @@ def water_level(cost: ShareCost, counts: np.ndarray) -> float:
     """
     constant, linear = cost.minorant()
     rows, classes = constant.shape
-    above = np.array([[*(linear[r, c] * (np.arange(classes) == c)), -1.0] for r in range(rows) for c in range(classes)])
+    above = np.array(
+        [[*(linear[r, c] * (np.arange(classes) == c)), -1.0] for r in range(rows) for c in range(classes)]
+    )
     limit = -constant.reshape(-1)
     found = linprog(
         [*np.zeros(classes), 1.0],
@@ -107,7 +109,9 @@ def water_level(cost: ShareCost, counts: np.ndarray) -> float:
 
 @given(st.data(), st.sampled_from(["rising", "falling", "constant"]))
 def test_floor_is_tight_where_rows_agree(data: st.DataObject, kind: str) -> None:
-    slopes = {"rising": st.floats(0.01, 10.0), "falling": st.floats(-5.0, -0.01), "constant": st.just(0.0)}[kind]
+    slopes = {"rising": st.floats(0.01, 10.0), "falling": st.floats(-5.0, -0.01), "constant": st.just(0.0)}[
+        kind
+    ]
     cost = data.draw(costs(slopes))
     counts, _, _ = data.draw(fleets(cost))
     assert cost.floor(counts) == pytest.approx(water_level(cost, counts), rel=1e-6)

@@ -89,7 +89,10 @@ def assignments(
     options: Mapping[Equation, Sequence[tuple[Signature, float]]],
 ) -> Iterator[tuple[dict[Equation, Signature], float]]:
     for combination in itertools.product(*options.values()):
-        yield {e: s for e, (s, _) in zip(options, combination, strict=True)}, sum(price for _, price in combination)
+        yield (
+            {e: s for e, (s, _) in zip(options, combination, strict=True)},
+            sum(price for _, price in combination),
+        )
 
 
 def cheapest(graph: Graph, space: Space, prices: Prices) -> float:
@@ -99,7 +102,9 @@ def cheapest(graph: Graph, space: Space, prices: Prices) -> float:
     producer = {value: (e, k) for e in graph.equations for k, value in enumerate(e.outputs)}
     state = {graph.outputs[out]: graph.inputs[inp] for out, inp in graph.state.items()}
     handed_out = {
-        atom: position for position, atom in enumerate(graph.outputs) if isinstance(atom, Value) and atom not in state
+        atom: position
+        for position, atom in enumerate(graph.outputs)
+        if isinstance(atom, Value) and atom not in state
     }
     best = float("inf")
     for signatures, total in assignments(options):

@@ -28,7 +28,7 @@ def fleet(
     memory: str = "4 GB",
     nodes: int = 1,
 ) -> Fleet:
-    """Nodes of devices with these speeds, in units of 10 GFLOP/s and 10 GB/s of memory; equal ones share a class."""
+    """Nodes of devices with these speeds, in units of 10 GFLOP/s and 10 GB/s of memory bandwidth."""
     devices = [
         {
             "type": {

@@ -193,7 +193,12 @@ def test_plans_do_not_depend_on_the_hash_seed() -> None:
         path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
         run = subprocess.run(
-            [sys.executable, "-c", _SCRIPT], env=environment, capture_output=True, text=True, check=False, timeout=300
+            [sys.executable, "-c", _SCRIPT],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
         )
         assert run.returncode == 0, run.stderr
         return run.stdout

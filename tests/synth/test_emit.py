@@ -11,7 +11,7 @@ from synth_cases import FLEETS, STEPS, model, ratios, space, traced
 
 from shardwright.cost.bill import bill, seconds
 from shardwright.ir.placement import Partial, R
-from shardwright.ir.program import Compute, Loop, Move, Program, verify
+from shardwright.ir.program import Loop, Move, Program, verify
 from shardwright.ir.serialize import program_from_json, program_to_json
 from shardwright.ir.text import format_program, parse_program
 from shardwright.synth.emit import emit, exchanges
@@ -52,7 +52,11 @@ def test_every_equation_runs_once_and_nothing_is_made_twice_or_for_nobody(step: 
     assert sorted(runs) == list(range(len(graph.equations)))
     moves = [(i.value, i.post) for i in program.instructions if isinstance(i, Move)]
     assert len(moves) == len(set(moves))
-    needed = {(atom.index, p) for atom, p in zip(graph.outputs, program.outputs, strict=True) if hasattr(atom, "index")}
+    needed = {
+        (atom.index, p)
+        for atom, p in zip(graph.outputs, program.outputs, strict=True)
+        if hasattr(atom, "index")
+    }
     for instruction in program.instructions:
         if isinstance(instruction, Move):
             needed.add((instruction.value, instruction.pre))
@@ -103,10 +107,6 @@ def test_a_loop_is_paid_once_per_trip() -> None:
     assert inside > 0.3 * promised
 
 
-def test_one_device_runs_everything_whole_and_talks_to_nobody() -> None:
-    graph = traced("mlp").graph
-    program, _ = planned("mlp", "two", (1.0, 0.0))
-    apart, _ = planned("mlp", "slow-links", (1.0, 0.0, 0.0))
-    assert not any(exchanges(i) for i in apart.instructions)
-    assert all(isinstance(i, Compute | Move) for i in program.instructions)
-    verify(program, graph)
+def test_one_device_alone_talks_to_nobody() -> None:
+    program, _ = planned("mlp", "slow-links", (1.0, 0.0, 0.0))
+    assert not any(exchanges(instruction) for instruction in program.instructions)

@@ -1,4 +1,4 @@
-"""The search against its naive twin: what fusion and holdings of at most two placements lose, which is next to nothing.
+"""The search against its naive twin: what fusion and holdings of two placements lose.
 
 The space is fused, and a tensor is held in two placements at most. Both restrict it; that neither loses
 anything on straight-line steps is what is tested here, and where they do lose is pinned down below.
@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import pytest
 from exhaustive import cheapest
@@ -104,7 +103,14 @@ def test_the_graphs_are_small_and_different() -> None:
     sizes = {name: len(case(name)[0].equations) for name in GRAPHS}
     assert max(sizes.values()) <= 7 and min(sizes.values()) >= 2
     primitives = {e.primitive for name in GRAPHS for e in case(name)[0].equations}
-    assert {"dot_general", "reduce_sum", "reduce_max", "gather", "broadcast_in_dim", "transpose"} <= primitives
+    assert {
+        "dot_general",
+        "reduce_sum",
+        "reduce_max",
+        "gather",
+        "broadcast_in_dim",
+        "transpose",
+    } <= primitives
     assert any(graph.state for graph, _ in map(case, GRAPHS))
 
 
@@ -113,7 +119,7 @@ def test_the_graphs_are_small_and_different() -> None:
 
 
 def fanned_out(x: Any) -> Any:
-    """A fused chain each of whose values is used elsewhere: the first along rows, the others along columns."""
+    """A fused chain whose values are all used elsewhere: the first along rows, the others along columns."""
     a = lax.tanh(lax.cumsum(x, 1))
     b = lax.exp(a)
     c = lax.sin(b)
@@ -121,8 +127,8 @@ def fanned_out(x: Any) -> Any:
 
 
 def test_known_loss_a_chain_that_should_change_placement_in_its_middle() -> None:
-    """Unfused, one all-to-all between the first and the second step of the chain; fused, the whole chain is in
-    one placement, and two of its values are exchanged at its border."""
+    """Unfused, one all-to-all between the first and the second step of the chain; fused, the whole chain
+    is in one placement, and two of its values are exchanged at its border."""
     costs = CostModel(fleet((2, 2), bandwidth="5 GB/s", latency="1 us"))
     graph = trace(fanned_out, shape(256, 256)).graph
     space, prices = Space(graph), Prices.at(costs, (0.5, 0.5))

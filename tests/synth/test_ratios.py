@@ -41,7 +41,9 @@ def bills(draw: st.DrawFn, model: CostModel, products: bool = False) -> list[Ite
             linear = np.zeros_like(linear)
         product = rng.exponential(1e-3, (rows, classes)) if products and kind == 2 else np.zeros_like(linear)
         units = int(rng.choice([3, 8, 12, 64]))
-        items.append(Item("item", ShareCost(constant, linear, product), float(rng.integers(1, 5)), (units, 1), False))
+        items.append(
+            Item("item", ShareCost(constant, linear, product), float(rng.integers(1, 5)), (units, 1), False)
+        )
     return items
 
 
@@ -95,7 +97,7 @@ def test_lp_is_optimal(name: str, data: st.DataObject, limited: bool) -> None:
     if memory is not None:
         limit = [kind.memory_bytes for kind in model.types]
         assert (memory.peak(found.shares) <= np.array(limit) * (1 + 1e-6)).all()
-    # Primal: the shares cost what the LP says. Dual: another solver's multipliers prove that no less is possible.
+    # Primal: the shares cost what the LP says. Dual: another solver proves that no less is possible.
     assert affine_total(items, at, found.shares) == pytest.approx(found.seconds, rel=1e-6)
     dual = float(other.ineqlin.marginals @ other.ineqlin.residual)
     assert dual == pytest.approx(0.0, abs=1e-9)  # complementary slackness of the witness
@@ -127,7 +129,9 @@ def test_share_proportional_work_is_shared_in_proportion_to_speed() -> None:
 
 def test_nothing_that_varies_means_even_shares() -> None:
     model = MODELS["two classes"]
-    found = solve_ratios([Item("fixed", ShareCost.fixed([1.0, 2.0]), 3.0, None, False)], model, np.full(2, 1 / 3))
+    found = solve_ratios(
+        [Item("fixed", ShareCost.fixed([1.0, 2.0]), 3.0, None, False)], model, np.full(2, 1 / 3)
+    )
     assert found.ok and found.seconds == 6.0
     assert found.shares == pytest.approx([1 / 3, 1 / 3])
 

@@ -54,12 +54,10 @@ def problems(draw: st.DrawFn, impossible: bool = True) -> Problem:
         if scope and terms and rng.random() < 0.3:
             same = [t.table for t in terms if t.table.shape == table.shape]
             table = same[0] if same else table  # repeated layers share tables
-        terms.append(Term(scope, table if same_or_whole(scope, holes) else np.where(rng.random(table.shape) < holes, np.inf, table)))
+        elif scope:
+            table[rng.random(table.shape) < holes] = np.inf
+        terms.append(Term(scope, table))
     return Problem(sizes, tuple(terms))
-
-
-def same_or_whole(scope: tuple[int, ...], holes: float) -> bool:
-    return not scope or holes == 0.0
 
 
 def eliminated(problem: Problem, most_cells: int):
@@ -96,7 +94,9 @@ def test_mini_buckets_stay_below_and_a_star_stays_exact(problem: Problem, most_c
 
 
 @given(problems(), st.integers(1, 12), st.integers(0, 4))
-def test_a_search_that_stops_early_says_how_good_it_is(problem: Problem, most_cells: int, most_nodes: int) -> None:
+def test_a_search_that_stops_early_says_how_good_it_is(
+    problem: Problem, most_cells: int, most_nodes: int
+) -> None:
     found = a_star(problem.sizes, eliminated(problem, most_cells), most_nodes)
     best = problem.best()
     assert (found is None) == np.isinf(best)
@@ -188,7 +188,7 @@ def test_elimination_orders_are_as_good_as_any_on_trees(problem: Problem) -> Non
 
 
 def as_milp(sizes: list[int], terms: list[Term]) -> float:
-    """One 0/1 variable per value of a choice and per entry of a table; marginals of tables equal the choices."""
+    """A 0/1 variable per value of a choice and per entry of a table, whose marginals equal the choices."""
     starts = np.concatenate([[0], np.cumsum(sizes)])
     cost: list[float] = [0.0] * int(starts[-1])
     upper: list[float] = [1.0] * int(starts[-1])
@@ -240,7 +240,7 @@ def test_highs_finds_the_same_optimum(step: str, name: str) -> None:
 @pytest.mark.parametrize("name", FLEETS)
 @pytest.mark.parametrize("step", ["mlp", "attention", "scanned", "branched", "looped"])
 def test_small_tables_bracket_the_optimum(step: str, name: str) -> None:
-    """With tables far too small the search may stop early; it then says how far it is from the best at most."""
+    """With tables too small the search may stop early; it says how far from the best it is at most."""
     steps, costs = space(step), model(name)
     prices = Prices.at(costs, (1 / len(costs.class_of),) * len(costs.class_of))
     exact, loose = solve(steps, prices), solve(steps, prices, most_cells=40, most_nodes=2_000)

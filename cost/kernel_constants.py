@@ -1,0 +1,3 @@
+SHARED = {}
+OWN = {}
+CORRECTIONS = {}
