@@ -1,3 +1,7 @@
-SHARED = {}
-OWN = {}
-CORRECTIONS = {}
+"""Constants."""
+
+from collections.abc import Mapping
+
+SHARED: Mapping[str, float] = {}
+OWN: Mapping[str, Mapping[str, float]] = {}
+CORRECTIONS: Mapping[str, Mapping[str, tuple[int, ...]]] = {}

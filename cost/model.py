@@ -155,7 +155,7 @@ class CostModel:
         if units is not None:
             low = max(int(units * low + 1e-9), ceil(units / len(self.class_of))) / units
             high = min(int(units * high + 1e-9) + 1, units) / units
-        return max(self.floor(cost), cost.floor_within(low, high))
+        return cost.floor_within(self.counts, low, high)
 
 
 def _precision(equation: Equation) -> str | None:

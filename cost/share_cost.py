@@ -69,7 +69,7 @@ class ShareCost:
         """Affine rows `(constant, linear)` nowhere above the cost, for shares between zero and one."""
         return self.constant, self.linear
 
-    def floor(self, counts: NDArray[np.int64]) -> float:
+    def floor(self, counts: NDArray[np.int64], most: float = 1.0) -> float:
         """The least the instruction can cost under any shares of all devices, zeros included.
 
         The minimum over { s >= 0, counts . s = 1 } of the minorant's maximum: a water level. With rows
@@ -81,16 +81,18 @@ class ShareCost:
 
         Args:
             counts: devices per class.
+            most: no device has a larger share than this.
         """
         constant, linear = self.minorant()
         level = float(np.where(linear < 0, constant + linear, constant).max())
-        return max(_rising_level(constant, linear, counts, level), _falling_level(constant, linear, counts, level))
+        rising = _rising_level(constant, linear, counts, level, most)
+        return max(rising, _falling_level(constant, linear, counts, level))
 
-    def floor_within(self, least: float, most: float) -> float:
+    def floor_within(self, counts: NDArray[np.int64], least: float, most: float) -> float:
         """The least the instruction can cost if the largest share of a device is between `least` and `most`.
 
-        Some device has a share in that range, and no device has more. Rows are affine or concave in the
-        share, so that each is least at an end of its range.
+        Some device has a share in that range, and no device has more: the others must take the rest. Rows
+        are affine or concave in the share, so that each is least at an end of its range.
         """
 
         def rows(share: float) -> Floats:
@@ -99,26 +101,28 @@ class ShareCost:
         at_most = rows(most)
         somebody = float(np.minimum(rows(least), at_most).max(axis=0).min())
         everybody = float(np.minimum(rows(0.0), at_most).max())
-        return max(somebody, everybody)
+        return max(somebody, everybody, self.floor(counts, most))
 
 
 _STEPS = 16
 
 
-def _rising_level(constant: Floats, linear: Floats, counts: NDArray[np.int64], level: float) -> float:
+def _rising_level(
+    constant: Floats, linear: Floats, counts: NDArray[np.int64], level: float, most: float
+) -> float:
     rising = linear > 0
     if not rising.any():
         return level
     slope = np.where(rising, linear, 1.0)
     classes = np.arange(constant.shape[1])
     for _ in range(_STEPS):
-        room = np.where(rising, (level - constant) / slope, 1.0)
+        room = np.where(rising, (level - constant) / slope, most)
         tightest = room.argmin(axis=0)
-        capacity = np.minimum(room[tightest, classes], 1.0)
+        capacity = np.minimum(room[tightest, classes], most)
         missing = 1.0 - float((counts * capacity).sum())
         if missing <= 1e-12:
             break
-        gain = np.where((capacity < 1.0) & rising[tightest, classes], counts / slope[tightest, classes], 0.0).sum()
+        gain = np.where((capacity < most) & rising[tightest, classes], counts / slope[tightest, classes], 0.0).sum()
         if gain <= 0:
             break
         level += missing / float(gain)

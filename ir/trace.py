@@ -248,11 +248,21 @@ class _Region:
                     reason="it has side effects, which cannot be distributed",
                     remedy="Remove the print, callback or effect from the training step",
                 )
+            if name == "rng_uniform":
+                raise TraceError(
+                    place=f"{name} at {_summary(source) or UNKNOWN_LINE}",
+                    reason="it draws anew on every device, so that replicas would disagree",
+                    remedy="Use jax.random with a key",
+                )
             self.builder.primitives.setdefault(name, eqn.primitive)
             outputs = tuple(self.value(var.aval) for var in eqn.outvars)
-            self.equations.append(
-                Equation(len(self.equations), name, operands, outputs, eqn.params, regions, source)
-            )
+            # A barrier of several operands is one of each: they may be placed differently.
+            each = name == "optimization_barrier"
+            parts = zip(operands, outputs, strict=True) if each else ()
+            for ins, outs in [((a,), (v,)) for a, v in parts] or [(operands, outputs)]:
+                self.equations.append(
+                    Equation(len(self.equations), name, ins, outs, eqn.params, regions, source)
+                )
             env.update(zip(eqn.outvars, outputs, strict=True))
 
 

@@ -97,7 +97,7 @@ class Space:
                     unit = self.units.unit(atom, cut.dim)
                     units[letter] = unit // cut.minor if cut.minor else 0
                     break
-        key = (rule.axes, rule.reduce, rule.linear, rule.monotone, rule.accumulator)
+        key = (rule.axes, rule.reduce, rule.linear, rule.monotone, rule.upper, rule.lower, rule.accumulator)
         key = (*key, equation.input_types, equation.output_types, tuple(units.items()))
         if key not in self._known:
             found = signatures(rule, equation, {letter: max(1, unit) for letter, unit in units.items()})

@@ -174,7 +174,8 @@ def test_equal_devices_and_layers_share_executables() -> None:
 @pytest.mark.parametrize(
     ("leaves", "message"),
     [
-        ([np.ones((3, 6), np.float32)], "x: has shape (3, 6)"),
+        ([np.ones((3, 6), np.float32)], "x: is float32[3,6], it was planned for float32[4,6]"),
+        ([np.ones((4, 6), np.int32)], "x: is int32[4,6], it was planned for float32[4,6]"),
         ([], "0 leaves were given, it was planned for 1"),
     ],
 )

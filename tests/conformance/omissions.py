@@ -68,7 +68,7 @@ OMISSIONS = (
         sample="set_drop",
     ),
     Omission(
-        "optimization_barrier device_put",
+        "device_put",
         r".",
         "operands have nothing to do with each other; tracing makes one equation per operand",
         sample="two_operands",

@@ -35,7 +35,7 @@ def named(primitive: str, title: str) -> Sample:
 @pytest.mark.parametrize("primitive", sorted(registry()))
 def test_rule_conforms(primitive: str) -> None:
     samples = [sample for sample in SAMPLES if sample.primitive == primitive]
-    assert samples, f"{primitive} has a rule but no sample: add one to tests/conformance/samples.py"
+    assert samples, f"{primitive} has a rule but no sample: add one to tests/conformance/samples/"
     used: set[int] = set()
     for sample in samples:
         found = report(sample)

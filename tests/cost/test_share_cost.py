@@ -134,22 +134,33 @@ def test_share_proportional_times_have_the_closed_form() -> None:
 @given(st.data())
 def test_floor_within_a_range_is_below_every_share_in_it(data: st.DataObject) -> None:
     cost = data.draw(costs())
-    _, class_of, shares = data.draw(fleets(cost))
+    counts, class_of, shares = data.draw(fleets(cost))
     largest = float(shares.max())
     low, high = largest * data.draw(st.floats(0, 1)), largest + (1 - largest) * data.draw(st.floats(0, 1))
-    assert cost.floor_within(low, high) <= float(cost.per_device(shares, class_of).max()) + 1e-9
+    assert cost.floor_within(counts, low, high) <= float(cost.per_device(shares, class_of).max()) + 1e-9
 
 
 def test_an_exchange_that_is_free_for_one_device_alone_is_not_free_for_many() -> None:
     one = np.ones((1, 1))
     cost = ShareCost(0 * one, 0 * one, one)  # s (1 - s): an all-to-all
-    assert cost.floor(np.array([4])) == 0.0
-    assert cost.floor_within(0.25, 0.5) == pytest.approx(0.25 * 0.75)
-    assert cost.floor_within(0.25, 1.0) == 0.0
+    four = np.array([4])
+    assert cost.floor(four) == 0.0
+    assert cost.floor_within(four, 0.25, 0.5) == pytest.approx(0.25 * 0.75)
+    assert cost.floor_within(four, 0.25, 1.0) == 0.0
     proportional = ShareCost(0 * one, one, 0 * one)
-    assert proportional.floor_within(0.6, 1.0) == pytest.approx(0.6)
+    assert proportional.floor_within(four, 0.6, 1.0) == pytest.approx(0.6)
     ring = ShareCost(one, -one, 0 * one)  # all but the own stretch
-    assert ring.floor_within(0.25, 0.3) == pytest.approx(0.7)
+    assert ring.floor_within(four, 0.25, 0.3) == pytest.approx(0.7)
+
+
+def test_what_a_fast_device_may_not_take_the_slow_ones_must() -> None:
+    # A device ten times as fast as the other two: by itself it would take 10 / 12 of the work.
+    cost = ShareCost(np.zeros((1, 2)), np.array([[1.0, 10.0]]), np.zeros((1, 2)))
+    counts = np.array([1, 2])
+    assert cost.floor(counts) == pytest.approx(10 / 12)
+    assert cost.floor(counts, most=0.5) == pytest.approx(0.25 * 10)
+    assert cost.floor_within(counts, 0.4, 0.5) == pytest.approx(0.25 * 10)
+    assert cost.floor_within(counts, 0.9, 1.0) == pytest.approx(0.9)
 
 
 @given(st.data())

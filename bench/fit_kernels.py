@@ -1,0 +1,475 @@
+"""Fit the kernel model's constants on published measurements, and report its errors.
+
+    python -m bench.fit_kernels --data DIR [--write] [--rows 1200] [--steps 15]
+
+DIR holds `kernels/*.csv` (NeuSight's forward kernels: A100-PCIE-40GB, P100-PCIE-16GB, T4, V100-PCIE-32GB),
+`endtoend/vtrain_single_node.csv`, `endtoend/sailor_*.csv` and `network/collectives.csv`; docs/kernels.md names
+the public repositories that they come from. Figures go to bench/results/kernels.json; `--write` also rewrites
+cost/kernel_constants.py and the tables of docs/kernels.md.
+
+What is fitted on which rows:
+
+- in-sample: every row, `train` and `test`, of all four cards; evaluated on the same rows;
+- held-out shapes: fitted on `train` rows, evaluated on `test` rows of the same cards (other, larger shapes);
+- leave one card out: fitted on every row of the other three, evaluated on every row of the one left out, of
+  which nothing but its datasheet is used;
+- 16 bit: vTrain's rows of pipeline degree 1 with hidden size up to the median, evaluated on the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bench.gpt_iteration import sailor_rows, vtrain_fit
+from bench.record import ROOT, write
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from shardwright.cost import kernels as model
+from shardwright.cost.catalogue import catalogue
+from shardwright.cost.kernels import Card
+
+Array = NDArray[np.float64]
+CARDS = ("A100-PCIE-40GB", "P100-PCIE-16GB", "V100-PCIE-32GB", "T4")
+CONSTANTS = ROOT / "cost" / "kernel_constants.py"
+PAGE = ROOT / "docs" / "kernels.md"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Measured kernels of one family.
+
+    Attributes:
+        card: index into CARDS.
+        op: the source's name of the op.
+        shape: b, m, n, k or b, h.
+        seconds: measured.
+        test: whether the source lists the row as test.
+    """
+
+    card: NDArray[np.int64]
+    op: NDArray[np.str_]
+    shape: tuple[Array, ...]
+    seconds: Array
+    test: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def take(self, at: NDArray[Any]) -> Rows:
+        shape = tuple(size[at] for size in self.shape)
+        return Rows(self.card[at], self.op[at], shape, self.seconds[at], self.test[at])
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def load(data: Path, files: Sequence[str], sizes: str) -> Rows:
+    rows = [row for file in files for row in read(data / "kernels" / f"{file}.csv") if row["gpu"] in CARDS]
+    return Rows(
+        card=np.array([CARDS.index(row["gpu"]) for row in rows]),
+        op=np.array([row["op"] for row in rows]),
+        shape=tuple(np.array([float(row[size]) for row in rows]) for size in sizes),
+        seconds=np.array([float(row["latency_ms"]) * 1e-3 for row in rows]),
+        test=np.array([row["split"] == "test" for row in rows]),
+    )
+
+
+def cards_of(rows: Rows) -> Card:
+    """The datasheet of every row's card."""
+    sheets = [Card.of(catalogue()[name]) for name in CARDS]
+    return Card(*(np.array([getattr(s, f.name) for s in sheets])[rows.card] for f in fields(Card)))
+
+
+# --- families: which constants, where they start, how far they may stray ------------------------------------
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of kernels that is fitted together.
+
+    Attributes:
+        shared: constants of all cards: start, standard deviation of the prior around it, lower, upper bound.
+        own: constants of each card: standard deviation of the prior around 0.
+        predict: constants, constants of the card of every row, cards, rows -> seconds.
+        tables: name of the correction table of every row.
+    """
+
+    name: str
+    shared: Mapping[str, tuple[float, float, float, float]]
+    own: Mapping[str, float]
+    work: Callable[[Mapping[str, float], Mapping[str, Array], Card, Rows], Array]
+    group: Callable[[Rows], NDArray[np.str_]]
+    table: Callable[[Rows], NDArray[np.str_]]
+
+    def parts(
+        self, c: Mapping[str, float], own: Mapping[str, Array], card: Card, rows: Rows
+    ) -> tuple[Array, Array]:
+        """Seconds on the device and of dispatch."""
+        dispatch = np.zeros(len(rows))
+        groups = self.group(rows)
+        for name in np.unique(groups):
+            at = groups == name
+            dispatch[at] = np.asarray(model.dispatch_s(c, own, card, str(name)))[at]
+        return self.work(c, own, card, rows), dispatch
+
+
+def free(start: float, deviation: float = 0.5, low: float = -np.inf, high: float = np.inf):
+    return start, deviation, low, high
+
+
+def matmul_family() -> Family:
+    shared = {
+        "dispatch_bmm": free(np.log(40e-6)),
+        "dispatch_linear": free(np.log(65e-6)),
+        "dispatch_newer_matmul": free(-0.27, 0.2),
+        "join_matmul": free(1.6, 1, 1, 8),
+        "waves": free(0.8, 0.5, 0, 1),
+        "prologue": free(16, 8, 0, 100),
+        "dram": free(-0.6, 0.3),
+        "energy": free(14, 3, 8, 25),
+        "small_tile_energy": free(0.3, 0.5, 0, 2),
+        "ragged_batch": free(0.05, 0.1, 0, 1),
+        "ragged_single": free(0.08, 0.1, 0, 1),
+        "tlb": free(0.25, 0.2, 0, 2),
+        "tlb_log2_bytes": free(16.8, 0.4, 15.5, 17.5),
+        "split_us": free(3, 3, 0, 30),
+        "transposed": free(0.1, 0.15),
+        "narrow": free(0, 0.3),
+    }
+    rates = (0.0, -0.05, -0.3, -0.7, -1.2, -0.9)
+    latencies = (40, 150, 100, 60, 90, 90)
+    for tile, (rate, latency) in enumerate(zip(rates, latencies, strict=True)):
+        shared[f"tile{tile}"] = free(rate, 0.4)
+        shared[f"latency{tile}"] = free(np.log(latency), 0.7)
+    own = {"clk": 0.15, "ov_matmul": 0.3, "kt": 1.0, "lat": 0.5, "tn": 0.2, "un": 0.7, "sn": 0.4}
+
+    def work(c: Mapping[str, float], own: Mapping[str, Array], card: Card, rows: Rows) -> Array:
+        return model.matmul_work({**c, "tensor": 0.0, "tensor_latency": 0.0}, own, card, *rows.shape)
+
+    def table(rows: Rows) -> NDArray[np.str_]:
+        return np.where(rows.shape[0] == 1, "linear", "bmm")
+
+    return Family("matmul", shared, own, work, table, table)
+
+
+def elementwise_family(rows: Rows) -> Family:
+    names = [str(name) for name in np.unique(rows.op)]
+    shared = {"join_elementwise": free(2, 2, 1, 8), "dispatch_newer_elementwise": free(-0.27, 0.2)}
+    shared |= {"stream": free(-0.2, 0.2)}
+    shared |= {f"dispatch_{name}": free(np.log(35e-6)) for name in names}
+    shared |= {f"flop_{name}": free(np.log(5.0), 1) for name in names}
+
+    def work(c: Mapping[str, float], own: Mapping[str, Array], card: Card, rows: Rows) -> Array:
+        out = np.zeros(len(rows))
+        for name in names:
+            at = rows.op == name
+            part = Card(*(np.asarray(getattr(card, f.name))[at] for f in fields(Card)))
+            mine = {key: value[at] for key, value in own.items()}
+            out[at] = model.elementwise_work(c, mine, part, name, *(size[at] for size in rows.shape))
+        return out
+
+    def table(rows: Rows) -> NDArray[np.str_]:
+        return np.full(len(rows), "elementwise")
+
+    return Family(
+        "elementwise", shared, {"ov_elementwise": 0.3, "bw": 0.15}, work, lambda rows: rows.op, table
+    )
+
+
+def row_family() -> Family:
+    shared = {"join_rows": free(2, 2, 1, 8), "dispatch_newer_rows": free(-0.27, 0.2)}
+    for op in ("softmax", "layernorm"):
+        shared |= {
+            f"dispatch_{op}": free(np.log(45e-6)),
+            f"{op}_stream": free(0.2, 0.3),
+            f"{op}_long": free(0.2, 0.3),
+            f"{op}_row": free(np.log(20.0), 1),
+            f"{op}_row_long": free(0.5, 1),
+            f"{op}_flop": free(np.log(20.0), 1),
+        }
+
+    def work(c: Mapping[str, float], own: Mapping[str, Array], card: Card, rows: Rows) -> Array:
+        parts = {op: model.row_work(c, own, card, op, *rows.shape) for op in ("softmax", "layernorm")}
+        return np.where(rows.op == "softmax", parts["softmax"], parts["layernorm"])
+
+    def table(rows: Rows) -> NDArray[np.str_]:
+        return np.where(rows.op == "softmax", "softmax", "layernorm")
+
+    own = {"ov_rows": 0.3, "row": 0.3, "row_bw": 0.15}
+    return Family("rows", shared, own, work, table, table)
+
+
+# --- the fit -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Fitted constants.
+
+    Attributes:
+        shared: of all cards.
+        own: by card.
+        corrections: by card and table.
+    """
+
+    shared: dict[str, float]
+    own: dict[str, dict[str, float]]
+    corrections: dict[str, dict[str, Array]]
+
+    def of_card(self, card: str) -> dict[str, float]:
+        """The card's own constants, or those that the model gives to a card that was not measured."""
+        return model.own_constants(catalogue()[card], self.own)
+
+    def predict(self, family: Family, rows: Rows) -> Array:
+        spread = {card: self.of_card(card) for card in CARDS}
+        own = {name: np.array([spread[card][name] for card in CARDS])[rows.card] for name in family.own}
+        card = cards_of(rows)
+        work, dispatch = family.parts(self.shared, own, card, rows)
+        tables = family.table(rows)
+        for index, name in enumerate(CARDS):
+            for table, values in self.corrections.get(name, {}).items():
+                at = (rows.card == index) & (tables == table)
+                shape, part = tuple(size[at] for size in rows.shape), Card.of(catalogue()[name])
+                if at.any():
+                    work[at] *= model.correction_factor(table, values, part, shape)
+        return model.joined(self.shared, family.name, work, dispatch)
+
+
+def sample(rows: Rows, count: int) -> Rows:
+    """At most `count` rows of each card and op, the same at every call."""
+    random = np.random.default_rng(0)
+    keys = np.char.add(rows.card.astype(str), rows.op)
+    picked = []
+    per_card = {key: sum(name[0] == key[0] for name in np.unique(keys)) for key in np.unique(keys)}
+    for key in np.unique(keys):
+        at = np.flatnonzero(keys == key)
+        share = int((keys == key).sum() / (np.char.startswith(keys, key[0])).sum() * count)
+        picked.append(random.choice(at, min(max(share, count // per_card[key] // 2), len(at)), replace=False))
+    return rows.take(np.concatenate(picked))
+
+
+def fit(family: Family, rows: Rows, *, count: int, steps: int, start: Mapping[str, float] | None = None) -> Fit:
+    """Least squares on the logarithm, soft L1 beyond 10 %, priors as told; no corrections."""
+    few = sample(rows, count)
+    card = cards_of(few)
+    present = np.unique(few.card)
+    names, kinds = list(family.shared), list(family.own)
+    prior, deviation, low, high = (np.array(column) for column in zip(*family.shared.values(), strict=True))
+    spread = np.repeat([family.own[kind] for kind in kinds], len(present))
+    target = np.log(few.seconds)
+    scale = 0.1 * np.sqrt(len(few) / 1000)
+
+    def unpack(values: Array) -> tuple[dict[str, float], dict[str, Array]]:
+        own = np.zeros((len(kinds), len(CARDS)))
+        own[:, present] = values[len(names) :].reshape(len(kinds), len(present))
+        shared = dict(zip(names, map(float, values), strict=False))
+        return shared, dict(zip(kinds, own, strict=True))
+
+    def residual(values: Array) -> Array:
+        shared, own = unpack(values)
+        mine = {kind: column[few.card] for kind, column in own.items()}
+        work, dispatch = family.parts(shared, mine, card, few)
+        error = np.log(model.joined(shared, family.name, work, dispatch)) - target
+        soft = np.sign(error) * 0.1 * np.sqrt(2 * (np.sqrt(1 + (error / 0.1) ** 2) - 1))
+        stray = (values[: len(names)] - prior) / deviation * scale
+        return np.concatenate([soft, stray, values[len(names) :] / spread * scale])
+
+    first = prior if start is None else np.array([start[name] for name in names])
+    first = np.clip(first, np.nextafter(low, np.inf), np.nextafter(high, -np.inf))
+    guess = np.concatenate([first, np.zeros(len(spread))])
+    bounds = (np.append(low, np.full(len(spread), -3.0)), np.append(high, np.full(len(spread), 3.0)))
+    size = np.append(deviation, spread)
+    found = least_squares(residual, guess, bounds=bounds, x_scale=size, diff_step=1e-3, max_nfev=steps)
+    shared, own = unpack(found.x)
+    cards = {CARDS[i]: {kind: float(own[kind][i]) for kind in kinds} for i in present}
+    return Fit(shared, cards, {})
+
+
+def corrected(family: Family, base: Fit, rows: Rows, *, ridge: float = 4.0, rounds: int = 6) -> Fit:
+    """The fit with a correction table for every card and table: reweighted ridge regression on the logarithm."""
+    own = {name: np.array([base.of_card(card)[name] for card in CARDS])[rows.card] for name in family.own}
+    work, dispatch = family.parts(base.shared, own, cards_of(rows), rows)
+    power = base.shared[f"join_{family.name}"]
+    tables, corrections = family.table(rows), {}
+    for index, card in enumerate(CARDS):
+        for table in np.unique(tables):
+            at = (rows.card == index) & (tables == table)
+            if not at.any():
+                continue
+            part = Card.of(catalogue()[card])
+            basis = model.correction_basis(str(table), part, tuple(size[at] for size in rows.shape))
+            values = np.zeros(basis.shape[1])
+            for _ in range(rounds):
+                scaled = work[at] * np.exp(basis @ values)
+                time_s = (scaled**power + dispatch[at] ** power) ** (1 / power)
+                share = (scaled / time_s) ** power  # d log time / d log work
+                error = np.log(rows.seconds[at] / time_s)
+                weight = 0.1 / np.maximum(np.abs(error), 0.02)
+                slope = basis * share[:, None]
+                normal = (slope * weight[:, None]).T @ slope + ridge * np.eye(len(values))
+                values = np.linalg.solve(normal, (slope * weight[:, None]).T @ (error + slope @ values))
+            corrections.setdefault(card, {})[str(table)] = np.round(values, 3)
+    return Fit(base.shared, base.own, corrections)
+
+
+# --- the report ----------------------------------------------------------------------------------------------
+
+
+def mape(predicted: Array, rows: Rows, at: NDArray[np.bool_]) -> float | None:
+    error = np.abs(predicted / rows.seconds - 1)
+    return round(100 * float(error[at].mean()), 2) if at.any() else None
+
+
+def evaluate(family: Family, rows: Rows, *, count: int, steps: int) -> tuple[Fit, list[dict[str, Any]]]:
+    """The shipped fit, and a row of errors for each card and op."""
+    base = fit(family, rows, count=count, steps=steps)
+    shipped = corrected(family, base, rows)
+    train = rows.take(~rows.test)
+    on_train = corrected(family, fit(family, train, count=count, steps=steps, start=base.shared), train)
+    inside, plain, held = (f.predict(family, rows) for f in (shipped, base, on_train))
+    outside = np.zeros(len(rows))
+    for index in range(len(CARDS)):
+        others = fit(family, rows.take(rows.card != index), count=count, steps=steps)
+        at = np.flatnonzero(rows.card == index)
+        outside[at] = others.predict(family, rows.take(at))
+    ops = {"matmul": {"bmm": ["bmm"], "linear": ["linear"], "matmul": ["bmm", "linear"]}}.get(
+        family.name, {str(op): [str(op)] for op in np.unique(rows.op)}
+    )
+    if family.name == "elementwise":
+        ops = {"elementwise": list(ops)} | ops
+    report = []
+    for card, (op, members) in ((card, item) for card in CARDS for item in ops.items()):
+        at = (rows.card == CARDS.index(card)) & np.isin(rows.op, members)
+        report.append(
+            {
+                "card": card,
+                "op": {"ln": "layernorm"}.get(op, op),
+                "rows": int(at.sum()),
+                "in_sample": mape(inside, rows, at),
+                "no_tables": mape(plain, rows, at),
+                "held_out_shapes": mape(held, rows, at & rows.test),
+                "leave_card_out": mape(outside, rows, at),
+                "leave_card_out_bias": round(
+                    100 * float(np.median(outside[at] / rows.seconds[at]) - 1), 1
+                ),
+            }
+        )
+    return shipped, report
+
+
+def constants_text(shared: Mapping[str, float], own: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
+    """cost/kernel_constants.py."""
+    lines = [
+        '"""Constants of the kernel model, written by bench/fit_kernels.py: do not edit.',
+        "",
+        "Fitted on the public measurements of NeuSight (sitar-lab/NeuSight, MIT; forward kernels in float32) and",
+        "of vTrain (VIA-Research/vTrain; 16-bit GPT iterations on A100). docs/kernels.md tells what each means;",
+        "corrections are thousandths of a natural logarithm, in the order of `kernels.correction_basis`.",
+        '"""',
+        "",
+        "from collections.abc import Mapping",
+        "",
+        "# fmt: off",
+        "SHARED: Mapping[str, float] = {",
+        *(f'    "{name}": {value:.6g},' for name, value in shared.items()),
+        "}",
+        "OWN: Mapping[str, Mapping[str, float]] = {",
+    ]
+    for card, values in own.items():
+        lines += [f'    "{card}": {{', *(f'        "{k}": {v:.4g},' for k, v in values.items()), "    },"]
+    lines += ["}", "CORRECTIONS: Mapping[str, Mapping[str, tuple[int, ...]]] = {"]
+    for card, by_table in tables.items():
+        lines.append(f'    "{card}": {{')
+        for table, values in by_table.items():
+            lines.append(f'        "{table}": (')
+            line = "           "
+            for value in np.round(1000 * values).astype(int):
+                if len(line) + len(str(value)) > 100:
+                    lines.append(line)
+                    line = "           "
+                line += f" {value},"
+            lines += [line, "        ),"]
+        lines.append("    },")
+    lines += ["}", "# fmt: on", ""]
+    return "\n".join(lines)
+
+
+def digest(text: str) -> str:
+    """What docs/kernels.md quotes of the constants that its tables belong to."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    names = list(rows[0])
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    lines += ["| " + " | ".join("–" if v is None else str(v) for v in row.values()) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def replace_block(page: str, name: str, text: str) -> str:
+    """The page with what stands between `<!-- name -->` and `<!-- end -->` replaced."""
+    head, found, rest = page.partition(f"<!-- {name} -->\n")
+    if not found:
+        raise SystemExit(f"docs/kernels.md has no block {name}")
+    return head + found + text + "\n" + rest[rest.index("<!-- end -->") :]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--rows", type=int, default=1200, help="rows of each card that the fit looks at")
+    parser.add_argument("--steps", type=int, default=15, help="evaluations of the Jacobian")
+    parser.add_argument("--only", help="one family, and no report but its table")
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    matmul = load(arguments.data, ("matmul_bmm", "matmul_linear"), "bmnk")
+    elementwise = load(arguments.data, ("elementwise",), "bh")
+    rows = load(arguments.data, ("softmax", "layernorm"), "bh")
+    families = ((matmul_family(), matmul), (elementwise_family(elementwise), elementwise), (row_family(), rows))
+    shared, own, tables, report = {}, {card: {} for card in CARDS}, {card: {} for card in CARDS}, []
+    for family, measured in families:
+        if arguments.only not in (None, family.name):
+            continue
+        found, errors = evaluate(family, measured, count=arguments.rows, steps=arguments.steps)
+        shared |= found.shared
+        for card in CARDS:
+            own[card] |= found.own[card]
+            tables[card] |= found.corrections[card]
+        report += errors
+        print(markdown(errors), f"\n{time.monotonic() - began:.0f} s\n", flush=True)
+        if arguments.only:
+            print(json.dumps({"shared": found.shared, "own": found.own}, indent=1))
+            return
+    half, vtrain = vtrain_fit(arguments.data, shared, own)
+    shared |= half
+    text = constants_text(shared, own, tables)
+    sailor = sailor_rows(arguments.data, shared, own)
+    print(markdown(vtrain), "\n")
+    print(markdown(sailor), f"\nconstants {digest(text)}, {time.monotonic() - began:.0f} s")
+    path = write("kernels", [*report, *vtrain, *sailor, {"constants": digest(text)}])
+    print(f"written to {path.relative_to(ROOT)}")
+    if arguments.write:
+        CONSTANTS.write_text(text)
+        page = PAGE.read_text()
+        page = replace_block(page, "table per card", markdown(report))
+        page = replace_block(page, "vtrain", markdown(vtrain))
+        page = replace_block(page, "sailor", markdown(sailor))
+        page = replace_block(page, "digest", f"Constants: `{digest(text)}`.")
+        PAGE.write_text(page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,3 @@
+"""stub"""
+def vtrain_fit(*a): return {}, []
+def sailor_rows(*a): return []
