@@ -344,8 +344,15 @@ def own_constants(device: DeviceType, own: Mapping[str, Constants] = OWN) -> dic
     types = catalogue()
     wanted = device.compute_capability or _DEFAULT_CAPABILITY
     gaps = {name: abs((types[name].compute_capability or _DEFAULT_CAPABILITY) - wanted) for name in own}
-    nearest = [name for name in own if gaps[name] <= min(gaps.values()) + 1e-9]
-    return {key: sum(own[name][key] for name in nearest) / len(nearest) for key in own[nearest[0]]}
+    import os
+    H=os.environ.get('KH','near')
+    if H=='near':
+        nearest = [name for name in own if gaps[name] <= min(gaps.values()) + 1e-9]
+        return {key: sum(own[name][key] for name in nearest) / len(nearest) for key in own[nearest[0]]}
+    if H=='median':
+        return {key: float(np.median([own[name][key] for name in own])) for key in next(iter(own.values()))}
+    w={name: np.exp(-gaps[name]/float(H)) for name in own}; t=sum(w.values())
+    return {key: sum(own[name][key]*w[name] for name in own) / t for key in next(iter(own.values()))}
 
 
 def _same_chip(device: DeviceType) -> str:

@@ -22,7 +22,7 @@ from shardwright.synth.space import Space
 _ENDS = (1.0, 1.2, 2.0, 4.0)
 
 
-def certify(space: Space, model: CostModel, cost_s: float, enough: float = 0.05, most: int = 8) -> float:
+def certify(space: Space, model: CostModel, cost_s: float, enough: float = 0.05, most: int = 6) -> float:
     """A lower bound on the cost of every program of `space` at every ratios, and at most `cost_s`.
 
     Args:

@@ -11,7 +11,6 @@ from shardwright.backends.reference import ReferenceExecutable
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.program import Program
 from shardwright.ir.trace import Traced
-from shardwright.plan import Plan, concrete
 
 
 class Executable(Protocol):
@@ -38,18 +37,32 @@ BACKENDS: dict[str, Callable[[Traced, Program, Sequence[float]], Executable]] = 
 
 
 class CompiledStep:
-    """Runs a plan. The step is traced on the first call, and checked to be the one the plan was made for."""
+    """Runs a program with the signature of the step it was made for.
 
-    def __init__(self, plan: Plan, train_step: Callable[..., Any], backend: str) -> None:
+    Args:
+        attach: traces the step for given arguments and checks that the program was made for it; called
+            once, with the arguments of the first call.
+        program: the program.
+        ratios: share of every device.
+        backend: a name in `BACKENDS`.
+
+    Raises:
+        PlanError: there is no such backend.
+    """
+
+    def __init__(
+        self, attach: Callable[..., Traced], program: Program, ratios: Sequence[float], backend: str
+    ) -> None:
         if backend not in BACKENDS:
             raise PlanError(
                 place="backend",
                 reason=f"{backend!r} does not exist",
                 remedy=f"Choose from {', '.join(BACKENDS)}",
             )
-        self.plan = plan
-        self.train_step = train_step
-        self.backend = backend
+        self._attach = attach
+        self._program = program
+        self._ratios = ratios
+        self._backend = backend
         self._ready: tuple[Traced, Executable] | None = None
 
     def __call__(self, *args: Any) -> Any:
@@ -61,8 +74,8 @@ class CompiledStep:
         flat, structure = jax.tree.flatten(args)
         if self._ready is None:
             abstract = jax.tree.unflatten(structure, [_abstract(leaf) for leaf in flat])
-            traced = self.plan.attach(self.train_step, *abstract)
-            self._ready = traced, BACKENDS[self.backend](traced, self.plan.program, self.plan.ratios)
+            traced = self._attach(*abstract)
+            self._ready = traced, BACKENDS[self._backend](traced, self._program, self._ratios)
         traced, run = self._ready
         if structure != traced.in_tree:
             raise InputError(
@@ -78,3 +91,19 @@ def _abstract(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array) or not hasattr(leaf, "placement"):
         return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+def concrete(args: Any) -> list[Any]:
+    """The leaves of arguments that a step can be run with.
+
+    Raises:
+        InputError: one is a `jax.ShapeDtypeStruct`.
+    """
+    leaves = jax.tree.leaves(args)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+        raise InputError(
+            place="arguments",
+            reason="are shapes without values (jax.ShapeDtypeStruct), which can be planned but not run",
+            remedy="Pass concrete arrays",
+        )
+    return leaves

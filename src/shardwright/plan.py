@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, cast
@@ -20,12 +20,14 @@ import jsonschema
 
 from shardwright.backends.verify import VerifyResult, verify_program
 from shardwright.cost.fleet import Fleet
-from shardwright.ir.errors import InputError, PlanError, ProgramError
+from shardwright.execute import CompiledStep, concrete
+from shardwright.ir.errors import PlanError, ProgramError
 from shardwright.ir.program import Move, Program
 from shardwright.ir.program import verify as check_program
 from shardwright.ir.serialize import program_from_json, program_to_json
 from shardwright.ir.text import format_program
 from shardwright.ir.trace import StateMap, Traced, trace
+from shardwright.report import describe
 
 FORMAT = 1
 
@@ -119,8 +121,6 @@ class Plan:
         return tuple(device.name for device in self.fleet.devices)
 
     def __str__(self) -> str:
-        from shardwright.report import describe
-
         return describe(self)
 
     def text(self, traced: Traced | None = None) -> str:
@@ -319,25 +319,7 @@ class Plan:
         Raises:
             PlanError: there is no such backend; on the first call, the plan was made for another step.
         """
-        from shardwright.execute import CompiledStep
-
-        return CompiledStep(self, train_step, backend)
-
-
-def concrete(args: Any) -> list[Any]:
-    """The leaves of arguments that a step can be run with.
-
-    Raises:
-        InputError: one is a `jax.ShapeDtypeStruct`.
-    """
-    leaves = jax.tree.leaves(args)
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
-        raise InputError(
-            place="arguments",
-            reason="are shapes without values (jax.ShapeDtypeStruct), which can be planned but not run",
-            remedy="Pass concrete arrays",
-        )
-    return leaves
+        return CompiledStep(partial(self.attach, train_step), self.program, self.ratios, backend)
 
 
 def _mismatch(data: Mapping[str, Any], fleet: Fleet, program: Program) -> tuple[str, str] | None:

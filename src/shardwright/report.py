@@ -6,6 +6,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.padding import Padding
@@ -15,8 +16,10 @@ from rich.text import Text
 from shardwright.ir.placement import Shard
 from shardwright.ir.program import Move
 from shardwright.ir.rules import Signature
-from shardwright.plan import Plan
 from shardwright.synth.baselines import Baseline
+
+if TYPE_CHECKING:
+    from shardwright.plan import Plan
 
 WIDTH = 110
 
