@@ -18,11 +18,13 @@ on each measured device as if it had not been measured.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from itertools import combinations
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,7 +62,9 @@ _SCALAR = ("addu", "subu", "mulu", "divu", "powu")
 _UNARY = ("gelu", "relu", "tanh", "exp", "log", "sqrt", "rsqrt", "sigmoid", "neg", "abs")
 # What was not measured is priced as its nearest relative.
 _PRICED_AS = {"sub": "add", "max": "add", "min": "add", "subu": "addu"} | dict.fromkeys(_UNARY[3:], "tanh")
-FAMILY = {"bmm": "matmul", "linear": "matmul", "softmax": "rows", "layernorm": "rows"}
+FAMILY = {"bmm": "matmul", "linear": "matmul", "softmax": "softmax", "layernorm": "layernorm"}
+#: Own constants of matrix products: clock, TLB, latency, transposed, ragged and narrow operands.
+PRODUCTS = ("clk", "kt", "lat", "tn", "un", "sn")
 ELEMENTWISE = (*_BINARY, *_SCALAR, *_UNARY)
 _SHAPES = {"matmul": "b, m, n, k", "elementwise": "b, h", "softmax": "b, h", "layernorm": "b, h"}
 _DTYPE_BYTES = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
@@ -141,10 +145,17 @@ def work_s(device_type: DeviceType, op: str, shape: Sequence[int], dtype: str = 
     return _work_s(device_type, kind, name, _checked_shape(kind, shape, "work_s"), dtype)[0]
 
 
+def _group(kind: str, name: str, sizes: tuple[int, ...]) -> str:
+    """Which constants of dispatch a kernel takes."""
+    if kind == "matmul":
+        return "linear" if sizes[0] == 1 else "bmm"
+    return _PRICED_AS.get(name, name) if kind == "elementwise" else kind
+
+
 @lru_cache(maxsize=1 << 16)
 def _kernel_s(device: DeviceType, kind: str, name: str, sizes: tuple[int, ...], dtype: str) -> float:
     work, dispatch = _work_s(device, kind, name, sizes, dtype)
-    return float(joined(SHARED, kind, np.array([work]), np.array([dispatch]))[0])
+    return float(joined(SHARED, _group(kind, name, sizes), np.array([work]), np.array([dispatch]))[0])
 
 
 def _work_s(
@@ -155,13 +166,12 @@ def _work_s(
     shape = tuple(np.array([float(size)]) for size in sizes)
     if kind == "matmul":
         work = matmul_work(SHARED, own, card, *shape, itemsize=_DTYPE_BYTES[dtype], tensor=dtype != "float32")
-        table = group = "linear" if sizes[0] == 1 else "bmm"
     elif kind == "elementwise":
         work = elementwise_work(SHARED, own, card, name, *shape, itemsize=_DTYPE_BYTES[dtype])
-        table, group = "elementwise", _PRICED_AS.get(name, name)
     else:
         work = row_work(SHARED, own, card, kind, *shape, itemsize=_DTYPE_BYTES[dtype])
-        table = group = kind
+    group = _group(kind, name, sizes)
+    table = kind if kind == "elementwise" else group
     correction = CORRECTIONS.get(_same_chip(device), {}).get(table) if dtype == "float32" else None
     if correction is not None:
         work = work * correction_factor(table, np.array(correction) * 1e-3, card, shape)
@@ -171,9 +181,10 @@ def _work_s(
 # --- the terms: of arrays, so that the fit evaluates thousands of kernels at once --------------------------
 
 
-def joined(c: Constants, kind: str, work: Array, dispatch: Array | float) -> Array:
+def joined(c: Constants, group: str, work: Array, dispatch: Array | float) -> Array:
     """Dispatch and work overlap in part: between their maximum and their sum."""
-    p = c[f"join_{kind}"]
+    family = FAMILY.get(group, "elementwise")
+    p = c[f"join_{family}"]
     return (work**p + dispatch**p) ** (1 / p)
 
 
@@ -338,21 +349,31 @@ def _hats(x: Array, knots: Array) -> Array:
 
 
 def own_constants(device: DeviceType, own: Mapping[str, Constants] = OWN) -> dict[str, float]:
-    """The constants of the measured device nearest in compute capability; the mean of equally near ones."""
+    """The constants that differ between devices.
+
+    A measured device has its own, and lends them to those of its compute capability. Other devices take, of
+    the constants of matrix products, those of the newest measured device if they are newer than it, else the
+    median; of the rest (dispatch, memory), a mean with weights that fall by e for each step of capability.
+    """
     if device.name in own:
         return dict(own[device.name])
     types = catalogue()
     wanted = device.compute_capability or _DEFAULT_CAPABILITY
-    gaps = {name: abs((types[name].compute_capability or _DEFAULT_CAPABILITY) - wanted) for name in own}
-    import os
-    H=os.environ.get('KH','near')
-    if H=='near':
-        nearest = [name for name in own if gaps[name] <= min(gaps.values()) + 1e-9]
-        return {key: sum(own[name][key] for name in nearest) / len(nearest) for key in own[nearest[0]]}
-    if H=='median':
-        return {key: float(np.median([own[name][key] for name in own])) for key in next(iter(own.values()))}
-    w={name: np.exp(-gaps[name]/float(H)) for name in own}; t=sum(w.values())
-    return {key: sum(own[name][key]*w[name] for name in own) / t for key in next(iter(own.values()))}
+    known = {name: types[name].compute_capability or _DEFAULT_CAPABILITY for name in own}
+    gaps = {name: abs(capability - wanted) for name, capability in known.items()}
+    nearest = min(gaps, key=gaps.__getitem__)
+    if gaps[nearest] == 0:
+        return dict(own[nearest])
+    newest = wanted > max(known.values())
+    weights = {name: math.exp(-gap) for name, gap in gaps.items()}
+    total = sum(weights.values())
+    found: dict[str, float] = {}
+    for key in own[nearest]:
+        if key not in PRODUCTS:
+            found[key] = sum(weights[name] * own[name][key] for name in own) / total
+        else:
+            found[key] = own[nearest][key] if newest else median(own[name][key] for name in own)
+    return found
 
 
 def _same_chip(device: DeviceType) -> str:

@@ -61,6 +61,7 @@ def _each(*names_: str, rule: Callable[[Equation], Rule]) -> None:
 _each(
     *("abs", "acos", "asin", "atanh", "bessel_i0e", "bessel_i1e", "clz", "cos", "cosh", "digamma", "erf_inv"),
     *("erfc", "is_finite", "lgamma", "not", "population_count", "rsqrt", "sin", "square", "tan"),
+    "one_minus_square",
     *("atan2", "eq", "eq_to", "ge", "gt", "igamma_grad_a", "igammac", "le", "le_to", "lt", "lt_to", "ne"),
     *("polygamma", "pow", "rem", "xor", "zeta"),
     rule=_elementwise(),
@@ -72,7 +73,13 @@ _each(
     rule=_elementwise(monotone="each"),
 )
 # Monotone from some number on and undefined below: the least of several is undefined when any of them is.
-_each("acosh", "log", "log1p", "sqrt", rule=_elementwise(lower="each"))
+def _polynomial(equation: Equation) -> Rule:
+    """A polynomial is linear in its coefficients, the operands after the first."""
+    return _elementwise(linear=(tuple(range(1, len(equation.inputs))),))(equation)
+
+
+_each("polynomial", rule=_polynomial)
+_each("acosh", "log", "log1p", "log2", "sqrt", rule=_elementwise(lower="each"))
 _each("igamma", "regularized_incomplete_beta", rule=_elementwise(lower=((1,),)))
 _each("add", "sub", "add_any", "complex", rule=_elementwise(linear="joint"))
 _each("neg", "mul", "real", "imag", "conj", rule=_elementwise(linear="each"))

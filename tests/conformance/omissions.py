@@ -45,7 +45,7 @@ OMISSIONS = (
         "a comparison with what is not a number is false, which a maximum over the devices would hide",
     ),
     Omission(
-        "add sub add_any scatter-add scatter-sub select_and_scatter_add reduce reduce_window",
+        "add sub add_any polynomial scatter-add scatter-sub select_and_scatter_add reduce reduce_window",
         f"{_TO_MAX}|{_TO_MIN}",
         "a replicated term may be added before or after a maximum, but an exchange before it moves as much, "
         "and an infinite term would meet the infinity that devices without work hold",

@@ -150,7 +150,8 @@ def test_an_exchange_that_is_free_for_one_device_alone_is_not_free_for_many() ->
     proportional = ShareCost(0 * one, one, 0 * one)
     assert proportional.floor_within(four, 0.6, 1.0) == pytest.approx(0.6)
     ring = ShareCost(one, -one, 0 * one)  # all but the own stretch
-    assert ring.floor_within(four, 0.25, 0.3) == pytest.approx(0.7)
+    assert ring.floor_within(np.array([1]), 0.25, 0.3) == pytest.approx(0.7)
+    assert ring.floor_within(four, 0.25, 0.3) == ring.floor(four) == pytest.approx(0.75)
 
 
 def test_what_a_fast_device_may_not_take_the_slow_ones_must() -> None:

@@ -6,9 +6,10 @@ a sample; the test fails for a rule without one.
 """
 
 from tests.conformance.samples import contraction, elementwise, indexing, movement, random, reduction
-from tests.conformance.samples.draw import SAMPLES, Draw, Sample
+from tests.conformance.samples.draw import ABSENT, SAMPLES, Draw, Sample
 
 __all__ = [
+    "ABSENT",
     "SAMPLES",
     "Draw",
     "Sample",

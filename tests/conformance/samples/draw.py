@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import primitives
 
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -73,6 +74,9 @@ class Sample:
 
 
 SAMPLES: list[Sample] = []
+
+#: Primitives with rules that only later versions of JAX have (log2, one_minus_square, polynomial: 0.12).
+ABSENT = frozenset(name for name in ("log2", "one_minus_square", "polynomial") if not hasattr(lax, name))
 
 
 def sample(*names: str) -> Callable[[Callable[[Draw], Program]], Callable[[Draw], Program]]:

@@ -14,6 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import primitives
 from tests.conformance.samples.draw import (
+    ABSENT,
     Draw,
     Program,
     add,
@@ -124,6 +125,11 @@ _elementwise("not", "logic", lax.bitwise_not, booleans)
 _elementwise("is_finite", "special", lax.is_finite, special)
 _elementwise("name", "reals", lambda x: checkpoint_name(x, "kept"), reals)
 _elementwise("reduce_precision", "fine", lambda x: lax.reduce_precision(x, 8, 3), fine)
+if "log2" not in ABSENT:
+    _elementwise("log2", "reals", lax.log2, reals)
+    _elementwise("log2", "positive", lax.log2, above_one)
+    _elementwise("one_minus_square", "reals", lax.one_minus_square, reals)
+    _elementwise("polynomial", "reals", partial(lax.polynomial, coeffs=(1.0, 2.0, 3.0)), reals)
 for _power in (2, 3, -1):
     _elementwise("integer_pow", f"power{_power}", partial(lax.integer_pow, y=_power), reals)
 _elementwise("integer_pow", "bits", partial(lax.integer_pow, y=3), bits)
