@@ -31,7 +31,8 @@ QUICK: Mapping[str, Any] = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
     "xla_cpu_parallel_codegen_split_count": 1,
-    "xla_cpu_use_fusion_emitters": False,
+    # Later versions of XLA no longer have it.
+    **({"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}),
 }
 
 
@@ -185,7 +186,8 @@ class Compiler:
 
     def share(self, function: Callable[..., Any], avals: Sequence[Any]) -> Callable[..., Any]:
         """`function` compiled for arguments such as these, or an equal one that was compiled before."""
-        jitted = jax.jit(function, compiler_options=self.options)
+        # Unused arguments stay: without them, functions that read different operands would look alike.
+        jitted = jax.jit(function, keep_unused=True, compiler_options=self.options)
         lowered = jitted.lower(*avals)
         digest = hashlib.sha256(lowered.as_text().encode())
         digest.update(f"{avals}{lowered.out_info}".encode())

@@ -56,7 +56,9 @@ def _items(program: Program, graph: Graph, model: CostModel, weight: float) -> I
     for instruction in program.instructions:
         if isinstance(instruction, Move):
             tensor = types[instruction.value]
-            cost = model.move(instruction.kind, instruction.strategy, tensor, instruction.pre, instruction.post)
+            cost = model.move(
+                instruction.kind, instruction.strategy, tensor, instruction.pre, instruction.post
+            )
             # The share that varies is that of what is sent in stretches: before, or else after.
             cut = cut_of((tensor, tensor), (instruction.pre, instruction.post))
             label = f"{instruction.kind}.{instruction.strategy}".rstrip(".")
@@ -72,7 +74,9 @@ def _items(program: Program, graph: Graph, model: CostModel, weight: float) -> I
         signature = instruction.signature
         cost = model.kernel(equation, signature, through_memory[equation])
         tensors = (*equation.input_types, *equation.output_types)
-        yield Item(equation.primitive, cost, weight, cut_of(tensors, (*signature.ins, *signature.outs)), False)
+        yield Item(
+            equation.primitive, cost, weight, cut_of(tensors, (*signature.ins, *signature.outs)), False
+        )
 
 
 def cut_of(tensors: Sequence[TensorType], placements: Sequence[Placement]) -> Cut | None:

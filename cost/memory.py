@@ -146,5 +146,3 @@ def _front_array(moments: Floats) -> Floats:
 def _front(moments: Floats) -> Footprint:
     front = _front_array(moments)
     return Footprint(front[:, 0], front[:, 1])
-
-

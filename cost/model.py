@@ -23,7 +23,9 @@ from shardwright.ir.placement import Placement, Shard
 from shardwright.ir.rules import Rule, Signature, flop_count, registry, rule_of
 
 #: Primitives that only rename or reinterpret memory.
-ALIASES = frozenset({"reshape", "squeeze", "copy", "stop_gradient", "optimization_barrier", "random_wrap", "random_unwrap"})
+ALIASES = frozenset(
+    {"reshape", "squeeze", "copy", "stop_gradient", "optimization_barrier", "random_wrap", "random_unwrap"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,9 @@ class CostModel:
             self.assumptions[assumption] = None
         return rate
 
-    def move(self, kind: str, strategy: str, tensor: TensorType, pre: Placement, post: Placement) -> ShareCost:
+    def move(
+        self, kind: str, strategy: str, tensor: TensorType, pre: Placement, post: Placement
+    ) -> ShareCost:
         """Cost of one move of a tensor over all devices of the fleet."""
         if collectives()[kind].local or len(self.class_of) == 1:
             return self._free

@@ -57,7 +57,11 @@ class ShareCost:
 
     def per_device(self, shares: Floats, class_of: NDArray[np.int64]) -> Floats:
         """Seconds of every device at `shares`, one per device; `class_of` is the class of each."""
-        constant, linear, product = self.constant[:, class_of], self.linear[:, class_of], self.product[:, class_of]
+        constant, linear, product = (
+            self.constant[:, class_of],
+            self.linear[:, class_of],
+            self.product[:, class_of],
+        )
         return (constant + linear * shares + product * shares * (1 - shares)).max(axis=0)
 
     def affine_at(self, shares: Floats) -> tuple[Floats, Floats]:
@@ -122,7 +126,9 @@ def _rising_level(
         missing = 1.0 - float((counts * capacity).sum())
         if missing <= 1e-12:
             break
-        gain = np.where((capacity < most) & rising[tightest, classes], counts / slope[tightest, classes], 0.0).sum()
+        gain = np.where(
+            (capacity < most) & rising[tightest, classes], counts / slope[tightest, classes], 0.0
+        ).sum()
         if gain <= 0:
             break
         level += missing / float(gain)

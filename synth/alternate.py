@@ -10,7 +10,7 @@ gets better.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -65,7 +65,7 @@ class Timer:
         self._tick = tick
 
     @contextmanager
-    def search(self) -> Iterator[None]:
+    def search(self) -> Generator[None]:
         """Time spent in the block is search time."""
         self._tick("searching programs")
         start = time.perf_counter()
@@ -73,7 +73,7 @@ class Timer:
         self.search_s += time.perf_counter() - start
 
     @contextmanager
-    def ratios(self) -> Iterator[None]:
+    def ratios(self) -> Generator[None]:
         """Time spent in the block is ratio time."""
         self._tick("setting ratios")
         start = time.perf_counter()

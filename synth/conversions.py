@@ -142,16 +142,17 @@ class Conversions:
                 result[k] = cost[start, a]
                 continue
             b = index[holding.extra]
-            result[k] = min(
-                cost[start, a] + min(cost[start, b], cost[a, b]), cost[start, b] + cost[b, a]
-            )
+            result[k] = min(cost[start, a] + min(cost[start, b], cost[a, b]), cost[start, b] + cost[b, a])
         return result
 
     def hold(self, domain: Domain) -> Costs:
         """Per holding of a tensor handed in as `base`: seconds until `extra` is held too."""
         table = self.table(domain.type, domain.units)
         return np.array(
-            [0.0 if h.extra is None else table.cost[table.index[h.base], table.index[h.extra]] for h in domain.holdings]
+            [
+                0.0 if h.extra is None else table.cost[table.index[h.base], table.index[h.extra]]
+                for h in domain.holdings
+            ]
         )
 
 

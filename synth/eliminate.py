@@ -160,7 +160,9 @@ def add_up(terms: Sequence[Term], scope: tuple[int, ...], sizes: Sequence[int]) 
     return total
 
 
-def eliminate(sizes: Sequence[int], terms: Sequence[Term], order: Sequence[int], most_cells: int) -> Elimination:
+def eliminate(
+    sizes: Sequence[int], terms: Sequence[Term], order: Sequence[int], most_cells: int
+) -> Elimination:
     """Eliminate all choices in `order`."""
     place = {v: k for k, v in enumerate(order)}
     waiting: list[list[Term]] = [[] for _ in sizes]

@@ -65,9 +65,13 @@ class _Emitter:
                 self.region(equation)
             else:
                 self.equation(equation)
-        outputs = tuple(self.output(atom, placement) for atom, placement in zip(graph.outputs, wanted, strict=True))
+        outputs = tuple(
+            self.output(atom, placement) for atom, placement in zip(graph.outputs, wanted, strict=True)
+        )
         needed = {(a.index, p) for a, p in zip(graph.outputs, outputs, strict=True) if isinstance(a, Value)}
-        return Program(inputs, _in_rounds(_live(self.instructions, needed, graph.equations), graph.equations), outputs)
+        return Program(
+            inputs, _in_rounds(_live(self.instructions, needed, graph.equations), graph.equations), outputs
+        )
 
     def equation(self, equation: Equation) -> None:
         signature = self.prices.best(self.frame.factors[equation], self.assignment)
@@ -124,7 +128,9 @@ class _Emitter:
         if wanted is None:
             whole = [p for p in self.established[atom] if not isinstance(p, Partial)]
             domain = self.frame.held(atom).domain
-            options = whole or [h.base for h in domain.holdings if h.extra is None and not isinstance(h.base, Partial)]
+            options = whole or [
+                h.base for h in domain.holdings if h.extra is None and not isinstance(h.base, Partial)
+            ]
             wanted = min(options, key=lambda p: self.distance(atom, p))
         self.need(atom, wanted)
         return wanted
@@ -210,5 +216,3 @@ def _in_rounds(instructions: Sequence[Instruction], equations: Sequence[Equation
         for made in _makes(instruction, equations):
             ready.setdefault(made, start + talks)
     return tuple(instructions[position] for _, _, position in sorted(keyed))
-
-

@@ -177,14 +177,18 @@ class LinkFactor:
         if self.kind == "whole":
             return np.array([0.0 if h.base == R else np.inf for h in first.holdings])
         if self.kind == "first dimension":
-            return np.array([0.0 if isinstance(h.base, Shard) and h.base.dim == 0 else np.inf for h in first.holdings])
+            return np.array(
+                [0.0 if isinstance(h.base, Shard) and h.base.dim == 0 else np.inf for h in first.holdings]
+            )
         if self.kind == "not partial":
             return np.array([np.inf if isinstance(h.base, Partial) else 0.0 for h in first.holdings])
         if self.kind in ("exit", "leave"):
             made = [outer_placement(h.base, self.kind == "leave") for h in first.holdings]
             return np.stack([convert.derive(last, p) for p in made]) * self.weight
         if self.kind == "same":
-            return np.array([[0.0 if a.base == b.base else np.inf for b in last.holdings] for a in first.holdings])
+            return np.array(
+                [[0.0 if a.base == b.base else np.inf for b in last.holdings] for a in first.holdings]
+            )
         assert self.kind in ("return", "enter"), self.kind
         needed = [outer_placement(h.base, self.stacked) for h in last.holdings]
         return np.stack([convert.use(first, p) for p in needed], axis=1) * self.weight

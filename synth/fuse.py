@@ -53,7 +53,9 @@ def kind(equation: Equation) -> str:
 def same_shape(equation: Equation) -> tuple[Value, ...]:
     """Operands that an elementwise equation could share a class with: shape and width of the result."""
     out = equation.output_types[0]
-    return tuple(v for v in equation.input_values if v.type.shape == out.shape and v.type.nbytes == out.nbytes)
+    return tuple(
+        v for v in equation.input_values if v.type.shape == out.shape and v.type.nbytes == out.nbytes
+    )
 
 
 def passes_sum(equation: Equation, rule: Rule) -> bool:

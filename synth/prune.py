@@ -65,7 +65,9 @@ def prune(sizes: Sequence[int], terms: Sequence[Term], rounds: int = 4) -> Prune
         if key not in done:
             done[key] = np.asarray(term.table[tuple(slice(None) if stays else 0 for stays in left)])
         small.append(Term(tuple(new[v] for v in term.scope if v in new), done[key]))
-    return Pruned(tuple(len(kept[v]) for v in remaining), tuple(collect(small)), tuple(kept), tuple(remaining))
+    return Pruned(
+        tuple(len(kept[v]) for v in remaining), tuple(collect(small)), tuple(kept), tuple(remaining)
+    )
 
 
 def _restrict(terms: Sequence[Term], alive: Sequence[NDArray[np.bool_]]) -> list[Term]:

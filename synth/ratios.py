@@ -82,7 +82,9 @@ def solve_ratios(
     rows = [np.full(c.shape[0], k) for k, c in enumerate(constants)]
     which = np.concatenate(rows)
     constant, slope = np.concatenate(constants) / scale, np.concatenate(slopes) / scale
-    limits = [t[which] >= constant[:, c] + slope[:, c] * shares[c] for c in range(classes)]
+    limits: list[cp.Constraint] = [
+        t[which] >= constant[:, c] + slope[:, c] * shares[c] for c in range(classes)
+    ]
     limits.append(model.counts @ shares == 1)
     if memory is not None:
         limit = np.array([device.memory_bytes for device in model.types], dtype=np.float64)
@@ -94,4 +96,5 @@ def solve_ratios(
         return RatioSolution(str(problem.status), np.empty(0), np.inf)
     found = np.maximum(np.asarray(shares.value, dtype=np.float64), 0.0)
     found /= float(model.counts @ found)
-    return RatioSolution(str(problem.status), found, fixed + scale * float(problem.value))
+    value = float(np.asarray(problem.value, dtype=np.float64))
+    return RatioSolution(str(problem.status), found, fixed + scale * value)

@@ -233,7 +233,9 @@ class Space:
         if isinstance(atom, Literal):
             return None
         fused = frame.fusion.of_equation.get(equation)
-        inside = fused is not None and frame.fusion.of_value.get(atom) is fused and atom in same_shape(equation)
+        inside = (
+            fused is not None and frame.fusion.of_value.get(atom) is fused and atom in same_shape(equation)
+        )
         return Slot(frame.choice[atom], "exact") if inside else Slot(frame.held(atom), "use")
 
     def _result(self, frame: Frame, equation: Equation, value: Value) -> Slot:
@@ -308,7 +310,12 @@ class Space:
                     self._link("return", child.held(atom), ports[port.outer], weight=child.weight)
                 else:
                     self._link("whole", ports[port.outer])
-            self._link("leave" if port.stacked else "exit", ports[port.outer], frame.choice[result], weight=frame.weight)
+            self._link(
+                "leave" if port.stacked else "exit",
+                ports[port.outer],
+                frame.choice[result],
+                weight=frame.weight,
+            )
 
     def _port_domain(self, inner: Atom, result: Value) -> Domain:
         if isinstance(inner, Value):
