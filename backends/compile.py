@@ -21,6 +21,7 @@ from shardwright.backends.segments import Segment, find, inputs, reads
 from shardwright.ir.graph import Atom, Graph, Literal, TensorType
 from shardwright.ir.placement import Placement, Shard
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, Property
+from shardwright.ir.regions import scan_counts
 
 Local: TypeAlias = Callable[..., tuple[Any, ...]]
 Env: TypeAlias = dict[Property, Any]
@@ -105,7 +106,7 @@ class Device:
         runs = [self._body(body, region) for body, region in zip(loop.bodies, equation.regions, strict=True)]
         params = equation.params
         if equation.primitive == "scan":
-            consts, carries = params["num_consts"], params["num_carry"]
+            consts, carries = scan_counts(params)
             fixed, start, scanned = args[:consts], args[consts : consts + carries], args[consts + carries :]
 
             def step(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -15,7 +15,7 @@ from shardwright.backends.segments import Exchange, LoopStep, Schedule, Segment,
 from shardwright.ir.graph import Atom, Graph, Literal, TensorType, Value
 from shardwright.ir.placement import Placement
 from shardwright.ir.program import Property
-from shardwright.ir.regions import boundary
+from shardwright.ir.regions import boundary, scan_counts
 from shardwright.ir.text import format_instruction
 
 Held = TypeVar("Held")
@@ -121,9 +121,8 @@ def _loop(step: LoopStep, graph: Graph, env: dict[Property, Held], machine: Mach
             carry = run(step.bodies[1], [*for_body, *carry], machine)
         return carry
     ports = boundary(equation)
-    count = params["num_carry"]
+    first, count = scan_counts(params)
     scanned = {port.outer for port in ports.ins if port.stacked}
-    first = params["num_consts"]
     carry, length = args[first : first + count], params["length"]
     stacked: list[list[Held]] = [[] for _ in equation.outputs[count:]]
     for iteration in reversed(range(length)) if params["reverse"] else range(length):

@@ -7,9 +7,9 @@ is `S(d)` inside; a carry must come back as it went in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from shardwright.ir.errors import TraceError
 from shardwright.ir.graph import Equation
@@ -104,8 +104,17 @@ def boundary(equation: Equation) -> Boundary:
     return wire(equation)
 
 
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many operands of a scan are constants, and how many are carried."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    # From jax 0.12 on, `ft_in` holds the structure of (constants, carry, scanned).
+    constants, carry, _ = params["ft_in"].unpack()
+    return len(constants.vals), len(carry.vals)
+
+
 def _scan(equation: Equation) -> Boundary:
-    consts, carries = equation.params["num_consts"], equation.params["num_carry"]
+    consts, carries = scan_counts(equation.params)
     ins = tuple(Port(i, 0, i, stacked=i >= consts + carries) for i in range(len(equation.inputs)))
     outs = tuple(Port(i, 0, i, stacked=i >= carries) for i in range(len(equation.outputs)))
     loop = tuple((0, i, 0, consts + i) for i in range(carries))

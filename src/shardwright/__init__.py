@@ -10,11 +10,14 @@ step = plan.compile(train_step, backend="reference")
 
 from shardwright.api import ReplicatedWarning, synthesize
 from shardwright.backends.verify import VerifyResult
+from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.kernels import kernel_s
 from shardwright.ir.errors import InputError, PlanError, ProgramError, ShardwrightError, TraceError
 from shardwright.plan import Plan
 
 __all__ = [
+    "DeviceType",
     "Fleet",
     "InputError",
     "Plan",
@@ -24,5 +27,6 @@ __all__ = [
     "ShardwrightError",
     "TraceError",
     "VerifyResult",
+    "kernel_s",
     "synthesize",
 ]
