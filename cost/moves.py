@@ -5,7 +5,7 @@ direction; its slowest link sets the pace. With N bytes, m devices, latency a an
 link, and s_i the share of device i (Thakur, Rabenseifner, Gropp 2005 for even shares):
 
     all_gather      padded   (m-1) (a + N max s / w)           blocks are padded to the largest
-                    exact    (m-1) a + N max (1 - s) / w       a ring pipelined in chunks, as MPICH's Allgatherv
+                    exact    (m-1) a + N max (1 - s) / w       a ring pipelined in chunks (MPICH's Allgatherv)
                     grouped  m a ceil(log2 m) + N / w          one pipelined broadcast per owner
     reduce_scatter  padded, exact                              the same, backwards
     all_reduce      ring     2 (m-1) (a + N / (m w))           tree  2 ceil(log2 m) (a + N / w)

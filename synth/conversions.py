@@ -79,7 +79,7 @@ class Domains:
         return self._domain(tensor, units, one.holdings + pairs)
 
     def given(self, tensor: TensorType, units: tuple[int, ...], partials: Iterable[ReduceOp]) -> Domain:
-        """A tensor handed in, with several users: the first placement is where it lies, the second made from it."""
+        """A tensor handed in, with several users: where it lies, and a second placement made from that."""
         one = self.single(tensor, units, partials)
         bases = [h.base for h in one.holdings if h.base != R]
         pairs = tuple(

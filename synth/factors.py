@@ -3,15 +3,15 @@
 A *choice* is what one tensor (or one fused class of tensors) is held in; a *factor* is the price of
 what its choices make necessary. The price of a program is the sum of its factors.
 
-    factor                 choices in its scope                     price
-    equation               operands, results                        min over signatures of kernel + conversions
-    exit                   class or port, the tensor's holding      making the holding from that placement
-    hold                   an input                                 making its second placement
-    enter, leave           outside and inside of a region           conversion on the way in and out
-    return                 what is made, what it must be            conversion (state, carries, results of regions)
-    same, whole            bases that must agree, or be R           none, or impossible
-    first dimension        an input pinned by a baseline            none, or impossible
-    hand out (whole)       an output of the step                    conversion to anything but Partial, or to R
+    factor             choices in its scope                     price
+    equation           operands, results                        least over signatures: kernel + conversions
+    exit               class or port, the tensor's holding      making the holding from that placement
+    hold               an input                                 making its second placement
+    enter, leave       outside and inside of a region           conversion on the way in and out
+    return             what is made, what it must be            conversion (state, carries, results)
+    same, whole        bases that must agree, or be R           none, or impossible
+    first dimension    an input pinned by a baseline            none, or impossible
+    hand out (whole)   an output of the step                    conversion to anything but Partial, or to R
 
 Tables are filled by `Prices`: at given shares, or with what each instruction costs at least under any
 shares (for the bound). Factors of equal key have equal tables; repeated layers are priced once.
@@ -36,7 +36,7 @@ from shardwright.ir.regions import outer_placement
 from shardwright.ir.rules import Rule, Signature
 from shardwright.synth.conversions import Conversions, Costs, Domain
 
-#: Prices one instruction and the axis it cuts: at the rounded shares of the search, or its floor for the bound.
+#: Prices one instruction and the axis it cuts: at the search's rounded shares, or its floor for the bound.
 Evaluate: TypeAlias = Callable[[ShareCost, Cut | None], float]
 
 
@@ -211,7 +211,7 @@ Factor: TypeAlias = EquationFactor | LinkFactor
 
 
 class Prices:
-    """One set of prices: how costs become numbers. Tables and best signatures are shared between equal factors."""
+    """One set of prices: how costs become numbers. Equal factors share their tables and best signatures."""
 
     def __init__(self, model: CostModel, evaluate: Evaluate, allowed: frozenset[str] | None = None) -> None:
         self.model = model

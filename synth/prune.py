@@ -115,7 +115,7 @@ def _survivors(sizes: Sequence[int], terms: Sequence[Term]) -> list[NDArray[np.b
 
 
 def _differences(table: Floats, axis: int) -> tuple[Floats, NDArray[np.bool_]]:
-    """[a, b]: max over contexts of table[a] - table[b], impossible contexts of b aside; and which values are possible."""
+    """[a, b]: max of table[a] - table[b] over contexts possible for b; and which values are possible."""
     rows = np.moveaxis(table, axis, 0).reshape(table.shape[axis], -1)
     size = rows.shape[0]
     result = np.empty((size, size))
