@@ -171,7 +171,7 @@ def matmul_family() -> Family:
     own = {"clk": 0.15, "ov_matmul": 0.3, "kt": 1.0, "lat": 0.5, "tn": 0.2, "un": 0.7, "sn": 0.4}
 
     def work(c: Mapping[str, float], own: Mapping[str, Array], card: Card, rows: Rows) -> Array:
-        return model.matmul_work({**c, "tensor": 0.0, "tensor_latency": 0.0}, own, card, *rows.shape)
+        return model.matmul_work(c, own, card, *rows.shape)
 
     def table(rows: Rows) -> NDArray[np.str_]:
         return np.where(rows.shape[0] == 1, "linear", "bmm")
@@ -277,7 +277,9 @@ def sample(rows: Rows, count: int) -> Rows:
     return rows.take(np.concatenate(picked))
 
 
-def fit(family: Family, rows: Rows, *, count: int, steps: int, start: Mapping[str, float] | None = None) -> Fit:
+def fit(
+    family: Family, rows: Rows, *, count: int, steps: int, start: Mapping[str, float] | None = None
+) -> Fit:
     """Least squares on the logarithm, soft L1 beyond 10 %, priors as told; no corrections."""
     few = sample(rows, count)
     card = cards_of(few)
@@ -378,9 +380,7 @@ def evaluate(family: Family, rows: Rows, *, count: int, steps: int) -> tuple[Fit
                 "no_tables": mape(plain, rows, at),
                 "held_out_shapes": mape(held, rows, at & rows.test),
                 "leave_card_out": mape(outside, rows, at),
-                "leave_card_out_bias": round(
-                    100 * float(np.median(outside[at] / rows.seconds[at]) - 1), 1
-                ),
+                "leave_card_out_bias": round(100 * float(np.median(outside[at] / rows.seconds[at]) - 1), 1),
             }
         )
     return shipped, report
@@ -455,7 +455,11 @@ def main() -> None:
     matmul = load(arguments.data, ("matmul_bmm", "matmul_linear"), "bmnk")
     elementwise = load(arguments.data, ("elementwise",), "bh")
     rows = load(arguments.data, ("softmax", "layernorm"), "bh")
-    families = ((matmul_family(), matmul), (elementwise_family(elementwise), elementwise), (row_family(), rows))
+    families = (
+        (matmul_family(), matmul),
+        (elementwise_family(elementwise), elementwise),
+        (row_family(), rows),
+    )
     shared, own, tables, report = {}, {card: {} for card in CARDS}, {card: {} for card in CARDS}, []
     for family, measured in families:
         if arguments.only not in (None, family.name):

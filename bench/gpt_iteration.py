@@ -67,8 +67,8 @@ def compute_s(
     h, tp, head, batch = gpt.hidden, gpt.tp, gpt.hidden / gpt.heads, gpt.micro * gpt.heads / gpt.tp
 
     def product(b: Array, m: Array, n: Array, k: Array) -> Array:
-        tensor = dtype != "float32"
-        return model.matmul_work(c, own, sheet, b, m, n, k, itemsize=itemsize, tensor=tensor)
+        tensor = sheet.matrix > sheet.flop_per_s
+        return model.matmul_work(c, own, sheet, b, m, n, k, itemsize=itemsize, tensor=bool(tensor))
 
     def stream(name: str, b: Array, width: Array) -> Array:
         return model.elementwise_work(c, own, sheet, name, b, width, itemsize=itemsize)
@@ -103,7 +103,9 @@ def compute_s(
     return gpt.count * (layers + logits + loss) + adam
 
 
-def vtrain_fit(data: Path, shared: Constants, own: Mapping[str, Constants]) -> tuple[dict[str, float], list[Any]]:
+def vtrain_fit(
+    data: Path, shared: Constants, own: Mapping[str, Constants]
+) -> tuple[dict[str, float], list[Any]]:
     """The 16-bit constants, fitted on half of vTrain's rows of pipeline degree 1, and the errors of both."""
     with (data / "endtoend" / "vtrain_single_node.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["pp"] == "1"]
@@ -134,7 +136,7 @@ def vtrain_fit(data: Path, shared: Constants, own: Mapping[str, Constants]) -> t
         return work + np.exp(values[3]) * tensor_s + gradient_s + np.exp(values[4])
 
     use = gpt.hidden <= np.median(gpt.hidden)
-    start = np.array([-0.3, -1.0, np.log(1e-3), 0.0, np.log(0.01)])
+    start = np.array([-0.2, -0.5, np.log(1e-3), 0.0, np.log(0.01)])
     width = np.array([0.5, 1.0, 1.0, 0.3, 1.0])
 
     def residual(values: Array) -> Array:

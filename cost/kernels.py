@@ -50,6 +50,9 @@ IDLE_W = 20.0
 #: Energy of an operation against 12 and 7 nm chips, from this compute capability on (TSMC: N5 takes 30 % less
 #: power than N7). Assumed: no such device was measured.
 FRUGAL_SINCE, FRUGAL = 8.9, 0.7
+#: Board power of the tensor cores at full rate against that of the float32 units. Assumed: L40S reaches 266 of
+#: 362 TFLOP/s in bfloat16 (aiconfigurator).
+TENSOR_POWER = 0.5
 #: Pascal's TLB reaches a quarter as far as Volta's and later ones (Jia et al., arXiv:1804.06826, table 3.1).
 _SHORT_TLB_BEFORE, _SHORT_TLB = 7.0, 4.0
 
@@ -142,13 +145,34 @@ def kernel_s(device_type: DeviceType | str, op: str, shape: Sequence[int], dtype
 def work_s(device_type: DeviceType, op: str, shape: Sequence[int], dtype: str = "float32") -> float:
     """The device's part of `kernel_s`: what a kernel adds to a queue that the host keeps filled."""
     kind, name = _checked_op(op, "work_s")
-    return _work_s(device_type, kind, name, _checked_shape(kind, shape, "work_s"), dtype)[0]
+    sizes = _checked_shape(kind, shape, "work_s")
+    arrays = tuple(np.array([float(size)]) for size in sizes)
+    return float(_parts(device_type, kind, name, arrays, dtype)[0][0])
 
 
-def _group(kind: str, name: str, sizes: tuple[int, ...]) -> str:
+def _group(kind: str, name: str, b: float) -> str:
     """Which constants of dispatch a kernel takes."""
     if kind == "matmul":
-        return "linear" if sizes[0] == 1 else "bmm"
+        return "linear" if b == 1 else "bmm"
+    return _PRICED_AS.get(name, name) if kind == "elementwise" else kind
+
+
+@lru_cache(maxsize=1 << 16)
+def _kernel_s(device: DeviceType, kind: str, name: str, sizes: tuple[int, ...], dtype: str) -> float:
+    """The most that the kernel or any of its halves takes: tables and alignment never make twice as much cheaper."""
+    kept = 1 if kind == "matmul" else 0
+    halves = [sizes]
+    while max(halves[-1][kept:]) > 1:
+        halves.append((*sizes[:kept], *(max(size // 2, 1) for size in halves[-1][kept:])))
+    shape = tuple(np.array(column, dtype=np.float64) for column in zip(*halves, strict=True))
+    work, dispatch = _parts(device, kind, name, shape, dtype)
+    return float(joined(SHARED, _group(kind, name, sizes[0]), work, dispatch).max())
+
+
+def _group(kind: str, name: str, b: float) -> str:
+    """Which constants of dispatch a kernel takes."""
+    if kind == "matmul":
+        return "linear" if b == 1 else "bmm"
     return _PRICED_AS.get(name, name) if kind == "elementwise" else kind
 
 
@@ -158,24 +182,25 @@ def _kernel_s(device: DeviceType, kind: str, name: str, sizes: tuple[int, ...], 
     return float(joined(SHARED, _group(kind, name, sizes), np.array([work]), np.array([dispatch]))[0])
 
 
-def _work_s(
-    device: DeviceType, kind: str, name: str, sizes: tuple[int, ...], dtype: str
-) -> tuple[float, float]:
-    """Seconds on the device and of dispatch."""
-    card, own = Card.of(device, dtype), own_constants(device)
-    shape = tuple(np.array([float(size)]) for size in sizes)
+def _parts(
+    device: DeviceType, kind: str, name: str, shape: tuple[Array, ...], dtype: str
+) -> tuple[Array, Array | float]:
+    """Seconds on the device and of dispatch, of kernels that share a dispatch group."""
+    card, own, itemsize = Card.of(device, dtype), own_constants(device), _DTYPE_BYTES[dtype]
     if kind == "matmul":
-        work = matmul_work(SHARED, own, card, *shape, itemsize=_DTYPE_BYTES[dtype], tensor=dtype != "float32")
+        work = matmul_work(SHARED, own, card, *shape, itemsize=itemsize, tensor=card.matrix > card.flop_per_s)
     elif kind == "elementwise":
-        work = elementwise_work(SHARED, own, card, name, *shape, itemsize=_DTYPE_BYTES[dtype])
+        work = elementwise_work(SHARED, own, card, name, *shape, itemsize=itemsize)
     else:
-        work = row_work(SHARED, own, card, kind, *shape, itemsize=_DTYPE_BYTES[dtype])
-    group = _group(kind, name, sizes)
+        work = row_work(SHARED, own, card, kind, *shape, itemsize=itemsize)
+    group = _group(kind, name, float(shape[0][0]))
     table = kind if kind == "elementwise" else group
     correction = CORRECTIONS.get(_same_chip(device), {}).get(table) if dtype == "float32" else None
     if correction is not None:
         work = work * correction_factor(table, np.array(correction) * 1e-3, card, shape)
-    return float(work[0]), float(dispatch_s(SHARED, own, card, group))
+        if kind == "matmul":
+            work = np.maximum(work, 2 * shape[0] * shape[1] * shape[2] * shape[3] / card.matrix)
+    return work, dispatch_s(SHARED, own, card, group)
 
 
 # --- the terms: of arrays, so that the fit evaluates thousands of kernels at once --------------------------
@@ -210,19 +235,21 @@ def matmul_work(
     """Seconds on the device of b products of m×k by k×n; a single one has its right side transposed."""
     single = b == 1
     sm_rate = card.matrix / card.sms * np.exp(own["clk"] + (c["tensor"] if tensor else 0.0))
-    ragged = ((n % 4 != 0) | (k % 4 != 0)) * np.exp(own["un"])
-    slow = (1 + np.where(single, c["ragged_single"], c["ragged_batch"]) * ragged) * np.where(
-        single, np.exp(c["transposed"] + own["tn"]), 1.0
-    )
+    ragged = (n % 4 != 0) | (k % 4 != 0)
+    slow = (
+        1 + np.where(single, c["ragged_single"], c["ragged_batch"]) * ragged * np.exp(own["un"])
+    ) * np.where(single, np.exp(c["transposed"] + own["tn"]), 1.0)
     slow = slow * np.exp((c["narrow"] + own["sn"]) * np.clip(np.log2(64 / n), 0, 1))
     reach = np.where(np.asarray(card.capability) >= _SHORT_TLB_BEFORE, 1.0, _SHORT_TLB)
-    misses = np.clip(itemsize * k * reach / 2 ** c["tlb_log2_bytes"] - 1, 0, 6)
+    # Loads of single elements touch the pages of a row more often than vector loads.
+    misses = np.clip(itemsize * k * np.where(ragged, 2.0, 1.0) * reach / 2 ** c["tlb_log2_bytes"] - 1, 0, 6)
     slow = slow * (1 + np.where(single, c["tlb"] * np.exp(own["kt"]) * misses, 0.0))
-    latency = np.exp(own["lat"] + (c["tensor_latency"] if tensor else 0.0)) * 1e-9
+    latency = np.exp(own["lat"]) * 1e-9
     dram = itemsize * b * (m * n + m * k + n * k) / (card.byte_per_s * np.exp(c["dram"]))
     joule = c["energy"] * np.where(np.asarray(card.capability) >= FRUGAL_SINCE, FRUGAL, 1.0) * 1e-12
     watt = np.maximum(np.asarray(card.board_w) - IDLE_W, 0.25 * np.asarray(card.board_w))
-    # By the base clock where the power alone would ask for less; tensor cores take less per operation.
+    joule = joule * (TENSOR_POWER if tensor else 1.0)
+    # The base clock holds where the power alone would ask for less.
     joule_s = np.minimum(joule * card.flop_per_s / watt, 1 / np.maximum(card.floor, 1e-3)) / card.matrix
     steps = np.ceil(k / 8) * 8
 
@@ -233,7 +260,10 @@ def matmul_work(
             reduction = np.ceil(np.ceil(k[at] / 8) / split) * 8
         blocks = b[at] * np.ceil(m[at] / rows) * np.ceil(n[at] / columns) * split
         pace = 2 * columns * rows / _at(sm_rate, at) * slow[at] / np.exp(c[f"tile{tile}"])
-        floor = _at(latency, at) * np.exp(c[f"latency{tile}"])
+        if tensor:  # deep pipelines: a step's latency is a share of a large tile's time on every card
+            floor = np.exp(c["tensor_latency"]) * 2 * 128 * 128 / _at(sm_rate, at)
+        else:
+            floor = _at(latency, at) * np.exp(c[f"latency{tile}"])
         full = np.floor(blocks / (sms * fit))
         rest = np.ceil((blocks - full * sms * fit) / sms)
         packed = np.hypot(fit * pace, floor)
@@ -257,7 +287,7 @@ def matmul_work(
         best = np.full(len(b), np.inf)
         best[alone] = np.min([seconds(t, s, alone) for t in _SPLIT_TILES for s in SPLITS], axis=0)
         candidates.append(best)
-    return np.min(candidates, axis=0)
+    return np.maximum(np.min(candidates, axis=0), 2 * b * m * n * k / card.matrix)
 
 
 def elementwise_work(

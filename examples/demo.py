@@ -24,8 +24,8 @@ STEPS = 50
 
 
 def show_plan() -> None:
-    """GPT-2 small on an A100 and three T4."""
-    step, args = gpt2.small()
+    """GPT-2 small on an A100 and three T4, with a batch that their memory can hold."""
+    step, args = gpt2.small(batch=32)
     plan = synthesize(step, *args, fleet=Fleet.load(FLEETS / "a100_t4.yaml"))
     assert plan.traced is not None
     print(describe(plan, data_parallel(plan.traced, plan.fleet)))
@@ -89,7 +89,7 @@ def train(plan_path: str, losses_path: str) -> None:
 def main() -> int:
     """Run the parts in turn; the exit status says whether verification and training agreed."""
     start = time.perf_counter()
-    print("== 1. GPT-2 small on one A100 and three T4: the plan\n")
+    print("== 1. GPT-2 small, 32 sequences of 1024 tokens, on one A100 and three T4: the plan\n")
     show_plan()
     print("\n== 2. GPT-2 tiny on four unequal CPUs: verified equation by equation against one device\n")
     verified = show_verification()

@@ -71,9 +71,9 @@ SMALL = {"batch": 64, "vocabulary": 50257, "sequence": 1024, "layers": 12, "d": 
 TINY = {"batch": 8, "vocabulary": 101, "sequence": 16, "layers": 2, "d": 32, "heads": 4}
 
 
-def small() -> tuple[Any, Any]:
-    """GPT-2 small: 124,439,808 parameters; batch 64 of 1024 tokens, shapes only."""
-    return train_step, jax.eval_shape(partial(arguments, **SMALL))
+def small(batch: int = 64) -> tuple[Any, Any]:
+    """GPT-2 small: 124,439,808 parameters; a batch of sequences of 1024 tokens, shapes only."""
+    return train_step, jax.eval_shape(partial(arguments, **(SMALL | {"batch": batch})))
 
 
 def small_scan() -> tuple[Any, Any]:

@@ -72,6 +72,8 @@ _each(
     *("reduce_precision", "round", "sign", "sinh", "tanh"),
     rule=_elementwise(monotone="each"),
 )
+
+
 # Monotone from some number on and undefined below: the least of several is undefined when any of them is.
 def _polynomial(equation: Equation) -> Rule:
     """A polynomial is linear in its coefficients, the operands after the first."""
