@@ -3,8 +3,8 @@
     python -m bench.fit_kernels --data DIR [--write] [--rows 1000] [--steps 14]
 
 DIR holds `kernels/*.csv` (NeuSight's forward kernels: A100-PCIE-40GB, P100-PCIE-16GB, T4, V100-PCIE-32GB),
-`endtoend/vtrain_single_node.csv`, `endtoend/sailor_*.csv` and `network/collectives.csv`; docs/kernels.md names
-the public repositories that they come from. Figures go to bench/results/kernels.json; `--write` also rewrites
+`endtoend/vtrain_single_node.csv`, `endtoend/sailor_*.csv` and `network/*.csv`; docs/kernels.md names the
+public repositories that they come from. Figures go to bench/results/kernels.json; `--write` also rewrites
 cost/kernel_constants.py and the tables of docs/kernels.md.
 
 What is fitted on which rows:
@@ -94,7 +94,7 @@ def cards_of(rows: Rows) -> Card:
     return Card(*(np.array([getattr(s, f.name) for s in sheets])[rows.card] for f in fields(Card)))
 
 
-# --- families: which constants, where they start, how far they may stray ------------------------------------
+# --- families: which constants, where they start, how far they may stray ---------------------------------
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def row_family() -> Family:
     return Family("rows", shared, own, work, table, table)
 
 
-# --- the fit -------------------------------------------------------------------------------------------------
+# --- the fit ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -317,7 +317,7 @@ def fit(
 
 
 def corrected(family: Family, base: Fit, rows: Rows, *, ridge: float = 4.0, rounds: int = 6) -> Fit:
-    """The fit with a correction table for every card and table: reweighted ridge regression on the logarithm."""
+    """The fit with a correction table for every card and table: reweighted ridge regression of the log."""
     own = {name: np.array([base.of_card(card)[name] for card in CARDS])[rows.card] for name in family.own}
     work, dispatch = family.parts(base.shared, own, cards_of(rows), rows)
     powers = family.power(base.shared, rows)
@@ -343,7 +343,7 @@ def corrected(family: Family, base: Fit, rows: Rows, *, ridge: float = 4.0, roun
     return Fit(base.shared, base.own, corrections)
 
 
-# --- the report ----------------------------------------------------------------------------------------------
+# --- the report ------------------------------------------------------------------------------------------
 
 
 def mape(predicted: Array, rows: Rows, at: NDArray[np.bool_]) -> float | None:
@@ -391,8 +391,8 @@ def constants_text(shared: Mapping[str, float], own: Mapping[str, Any], tables: 
     lines = [
         '"""Constants of the kernel model, written by bench/fit_kernels.py: do not edit.',
         "",
-        "Fitted on the public measurements of NeuSight (sitar-lab/NeuSight, MIT; forward kernels in float32) and",
-        "of vTrain (VIA-Research/vTrain; 16-bit GPT iterations on A100). docs/kernels.md tells what each means;",
+        "Fitted on public measurements: NeuSight (sitar-lab/NeuSight, MIT; forward kernels in float32) and",
+        "vTrain (VIA-Research/vTrain; 16-bit GPT iterations on A100). docs/kernels.md tells what they mean;",
         "corrections are thousandths of a natural logarithm, in the order of `kernels.correction_basis`.",
         '"""',
         "",

@@ -215,7 +215,7 @@ def sailor_rows(data: Path, shared: Constants, own: Mapping[str, Constants]) -> 
 
 
 def _all_reduce(data: Path) -> Callable[[Array, Array], Array]:
-    """vTrain's measured all-reduces: seconds by bytes and group, log-linear between its sizes."""
+    """The all-reduces that vTrain measured: seconds by bytes and group, log-linear between its sizes."""
     with (data / "network" / "collectives.csv").open(newline="") as file:
         rows = [
             (int(r["devices"]), float(r["bytes"]), float(r["seconds"]))

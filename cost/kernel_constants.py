@@ -1,7 +1,7 @@
 """Constants of the kernel model, written by bench/fit_kernels.py: do not edit.
 
-Fitted on the public measurements of NeuSight (sitar-lab/NeuSight, MIT; forward kernels in float32) and
-of vTrain (VIA-Research/vTrain; 16-bit GPT iterations on A100). docs/kernels.md tells what each means;
+Fitted on public measurements: NeuSight (sitar-lab/NeuSight, MIT; forward kernels in float32) and
+vTrain (VIA-Research/vTrain; 16-bit GPT iterations on A100). docs/kernels.md tells what they mean;
 corrections are thousandths of a natural logarithm, in the order of `kernels.correction_basis`.
 """
 
@@ -78,8 +78,8 @@ SHARED: Mapping[str, float] = {
     "layernorm_row": 3.0278,
     "layernorm_row_long": 0.483546,
     "layernorm_flop": 2.97883,
-    "tensor": -0.252071,
-    "tensor_latency": -1.81971,
+    "tensor": -0.519609,
+    "tensor_latency": -0.414904,
 }
 OWN: Mapping[str, Mapping[str, float]] = {
     "A100-PCIE-40GB": {

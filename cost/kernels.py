@@ -50,8 +50,8 @@ IDLE_W = 20.0
 #: Energy of an operation against 12 and 7 nm chips, from this compute capability on (TSMC: N5 takes 30 % less
 #: power than N7). Assumed: no such device was measured.
 FRUGAL_SINCE, FRUGAL = 8.9, 0.7
-#: Board power of the tensor cores at full rate against that of the float32 units. Assumed: L40S reaches 266 of
-#: 362 TFLOP/s in bfloat16 (aiconfigurator).
+#: Board power of the tensor cores at full rate against that of the float32 units. Assumed: L40S reaches 266
+#: of 362 TFLOP/s in bfloat16 (aiconfigurator).
 TENSOR_POWER = 0.5
 #: Pascal's TLB reaches a quarter as far as Volta's and later ones (Jia et al., arXiv:1804.06826, table 3.1).
 _SHORT_TLB_BEFORE, _SHORT_TLB = 7.0, 4.0
@@ -132,41 +132,31 @@ def kernel_s(device_type: DeviceType | str, op: str, shape: Sequence[int], dtype
     Raises:
         InputError: unknown type, op or dtype, or a shape that is none.
     """
-    place = f"kernel_s({op!r})"
-    device = catalogue_type(device_type, place=place) if isinstance(device_type, str) else device_type
-    kind, name = _checked_op(op, place)
-    sizes = _checked_shape(kind, shape, place)
-    if dtype not in _DTYPE_BYTES:
-        reason, remedy = f"'{dtype}' is no dtype of the kernel model", _one_of(tuple(_DTYPE_BYTES), dtype)
-        raise InputError(place=place, reason=reason, remedy=remedy)
-    return _kernel_s(device, kind, name, sizes, dtype)
+    asked = _checked(device_type, op, shape, dtype, place=f"kernel_s({op!r})")
+    return _seconds(*asked)[0]
 
 
-def work_s(device_type: DeviceType, op: str, shape: Sequence[int], dtype: str = "float32") -> float:
+def work_s(device_type: DeviceType | str, op: str, shape: Sequence[int], dtype: str = "float32") -> float:
     """The device's part of `kernel_s`: what a kernel adds to a queue that the host keeps filled."""
-    kind, name = _checked_op(op, "work_s")
-    sizes = _checked_shape(kind, shape, "work_s")
-    arrays = tuple(np.array([float(size)]) for size in sizes)
-    return float(_parts(device_type, kind, name, arrays, dtype)[0][0])
-
-
-def _group(kind: str, name: str, b: float) -> str:
-    """Which constants of dispatch a kernel takes."""
-    if kind == "matmul":
-        return "linear" if b == 1 else "bmm"
-    return _PRICED_AS.get(name, name) if kind == "elementwise" else kind
+    return _seconds(*_checked(device_type, op, shape, dtype, place=f"work_s({op!r})"))[1]
 
 
 @lru_cache(maxsize=1 << 16)
-def _kernel_s(device: DeviceType, kind: str, name: str, sizes: tuple[int, ...], dtype: str) -> float:
-    """The most that the kernel or any of its halves takes: tables and alignment never make twice as much cheaper."""
+def _seconds(
+    device: DeviceType, kind: str, name: str, sizes: tuple[int, ...], dtype: str
+) -> tuple[float, float]:
+    """Seconds with and without dispatch.
+
+    The most that the kernel or any of its halves takes: neither alignment nor a table makes what is twice as
+    large cheaper.
+    """
     kept = 1 if kind == "matmul" else 0
     halves = [sizes]
     while max(halves[-1][kept:]) > 1:
         halves.append((*sizes[:kept], *(max(size // 2, 1) for size in halves[-1][kept:])))
     shape = tuple(np.array(column, dtype=np.float64) for column in zip(*halves, strict=True))
     work, dispatch = _parts(device, kind, name, shape, dtype)
-    return float(joined(SHARED, _group(kind, name, sizes[0]), work, dispatch).max())
+    return float(joined(SHARED, _group(kind, name, sizes[0]), work, dispatch).max()), float(work.max())
 
 
 def _group(kind: str, name: str, b: float) -> str:
@@ -174,12 +164,6 @@ def _group(kind: str, name: str, b: float) -> str:
     if kind == "matmul":
         return "linear" if b == 1 else "bmm"
     return _PRICED_AS.get(name, name) if kind == "elementwise" else kind
-
-
-@lru_cache(maxsize=1 << 16)
-def _kernel_s(device: DeviceType, kind: str, name: str, sizes: tuple[int, ...], dtype: str) -> float:
-    work, dispatch = _work_s(device, kind, name, sizes, dtype)
-    return float(joined(SHARED, _group(kind, name, sizes), np.array([work]), np.array([dispatch]))[0])
 
 
 def _parts(
@@ -188,7 +172,9 @@ def _parts(
     """Seconds on the device and of dispatch, of kernels that share a dispatch group."""
     card, own, itemsize = Card.of(device, dtype), own_constants(device), _DTYPE_BYTES[dtype]
     if kind == "matmul":
-        work = matmul_work(SHARED, own, card, *shape, itemsize=itemsize, tensor=card.matrix > card.flop_per_s)
+        work = matmul_work(
+            SHARED, own, card, *shape, itemsize=itemsize, tensor=bool(card.matrix > card.flop_per_s)
+        )
     elif kind == "elementwise":
         work = elementwise_work(SHARED, own, card, name, *shape, itemsize=itemsize)
     else:
@@ -241,8 +227,7 @@ def matmul_work(
     ) * np.where(single, np.exp(c["transposed"] + own["tn"]), 1.0)
     slow = slow * np.exp((c["narrow"] + own["sn"]) * np.clip(np.log2(64 / n), 0, 1))
     reach = np.where(np.asarray(card.capability) >= _SHORT_TLB_BEFORE, 1.0, _SHORT_TLB)
-    # Loads of single elements touch the pages of a row more often than vector loads.
-    misses = np.clip(itemsize * k * np.where(ragged, 2.0, 1.0) * reach / 2 ** c["tlb_log2_bytes"] - 1, 0, 6)
+    misses = np.clip(itemsize * k * reach / 2 ** c["tlb_log2_bytes"] - 1, 0, 6)
     slow = slow * (1 + np.where(single, c["tlb"] * np.exp(own["kt"]) * misses, 0.0))
     latency = np.exp(own["lat"]) * 1e-9
     dram = itemsize * b * (m * n + m * k + n * k) / (card.byte_per_s * np.exp(c["dram"]))
@@ -352,7 +337,7 @@ def correction_basis(table: str, card: Card, shape: Sequence[Array]) -> Array:
     if len(shape) == 4:
         b, m, n, k = shape
         blocks = b * np.ceil(m / 64) * np.ceil(n / 64) / card.sms
-        sizes = dict(zip(("b", "m", "n", "k", "blocks"), (b, m, n, k, blocks), strict=True))
+        sizes: dict[str, Array] = {"b": b, "m": m, "n": n, "k": k, "blocks": blocks}
     else:
         sizes = {"rows": shape[0], "h": shape[1]}
     hats = [_hats(np.log2(sizes[name]), np.array(_KNOTS[name])) for name in _CORRECTED[table]]
@@ -424,6 +409,18 @@ def _one_of(names: Sequence[str] | Mapping[str, object], given: str) -> str:
     return f"Use one of {', '.join(near or names)}"
 
 
+def _checked(
+    device_type: DeviceType | str, op: str, shape: Sequence[int], dtype: str, *, place: str
+) -> tuple[DeviceType, str, str, tuple[int, ...], str]:
+    device = catalogue_type(device_type, place=place) if isinstance(device_type, str) else device_type
+    kind, name = _checked_op(op, place)
+    sizes = _checked_shape(kind, shape, place)
+    if dtype not in _DTYPE_BYTES:
+        reason, remedy = f"'{dtype}' is no dtype of the kernel model", _one_of(tuple(_DTYPE_BYTES), dtype)
+        raise InputError(place=place, reason=reason, remedy=remedy)
+    return device, kind, name, sizes, dtype
+
+
 def _checked_op(op: str, place: str) -> tuple[str, str]:
     kind, _, name = op.partition(":")
     if kind not in _SHAPES:
@@ -445,10 +442,14 @@ def _checked_shape(kind: str, shape: Sequence[int], place: str) -> tuple[int, ..
             place=place, reason=f"the shape {sizes} has {len(sizes)} sizes", remedy=f"Give ({names})"
         )
     for size in sizes:
-        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
+        if not _is_size(size):
             raise InputError(
                 place=place,
                 reason=f"the shape {sizes} has the size {size!r}",
                 remedy=f"Give ({names}) as whole numbers of at least 1",
             )
     return tuple(int(size) for size in sizes)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 1

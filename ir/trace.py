@@ -275,8 +275,8 @@ def _regions(eqn: jex.JaxprEqn) -> list[jex.ClosedJaxpr]:
 
 
 def source_line(equation: Equation) -> str:
-    """`file:line (function)` of the user's code that made an equation."""
-    return _summary(equation.source) or UNKNOWN_LINE
+    """`file:line (function)` of the user's code that made an equation, relative to the working directory."""
+    return _summary(equation.source).removeprefix(f"{Path.cwd()}/") or UNKNOWN_LINE
 
 
 def _summary(source: Any) -> str:
