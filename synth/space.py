@@ -6,7 +6,6 @@ factors that tie them. See `shardwright.synth.factors` for what they mean.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shardwright.cost.traffic import traffic
@@ -321,16 +320,3 @@ class Space:
         if isinstance(inner, Value):
             return self._single(inner)
         return self._domains.whole(inner.type, (0,) * inner.type.rank)
-
-
-def weights(space: Space) -> Mapping[Equation, float]:
-    """How often every equation runs per step."""
-
-    def of(frame: Frame) -> dict[Equation, float]:
-        found = dict.fromkeys(frame.graph.equations, frame.weight)
-        for children in frame.children.values():
-            for child in children:
-                found |= of(child)
-        return found
-
-    return of(space.root)
