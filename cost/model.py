@@ -18,7 +18,7 @@ from shardwright.cost.fleet import DeviceClass, Fleet
 from shardwright.cost.moves import Ring, prices
 from shardwright.cost.share_cost import ShareCost
 from shardwright.ir.collectives import registry as collectives
-from shardwright.ir.graph import Equation, TensorType
+from shardwright.ir.graph import Equation, Form, TensorType
 from shardwright.ir.placement import Placement, Shard
 from shardwright.ir.rules import Rule, Signature, flop_count, registry, rule_of
 
@@ -61,7 +61,7 @@ class CostModel:
     _free: ShareCost = field(init=False)
     _floors: dict[ShareCost, float] = field(init=False)
     _kernels: dict[tuple[object, ...], ShareCost] = field(init=False)
-    _of_equation: dict[tuple[Equation, Signature, Traffic], ShareCost] = field(init=False)
+    _of_form: dict[tuple[Form, Signature, Traffic], ShareCost] = field(init=False)
 
     def __post_init__(self) -> None:
         classes = self.classes = self.fleet.classes
@@ -72,17 +72,18 @@ class CostModel:
             self.class_of[list(c.members)] = c.index
         self.ring = Ring.of(self.fleet)
         self._free = ShareCost.free(len(classes))
-        self._moves, self._kernels, self._of_equation, self._floors = {}, {}, {}, {}
+        self._moves, self._kernels, self._of_form, self._floors = {}, {}, {}, {}
         for c in classes:
             if not c.type.measured:
                 self.assumptions[f"achieved rates of {c.type.name} are assumed, not measured"] = None
 
     def kernel(self, equation: Equation, signature: Signature, traffic: Traffic) -> ShareCost:
         """`compute` by the equation's registered rule, remembered."""
-        key = (equation, signature, traffic)
-        if key not in self._of_equation:
-            self._of_equation[key] = self.compute(equation, rule_of(equation), signature, traffic)
-        return self._of_equation[key]
+        key = (equation.form, signature, traffic)
+        found = self._of_form.get(key)
+        if found is None:
+            found = self._of_form[key] = self.compute(equation, rule_of(equation), signature, traffic)
+        return found
 
     def compute(self, equation: Equation, rule: Rule, signature: Signature, traffic: Traffic) -> ShareCost:
         """Cost of one equation on local shards; one object for equal kernels."""

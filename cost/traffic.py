@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwright.cost.model import ALIASES, Traffic
-from shardwright.ir.graph import Equation, Graph, Literal, Value
+from shardwright.ir.graph import Equation, Graph, Literal, Value, per_graph
 from shardwright.ir.rules import registry
 
 _PRODUCERS = frozenset({"elementwise", "movement"})
@@ -22,6 +22,7 @@ def _kind(equation: Equation) -> str:
     return "region" if equation.regions else op.kind if op is not None else "unknown"
 
 
+@per_graph
 def traffic(graph: Graph) -> Mapping[Equation, Traffic]:
     """For every equation of `graph`, which of its operands and results go through memory."""
     users: dict[Value, list[Equation]] = {}

@@ -199,6 +199,7 @@ class Graph:
         equations: in execution order.
         outputs: what the program returns.
         state: output position -> input position of tensors that must come back placed as they went in.
+        memo: what `per_graph` functions found.
     """
 
     inputs: tuple[Value, ...]
@@ -208,6 +209,7 @@ class Graph:
     input_names: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()
     state: Mapping[int, int] = field(default_factory=dict)
+    memo: dict[object, Any] = field(default_factory=dict[object, Any], repr=False)
 
     def values(self) -> Iterator[Value]:
         """All values in order of definition."""
@@ -227,3 +229,15 @@ class Graph:
         lines = ["inputs " + ", ".join(f"{v}:{v.type}" for v in self.inputs)]
         lines += [f"  {e.index}: {e}" for e in self.equations]
         return "\n".join([*lines, "outputs " + ", ".join(map(str, self.outputs))])
+
+
+def per_graph(function: Callable[[Graph], _T]) -> Callable[[Graph], _T]:
+    """Decorates a function of a graph alone: worked out once per graph."""
+
+    @wraps(function)
+    def remembered(graph: Graph) -> _T:
+        if function not in graph.memo:
+            graph.memo[function] = function(graph)
+        return cast(_T, graph.memo[function])
+
+    return remembered

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, cast
 
 from shardwright.ir import collectives
 from shardwright.ir.errors import ProgramError
-from shardwright.ir.graph import Equation, Graph, Literal, TensorType, Value
+from shardwright.ir.graph import Equation, Graph, Literal, TensorType, Value, per_form
 from shardwright.ir.placement import Placement, R, Shard
 from shardwright.ir.regions import boundary
 from shardwright.ir.rules import Signature, allows, rule_of
@@ -210,15 +210,27 @@ def _check(
         problem = "" if uniform else f"{equation.primitive} has regions: only replicated, or as a loop"
     else:
         problem = (
-            ""
-            if allows(rule_of(equation), equation, signature)
-            else f"no rule of {equation.primitive} allows {signature}"
+            "" if _allowed(equation, signature) else f"no rule of {equation.primitive} allows {signature}"
         )
     if not problem:
         established.update(
             Property(v.index, p) for v, p in zip(equation.outputs, signature.outs, strict=True)
         )
     return problem
+
+
+@per_form
+def _judged(equation: Equation) -> dict[Signature, bool]:
+    """Signatures of one form of equations that were looked up before."""
+    return {}
+
+
+def _allowed(equation: Equation, signature: Signature) -> bool:
+    known = _judged(equation)
+    found = known.get(signature)
+    if found is None:
+        found = known[signature] = allows(rule_of(equation), equation, signature)
+    return found
 
 
 def _check_move(move: Move, types: Mapping[int, TensorType], established: set[Property]) -> str:

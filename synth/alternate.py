@@ -3,7 +3,7 @@
     ratios --search--> program --LP--> shares --rounding--> ratios --search--> ...
 
 The first start is the program that is best when every instruction has the shares it likes most, which is
-also what proves the bound; others follow while the gap is wide. A start ends when it no longer gets
+also what proves the bound; others follow while the certified gap is wide. A start ends when it no longer gets
 better. The pair with the least exact cost after rounding is kept; program, ratios and cost returned
 therefore belong together. Where it does not fit the devices' memory, the turns are taken again with
 memory as rows of the LP, and what fits is better than whatever does not.
@@ -24,7 +24,7 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
-from shardwright.synth.bounds import certify
+from shardwright.synth.bounds import ENOUGH, certify
 from shardwright.synth.emit import emit
 from shardwright.synth.ledger import Ledger
 from shardwright.synth.pricing import PriceList, Prices
@@ -34,9 +34,6 @@ from shardwright.synth.solve import Solution, SpaceSolver
 from shardwright.synth.space import Space
 
 _MOST_TURNS = 4
-
-#: A gap with which further starts are not worth their time.
-_CLOSE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +49,8 @@ class Synthesis:
         expanded: nodes expanded by A* in all searches.
         searches: searches run.
         notes: what went otherwise than hoped, in words.
+        items: the program's bill.
+        memory: the program's footprint.
     """
 
     program: Program
@@ -62,6 +61,8 @@ class Synthesis:
     expanded: int
     searches: int
     notes: tuple[str, ...]
+    items: tuple[Item, ...]
+    memory: Footprint
 
 
 class Timer:
@@ -189,6 +190,8 @@ class _Candidate:
     ratios: tuple[float, ...]
     cost_s: float
     fits: bool
+    items: tuple[Item, ...]
+    memory: Footprint
 
     def beats(self, other: _Candidate | None) -> bool:
         if other is None or self.fits != other.fits:
@@ -218,18 +221,23 @@ def synthesize(
         floors = Prices.floors(turns.listed)
         ideal = solver.solve(floors, stop=stop)
     found: _Found | None = None
+    bound_s = ideal.bound_s
     for ratios in _starts(turns, ideal, floors):
         reached = turns.take(ratios)
+        if found is None:
+            # Is there anything left to find? The bound says so before other starts are tried.
+            with timer.search():
+                bound_s = certify(solver, turns.listed, ideal.bound_s, reached.cost_s, stop=stop)
         if found is None or reached.cost_s < found.cost_s * (1 - 1e-9):
             found = reached
-        if stop() or ideal.bound_s >= found.cost_s * (1 - _CLOSE):
+        if stop() or bound_s >= found.cost_s * (1 - ENOUGH):
             break
     assert found is not None
     best = _settle(graph, turns, found)
     with timer.search():
         verify(best.program, graph)
-        bound_s = certify(solver, turns.listed, ideal.bound_s, best.cost_s, stop=stop)
         solution, _ = turns.search(best.ratios)
+    bound_s = min(bound_s, best.cost_s)
     # What the search found at these ratios is what was emitted, unless memory forbade it.
     same = best.cost_s <= solution.seconds * (1 + 1e-9)
     least = solution.bound_s if same else min(solution.bound_s, best.cost_s)
@@ -250,6 +258,8 @@ def synthesize(
         turns.expanded,
         turns.searches,
         tuple(notes),
+        best.items,
+        best.memory,
     )
 
 
@@ -293,4 +303,4 @@ def _candidate(
 ) -> _Candidate:
     limit = np.array([device.memory_bytes for device in model.types])[model.class_of]
     fits = bool((memory.peak(np.asarray(ratios)) <= limit).all())
-    return _Candidate(program, ratios, seconds(items, model, ratios), fits)
+    return _Candidate(program, ratios, seconds(items, model, ratios), fits, tuple(items), memory)

@@ -7,9 +7,8 @@ the plan is therefore priced again from the program in the end.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-
-import numpy as np
 
 from shardwright.cost.bill import Item
 from shardwright.ir.collectives import registry as collectives
@@ -23,19 +22,17 @@ class Ledger:
     """Uses of factors, grouped once for any assignment."""
 
     def __init__(self, uses: Sequence[Use]) -> None:
-        scopes: dict[Factor, list[tuple[int, ...]]] = {}
+        self._scopes: dict[Factor, list[tuple[int, ...]]] = {}
         for use in uses:
-            scopes.setdefault(use.factor, []).append(use.scope)
-        self._scopes = [(factor, np.array(mine, dtype=np.intp)) for factor, mine in scopes.items()]
+            self._scopes.setdefault(use.factor, []).append(use.scope)
 
     def bill(self, assignment: Sequence[int], prices: Prices) -> list[Item]:
         """Items of the program that an assignment stands for, at the prices under which it was found."""
-        values = np.asarray(assignment)
         weights: dict[tuple[int, str, bool], float] = {}
-        for factor, scopes in self._scopes:
-            at, times = np.unique(values[scopes], axis=0, return_counts=True)
-            for mine, count in zip(at.tolist(), times.tolist(), strict=True):
-                for entry in _entries(factor, tuple(mine), prices):
+        for factor, scopes in self._scopes.items():
+            times = Counter([tuple([assignment[choice] for choice in scope]) for scope in scopes])
+            for at, count in times.items():
+                for entry in _entries(factor, at, prices):
                     weights[entry] = weights.get(entry, 0.0) + factor.weight * count
         listed = prices.list
         return [

@@ -2,8 +2,9 @@
 
 `simple_order` takes those tied to few others, as long as there are any: cheap, and after it `prune` sees
 further. `full_order` takes all: next is the choice that adds the least fill (new ties between its
-neighbours, weighted by the sizes they join) in proportion to the ties that go with it. Ties are broken
-by the size of its table and then by number, so that equal layers are taken alike.
+neighbours, weighted by the sizes they join) in proportion to the ties that go with it, a large table
+counting a little more: of ten rules tried on the examples the one with the fewest cells overall. Ties
+are broken by the size of its table and then by number, so that equal layers are taken alike.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def full_order(sizes: Sequence[int], scopes: Sequence[Scope]) -> list[int]:
             for b in tied[k + 1 :]:
                 if b not in near:
                     fill += sizes[a] * sizes[b]
-        return fill / (1 + gone * sizes[v]), table
+        return fill * math.log(table) / (1 + gone * sizes[v]), table
 
     latest = {v: cost(v) for v in ties.of}
     heap = [(*c, v) for v, c in latest.items()]

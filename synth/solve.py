@@ -7,6 +7,7 @@ again. Each such round is a *stage*; the last one eliminates all that is left.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -55,8 +56,8 @@ class Solution:
 class _Stage:
     """A folded problem, and the tape that eliminates the choices of one stage.
 
-    A tape serves all prices under which no class keeps more values than it was made for; where one does,
-    a tape is made for the larger sizes.
+    A tape serves all prices under which no class is open that it holds settled, and no table outgrows what
+    a bucket may have.
     """
 
     folded: Folded
@@ -66,7 +67,7 @@ class _Stage:
 
     def prepare(self, sizes: Sequence[int], simple: tuple[int, int] | None, most_cells: int) -> Tape:
         """The tape for these sizes; `simple` says which choices to eliminate, None for all."""
-        if self.tape is not None and all(map(int.__le__, sizes, self.room)):
+        if self.tape is not None and self._serves(self.tape, sizes, most_cells):
             return self.tape
         room = self.room = [max(pair) for pair in zip(sizes, self.room or sizes, strict=True)]
         scopes = live(self.folded, room)
@@ -75,6 +76,12 @@ class _Stage:
         self.tape = record(self.folded, room, order, most_cells)
         self.following = None
         return self.tape
+
+    @staticmethod
+    def _serves(tape: Tape, sizes: Sequence[int], most_cells: int) -> bool:
+        if any(size > 1 and kind not in tape.open for kind, size in enumerate(sizes)):
+            return False
+        return all(math.prod([sizes[k] for k in step.kinds]) <= most_cells for step in tape.operations)
 
     def next(self, tape: Tape) -> _Stage:
         """What is left, folded again; its factors are the sources of `tape.left`, in order of appearance."""

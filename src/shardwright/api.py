@@ -10,10 +10,10 @@ from importlib.metadata import version
 from typing import Any
 
 import jax
+import numpy as np
 
-from shardwright.cost.bill import Item, bill
+from shardwright.cost.bill import Item
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.memory import peak_bytes
 from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import timeline
 from shardwright.ir.errors import InputError
@@ -100,8 +100,8 @@ def data_parallel(traced: Traced, fleet: Fleet) -> tuple[Baseline, ...]:
 def _plan(
     traced: Traced, space: Space, model: CostModel, found: Synthesis, stats: Stats, state: StateMap | None
 ) -> Plan:
-    items = bill(found.program, traced.graph, model)
-    memory = peak_bytes(found.program, traced.graph, found.ratios)
+    items = found.items
+    memory = tuple(int(peak) for peak in found.memory.peak(np.asarray(found.ratios)))
     names = traced.graph.input_names
     return Plan(
         program=found.program,
