@@ -20,6 +20,7 @@ import jsonschema
 
 from shardwright.backends.verify import VerifyResult, verify_program
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.topology import Topology
 from shardwright.execute import CompiledStep, concrete
 from shardwright.ir.errors import PlanError, ProgramError
 from shardwright.ir.program import Move, Program
@@ -319,7 +320,8 @@ class Plan:
         Raises:
             PlanError: there is no such backend; on the first call, the plan was made for another step.
         """
-        return CompiledStep(partial(self.attach, train_step), self.program, self.ratios, backend)
+        wiring = Topology.of(self.fleet).wiring
+        return CompiledStep(partial(self.attach, train_step), self.program, self.ratios, backend, wiring)
 
 
 def _mismatch(data: Mapping[str, Any], fleet: Fleet, program: Program) -> tuple[str, str] | None:
