@@ -3,7 +3,7 @@
 To add a strategy, write a function of a `Link` and the local array and register it; the conformance test
 runs whatever is registered against the collective's `reference`. Every transfer is started non-blocking
 and finished by `Link.wait`, which decides between spinning and sleeping. Strategies in several rounds are
-in `mpi_rounds.py`.
+in `mpi_rounds.py`, hierarchical ones in `mpi_leaders.py`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from shardwright.backends.mpi_link import Link, Lowering, mpi, operation, starts
+from shardwright.backends.mpi_leaders import LEADERS
+from shardwright.backends.mpi_link import Link, Lowering, assembled, mpi, operation, piece, starts
 from shardwright.backends.mpi_rounds import ROUNDS
 from shardwright.backends.wire import Array, aligned, as_bytes, leading, reducible, restored, returned
 from shardwright.ir.placement import Partial, Shard
 
-_LOWERINGS: dict[tuple[str, str], Lowering] = dict(ROUNDS)
+_LOWERINGS: dict[tuple[str, str], Lowering] = {**ROUNDS, **LEADERS}
 
 
 def lowerings() -> dict[tuple[str, str], Lowering]:
@@ -150,21 +151,6 @@ def _reduce_scatter_grouped(link: Link, array: Array) -> Array:
 # S(d) -> S(e), and from a root
 
 
-def _piece(link: Link, source: int, target: int) -> tuple[slice, tuple[int, ...]]:
-    """What `source` sends `target`: the part of its dimension `post.dim`, and the shape of the piece."""
-    assert isinstance(link.pre, Shard)
-    assert isinstance(link.post, Shard)
-    shape = list(link.shape)
-    shape[link.pre.dim] = link.before[source]
-    first = starts(link.after)[target]
-    last = first + link.after[target]
-    if link.pre.dim == link.post.dim:
-        held = starts(link.before)[source]
-        first, last = (min(max(x - held, 0), link.before[source]) for x in (first, last))
-    shape[link.post.dim] = last - first
-    return slice(first, last), tuple(shape)
-
-
 @lowers("all_to_all", "exact")
 def _all_to_all(link: Link, array: Array) -> Array:
     """One all-to-all of pieces of their own sizes."""
@@ -172,10 +158,10 @@ def _all_to_all(link: Link, array: Array) -> Array:
     assert isinstance(link.post, Shard)
     everyone = range(len(link.before))
     axis = (slice(None),) * link.post.dim
-    pieces = [array[(*axis, _piece(link, link.me, target)[0])].reshape(-1) for target in everyone]
-    shapes = [_piece(link, source, link.me)[1] for source in everyone]
+    pieces = [array[(*axis, piece(link, link.me, target)[0])].reshape(-1) for target in everyone]
+    shapes = [piece(link, source, link.me)[1] for source in everyone]
     item = array.dtype.itemsize
-    out_counts = [piece.size * item for piece in pieces]
+    out_counts = [part.size * item for part in pieces]
     in_counts = [int(np.prod(shape, dtype=np.int64)) * item for shape in shapes]
     sent = as_bytes(np.concatenate(pieces))
     received = aligned((sum(in_counts) // item,), array.dtype)
@@ -184,13 +170,7 @@ def _all_to_all(link: Link, array: Array) -> Array:
         [as_bytes(received), in_counts, starts(in_counts), mpi().BYTE],
     )
     link.wait([request])
-    ends = zip(starts(in_counts), in_counts, shapes, strict=True)
-    parts = [received[start // item : (start + n) // item].reshape(shape) for start, n, shape in ends]
-    local = list(link.shape)
-    local[link.post.dim] = link.after[link.me]
-    whole = aligned(tuple(local), array.dtype)
-    np.concatenate(parts, axis=link.pre.dim, out=whole)
-    return whole
+    return assembled(link, received, everyone)
 
 
 def _root_buffer(link: Link, array: Array) -> Array:

@@ -1,6 +1,6 @@
-"""Collectives over MPI in several rounds: rings, recursive doubling, and leaders that speak for their nodes.
+"""All-reduces over MPI in several rounds: rings and recursive doubling.
 
-All-reduces by hand give every participant the same bits: each element is either added up in one place and
+All of them give every participant the same bits: each element is either added up in one place and
 then sent around, or added in the same order up to exchanging the two operands.
 """
 
@@ -11,9 +11,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from shardwright.backends.mpi_link import Link, Lowering, mpi, operation, starts
-from shardwright.backends.wire import Array, aligned, as_bytes, leading, reducible, restored, returned
-from shardwright.ir.placement import Partial, Shard
+from shardwright.backends.mpi_link import Link, Lowering
+from shardwright.backends.wire import Array, aligned, as_bytes, reducible, restored
+from shardwright.ir.placement import Partial
 
 _COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
@@ -118,85 +118,9 @@ def _all_reduce_rs_ag(link: Link, array: Array) -> Array:
     return _summed(link, array, rounds)
 
 
-# ---------------------------------------------------------------------------------------------------
-# Leaders
-
-
-def _all_reduce_hierarchical(link: Link, array: Array) -> Array:
-    """A reduction to each node's leader, an all-reduce among leaders, a broadcast in each node."""
-    assert isinstance(link.pre, Partial)
-    sent, op = reducible(array, link.pre.op)
-    total = aligned(array.shape, sent.dtype)
-    flat, parts = total.reshape(-1), link.divide()
-    link.wait(
-        [parts.here.Ireduce(np.ascontiguousarray(sent).reshape(-1), flat, operation(op), root=parts.lead)]
-    )
-    if parts.leaders is not None:
-        link.wait([parts.leaders.Iallreduce(mpi().IN_PLACE, flat, operation(op))])
-    link.wait([parts.here.Ibcast(as_bytes(total), root=parts.lead)])
-    return restored(total, link.dtype)
-
-
-def _by_node(rows: Array, lengths: tuple[int, ...], order: list[int]) -> Array:
-    """The stretches of `rows`, of these lengths, in another order; no copy if it is the same."""
-    if order == sorted(order):
-        return rows
-    first = starts(lengths)
-    return np.concatenate([rows[first[i] : first[i] + lengths[i]] for i in order])
-
-
-def _all_gather_hierarchical(link: Link, array: Array) -> Array:
-    """Each node's leader gathers its stretches, the leaders gather those, and hand all on in their nodes."""
-    assert isinstance(link.pre, Shard)
-    parts, rows = link.divide(), leading(array, link.pre.dim)
-    order = [i for node in parts.nodes for i in node]
-    packed = aligned((sum(link.before), *rows.shape[1:]), array.dtype)
-    raw = as_bytes(packed)
-    row_bytes = rows[:1].nbytes if len(rows) else packed[:1].nbytes
-    nodes = [[link.before[i] * row_bytes for i in node] for node in parts.nodes]
-    totals, own = [sum(node) for node in nodes], nodes[parts.mine]
-    start = starts(totals)[parts.mine]
-    block = [raw[start : start + totals[parts.mine]], own, starts(own), mpi().BYTE]
-    leads = parts.leaders is not None
-    link.wait([parts.here.Igatherv(as_bytes(rows), block if leads else None, root=parts.lead)])
-    if leads:
-        link.wait([parts.leaders.Iallgatherv(mpi().IN_PLACE, [raw, totals, starts(totals), mpi().BYTE])])
-    link.wait([parts.here.Ibcast(raw, root=parts.lead)])
-    back = sorted(range(len(order)), key=order.__getitem__)
-    return returned(_by_node(packed, tuple(link.before[i] for i in order), back), link.pre.dim)
-
-
-def _reduce_scatter_hierarchical(link: Link, array: Array) -> Array:
-    """A reduction to each node's leader, a reduce-scatter among leaders, a scatter in each node."""
-    assert isinstance(link.pre, Partial)
-    assert isinstance(link.post, Shard)
-    parts = link.divide()
-    wide, op = reducible(array, link.pre.op)
-    order = [i for node in parts.nodes for i in node]
-    rows = _by_node(leading(wide, link.post.dim), link.after, order)
-    row = rows.shape[1:]
-    width = int(np.prod(row, dtype=np.int64))
-    nodes = [[link.after[i] * width for i in node] for node in parts.nodes]
-    totals, own = [sum(node) for node in nodes], nodes[parts.mine]
-    summed = np.empty(rows.size, wide.dtype)
-    link.wait([parts.here.Ireduce(rows.reshape(-1), summed, operation(op), root=parts.lead)])
-    block = np.empty(totals[parts.mine], wide.dtype)
-    if parts.leaders is not None:
-        link.wait([parts.leaders.Ireduce_scatter(summed, block, totals, operation(op))])
-    received = aligned((link.after[link.me], *row), wide.dtype)
-    item = wide.dtype.itemsize
-    counts = [n * item for n in own]
-    source = [as_bytes(block), counts, starts(counts), mpi().BYTE] if parts.leaders is not None else None
-    link.wait([parts.here.Iscatterv(source, as_bytes(received), root=parts.lead)])
-    return returned(restored(received, link.dtype), link.post.dim)
-
-
 #: By (collective, strategy).
 ROUNDS: Mapping[tuple[str, str], Lowering] = {
     ("all_reduce", "ring"): _all_reduce_ring,
     ("all_reduce", "tree"): _all_reduce_tree,
     ("all_reduce", "rs_ag"): _all_reduce_rs_ag,
-    ("all_reduce", "hierarchical"): _all_reduce_hierarchical,
-    ("all_gather", "hierarchical"): _all_gather_hierarchical,
-    ("reduce_scatter", "hierarchical"): _reduce_scatter_hierarchical,
 }

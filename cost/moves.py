@@ -12,7 +12,8 @@ slowest uplink, s the share of a device and S that of its node (Thakur, Rabensei
                     rs_ag         2 sum_k (a_k + N g_k / 2^k), k = 1, 2, ...   halving, then doubling
                     tree          sum_k (a_k + N g_k)                recursive doubling of whole tensors
                     hierarchical  reduce in the node, ring of leaders, broadcast in the node
-    all_to_all      exact         (m-1) a + N max s (1 - s) g'       g': a device's part of its node's uplink
+    all_to_all      exact         (m-1) a + N max (s (1 - s) g, S (1 - S) G)
+                    hierarchical  gather in the node, leaders swap, scatter in the node
     broadcast       tree          ceil(log2 m) (a + N g)
                     scatter_ag    (ceil(log2 m) + m-1) a + 2 (m-1) N g / m
     send            direct        a + N g
@@ -160,8 +161,24 @@ def _all_reduce_ring_bytes(t: Topology, nbytes: int, _shares: Floats) -> float:
     return 2 * (t.devices - 1) / t.devices * nbytes
 
 
+def _leaving(t: Topology) -> tuple[float, Floats]:
+    """What a node of share S sends to others of a tensor, S (1 - S): constant, and times a device's share.
+
+    The tangent at even shares, S = 1/n: exact there, and nowhere below.
+    """
+    return 1 / t.nodes**2, np.array([(1 - 2 / t.nodes) * size for size in t.size])
+
+
 def _all_to_all(t: Topology, nbytes: int) -> ShareCost:
-    return affine(t, (t.devices - 1) * t.ring.latency_s, product=nbytes * t.spread)
+    latency, (constant, linear) = (t.devices - 1) * t.ring.latency_s, _leaving(t)
+    # Rows: a device's own link, and its node's uplink.
+    own = nbytes * np.array([pace.s_per_byte for pace in t.inside])
+    nothing, uplink = np.zeros_like(own), nbytes * t.outward
+    return ShareCost(
+        np.stack([nothing, constant * uplink]) + latency,
+        np.stack([nothing, linear * uplink]),
+        np.stack([own, nothing]),
+    )
 
 
 def _all_to_all_bytes(t: Topology, nbytes: int, shares: Floats) -> float:
@@ -263,6 +280,19 @@ def _gathered_by_leaders_bytes(t: Topology, nbytes: int, shares: Floats) -> floa
     return max(nbytes * float(max((1 - nodes).max(), (nodes - own).max())), _rooted(t, nbytes)[1])
 
 
+def _swapped_by_leaders(t: Topology, nbytes: int) -> ShareCost:
+    latency, s_per_byte = _inside(t)
+    constant, linear = _leaving(t)
+    ring = nbytes * t.across.s_per_byte
+    fixed = 2 * latency + (t.nodes - 1) * t.across.latency_s + constant * ring
+    return affine(t, fixed, 2 * nbytes * t.size * s_per_byte + linear * ring)
+
+
+def _swapped_by_leaders_bytes(t: Topology, nbytes: int, shares: Floats) -> float:
+    nodes, own = t.per_node(shares), shares[list(t.wiring.leaders)]
+    return nbytes * float(max((nodes * (1 - nodes)).max(), (nodes - own).max()))
+
+
 def _reduced_by_leaders(t: Topology, nbytes: int) -> ShareCost:
     rooted, _ = _rooted(t, nbytes)
     return affine(t, 2 * rooted + 2 * (t.nodes - 1) * t.across.seconds(nbytes / t.nodes))
@@ -286,6 +316,7 @@ for _strategy in (
     Strategy("all_reduce", "tree", _tree, _tree_bytes),
     Strategy("all_reduce", "hierarchical", _reduced_by_leaders, _reduced_by_leaders_bytes, _nested),
     Strategy("all_to_all", "exact", _all_to_all, _all_to_all_bytes),
+    Strategy("all_to_all", "hierarchical", _swapped_by_leaders, _swapped_by_leaders_bytes, _nested),
     Strategy("broadcast", "tree", _broadcast, _broadcast_bytes),
     Strategy("broadcast", "scatter_ag", _scatter_ag, _all_reduce_ring_bytes),
     Strategy("send", "direct", _send, _send_bytes),

@@ -71,8 +71,7 @@ class Topology:
         across: the slowest uplink while one device of every node talks.
         inside: per class, the links of its node.
         size: per class, devices of its node.
-        spread: per class, seconds per byte while every device sends to all others, as if the uplink were
-            shared out evenly among the devices of its node.
+        outward: per class, seconds per byte that its node sends to others while all of its devices do.
         host: per class, its link to the host, if exchanges are staged.
         fold: what comes before and after recursive doubling where the devices are no power of two: their
             excess over one hands its data to a neighbour.
@@ -90,7 +89,7 @@ class Topology:
     across: Pace
     inside: tuple[Pace, ...]
     size: NDArray[np.int64]
-    spread: Floats
+    outward: Floats
     host: tuple[Pace, ...]
     fold: Round | None
     rounds: tuple[Round, ...]
@@ -121,7 +120,7 @@ class Topology:
             across=across,
             inside=tuple(inside[n] for n in home),
             size=np.array([len(fleet.nodes[n].devices) for n in home], dtype=np.int64),
-            spread=np.array([_spread(inside[n], uplink[n], fleet.nodes[n]) for n in home]),
+            outward=np.array([uplink[n].s_per_byte / _used_rails(fleet.nodes[n]) for n in home]),
             host=tuple(host[c.members[0]] for c in classes),
             fold=fold,
             rounds=rounds,
@@ -176,10 +175,9 @@ def _inside(node: Node, staged: bool) -> Pace:
     return Pace(link.latency_s, max(link.s_per_byte, *copies))
 
 
-def _spread(inside: Pace, uplink: Pace, node: Node) -> float:
-    """Seconds per byte that a device sends while all of its node's devices do, each to all others."""
-    count = len(node.devices)
-    return max(inside.s_per_byte, uplink.s_per_byte * count / min(node.rails, count))
+def _used_rails(node: Node) -> int:
+    """Rails in use while all devices of the node talk to other nodes."""
+    return min(node.rails, len(node.devices))
 
 
 def _leaders(fleet: Fleet, host: Sequence[Pace]) -> tuple[int, ...]:

@@ -148,7 +148,7 @@ class AllToAll:
     """From stretches of one dimension to stretches of another, or to other stretches of the same."""
 
     kind: ClassVar[str] = "all_to_all"
-    strategies: ClassVar[tuple[str, ...]] = ("exact",)
+    strategies: ClassVar[tuple[str, ...]] = ("exact", "hierarchical")
     local: ClassVar[bool] = False
     rooted: ClassVar[bool] = False
 

@@ -318,12 +318,12 @@ def lab(**more: Any) -> Fleet:
 def test_the_ring_is_as_slow_as_its_slowest_link() -> None:
     two = Topology.of(lab())  # 8 Gbit/s are 1 GB/s, which the four devices of a node share
     assert (two.devices, two.nodes, two.ring, two.across) == (8, 2, Pace(30e-6, 1e-9), Pace(30e-6, 1e-9))
-    assert two.spread.tolist() == [4e-9]
+    assert two.outward.tolist() == [1e-9]
     # Partners at distance 1 and 2 are in the same node; at distance 4 all four devices cross.
     assert [r.pace for r in two.rounds] == [Pace(10e-6, 1 / 16e9)] * 2 + [Pace(30e-6, 4e-9)]
     assert [r.crossing for r in two.rounds] == [0, 0, 4]
     one = Topology.of(even(4, {"bandwidth": "16 GB/s", "latency": "10 us"}))
-    assert (one.ring, one.across, one.spread.tolist()) == (Pace(10e-6, 1 / 16e9), Pace(), [1 / 16e9])
+    assert (one.ring, one.across, one.outward.tolist()) == (Pace(10e-6, 1 / 16e9), Pace(), [0.0])
 
 
 def test_uplinks_rails_and_oversubscription() -> None:
@@ -331,9 +331,9 @@ def test_uplinks_rails_and_oversubscription() -> None:
     assert Topology.of(lab(node={"uplink": slow})).ring == Pace(40e-6, 2e-9)
     railed = Topology.of(lab(node={"rails": 2}))
     assert railed.ring == Topology.of(lab()).ring  # one stream uses one rail
-    assert railed.spread.tolist() == [2e-9]
+    assert railed.outward.tolist() == [0.5e-9]
     assert railed.rounds[2].pace == Pace(30e-6, 2e-9)
-    assert Topology.of(lab(node={"rails": 8})).spread.tolist() == [1e-9]  # four devices use four of eight
+    assert Topology.of(lab(node={"rails": 8})).outward.tolist() == [0.25e-9]  # four devices use four of eight
     narrow = Topology.of(lab(oversubscription=3))
     assert narrow.ring == Pace(30e-6, 3e-9) and narrow.pair == Pace(30e-6, 1e-9)
 
@@ -385,3 +385,29 @@ def test_leaders_have_the_fastest_host_link() -> None:
     assert [wiring.leader(range(6), group) for group in wiring.groups(range(6))] == [2, 5]
     assert wiring.groups((0, 1, 5)) == ((0, 1), (2,))
     assert [wiring.leader((0, 1, 5), group) for group in ((0, 1), (2,))] == [0, 2]
+
+
+@given(fleet=fleets(), size=st.integers(1, 10**9), seed=st.integers(0, 2**32))
+def test_what_leaves_a_node_is_exact_at_even_nodes_and_never_below(
+    fleet: Fleet, size: int, seed: int
+) -> None:
+    fleet = replace(fleet, transport="nccl")
+    topology = Topology.of(fleet)
+    sizes = np.array([len(node.devices) for node in fleet.nodes])
+    narrow = fleet.oversubscription if len(fleet.nodes) > 1 else 0.0
+    outward = [
+        Pace.of(node.uplink or fleet.network, narrow).s_per_byte / min(node.rails, count)
+        for node, count in zip(fleet.nodes, sizes, strict=True)
+    ]
+    inside = [Pace.of(node.link).s_per_byte if len(node.devices) > 1 else 0.0 for node in fleet.nodes]
+    latency = (topology.devices - 1) * topology.ring.latency_s
+
+    def by_hand(shares: np.ndarray) -> float:
+        nodes = topology.per_node(shares)
+        own = np.array(inside)[topology.node_of] * shares * (1 - shares)
+        return latency + size * max((nodes * (1 - nodes) * outward).max(), own.max())
+
+    shares, move = shares_of(fleet, seed), ("all_to_all", "exact")
+    assert price(fleet, move, size, shares).max() >= by_hand(shares) * (1 - 1e-9)
+    even = (1 / len(sizes) / sizes)[topology.node_of]
+    assert price(fleet, move, size, even).max() == pytest.approx(by_hand(even))
