@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.model import CostModel, Traffic
-from shardwright.cost.share_cost import Floats, ShareCost
+from shardwright.cost.share_cost import CostStack, Floats, ShareCost
 from shardwright.cost.traffic import traffic
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import Equation, Graph, TensorType
-from shardwright.ir.placement import Placement, Shard, lengths
+from shardwright.ir.placement import Placement, Shard, deal
 from shardwright.ir.program import Compute, Loop, Move, Program
 from shardwright.ir.regions import boundary
 
@@ -97,6 +97,7 @@ class Shares:
         self.class_of = class_of
         self._known: dict[int, Floats] = {}
         self._seconds: dict[tuple[ShareCost, int], float] = {}
+        self._apart: dict[int, tuple[Floats, NDArray[np.int64]]] = {}
 
     def of(self, cut: Cut | None) -> Floats:
         """Share of every device of an axis of (size, unit); only its number of units matters."""
@@ -104,8 +105,26 @@ class Shares:
             return np.asarray(self.ratios)
         units = cut[0] // cut[1]
         if units not in self._known:
-            self._known[units] = np.asarray(lengths(units, 1, self.ratios)) / units
+            self._known[units] = deal(units, np.asarray(self.ratios)) / units
         return self._known[units]
+
+    def stack(self, costs: CostStack, units: NDArray[np.int64]) -> Floats:
+        """Seconds of the slowest device for many instructions, each of an axis of so many units (0: none)."""
+        seconds = np.empty(len(units))
+        for count in np.unique(units):
+            which = np.flatnonzero(units == count)
+            shares, class_of = self._distinct(int(count))
+            seconds[which] = costs.take(which).exact(shares, class_of)
+        return seconds
+
+    def _distinct(self, units: int) -> tuple[Floats, NDArray[np.int64]]:
+        """Distinct shares of an axis by class: devices of one class and share take equally long."""
+        if units not in self._apart:
+            shares = self.of((units, 1) if units else None)
+            found = [np.unique(shares[self.class_of == c]) for c in range(int(self.class_of.max()) + 1)]
+            class_of = np.repeat(np.arange(len(found)), [len(f) for f in found])
+            self._apart[units] = np.concatenate(found), class_of
+        return self._apart[units]
 
     def per_device(self, cost: ShareCost, cut: Cut | None) -> Floats:
         """Seconds of every device."""
@@ -119,7 +138,27 @@ class Shares:
         return self._seconds[key]
 
 
+class Tally:
+    """A bill added up, ready to be priced at many ratios."""
+
+    def __init__(self, items: Sequence[Item], model: CostModel) -> None:
+        self._class_of = model.class_of
+        weights: dict[tuple[int, int], float] = {}
+        costs: dict[int, ShareCost] = {}
+        for item in items:
+            units = item.cut[0] // item.cut[1] if item.cut is not None and item.cost.varies else 0
+            key = (id(item.cost), units)
+            costs[key[0]] = item.cost
+            weights[key] = weights.get(key, 0.0) + item.weight
+        self._stack = CostStack.of([costs[which] for which, _ in weights])
+        self._units = np.array([units for _, units in weights], dtype=np.int64)
+        self._weights = np.array(list(weights.values()))
+
+    def seconds(self, ratios: Sequence[float]) -> float:
+        """cost_s: the sum over instructions of the maximum over devices, at the rounded shard sizes."""
+        return float(self._weights @ Shares(ratios, self._class_of).stack(self._stack, self._units))
+
+
 def seconds(items: Sequence[Item], model: CostModel, ratios: Sequence[float]) -> float:
-    """cost_s: the sum over instructions of the maximum over devices, at the rounded shard sizes."""
-    shares = Shares(ratios, model.class_of)
-    return float(sum(item.weight * shares.seconds(item.cost, item.cut) for item in items))
+    """cost_s of a bill at some ratios; see `Tally`."""
+    return Tally(items, model).seconds(ratios)

@@ -7,7 +7,8 @@ For an instruction, device class c holding the share s of the sharded axis takes
 and the instruction takes the maximum over the devices. Rows say "compute or memory, whichever is
 slower". `product` (not negative) is for exchanges between two sharded placements: what a device holds
 of one and lacks of the other. Everything else derives from these three arrays, so that no two parts
-of the planner can price one instruction differently.
+of the planner can price one instruction differently. A `CostStack` does the same for many instructions
+at once.
 """
 
 from __future__ import annotations
@@ -74,7 +75,59 @@ class ShareCost:
         return self.constant, self.linear
 
     def floor(self, counts: NDArray[np.int64], most: float = 1.0) -> float:
-        """The least the instruction can cost under any shares of all devices, zeros included.
+        """The least the instruction can cost under any shares; see `CostStack.floor`."""
+        return float(CostStack.of([self]).floor(counts, most)[0])
+
+    def floor_within(self, counts: NDArray[np.int64], least: float, most: float) -> float:
+        """The least it can cost if the largest share is in a range; see `CostStack.floor_within`."""
+        return float(CostStack.of([self]).floor_within(counts, least, most)[0])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CostStack:
+    """Costs of many instructions; arrays are (instructions, rows, classes)."""
+
+    constant: Floats
+    linear: Floats
+    product: Floats
+
+    @staticmethod
+    def of(costs: Sequence[ShareCost]) -> CostStack:
+        """Stack costs of equal classes; those with fewer rows repeat their first."""
+        rows = max((cost.constant.shape[0] for cost in costs), default=1)
+
+        def stacked(arrays: Sequence[Floats]) -> Floats:
+            if not arrays:
+                return np.zeros((0, rows, 1))
+            full = [
+                a if len(a) == rows else np.concatenate([a, a[:1].repeat(rows - len(a), 0)]) for a in arrays
+            ]
+            return np.stack(full)
+
+        return CostStack(
+            stacked([cost.constant for cost in costs]),
+            stacked([cost.linear for cost in costs]),
+            stacked([cost.product for cost in costs]),
+        )
+
+    def take(self, which: NDArray[np.intp]) -> CostStack:
+        """The stack of some of the instructions."""
+        return CostStack(self.constant[which], self.linear[which], self.product[which])
+
+    def exact(self, shares: Floats, class_of: NDArray[np.int64]) -> Floats:
+        """Seconds of every instruction: the slowest of devices of classes `class_of` with `shares`.
+
+        Args:
+            shares: (devices,), the same for all instructions. Devices of equal class and share count once,
+                so that callers may leave out all but one of them.
+            class_of: (devices,).
+        """
+        constant, linear = self.constant[:, :, class_of], self.linear[:, :, class_of]
+        product = self.product[:, :, class_of]
+        return (constant + linear * shares + product * (shares * (1 - shares))).max(axis=(1, 2))
+
+    def floor(self, counts: NDArray[np.int64], most: Floats | float = 1.0) -> Floats:
+        """The least every instruction can cost under any shares of all devices, zeros included.
 
         The minimum over { s >= 0, counts . s = 1 } of the minorant's maximum: a water level. With rows
         that rise, class c stays below level t while s_c <= room_c(t) = min_r (t - constant) / linear, and
@@ -85,68 +138,76 @@ class ShareCost:
 
         Args:
             counts: devices per class.
-            most: no device has a larger share than this.
+            most: no device has a larger share than this; one number, or one per instruction.
         """
-        constant, linear = self.minorant()
-        level = float(np.where(linear < 0, constant + linear, constant).max())
-        rising = _rising_level(constant, linear, counts, level, most)
-        return max(rising, _falling_level(constant, linear, counts, level))
+        level = np.where(self.linear < 0, self.constant + self.linear, self.constant).max(axis=(1, 2))
+        most = np.broadcast_to(np.asarray(most, dtype=np.float64), level.shape)
+        return np.maximum(self._rising_level(counts, level, most), self._falling_level(counts, level))
 
-    def floor_within(self, counts: NDArray[np.int64], least: float, most: float) -> float:
-        """The least the instruction can cost if the largest share of a device is between `least` and `most`.
+    def floor_within(self, counts: NDArray[np.int64], least: Floats | float, most: Floats | float) -> Floats:
+        """The least every instruction can cost if the largest share of a device is within a range.
 
-        Some device has a share in that range, and no device has more: the others must take the rest. Rows
-        are affine or concave in the share, so that each is least at an end of its range.
+        Some device has a share between `least` and `most` (one number, or one per instruction), and no
+        device has more: the others must take the rest. Rows are affine or concave in the share, so that
+        each is least at an end of its range.
         """
+        size = len(self.constant)
+        least = np.broadcast_to(np.asarray(least, dtype=np.float64), size)
+        most = np.broadcast_to(np.asarray(most, dtype=np.float64), size)
 
-        def rows(share: float) -> Floats:
-            return self.constant + self.linear * share + self.product * share * (1 - share)
+        def rows(share: Floats) -> Floats:
+            s = share[:, None, None]
+            return self.constant + self.linear * s + self.product * (s * (1 - s))
 
         at_most = rows(most)
-        somebody = float(np.minimum(rows(least), at_most).max(axis=0).min())
-        everybody = float(np.minimum(rows(0.0), at_most).max())
-        return max(somebody, everybody, self.floor(counts, most))
+        somebody = np.minimum(rows(least), at_most).max(axis=1).min(axis=1)
+        everybody = np.minimum(self.constant, at_most).max(axis=(1, 2))
+        return np.maximum(np.maximum(somebody, everybody), self.floor(counts, most))
+
+    def _rising_level(self, counts: NDArray[np.int64], level: Floats, most: Floats) -> Floats:
+        rising = self.linear > 0
+        steep = np.flatnonzero(rising.any(axis=(1, 2)))
+        if not len(steep):
+            return level
+        rising, constant, most = rising[steep], self.constant[steep], most[steep, None]
+        slope = np.where(rising, self.linear[steep], 1.0)
+        found = level[steep]
+        for _ in range(_STEPS):
+            room = np.where(rising, (found[:, None, None] - constant) / slope, most[:, :, None])
+            tightest = room.argmin(axis=1)[:, None]
+            capacity = np.minimum(np.take_along_axis(room, tightest, 1)[:, 0], most)
+            missing = 1.0 - (counts * capacity).sum(axis=1)
+            grows = (capacity < most) & np.take_along_axis(rising, tightest, 1)[:, 0]
+            gain = np.where(grows, counts / np.take_along_axis(slope, tightest, 1)[:, 0], 0.0).sum(axis=1)
+            active = (missing > 1e-12) & (gain > 0)
+            if not active.any():
+                break
+            found = np.where(active, found + missing / np.where(gain > 0, gain, 1.0), found)
+        result = level.copy()
+        result[steep] = found
+        return result
+
+    def _falling_level(self, counts: NDArray[np.int64], level: Floats) -> Floats:
+        falling = self.linear < 0
+        steep = np.flatnonzero(falling.any(axis=(1, 2)))
+        if not len(steep):
+            return level
+        falling, constant = falling[steep], self.constant[steep]
+        slope = np.where(falling, -self.linear[steep], 1.0)
+        found = level[steep]
+        for _ in range(_STEPS):
+            need = np.where(falling, (constant - found[:, None, None]) / slope, 0.0)
+            largest = need.argmax(axis=1)[:, None]
+            demand = np.maximum(np.take_along_axis(need, largest, 1)[:, 0], 0.0)
+            excess = (counts * demand).sum(axis=1) - 1.0
+            active = excess > 1e-12
+            if not active.any():
+                break
+            fall = np.where(demand > 0, counts / np.take_along_axis(slope, largest, 1)[:, 0], 0.0).sum(axis=1)
+            found = np.where(active, found + excess / np.where(active, fall, 1.0), found)
+        result = level.copy()
+        result[steep] = found
+        return result
 
 
 _STEPS = 16
-
-
-def _rising_level(
-    constant: Floats, linear: Floats, counts: NDArray[np.int64], level: float, most: float
-) -> float:
-    rising = linear > 0
-    if not rising.any():
-        return level
-    slope = np.where(rising, linear, 1.0)
-    classes = np.arange(constant.shape[1])
-    for _ in range(_STEPS):
-        room = np.where(rising, (level - constant) / slope, most)
-        tightest = room.argmin(axis=0)
-        capacity = np.minimum(room[tightest, classes], most)
-        missing = 1.0 - float((counts * capacity).sum())
-        if missing <= 1e-12:
-            break
-        gain = np.where(
-            (capacity < most) & rising[tightest, classes], counts / slope[tightest, classes], 0.0
-        ).sum()
-        if gain <= 0:
-            break
-        level += missing / float(gain)
-    return level
-
-
-def _falling_level(constant: Floats, linear: Floats, counts: NDArray[np.int64], level: float) -> float:
-    falling = linear < 0
-    if not falling.any():
-        return level
-    slope = np.where(falling, -linear, 1.0)
-    classes = np.arange(constant.shape[1])
-    for _ in range(_STEPS):
-        need = np.where(falling, (constant - level) / slope, 0.0)
-        largest = need.argmax(axis=0)
-        demand = np.maximum(need[largest, classes], 0.0)
-        excess = float((counts * demand).sum()) - 1.0
-        if excess <= 1e-12:
-            break
-        level += excess / float((np.where(demand > 0, counts / slope[largest, classes], 0.0)).sum())
-    return level

@@ -1,8 +1,12 @@
 """The traced step as data: values, equations and regions. No JAX object is needed to read it.
 
     graph    ::= inputs (value*) constants (value*) equations (equation*) outputs (atom*)
-    equation ::= outputs (value*) = primitive(atom*; params; regions (graph*))
+    equation ::= outputs (value*) = form(atom*; regions (graph*))
+    form     ::= primitive, params, types of operands and results
     atom     ::= value | literal scalar
+
+Equations of equal form share one `Form` object: twelve equal layers have the forms of one, and what
+follows from a form alone (`per_form`) is worked out once.
 
 Values are numbered in order of definition; a value is named by its number in the printed program.
 A region (the body of a scan, the branches of a cond, ...) is a graph of its own with its own numbers.
@@ -11,9 +15,10 @@ A region (the body of a scan, the branches of a cond, ...) is a graph of its own
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from functools import wraps
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -87,37 +92,101 @@ Atom: TypeAlias = Value | Literal
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Form:
+    """What an equation does, whatever the tensors: all that rules and prices look at. Made by `Forms`.
+
+    Attributes:
+        primitive: name of the primitive.
+        params: its own parameters.
+        input_types, output_types: of the operands and results.
+        memo: what `per_form` functions found.
+    """
+
+    primitive: str
+    params: Mapping[str, Any]
+    input_types: tuple[TensorType, ...]
+    output_types: tuple[TensorType, ...]
+    memo: dict[object, Any] = field(default_factory=dict[object, Any], repr=False)
+
+
+class Forms:
+    """Makes forms, one object for equal content."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Form] = {}
+
+    def of(
+        self, primitive: str, params: Mapping[str, Any], ins: Sequence[Atom], outs: Sequence[Value]
+    ) -> Form:
+        """The form of an equation; one of its own where a parameter or literal cannot be compared."""
+        input_types = tuple([atom.type for atom in ins])
+        output_types = tuple([value.type for value in outs])
+        literals = tuple([atom.value if isinstance(atom, Literal) else None for atom in ins])
+        key = (primitive, tuple(params.items()), literals, input_types, output_types)
+        try:
+            found = self._made.get(key)
+        except TypeError:  # a parameter without a hash, such as an array
+            return Form(primitive, params, input_types, output_types)
+        if found is None:
+            found = self._made[key] = Form(primitive, params, input_types, output_types)
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Equation:
     """One primitive applied to atoms.
 
-    `params` are the primitive's own parameters; `regions` the graphs of a control-flow primitive;
-    `source` is JAX's source information, read by `trace.source_line`.
+    `regions` are the graphs of a control-flow primitive; `source` is JAX's source information, read by
+    `trace.source_line`.
     """
 
     index: int
-    primitive: str
+    form: Form
     inputs: tuple[Atom, ...]
     outputs: tuple[Value, ...]
-    params: Mapping[str, Any]
     regions: tuple[Graph, ...] = ()
     source: Any = None
+    input_values: tuple[Value, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "input_values", tuple(a for a in self.inputs if isinstance(a, Value)))
 
     @property
-    def input_values(self) -> tuple[Value, ...]:
-        return tuple(a for a in self.inputs if isinstance(a, Value))
+    def primitive(self) -> str:
+        return self.form.primitive
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        return self.form.params
 
     @property
     def input_types(self) -> tuple[TensorType, ...]:
-        return tuple(a.type for a in self.inputs)
+        return self.form.input_types
 
     @property
     def output_types(self) -> tuple[TensorType, ...]:
-        return tuple(v.type for v in self.outputs)
+        return self.form.output_types
 
     def __str__(self) -> str:
         ins = ", ".join(map(str, self.inputs))
         outs = ", ".join(f"{v}:{v.type}" for v in self.outputs)
         return f"{outs} = {self.primitive}({ins})"
+
+
+_T = TypeVar("_T")
+
+
+def per_form(function: Callable[[Equation], _T]) -> Callable[[Equation], _T]:
+    """Decorates a function of an equation that depends on its form alone: worked out once per form."""
+
+    @wraps(function)
+    def remembered(equation: Equation) -> _T:
+        memo = equation.form.memo
+        if function not in memo:
+            memo[function] = function(equation)
+        return cast(_T, memo[function])
+
+    return remembered
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,6 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shardwright.ir.errors import ProgramError
 
 ReduceOp: TypeAlias = Literal["sum", "max", "min"]
@@ -93,11 +96,15 @@ def lengths(size: int, unit: int, ratios: Sequence[float]) -> tuple[int, ...]:
     Returns:
         Elements per device, summing to `size`; zeros are allowed.
     """
-    units = size // unit
-    ideal = [units * ratio for ratio in ratios]
+    return tuple((deal(size // unit, np.asarray(ratios, dtype=np.float64)) * unit).tolist())
+
+
+def deal(units: int, ratios: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Whole units per device, by largest remainder; see `lengths`."""
+    ideal = units * ratios
     # The guard keeps 2.9999999996 at 3: ratios come from a solver and from JSON.
-    whole = [int(x + 1e-9) for x in ideal]
-    by_remainder = sorted(range(len(ideal)), key=lambda i: (round(whole[i] - ideal[i], 9), i))
-    for i in by_remainder[: units - sum(whole)]:
-        whole[i] += 1
-    return tuple(w * unit for w in whole)
+    whole = np.floor(ideal + 1e-9).astype(np.int64)
+    left = units - int(whole.sum())
+    if left > 0:
+        whole[np.argsort(np.round(whole - ideal, 9), kind="stable")[:left]] += 1
+    return whole

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
-from shardwright.ir.graph import Equation, TensorType
+from shardwright.ir.graph import Equation, TensorType, per_form
 from shardwright.ir.placement import Partial, Placement, R, ReduceOp, Shard
 
 Operands: TypeAlias = tuple[tuple[int, ...], ...]
@@ -227,13 +227,15 @@ def signatures(rule: Rule, equation: Equation, units: Mapping[str, int] | None =
     Args:
         rule: the equation's rule.
         equation: gives the shapes.
-        units: steps of a letter that must stay together, by letter; one where absent.
+        units: steps of a letter that must stay together, by letter; one where absent, none where the
+            letter cannot be cut at all.
     """
     n_in, n_out = len(equation.inputs), len(equation.outputs)
     yield Signature((R,) * n_in, (R,) * n_out)
     for letter in rule.letters:
-        found = letter_signature(rule, equation, letter, (units or {}).get(letter, 1))
-        if _admitted(equation, found):
+        unit = (units or {}).get(letter, 1)
+        found = letter_signature(rule, equation, letter, unit) if unit else None
+        if found is not None and _admitted(equation, found):
             yield found
     reductions: tuple[tuple[Passing, tuple[ReduceOp, ...]], ...] = (
         (rule.linear, ("sum",)),
@@ -375,6 +377,7 @@ def replicated_rule(equation: Equation, note: str = "") -> Rule:
     return counted(rule, equation, sum(tensor.size for tensor in equation.output_types))
 
 
+@per_form
 def rule_of(equation: Equation) -> Rule:
     """The rule of an equation, the replicated one where the primitive is unknown."""
     op = registry().get(equation.primitive)

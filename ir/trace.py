@@ -25,7 +25,7 @@ from jax.extend import core as jex
 from jax.tree_util import keystr, tree_flatten_with_path, tree_structure
 
 from shardwright.ir.errors import InputError, TraceError
-from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType, Value
+from shardwright.ir.graph import Atom, Equation, Forms, Graph, Literal, TensorType, Value
 
 #: Call primitives and the parameter that holds what they call.
 CALLS = {
@@ -170,78 +170,99 @@ def _check_leaf(place: str, leaf: Any) -> None:
 
 
 class _Builder:
-    """Collects primitive objects over all regions of one trace."""
+    """Collects primitive objects, types and forms over all regions of one trace."""
 
     def __init__(self) -> None:
         self.primitives: dict[str, Any] = {}
+        self.forms = Forms()
+        self._types: dict[tuple[tuple[int, ...], Any], TensorType] = {}
 
     def graph(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], caller: Any = None) -> Graph:
         return _Region(self).build(jaxpr, consts, caller)
 
+    def type_of(self, aval: Any) -> TensorType:
+        """One object for equal types: comparing them is then comparing addresses."""
+        key = (aval.shape, aval.dtype)
+        found = self._types.get(key)
+        if found is None:
+            found = self._types[key] = TensorType(tuple(aval.shape), str(aval.dtype))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Met:
+    """An equation as it was met: values are numbers until it is known which of them are needed."""
+
+    name: str
+    params: Mapping[str, Any]
+    ins: tuple[int | Literal, ...]
+    outs: tuple[int, ...]
+    regions: tuple[Graph, ...]
+    source: Any
+
 
 class _Region:
-    """Builds the graph of one jaxpr, inlining calls."""
+    """Builds the graph of one jaxpr, inlining calls and dropping what nobody needs."""
 
     def __init__(self, builder: _Builder) -> None:
         self.builder = builder
-        self.count = 0
-        self.constants: dict[Value, Any] = {}
-        self.by_identity: dict[int, Value] = {}
-        self.equations: list[Equation] = []
+        self.types: list[TensorType] = []
+        self.constants: dict[int, Any] = {}
+        self.by_identity: dict[int, int] = {}
+        self.met: list[_Met] = []
 
     def build(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], caller: Any) -> Graph:
-        inputs = tuple(self.value(var.aval) for var in jaxpr.invars)
-        env: dict[jex.Var, Atom] = dict(zip(jaxpr.invars, inputs, strict=True))
+        inputs = [self.value(var.aval) for var in jaxpr.invars]
+        env: dict[jex.Var, int | Literal] = dict(zip(jaxpr.invars, inputs, strict=True))
         self.bind_constants(jaxpr, consts, env)
         self.walk(jaxpr, env, caller)
-        outputs = tuple(self.read(atom, env) for atom in jaxpr.outvars)
-        return _prune(inputs, self.constants, self.equations, outputs)
+        return self.needed(inputs, [self.read(atom, env) for atom in jaxpr.outvars])
 
-    def value(self, aval: Any) -> Value:
-        value = Value(self.count, TensorType(tuple(aval.shape), str(aval.dtype)))
-        self.count += 1
-        return value
+    def value(self, aval: Any) -> int:
+        self.types.append(self.builder.type_of(aval))
+        return len(self.types) - 1
 
-    def bind_constants(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], env: dict[jex.Var, Atom]) -> None:
+    def bind_constants(
+        self, jaxpr: jex.Jaxpr, consts: Sequence[Any], env: dict[jex.Var, int | Literal]
+    ) -> None:
         for var, const in zip(jaxpr.constvars, consts, strict=True):
             env[var] = self.constant(const, var.aval)
 
-    def constant(self, array: Any, aval: Any) -> Value:
+    def constant(self, array: Any, aval: Any) -> int:
         """A closed-over array; the same array is one constant however often it is met."""
         if id(array) not in self.by_identity:
-            value = self.value(aval)
-            self.by_identity[id(array)] = value
-            self.constants[value] = array
+            number = self.value(aval)
+            self.by_identity[id(array)] = number
+            self.constants[number] = array
         return self.by_identity[id(array)]
 
-    def read(self, atom: Any, env: Mapping[jex.Var, Atom]) -> Atom:
+    def read(self, atom: Any, env: Mapping[jex.Var, int | Literal]) -> int | Literal:
         if not isinstance(atom, jex.Literal):
             return env[cast(jex.Var, atom)]
         aval: Any = atom.aval
         if aval.shape != ():
             return self.constant(atom.val, aval)
-        return Literal(np.asarray(atom.val)[()], TensorType((), str(aval.dtype)))
+        return Literal(np.asarray(atom.val)[()], self.builder.type_of(aval))
 
-    def walk(self, jaxpr: jex.Jaxpr, env: dict[jex.Var, Atom], caller: Any) -> None:
+    def walk(self, jaxpr: jex.Jaxpr, env: dict[jex.Var, int | Literal], caller: Any) -> None:
         """Append the equations of a jaxpr; `caller` is the source of the call or loop it was met in."""
         for eqn in jaxpr.eqns:
             name = eqn.primitive.name
-            # JAX's own functions (jnp.linalg.cholesky) are traced apart from who calls them.
-            source = eqn.source_info if caller is None or _summary(eqn.source_info) else caller
-            operands = tuple(self.read(atom, env) for atom in eqn.invars)
+            operands = tuple([self.read(atom, env) for atom in eqn.invars])
             if name in CALLS:
                 called = eqn.params[CALLS[name]]
                 inner, consts = (
                     (called.jaxpr, called.consts) if isinstance(called, jex.ClosedJaxpr) else (called, ())
                 )
-                inner_env: dict[jex.Var, Atom] = dict(zip(inner.invars, operands, strict=True))
+                inner_env: dict[jex.Var, int | Literal] = dict(zip(inner.invars, operands, strict=True))
                 self.bind_constants(inner, consts, inner_env)
-                self.walk(inner, inner_env, source)
+                self.walk(inner, inner_env, _users(eqn.source_info, caller))
                 env.update(
                     zip(eqn.outvars, (self.read(atom, inner_env) for atom in inner.outvars), strict=True)
                 )
                 continue
-            regions = tuple(self.builder.graph(r.jaxpr, r.consts, source) for r in _regions(eqn))
+            source = _users(eqn.source_info, caller)
+            regions = tuple([self.builder.graph(r.jaxpr, r.consts, source) for r in _regions(eqn)])
             if not regions and eqn.effects:
                 raise TraceError(
                     place=f"{name} at {_summary(source) or UNKNOWN_LINE}",
@@ -255,15 +276,50 @@ class _Region:
                     remedy="Use jax.random with a key",
                 )
             self.builder.primitives.setdefault(name, eqn.primitive)
-            outputs = tuple(self.value(var.aval) for var in eqn.outvars)
+            outputs = tuple([self.value(var.aval) for var in eqn.outvars])
             # A barrier of several operands is one of each: they may be placed differently.
             each = name == "optimization_barrier"
             parts = zip(operands, outputs, strict=True) if each else ()
             for ins, outs in [((a,), (v,)) for a, v in parts] or [(operands, outputs)]:
-                self.equations.append(
-                    Equation(len(self.equations), name, ins, outs, eqn.params, regions, source)
-                )
+                self.met.append(_Met(name, eqn.params, ins, outs, regions, source))
             env.update(zip(eqn.outvars, outputs, strict=True))
+
+    def needed(self, inputs: Sequence[int], outputs: Sequence[int | Literal]) -> Graph:
+        """The graph without equations and constants nobody needs, its values numbered densely."""
+        used = [False] * len(self.types)
+        for atom in outputs:
+            if isinstance(atom, int):
+                used[atom] = True
+        kept: list[_Met] = []
+        for met in reversed(self.met):
+            if any(used[number] for number in met.outs):
+                kept.append(met)
+                for atom in met.ins:
+                    if isinstance(atom, int):
+                        used[atom] = True
+        values: dict[int, Value] = {}
+
+        def name(atom: int | Literal) -> Atom:
+            return atom if isinstance(atom, Literal) else values[atom]
+
+        def made(number: int) -> Value:
+            value = values[number] = Value(len(values), self.types[number])
+            return value
+
+        new_inputs = tuple([made(number) for number in inputs])
+        new_constants = {made(number): array for number, array in self.constants.items() if used[number]}
+        equations: list[Equation] = []
+        for met in reversed(kept):
+            ins = tuple([name(atom) for atom in met.ins])
+            outs = tuple([made(number) for number in met.outs])
+            form = self.builder.forms.of(met.name, met.params, ins, outs)
+            equations.append(Equation(len(equations), form, ins, outs, met.regions, met.source))
+        return Graph(new_inputs, new_constants, tuple(equations), tuple([name(atom) for atom in outputs]))
+
+
+def _users(source: Any, caller: Any) -> Any:
+    """Source information of the user's code: JAX's own functions (jnp.linalg.cholesky) are traced apart."""
+    return source if caller is None or _summary(source) else caller
 
 
 def _regions(eqn: jex.JaxprEqn) -> list[jex.ClosedJaxpr]:
@@ -284,44 +340,6 @@ def _summary(source: Any) -> str:
     from jax._src import source_info_util  # (no public name for it)
 
     return source_info_util.summarize(source)
-
-
-def _prune(
-    inputs: tuple[Value, ...],
-    constants: Mapping[Value, Any],
-    equations: Sequence[Equation],
-    outputs: Sequence[Atom],
-) -> Graph:
-    """Drop equations and constants nobody needs, and number the rest densely."""
-    needed = {atom for atom in outputs if isinstance(atom, Value)}
-    kept: list[Equation] = []
-    for equation in reversed(equations):
-        if any(value in needed for value in equation.outputs):
-            kept.append(equation)
-            needed.update(equation.input_values)
-    kept.reverse()
-    renamed: dict[Value, Value] = {}
-
-    def rename(atom: Atom) -> Atom:
-        if isinstance(atom, Literal):
-            return atom
-        return renamed.setdefault(atom, Value(len(renamed), atom.type))
-
-    new_inputs = tuple(cast(Value, rename(value)) for value in inputs)
-    new_constants = {cast(Value, rename(v)): array for v, array in constants.items() if v in needed}
-    new_equations = tuple(
-        Equation(
-            index,
-            e.primitive,
-            tuple(rename(a) for a in e.inputs),
-            tuple(cast(Value, rename(v)) for v in e.outputs),
-            e.params,
-            e.regions,
-            e.source,
-        )
-        for index, e in enumerate(kept)
-    )
-    return Graph(new_inputs, new_constants, new_equations, tuple(rename(a) for a in outputs))
 
 
 # ---------------------------------------------------------------------------------------------------

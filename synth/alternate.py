@@ -2,35 +2,41 @@
 
     ratios --search--> program --LP--> shares --rounding--> ratios --search--> ...
 
-The pair with the least exact cost, after rounding, is kept, one that fits the devices' memory before any
-that does not; program, ratios and cost returned therefore belong together. A start ends when it no longer
-gets better.
+The first start is the program that is best when every instruction has the shares it likes most, which is
+also what proves the bound; others follow while the gap is wide. A start ends when it no longer gets
+better. The pair with the least exact cost after rounding is kept; program, ratios and cost returned
+therefore belong together. Where it does not fit the devices' memory, the turns are taken again with
+memory as rows of the LP, and what fits is better than whatever does not.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.bill import bill, seconds
-from shardwright.cost.memory import footprint
+from shardwright.cost.bill import Item, Tally, bill, seconds
+from shardwright.cost.memory import Footprint, footprint
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
 from shardwright.synth.bounds import certify
 from shardwright.synth.emit import emit
-from shardwright.synth.factors import Prices
+from shardwright.synth.ledger import Ledger
+from shardwright.synth.pricing import PriceList, Prices
 from shardwright.synth.ratios import solve_ratios
 from shardwright.synth.rounding import round_ratios
-from shardwright.synth.solve import solve
+from shardwright.synth.solve import Solution, SpaceSolver
 from shardwright.synth.space import Space
 
 _MOST_TURNS = 4
+
+#: A gap with which further starts are not worth their time.
+_CLOSE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,7 @@ class Synthesis:
         ratios: share per device.
         cost_s: exact cost of the program at the rounded shares.
         bound_s: what no program of the space can be cheaper than, whatever its ratios.
+        search_gap: how much cheaper, as a fraction, a program could be at these ratios at most.
         expanded: nodes expanded by A* in all searches.
         searches: searches run.
         notes: what went otherwise than hoped, in words.
@@ -51,6 +58,7 @@ class Synthesis:
     ratios: tuple[float, ...]
     cost_s: float
     bound_s: float
+    search_gap: float
     expanded: int
     searches: int
     notes: tuple[str, ...]
@@ -97,6 +105,83 @@ def starts(model: CostModel) -> list[Floats]:
 
 
 @dataclass(frozen=True, slots=True)
+class _Found:
+    """A program (as an assignment) at ratios.
+
+    Attributes:
+        solution: what the search found.
+        prices: those it was found at.
+        ratios: those it does best at.
+        cost_s: what it costs there, by the ledger.
+    """
+
+    solution: Solution
+    prices: Prices
+    ratios: tuple[float, ...]
+    cost_s: float
+
+
+class _Turns:
+    """Search and LP in turns; remembers what was tried."""
+
+    def __init__(
+        self, space: Space, model: CostModel, timer: Timer, solver: SpaceSolver, stop: Callable[[], bool]
+    ) -> None:
+        self.space, self.model, self.timer, self.solver, self.stop = space, model, timer, solver, stop
+        self.listed = PriceList(model)
+        self.ledger = Ledger(space.uses)
+        self.expanded = self.searches = 0
+        self._seen: dict[tuple[float, ...], tuple[Solution, Prices]] = {}
+
+    def search(self, ratios: tuple[float, ...]) -> tuple[Solution, Prices]:
+        """The best program at some ratios."""
+        if ratios not in self._seen:
+            with self.timer.search():
+                prices = Prices.at(self.listed, ratios)
+                solution = self.solver.solve(prices, stop=self.stop)
+            self.expanded, self.searches = self.expanded + solution.expanded, self.searches + 1
+            self._seen[ratios] = solution, prices
+        return self._seen[ratios]
+
+    def best_ratios(
+        self, items: list[Item], ratios: tuple[float, ...], memory: Footprint | None = None
+    ) -> tuple[tuple[float, ...], float]:
+        """The LP's ratios after rounding, or `ratios` themselves, whichever is better; and the cost there."""
+        model, tally = self.model, Tally(items, self.model)
+        limit = np.array([device.memory_bytes for device in model.types])[model.class_of]
+
+        def price(at: tuple[float, ...]) -> tuple[bool, float]:
+            over = memory is not None and bool((memory.peak(np.asarray(at)) > limit).any())
+            return over, tally.seconds(at)
+
+        per_class = np.array([ratios[c.members[0]] for c in model.classes])
+        solved = solve_ratios(items, model, per_class, memory)
+        if not solved.ok and memory is not None:
+            solved = solve_ratios(items, model, per_class)
+        options = [ratios]
+        if solved.ok:
+            options.append(round_ratios(items, model, solved.shares, price))
+        best = min(options, key=price)
+        return best, price(best)[1]
+
+    def take(self, ratios: tuple[float, ...]) -> _Found:
+        """Turns from `ratios` on, until it no longer gets better."""
+        reached: _Found | None = None
+        for _ in range(_MOST_TURNS):
+            solution, prices = self.search(ratios)
+            with self.timer.ratios():
+                items = self.ledger.bill(solution.assignment, prices)
+                ratios, cost_s = self.best_ratios(items, ratios)
+            if reached is not None and not cost_s < reached.cost_s * (1 - 1e-9):
+                break
+            reached = _Found(solution, prices, ratios, cost_s)
+            if self.stop():
+                break
+        assert reached is not None
+        return reached
+
+
+@dataclass(frozen=True, slots=True)
 class _Candidate:
     """A program at ratios; one that fits the devices' memory is better than any that does not."""
 
@@ -111,61 +196,101 @@ class _Candidate:
         return self.cost_s < other.cost_s * (1 - 1e-9)
 
 
-def synthesize(graph: Graph, space: Space, model: CostModel, timer: Timer) -> Synthesis:
-    """Search for program and ratios; see the module's docstring."""
-    best: _Candidate | None = None
-    expanded = searches = 0
-    worst_gap = 0.0
-    seen: set[tuple[float, ...]] = set()
-    for shares in starts(model):
-        ratios = tuple(float(shares[c]) for c in model.class_of)
-        reached: _Candidate | None = None
-        for _ in range(_MOST_TURNS):
-            if ratios in seen:
-                break
-            seen.add(ratios)
-            with timer.search():
-                prices = Prices.at(model, ratios)
-                solution = solve(space, prices)
-                program = emit(space, solution.assignment, prices)
-            expanded, searches = expanded + solution.expanded, searches + 1
-            worst_gap = max(worst_gap, 1 - solution.bound_s / solution.seconds if solution.seconds else 0.0)
-            with timer.ratios():
-                found = _improve(program, ratios, graph, model)
-            if found.beats(best):
-                best = found
-            if not found.beats(reached):
-                break
-            reached, ratios = found, found.ratios
-    assert best is not None
-    verify(best.program, graph)
+def synthesize(
+    graph: Graph, space: Space, model: CostModel, timer: Timer, deadline: float | None = None
+) -> Synthesis:
+    """Search for program and ratios; see the module's docstring.
+
+    Args:
+        graph: the step.
+        space: its programs.
+        model: prices.
+        timer: is told where time goes.
+        deadline: by `time.perf_counter`, after which nothing new is begun; None for as long as it takes.
+    """
+
+    def stop() -> bool:
+        return deadline is not None and time.perf_counter() > deadline
+
     with timer.search():
-        bound_s = certify(space, model, best.cost_s)
+        solver = SpaceSolver(space)
+        turns = _Turns(space, model, timer, solver, stop)
+        floors = Prices.floors(turns.listed)
+        ideal = solver.solve(floors, stop=stop)
+    found: _Found | None = None
+    for ratios in _starts(turns, ideal, floors):
+        reached = turns.take(ratios)
+        if found is None or reached.cost_s < found.cost_s * (1 - 1e-9):
+            found = reached
+        if stop() or ideal.bound_s >= found.cost_s * (1 - _CLOSE):
+            break
+    assert found is not None
+    best = _settle(graph, turns, found)
+    with timer.search():
+        verify(best.program, graph)
+        bound_s = certify(solver, turns.listed, ideal.bound_s, best.cost_s, stop=stop)
+        solution, _ = turns.search(best.ratios)
+    # What the search found at these ratios is what was emitted, unless memory forbade it.
+    same = best.cost_s <= solution.seconds * (1 + 1e-9)
+    least = solution.bound_s if same else min(solution.bound_s, best.cost_s)
+    search_gap = max(0.0, 1 - least / (solution.seconds if same else best.cost_s)) if least > 0 else 0.0
     notes: list[str] = []
     if not best.fits:
         notes.append("no ratios tried fit a program found into every device's memory")
-    if worst_gap > 0:
-        notes.append(f"a search stopped early: at its ratios a program could be {worst_gap:.1%} cheaper")
-    return Synthesis(best.program, best.ratios, best.cost_s, bound_s, expanded, searches, tuple(notes))
+    if solution.bound_s < solution.seconds:
+        notes.append(f"the search stopped early: at these ratios a program could be {search_gap:.1%} cheaper")
+    if stop():
+        notes.append("the time limit ended planning before it had tried everything it would")
+    return Synthesis(
+        best.program,
+        best.ratios,
+        best.cost_s,
+        bound_s,
+        search_gap,
+        turns.expanded,
+        turns.searches,
+        tuple(notes),
+    )
 
 
-def _improve(program: Program, ratios: tuple[float, ...], graph: Graph, model: CostModel) -> _Candidate:
-    """The program at the LP's ratios after rounding, or at those it was found at, whichever is better."""
-    items = bill(program, graph, model)
-    memory = footprint(program, graph)
+def _starts(turns: _Turns, ideal: Solution, floors: Prices) -> Iterator[tuple[float, ...]]:
+    model = turns.model
+    even = (1.0 / len(model.class_of),) * len(model.class_of)
+    if len(model.types) == 1:
+        yield even
+        return
+    with turns.timer.ratios():
+        liked, _ = turns.best_ratios(turns.ledger.bill(ideal.assignment, floors), even)
+    yield liked
+    for shares in starts(model):
+        yield tuple(float(shares[c]) for c in model.class_of)
+
+
+def _settle(graph: Graph, turns: _Turns, found: _Found) -> _Candidate:
+    """The program of what was found, priced as it will run; with memory in the LP if it does not fit."""
+    best: _Candidate | None = None
+    ratios, memory = found.ratios, None
+    for turn in range(_MOST_TURNS):
+        solution, prices = turns.search(ratios)
+        with turns.timer.ratios():
+            program = emit(turns.space, solution.assignment, prices)
+            items, memory = bill(program, graph, turns.model), footprint(program, graph)
+            here = _candidate(program, ratios, items, memory, turns.model)
+            if turn or not here.fits:
+                ratios, _ = turns.best_ratios(items, ratios, memory)
+                here = _candidate(program, ratios, items, memory, turns.model)
+        if not here.beats(best):
+            break
+        best = here
+        if best.fits and not turn:
+            break
+    assert best is not None
+    return best
+
+
+def _candidate(
+    program: Program, ratios: tuple[float, ...], items: list[Item], memory: Footprint, model: CostModel
+) -> _Candidate:
     limit = np.array([device.memory_bytes for device in model.types])[model.class_of]
-
-    def price(at: tuple[float, ...]) -> tuple[bool, float]:
-        over = bool((memory.peak(np.asarray(at)) > limit).any())
-        return over, seconds(items, model, at)
-
-    per_class = np.array([ratios[c.members[0]] for c in model.classes])
-    solved = solve_ratios(items, model, per_class, memory)
-    if not solved.ok:
-        solved = solve_ratios(items, model, per_class)
-    options = [ratios]
-    if solved.ok:
-        options.append(round_ratios(items, model, solved.shares, price))
-    best = min(options, key=price)
-    over, cost = price(best)
-    return _Candidate(program, best, cost, not over)
+    fits = bool((memory.peak(np.asarray(ratios)) <= limit).all())
+    return _Candidate(program, ratios, seconds(items, model, ratios), fits)

@@ -16,7 +16,8 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program
 from shardwright.synth.emit import emit
-from shardwright.synth.factors import LinkFactor, Prices
+from shardwright.synth.factors import Use
+from shardwright.synth.pricing import Prices
 from shardwright.synth.solve import solve
 from shardwright.synth.space import Space
 
@@ -43,13 +44,13 @@ class Baseline:
 def data_parallel(graph: Graph, space: Space, model: CostModel) -> tuple[Baseline, ...]:
     """Even and proportional data parallelism, each the best program that keeps to its rules."""
     state = set(graph.state.values())
-    pinned: list[LinkFactor] = []
+    pinned: list[Use] = []
     for position, value in enumerate(graph.inputs):
         choice = space.root.choice[value]
         if position in state or value.type.rank == 0 or not space.units.unit(value, 0):
-            pinned.append(LinkFactor("whole", (choice,), 1.0))
+            pinned.append(space.link("whole", choice))
         else:
-            pinned.append(LinkFactor("first dimension", (choice,), 1.0))
+            pinned.append(space.link("first dimension", choice))
     speed = np.array([device.flop_rate("float32", None)[0] for device in model.types])
     shares = {
         "even data parallelism": np.ones_like(speed) / float(model.counts.sum()),

@@ -11,42 +11,56 @@ own optimum, and the least of them bounds all.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from shardwright.cost.model import CostModel
-from shardwright.synth.factors import Prices
-from shardwright.synth.solve import bound
-from shardwright.synth.space import Space
+from shardwright.synth.pricing import PriceList, Prices
+from shardwright.synth.solve import SpaceSolver
 
 #: First pieces: ends in multiples of the even share.
 _ENDS = (1.0, 1.2, 2.0, 4.0)
 
+#: Gap, as a fraction of the cost, with which to be content.
+ENOUGH = 0.05
 
-def certify(space: Space, model: CostModel, cost_s: float, enough: float = 0.05, most: int = 6) -> float:
-    """A lower bound on the cost of every program of `space` at every ratios, and at most `cost_s`.
+
+def certify(
+    solver: SpaceSolver,
+    listed: PriceList,
+    loose: float,
+    cost_s: float,
+    enough: float = ENOUGH,
+    most: int = 6,
+    stop: Callable[[], bool] = lambda: False,
+) -> float:
+    """A lower bound on the cost of every program of the space at every ratios, and at most `cost_s`.
 
     Args:
-        space: the programs.
-        model: the prices.
+        solver: of the space.
+        listed: its prices.
+        loose: the optimum at the floors of all prices (`Prices.floors`), a bound already.
         cost_s: cost of a program that exists.
-        enough: gap, as a fraction of `cost_s`, with which to be content.
+        enough: gap with which to be content.
         most: pieces into which the range of the largest ratio is cut at most.
+        stop: asked before every piece whether to leave it at that.
     """
-    loose = bound(space, Prices.floors(model))
-    if loose >= cost_s * (1 - enough) or len(model.class_of) == 1:
+    devices = len(listed.model.class_of)
+    if loose >= cost_s * (1 - enough) or devices == 1:
         return min(loose, cost_s)
-    pieces = [(max(loose, bound(space, Prices.floors(model, ends))), ends) for ends in _pieces(model)]
+
+    def bound(ends: tuple[float, float], below: float) -> tuple[float, tuple[float, float]]:
+        return (below if stop() else max(below, solver.bound(Prices.floors(listed, ends)))), ends
+
+    pieces = [bound(ends, loose) for ends in _pieces(devices)]
     heapq.heapify(pieces)
-    while len(pieces) < most and pieces[0][0] < cost_s * (1 - enough):
+    while len(pieces) < most and pieces[0][0] < cost_s * (1 - enough) and not stop():
         below, (low, high) = heapq.heappop(pieces)
         middle = (low * high) ** 0.5
         for ends in ((low, middle), (middle, high)):
-            heapq.heappush(pieces, (max(below, bound(space, Prices.floors(model, ends))), ends))
+            heapq.heappush(pieces, bound(ends, below))
     return min(pieces[0][0], cost_s)
 
 
-def _pieces(model: CostModel) -> Iterator[tuple[float, float]]:
+def _pieces(devices: int) -> Iterator[tuple[float, float]]:
     """The range of the largest ratio, cut; the even ratio is the least that it can be."""
-    devices = len(model.class_of)
     ends = [end / devices for end in _ENDS if end < devices]
     yield from zip(ends, [*ends[1:], 1.0], strict=True)

@@ -1,229 +1,260 @@
 """Bucket elimination over the choice graph: exact messages, or admissible ones where tables would not fit.
 
-Eliminating a choice v adds up the factors that mention it and minimises over v; what remains is a
-message to the choices it was tied to. In reverse order, the messages tell the cost of completing any
-partial assignment: a perfect heuristic for A*. Where a table would exceed `most_cells`, the factors of
-the bucket are minimised in several smaller groups (mini-buckets); the sum of the minima is then a lower
-bound, and the heuristic stays admissible (Dechter 1999; Kask & Dechter 2001).
+Eliminating a choice v adds up the terms that mention it and minimises over v; what remains is a message
+to the choices it was tied to. In reverse order, the messages tell the cost of completing any partial
+assignment: a perfect heuristic for A*. Where a table would exceed `most_cells`, the terms of the bucket
+are minimised in several smaller groups (mini-buckets); the sum of the minima is then a lower bound, and
+the heuristic stays admissible (Dechter 1999; Kask & Dechter 2001).
 
-Repeated layers have the same tables (the same objects: see `collect`), and so have their messages: what
-was done once to certain tables in a certain arrangement is not done again.
+Repeated layers cost nothing: a `Tape` lists every distinct elimination once, whatever the prices. And
+since messages are kept up to a constant, those that travel along a chain of equal layers soon repeat
+themselves (the turnpike property), so that even a chain is worked out for its ends only.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from shardwright.cost.share_cost import Floats
+from shardwright.synth.fold import Folded, Scope
+from shardwright.synth.prune import Kept
+
+#: Where a table comes from: ("term", recipe, classes...) or ("message", operation).
+Source: TypeAlias = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
-    """A table over some choices, given by their numbers in ascending order of the axes."""
+class Operation:
+    """One distinct elimination: add up `sources` on axes (choice, *rest), minimise over the first.
 
-    scope: tuple[int, ...]
-    table: Floats
+    Attributes:
+        sources: tables to add up, each with its axes among (choice, *rest).
+        kinds: classes of (choice, *rest).
+    """
+
+    sources: tuple[tuple[Source, tuple[int, ...]], ...]
+    kinds: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """What was eliminated with one choice.
-
-    Attributes:
-        choice: its number.
-        terms: the terms it was in at that time, messages included.
-        messages: what they became, over other choices.
-        constant: what became of those that mention no other choice.
-    """
+    """What is eliminated with one choice: operations, each with the other choices that its table is over."""
 
     choice: int
-    terms: tuple[Term, ...]
-    messages: tuple[Term, ...]
-    constant: float
+    parts: tuple[tuple[int, Scope], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tape:
+    """Buckets in order of elimination, over choices with more than one value left.
+
+    Attributes:
+        operations: distinct ones, each after those whose messages it reads.
+        buckets: in order of elimination.
+        open: classes with more than one value left.
+        left: what mentions only choices that are not eliminated, messages included.
+        constants: sources of terms all of whose choices are settled, and how often each occurs.
+        split: whether mini-buckets were needed.
+        width: most choices in one table.
+    """
+
+    operations: tuple[Operation, ...]
+    buckets: tuple[Bucket, ...]
+    open: frozenset[int]
+    left: tuple[tuple[Source, Scope], ...]
+    constants: tuple[tuple[Source, int], ...]
+    split: bool
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The outcome of one operation.
+
+    Attributes:
+        sources: tables that were added up, with their axes among (choice, *rest).
+        message: their minimum over the choice, less its own least entry; None where nothing else is in it.
+        least: that entry.
+    """
+
+    sources: tuple[tuple[Floats, tuple[int, ...]], ...]
+    message: Floats | None
+    least: float
 
 
 @dataclass(frozen=True, slots=True)
 class Elimination:
-    """The result: buckets in order of elimination, and the bound they prove.
+    """The result: outcome of every operation, and what they add up to.
 
     Attributes:
-        buckets: in order of elimination.
-        bound: least cost of any assignment; a lower bound on it where `exact` is false.
-        exact: whether no bucket was split.
-        width: most choices in one table.
-        cells: size of all tables together, those of repeated layers once.
+        tape: what was done.
+        done: per operation.
+        left: tables of what is left, in the order of the tape.
+        constant: what was settled. If nothing is left: the least cost of any assignment, or a lower bound on
+            it where the tape is split.
+        cells: size of all tables that were added up.
     """
 
-    buckets: tuple[Bucket, ...]
-    bound: float
-    exact: bool
-    width: int
+    tape: Tape
+    done: tuple[Done, ...]
+    left: tuple[Floats, ...]
+    constant: float
     cells: int
 
 
-def min_fill(sizes: Sequence[int], scopes: Sequence[tuple[int, ...]]) -> list[int]:
-    """An elimination order by least fill-in (new ties between neighbours), ties broken by number."""
-    neighbours: list[set[int]] = [set() for _ in sizes]
-    for scope in scopes:
-        for v in scope:
-            neighbours[v].update(scope)
-    for v, tied in enumerate(neighbours):
-        tied.discard(v)
-
-    def fill(v: int) -> int:
-        tied = neighbours[v]
-        return sum(len(tied) - 1 - len(tied & neighbours[a]) for a in tied) // 2
-
-    current = [fill(v) for v in range(len(sizes))]
-    heap = [(cost, v) for v, cost in enumerate(current)]
-    heapq.heapify(heap)
-    done = [False] * len(sizes)
-    order: list[int] = []
-    while heap:
-        cost, v = heapq.heappop(heap)
-        if done[v] or cost != current[v]:
-            continue
-        done[v] = True
-        order.append(v)
-        tied = neighbours[v]
-        changed = set(tied)
-        for a in tied:
-            if cost:
-                neighbours[a] |= tied
-                neighbours[a].discard(a)
-            neighbours[a].discard(v)
-            if cost:
-                changed |= neighbours[a]
-        for a in changed:
-            if not done[a]:
-                now = fill(a)
-                if now != current[a]:
-                    current[a] = now
-                    heapq.heappush(heap, (now, a))
-    return order
+def live(folded: Folded, size_of: Sequence[int]) -> list[Scope]:
+    """Scopes of all terms, without choices of which only one value is left."""
+    sizes = [size_of[kind] for kind in folded.class_of]
+    return [tuple([v for v in scope if sizes[v] > 1]) for scope in folded.scopes]
 
 
-def collect(terms: Iterable[Term]) -> list[Term]:
-    """One term per scope (as a set), axes ascending, so that thousands of small factors become few.
+def record(folded: Folded, size_of: Sequence[int], order: Sequence[int], most_cells: int) -> Tape:
+    """Find the distinct operations that eliminate the choices of `order`.
 
-    Equal sums of equal tables are one object: what is done to a table later is done once per distinct
-    layer of the model.
+    Args:
+        folded: the problem.
+        size_of: values left of every class.
+        order: choices to eliminate, each of which has more than one value left.
+        most_cells: largest table; beyond it buckets are split.
     """
-    parts: dict[tuple[int, ...], list[tuple[int, tuple[int, ...]]]] = {}
-    tables: dict[int, Floats] = {}
-    for term in terms:
-        order = tuple(sorted(range(len(term.scope)), key=term.scope.__getitem__))
-        tables[id(term.table)] = term.table
-        parts.setdefault(tuple(term.scope[k] for k in order), []).append((id(term.table), order))
-    sums: dict[tuple[tuple[int, tuple[int, ...]], ...], Floats] = {}
-    result: list[Term] = []
-    for scope, mine in parts.items():
-        key = tuple(sorted(mine))
-        if key not in sums:
-            turned = [tables[which].transpose(order) if order else tables[which] for which, order in mine]
-            sums[key] = turned[0] if len(turned) == 1 else np.sum(turned, axis=0)
-        result.append(Term(scope, sums[key]))
-    return result
-
-
-def quantised(terms: Sequence[Term]) -> list[Term]:
-    """Tables rounded to multiples of a power of two so small that nobody can care, yet sums are exact.
-
-    Equal prices then stay equal in whatever order they are added: ties are real ties, and A* does not
-    chase rounding errors. The step is 2^-44 of the sum of all tables' least entries.
-    """
-    scale = sum(float(term.table.min()) for term in terms)
-    if not (0 < scale < np.inf):
-        return list(terms)
-    step = 2.0 ** (np.ceil(np.log2(scale)) - 44)
-    rounded: dict[int, Floats] = {}
-    for term in terms:
-        if id(term.table) not in rounded:
-            rounded[id(term.table)] = np.rint(term.table / step) * step
-    return [Term(term.scope, rounded[id(term.table)]) for term in terms]
-
-
-def add_up(terms: Sequence[Term], scope: tuple[int, ...], sizes: Sequence[int]) -> Floats:
-    """The sum of terms as one table over `scope`."""
-    axis = {v: k for k, v in enumerate(scope)}
-    total = np.zeros([sizes[v] for v in scope])
-    for term in terms:
-        shape = [1] * len(scope)
-        for v in term.scope:
-            shape[axis[v]] = sizes[v]
-        places = np.argsort([axis[v] for v in term.scope], kind="stable")
-        total += term.table.transpose(places).reshape(shape)
-    return total
-
-
-def eliminate(
-    sizes: Sequence[int], terms: Sequence[Term], order: Sequence[int], most_cells: int
-) -> Elimination:
-    """Eliminate all choices in `order`."""
+    sizes = [size_of[kind] for kind in folded.class_of]
     place = {v: k for k, v in enumerate(order)}
-    waiting: list[list[Term]] = [[] for _ in sizes]
-    bound = 0.0
-    for term in terms:
-        if term.scope:
-            waiting[min(term.scope, key=place.__getitem__)].append(term)
+    waiting: dict[int, list[tuple[Source, Scope]]] = {v: [] for v in order}
+    left: list[tuple[Source, Scope]] = []
+    constants: dict[Source, int] = {}
+    class_of = folded.class_of
+
+    def hand_on(source: Source, scope: Scope) -> None:
+        mine = [place[v] for v in scope if v in place]
+        (waiting[order[min(mine)]] if mine else left).append((source, scope))
+
+    for scope, recipe, free in zip(folded.scopes, folded.recipe_of, live(folded, size_of), strict=True):
+        # Axes of settled choices have length one; they are dropped when the table is read.
+        source = ("term", recipe, *[class_of[v] for v in scope])
+        if free:
+            hand_on(source, free)
         else:
-            bound += float(term.table)
+            constants[source] = constants.get(source, 0) + 1
+    numbers: dict[Operation, int] = {}
     buckets: list[Bucket] = []
-    done: dict[tuple[object, ...], Floats] = {}
-    exact, width, cells = True, 0, 0
+    split, width = False, 0
     for v in order:
-        mine = waiting[v]
-        messages: list[Term] = []
-        constant = 0.0
-        groups = _groups(mine, sizes, most_cells)
-        exact = exact and len(groups) <= 1
+        parts: list[tuple[int, Scope]] = []
+        groups = _groups(waiting.pop(v), sizes, most_cells)
+        split = split or len(groups) > 1
         for group in groups:
-            tied = {u for term in group for u in term.scope}
+            tied = {u for _, scope in group for u in scope}
             tied.discard(v)
-            rest = tuple(sorted(tied, key=place.__getitem__))
+            # Those that stay come last, in ascending order, as scopes of what is left must be.
+            rest = tuple(sorted(tied, key=lambda u: (place.get(u, len(place)), u)))
             axis = {u: k for k, u in enumerate((v, *rest))}
-            arrangement = (sizes[v], *sorted((id(t.table), *(axis[u] for u in t.scope)) for t in group))
-            if arrangement not in done:
-                table = add_up(group, (v, *rest), sizes)
-                width, cells = max(width, len(rest) + 1), cells + table.size
-                done[arrangement] = table.min(axis=0)
-            least = done[arrangement]
+            sources = sorted([(s, tuple([axis[u] for u in scope])) for s, scope in group])
+            operation = Operation(tuple(sources), (class_of[v], *[class_of[u] for u in rest]))
+            number = numbers.setdefault(operation, len(numbers))
+            parts.append((number, rest))
+            width = max(width, len(rest) + 1)
             if rest:
-                message = Term(rest, least)
-                messages.append(message)
-                waiting[rest[0]].append(message)
-            else:
-                constant += float(least)
-        bound += constant
-        buckets.append(Bucket(v, tuple(mine), tuple(messages), constant))
-    return Elimination(tuple(buckets), bound, exact, width, cells)
+                hand_on(("message", number), rest)
+        buckets.append(Bucket(v, tuple(parts)))
+    opened = frozenset(kind for kind, size in enumerate(size_of) if size > 1)
+    return Tape(tuple(numbers), tuple(buckets), opened, tuple(left), tuple(constants.items()), split, width)
 
 
-def _groups(terms: Sequence[Term], sizes: Sequence[int], most_cells: int) -> list[list[Term]]:
+def _groups(
+    terms: list[tuple[Source, Scope]], sizes: Sequence[int], most_cells: int
+) -> list[list[tuple[Source, Scope]]]:
     """All terms together if their table fits, else greedily, largest first, into tables that fit."""
-    if not terms:
-        return []
 
     def cells(scope: set[int]) -> int:
-        product = 1
-        for u in scope:
-            product *= sizes[u]
-        return product
+        return math.prod(sizes[u] for u in scope)
 
-    everything = {u for term in terms for u in term.scope}
-    if cells(everything) <= most_cells:
-        return [list(terms)]
-    groups: list[tuple[set[int], list[Term]]] = []
-    for term in sorted(terms, key=lambda t: -t.table.size):
+    if cells({u for _, scope in terms for u in scope}) <= most_cells:
+        return [terms] if terms else []
+    groups: list[tuple[set[int], list[tuple[Source, Scope]]]] = []
+    for term in sorted(terms, key=lambda t: (-cells(set(t[1])), t)):
         for scope, members in groups:
-            if cells(scope | set(term.scope)) <= most_cells:
-                scope.update(term.scope)
+            if cells(scope | set(term[1])) <= most_cells:
+                scope.update(term[1])
                 members.append(term)
                 break
         else:
-            groups.append((set(term.scope), [term]))
+            groups.append((set(term[1]), [term]))
     return [members for _, members in groups]
+
+
+def eliminate(tape: Tape, kept: Kept) -> Elimination:
+    """Carry out the operations of a tape on the tables of `kept`."""
+    messages: list[Floats | None] = []
+    done: list[Done] = []
+    by_inputs: dict[tuple[object, ...], Done] = {}
+    by_content: dict[tuple[tuple[int, ...], bytes], Floats] = {}
+    squeezed: dict[tuple[object, ...], Floats] = {}
+    cells = 0
+
+    def read(source: Source) -> Floats:
+        if source[0] == "message":
+            found = messages[source[1]]  # pyright: ignore[reportArgumentType, reportCallIssue]
+            assert found is not None
+            return found
+        recipe, kinds = source[1], source[2:]
+        settled = tuple([k for k, kind in enumerate(kinds) if kind not in tape.open])
+        key = (kept.key(recipe, kinds), settled)  # pyright: ignore[reportArgumentType]
+        if key not in squeezed:
+            table = kept.table(recipe, kinds)  # pyright: ignore[reportArgumentType]
+            squeezed[key] = table.squeeze(settled) if settled else table
+        return squeezed[key]
+
+    for operation in tape.operations:
+        sources = tuple([(read(source), axes) for source, axes in operation.sources])
+        shape = tuple([kept.size(kind) for kind in operation.kinds])
+        key = (shape, *sorted([(id(table), axes) for table, axes in sources]))
+        found = by_inputs.get(key)
+        if found is None:
+            least, size = _minimum(sources, shape)
+            cells += size
+            low = float(least.min())
+            message = None
+            if least.ndim:
+                message = least - low if np.isfinite(low) else least
+                message = by_content.setdefault((message.shape, message.tobytes()), message)
+            found = by_inputs[key] = Done(sources, message, low)
+        done.append(found)
+        messages.append(found.message)
+    constant = sum(float(read(source)) * times for source, times in tape.constants)
+    constant += sum(done[number].least for bucket in tape.buckets for number, _ in bucket.parts)
+    return Elimination(tape, tuple(done), tuple([read(source) for source, _ in tape.left]), constant, cells)
+
+
+#: Tables larger than this are added up and minimised slice by slice, so that they stay in the cache.
+_LARGE = 1 << 15
+
+
+def _minimum(sources: Sequence[tuple[Floats, tuple[int, ...]]], shape: tuple[int, ...]) -> tuple[Floats, int]:
+    """The sum of tables over axes of `shape`, minimised over the first axis; and cells added up."""
+    spread: list[Floats] = []
+    for table, axes in sources:
+        ascending = sorted(range(len(axes)), key=axes.__getitem__)
+        wide = [1] * len(shape)
+        for axis in axes:
+            wide[axis] = shape[axis]
+        spread.append(table.transpose(ascending).reshape(wide))
+    spread.sort(key=lambda table: table.size)
+    cells = math.prod(shape)
+    if cells <= _LARGE or len(spread) == 1:
+        total = spread[0]
+        for table in spread[1:]:
+            total = total + table
+        return np.broadcast_to(total, shape).min(axis=0), cells
+    least, slice_ = np.full(shape[1:], np.inf), np.empty(shape[1:])
+    for k in range(shape[0]):
+        total = spread[0][k]
+        for table in spread[1:-1]:
+            total = total + table[k]
+        np.add(total, spread[-1][k], out=slice_)
+        np.minimum(least, slice_, out=least)
+    return least, cells

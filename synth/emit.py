@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shardwright.ir.collectives import between
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import Atom, Equation, Value
 from shardwright.ir.placement import Partial, Placement, R
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
 from shardwright.ir.regions import boundary, outer_placement
 from shardwright.ir.rules import Signature
-from shardwright.synth.conversions import Holding
-from shardwright.synth.factors import Choice, Prices
+from shardwright.synth.conversions import Holding, Routes
+from shardwright.synth.factors import Choice, EquationFactor
+from shardwright.synth.pricing import Prices
 from shardwright.synth.space import Frame, Space
 
 
@@ -74,7 +74,10 @@ class _Emitter:
         )
 
     def equation(self, equation: Equation) -> None:
-        signature = self.prices.best(self.frame.factors[equation], self.assignment)
+        use = self.frame.uses[equation]
+        assert isinstance(use.factor, EquationFactor)
+        best = self.prices.best(use.factor, tuple([self.assignment[c] for c in use.scope]))
+        signature = use.factor.signatures[best]
         self.operands(equation, signature)
         self.instructions.append(Compute(equation.index, signature))
         self.results(equation, signature)
@@ -100,27 +103,24 @@ class _Emitter:
                 self.need(value, missing.pop(0))
 
     def distance(self, value: Value, placement: Placement) -> float:
-        units = self.space.units.of(value)
-        return min(self.prices.convert.cost(value.type, units, p, placement) for p in self.established[value])
+        routes = self.routes(value)
+        return min(self.prices.distance(routes, p, placement) for p in self.established[value])
+
+    def routes(self, value: Value) -> Routes:
+        return self.space.domains.routes(value.type, self.space.units.of(value))
 
     def need(self, value: Value, placement: Placement) -> None:
         """Establish `value` in `placement` by the cheapest moves."""
         held = self.established[value]
         if placement in held:
             return
-        units = self.space.units.of(value)
-        convert = self.prices.convert
-        source = min(held, key=lambda p: convert.cost(value.type, units, p, placement))
-        for pre, post in convert.path(value.type, units, source, placement):
+        routes = self.routes(value)
+        source = min(held, key=lambda p: self.prices.distance(routes, p, placement))
+        for pre, post in self.prices.path(routes, source, placement):
             if post not in held:
-                self.instructions.append(self.move(value, pre, post))
+                kind, strategy, _ = self.prices.strategy(routes, pre, post)
+                self.instructions.append(Move(kind, value.index, pre, post, strategy))
                 held.append(post)
-
-    def move(self, value: Value, pre: Placement, post: Placement) -> Move:
-        step = between(pre, post)
-        assert step is not None
-        strategy, _ = self.prices.strategy(step.kind, value.type, pre, post)
-        return Move(step.kind, value.index, pre, post, strategy)
 
     def output(self, atom: Atom, wanted: Placement | None) -> Placement:
         if not isinstance(atom, Value):

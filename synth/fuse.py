@@ -10,12 +10,12 @@ one tensor and hands it to the latter alone, so that reducing before or after it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from shardwright.ir.graph import Equation, Graph, Value
+from shardwright.ir.graph import Equation, Graph, Value, per_form
 from shardwright.ir.placement import Partial, R
-from shardwright.ir.rules import Rule, Signature, registry, signatures
+from shardwright.ir.rules import Signature, registry, rule_of, signatures
 
 _SUM = Partial("sum")
 
@@ -44,47 +44,57 @@ class Fusion:
     users: Mapping[Value, tuple[Equation | FusedClass | None, ...]]
 
 
+@per_form
 def kind(equation: Equation) -> str:
     """Kind of an equation's primitive, "unknown" where there is no rule for it."""
     op = registry().get(equation.primitive)
     return "region" if equation.regions else op.kind if op is not None else "unknown"
 
 
-def same_shape(equation: Equation) -> tuple[Value, ...]:
-    """Operands that an elementwise equation could share a class with: shape and width of the result."""
+@per_form
+def _alike(equation: Equation) -> tuple[int, ...]:
+    """Positions of the operands that have the shape and width of the result."""
     out = equation.output_types[0]
     return tuple(
-        v for v in equation.input_values if v.type.shape == out.shape and v.type.nbytes == out.nbytes
+        k
+        for k, atom in enumerate(equation.inputs)
+        if isinstance(atom, Value) and atom.type.shape == out.shape and atom.type.nbytes == out.nbytes
     )
 
 
-def passes_sum(equation: Equation, rule: Rule) -> bool:
+def same_shape(equation: Equation) -> tuple[Value, ...]:
+    """Operands that an elementwise equation could share a class with: shape and width of the result."""
+    inputs = equation.inputs
+    return tuple([inputs[k] for k in _alike(equation)])  # pyright: ignore[reportReturnType]  (no literals)
+
+
+@per_form
+def passes_sum(equation: Equation) -> bool:
     """Whether Partial(sum) passes through all same-shape operands at once, the others being replicated."""
-    together = set(same_shape(equation))
-    ins = tuple(_SUM if isinstance(a, Value) and a in together else R for a in equation.inputs)
-    return Signature(ins, (_SUM,)) in list(signatures(rule, equation))
+    together = _alike(equation)
+    ins = tuple(_SUM if k in together else R for k in range(len(equation.inputs)))
+    return Signature(ins, (_SUM,)) in list(signatures(rule_of(equation), equation))
 
 
-def fuse(graph: Graph, rules: Mapping[Equation, Rule], may_sum: Callable[[Value], bool]) -> Fusion:
+def fuse(graph: Graph, may_sum: Callable[[Value], bool]) -> Fusion:
     """Merge elementwise equations into classes, and find every value's users.
 
     Args:
         graph: the graph.
-        rules: rules of its equations.
         may_sum: whether a value may arrive as Partial(sum) at all.
     """
-    count: dict[Value, int] = {}
+    readers: dict[Value, list[Equation]] = {}
     producer: dict[Value, Equation] = {}
     for equation in graph.equations:
-        for value in set(equation.input_values):
-            count[value] = count.get(value, 0) + 1
+        for value in equation.input_values:
+            using = readers.setdefault(value, [])
+            if not using or using[-1] is not equation:
+                using.append(equation)
         for value in equation.outputs:
             producer[value] = equation
-    for atom in graph.outputs:
-        if isinstance(atom, Value):
-            count[atom] = count.get(atom, 0) + 1
+    handed_out = {atom for atom in graph.outputs if isinstance(atom, Value)}
 
-    fusible = _passing(graph, rules, may_sum, count)
+    fusible = _passing(graph, may_sum, readers, handed_out)
     parent: dict[Equation, Equation] = {e: e for e in fusible}
 
     def find(equation: Equation) -> Equation:
@@ -94,9 +104,10 @@ def fuse(graph: Graph, rules: Mapping[Equation, Rule], may_sum: Callable[[Value]
         return equation
 
     for equation in fusible:
+        passes = fusible[equation]
         for value in same_shape(equation):
             before = producer.get(value)
-            if before in fusible and fusible[before] == fusible[equation]:
+            if before is not None and fusible.get(before) is passes:
                 parent[find(equation)] = find(before)
 
     members: dict[Equation, list[Equation]] = {}
@@ -106,55 +117,62 @@ def fuse(graph: Graph, rules: Mapping[Equation, Rule], may_sum: Callable[[Value]
     for root, equations in members.items():
         merged = FusedClass(tuple(equations), fusible[root])
         of_equation.update(dict.fromkeys(equations, merged))
-    users = _users(graph, of_equation)
+    users = _users(readers, handed_out, of_equation)
     of_value = {v: of_equation[e] for v, e in producer.items() if e in of_equation}
     for value, using in users.items():
         if value not in of_value and len(using) == 1 and isinstance(using[0], FusedClass):
             merged = using[0]
-            if all(value in same_shape(e) for e in merged.equations if value in e.input_values):
+            mine = [e for e in readers[value] if of_equation.get(e) is merged]
+            if all(value in same_shape(e) for e in mine):
                 of_value[value] = merged
     return Fusion(of_equation, of_value, users)
 
 
 def _passing(
-    graph: Graph, rules: Mapping[Equation, Rule], may_sum: Callable[[Value], bool], count: Mapping[Value, int]
+    graph: Graph,
+    may_sum: Callable[[Value], bool],
+    readers: Mapping[Value, Sequence[Equation]],
+    handed_out: Set[Value],
 ) -> dict[Equation, bool]:
     """The equations that may be merged, and whether a Partial(sum) may usefully pass through them."""
-    readers: dict[Value, list[Equation]] = {}
-    for equation in graph.equations:
-        for value in set(equation.input_values):
-            readers.setdefault(value, []).append(equation)
     found: dict[Equation, bool] = {}
     for equation in reversed(graph.equations):
-        if not _may_fuse(equation, count):
+        together = same_shape(equation) if _fusible(equation) else ()
+        if not together:
             continue
-        together = same_shape(equation)
-        passes = any(map(may_sum, together)) and passes_sum(equation, rules[equation])
+        if _joins(equation) and any(len(readers[v]) + (v in handed_out) > 1 for v in together):
+            continue
+        passes = passes_sum(equation) and any(map(may_sum, together))
         result = equation.outputs[0]
-        using = readers.get(result, [])
-        handed_on = len(using) == count.get(result, 0) and all(found.get(user) is False for user in using)
-        if passes and len(set(together)) == 1 and using and handed_on:
-            passes = not all(result in same_shape(user) for user in using)
+        using = readers.get(result, ())
+        if passes and using and result not in handed_out and len(set(together)) == 1:
+            handed_on = all(found.get(user) is False for user in using)
+            passes = not (handed_on and all(result in same_shape(user) for user in using))
         found[equation] = passes
     return {e: found[e] for e in graph.equations if e in found}
 
 
-def _may_fuse(equation: Equation, count: Mapping[Value, int]) -> bool:
-    if kind(equation) != "elementwise" or len(equation.outputs) != 1:
-        return False
-    together = same_shape(equation)
-    joins = equation.primitive in ("add", "add_any") and len(together) > 1
-    return bool(together) and not (joins and any(count[value] > 1 for value in together))
+@per_form
+def _fusible(equation: Equation) -> bool:
+    return kind(equation) == "elementwise" and len(equation.outputs) == 1
+
+
+@per_form
+def _joins(equation: Equation) -> bool:
+    """Whether an equation adds tensors of equal shape: a residual stream, if they are used elsewhere too."""
+    return equation.primitive in ("add", "add_any") and len(same_shape(equation)) > 1
 
 
 def _users(
-    graph: Graph, of_equation: Mapping[Equation, FusedClass]
+    readers: Mapping[Value, Sequence[Equation]],
+    handed_out: Set[Value],
+    of_equation: Mapping[Equation, FusedClass],
 ) -> dict[Value, tuple[Equation | FusedClass | None, ...]]:
-    users: dict[Value, dict[Equation | FusedClass | None, None]] = {}
-    for equation in graph.equations:
-        for value in equation.input_values:
-            users.setdefault(value, {})[of_equation.get(equation, equation)] = None
-    for atom in graph.outputs:
-        if isinstance(atom, Value):
-            users.setdefault(atom, {})[None] = None
-    return {value: tuple(using) for value, using in users.items()}
+    users: dict[Value, tuple[Equation | FusedClass | None, ...]] = {}
+    for value, using in readers.items():
+        classes = [of_equation.get(equation, equation) for equation in using]
+        distinct = tuple(classes) if len(classes) == 1 else tuple(dict.fromkeys(classes))
+        users[value] = (*distinct, None) if value in handed_out else distinct
+    for value in handed_out - readers.keys():
+        users[value] = (None,)
+    return users

@@ -6,125 +6,123 @@ value of the same choice costs no more in every factor combined, whatever the ne
     sum over terms of  max over contexts of  term[a, context] - term[b, context]  <=  0,
 
 so that some optimum does without b (dead-end elimination, Desmet et al. 1992; soft neighbourhood
-substitutability). Choices left with one value disappear from the tables.
+substitutability). Choices of one class keep the same values, so this is done once per class.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.share_cost import Floats
-from shardwright.synth.eliminate import Term, collect
+from shardwright.synth.fold import ROUNDS, Folded, Scope
+
+#: Stands for infinity on the left of a difference; on the right it is three times as large, so that
+#: contexts which are impossible for b never speak for b.
+_HUGE = 1e30
 
 
-@dataclass(frozen=True, slots=True)
-class Pruned:
-    """A smaller problem with the same optimum.
+class Kept:
+    """The values kept of every class, and terms cut down to them (equal ones are one object)."""
 
-    Attributes:
-        sizes: values left per choice; choices of the original that became fixed are not among them.
-        terms: over the remaining choices, renumbered.
-        kept: per original choice, the original values left.
-        number: original number of every remaining choice.
+    def __init__(self, folded: Folded, sizes: Sequence[int], cooked: Sequence[Floats]) -> None:
+        self.folded = folded
+        self.values: list[NDArray[np.intp]] = [np.arange(size) for size in sizes]
+        self._cooked = cooked
+        self._mark = [0] * len(self.values)
+        self._marks: dict[bytes, int] = {}
+        self._cut: dict[tuple[int, ...], Floats] = {}
+
+    def keep(self, kind: int, values: NDArray[np.intp]) -> None:
+        """Keep only `values` of a class."""
+        self.values[kind] = values
+        self._mark[kind] = self._marks.setdefault(values.tobytes(), len(self._marks) + 1)
+
+    def size(self, kind: int) -> int:
+        """Values left."""
+        return len(self.values[kind])
+
+    def key(self, recipe: int, kinds: Scope) -> tuple[int, ...]:
+        """Equal keys have equal cut tables."""
+        return (recipe, *[self._mark[kind] for kind in kinds])
+
+    def table(self, recipe: int, kinds: Scope) -> Floats:
+        """The table of a term, cut down."""
+        key = self.key(recipe, kinds)
+        found = self._cut.get(key)
+        if found is None:
+            found = self._cooked[recipe]
+            for axis, kind in enumerate(kinds):
+                if self._mark[kind]:
+                    found = found.take(self.values[kind], axis)
+            self._cut[key] = found
+        return found
+
+
+def prune(folded: Folded, sizes: Sequence[int], cooked: Sequence[Floats]) -> Kept:
+    """Drop impossible and dominated values until nothing changes, at most `fold.ROUNDS` times.
+
+    Args:
+        folded: the problem.
+        sizes: values of every class.
+        cooked: table of every recipe.
     """
-
-    sizes: tuple[int, ...]
-    terms: tuple[Term, ...]
-    kept: tuple[NDArray[np.int64], ...]
-    number: tuple[int, ...]
-
-    def lift(self, assignment: Sequence[int]) -> tuple[int, ...]:
-        """An assignment of the original choices from one of the remaining."""
-        full = [int(values[0]) for values in self.kept]
-        for choice, value in zip(self.number, assignment, strict=True):
-            full[choice] = int(self.kept[choice][value])
-        return tuple(full)
-
-
-def prune(sizes: Sequence[int], terms: Sequence[Term], rounds: int = 4) -> Pruned:
-    """Drop impossible and dominated values until nothing changes, at most `rounds` times."""
-    kept = [np.arange(size) for size in sizes]
-    current = list(terms)
-    for _ in range(rounds):
-        alive = _survivors([len(k) for k in kept], current)
-        if all(a.all() for a in alive):
+    kept = Kept(folded, sizes, cooked)
+    known: dict[tuple[tuple[int, ...], int], tuple[Floats, NDArray[np.bool_]]] = {}
+    changed = set(range(len(folded.classes)))
+    for _ in range(ROUNDS):
+        # All classes are judged by what was left before the round: what survives then depends on no more
+        # of a choice's surroundings than the rounds of refinement have told apart.
+        alive: dict[int, NDArray[np.bool_]] = {}
+        for kind in sorted(changed):
+            if kept.size(kind) > 1:
+                survivors = _survivors(kept, kind, known)
+                if not survivors.all():
+                    alive[kind] = survivors
+        if not alive:
             break
-        kept = [values[a] for values, a in zip(kept, alive, strict=True)]
-        current = _restrict(current, alive)
-    remaining = [v for v, values in enumerate(kept) if len(values) > 1]
-    new = {v: k for k, v in enumerate(remaining)}
-    small: list[Term] = []
-    done: dict[tuple[int, tuple[bool, ...]], Floats] = {}
-    for term in current:
-        left = tuple(v in new for v in term.scope)
-        key = (id(term.table), left)
-        if key not in done:
-            done[key] = np.asarray(term.table[tuple(slice(None) if stays else 0 for stays in left)])
-        small.append(Term(tuple(new[v] for v in term.scope if v in new), done[key]))
-    return Pruned(
-        tuple(len(kept[v]) for v in remaining), tuple(collect(small)), tuple(kept), tuple(remaining)
-    )
+        for kind, survivors in alive.items():
+            kept.keep(kind, kept.values[kind][survivors])
+        changed = {k for kind in alive for _, kinds, _ in folded.incident[kind] for k in kinds}
+    return kept
 
 
-def _restrict(terms: Sequence[Term], alive: Sequence[NDArray[np.bool_]]) -> list[Term]:
-    """Cut the tables to the values alive; tables shared between terms stay shared."""
-    done: dict[tuple[int, tuple[bytes, ...]], Floats] = {}
-    masks = [a.tobytes() for a in alive]
-    result: list[Term] = []
-    for term in terms:
-        key = (id(term.table), tuple(masks[v] for v in term.scope))
-        if key not in done:
-            done[key] = term.table[np.ix_(*(alive[v] for v in term.scope))] if term.scope else term.table
-        result.append(Term(term.scope, done[key]))
-    return result
-
-
-def _survivors(sizes: Sequence[int], terms: Sequence[Term]) -> list[NDArray[np.bool_]]:
-    """Per choice, which values are neither impossible nor dominated."""
-    worst = [np.zeros((size, size)) for size in sizes]
-    possible = [np.ones(size, dtype=np.bool_) for size in sizes]
-    cache: dict[tuple[int, int], tuple[Floats, NDArray[np.bool_]]] = {}
-    for term in terms:
-        for axis, v in enumerate(term.scope):
-            if sizes[v] == 1:
-                continue
-            key = (id(term.table), axis)
-            if key not in cache:
-                cache[key] = _differences(term.table, axis)
-            difference, finite = cache[key]
-            worst[v] += difference
-            possible[v] &= finite
-    alive: list[NDArray[np.bool_]] = []
-    for v, size in enumerate(sizes):
-        keep = possible[v].copy()
-        if not keep.any():
-            keep[0] = True  # no assignment is possible at all; the search will find that out
-        if size > 1:
-            # b goes if a living a is nowhere worse; walking from the last value keeps the first of equals.
-            for b in range(size - 1, -1, -1):
-                if keep[b]:
-                    others = keep.copy()
-                    others[b] = False
-                    keep[b] = not (worst[v][others, b] <= 0).any()
-        alive.append(keep)
-    return alive
+def _survivors(
+    kept: Kept, kind: int, known: dict[tuple[tuple[int, ...], int], tuple[Floats, NDArray[np.bool_]]]
+) -> NDArray[np.bool_]:
+    """Which values of a class are neither impossible nor dominated."""
+    size = kept.size(kind)
+    worst = np.zeros((size, size))
+    possible = np.ones(size, dtype=np.bool_)
+    for (recipe, kinds, axis), times in kept.folded.incident[kind].items():
+        key = (kept.key(recipe, kinds), axis)
+        found = known.get(key)
+        if found is None:
+            found = known[key] = _differences(kept.table(recipe, kinds), axis)
+        worst += found[0] if times == 1 else found[0] * times
+        possible &= found[1]
+    if not possible.any():
+        possible[0] = True  # no assignment is possible at all; the search will find that out
+    dominates = worst <= 0
+    dominates[~possible] = False
+    np.fill_diagonal(dominates, False)
+    keep = possible
+    if dominates.any():
+        # b goes if a living a is nowhere worse; walking from the last value keeps the first of equals.
+        for b in np.flatnonzero(dominates.any(axis=0) & possible)[::-1]:
+            keep[b] = not (dominates[:, b] & keep).any()
+    return keep
 
 
 def _differences(table: Floats, axis: int) -> tuple[Floats, NDArray[np.bool_]]:
     """[a, b]: max of table[a] - table[b] over contexts possible for b; and which values are possible."""
-    rows = np.moveaxis(table, axis, 0).reshape(table.shape[axis], -1)
-    size = rows.shape[0]
-    result = np.empty((size, size))
+    rows = table if table.ndim == 1 else np.moveaxis(table, axis, -1).reshape(-1, table.shape[axis])
+    rows = rows.reshape(-1, table.shape[axis])
     finite = np.isfinite(rows)
-    for b in range(size):
-        here = finite[b]
-        if not here.any():
-            result[:, b] = -np.inf
-            continue
-        result[:, b] = (rows[:, here] - rows[b, here]).max(axis=1)
-    # inf - inf never arises above; a sum of +inf and -inf over terms must not either.
-    return np.clip(result, -1e30, 1e30), np.asarray(finite.any(axis=1))
+    possible = np.asarray(finite.any(axis=0))
+    if finite.all():
+        return (rows[:, :, None] - rows[:, None, :]).max(axis=0), possible
+    left, right = np.where(finite, rows, _HUGE), np.where(finite, rows, 3 * _HUGE)
+    return (left[:, :, None] - right[:, None, :]).max(axis=0), possible

@@ -6,7 +6,8 @@
                 counts . s = 1,  s >= 0                     s_c: share of one device of class c    `shares`
 
 Instructions whose costs have equal rows share one epigraph variable. Exchanges that are not affine in
-the shares enter by their tangent at the current shares (`ShareCost.affine_at`).
+the shares enter by their tangent at the current shares (`ShareCost.affine_at`). Solved by HiGHS (Huangfu
+and Hall 2018) through scipy: a modelling layer would take longer than the solver.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import cvxpy as cp
 import numpy as np
+from scipy import sparse
+from scipy.optimize import linprog
 
 from shardwright.cost.bill import Item
 from shardwright.cost.memory import Footprint
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import Floats
+
+OPTIMAL = "optimal"
+_STATUS = {0: OPTIMAL, 2: "infeasible", 3: "unbounded"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +33,7 @@ class RatioSolution:
     """Outcome of the LP; the status is a value, not an exception.
 
     Attributes:
-        status: cvxpy's status, "optimal" if all is well.
+        status: "optimal" if all is well, "infeasible" where memory does not suffice, else the solver's words.
         shares: share of one device of each class (empty unless optimal).
         seconds: the LP's objective plus what does not depend on shares.
     """
@@ -39,7 +44,7 @@ class RatioSolution:
 
     @property
     def ok(self) -> bool:
-        return self.status == cp.OPTIMAL
+        return self.status == OPTIMAL
 
 
 def solve_ratios(
@@ -73,28 +78,44 @@ def solve_ratios(
         weights.append(item.weight)
     classes = len(model.counts)
     if not weights:
-        return RatioSolution(cp.OPTIMAL, np.full(classes, 1.0 / model.counts.sum()), fixed)
+        return RatioSolution(OPTIMAL, np.full(classes, 1.0 / model.counts.sum()), fixed)
 
     # Seconds are scaled to the largest slope, bytes to the smallest memory: solvers like numbers near one.
     scale = max(float(np.abs(s).max()) for s in slopes)
-    shares = cp.Variable(classes, nonneg=True)
-    t = cp.Variable(len(weights))
-    rows = [np.full(c.shape[0], k) for k, c in enumerate(constants)]
-    which = np.concatenate(rows)
+    which = np.repeat(np.arange(len(weights)), [len(c) for c in constants])
     constant, slope = np.concatenate(constants) / scale, np.concatenate(slopes) / scale
-    limits: list[cp.Constraint] = [
-        t[which] >= constant[:, c] + slope[:, c] * shares[c] for c in range(classes)
-    ]
-    limits.append(model.counts @ shares == 1)
+    columns = classes + len(weights)
+    # Variables: shares, then t. One block of rows per class: slope s_c - t <= -constant.
+    blocks: list[sparse.csr_matrix] = []
+    rights: list[Floats] = []
+    count = np.arange(len(which))
+    for c in range(classes):
+        values = np.concatenate([slope[:, c], -np.ones(len(which))])
+        places = np.concatenate([count, count]), np.concatenate([np.full(len(which), c), classes + which])
+        blocks.append(sparse.csr_matrix((values, places), shape=(len(which), columns)))
+        rights.append(-constant[:, c])
     if memory is not None:
-        limit = np.array([device.memory_bytes for device in model.types], dtype=np.float64)
-        for c in range(classes):
-            limits.append(memory.fixed / limit[c] + memory.shared / limit[c] * shares[c] <= 1)
-    problem = cp.Problem(cp.Minimize(np.asarray(weights) @ t), limits)
-    problem.solve(solver=cp.HIGHS)
-    if problem.status != cp.OPTIMAL or shares.value is None:
-        return RatioSolution(str(problem.status), np.empty(0), np.inf)
-    found = np.maximum(np.asarray(shares.value, dtype=np.float64), 0.0)
-    found /= float(model.counts @ found)
-    value = float(np.asarray(problem.value, dtype=np.float64))
-    return RatioSolution(str(problem.status), found, fixed + scale * value)
+        for c, device in enumerate(model.types):
+            limit = float(device.memory_bytes)
+            moments = np.arange(len(memory.shared))
+            places = moments, np.full(len(moments), c)
+            blocks.append(sparse.csr_matrix((memory.shared / limit, places), shape=(len(moments), columns)))
+            rights.append(1 - memory.fixed / limit)
+    objective = np.concatenate([np.zeros(classes), weights])
+    whole = sparse.csr_matrix(np.concatenate([model.counts, np.zeros(len(weights))])[None, :])
+    bounds = [(0.0, None)] * classes + [(None, None)] * len(weights)
+    found = linprog(
+        objective,
+        A_ub=sparse.vstack(blocks, format="csr"),
+        b_ub=np.concatenate(rights),
+        A_eq=whole,
+        b_eq=[1.0],
+        bounds=bounds,
+        method="highs",
+    )
+    status = _STATUS.get(int(found.status), str(found.message))
+    if status != OPTIMAL:
+        return RatioSolution(status, np.empty(0), np.inf)
+    shares = np.maximum(np.asarray(found.x[:classes], dtype=np.float64), 0.0)
+    shares /= float(model.counts @ shares)
+    return RatioSolution(status, shares, fixed + scale * float(found.fun))

@@ -17,7 +17,7 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.placement import lengths
 
-_MOST_MOVES = 64
+_MOST_MOVES = 16
 
 #: Price of ratios per device: what does not fit is worse than whatever fits; then exact seconds.
 Price: TypeAlias = Callable[[tuple[float, ...]], tuple[bool, float]]

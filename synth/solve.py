@@ -1,19 +1,34 @@
-"""The best program at one set of prices: tables, reductions, elimination, A*."""
+"""The best program at one set of prices: fold, prune, eliminate, and A* back through what was eliminated.
+
+Pruning sees only a choice's own terms. Choices tied to few others are therefore eliminated first; what
+is left has fewer choices, tied by messages that know of everything behind them, and is folded and pruned
+again. Each such round is a *stage*; the last one eliminates all that is left.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.cost.share_cost import Floats
 from shardwright.ir.errors import PlanError
-from shardwright.synth.eliminate import Term, collect, eliminate, min_fill, quantised
-from shardwright.synth.factors import Factor, Prices
+from shardwright.synth.eliminate import Elimination, Tape, eliminate, live, record
+from shardwright.synth.factors import Factor, Use
+from shardwright.synth.fold import Folded, Scope, cook, fold, rounded
+from shardwright.synth.order import full_order, simple_order
+from shardwright.synth.pricing import Prices
 from shardwright.synth.prune import prune
-from shardwright.synth.search import MOST_NODES, a_star
+from shardwright.synth.search import MOST_NODES, Layer, a_star
 from shardwright.synth.space import Space
 
 #: Largest table of an exact bucket; beyond it mini-buckets keep the heuristic admissible, and A* searches.
 MOST_CELLS = 1 << 23
+
+#: See `Solver`.
+STAGES = ((3, 1 << 14), (4, 1 << 15))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +51,164 @@ class Solution:
     width: int
 
 
-def _reduced(space: Space, prices: Prices, extra: Sequence[Factor]) -> tuple[list[Term], list[int]]:
-    factors = (*space.factors, *extra)
-    raw = (Term(tuple(c.index for c in f.scope), prices.table(f)) for f in factors)
-    return quantised(collect(raw)), [len(choice.domain.holdings) for choice in space.choices]
+@dataclass(slots=True)
+class _Stage:
+    """A folded problem, and the tape that eliminates the choices of one stage.
+
+    A tape serves all prices under which no class keeps more values than it was made for; where one does,
+    a tape is made for the larger sizes.
+    """
+
+    folded: Folded
+    room: list[int] = field(default_factory=list[int])
+    tape: Tape | None = None
+    following: _Stage | None = None
+
+    def prepare(self, sizes: Sequence[int], simple: tuple[int, int] | None, most_cells: int) -> Tape:
+        """The tape for these sizes; `simple` says which choices to eliminate, None for all."""
+        if self.tape is not None and all(map(int.__le__, sizes, self.room)):
+            return self.tape
+        room = self.room = [max(pair) for pair in zip(sizes, self.room or sizes, strict=True)]
+        scopes = live(self.folded, room)
+        by_choice = [room[kind] for kind in self.folded.class_of]
+        order = full_order(by_choice, scopes) if simple is None else simple_order(by_choice, scopes, *simple)
+        self.tape = record(self.folded, room, order, most_cells)
+        self.following = None
+        return self.tape
+
+    def next(self, tape: Tape) -> _Stage:
+        """What is left, folded again; its factors are the sources of `tape.left`, in order of appearance."""
+        if self.following is None:
+            numbers: dict[object, int] = {}
+            uses = [(numbers.setdefault(source, len(numbers)), scope) for source, scope in tape.left]
+            present = {v for _, scope in uses for v in scope}
+            # Choices that are done with stay, for the numbers' sake, in classes apart.
+            kinds = [(kind, v in present) for v, kind in enumerate(self.folded.class_of)]
+            self.following = _Stage(fold(kinds, uses))
+        return self.following
+
+
+class Solver:
+    """Solves one problem at any prices; what does not depend on prices is done once. `first` is the problem.
+
+    Args:
+        domains: of every choice, what tells it from others.
+        sizes: values of every choice.
+        uses: factor (by number) and the choices on its axes.
+        most_cells: largest table of an exact bucket.
+        stages: of every stage before the last, most ties of a choice to eliminate, and its largest table.
+    """
+
+    def __init__(
+        self,
+        domains: Sequence[Hashable],
+        sizes: Sequence[int],
+        uses: Sequence[tuple[int, Scope]],
+        most_cells: int = MOST_CELLS,
+        stages: Sequence[tuple[int, int]] = STAGES,
+    ) -> None:
+        self.first = fold(domains, uses)
+        self._start = _Stage(self.first)
+        self._sizes = [sizes[members[0]] for members in self.first.classes]
+        self._most_cells = most_cells
+        # Only the last stage may split buckets: what is pruned after a split is pruned by a relaxation.
+        self._stages = tuple((degree, min(cells, most_cells)) for degree, cells in stages)
+
+    def layers(self, tables: Sequence[Floats]) -> list[Layer]:
+        """All stages at the prices of `tables`, one per factor."""
+        stage, layers = self._start, list[Layer]()
+        cooked, sizes = rounded(stage.folded, cook(stage.folded, tables)), self._sizes
+        for simple in (*self._stages, None):
+            folded = stage.folded
+            kept = prune(folded, sizes, cooked)
+            tape = stage.prepare([len(values) for values in kept.values], simple, self._most_cells)
+            elimination = eliminate(tape, kept)
+            layers.append(Layer(folded.class_of, _original(folded, kept.values, layers), elimination))
+            if simple is not None:
+                stage = stage.next(tape)
+                cooked = cook(stage.folded, _distinct(elimination))
+                before = [folded.class_of[members[0]] for members in stage.folded.classes]
+                sizes = [kept.size(kind) for kind in before]
+        return layers
+
+    def bound(self, tables: Sequence[Floats]) -> float:
+        """What no assignment costs less than (the least cost itself unless a bucket was split)."""
+        return sum(layer.elimination.constant for layer in self.layers(tables))
+
+    def solve(
+        self,
+        tables: Sequence[Floats],
+        most_nodes: int = MOST_NODES,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Solution | None:
+        """The cheapest assignment; None where all of them are impossible."""
+        layers = self.layers(tables)
+        found = a_star(layers, most_nodes, stop)
+        if found is None:
+            return None
+        width = max(layer.elimination.tape.width for layer in layers)
+        return Solution(found.assignment, found.cost, found.bound, found.expanded, width)
+
+
+def _original(
+    folded: Folded, kept: Sequence[NDArray[np.intp]], layers: Sequence[Layer]
+) -> list[NDArray[np.intp]]:
+    """Per class, the values left, as values of the first stage's domains."""
+    if not layers:
+        return list(kept)
+    before = layers[-1]
+    result: list[NDArray[np.intp]] = []
+    for members, values in zip(folded.classes, kept, strict=True):
+        result.append(before.values[before.class_of[members[0]]][values])
+    return result
+
+
+def _distinct(elimination: Elimination) -> list[Floats]:
+    """Tables of what is left, one per source."""
+    found: dict[object, Floats] = {}
+    for (source, _), table in zip(elimination.tape.left, elimination.left, strict=True):
+        found.setdefault(source, table)
+    return list(found.values())
+
+
+class SpaceSolver:
+    """`Solver` for the choices and factors of a space, and factors in addition that pin some of them.
+
+    Attributes:
+        factors: all factors, by number.
+        solver: what solves for their tables.
+    """
+
+    def __init__(self, space: Space, extra: Sequence[Use] = (), most_cells: int = MOST_CELLS) -> None:
+        numbers: dict[Factor, int] = {}
+        uses = [(numbers.setdefault(u.factor, len(numbers)), u.scope) for u in (*space.uses, *extra)]
+        domains = [choice.domain for choice in space.choices]
+        self.factors = tuple(numbers)
+        self.solver = Solver(domains, [len(domain) for domain in domains], uses, most_cells)
+
+    def solve(
+        self,
+        prices: Prices,
+        most_nodes: int = MOST_NODES,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Solution:
+        """The cheapest program at `prices`.
+
+        Raises:
+            PlanError: no assignment is possible at all.
+        """
+        found = self.solver.solve(prices.tables(self.factors), most_nodes, stop)
+        if found is None:
+            raise PlanError(
+                place="search",
+                reason="no program of this space carries out the step",
+                remedy="Please report the step: its rules contradict each other",
+            )
+        return found
+
+    def bound(self, prices: Prices) -> float:
+        """A lower bound on the cost of every program at `prices` (exact where buckets fit)."""
+        return self.solver.bound(prices.tables(self.factors))
 
 
 def solve(
@@ -47,30 +216,16 @@ def solve(
     prices: Prices,
     most_cells: int = MOST_CELLS,
     most_nodes: int = MOST_NODES,
-    extra: Sequence[Factor] = (),
+    extra: Sequence[Use] = (),
 ) -> Solution:
-    """The cheapest program of `space` at `prices`; `extra` factors pin choices (for baselines).
+    """The cheapest program of `space` at one set of prices; `extra` factors pin choices.
 
     Raises:
         PlanError: no assignment is possible at all.
     """
-    terms, sizes = _reduced(space, prices, extra)
-    pruned = prune(sizes, terms)
-    order = min_fill(pruned.sizes, [term.scope for term in pruned.terms])
-    elimination = eliminate(pruned.sizes, pruned.terms, order, most_cells)
-    found = a_star(pruned.sizes, elimination, most_nodes)
-    if found is None:
-        raise PlanError(
-            place="search",
-            reason="no program of this space carries out the step",
-            remedy="Please report the step: its rules contradict each other",
-        )
-    return Solution(pruned.lift(found.assignment), found.cost, found.bound, found.expanded, elimination.width)
+    return SpaceSolver(space, extra, most_cells).solve(prices, most_nodes)
 
 
 def bound(space: Space, prices: Prices, most_cells: int = MOST_CELLS) -> float:
-    """A lower bound on the cost of every program of `space` at `prices` (exact where buckets fit)."""
-    terms, sizes = _reduced(space, prices, ())
-    pruned = prune(sizes, terms)
-    order = min_fill(pruned.sizes, [term.scope for term in pruned.terms])
-    return eliminate(pruned.sizes, pruned.terms, order, most_cells).bound
+    """A lower bound on the cost of every program of `space` at one set of prices."""
+    return SpaceSolver(space, (), most_cells).bound(prices)

@@ -1,20 +1,22 @@
 """The space of programs of one step, as choices and factors.
 
 Built once per step, whatever the prices: fused classes, the choices of every graph and region, and the
-factors that tie them. See `shardwright.synth.factors` for what they mean.
+factors that tie them. See `shardwright.synth.factors` for what they mean. Repeated layers share their
+factors, so that most of the work is done once per distinct layer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from shardwright.cost.model import Traffic
 from shardwright.cost.traffic import traffic
-from shardwright.ir.graph import Atom, Equation, Graph, Literal, Value
+from shardwright.ir.graph import Atom, Equation, Graph, Literal, Value, per_form
 from shardwright.ir.placement import Partial, ReduceOp, Shard
 from shardwright.ir.regions import Boundary, boundary
-from shardwright.ir.rules import Rule, Signature, cuts, registry, rule_of, signatures
+from shardwright.ir.rules import Signature, cuts, registry, rule_of, signatures
 from shardwright.synth.conversions import Domain, Domains
-from shardwright.synth.factors import Choice, EquationFactor, Factor, LinkFactor, Slot
+from shardwright.synth.factors import Choice, EquationFactor, LinkFactor, Slot, Use
 from shardwright.synth.fuse import FusedClass, Fusion, fuse, same_shape
 from shardwright.synth.units import Units
 
@@ -29,7 +31,7 @@ class Frame:
         fusion: its fused classes.
         choice: what each value is held in, for a value of a class that class's placement.
         exits: values computed in a class that have a holding of their own for users outside of it.
-        factors: the factor of every equation without regions.
+        uses: the factor of every equation without regions, and the choices it ties.
         children: frames of an equation's regions.
         ports: placement in which each result of an equation with regions leaves them, by result;
             carries leave as they are carried.
@@ -40,7 +42,7 @@ class Frame:
     fusion: Fusion
     choice: dict[Value, Choice] = field(default_factory=dict[Value, Choice])
     exits: dict[Value, Choice] = field(default_factory=dict[Value, Choice])
-    factors: dict[Equation, EquationFactor] = field(default_factory=dict[Equation, EquationFactor])
+    uses: dict[Equation, Use] = field(default_factory=dict[Equation, Use])
     children: dict[Equation, tuple[Frame, ...]] = field(default_factory=dict)
     ports: dict[Equation, dict[int, Choice]] = field(default_factory=dict[Equation, dict[int, Choice]])
 
@@ -55,28 +57,29 @@ class Space:
     Attributes:
         root: the frame of the step itself.
         choices: all choices, numbered.
-        factors: all factors.
+        uses: all factors, with the choices they tie.
         replicated: primitives without a rule, which run replicated, with one equation of each.
         assumptions: what prices assume about loops, in words.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.choices: list[Choice] = []
-        self.factors: list[Factor] = []
+        self.uses: list[Use] = []
         self.replicated: dict[str, Equation] = {}
         self.assumptions: dict[str, None] = {}
-        self._domains = Domains()
+        self.domains = Domains()
         self._partials: dict[Value, frozenset[ReduceOp]] = {}
-        self._known: dict[tuple[object, ...], tuple[Signature, ...]] = {}
-        self._rules: dict[Equation, Rule] = {}
+        self._signatures: dict[tuple[object, ...], tuple[Signature, ...]] = {}
+        self._arising: dict[tuple[object, ...], tuple[frozenset[ReduceOp], ...]] = {}
+        self._of_equation: dict[Equation, tuple[Signature, ...]] = {}
+        self._links: dict[tuple[object, ...], LinkFactor] = {}
+        self._factors: dict[tuple[object, ...], EquationFactor] = {}
+        known = registry()
         for equation in graph.all_equations():
-            if equation.regions:
-                continue
-            self._rules[equation] = rule_of(equation)
-            if equation.primitive not in registry():
+            if equation.primitive not in known and not equation.regions:
                 self.replicated.setdefault(equation.primitive, equation)
         self.units = Units()
-        self.units.add(graph, self._rules)
+        self.units.add(graph)
         self._find_partials(graph, frozenset())
         self.root = self._frame(graph, 1.0)
         for out, atom in enumerate(graph.outputs):
@@ -87,56 +90,53 @@ class Space:
 
     def signatures(self, equation: Equation) -> tuple[Signature, ...]:
         """The signatures of an equation whose letters can be cut; one object for equal equations."""
-        rule = self._rules[equation]
-        units: dict[str, int] = {}
-        for letter in rule.letters:
-            cut_ins, cut_outs = cuts(rule, equation, letter)
-            for cut, atom in zip((*cut_ins, *cut_outs), (*equation.inputs, *equation.outputs), strict=True):
-                if cut is not None and isinstance(atom, Value):
-                    unit = self.units.unit(atom, cut.dim)
-                    units[letter] = unit // cut.minor if cut.minor else 0
-                    break
-        key = (rule.axes, rule.reduce, rule.linear, rule.monotone, rule.upper, rule.lower, rule.accumulator)
-        key = (*key, equation.input_types, equation.output_types, tuple(units.items()))
-        if key not in self._known:
-            found = signatures(rule, equation, {letter: max(1, unit) for letter, unit in units.items()})
-            cuttable = {letter for letter, unit in units.items() if unit}
-            names = iter(rule.letters)
-            kept: list[Signature] = []
-            for position, signature in enumerate(found):
-                letter = next(names, None) if position else None
-                if letter is None or letter in cuttable:
-                    kept.append(signature)
-            self._known[key] = tuple(kept)
-        return self._known[key]
+        found = self._of_equation.get(equation)
+        if found is not None:
+            return found
+        atoms = (*equation.inputs, *equation.outputs)
+        units: list[int] = []
+        for position, dim, minor in _letters(equation):
+            unit = self.units.of(atoms[position])[dim]  # pyright: ignore[reportArgumentType]  (no literal)
+            units.append(unit // minor if minor else 0)
+        key = (equation.form, *units)
+        found = self._signatures.get(key)
+        if found is None:
+            rule = rule_of(equation)
+            by_letter = dict.fromkeys(rule.letters, 0) | dict(zip(_lettered(equation), units, strict=True))
+            found = tuple(signatures(rule, equation, by_letter))
+            # Forms that differ in what does not matter here share one list: factors compare it by identity.
+            same = (equation.primitive, equation.input_types, equation.output_types, found)
+            same = (*same, rule.axes, rule.flop_per_point, str(equation.params.get("precision")))
+            found = self._signatures[key] = self._signatures.setdefault(same, found)
+        self._of_equation[equation] = found
+        return found
 
     def _find_partials(self, graph: Graph, carried: frozenset[Value]) -> None:
         """Which reductions each value may have outstanding; carries of a loop may, if they are sums."""
         none: frozenset[ReduceOp] = frozenset()
         sums: frozenset[ReduceOp] = frozenset(("sum",))
+        partials = self._partials
         for value in (*graph.inputs, *graph.constants):
-            self._partials[value] = sums if value in carried and value.type.is_float else none
+            partials[value] = sums if value in carried and value.type.is_float else none
         for equation in graph.equations:
             if equation.regions:
                 self._find_region_partials(equation)
                 continue
             found = self.signatures(equation)
-            for k, value in enumerate(equation.outputs):
-                self._partials[value] = frozenset(
-                    placement.op
-                    for signature in found
-                    if isinstance(placement := signature.outs[k], Partial)
-                    and self._arises(equation, signature, placement)
+            coming = tuple([partials[a] if isinstance(a, Value) else none for a in equation.inputs])
+            key = (id(found), coming)
+            if key not in self._arising:
+                self._arising[key] = tuple(
+                    frozenset(
+                        placement.op
+                        for signature in found
+                        if isinstance(placement := signature.outs[k], Partial)
+                        and _arises(signature, placement, coming)
+                    )
+                    for k in range(len(equation.outputs))
                 )
-
-    def _arises(self, equation: Equation, signature: Signature, result: Partial) -> bool:
-        """Whether a signature makes a new Partial, or passes one that may come in."""
-        for atom, placement in zip(equation.inputs, signature.ins, strict=True):
-            if isinstance(placement, Shard):
-                return True
-            if placement == result and isinstance(atom, Value) and result.op in self._partials[atom]:
-                return True
-        return False
+            for value, ops in zip(equation.outputs, self._arising[key], strict=True):
+                partials[value] = ops
 
     def _find_region_partials(self, equation: Equation) -> None:
         wiring = boundary(equation)
@@ -151,55 +151,82 @@ class Space:
     # -- choices and factors -----------------------------------------------------------------------
 
     def _frame(self, graph: Graph, weight: float) -> Frame:
-        frame = Frame(graph, weight, fuse(graph, self._rules, lambda v: "sum" in self._partials[v]))
+        frame = Frame(graph, weight, fuse(graph, lambda v: "sum" in self._partials[v]))
         for value in graph.inputs:
             self._add_input(frame, value)
         for value in graph.constants:
-            frame.choice[value] = self._choice(value, self._domains.whole(value.type, self.units.of(value)))
+            frame.choice[value] = self._choice(value, self.domains.whole(value.type, self.units.of(value)))
         through_memory = traffic(graph)
         for equation in graph.equations:
             for value in equation.outputs:
                 self._add_result(frame, value)
             if equation.regions:
                 self._add_regions(frame, equation)
-                continue
-            ins = (self._operand(frame, equation, atom) for atom in equation.inputs)
-            outs = (self._result(frame, equation, value) for value in equation.outputs)
-            factor = EquationFactor(
-                equation=equation,
-                rule=self._rules[equation],
-                traffic=through_memory[equation],
-                signatures=self.signatures(equation),
-                slots=(*ins, *outs),
-                weight=weight,
-            )
-            frame.factors[equation] = factor
-            self.factors.append(factor)
+            else:
+                frame.uses[equation] = self._use(frame, equation, through_memory[equation])
         return frame
+
+    def _use(self, frame: Frame, equation: Equation, through: Traffic) -> Use:
+        """The equation's factor with its choices, added to `uses`."""
+        fused = frame.fusion.of_equation.get(equation)
+        alike = same_shape(equation) if fused is not None else ()
+        scope: dict[int, Choice] = {}
+        slots: list[Slot | None] = []
+        for atom in equation.inputs:
+            if isinstance(atom, Literal):
+                slots.append(None)
+                continue
+            inside = fused is not None and atom in alike and frame.fusion.of_value.get(atom) is fused
+            choice = frame.choice[atom] if inside else frame.held(atom)
+            slots.append(_slot(scope, choice, "exact" if inside else "use"))
+        for value in equation.outputs:
+            slots.append(_slot(scope, frame.choice[value], "derive" if fused is None else "exact"))
+        found = self.signatures(equation)
+        domains = tuple([choice.domain for choice in scope.values()])
+        key = (id(found), through, tuple(slots), domains, frame.weight)
+        factor = self._factors.get(key)
+        if factor is None:
+            factor = EquationFactor(
+                equation, rule_of(equation), through, found, tuple(slots), domains, frame.weight
+            )
+            self._factors[key] = factor
+        use = Use(factor, tuple(scope))
+        self.uses.append(use)
+        return use
 
     def _choice(self, value: Value, domain: Domain) -> Choice:
         choice = Choice(len(self.choices), str(value), domain)
         self.choices.append(choice)
         return choice
 
+    def link(self, kind: str, *scope: Choice, weight: float = 1.0, stacked: bool = False) -> Use:
+        """A link factor with its choices; equal links share their factor."""
+        domains = tuple([choice.domain for choice in scope])
+        key = (kind, domains, weight, stacked)
+        factor = self._links.get(key)
+        if factor is None:
+            factor = self._links[key] = LinkFactor(kind, domains, weight, stacked)
+        return Use(factor, tuple([choice.index for choice in scope]))
+
     def _link(self, kind: str, *scope: Choice, weight: float = 1.0, stacked: bool = False) -> None:
         if len(set(scope)) == len(scope):
-            self.factors.append(LinkFactor(kind, scope, weight, stacked))
+            self.uses.append(self.link(kind, *scope, weight=weight, stacked=stacked))
 
     def _single(self, value: Value) -> Domain:
-        return self._domains.single(value.type, self.units.of(value), self._partials[value])
+        return self.domains.single(value.type, self.units.of(value), self._partials[value])
 
     def _multiple(self, value: Value) -> Domain:
-        return self._domains.multiple(value.type, self.units.of(value), self._partials[value])
+        return self.domains.multiple(value.type, self.units.of(value), self._partials[value])
 
     def _class_choice(self, frame: Frame, fused: FusedClass, value: Value) -> Choice:
         """The placement in which a class is computed, made when the first of its values is met."""
         first = fused.equations[0].outputs[0]
         if first not in frame.choice:
-            members = {v for e in fused.equations for v in (*same_shape(e), *e.outputs)}
-            may_sum = fused.passes and any("sum" in self._partials[v] for v in members)
+            may_sum = fused.passes and any(
+                "sum" in self._partials[v] for e in fused.equations for v in (*same_shape(e), *e.outputs)
+            )
             partials: tuple[ReduceOp, ...] = ("sum",) if may_sum else ()
-            domain = self._domains.single(value.type, self.units.of(value), partials)
+            domain = self.domains.single(value.type, self.units.of(value), partials)
             frame.choice[first] = self._choice(first, domain)
         return frame.choice[first]
 
@@ -210,7 +237,7 @@ class Space:
             if not self._partials[value]:
                 self._link("not partial", frame.choice[value])
         elif len(frame.fusion.users.get(value, ())) > 1:
-            domain = self._domains.given(value.type, self.units.of(value), self._partials[value])
+            domain = self.domains.given(value.type, self.units.of(value), self._partials[value])
             frame.choice[value] = self._choice(value, domain)
             self._link("hold", frame.choice[value], weight=frame.weight)
         else:
@@ -227,19 +254,6 @@ class Space:
         if sum(user is not fused for user in users) > 1:
             frame.exits[value] = self._choice(value, self._multiple(value))
             self._link("exit", frame.choice[value], frame.exits[value], weight=frame.weight)
-
-    def _operand(self, frame: Frame, equation: Equation, atom: Atom) -> Slot | None:
-        if isinstance(atom, Literal):
-            return None
-        fused = frame.fusion.of_equation.get(equation)
-        inside = (
-            fused is not None and frame.fusion.of_value.get(atom) is fused and atom in same_shape(equation)
-        )
-        return Slot(frame.choice[atom], "exact") if inside else Slot(frame.held(atom), "use")
-
-    def _result(self, frame: Frame, equation: Equation, value: Value) -> Slot:
-        inside = equation in frame.fusion.of_equation
-        return Slot(frame.choice[value], "exact" if inside else "derive")
 
     def _add_output(self, frame: Frame, out: int, value: Value) -> None:
         held = frame.held(value)
@@ -319,4 +333,39 @@ class Space:
     def _port_domain(self, inner: Atom, result: Value) -> Domain:
         if isinstance(inner, Value):
             return self._single(inner)
-        return self._domains.whole(inner.type, (0,) * inner.type.rank)
+        return self.domains.whole(inner.type, (0,) * inner.type.rank)
+
+
+@per_form
+def _lettered(equation: Equation) -> tuple[str, ...]:
+    """Letters of an equation's rule that cut a tensor."""
+    return tuple(letter for letter in rule_of(equation).letters if _place(equation, letter) is not None)
+
+
+@per_form
+def _letters(equation: Equation) -> tuple[tuple[int, int, int], ...]:
+    """Of every such letter a place where it cuts: operand or result, dimension, elements per step."""
+    return tuple(place for letter in _lettered(equation) if (place := _place(equation, letter)) is not None)
+
+
+def _place(equation: Equation, letter: str) -> tuple[int, int, int] | None:
+    cut_ins, cut_outs = cuts(rule_of(equation), equation, letter)
+    atoms = (*equation.inputs, *equation.outputs)
+    for position, (cut, atom) in enumerate(zip((*cut_ins, *cut_outs), atoms, strict=True)):
+        if cut is not None and isinstance(atom, Value):
+            return position, cut.dim, cut.minor
+    return None
+
+
+def _arises(signature: Signature, result: Partial, coming: tuple[frozenset[ReduceOp], ...]) -> bool:
+    """Whether a signature makes a new Partial, or passes one that may come in."""
+    return any(
+        isinstance(placement, Shard) or (placement == result and result.op in ops)
+        for placement, ops in zip(signature.ins, coming, strict=True)
+    )
+
+
+def _slot(scope: dict[int, Choice], choice: Choice, mode: str) -> Slot:
+    """The slot of a choice, which joins the scope if it is new there."""
+    scope.setdefault(choice.index, choice)
+    return Slot(list(scope).index(choice.index), mode)

@@ -11,42 +11,69 @@ from __future__ import annotations
 from math import gcd
 from typing import TypeAlias
 
-from shardwright.ir.graph import Equation, Graph, Value
+from shardwright.ir.graph import Equation, Graph, Literal, Value, per_form
 from shardwright.ir.regions import boundary
-from shardwright.ir.rules import Rule, cuts
+from shardwright.ir.rules import cuts, rule_of
 
-Dim: TypeAlias = tuple[Value, int]
+#: A dimension of an operand or result of an equation (operands are counted first).
+Place: TypeAlias = tuple[int, int]
+
+
+@per_form
+def ties(equation: Equation) -> tuple[tuple[Place, ...], ...]:
+    """The dimensions that an equation ties together: one group per letter of its rule."""
+    rule = rule_of(equation)
+    literal = [isinstance(atom, Literal) for atom in (*equation.inputs, *equation.outputs)]
+    groups: list[tuple[Place, ...]] = []
+    for letter in rule.letters:
+        cut_ins, cut_outs = cuts(rule, equation, letter)
+        found = [
+            (k, cut.dim) for k, cut in enumerate((*cut_ins, *cut_outs)) if cut is not None and not literal[k]
+        ]
+        if len(found) > 1:
+            groups.append(tuple(found))
+    return tuple(groups)
 
 
 class Units:
     """Number of units of every dimension of every value of a graph and its regions."""
 
     def __init__(self) -> None:
-        self._parent: dict[Dim, Dim] = {}
-        self._units: dict[Dim, int] = {}
+        # Union-find over dimensions; those of one value are numbered consecutively from `_first[value]`.
+        self._first: dict[Value, int] = {}
+        self._parent: list[int] = []
+        self._units: list[int] = []
+        self._found: dict[Value, tuple[int, ...]] = {}
+        self._interned: dict[tuple[int, ...], tuple[int, ...]] = {}
 
-    def add(self, graph: Graph, rules: dict[Equation, Rule]) -> None:
-        """Take in a graph with the rules of its equations; call once for the outermost graph."""
+    def add(self, graph: Graph) -> None:
+        """Take in a graph; call once for the outermost graph."""
+        for value in graph.values():
+            self._first[value] = len(self._parent)
+            self._parent.extend(range(len(self._parent), len(self._parent) + value.type.rank))
+            self._units.extend(value.type.shape)
         for out, inp in graph.state.items():
             value = graph.outputs[out]
             if isinstance(value, Value):
                 self._tie_all(value, graph.inputs[inp])
+        first = self._first
         for equation in graph.equations:
             if equation.regions:
-                self._add_regions(equation, rules)
+                self._add_regions(equation)
                 continue
-            rule = rules[equation]
-            for letter in rule.letters:
-                self._tie(equation, rule, letter)
+            groups = ties(equation)
+            if not groups:
+                continue
+            atoms = (*equation.inputs, *equation.outputs)
+            for group in groups:
+                position, dim = group[0]
+                root = first[atoms[position]] + dim  # pyright: ignore[reportArgumentType]  (no literal)
+                for position, dim in group[1:]:
+                    self._union(root, first[atoms[position]] + dim)  # pyright: ignore[reportArgumentType]
 
-    def _tie(self, equation: Equation, rule: Rule, letter: str) -> None:
-        cut_ins, cut_outs = cuts(rule, equation, letter)
-        places = zip((*cut_ins, *cut_outs), (*equation.inputs, *equation.outputs), strict=True)
-        tied = [(atom, cut.dim) for cut, atom in places if cut is not None and isinstance(atom, Value)]
-        for dim in tied[1:]:
-            self._union(tied[0], dim)
-
-    def _add_regions(self, equation: Equation, rules: dict[Equation, Rule]) -> None:
+    def _add_regions(self, equation: Equation) -> None:
+        for region in equation.regions:
+            self.add(region)
         wiring = boundary(equation)
         for port in wiring.ins:
             outer, inner = equation.inputs[port.outer], equation.regions[port.region].inputs[port.inner]
@@ -60,34 +87,36 @@ class Units:
             before = equation.regions[from_region].outputs[out]
             if isinstance(before, Value):
                 self._tie_all(before, equation.regions[to_region].inputs[into])
-        for region in equation.regions:
-            self.add(region, rules)
 
     def _tie_all(self, a: Value, b: Value, shift: int = 0) -> None:
         for dim in range(a.type.rank):
-            self._union((a, dim), (b, dim + shift))
+            self._union(self._first[a] + dim, self._first[b] + dim + shift)
 
-    def _find(self, dim: Dim) -> Dim:
+    def _find(self, dim: int) -> int:
         parent = self._parent
-        if dim not in parent:
-            parent[dim] = dim
-            self._units[dim] = dim[0].type.shape[dim[1]]
         while parent[dim] != dim:
-            parent[dim] = parent[parent[dim]]
-            dim = parent[dim]
+            parent[dim] = dim = parent[parent[dim]]
         return dim
 
-    def _union(self, a: Dim, b: Dim) -> None:
+    def _union(self, a: int, b: int) -> None:
         a, b = self._find(a), self._find(b)
         if a != b:
             self._parent[b] = a
-            self._units[a] = gcd(self._units[a], self._units[b])
-
-    def unit(self, value: Value, dim: int) -> int:
-        """Elements of `dim` that must stay together; 0 where the dimension cannot be cut at all."""
-        units = self._units[self._find((value, dim))]
-        return value.type.shape[dim] // units if units > 1 else 0
+            if self._units[a] != self._units[b]:
+                self._units[a] = gcd(self._units[a], self._units[b])
 
     def of(self, value: Value) -> tuple[int, ...]:
-        """`unit` of every dimension."""
-        return tuple(self.unit(value, dim) for dim in range(value.type.rank))
+        """Per dimension, the elements that must stay together; 0 where it cannot be cut at all."""
+        found = self._found.get(value)
+        if found is None:
+            first, counts = self._first[value], self._units
+            units = [counts[self._find(first + dim)] for dim in range(value.type.rank)]
+            found = tuple(
+                [size // n if n > 1 else 0 for size, n in zip(value.type.shape, units, strict=True)]
+            )
+            found = self._found[value] = self._interned.setdefault(found, found)
+        return found
+
+    def unit(self, value: Value, dim: int) -> int:
+        """`of` one dimension."""
+        return self.of(value)[dim]

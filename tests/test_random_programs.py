@@ -29,7 +29,7 @@ from shardwright.ir.program import Compute, Program, verify
 from shardwright.ir.rules import Signature, registry
 from shardwright.ir.trace import trace
 from shardwright.synth.emit import emit
-from shardwright.synth.factors import Prices
+from shardwright.synth.pricing import PriceList, Prices
 from shardwright.synth.solve import solve
 from shardwright.synth.space import Space
 
@@ -596,8 +596,7 @@ def ratios(draw: st.DrawFn, devices: int) -> tuple[float, ...]:
 def random_prices(model: CostModel, seed: int) -> Prices:
     """A price of its own for every kernel and every move, of very different sizes."""
     rng = np.random.default_rng(seed)
-    known: dict[Any, float] = {}
-    return Prices(model, lambda cost, cut: known.setdefault(cost, float(rng.exponential() ** 3)))
+    return Prices(PriceList(model), lambda costs, units: rng.exponential(size=len(units)) ** 3)
 
 
 @settings(

@@ -14,12 +14,11 @@ import numpy as np
 
 from shardwright.cost.bill import cut_of
 from shardwright.cost.traffic import traffic
-from shardwright.ir.collectives import between
 from shardwright.ir.graph import Equation, Graph, Value
 from shardwright.ir.placement import REDUCE_OPS, Partial, Placement, R
 from shardwright.ir.rules import Signature, rule_of
 from shardwright.synth.conversions import shards
-from shardwright.synth.factors import Prices
+from shardwright.synth.pricing import Prices
 from shardwright.synth.space import Space
 
 
@@ -33,9 +32,8 @@ class Moves:
         step = np.full((n, n), np.inf)
         for i, pre in enumerate(self.placements):
             for j, post in enumerate(self.placements):
-                found = between(pre, post)
-                if i != j and found is not None:
-                    step[i, j] = prices.step(found.kind, value.type, pre, post)
+                if i != j:
+                    step[i, j] = prices.step(value.type, pre, post)
         self.least = [self._from(start, step) for start in range(n)]
         self.sharded_or_whole = [i for i, p in enumerate(self.placements) if not isinstance(p, Partial)]
 

@@ -15,7 +15,7 @@ from shardwright.ir.program import Loop, Move, Program, verify
 from shardwright.ir.serialize import program_from_json, program_to_json
 from shardwright.ir.text import format_program, parse_program
 from shardwright.synth.emit import emit, exchanges
-from shardwright.synth.factors import Prices
+from shardwright.synth.pricing import Prices
 from shardwright.synth.solve import solve
 
 

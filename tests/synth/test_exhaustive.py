@@ -26,7 +26,7 @@ from shardwright.ir.program import Move, verify
 from shardwright.ir.trace import trace
 from shardwright.synth.conversions import Domains, Holding
 from shardwright.synth.emit import emit
-from shardwright.synth.factors import Prices
+from shardwright.synth.pricing import Prices
 from shardwright.synth.solve import solve
 from shardwright.synth.space import Space
 
@@ -135,7 +135,7 @@ def test_known_loss_a_chain_that_should_change_placement_in_its_middle() -> None
     solution = solve(space, prices)
     program = emit(space, solution.assignment, prices)
     paid = seconds(bill(program, graph, costs), costs, (0.5, 0.5))
-    all_to_all = prices.step("all_to_all", graph.inputs[0].type, Shard(0), Shard(1))
+    all_to_all = prices.step(graph.inputs[0].type, Shard(0), Shard(1))
     moves = [i.kind for i in program.instructions if isinstance(i, Move)]
     assert moves == ["all_to_all"] * 2
     assert paid == pytest.approx(solution.seconds, rel=1e-12)
@@ -146,11 +146,12 @@ def test_known_loss_a_third_placement_is_paid_by_every_user_but_moved_once() -> 
     """A value is held in two placements at most; a third is promised anew to each of its users. What is
     emitted moves it once, so the program is cheaper than the search had said."""
     costs = CostModel(fleet((2, 2, 2), bandwidth="5 GB/s", latency="1 us"))
-    convert, cube = Prices.at(costs, (1 / 3, 1 / 3, 1 / 3)).convert, TensorType((24, 24, 24), "float32")
+    prices, cube = Prices.at(costs, (1 / 3, 1 / 3, 1 / 3)), TensorType((24, 24, 24), "float32")
     domain = Domains().multiple(cube, (1, 1, 1), ())
     assert max(len(holding.all) for holding in domain.holdings) == 2
     held = domain.holdings.index(Holding(Shard(0), Shard(1)))
-    all_to_all = convert.cost(cube, (1, 1, 1), Shard(0), Shard(2))
-    assert 0 < all_to_all < convert.cost(cube, (1, 1, 1), Shard(0), R)
+    all_to_all = prices.distance(domain.routes, Shard(0), Shard(2))
+    assert 0 < all_to_all < prices.distance(domain.routes, Shard(0), R)
     # Two users in the third placement are promised two exchanges; held as well, it would be one.
-    assert 2 * convert.use(domain, Shard(2))[held] == pytest.approx(2 * all_to_all)
+    use = prices.use(domain)[held, domain.routes.index[Shard(2)]]
+    assert 2 * use == pytest.approx(2 * all_to_all)

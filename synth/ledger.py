@@ -1,0 +1,91 @@
+"""The bill of an assignment, without writing its program.
+
+Equal factors with equal choices cost the same: a program of many equal layers is added up from few
+entries. Where two users convert one tensor in the same way, the program pays once and this bill twice;
+the plan is therefore priced again from the program in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from shardwright.cost.bill import Item
+from shardwright.ir.collectives import registry as collectives
+from shardwright.ir.placement import Partial, Placement
+from shardwright.synth.conversions import Domain
+from shardwright.synth.factors import Conversion, EquationFactor, Factor, Use
+from shardwright.synth.pricing import Prices
+
+
+class Ledger:
+    """Uses of factors, grouped once for any assignment."""
+
+    def __init__(self, uses: Sequence[Use]) -> None:
+        scopes: dict[Factor, list[tuple[int, ...]]] = {}
+        for use in uses:
+            scopes.setdefault(use.factor, []).append(use.scope)
+        self._scopes = [(factor, np.array(mine, dtype=np.intp)) for factor, mine in scopes.items()]
+
+    def bill(self, assignment: Sequence[int], prices: Prices) -> list[Item]:
+        """Items of the program that an assignment stands for, at the prices under which it was found."""
+        values = np.asarray(assignment)
+        weights: dict[tuple[int, str, bool], float] = {}
+        for factor, scopes in self._scopes:
+            at, times = np.unique(values[scopes], axis=0, return_counts=True)
+            for mine, count in zip(at.tolist(), times.tolist(), strict=True):
+                for entry in _entries(factor, tuple(mine), prices):
+                    weights[entry] = weights.get(entry, 0.0) + factor.weight * count
+        listed = prices.list
+        return [
+            Item(label, listed.costs[line], weight, (listed.units[line] or 1, 1), exchange)
+            for (line, label, exchange), weight in weights.items()
+        ]
+
+
+def _entries(factor: Factor, at: tuple[int, ...], prices: Prices) -> Iterator[tuple[int, str, bool]]:
+    """Line, label and whether it is an exchange, of everything that one use makes necessary."""
+    if isinstance(factor, EquationFactor):
+        best = prices.best(factor, at)
+        yield int(prices.list.kernels(factor)[best]), factor.equation.primitive, False
+        signature = factor.signatures[best]
+        needed = zip(factor.slots, (*signature.ins, *signature.outs), strict=True)
+        conversions = tuple([Conversion(s.position, s.mode, p) for s, p in needed if s is not None])
+    else:
+        conversions = factor.conversions(at)
+    for conversion in conversions:
+        domain = factor.domains[conversion.position]
+        for pre, post in _moves(domain, at[conversion.position], conversion, prices):
+            kind, strategy, line = prices.strategy(domain.routes, pre, post)
+            if not collectives()[kind].local:
+                yield line, f"{kind}.{strategy}", True
+
+
+def _moves(
+    domain: Domain, holding: int, conversion: Conversion, prices: Prices
+) -> Iterator[tuple[Placement, Placement]]:
+    held, routes = domain.holdings[holding].all, domain.routes
+    if conversion.mode == "exact":
+        return
+    if conversion.mode == "derive":
+        established, missing = [conversion.placement], [p for p in held if p != conversion.placement]
+    elif conversion.mode == "hold":
+        established, missing = [held[0]], list(held[1:])
+    else:
+        established, missing = list(held), [_wanted(domain, held, conversion, prices)]
+    while missing:
+        options = [(prices.distance(routes, a, b), a, b) for b in missing for a in established]
+        _, source, target = min(options, key=lambda option: option[0])
+        missing.remove(target)
+        for pre, post in prices.path(routes, source, target):
+            if post not in established:
+                yield pre, post
+                established.append(post)
+
+
+def _wanted(domain: Domain, held: Sequence[Placement], conversion: Conversion, prices: Prices) -> Placement:
+    if conversion.mode != "whole":
+        return conversion.placement
+    whole = [p for p in domain.routes.placements if not isinstance(p, Partial)]
+    return min(whole, key=lambda p: min(prices.distance(domain.routes, h, p) for h in held))
