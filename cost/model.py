@@ -131,6 +131,13 @@ class CostModel:
             self.assumptions[assumption] = None
         return rate
 
+    def strategies(self, kind: str, pre: Placement, post: Placement) -> tuple[str, ...]:
+        """The strategies of a move that make sense on this fleet; there is one at least."""
+        names = collectives()[kind].strategies
+        if collectives()[kind].local:
+            return names
+        return tuple([n for n in names if strategies()[kind, n].supported(self.topology, (pre, post))])
+
     def move(
         self, kind: str, strategy: str, tensor: TensorType, pre: Placement, post: Placement
     ) -> ShareCost:
@@ -139,8 +146,8 @@ class CostModel:
             return self._free
         key = (kind, strategy, tensor.nbytes, pre, post)
         if key not in self._moves:
+            supported = strategy in self.strategies(kind, pre, post)
             entry = strategies()[kind, strategy]
-            supported = entry.supported(self.topology, (pre, post))
             price = entry.price(self.topology, tensor.nbytes, len(self.types)) if supported else self._never
             self._moves[key] = price
         return self._moves[key]

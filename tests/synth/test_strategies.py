@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from shardwright import Plan, synthesize
-from shardwright.cost.bill import bill, cut_of
+from shardwright.cost.bill import bill
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.cost.moves import strategies
@@ -27,7 +27,7 @@ from shardwright.ir.program import Compute, Move
 from shardwright.ir.rules import Signature
 from shardwright.ir.trace import Traced, trace
 from shardwright.synth.emit import emit
-from shardwright.synth.factors import Prices
+from shardwright.synth.pricing import PriceList, Prices, Step
 from shardwright.synth.solve import solve
 from shardwright.synth.space import Space
 
@@ -43,21 +43,19 @@ def f32(*shape: int) -> jax.ShapeDtypeStruct:
 # One strategy per exchange against one for all
 
 
-class Everywhere(Prices):
-    """Prices with one strategy per collective wherever it is used; free choice for collectives not named."""
+class Everywhere(PriceList):
+    """One strategy per collective wherever it is used; free choice for collectives not named."""
 
-    choice: dict[str, str]
+    def __init__(self, model: CostModel, choice: dict[str, str]) -> None:
+        super().__init__(model)
+        self.choice = choice
 
-    def strategy(self, kind: str, tensor: TensorType, pre: Placement, post: Placement) -> tuple[str, float]:
-        if kind not in self.choice:
-            return super().strategy(kind, tensor, pre, post)
-        name = self.choice[kind]
-        cost = self.model.move(kind, name, tensor, pre, post)
-        return name, self.evaluate(cost, cut_of((tensor, tensor), (pre, post)))
-
-
-def best(space: Space, prices: Prices) -> float:
-    return solve(space, prices).seconds
+    def step(self, tensor: TensorType, pre: Placement, post: Placement) -> Step | None:
+        found = super().step(tensor, pre, post)
+        if found is None or found.kind not in self.choice:
+            return found
+        name = self.choice[found.kind]
+        return replace(found, strategies=(name,), lines=(found.lines[found.strategies.index(name)],))
 
 
 def compared(traced: Traced, kinds: tuple[str, ...]) -> tuple[float, list[float], set[str]]:
@@ -70,10 +68,8 @@ def compared(traced: Traced, kinds: tuple[str, ...]) -> tuple[float, list[float]
     used = {item.label for item in bill(program, traced.graph, model) if item.exchange}
     singles: list[float] = []
     for names in itertools.product(*(registry()[kind].strategies for kind in kinds)):
-        restricted = Everywhere.at(model, ratios)
-        one = Everywhere(model, restricted.evaluate)
-        one.choice = dict(zip(kinds, names, strict=True))
-        singles.append(best(space, one))
+        listed = Everywhere(model, dict(zip(kinds, names, strict=True)))
+        singles.append(solve(space, Prices.at(listed, ratios)).seconds)
     return free.seconds, singles, used
 
 
@@ -239,20 +235,21 @@ def test_both_factors_are_gathered_and_the_product_is_redundant() -> None:
 
 
 def test_every_strategy_is_weighed() -> None:
-    """The search asks for all strategies of a collective; what is not supported is infinitely dear."""
-    model = CostModel(slow_network(4))
-    prices = Prices.at(model, [0.25] * 4)
-    tensor = TensorType((64, 64), "float32")
-    for kind, pre, post in (
-        ("all_gather", Shard(0), R),
-        ("reduce_scatter", Partial(), Shard(0)),
-        ("all_reduce", Partial(), R),
-    ):
-        name, seconds = prices.strategy(kind, tensor, pre, post)
-        options = {
-            s: prices.evaluate(model.move(kind, s, tensor, pre, post), (64, 1))
-            for k, s in strategies()
-            if k == kind
-        }
-        assert seconds == min(options.values()) == options[name]
-        assert options["hierarchical"] == np.inf
+    """The search asks for all strategies that make sense on the fleet: leaders take several nodes."""
+    even, tensor = [0.25] * 4, TensorType((64, 64), "float32")
+    node = slow_network(2).to_dict()["nodes"][0]  # type: ignore[index]
+    network = {"bandwidth": "1 Gbit/s", "latency": "1 ms"}
+    nodes = Fleet.from_dict({"name": "nodes", "nodes": [{**node, "count": 2}], "network": network})
+    for fleet, leaders in ((slow_network(4), False), (nodes, True)):
+        prices = Prices.at(CostModel(fleet), even)
+        for kind, pre, post in (
+            ("all_gather", Shard(0), R),
+            ("reduce_scatter", Partial(), Shard(0)),
+            ("all_reduce", Partial(), R),
+            ("all_to_all", Shard(0), Shard(1)),
+        ):
+            step = prices.list.step(tensor, pre, post)
+            assert step is not None
+            known = {name for k, name in strategies() if k == kind}
+            assert set(step.strategies) == (known if leaders else known - {"hierarchical"})
+            assert prices.step(tensor, pre, post) == min(prices.seconds[list(step.lines)])
