@@ -20,7 +20,7 @@ import numpy as np
 from shardwright.backends.compile import Compiler, Device, Local
 from shardwright.backends.layout import as_array, check_inputs, cut, holds, to_numpy
 from shardwright.backends.local import filled, operand
-from shardwright.backends.mpi_moves import mpi
+from shardwright.backends.mpi_link import mpi
 from shardwright.backends.runner import run
 from shardwright.backends.segments import Exchange, Segment, schedule
 from shardwright.backends.world import ShardedArray, World
@@ -29,6 +29,7 @@ from shardwright.ir.graph import Graph, Literal, TensorType, Value
 from shardwright.ir.placement import Placement, R
 from shardwright.ir.program import Move, Program
 from shardwright.ir.trace import Traced
+from shardwright.ir.wiring import Wiring
 
 
 class MpiExecutable:
@@ -42,6 +43,7 @@ class MpiExecutable:
         resync_every: replicated state is computed by every rank for itself and drifts apart by rounding
             where cards are unlike. After so many calls it is compared by checksum and, where it differs,
             sent anew by device 0. 0 means never.
+        wiring: see `World`.
         poll: see `World`.
 
     Raises:
@@ -56,11 +58,12 @@ class MpiExecutable:
         comm: Any = None,
         *,
         resync_every: int = 100,
+        wiring: Wiring | None = None,
         poll: bool | None = None,
     ) -> None:
         self.traced = traced
         self.program = program
-        self.world = World(ratios, comm, poll=poll)
+        self.world = World(ratios, comm, wiring=wiring, poll=poll)
         self.world.join(i.group for i in program.all_instructions() if isinstance(i, Move))
         self.machine = MpiMachine(traced, self.world)
         self.schedule = schedule(program, traced.graph)

@@ -2,57 +2,24 @@
 
 To add a strategy, write a function of a `Link` and the local array and register it; the conformance test
 runs whatever is registered against the collective's `reference`. Every transfer is started non-blocking
-and finished by `Link.wait`, which decides between spinning and sleeping.
+and finished by `Link.wait`, which decides between spinning and sleeping. Strategies in several rounds are
+in `mpi_rounds.py`, hierarchical ones in `mpi_leaders.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 
+from shardwright.backends.mpi_leaders import LEADERS
+from shardwright.backends.mpi_link import Link, Lowering, assembled, mpi, operation, piece, starts
+from shardwright.backends.mpi_rounds import ROUNDS
 from shardwright.backends.wire import Array, aligned, as_bytes, leading, reducible, restored, returned
-from shardwright.ir.errors import InputError
-from shardwright.ir.placement import Partial, Placement, ReduceOp, Shard
+from shardwright.ir.placement import Partial, Shard
 
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A move as one participant sees it.
-
-    Attributes:
-        comm: communicator of the participants.
-        shape: global shape on the wire (of a key tensor, that of its data).
-        dtype: numpy dtype on the wire.
-        pre: placement before.
-        post: placement after.
-        before: elements of the dimension sharded before, per participant; () if there is none.
-        after: the same after.
-        root: participant that has the tensor at first, for rooted collectives.
-        wait: finishes requests.
-    """
-
-    comm: Any
-    shape: tuple[int, ...]
-    dtype: Any
-    pre: Placement
-    post: Placement
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-    root: int | None
-    wait: Callable[[Sequence[Any]], None]
-
-    @property
-    def me(self) -> int:
-        return self.comm.rank
-
-
-Lowering: TypeAlias = Callable[[Link, Array], Array]
-
-_LOWERINGS: dict[tuple[str, str], Lowering] = {}
+_LOWERINGS: dict[tuple[str, str], Lowering] = {**ROUNDS, **LEADERS}
 
 
 def lowerings() -> dict[tuple[str, str], Lowering]:
@@ -60,39 +27,15 @@ def lowerings() -> dict[tuple[str, str], Lowering]:
     return _LOWERINGS
 
 
-def _lowers(kind: str, strategy: str) -> Callable[[Lowering], Lowering]:
+def lowers(kind: str, strategy: str) -> Callable[[Lowering], Lowering]:
+    """Registers the decorated function as the lowering of a strategy."""
+
     def register(function: Lowering) -> Lowering:
         assert (kind, strategy) not in _LOWERINGS, f"{kind}.{strategy} is lowered twice"
         _LOWERINGS[kind, strategy] = function
         return function
 
     return register
-
-
-def mpi() -> Any:
-    """The MPI module of mpi4py, whose first import initialises MPI.
-
-    Raises:
-        InputError: there is no mpi4py, or no MPI library that it could load.
-    """
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError, OSError) as error:
-        raise InputError(
-            place="backend mpi",
-            reason=f"MPI cannot be loaded ({error})",
-            remedy="pip install 'shardwright[mpi]'",
-        ) from error
-    return MPI
-
-
-def _operation(op: ReduceOp) -> Any:
-    return {"sum": mpi().SUM, "max": mpi().MAX, "min": mpi().MIN}[op]
-
-
-def starts(lengths: Sequence[int]) -> list[int]:
-    """Where each stretch begins."""
-    return list(accumulate(lengths, initial=0))[:-1]
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -107,7 +50,7 @@ def _gather_geometry(link: Link, array: Array) -> tuple[int, Array, tuple[int, .
     return link.pre.dim, rows, row, int(np.prod(row, dtype=np.int64)) * array.dtype.itemsize
 
 
-@_lowers("all_gather", "padded")
+@lowers("all_gather", "padded")
 def _all_gather_padded(link: Link, array: Array) -> Array:
     """One all-gather of equal blocks, each as long as the longest stretch."""
     dim, rows, row, _ = _gather_geometry(link, array)
@@ -125,7 +68,7 @@ def _all_gather_padded(link: Link, array: Array) -> Array:
     return returned(whole, dim)
 
 
-@_lowers("all_gather", "grouped")
+@lowers("all_gather", "grouped")
 def _all_gather_grouped(link: Link, array: Array) -> Array:
     """One broadcast per owner of a stretch that is not empty."""
     dim, rows, row, _ = _gather_geometry(link, array)
@@ -136,7 +79,7 @@ def _all_gather_grouped(link: Link, array: Array) -> Array:
     return returned(whole, dim)
 
 
-@_lowers("all_gather", "exact")
+@lowers("all_gather", "exact")
 def _all_gather_exact(link: Link, array: Array) -> Array:
     """One all-gather of stretches of their own lengths."""
     dim, rows, row, row_bytes = _gather_geometry(link, array)
@@ -148,34 +91,10 @@ def _all_gather_exact(link: Link, array: Array) -> Array:
 
 
 # ---------------------------------------------------------------------------------------------------
-# P(op) -> R, P(op) -> S(d)
+# P(op) -> S(d)
 
 
-@_lowers("all_reduce", "ring")
-def _all_reduce(link: Link, array: Array) -> Array:
-    """MPI's own all-reduce."""
-    assert isinstance(link.pre, Partial)
-    sent, op = reducible(array, link.pre.op)
-    total = aligned(array.shape, sent.dtype)
-    link.wait(
-        [link.comm.Iallreduce(np.ascontiguousarray(sent).reshape(-1), total.reshape(-1), _operation(op))]
-    )
-    return restored(total, link.dtype)
-
-
-@_lowers("all_reduce", "tree")
-def _all_reduce_tree(link: Link, array: Array) -> Array:
-    """A reduction to the first participant, then a broadcast."""
-    assert isinstance(link.pre, Partial)
-    sent, op = reducible(array, link.pre.op)
-    total = aligned(array.shape, sent.dtype)
-    flat = total.reshape(-1)
-    link.wait([link.comm.Ireduce(np.ascontiguousarray(sent).reshape(-1), flat, _operation(op), root=0)])
-    link.wait([link.comm.Ibcast(flat, root=0)])
-    return restored(total, link.dtype)
-
-
-@_lowers("reduce_scatter", "padded")
+@lowers("reduce_scatter", "padded")
 def _reduce_scatter_padded(link: Link, array: Array) -> Array:
     """One reduce-scatter of equal blocks, each as long as the longest stretch."""
     assert isinstance(link.pre, Partial)
@@ -189,11 +108,11 @@ def _reduce_scatter_padded(link: Link, array: Array) -> Array:
         for i, (start, n) in enumerate(zip(starts(link.after), link.after, strict=True)):
             sent[i, :n] = rows[start : start + n]
     received = aligned((block, *row), wide.dtype)
-    link.wait([link.comm.Ireduce_scatter_block(sent.reshape(-1), received.reshape(-1), _operation(op))])
+    link.wait([link.comm.Ireduce_scatter_block(sent.reshape(-1), received.reshape(-1), operation(op))])
     return returned(restored(received[:mine], link.dtype), link.post.dim)
 
 
-@_lowers("reduce_scatter", "exact")
+@lowers("reduce_scatter", "exact")
 def _reduce_scatter_exact(link: Link, array: Array) -> Array:
     """One reduce-scatter of stretches of their own lengths."""
     assert isinstance(link.pre, Partial)
@@ -204,7 +123,27 @@ def _reduce_scatter_exact(link: Link, array: Array) -> Array:
     size = int(np.prod(row, dtype=np.int64))
     received = aligned((link.after[link.me], *row), wide.dtype)
     counts = [n * size for n in link.after]
-    link.wait([link.comm.Ireduce_scatter(rows.reshape(-1), received.reshape(-1), counts, _operation(op))])
+    link.wait([link.comm.Ireduce_scatter(rows.reshape(-1), received.reshape(-1), counts, operation(op))])
+    return returned(restored(received, link.dtype), link.post.dim)
+
+
+@lowers("reduce_scatter", "grouped")
+def _reduce_scatter_grouped(link: Link, array: Array) -> Array:
+    """One reduction per owner of a stretch that is not empty."""
+    assert isinstance(link.pre, Partial)
+    assert isinstance(link.post, Shard)
+    wide, op = reducible(array, link.pre.op)
+    rows = leading(wide, link.post.dim)
+    received = aligned((link.after[link.me], *rows.shape[1:]), wide.dtype)
+    requests = [
+        link.comm.Ireduce(
+            rows[start : start + n].reshape(-1), received.reshape(-1) if i == link.me else None,
+            operation(op), root=i,
+        )
+        for i, (start, n) in enumerate(zip(starts(link.after), link.after, strict=True))
+        if n and rows[:1].size
+    ]  # fmt: skip
+    link.wait(requests)
     return returned(restored(received, link.dtype), link.post.dim)
 
 
@@ -212,32 +151,17 @@ def _reduce_scatter_exact(link: Link, array: Array) -> Array:
 # S(d) -> S(e), and from a root
 
 
-def _piece(link: Link, source: int, target: int) -> tuple[slice, tuple[int, ...]]:
-    """What `source` sends `target`: the part of its dimension `post.dim`, and the shape of the piece."""
-    assert isinstance(link.pre, Shard)
-    assert isinstance(link.post, Shard)
-    shape = list(link.shape)
-    shape[link.pre.dim] = link.before[source]
-    first = starts(link.after)[target]
-    last = first + link.after[target]
-    if link.pre.dim == link.post.dim:
-        held = starts(link.before)[source]
-        first, last = (min(max(x - held, 0), link.before[source]) for x in (first, last))
-    shape[link.post.dim] = last - first
-    return slice(first, last), tuple(shape)
-
-
-@_lowers("all_to_all", "exact")
+@lowers("all_to_all", "exact")
 def _all_to_all(link: Link, array: Array) -> Array:
     """One all-to-all of pieces of their own sizes."""
     assert isinstance(link.pre, Shard)
     assert isinstance(link.post, Shard)
     everyone = range(len(link.before))
     axis = (slice(None),) * link.post.dim
-    pieces = [array[(*axis, _piece(link, link.me, target)[0])].reshape(-1) for target in everyone]
-    shapes = [_piece(link, source, link.me)[1] for source in everyone]
+    pieces = [array[(*axis, piece(link, link.me, target)[0])].reshape(-1) for target in everyone]
+    shapes = [piece(link, source, link.me)[1] for source in everyone]
     item = array.dtype.itemsize
-    out_counts = [piece.size * item for piece in pieces]
+    out_counts = [part.size * item for part in pieces]
     in_counts = [int(np.prod(shape, dtype=np.int64)) * item for shape in shapes]
     sent = as_bytes(np.concatenate(pieces))
     received = aligned((sum(in_counts) // item,), array.dtype)
@@ -246,13 +170,7 @@ def _all_to_all(link: Link, array: Array) -> Array:
         [as_bytes(received), in_counts, starts(in_counts), mpi().BYTE],
     )
     link.wait([request])
-    ends = zip(starts(in_counts), in_counts, shapes, strict=True)
-    parts = [received[start // item : (start + n) // item].reshape(shape) for start, n, shape in ends]
-    local = list(link.shape)
-    local[link.post.dim] = link.after[link.me]
-    whole = aligned(tuple(local), array.dtype)
-    np.concatenate(parts, axis=link.pre.dim, out=whole)
-    return whole
+    return assembled(link, received, everyone)
 
 
 def _root_buffer(link: Link, array: Array) -> Array:
@@ -263,7 +181,7 @@ def _root_buffer(link: Link, array: Array) -> Array:
     )
 
 
-@_lowers("broadcast", "tree")
+@lowers("broadcast", "tree")
 def _broadcast(link: Link, array: Array) -> Array:
     """MPI's own broadcast."""
     whole = _root_buffer(link, array)
@@ -271,7 +189,24 @@ def _broadcast(link: Link, array: Array) -> Array:
     return whole
 
 
-@_lowers("send", "direct")
+@lowers("broadcast", "scatter_ag")
+def _broadcast_scatter_ag(link: Link, array: Array) -> Array:
+    """The root scatters pieces of equal size; all gather them."""
+    whole = aligned(link.shape, link.dtype)
+    if link.me == link.root:
+        whole[...] = array.reshape(link.shape)
+    raw = as_bytes(whole)
+    ends = [raw.size * i // link.comm.size for i in range(link.comm.size + 1)]
+    counts = [last - first for first, last in pairwise(ends)]
+    target = [raw, counts, ends[:-1], mpi().BYTE]
+    # The root's own piece lies where it belongs; elsewhere the piece is received there.
+    piece = mpi().IN_PLACE if link.me == link.root else raw[ends[link.me] : ends[link.me + 1]]
+    link.wait([link.comm.Iscatterv(target if link.me == link.root else None, piece, root=link.root)])
+    link.wait([link.comm.Iallgatherv(mpi().IN_PLACE, target)])
+    return whole
+
+
+@lowers("send", "direct")
 def _send(link: Link, array: Array) -> Array:
     """A send on the root's side, a receive on the other."""
     whole = _root_buffer(link, array)

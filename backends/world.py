@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,13 +15,15 @@ import numpy as np
 
 from shardwright.backends.layout import dtype_of, is_key, members, stretches, to_numpy
 from shardwright.backends.local import key_implementation
-from shardwright.backends.mpi_moves import Link, lowerings, mpi
+from shardwright.backends.mpi_link import Division, Link, mpi
+from shardwright.backends.mpi_moves import lowerings
 from shardwright.backends.wire import to_jax
 from shardwright.ir.collectives import between
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Placement, R, Replicate
 from shardwright.ir.program import Group, Move
+from shardwright.ir.wiring import Wiring
 
 #: Seconds between two looks at an unfinished transfer, where waiting would take cores from working ranks.
 POLL_S = 5e-5
@@ -32,6 +35,7 @@ class World:
     Args:
         comm: an mpi4py communicator; COMM_WORLD by default.
         ratios: share of every device.
+        wiring: which devices share a node; by default, which ranks share memory.
         poll: sleep between looks at unfinished transfers instead of spinning in MPI; by default where
             more ranks run on this machine than this one may use cores.
 
@@ -39,7 +43,14 @@ class World:
         PlanError: the communicator has another number of ranks than the plan has devices.
     """
 
-    def __init__(self, ratios: Sequence[float], comm: Any = None, *, poll: bool | None = None) -> None:
+    def __init__(
+        self,
+        ratios: Sequence[float],
+        comm: Any = None,
+        *,
+        wiring: Wiring | None = None,
+        poll: bool | None = None,
+    ) -> None:
         self.comm = mpi().COMM_WORLD if comm is None else comm
         self.ratios = tuple(ratios)
         if self.comm.size != len(self.ratios):
@@ -49,13 +60,16 @@ class World:
                 remedy=f"Start it with mpiexec -n {len(self.ratios)}",
             )
         self.rank: int = self.comm.rank
-        if poll is None:
+        if poll is None or wiring is None:
             here = self.comm.Split_type(mpi().COMM_TYPE_SHARED)
-            poll = bool(here.size > len(os.sched_getaffinity(0)))
+            poll = bool(here.size > len(os.sched_getaffinity(0))) if poll is None else poll
+            wiring = wiring or Wiring(tuple(self.comm.allgather(here.allreduce(self.rank, mpi().MIN))))
             here.Free()
+        self.wiring = wiring
         # Every rank must take the same path through a transfer's rounds only, so each may wait its own way.
         self.poll = poll
         self._communicators: dict[tuple[int, ...], Any] = {tuple(range(self.comm.size)): self.comm}
+        self._divisions: dict[tuple[int, ...], Division] = {}
 
     def join(self, groups: Iterable[Group]) -> None:
         """Make the communicators of groups; all ranks must call it with the same groups in the same order."""
@@ -73,6 +87,20 @@ class World:
         while not mpi().Request.Testall(list(requests)):
             time.sleep(POLL_S)
 
+    def _divide(self, devices: tuple[int, ...]) -> Division:
+        """The devices by node; the first time a collective call among them."""
+        if devices not in self._divisions:
+            comm = self._communicators[devices]
+            nodes = self.wiring.groups(devices)
+            mine = next(k for k, node in enumerate(nodes) if comm.rank in node)
+            here = comm.Split(mine, comm.rank)
+            leader = self.wiring.leader(devices, nodes[mine])
+            leaders = comm.Split(0 if comm.rank == leader else mpi().UNDEFINED, mine)
+            self._divisions[devices] = Division(
+                nodes, mine, here, nodes[mine].index(leader), leaders if comm.rank == leader else None
+            )
+        return self._divisions[devices]
+
     def move(self, move: Move, tensor: TensorType, value: Any) -> Any:
         """Carry out a collective; None on ranks outside its group."""
         devices = members(move.group, self.comm.size)
@@ -89,6 +117,7 @@ class World:
             after=stretches(tensor, move.post, move.group, self.ratios),
             root=None if move.root is None else devices.index(move.root),
             wait=self.wait,
+            divide=partial(self._divide, devices),
         )
         array = np.empty(0, dtype) if value is None else to_numpy(value)
         result = lowerings()[move.kind, move.strategy](link, array)
@@ -99,7 +128,9 @@ class World:
         collective = between(placement, R)
         if collective is None:
             return value
-        return self.move(Move(collective.kind, 0, placement, R, collective.strategies[-1]), tensor, value)
+        exact = "exact" in collective.strategies
+        strategy = "exact" if exact else collective.strategies[0]
+        return self.move(Move(collective.kind, 0, placement, R, strategy), tensor, value)
 
 
 def wire_type(tensor: TensorType) -> tuple[tuple[int, ...], Any]:

@@ -32,6 +32,7 @@ class Item:
         weight: executions per step.
         cut: size and unit of the axis whose shares matter, None where none is cut.
         exchange: whether devices talk to each other.
+        move: the instruction, if it is one.
     """
 
     label: str
@@ -39,6 +40,7 @@ class Item:
     weight: float
     cut: Cut | None
     exchange: bool
+    move: Move | None = None
 
     def seconds(self, model: CostModel, ratios: Sequence[float]) -> float:
         """Seconds per step at the rounded shares."""
@@ -62,7 +64,7 @@ def _items(program: Program, graph: Graph, model: CostModel, weight: float) -> I
             # The share that varies is that of what is sent in stretches: before, or else after.
             cut = cut_of((tensor, tensor), (instruction.pre, instruction.post))
             label = f"{instruction.kind}.{instruction.strategy}".rstrip(".")
-            yield Item(label, cost, weight, cut, not collectives()[instruction.kind].local)
+            yield Item(label, cost, weight, cut, not collectives()[instruction.kind].local, instruction)
             continue
         equation = graph.equations[instruction.equation]
         if isinstance(instruction, Loop):

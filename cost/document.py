@@ -123,6 +123,22 @@ class Entry:
             raise self.error(f"is {_described(self.value)}", "Write a number above 0 and at most 1")
         return float(cast("float", self.value))
 
+    def factor(self) -> float:
+        """A number from 1 to a million."""
+        is_number = isinstance(self.value, int | float) and not isinstance(self.value, bool)
+        if not is_number or not 1 <= cast("float", self.value) <= 1e6:
+            raise self.error(f"is {_described(self.value)}", "Write a number from 1 to 1e6, such as 1.5")
+        return float(cast("float", self.value))
+
+    def one_of(self, known: Sequence[str]) -> str:
+        """One of several words."""
+        word = self.text()
+        if word not in known:
+            near = get_close_matches(word, known, n=1)
+            hint = f"Did you mean '{near[0]}'? " if near else ""
+            raise self.error(f"{word!r} is not known here", f"{hint}The known ones are {_listed(known)}")
+        return word
+
     def flag(self) -> bool:
         """True or false."""
         if not isinstance(self.value, bool):

@@ -14,7 +14,8 @@ A fleet file::
 
 `type` is a name of the catalogue or an inline mapping (keys: `shardwright.cost.device`). `link` joins the
 devices of one node and may be left out where a node has one device; `network` joins the nodes and may be
-left out where there is one.
+left out where there is one, or where every node has an `uplink` of its own. How the nodes and the fleet are
+joined beyond that (`uplink`, `rails`, `host_link`, `oversubscription`, `transport`): docs/fleet-files.md.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import groupby
 from os import PathLike
@@ -34,6 +35,11 @@ from shardwright.cost.document import Entry, load_yaml
 from shardwright.cost.quantity import BANDWIDTH, DURATION, format_quantity
 
 MOST_DEVICES = 4096
+MOST_RAILS = 64
+
+#: What moves the bytes of an exchange. `host-mpi` is what `backend="mpi"` does: from the device into the
+#: host's memory, over MPI, and back; with the others, devices send from their own memory.
+TRANSPORTS = ("host-mpi", "cuda-mpi", "nccl")
 
 _T = TypeVar("_T")
 
@@ -55,26 +61,50 @@ class Device:
         name: such as "n0.d3": the fourth device of the first node.
         type: what it is.
         node: the index of its node.
+        host_link: joins it to its host's memory, as the fleet says; None where the fleet does not say.
     """
 
     index: int
     name: str
     type: DeviceType
     node: int
+    host_link: Link | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine: its devices in order, and the link that joins them (None for a single device)."""
+    """A machine.
+
+    Attributes:
+        name: such as "n0", the first node.
+        devices: in order.
+        link: joins the devices; None for a single one.
+        uplink: one of its connections to the other nodes; None: the fleet's network.
+        rails: how many such connections it has, for different devices to use at the same time.
+        host_links: each device's connection to the host's memory; () where the fleet says nothing of any.
+    """
 
     name: str
     devices: tuple[DeviceType, ...]
     link: Link | None
+    uplink: Link | None = None
+    rails: int = 1
+    host_links: tuple[Link | None, ...] = ()
+
+    @property
+    def equipped(self) -> tuple[tuple[DeviceType, Link | None], ...]:
+        """Every device with its link to the host."""
+        return tuple(zip(self.devices, self.host_links or (None,) * len(self.devices), strict=True))
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Equal for nodes that differ in name and in the order of devices only."""
+        return frozenset(Counter(self.equipped).items()), self.link, self.uplink, self.rails
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceClass:
-    """Devices that are interchangeable: of one type, in nodes with the same devices and the same link.
+    """Devices that are interchangeable: of one type and host link, in nodes with the same devices and links.
 
     Attributes:
         index: its position in `Fleet.classes`.
@@ -94,12 +124,17 @@ class Fleet:
     Attributes:
         name: what the fleet is called.
         nodes: at least one.
-        network: each node's connection to the others; None where there is one node.
+        network: each node's connection to the others, if it has none of its own; None where none needs it.
+        oversubscription: what the nodes' connections are divided by while all nodes talk at once, because the
+            network between them is that much narrower; 1 or more.
+        transport: what moves the bytes, one of `TRANSPORTS`.
     """
 
     name: str
     nodes: tuple[Node, ...]
     network: Link | None
+    oversubscription: float = 1.0
+    transport: str = TRANSPORTS[0]
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Fleet:
@@ -134,21 +169,19 @@ class Fleet:
     def devices(self) -> tuple[Device, ...]:
         """Every device, node by node."""
         placed = (
-            (n, d, node.name, kind)
+            (f"{node.name}.d{d}", kind, n, host_link)
             for n, node in enumerate(self.nodes)
-            for d, kind in enumerate(node.devices)
+            for d, (kind, host_link) in enumerate(node.equipped)
         )
-        return tuple(
-            Device(index, f"{name}.d{d}", kind, n) for index, (n, d, name, kind) in enumerate(placed)
-        )
+        return tuple(Device(index, *rest) for index, rest in enumerate(placed))
 
     @property
     def classes(self) -> tuple[DeviceClass, ...]:
         """The devices grouped into classes, in order of first appearance."""
-        kinds = [(frozenset(Counter(node.devices).items()), node.link) for node in self.nodes]
+        kinds = [node.kind for node in self.nodes]
         members: dict[object, list[Device]] = {}
         for device in self.devices:
-            members.setdefault((device.type, kinds[device.node]), []).append(device)
+            members.setdefault((device.type, device.host_link, kinds[device.node]), []).append(device)
         return tuple(
             DeviceClass(index, group[0].type, tuple(device.index for device in group))
             for index, group in enumerate(members.values())
@@ -162,41 +195,56 @@ class Fleet:
     def _plain(self, *, by_name: bool) -> dict[str, object]:
         data: dict[str, object] = {"name": self.name}
         data["nodes"] = [
-            _plain_node(count, devices, link, by_name=by_name)
-            for count, (devices, link) in _runs([(node.devices, node.link) for node in self.nodes])
+            _plain_node(count, node, by_name=by_name)
+            for count, node in _runs([replace(node, name="") for node in self.nodes])
         ]
         if self.network is not None:
             data["network"] = _plain_link(self.network)
+        # What has its default is left out, so that the fingerprint of a fleet outlives new keys.
+        if self.oversubscription != 1.0:
+            data["oversubscription"] = self.oversubscription
+        if self.transport != TRANSPORTS[0]:
+            data["transport"] = self.transport
         return data
 
 
 def _read_fleet(entry: Entry) -> Fleet:
-    given = entry.mapping(required=("name", "nodes"), optional=("network",))
+    given = entry.mapping(required=("name", "nodes"), optional=("network", "oversubscription", "transport"))
     nodes: list[Node] = []
     room = MOST_DEVICES
     for item in given["nodes"].sequence():
-        count, devices, link = _read_node(item, room)
-        room -= count * len(devices)
-        nodes += [Node(f"n{len(nodes) + i}", devices, link) for i in range(count)]
+        count, node = _read_node(item, room)
+        room -= count * len(node.devices)
+        nodes += [replace(node, name=f"n{len(nodes) + i}") for i in range(count)]
     _refuse_two_types_of_one_name(given["nodes"], nodes)
     network = _read_link(given["network"]) if "network" in given else None
-    if network is None and len(nodes) > 1:
+    if network is None and len(nodes) > 1 and any(node.uplink is None for node in nodes):
         raise entry.error(
             f"lacks the key 'network', which joins its {len(nodes)} nodes",
             "Add network: {bandwidth: 10 Gbit/s, latency: 30 us}, with your numbers",
         )
-    return Fleet(given["name"].text(), tuple(nodes), network)
+    return Fleet(
+        given["name"].text(),
+        tuple(nodes),
+        network,
+        given["oversubscription"].factor() if "oversubscription" in given else 1.0,
+        given["transport"].one_of(TRANSPORTS) if "transport" in given else TRANSPORTS[0],
+    )
 
 
-def _read_node(entry: Entry, room: int) -> tuple[int, tuple[DeviceType, ...], Link | None]:
-    """How many equal nodes the entry stands for, the devices of one and its link."""
-    given = entry.mapping(required=("devices",), optional=("count", "link"))
+def _read_node(entry: Entry, room: int) -> tuple[int, Node]:
+    """How many equal nodes the entry stands for, and one of them, without a name."""
+    given = entry.mapping(required=("devices",), optional=("count", "link", "uplink", "rails", "host_link"))
     count = given["count"].count(most=MOST_DEVICES) if "count" in given else 1
     listed = given["devices"]
     groups = listed.sequence() if isinstance(listed.value, list | tuple) else (listed,)
+    host_link = _read_link(given["host_link"]) if "host_link" in given else None
     devices: list[DeviceType] = []
+    host_links: list[Link | None] = []
     for group in groups:
-        devices.extend(_read_devices(group))
+        times, kind, own = _read_devices(group)
+        devices += [kind] * times
+        host_links += [own or host_link] * times
         if count * len(devices) > room:
             raise group.error(
                 f"brings the fleet beyond {MOST_DEVICES} devices",
@@ -208,17 +256,26 @@ def _read_node(entry: Entry, room: int) -> tuple[int, tuple[DeviceType, ...], Li
             f"lacks the key 'link', which joins its {len(devices)} devices",
             "Add link: {bandwidth: 16 GB/s, latency: 10 us}, with your numbers",
         )
-    return count, tuple(devices), link
+    return count, Node(
+        "",
+        tuple(devices),
+        link,
+        _read_link(given["uplink"]) if "uplink" in given else None,
+        given["rails"].count(most=MOST_RAILS) if "rails" in given else 1,
+        tuple(host_links) if any(host_links) else (),
+    )
 
 
-def _read_devices(entry: Entry) -> tuple[DeviceType, ...]:
-    given = entry.mapping(required=("type",), optional=("count",))
+def _read_devices(entry: Entry) -> tuple[int, DeviceType, Link | None]:
+    """How many equal devices the entry stands for, their type, and their own link to the host, if given."""
+    given = entry.mapping(required=("type",), optional=("count", "host_link"))
     kind = given["type"]
     if isinstance(kind.value, Mapping):
         found = DeviceType.from_entry(kind)
     else:
         found = device_type(kind.text(), place=kind.place)
-    return (found,) * (given["count"].count(most=MOST_DEVICES) if "count" in given else 1)
+    count = given["count"].count(most=MOST_DEVICES) if "count" in given else 1
+    return count, found, _read_link(given["host_link"]) if "host_link" in given else None
 
 
 def _read_link(entry: Entry) -> Link:
@@ -237,19 +294,19 @@ def _refuse_two_types_of_one_name(entry: Entry, nodes: Sequence[Node]) -> None:
             )
 
 
-def _plain_node(
-    count: int, devices: Sequence[DeviceType], link: Link | None, *, by_name: bool
-) -> dict[str, object]:
-    groups: list[dict[str, object]] = [
-        {
-            "type": kind.name if by_name and catalogue().get(kind.name) == kind else kind.to_dict(),
-            "count": times,
-        }
-        for times, kind in _runs(devices)
-    ]
+def _plain_node(count: int, node: Node, *, by_name: bool) -> dict[str, object]:
+    groups: list[dict[str, object]] = []
+    for times, (kind, host_link) in _runs(node.equipped):
+        named = by_name and catalogue().get(kind.name) == kind
+        group: dict[str, object] = {"type": kind.name if named else kind.to_dict(), "count": times}
+        groups.append(group if host_link is None else group | {"host_link": _plain_link(host_link)})
     data: dict[str, object] = {"count": count, "devices": groups[0] if len(groups) == 1 else groups}
-    if link is not None:
-        data["link"] = _plain_link(link)
+    if node.link is not None:
+        data["link"] = _plain_link(node.link)
+    if node.uplink is not None:
+        data["uplink"] = _plain_link(node.uplink)
+    if node.rails != 1:
+        data["rails"] = node.rails
     return data
 
 

@@ -15,8 +15,9 @@ import numpy as np
 
 from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import DeviceClass, Fleet
-from shardwright.cost.moves import Ring, prices
+from shardwright.cost.moves import strategies
 from shardwright.cost.share_cost import ShareCost
+from shardwright.cost.topology import Topology
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import Equation, Form, TensorType
 from shardwright.ir.placement import Placement, Shard
@@ -47,7 +48,7 @@ class CostModel:
         types: device type of every class.
         counts: devices of every class.
         class_of: class of every device.
-        ring: the ring through all devices.
+        topology: how the devices reach each other.
     """
 
     fleet: Fleet
@@ -56,9 +57,10 @@ class CostModel:
     types: tuple[DeviceType, ...] = field(init=False)
     counts: np.typing.NDArray[np.int64] = field(init=False)
     class_of: np.typing.NDArray[np.int64] = field(init=False)
-    ring: Ring = field(init=False)
+    topology: Topology = field(init=False)
     _moves: dict[tuple[str, str, int, Placement, Placement], ShareCost] = field(init=False)
     _free: ShareCost = field(init=False)
+    _never: ShareCost = field(init=False)
     _floors: dict[ShareCost, float] = field(init=False)
     _kernels: dict[tuple[object, ...], ShareCost] = field(init=False)
     _of_form: dict[tuple[Form, Signature, Traffic], ShareCost] = field(init=False)
@@ -70,12 +72,14 @@ class CostModel:
         self.class_of = np.zeros(len(self.fleet.devices), dtype=np.int64)
         for c in classes:
             self.class_of[list(c.members)] = c.index
-        self.ring = Ring.of(self.fleet)
+        self.topology = Topology.of(self.fleet)
         self._free = ShareCost.free(len(classes))
+        self._never = ShareCost.fixed([np.inf] * len(classes))
         self._moves, self._kernels, self._of_form, self._floors = {}, {}, {}, {}
         for c in classes:
             if not c.type.measured:
                 self.assumptions[f"achieved rates of {c.type.name} are assumed, not measured"] = None
+        self.assumptions.update(dict.fromkeys(self.topology.assumptions))
 
     def kernel(self, equation: Equation, signature: Signature, traffic: Traffic) -> ShareCost:
         """`compute` by the equation's registered rule, remembered."""
@@ -128,15 +132,25 @@ class CostModel:
             self.assumptions[assumption] = None
         return rate
 
+    def strategies(self, kind: str, pre: Placement, post: Placement) -> tuple[str, ...]:
+        """The strategies of a move that make sense on this fleet; there is one at least."""
+        names = collectives()[kind].strategies
+        if collectives()[kind].local:
+            return names
+        return tuple([n for n in names if strategies()[kind, n].supported(self.topology, (pre, post))])
+
     def move(
         self, kind: str, strategy: str, tensor: TensorType, pre: Placement, post: Placement
     ) -> ShareCost:
-        """Cost of one move of a tensor over all devices of the fleet."""
+        """Cost of one move of a tensor over all devices of the fleet; infinite if it makes no sense there."""
         if collectives()[kind].local or len(self.class_of) == 1:
             return self._free
         key = (kind, strategy, tensor.nbytes, pre, post)
         if key not in self._moves:
-            self._moves[key] = prices()[kind, strategy](self.ring, tensor.nbytes, len(self.types))
+            supported = strategy in self.strategies(kind, pre, post)
+            entry = strategies()[kind, strategy]
+            price = entry.price(self.topology, tensor.nbytes, len(self.types)) if supported else self._never
+            self._moves[key] = price
         return self._moves[key]
 
     def floor(self, cost: ShareCost) -> float:

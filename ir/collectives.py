@@ -86,7 +86,7 @@ class AllGather:
     """Every device gets every stretch."""
 
     kind: ClassVar[str] = "all_gather"
-    strategies: ClassVar[tuple[str, ...]] = ("padded", "grouped", "exact")
+    strategies: ClassVar[tuple[str, ...]] = ("padded", "grouped", "exact", "hierarchical")
     local: ClassVar[bool] = False
     rooted: ClassVar[bool] = False
 
@@ -107,7 +107,7 @@ class AllReduce:
     """Every device gets the reduction of all."""
 
     kind: ClassVar[str] = "all_reduce"
-    strategies: ClassVar[tuple[str, ...]] = ("ring", "tree")
+    strategies: ClassVar[tuple[str, ...]] = ("ring", "rs_ag", "tree", "hierarchical")
     local: ClassVar[bool] = False
     rooted: ClassVar[bool] = False
 
@@ -128,7 +128,7 @@ class ReduceScatter:
     """Every device gets its stretch of the reduction of all."""
 
     kind: ClassVar[str] = "reduce_scatter"
-    strategies: ClassVar[tuple[str, ...]] = ("padded", "exact")
+    strategies: ClassVar[tuple[str, ...]] = ("padded", "grouped", "exact", "hierarchical")
     local: ClassVar[bool] = False
     rooted: ClassVar[bool] = False
 
@@ -148,7 +148,7 @@ class AllToAll:
     """From stretches of one dimension to stretches of another, or to other stretches of the same."""
 
     kind: ClassVar[str] = "all_to_all"
-    strategies: ClassVar[tuple[str, ...]] = ("exact",)
+    strategies: ClassVar[tuple[str, ...]] = ("exact", "hierarchical")
     local: ClassVar[bool] = False
     rooted: ClassVar[bool] = False
 
@@ -168,7 +168,7 @@ class Broadcast:
     """All devices of the group get the root's tensor."""
 
     kind: ClassVar[str] = "broadcast"
-    strategies: ClassVar[tuple[str, ...]] = ("tree",)
+    strategies: ClassVar[tuple[str, ...]] = ("tree", "scatter_ag")
     local: ClassVar[bool] = False
     rooted: ClassVar[bool] = True
 
@@ -259,6 +259,13 @@ _REGISTRY: Mapping[str, Collective] = {collective.kind: collective for collectiv
 def registry() -> Mapping[str, Collective]:
     """All collectives by kind."""
     return _REGISTRY
+
+
+def name_strategy(kind: str, name: str) -> None:
+    """Let programs name a strategy of a collective, if they may not yet."""
+    collective = type(_REGISTRY[kind])
+    if name not in collective.strategies:
+        collective.strategies = (*collective.strategies, name)
 
 
 def between(pre: Placement, post: Placement) -> Collective | None:

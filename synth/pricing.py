@@ -94,7 +94,7 @@ class PriceList:
         if collective is None:
             return None
         kind, cut = collective.kind, cut_of((tensor, tensor), (pre, post))
-        strategies = collectives()[kind].strategies
+        strategies = self.model.strategies(kind, pre, post)
         lines = tuple([self.line(self.model.move(kind, s, tensor, pre, post), cut) for s in strategies])
         return Step(kind, pre, post, strategies, lines)
 

@@ -1,5 +1,6 @@
 """Fleets: the grammar of a fleet file, every way to get it wrong, classes, and that writing loses nothing."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from shardwright.cost.device import DeviceType
 from shardwright.cost.document import DEEPEST_NESTING, LARGEST_FILE_BYTES
-from shardwright.cost.fleet import MOST_DEVICES, DeviceClass, Fleet, Link, Node
+from shardwright.cost.fleet import MOST_DEVICES, MOST_RAILS, TRANSPORTS, DeviceClass, Fleet, Link, Node
 from shardwright.ir.errors import InputError
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples" / "fleets").glob("*.yaml"))
@@ -84,6 +85,75 @@ def test_classes_are_devices_of_one_type_in_one_kind_of_node() -> None:
     )
 
 
+JOINED = (
+    LAB
+    + """
+oversubscription: 1.5
+transport: nccl
+"""
+)
+
+
+def test_reads_how_nodes_are_joined(tmp_path: Path) -> None:
+    text = """
+    name: joined
+    nodes:
+      - count: 2
+        devices: [{type: T4, count: 2}, {type: P4, host_link: {bandwidth: 3 GB/s, latency: 9 us}}]
+        link: {bandwidth: 12 GB/s, latency: 5 us}
+        host_link: {bandwidth: 6 GB/s, latency: 8 us}
+        uplink: {bandwidth: 100 Gbit/s, latency: 3 us}
+        rails: 2
+      - devices: {type: T4}
+    network: {bandwidth: 10 Gbit/s, latency: 30 us}
+    """
+    fleet = load(tmp_path, text)
+    first, _, last = fleet.nodes
+    own, of_node = Link(3e9, 9e-6), Link(6e9, 8e-6)
+    assert (first.uplink, first.rails, first.host_links) == (Link(12.5e9, 3e-6), 2, (of_node, of_node, own))
+    assert (last.uplink, last.rails, last.host_links) == (None, 1, ())
+    assert [device.host_link for device in fleet.devices[:3]] == [of_node, of_node, own]
+    assert (fleet.oversubscription, fleet.transport) == (1.0, "host-mpi")
+    assert [len(c.members) for c in fleet.classes] == [4, 2, 1]
+    joined = load(tmp_path, JOINED)
+    assert (joined.oversubscription, joined.transport) == (1.5, "nccl")
+    assert joined.fingerprint() != load(tmp_path, LAB).fingerprint()
+
+
+def test_uplinks_of_all_nodes_stand_for_the_network(tmp_path: Path) -> None:
+    fleet = load(
+        tmp_path,
+        LAB.partition("network")[0].replace("link:", "uplink: {bandwidth: 1 GB/s, latency: 9 us}, link:"),
+    )
+    assert fleet.network is None and all(node.uplink == Link(1e9, 9e-6) for node in fleet.nodes)
+
+
+def test_old_fleets_keep_their_fingerprint(tmp_path: Path) -> None:
+    """Plan files carry it: what has its default must not enter."""
+    assert set(load(tmp_path, LAB).to_dict()) == {"name", "nodes", "network"}
+    assert load(tmp_path, LAB).to_dict()["nodes"][0].keys() == {"count", "devices", "link"}  # type: ignore[index]
+
+
+@pytest.mark.parametrize("what", ["uplink", "rails", "host_links", "link", "devices"])
+def test_devices_of_a_class_are_joined_alike(what: str) -> None:
+    link, other = Link(1e9, 1e-5), Link(1e9, 2e-5)
+    kind, second = (Fleet.from_dict(solo_of(name)).devices[0].type for name in ("T4", "P4"))
+    plain = Node("n0", (kind, kind), link)
+    changed = {
+        "uplink": replace(plain, uplink=other),
+        "rails": replace(plain, rails=2),
+        "host_links": replace(plain, host_links=(link, link)),
+        "link": replace(plain, link=other),
+        "devices": replace(plain, devices=(kind, second)),
+    }[what]
+    assert len(Fleet("same", (plain, replace(plain, name="n1")), link).classes) == 1
+    assert Fleet("other", (plain, changed), link).classes[0].members == (0, 1)
+
+
+def solo_of(name: str) -> dict[str, object]:
+    return {"name": "solo", "nodes": [{"devices": {"type": name}}]}
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_fleets_load_and_round_trip(path: Path) -> None:
     fleet = Fleet.load(path)
@@ -130,10 +200,16 @@ types = st.builds(
 def fleets(draw: st.DrawFn) -> Fleet:
     known = draw(st.lists(types, min_size=1, max_size=3, unique_by=lambda kind: kind.name))
     boxes = st.lists(st.sampled_from(known), min_size=1, max_size=4).map(tuple)
-    kinds = draw(st.lists(st.tuples(boxes, links), min_size=1, max_size=3))
+    kinds = [
+        Node("", devices, draw(links), draw(st.none() | links), draw(st.integers(1, MOST_RAILS)), hosts)
+        for devices in draw(st.lists(boxes, min_size=1, max_size=3))
+        for hosts in [tuple(draw(st.none() | links) for _ in devices)]
+    ]
+    kinds = [node if any(node.host_links) else replace(node, host_links=()) for node in kinds]
     chosen = draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=5))
-    nodes = tuple(Node(f"n{i}", devices, link) for i, (devices, link) in enumerate(chosen))
-    return Fleet(draw(names), nodes, draw(links))
+    nodes = tuple(replace(node, name=f"n{i}") for i, node in enumerate(chosen))
+    narrowing = draw(st.floats(1, 100))
+    return Fleet(draw(names), nodes, draw(links), narrowing, draw(st.sampled_from(TRANSPORTS)))
 
 
 @given(fleets())
@@ -143,9 +219,9 @@ def test_what_is_written_reads_back(fleet: Fleet) -> None:
     assert again.fingerprint() == fleet.fingerprint()
 
 
-keys = st.sampled_from(
-    ["name", "nodes", "network", "count", "devices", "link", "type", "bandwidth", "latency"]
-)
+old_keys = ("name", "nodes", "network", "count", "devices", "link", "type", "bandwidth", "latency")
+new_keys = ("uplink", "rails", "host_link", "oversubscription", "transport")
+keys = st.sampled_from(old_keys + new_keys)
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("1 GB/s"),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4),
@@ -259,6 +335,13 @@ PAIR = "{type: T4, count: 2}"
         (LAB.replace("5 us", "5 us, latncy: 1 us"), "nodes[0].link.latncy", "unknown key", "'latency'"),
         (f"name: x\nnodes: [{{devices: {PAIR}}}]", "nodes[0]", "lacks the key 'link'", "Add link:"),
         (LAB.partition("network")[0], "", "lacks the key 'network'", "Add network:"),
+        (JOINED.replace("nccl", "ncl"), "transport", "'ncl' is not known here", "Did you mean 'nccl'?"),
+        (JOINED.replace("nccl", "4"), "transport", "not text", "Write text"),
+        (JOINED.replace("1.5", "0.5"), "oversubscription", "is the number 0.5", "from 1 to"),
+        (JOINED.replace("1.5", ".inf"), "oversubscription", "not a finite number", "from 1 to"),
+        (JOINED.replace("1.5", "two"), "oversubscription", "the text 'two'", "from 1 to"),
+        (LAB.replace("count: 2,", "count: 2, rails: 0,"), "nodes[0].rails", "is zero", "1 to 64"),
+        (LAB.replace("count: 2,", "count: 2, uplink: 3,"), "nodes[0].uplink", "not a mapping", "bandwidth"),
         (
             LAB.replace("{bandwidth: 10.4 Gbit/s, latency: 30 us}", "10 Gbit/s"),
             "network",

@@ -18,7 +18,16 @@ import pytest
 from jax.extend.core import Primitive
 
 import shardwright
-from shardwright import Fleet, InputError, Plan, PlanError, ReplicatedWarning, ShardwrightError, synthesize
+from shardwright import (
+    Fleet,
+    InputError,
+    Plan,
+    PlanError,
+    ReplicatedWarning,
+    ShardwrightError,
+    execute,
+    synthesize,
+)
 from shardwright.ir.program import Compute, Loop, Move
 from shardwright.ir.trace import trace
 
@@ -746,3 +755,21 @@ def test_closed_over_arrays_are_held_whole() -> None:
     plan = synthesize(step, array(12, 16), fleet=fleet(3, 2, 1))
     assert len(plan.program.inputs) == 1
     assert plan.verify(step, array(12, 16)).ok
+
+
+def test_the_backend_is_told_who_shares_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hierarchical strategies run among the nodes of the plan's fleet, whatever machine they run on."""
+    told: list[Any] = []
+
+    def spy(traced: Any, program: Any, ratios: Any, wiring: Any) -> Any:
+        told.append(wiring)
+        return execute.BACKENDS["reference"](traced, program, ratios, wiring)
+
+    monkeypatch.setitem(execute.BACKENDS, "spy", spy)
+    node = fleet(30, 20).to_dict()["nodes"][0]  # type: ignore[index]
+    network = {"bandwidth": "400 GB/s", "latency": "100 ns"}
+    step, args = mlp()
+    two = Fleet.from_dict({"name": "two", "nodes": [{**node, "count": 2}], "network": network})
+    plan = synthesize(step, *args, fleet=two)
+    assert_same(plan.compile(step, backend="spy")(*args), step(*args))
+    assert [wiring.groups(range(4)) for wiring in told] == [((0, 1), (2, 3))]

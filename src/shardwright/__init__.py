@@ -15,6 +15,7 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.kernels import kernel_s
 from shardwright.ir.errors import InputError, PlanError, ProgramError, ShardwrightError, TraceError
 from shardwright.plan import Plan
+from shardwright.strategies import Strategy, add_strategy
 
 __all__ = [
     "DeviceType",
@@ -25,8 +26,10 @@ __all__ = [
     "ProgramError",
     "ReplicatedWarning",
     "ShardwrightError",
+    "Strategy",
     "TraceError",
     "VerifyResult",
+    "add_strategy",
     "kernel_s",
     "synthesize",
 ]

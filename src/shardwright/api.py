@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -18,6 +18,7 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import timeline
 from shardwright.ir.errors import InputError
 from shardwright.ir.graph import Equation, Graph
+from shardwright.ir.patterns import patterns
 from shardwright.ir.rules import rule_of
 from shardwright.ir.trace import StateMap, Traced, source_line, trace
 from shardwright.plan import Exchanged, Plan, Stats
@@ -111,7 +112,7 @@ def _plan(
         bound_s=found.bound_s,
         memory_bytes=memory,
         fits=all(b <= d.type.memory_bytes for b, d in zip(memory, model.fleet.devices, strict=True)),
-        exchanges=_exchanges(items, model, found.ratios),
+        exchanges=_exchanges(items, patterns(found.program, traced.graph), model, found.ratios),
         held={name: str(p) for name, p in zip(names, found.program.inputs, strict=True)},
         state=traced.state_names,
         state_override=state,
@@ -124,14 +125,21 @@ def _plan(
     )
 
 
-def _exchanges(items: Sequence[Item], model: CostModel, ratios: Sequence[float]) -> tuple[Exchanged, ...]:
-    count: Counter[str] = Counter()
-    spent: Counter[str] = Counter()
+def _exchanges(
+    items: Sequence[Item], named: Mapping[int, str], model: CostModel, ratios: Sequence[float]
+) -> tuple[Exchanged, ...]:
+    """Exchanges by strategy and pattern; `named` are patterns by `id` of the move."""
+    count: defaultdict[tuple[str, str], float] = defaultdict(float)
+    spent: defaultdict[tuple[str, str], float] = defaultdict(float)
     for item in items:
         if item.exchange:
-            count[item.label] += item.weight  # pyright: ignore[reportArgumentType]  (a Counter of floats)
-            spent[item.label] += item.seconds(model, ratios)  # pyright: ignore[reportArgumentType]
-    return tuple(Exchanged(name, float(count[name]), float(spent[name])) for name in sorted(count))
+            key = item.label, named.get(id(item.move), "")
+            count[key] += item.weight
+            spent[key] += item.seconds(model, ratios)
+    return tuple(
+        Exchanged(name, count[name, pattern], spent[name, pattern], pattern)
+        for name, pattern in sorted(count)
+    )
 
 
 def _replicated(graph: Graph, space: Space) -> dict[str, str]:

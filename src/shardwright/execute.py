@@ -11,6 +11,7 @@ from shardwright.backends.reference import ReferenceExecutable
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.program import Program
 from shardwright.ir.trace import Traced
+from shardwright.ir.wiring import Wiring
 
 
 class Executable(Protocol):
@@ -19,18 +20,21 @@ class Executable(Protocol):
     def __call__(self, *flat: Any) -> Sequence[Any]: ...
 
 
-def _reference(traced: Traced, program: Program, ratios: Sequence[float]) -> Executable:
+def _reference(
+    traced: Traced, program: Program, ratios: Sequence[float], wiring: Wiring | None
+) -> Executable:
+    # Its collectives are their own definitions: who shares a node makes no difference.
     return ReferenceExecutable(traced, program, ratios)
 
 
-def _mpi(traced: Traced, program: Program, ratios: Sequence[float]) -> Executable:
+def _mpi(traced: Traced, program: Program, ratios: Sequence[float], wiring: Wiring | None) -> Executable:
     # Importing the backend imports mpi4py, which initialises MPI: only for those who ask for it.
     from shardwright.backends.mpi import MpiExecutable
 
-    return MpiExecutable(traced, program, ratios)
+    return MpiExecutable(traced, program, ratios, wiring=wiring)
 
 
-BACKENDS: dict[str, Callable[[Traced, Program, Sequence[float]], Executable]] = {
+BACKENDS: dict[str, Callable[[Traced, Program, Sequence[float], Wiring | None], Executable]] = {
     "reference": _reference,
     "mpi": _mpi,
 }
@@ -45,13 +49,19 @@ class CompiledStep:
         program: the program.
         ratios: share of every device.
         backend: a name in `BACKENDS`.
+        wiring: which devices share a node; None: as the backend finds it.
 
     Raises:
         PlanError: there is no such backend.
     """
 
     def __init__(
-        self, attach: Callable[..., Traced], program: Program, ratios: Sequence[float], backend: str
+        self,
+        attach: Callable[..., Traced],
+        program: Program,
+        ratios: Sequence[float],
+        backend: str,
+        wiring: Wiring | None = None,
     ) -> None:
         if backend not in BACKENDS:
             raise PlanError(
@@ -63,6 +73,7 @@ class CompiledStep:
         self._program = program
         self._ratios = ratios
         self._backend = backend
+        self._wiring = wiring
         self._ready: tuple[Traced, Executable] | None = None
 
     def __call__(self, *args: Any) -> Any:
@@ -75,7 +86,7 @@ class CompiledStep:
         if self._ready is None:
             abstract = jax.tree.unflatten(structure, [_abstract(leaf) for leaf in flat])
             traced = self._attach(*abstract)
-            self._ready = traced, BACKENDS[self._backend](traced, self._program, self._ratios)
+            self._ready = traced, BACKENDS[self._backend](traced, self._program, self._ratios, self._wiring)
         traced, run = self._ready
         if structure != traced.in_tree:
             raise InputError(

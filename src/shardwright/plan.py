@@ -20,6 +20,7 @@ import jsonschema
 
 from shardwright.backends.verify import VerifyResult, verify_program
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.topology import Topology
 from shardwright.execute import CompiledStep, concrete
 from shardwright.ir.errors import PlanError, ProgramError
 from shardwright.ir.program import Move, Program
@@ -61,11 +62,19 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """One kind of exchange of a plan, added up: its strategy, how often it runs, and its price in seconds."""
+    """One kind of exchange of a plan, added up.
+
+    Attributes:
+        name: collective and strategy, such as "all_gather.exact".
+        count: how often it runs in a step.
+        seconds: what all of them are priced at.
+        pattern: what the program does with it, if that has a name: see `shardwright.ir.patterns`.
+    """
 
     name: str
     count: float
     seconds: float
+    pattern: str = ""
 
 
 @dataclass(frozen=True)
@@ -156,7 +165,7 @@ class Plan:
             "gap": self.gap,
             "memory_bytes": list(self.memory_bytes),
             "fits": self.fits,
-            "exchanges": [{"name": e.name, "count": e.count, "seconds": e.seconds} for e in self.exchanges],
+            "exchanges": [_exchange(e) for e in self.exchanges],
             "held": dict(self.held),
             "state": dict(self.state),
             "state_override": None if self.state_override is None else _entries(self.state_override),
@@ -251,7 +260,7 @@ class Plan:
             bound_s=data["bound_s"],
             memory_bytes=tuple(data["memory_bytes"]),
             fits=data["fits"],
-            exchanges=tuple(Exchanged(e["name"], e["count"], e["seconds"]) for e in data["exchanges"]),
+            exchanges=tuple(Exchanged(**e) for e in data["exchanges"]),
             held=data["held"],
             state=data["state"],
             state_override=None if override is None else {key: _path(value) for key, value in override},
@@ -319,7 +328,8 @@ class Plan:
         Raises:
             PlanError: there is no such backend; on the first call, the plan was made for another step.
         """
-        return CompiledStep(partial(self.attach, train_step), self.program, self.ratios, backend)
+        wiring = Topology.of(self.fleet).wiring
+        return CompiledStep(partial(self.attach, train_step), self.program, self.ratios, backend, wiring)
 
 
 def _mismatch(data: Mapping[str, Any], fleet: Fleet, program: Program) -> tuple[str, str] | None:
@@ -340,6 +350,11 @@ def _mismatch(data: Mapping[str, Any], fleet: Fleet, program: Program) -> tuple[
     if max(named, default=0) >= count:
         return "program", f"names device {max(named)}, the last one is {count - 1}"
     return None
+
+
+def _exchange(exchanged: Exchanged) -> dict[str, Any]:
+    data = {"name": exchanged.name, "count": exchanged.count, "seconds": exchanged.seconds}
+    return data | ({"pattern": exchanged.pattern} if exchanged.pattern else {})
 
 
 def _not_finite(constant: str) -> float:

@@ -113,10 +113,13 @@ def _exchanges(plan: Plan) -> Table:
     table = Table(title="exchanges per step", title_justify="left", box=None, pad_edge=False)
     for name in ("collective", "strategy", "times", "seconds", "of the cost"):
         table.add_column(name, justify="left" if name in ("collective", "strategy") else "right")
+    if any(exchange.pattern for exchange in plan.exchanges):
+        table.add_column("pattern")
     for exchange in sorted(plan.exchanges, key=lambda e: (-e.seconds, e.name)):
         kind, _, strategy = exchange.name.partition(".")
         part = exchange.seconds / plan.cost_s if plan.cost_s else 0.0
-        table.add_row(kind, strategy, f"{exchange.count:g}", duration(exchange.seconds), f"{part:.1%}")
+        row = (kind, strategy, f"{exchange.count:g}", duration(exchange.seconds), f"{part:.1%}")
+        table.add_row(*row, *([exchange.pattern] if exchange.pattern else []))
     if not plan.exchanges:
         table.add_row("none", "", "0", "", "")
     return table

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from cases import before, cases, expected, same
+from cases import Case, before, cases, expected, same
 from mpi4py import MPI
 from steps import STEPS
 
@@ -26,6 +26,7 @@ from shardwright.ir.program import Compute, Program, verify
 from shardwright.ir.rules import Signature
 from shardwright.ir.serialize import program_from_json
 from shardwright.ir.trace import trace
+from shardwright.ir.wiring import Wiring
 
 comm = MPI.COMM_WORLD
 failures: list[str] = []
@@ -39,19 +40,33 @@ def check(condition: bool, what: str) -> None:
         failures.append(f"rank {comm.rank}: {what}")
 
 
+def wirings(size: int) -> list[Wiring | None]:
+    """Two nodes with unlike leaders, nodes whose devices do not stand together, and whoever shares memory."""
+    halves = Wiring(tuple(int(2 * i >= size) for i in range(size)), (size // 2 - 1, size - 1))
+    return [halves, Wiring(tuple(i % 2 for i in range(size)), (size - 1,)), None]
+
+
 def check_moves() -> None:
-    worlds: dict[tuple[float, ...], World] = {}
+    worlds: dict[tuple[tuple[float, ...], int], World] = {}
     for case in cases(comm.size, local=False):
-        if case.ratios not in worlds:
-            worlds[case.ratios] = World(case.ratios, comm, poll=len(worlds) % 2 == 0)
-        world = worlds[case.ratios]
-        world.join([case.move.group])
-        arrays = before(case)
-        mine = arrays[comm.rank]
-        if case.move.root not in (None, comm.rank):
-            mine = None
-        got = world.move(case.move, case.tensor, mine)
-        check(same(got, expected(case, arrays)[comm.rank]), str(case))
+        for number, wiring in enumerate(wirings(comm.size)):
+            # Who shares a node matters to hierarchical strategies only, not to how dtypes travel.
+            if number and (case.move.strategy != "hierarchical" or case.tensor.dtype != "float32"):
+                continue
+            key = case.ratios, number
+            if key not in worlds:
+                worlds[key] = World(case.ratios, comm, wiring=wiring, poll=len(worlds) % 2 == 0)
+            check_move(case, worlds[key])
+
+
+def check_move(case: Case, world: World) -> None:
+    world.join([case.move.group])
+    arrays = before(case)
+    mine = arrays[comm.rank]
+    if case.move.root not in (None, comm.rank):
+        mine = None
+    got = world.move(case.move, case.tensor, mine)
+    check(same(got, expected(case, arrays)[comm.rank]), str(case))
 
 
 def close(got: Any, wanted: Any, tolerance: float) -> bool:
@@ -112,7 +127,8 @@ def check_arrays() -> None:
         check(False, "a plan for more devices must be refused")
     except PlanError as error:
         check(f"mpiexec -n {comm.size + 1}" in str(error), "the remedy names the number of ranks")
-    check_resync(traced, args, ratios)
+    if comm.size > 1:
+        check_resync(traced, args, ratios)
 
 
 def check_resync(traced: Any, args: Any, ratios: tuple[float, ...]) -> None:

@@ -21,10 +21,11 @@ from shardwright.ir.serialize import program_to_json
 from shardwright.ir.trace import trace
 
 HERE = Path(__file__).parent
-RATIOS = {2: (0.7, 0.3), 3: (0.5, 0.0, 0.5), 4: (0.4, 0.1, 0.2, 0.3)}
+RATIOS = {1: (1.0,), 2: (0.7, 0.3), 3: (0.5, 0.0, 0.5), 4: (0.4, 0.1, 0.2, 0.3)}
 
 # (step, start, seed of the builder) on each number of ranks.
 PROGRAMS = {
+    1: [],
     2: [("mlp", "zero", None), ("scanned", "data", 0)],
     3: [("mlp", "data", 1), ("scanned", "last", None), ("controlled", "data", None)],
     4: [("mlp", "last", None), ("controlled", "zero", 0), ("half", "data", None)],
@@ -58,7 +59,7 @@ def write_programs(folder: Path, ranks: int) -> None:
         np.savez(folder / f"{number}.npz", **wanted)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_ranks_conform(ranks: int, tmp_path: Path) -> None:
     write_programs(tmp_path, ranks)
     status = launch(ranks, [str(HERE / "mpi_checks.py"), str(tmp_path)])

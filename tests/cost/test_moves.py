@@ -1,123 +1,413 @@
-"""Prices of exchanges: complete, and equal to the closed forms where shares are even."""
+"""Prices of exchanges: complete, equal to closed forms, monotone, and bounded by what links carry."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil, log2
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.cost.fleet import Fleet
+from shardwright.cost.device import DeviceType
+from shardwright.cost.fleet import TRANSPORTS, Fleet, Link, Node
 from shardwright.cost.model import CostModel
-from shardwright.cost.moves import Ring, prices
+from shardwright.cost.moves import strategies
+from shardwright.cost.topology import ASSUMED_HOST_LINK, Pace, Topology
 from shardwright.ir.collectives import registry
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Partial, R, Shard
 
 CPU = {"name": "cpu", "flops": "20 GFLOP/s", "memory_bandwidth": "10 GB/s", "memory": "4 GB"}
 MOVES = [(kind, strategy) for kind, c in registry().items() if not c.local for strategy in c.strategies]
+#: Of properties that are checked for every strategy.
+few = settings(max_examples=25)
+PLACEMENTS = {
+    "all_gather": (Shard(0), R),
+    "all_reduce": (Partial(), R),
+    "reduce_scatter": (Partial(), Shard(0)),
+    "all_to_all": (Shard(0), Shard(1)),
+}
 
-
-def test_every_strategy_of_every_exchange_has_a_price_and_nothing_else_has() -> None:
-    assert set(prices()) == set(MOVES)
-
-
-@pytest.mark.parametrize(("kind", "strategy"), MOVES)
-@given(
-    devices=st.integers(2, 64),
-    latency=st.floats(0, 1e-3),
-    rate=st.floats(1e6, 1e12),
-    own=st.floats(0.01, 1.0),
-    size=st.integers(0, 10**9),
-    seed=st.integers(0, 2**32),
+_bandwidths, _latencies = st.floats(1e6, 1e12), st.floats(1e-9, 1e-3)
+_links = st.builds(Link, _bandwidths, _latencies)
+_types = st.sampled_from(
+    [
+        DeviceType("cpu", 1e10, 1e10, 10**9),
+        DeviceType("card", 1e13, 1e12, 10**10, sm_count=40),
+        DeviceType("other card", 1e12, 1e11, 10**10, sm_count=20),
+    ]
 )
-def test_prices_are_not_negative_and_grow_with_bytes(
-    kind: str, strategy: str, devices: int, latency: float, rate: float, own: float, size: int, seed: int
-) -> None:
-    ring = Ring(devices, latency, rate, rate * own)
-    shares = np.random.default_rng(seed).dirichlet(np.full(devices, 0.3))
-    small, large = (
-        prices()[kind, strategy](ring, n, 1).per_device(shares, np.zeros(devices, dtype=np.int64))
-        for n in (size, 2 * size + 1)
+
+
+@st.composite
+def _nodes(draw: st.DrawFn) -> Node:
+    devices = tuple(draw(st.lists(_types, min_size=1, max_size=5)))
+    given = tuple(draw(st.none() | _links) for _ in devices)
+    uplink = draw(st.none() | _links)
+    return Node("", devices, draw(_links), uplink, draw(st.integers(1, 4)), given if any(given) else ())
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> Fleet:
+    """Unlike nodes of unlike devices on unlike links, by every transport; two devices at least."""
+    nodes = draw(
+        st.lists(_nodes(), min_size=1, max_size=4).filter(lambda n: sum(len(x.devices) for x in n) > 1)
     )
+    nodes = [replace(node, name=f"n{i}") for i, node in enumerate(nodes)]
+    over = draw(st.floats(1, 4))
+    return Fleet("any", tuple(nodes), draw(_links), over, draw(st.sampled_from(TRANSPORTS)))
+
+
+def price(fleet: Fleet, move: tuple[str, str], size: int, shares: np.ndarray) -> np.ndarray:
+    """Seconds of every device at shares per device."""
+    model = CostModel(fleet)
+    cost = strategies()[move].price(model.topology, size, len(model.types))
+    return cost.per_device(shares, model.class_of)
+
+
+def shares_of(fleet: Fleet, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).dirichlet(np.full(len(fleet.devices), 0.3))
+
+
+def even(count: int, link: dict[str, str], network: dict[str, str] | None = None, nodes: int = 1) -> Fleet:
+    entry: dict[str, Any] = {"count": nodes, "devices": {"type": CPU, "count": count}, "link": link}
+    rest = {} if network is None else {"network": network}
+    return Fleet.from_dict({"name": "even", "nodes": [entry], **rest})
+
+
+def test_the_register_holds_what_programs_may_name() -> None:
+    assert set(strategies()) == set(MOVES)
+    assert all((s.kind, s.name) == key for key, s in strategies().items())
+
+
+@few
+@pytest.mark.parametrize("move", MOVES, ids=".".join)
+@given(fleet=fleets(), size=st.integers(0, 10**9), seed=st.integers(0, 2**32))
+def test_prices_are_bounded_and_grow_with_bytes(
+    move: tuple[str, str], fleet: Fleet, size: int, seed: int
+) -> None:
+    model, shares = CostModel(fleet), shares_of(fleet, seed)
+    small, large = (price(fleet, move, n, shares) for n in (size, 2 * size + 1))
     assert (small >= 0).all()
-    assert (large >= small - 1e-12).all()
-    assert prices()[kind, strategy](ring, size, 1).floor(np.array([devices])) >= 0
+    assert large.max() >= small.max() * (1 - 1e-12)
+    cost = strategies()[move].price(model.topology, size, len(model.types))
+    constant, linear = cost.minorant()
+    at = model.class_of
+    below = (constant[:, at] + linear[:, at] * shares).max(axis=0)
+    assert (below <= small * (1 + 1e-12) + 1e-15).all()
+    assert 0 <= cost.floor(model.counts) <= small.max() * (1 + 1e-9) + 1e-15
+
+
+@few
+@pytest.mark.parametrize("move", MOVES, ids=".".join)
+@given(
+    fleet=fleets(),
+    size=st.integers(0, 10**8),
+    seed=st.integers(0, 2**32),
+    slower=st.floats(1, 100),
+    later=st.floats(1, 100),
+    where=st.sampled_from(["link", "uplink", "network", "host_links", "oversubscription", "rails"]),
+)
+def test_slower_links_never_cost_less(
+    move: tuple[str, str], fleet: Fleet, size: int, seed: int, slower: float, later: float, where: str
+) -> None:
+    def worse(link: Link | None) -> Link | None:
+        return link and Link(link.bandwidth_byte_per_s / slower, link.latency_s * later)
+
+    number = seed % len(fleet.nodes)
+    node = fleet.nodes[number]
+    if where == "network":
+        other = replace(fleet, network=worse(fleet.network))
+    elif where == "oversubscription":
+        other = replace(fleet, oversubscription=fleet.oversubscription * slower)
+    else:
+        changed = {
+            "link": replace(node, link=worse(node.link)),
+            "uplink": replace(node, uplink=worse(node.uplink or fleet.network)),
+            "rails": replace(node, rails=1),
+            "host_links": replace(
+                node, host_links=tuple(worse(link or ASSUMED_HOST_LINK) for _, link in node.equipped)
+            ),
+        }[where]
+        # A type without multiprocessors has no host link: none must appear by changing it.
+        if where == "host_links" and any(kind.sm_count is None and not link for kind, link in node.equipped):
+            return
+        other = replace(fleet, nodes=(*fleet.nodes[:number], changed, *fleet.nodes[number + 1 :]))
+    shares = shares_of(fleet, seed)
+    assert price(other, move, size, shares).max() >= price(fleet, move, size, shares).max() * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4, 7, 64])
 def test_closed_forms_at_even_shares(devices: int) -> None:
-    m, a, w, own, size = devices, 3e-6, 2e9, 5e8, 12_345_678
-    ring = Ring(m, a, w, own)
-    even = np.full(1, 1.0 / m)
-    rounds = ceil(log2(m))
-    step = a + size / (m * w)
+    m, a, g, size = devices, 3e-6, 1 / 2e9, 12_345_678
+    topology = Topology.of(even(m, {"bandwidth": "2 GB/s", "latency": "3 us"}))
+    rounds, levels = ceil(log2(m)), m.bit_length() - 1
+    fold = 0 if m == 1 << levels else 2 * (a + size * g)
+    step = a + size * g / m
     wanted = {
         ("all_gather", "padded"): (m - 1) * step,
         ("all_gather", "exact"): (m - 1) * step,
-        ("all_gather", "grouped"): m * rounds * a + size / w,
+        ("all_gather", "grouped"): m * rounds * a + size * g,
         ("reduce_scatter", "padded"): (m - 1) * step,
         ("reduce_scatter", "exact"): (m - 1) * step,
+        ("reduce_scatter", "grouped"): m * rounds * a + size * g,
         ("all_reduce", "ring"): 2 * (m - 1) * step,
-        ("all_reduce", "tree"): 2 * rounds * (a + size / w),
-        ("all_to_all", "exact"): (m - 1) * a + size / m * (1 - 1 / m) / own,
-        ("broadcast", "tree"): rounds * (a + size / w),
-        ("send", "direct"): a + size / w,
+        ("all_reduce", "rs_ag"): fold + 2 * levels * a + 2 * (1 - 0.5**levels) * size * g,
+        ("all_reduce", "tree"): fold + levels * (a + size * g),
+        ("all_to_all", "exact"): (m - 1) * a + size / m * (1 - 1 / m) * g,
+        ("broadcast", "tree"): rounds * (a + size * g),
+        ("broadcast", "scatter_ag"): (rounds + m - 1) * a + 2 * (m - 1) / m * size * g,
+        ("send", "direct"): a + size * g,
     }
-    assert set(wanted) == set(prices())
+    assert {*wanted} == {move for move in MOVES if move[1] != "hierarchical"}
+    shares = np.full(m, 1 / m)
     for move, seconds in wanted.items():
-        assert prices()[move](ring, size, 1).exact(even) == pytest.approx(seconds, rel=1e-12), move
+        entry = strategies()[move]
+        assert entry.price(topology, size, 1).exact(shares[:1]) == pytest.approx(seconds, rel=1e-12), move
+        # On links of one speed the busiest one sets the pace, once latencies are taken off. (The pipelined
+        # broadcasts of `grouped` are priced as if every owner received, too; folding sends one tensor each
+        # way, one after the other.)
+        moving = seconds - entry.price(topology, 0, 1).exact(shares[:1])
+        if move[1] == "grouped":
+            moving *= (m - 1) / m
+        if move in (("all_reduce", "tree"), ("all_reduce", "rs_ag")) and fold:
+            moving -= size * g
+        assert entry.link_bytes(topology, size, shares) * g == pytest.approx(moving, rel=1e-9), move
+
+
+@few
+@pytest.mark.parametrize("move", MOVES, ids=".".join)
+@given(fleet=fleets(), size=st.integers(1, 10**9), seed=st.integers(0, 2**32))
+def test_no_price_is_below_what_the_links_take(
+    move: tuple[str, str], fleet: Fleet, size: int, seed: int
+) -> None:
+    """The busiest link is no faster than the fastest one, all rails of it."""
+    topology, shares = Topology.of(fleet), shares_of(fleet, seed)
+    carried = strategies()[move].link_bytes(topology, size, shares)
+    assert carried >= 0
+    links = [link for node in fleet.nodes for link in (node.link, node.uplink)] + [fleet.network]
+    widest = max(node.rails for node in fleet.nodes)
+    fastest = widest * max(link.bandwidth_byte_per_s for link in links if link)
+    assert price(fleet, move, size, shares).max() >= carried / fastest * (1 - 1e-9)
+
+
+def by_hand(fleet: Fleet, kind: str, size: int, shares: np.ndarray) -> float:
+    """A hierarchical all-gather or reduce-scatter with every node's true share; transport without staging."""
+    topology = Topology.of(fleet)
+    totals = topology.per_node(shares)
+    rooted, fixed = [], []
+    for node in fleet.nodes:
+        count, pace = len(node.devices), Pace.of(node.link)
+        hops = ceil(log2(count))
+        chain = (hops + count - 1) * pace.latency_s + 2 * (count - 1) / count * size * pace.s_per_byte
+        rooted.append(min(hops * pace.seconds(size), chain) if count > 1 else 0.0)
+        fixed.append((count - 1) * pace.latency_s if count > 1 else 0.0)
+    narrow = fleet.oversubscription
+    across = Pace.slowest(Pace.of(node.uplink or fleet.network, narrow) for node in fleet.nodes)
+    paths = [
+        fixed[n]
+        + (size * totals[n] * Pace.of(node.link).s_per_byte if len(node.devices) > 1 else 0.0)
+        + (len(fleet.nodes) - 1) * across.latency_s
+        + size * (1 - totals[n]) * across.s_per_byte
+        for n, node in enumerate(fleet.nodes)
+    ]
+    return max(paths) + max(rooted)
+
+
+@given(fleet=fleets(), size=st.integers(0, 10**9), seed=st.integers(0, 2**32))
+def test_hierarchical_is_exact_where_a_node_shares_evenly_and_never_below(
+    fleet: Fleet, size: int, seed: int
+) -> None:
+    fleet = replace(fleet, transport="nccl")
+    topology = Topology.of(fleet)
+    shares = shares_of(fleet, seed)
+    evened = (topology.per_node(shares) / [len(node.devices) for node in fleet.nodes])[topology.node_of]
+    for kind in ("all_gather", "reduce_scatter"):
+        move = (kind, "hierarchical")
+        assert price(fleet, move, size, shares).max() >= by_hand(fleet, kind, size, shares) * (1 - 1e-9)
+        assert price(fleet, move, size, evened).max() == pytest.approx(by_hand(fleet, kind, size, evened))
+
+
+@given(fleet=fleets(), size=st.integers(0, 10**9), seed=st.integers(0, 2**32), order=st.randoms())
+def test_rings_cost_the_same_in_whatever_order_the_nodes_stand(
+    fleet: Fleet, size: int, seed: int, order: Any
+) -> None:
+    """A ring that goes node by node crosses each uplink once in each direction: no order is better."""
+    nodes = list(fleet.nodes)
+    order.shuffle(nodes)
+    other = replace(fleet, nodes=tuple(nodes))
+    shares = shares_of(fleet, seed)
+    by_node = {id(node): iter([]) for node in fleet.nodes}
+    first = 0
+    for node in fleet.nodes:
+        by_node[id(node)] = iter(shares[first : first + len(node.devices)])
+        first += len(node.devices)
+    moved = np.array([x for node in nodes for x in by_node[id(node)]])
+    for move in MOVES:
+        if move[1] not in ("tree", "rs_ag"):  # these pair devices by their numbers
+            wanted = price(fleet, move, size, shares).max()
+            assert price(other, move, size, moved).max() == pytest.approx(wanted), move
 
 
 def test_uneven_shares() -> None:
-    ring, size = Ring(4, 0.0, 1e9, 1e9), 10**9
+    topology, size = Topology.of(even(4, {"bandwidth": "1 GB/s", "latency": "1 ns"})), 10**9
     shares = np.array([0.7, 0.1, 0.1, 0.1])
-    of = {move: price(ring, size, 4).exact(shares) for move, price in prices().items()}
+    at = np.zeros(4, dtype=np.int64)
+    of = {move: s.price(topology, size, 1).per_device(shares, at).max() for move, s in strategies().items()}
+    near = {"abs": 1e-6}
     # Padded blocks are as large as the largest; an exact ring sends what the smallest owner lacks.
-    assert of["all_gather", "padded"] == pytest.approx(3 * 0.7)
-    assert of["all_gather", "exact"] == pytest.approx(1 - 0.1)
-    assert of["all_gather", "grouped"] == pytest.approx(1.0)
-    assert of["all_to_all", "exact"] == pytest.approx(0.7 * 0.3)
-    assert of["all_reduce", "ring"] == pytest.approx(2 * 3 / 4)
+    assert of["all_gather", "padded"] == pytest.approx(3 * 0.7, **near)
+    assert of["all_gather", "exact"] == pytest.approx(1 - 0.1, **near)
+    assert of["all_gather", "grouped"] == pytest.approx(1.0, **near)
+    assert of["all_to_all", "exact"] == pytest.approx(0.7 * 0.3, **near)
+    assert of["all_reduce", "ring"] == pytest.approx(2 * 3 / 4, **near)
+    carried = {move: s.link_bytes(topology, size, shares) for move, s in strategies().items()}
+    assert carried["all_gather", "padded"] == pytest.approx(2.1e9)
+    assert carried["all_gather", "exact"] == pytest.approx(0.9e9)
+    assert carried["all_to_all", "exact"] == pytest.approx(0.21e9)
 
 
 def test_one_device_pays_nothing() -> None:
-    model = CostModel(
-        Fleet.from_dict({"name": "one", "nodes": [{"count": 1, "devices": {"type": CPU, "count": 1}}]})
-    )
+    model = CostModel(Fleet.from_dict({"name": "one", "nodes": [{"devices": {"type": CPU}}]}))
     tensor = TensorType((1024, 1024), "float32")
-    placements = {
-        "all_gather": (Shard(0), R),
-        "all_reduce": (Partial(), R),
-        "reduce_scatter": (Partial(), Shard(0)),
-    }
     for kind, strategy in MOVES:
-        pre, post = placements.get(kind, (Shard(0), Shard(1)))
+        pre, post = PLACEMENTS.get(kind, (R, R))
         assert model.move(kind, strategy, tensor, pre, post).exact(np.ones(1)) == 0.0
 
 
 def test_local_moves_are_free() -> None:
-    link = {"bandwidth": "1 GB/s", "latency": "1 ms"}
-    model = CostModel(
-        Fleet.from_dict(
-            {"name": "two", "nodes": [{"count": 1, "devices": {"type": CPU, "count": 2}, "link": link}]}
-        )
-    )
+    model = CostModel(even(2, {"bandwidth": "1 GB/s", "latency": "1 ms"}))
     tensor = TensorType((1024, 1024), "float32")
     assert model.move("slice", "", tensor, R, Shard(0)).exact(np.full(1, 0.5)) == 0.0
     assert model.move("own", "", tensor, R, Partial()).exact(np.full(1, 0.5)) == 0.0
     assert model.move("all_gather", "padded", tensor, Shard(0), R).exact(np.full(1, 0.5)) > 1e-3
 
 
-def test_the_ring_is_as_slow_as_its_slowest_link() -> None:
+def test_what_makes_no_sense_is_never_planned() -> None:
+    """Leaders need several nodes, and a node of several devices."""
+    inside, across = (
+        {"bandwidth": "1 GB/s", "latency": "1 us"},
+        {"bandwidth": "1 Gbit/s", "latency": "9 us"},
+    )
+    fleets = [even(4, inside), even(1, inside, across, nodes=4), even(2, inside, across, nodes=2)]
+    tensor = TensorType((1024, 1024), "float32")
+    for fleet, sensible in zip(fleets, (False, False, True), strict=True):
+        model = CostModel(fleet)
+        for kind in ("all_gather", "all_reduce", "reduce_scatter"):
+            cost = model.move(kind, "hierarchical", tensor, *PLACEMENTS[kind])
+            assert np.isfinite(cost.exact(np.full(1, 0.25))) == sensible
+            assert np.isfinite(model.floor(cost)) == sensible
+
+
+# ---------------------------------------------------------------------------------------------------
+# Topology
+
+
+def lab(**more: Any) -> Fleet:
     inside, across = (
         {"bandwidth": "16 GB/s", "latency": "10 us"},
         {"bandwidth": "8 Gbit/s", "latency": "30 us"},
     )
-    nodes = [{"count": 2, "devices": {"type": CPU, "count": 4}, "link": inside}]
-    two = Ring.of(Fleet.from_dict({"name": "two", "nodes": nodes, "network": across}))
-    assert two == Ring(8, 30e-6, 1e9, 0.25e9)  # 8 Gbit/s are 1 GB/s, which four devices share
-    one = Ring.of(Fleet.from_dict({"name": "one", "nodes": [{**nodes[0], "count": 1}]}))
-    assert one == Ring(4, 10e-6, 16e9, 16e9)
+    nodes = [{"count": 2, "devices": {"type": CPU, "count": 4}, "link": inside, **more.pop("node", {})}]
+    return Fleet.from_dict({"name": "two", "nodes": nodes, "network": across, **more})
+
+
+def test_the_ring_is_as_slow_as_its_slowest_link() -> None:
+    two = Topology.of(lab())  # 8 Gbit/s are 1 GB/s, which the four devices of a node share
+    assert (two.devices, two.nodes, two.ring, two.across) == (8, 2, Pace(30e-6, 1e-9), Pace(30e-6, 1e-9))
+    assert two.outward.tolist() == [1e-9]
+    # Partners at distance 1 and 2 are in the same node; at distance 4 all four devices cross.
+    assert [r.pace for r in two.rounds] == [Pace(10e-6, 1 / 16e9)] * 2 + [Pace(30e-6, 4e-9)]
+    assert [r.crossing for r in two.rounds] == [0, 0, 4]
+    one = Topology.of(even(4, {"bandwidth": "16 GB/s", "latency": "10 us"}))
+    assert (one.ring, one.across, one.outward.tolist()) == (Pace(10e-6, 1 / 16e9), Pace(), [0.0])
+
+
+def test_uplinks_rails_and_oversubscription() -> None:
+    slow = {"bandwidth": "4 Gbit/s", "latency": "40 us"}
+    assert Topology.of(lab(node={"uplink": slow})).ring == Pace(40e-6, 2e-9)
+    railed = Topology.of(lab(node={"rails": 2}))
+    assert railed.ring == Topology.of(lab()).ring  # one stream uses one rail
+    assert railed.outward.tolist() == [0.5e-9]
+    assert railed.rounds[2].pace == Pace(30e-6, 2e-9)
+    assert Topology.of(lab(node={"rails": 8})).outward.tolist() == [0.25e-9]  # four devices use four of eight
+    narrow = Topology.of(lab(oversubscription=3))
+    assert narrow.ring == Pace(30e-6, 3e-9) and narrow.pair == Pace(30e-6, 1e-9)
+
+
+def test_folding_of_what_is_no_power_of_two() -> None:
+    topology = Topology.of(even(7, {"bandwidth": "1 GB/s", "latency": "10 us"}))
+    assert len(topology.rounds) == 2 and topology.fold is not None
+    assert Topology.of(even(8, {"bandwidth": "1 GB/s", "latency": "10 us"})).fold is None
+
+
+def test_staging_through_the_host() -> None:
+    card = {**CPU, "name": "card", "sms": 40}
+    link = {"bandwidth": "100 GB/s", "latency": "1 us"}
+
+    def fleet(transport: str, **more: Any) -> Fleet:
+        node = {"devices": {"type": card, "count": 2}, "link": link, **more}
+        return Fleet.from_dict({"name": "cards", "transport": transport, "nodes": [node]})
+
+    size, half = 10**9, np.full(1, 0.5)
+    staged, direct = CostModel(fleet("host-mpi")), CostModel(fleet("cuda-mpi"))
+    assert staged.topology.host == (Pace(10e-6, 1 / 12e9),)
+    assert direct.topology.host == (Pace(),)
+    tensor = TensorType((size // 4,), "float32")
+    # Two copies of whole tensors, and between hosts no faster than a copy.
+    wanted = 2 * (10e-6 + size / 12e9) + 2 * (1e-6 + size / 2 / 12e9)
+    assert staged.move("all_reduce", "ring", tensor, Partial(), R).exact(half) == pytest.approx(wanted)
+    wanted = (10e-6 + size / 2 / 12e9) + (10e-6 + size / 12e9) + 1e-6 + size / 2 / 12e9
+    assert staged.move("all_gather", "exact", tensor, Shard(0), R).exact(half) == pytest.approx(wanted)
+    wanted = 2 * (1e-6 + size / 2 / 100e9)
+    assert direct.move("all_reduce", "ring", tensor, Partial(), R).exact(half) == pytest.approx(wanted)
+    assert any("host link of card is assumed as 12 GB/s, 10 us" in a for a in staged.assumptions)
+    assert any("no backend here runs cuda-mpi" in a for a in direct.assumptions)
+    told = CostModel(fleet("host-mpi", host_link={"bandwidth": "24 GB/s", "latency": "5 us"}))
+    assert told.topology.host == (Pace(5e-6, 1 / 24e9),)
+    assert not any("host link" in a or "no backend" in a for a in told.assumptions)
+    # A device whose memory is the host's copies nothing.
+    assert CostModel(even(2, link)).topology.host == (Pace(),)
+
+
+def test_leaders_have_the_fastest_host_link() -> None:
+    slow, fast = ({"bandwidth": f"{x} GB/s", "latency": "5 us"} for x in (3, 20))
+    card = {**CPU, "name": "card", "sms": 40}
+    devices = [{"type": card, "count": 2, "host_link": slow}, {"type": card, "host_link": fast}]
+    fleet = lab(node={"devices": devices})
+    assert [len(c.members) for c in fleet.classes] == [4, 2]
+    wiring = Topology.of(fleet).wiring
+    assert (wiring.node_of, wiring.leaders) == ((0, 0, 0, 1, 1, 1), (2, 5))
+    assert wiring.groups(range(6)) == ((0, 1, 2), (3, 4, 5))
+    assert [wiring.leader(range(6), group) for group in wiring.groups(range(6))] == [2, 5]
+    assert wiring.groups((0, 1, 5)) == ((0, 1), (2,))
+    assert [wiring.leader((0, 1, 5), group) for group in ((0, 1), (2,))] == [0, 2]
+
+
+@given(fleet=fleets(), size=st.integers(1, 10**9), seed=st.integers(0, 2**32))
+def test_what_leaves_a_node_is_exact_at_even_nodes_and_never_below(
+    fleet: Fleet, size: int, seed: int
+) -> None:
+    fleet = replace(fleet, transport="nccl")
+    topology = Topology.of(fleet)
+    sizes = np.array([len(node.devices) for node in fleet.nodes])
+    narrow = fleet.oversubscription if len(fleet.nodes) > 1 else 0.0
+    outward = [
+        Pace.of(node.uplink or fleet.network, narrow).s_per_byte / min(node.rails, count)
+        for node, count in zip(fleet.nodes, sizes, strict=True)
+    ]
+    inside = [Pace.of(node.link).s_per_byte if len(node.devices) > 1 else 0.0 for node in fleet.nodes]
+    latency = (topology.devices - 1) * topology.ring.latency_s
+
+    def by_hand(shares: np.ndarray) -> float:
+        nodes = topology.per_node(shares)
+        own = np.array(inside)[topology.node_of] * shares * (1 - shares)
+        return latency + size * max((nodes * (1 - nodes) * outward).max(), own.max())
+
+    shares, move = shares_of(fleet, seed), ("all_to_all", "exact")
+    assert price(fleet, move, size, shares).max() >= by_hand(shares) * (1 - 1e-9)
+    even = (1 / len(sizes) / sizes)[topology.node_of]
+    assert price(fleet, move, size, even).max() == pytest.approx(by_hand(even))
