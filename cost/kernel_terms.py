@@ -121,25 +121,32 @@ def matmul_work(
     *,
     itemsize: Array | float = 4,
     tensor: NDArray[np.bool_] | bool = False,
+    linear: NDArray[np.bool_] | None = None,
+    memory: bool = True,
 ) -> Array:
-    """Seconds on the device of b products of m×k by k×n; a single one has its right side transposed.
+    """Seconds on the device of b products of m×k by k×n.
 
     Args:
         c, own, card: constants and datasheets, one of each or one per product.
         b, m, n, k: sizes, one entry per product.
         itemsize: bytes of an element.
         tensor: whether the product runs on tensor cores.
+        linear: whether k is the last dimension of both operands in memory, as in PyTorch's Linear; by default
+            of a single product, not of batched ones, as they were measured.
+        memory: whether reading and writing the three matrices counts.
     """
     single, capability = b == 1, np.asarray(card.capability)
+    transposed = single if linear is None else linear & single
     sm_rate = card.matrix / card.sms * np.exp(own["clk"] + np.where(tensor, c.get("tensor", 0.0), 0.0))
     ragged = (n % 4 != 0) | (k % 4 != 0)
     slow = (
         1 + np.where(single, c["ragged_single"], c["ragged_batch"]) * ragged * np.exp(own["un"])
-    ) * np.where(single, np.exp(c["transposed"] + own["tn"]), 1.0)
+    ) * np.where(transposed, np.exp(c["transposed"] + own["tn"]), 1.0)
     short = np.where(capability >= _VOLTA, 1.0, _SHORT_TLB)
     misses = np.maximum(1 - 2 ** c["tlb_log2_bytes"] / (itemsize * k * short), 0.0) * short
-    slow = slow * (1 + np.where(single, c["tlb"] * np.exp(own["kt"]) * misses, 0.0))
-    dram = itemsize * b * (m * n + m * k + n * k) / (card.byte_per_s * np.exp(c["dram"]))
+    slow = slow * (1 + np.where(transposed, c["tlb"] * np.exp(own["kt"]) * misses, 0.0))
+    nbytes = itemsize * b * (m * n + m * k + n * k)
+    dram = nbytes / product_byte_per_s(c, card) if memory else np.zeros(len(b))
     joule = c["energy"] * np.where(capability >= FRUGAL_SINCE, FRUGAL, 1.0) * 1e-12
     joule = joule * np.where(tensor, TENSOR_POWER, 1.0)
     watt = np.maximum(np.asarray(card.board_w) - IDLE_W, 0.25 * np.asarray(card.board_w))
@@ -184,6 +191,11 @@ def matmul_work(
     if len(alone):
         best[alone] = np.minimum(best[alone], cheapest(_SPLIT_TILES, SPLITS, alone))
     return np.maximum(best, 2 * b * m * n * k / card.matrix)
+
+
+def product_byte_per_s(c: Constants, card: Card) -> Array | float:
+    """Bandwidth that a product's operands are read at, once each."""
+    return card.byte_per_s * np.exp(c["dram"])
 
 
 def elementwise_work(

@@ -45,6 +45,7 @@ from shardwright.cost.kernel_terms import (
     elementwise_work,
     joined,
     matmul_work,
+    product_byte_per_s,
     row_work,
 )
 from shardwright.ir.errors import InputError
@@ -60,6 +61,8 @@ PRODUCTS = ("clk", "kt", "lat", "tn", "un", "sn", "sr")
 ELEMENTWISE = (*BINARY, *SCALAR, *UNARY)
 _SHAPES = {"matmul": "b, m, n, k", "elementwise": "b, h", "softmax": "b, h", "layernorm": "b, h"}
 _DTYPE_BYTES = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
+#: What the kernel model multiplies in.
+DTYPES = tuple(_DTYPE_BYTES)
 
 
 def kernel_s(device_type: DeviceType | str, op: str, shape: Sequence[int], dtype: str = "float32") -> float:
@@ -91,7 +94,12 @@ def work_s(device_type: DeviceType | str, op: str, shape: Sequence[int], dtype: 
 
 
 def products_s(
-    devices: Sequence[DeviceType], dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]]
+    devices: Sequence[DeviceType],
+    dtypes: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    *,
+    linear: bool = True,
+    memory: bool = True,
 ) -> Array:
     """`work_s` of matrix products, (devices, shapes), in one go: the planner prices thousands.
 
@@ -99,6 +107,8 @@ def products_s(
         devices: types of device.
         dtypes: what each of them multiplies in.
         shapes: (b, m, n, k), all at least 1.
+        linear: whether k is the last dimension of both operands of single products, as `kernel_s` has it.
+        memory: whether reading and writing the matrices counts.
     """
     halved = [_halves(shape, kept=1) for shape in shapes]
     sizes = np.array([half for halves in halved for half in halves], dtype=np.float64).T
@@ -115,9 +125,11 @@ def products_s(
         *np.tile(sizes, len(sheets)),
         itemsize=repeat([_DTYPE_BYTES[dtype] for dtype in dtypes]),
         tensor=np.asarray(card.matrix) > np.asarray(card.flop_per_s),
+        linear=np.full(len(sheets) * sizes.shape[1], linear),
+        memory=memory,
     ).reshape(len(sheets), -1)
     for row, sheet in zip(work, sheets, strict=True):
-        for table, at in (("linear", sizes[0] == 1), ("bmm", sizes[0] > 1)):
+        for table, at in (("linear", (sizes[0] == 1) & linear), ("bmm", sizes[0] > 1)):
             if table in sheet.tables and at.any():
                 part = tuple(sizes[:, at])
                 row[at] *= correction_factor(table, sheet.tables[table], sheet.card, part)
@@ -126,10 +138,11 @@ def products_s(
     return np.maximum.reduceat(work, starts, axis=1)
 
 
-def stream_byte_per_s(device: DeviceType) -> float:
-    """Bytes per second of a large elementwise kernel."""
+def bandwidths(device: DeviceType) -> tuple[float, float]:
+    """Bytes per second of a large elementwise kernel, and of the operands of a matrix product."""
     sheet = _sheet(device, "float32")
-    return float(delivered(sheet.card)) * math.exp(SHARED["stream"] + sheet.own["bw"])
+    stream = float(delivered(sheet.card)) * math.exp(SHARED["stream"] + sheet.own["bw"])
+    return stream, float(product_byte_per_s(SHARED, sheet.card))
 
 
 @lru_cache(maxsize=1 << 16)
