@@ -19,15 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from shardwright.cost import kernels as model
+from shardwright.cost import kernel_terms as model
 from shardwright.cost.catalogue import catalogue
-from shardwright.cost.kernels import Card
+from shardwright.cost.kernel_terms import Card
+from shardwright.cost.kernels import own_constants
 
 Array = NDArray[np.float64]
 Constants = Mapping[str, float]
 
 #: vTrain does not state which A100; its all-reduces run at NVLink speed, so it is no PCIe card.
 VTRAIN_CARD = "A100-SXM-80GB"
+#: A rate of a large product counts as many rows of vTrain as this squared: six of them as 216 of 360 rows.
+_RATE_WEIGHT = 6.0
 _BYTES = {"float16": 2, "tf32": 4, "float32": 4}
 
 
@@ -103,10 +106,30 @@ def compute_s(
     return gpt.count * (layers + logits + loss) + adam
 
 
+def reached_flop_per_s(c: Constants, own: Mapping[str, Constants], card: str, size: int = 8192) -> float:
+    """Rate of one large 16-bit product on a type of the catalogue."""
+    device = catalogue()[card]
+    sides = (np.full(1, float(size)) for _ in range(3))
+    mine, sheet = own_constants(device, own), Card.of(device, "bfloat16")
+    work = model.matmul_work(c, mine, sheet, np.ones(1), *sides, itemsize=2, tensor=True)
+    return 2 * size**3 / float(work[0])
+
+
+def _large_products(data: Path) -> dict[str, float]:
+    """FLOP/s of the fastest bfloat16 products that aiconfigurator lists, by type of the catalogue."""
+    with (data / "gpus.csv").open(newline="") as file:
+        column = "measured_bf16_matmul_tflops_median"
+        return {row["name"]: float(row[column]) * 1e12 for row in csv.DictReader(file) if row[column]}
+
+
 def vtrain_fit(
     data: Path, shared: Constants, own: Mapping[str, Constants]
 ) -> tuple[dict[str, float], list[Any]]:
-    """The 16-bit constants, fitted on half of vTrain's rows of pipeline degree 1, and the errors of both."""
+    """The 16-bit constants and the errors of both halves of vTrain's rows of pipeline degree 1.
+
+    Fitted on the half of smaller hidden size, and on aiconfigurator's rates of large products: what a card
+    reaches at best, which no row of that half shows.
+    """
     with (data / "endtoend" / "vtrain_single_node.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["pp"] == "1"]
     column = {name: np.array([float(row[name]) for row in rows]) for name in rows[0] if name != "gpu"}
@@ -127,7 +150,7 @@ def vtrain_fit(
     passes = 3 * 2 * gpt.layers * gpt.count
     tensor_s = passes * np.where(gpt.tp > 1, reduce_s(activations, gpt.tp), 0.0)
     gradient_s = np.where(gpt.dp > 1, reduce_s(2 * gpt.parameters, gpt.dp), 0.0)
-    mine = model.own_constants(catalogue()[VTRAIN_CARD], own)
+    mine = own_constants(catalogue()[VTRAIN_CARD], own)
 
     def predict(values: Array) -> Array:
         c = {**shared, "tensor": values[0], "tensor_latency": values[1]}
@@ -139,9 +162,13 @@ def vtrain_fit(
     start = np.array([-0.2, -0.5, np.log(1e-3), 0.0, np.log(0.01)])
     width = np.array([0.5, 1.0, 1.0, 0.3, 1.0])
 
+    large = _large_products(data)
+
     def residual(values: Array) -> Array:
         error = np.log(predict(values) / measured)[use]
-        return np.concatenate([error, 0.3 * (values - start) / width])
+        c = {**shared, "tensor": values[0], "tensor_latency": values[1]}
+        rates = [np.log(reached_flop_per_s(c, own, card) / rate) for card, rate in large.items()]
+        return np.concatenate([error, _RATE_WEIGHT * np.array(rates), 0.3 * (values - start) / width])
 
     found = least_squares(residual, start, loss="soft_l1", f_scale=0.1, x_scale=width, diff_step=1e-3)
     time_s = predict(found.x)
@@ -199,7 +226,7 @@ def sailor_rows(data: Path, shared: Constants, own: Mapping[str, Constants]) -> 
         for dtype in ("float32", "tf32", "float16"):
             slowest = 0.0
             for card in cards:
-                mine = model.own_constants(catalogue()[card], own)
+                mine = own_constants(catalogue()[card], own)
                 host = float(np.exp(shared["gpt_host"]))
                 work = compute_s(shared, mine, gpt, card, dtype, host_s=host, recompute=False)
                 piece = _BYTES[dtype] * micro * float(shape["sequence_length"]) * float(shape["hidden"]) / tp
@@ -254,5 +281,5 @@ def _links(data: Path) -> Callable[[str, int, float], float]:
 
 
 def _spearman(a: Array, b: Array) -> float:
-    ranks = (np.argsort(np.argsort(values)) for values in (a, b))
-    return float(np.corrcoef(*ranks)[0, 1])
+    first, second = (np.argsort(np.argsort(values)) for values in (a, b))
+    return float(np.corrcoef(first, second)[0, 1])

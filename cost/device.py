@@ -89,10 +89,10 @@ class DeviceType:
             FLOP/s, and None or a sentence for the plan's list of assumptions.
         """
         float32 = self.float32_flop_per_s * self.matmul_efficiency
-        arithmetic, passes = _arithmetic(dtype, precision)
-        if arithmetic == "float32":
+        used, passes = arithmetic(dtype, precision)
+        if used == "float32":
             return float32, None
-        if arithmetic == "tf32":
+        if used == "tf32":
             # Allowed, not demanded: a card without it, or faster without it, uses float32.
             tf32 = (self.tf32_flop_per_s or 0.0) * self.tensor_efficiency / passes
             return max(float32, tf32), None
@@ -101,9 +101,9 @@ class DeviceType:
             "bfloat16": (self.bfloat16_flop_per_s, self.tensor_efficiency),
             "float64": (self.float64_flop_per_s, self.matmul_efficiency),
         }
-        peak, efficiency = peaks.get(arithmetic, (None, 1.0))
+        peak, efficiency = peaks.get(used, (None, 1.0))
         if peak is None:
-            assumption = f"no {arithmetic} matrix rate is known for {self.name}: priced at its float32 rate"
+            assumption = f"no {used} matrix rate is known for {self.name}: priced at its float32 rate"
             return float32, assumption
         return peak * efficiency / passes, None
 
@@ -160,8 +160,8 @@ _FLOAT32_ARITHMETIC: Mapping[str, tuple[str, int]] = {
 }
 
 
-def _arithmetic(dtype: str, precision: str | None) -> tuple[str, int]:
-    """What operands of this dtype are multiplied in, and in how many passes."""
+def arithmetic(dtype: str, precision: str | None) -> tuple[str, int]:
+    """What operands of this dtype are multiplied in where a device can, and in how many passes."""
     if dtype in ("float32", "complex64"):
         unknown = (f"{dtype} (precision {precision})", 1)
         return _FLOAT32_ARITHMETIC.get((precision or "default").lower(), unknown)

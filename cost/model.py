@@ -4,19 +4,33 @@ A kernel takes launch + max(flop / achieved flop rate, bytes / achieved bandwidt
 its flops and its sharded operands shrink with the share, what is replicated does not. Operands and
 results that XLA keeps in registers (an elementwise chain, a reduction's input) move no bytes: `Traffic`
 says which of an equation's tensors do. Nothing here is priced in elements.
+
+On device types that the kernel model knows (`follows_kernel_model`) the achieved flop rate of a contraction
+is the one that `cost/kernels.py` predicts for its very shape, and bandwidths are that model's; on others both
+are constants of the type. The kernel model's dispatch does not count: it is eager PyTorch's,
+where a compiled step pays `launch_s`.
+
+The rate of a sharded contraction is taken at the local shape of the even share, and holds for all shares: a
+secant through the origin. Only so is the price `constant + linear * share`, which the linear program, the
+floors and the search need, and which sums over shares to the whole. At other shares it misses what tiles,
+waves and a floor of latency make of the shape: docs/kernels.md has figures.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
 import numpy as np
 
-from shardwright.cost.device import DeviceType
+from shardwright.cost.catalogue import catalogue
+from shardwright.cost.contractions import Sizes, even_share, like_linear, product_sizes, sharded_size
+from shardwright.cost.device import DeviceType, arithmetic
 from shardwright.cost.fleet import DeviceClass, Fleet
+from shardwright.cost.kernels import DTYPES, bandwidths, products_s
 from shardwright.cost.moves import strategies
-from shardwright.cost.share_cost import ShareCost
+from shardwright.cost.share_cost import Floats, ShareCost
 from shardwright.cost.topology import Topology
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import Equation, Form, TensorType
@@ -27,6 +41,15 @@ from shardwright.ir.rules import Rule, Signature, flop_count, registry, rule_of
 ALIASES = frozenset(
     {"reshape", "squeeze", "copy", "stop_gradient", "optimization_barrier", "random_wrap", "random_unwrap"}
 )
+
+
+def follows_kernel_model(device: DeviceType) -> bool:
+    """Whether kernels are priced by shape: types of the catalogue, and others that state multiprocessors.
+
+    What was measured on a device of the fleet's own (`measured: true` in a fleet file) stands as it is.
+    """
+    known = catalogue().get(device.name) == device
+    return device.sm_count is not None and (known or not device.measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +81,11 @@ class CostModel:
     counts: np.typing.NDArray[np.int64] = field(init=False)
     class_of: np.typing.NDArray[np.int64] = field(init=False)
     topology: Topology = field(init=False)
+    _modelled: tuple[int, ...] = field(init=False)
+    _launch_s: Floats = field(init=False)
+    _stream_byte_per_s: Floats = field(init=False)
+    _product_byte_per_s: Floats = field(init=False)
+    _products: dict[tuple[str, Sizes, bool], Floats] = field(init=False)
     _moves: dict[tuple[str, str, int, Placement, Placement], ShareCost] = field(init=False)
     _free: ShareCost = field(init=False)
     _never: ShareCost = field(init=False)
@@ -75,7 +103,14 @@ class CostModel:
         self.topology = Topology.of(self.fleet)
         self._free = ShareCost.free(len(classes))
         self._never = ShareCost.fixed([np.inf] * len(classes))
-        self._moves, self._kernels, self._of_form, self._floors = {}, {}, {}, {}
+        self._moves, self._kernels, self._of_form, self._floors, self._products = {}, {}, {}, {}, {}
+        self._modelled = tuple(i for i, device in enumerate(self.types) if follows_kernel_model(device))
+        self._launch_s = np.array([device.launch_s for device in self.types])
+        both = [
+            bandwidths(device) if i in self._modelled else (device.bandwidth_byte_per_s,) * 2
+            for i, device in enumerate(self.types)
+        ]
+        self._stream_byte_per_s, self._product_byte_per_s = np.array(both).T
         for c in classes:
             if not c.type.measured:
                 self.assumptions[f"achieved rates of {c.type.name} are assumed, not measured"] = None
@@ -93,7 +128,7 @@ class CostModel:
         """Cost of one equation on local shards; one object for equal kernels."""
         flop, precision = flop_count(rule, equation), _precision(equation)
         types = (equation.input_types, equation.output_types)
-        key = (equation.primitive, flop, precision, types, signature, traffic)
+        key = (equation.primitive, flop, precision, types, like_linear(equation), signature, traffic)
         if key not in self._kernels:
             self._kernels[key] = self._compute(equation, flop, precision, signature, traffic)
         return self._kernels[key]
@@ -113,19 +148,50 @@ class CostModel:
                 split_bytes += tensor.nbytes
             elif counts:
                 whole_bytes += tensor.nbytes
-        rates = np.array([self._rate(device, equation, precision) for device in self.types])
-        bandwidth = np.array([device.bandwidth_byte_per_s for device in self.types])
+        share = even_share(tensors, placements, len(self.class_of))
+        compute = self._compute_s(equation, flop, precision, signature, share)
         # A fused elementwise equation joins its consumer's kernel: only what writes memory is launched.
-        launch = np.array([device.launch_s for device in self.types]) * any(traffic.outs)
-        compute, memory = flop / rates, split_bytes / bandwidth
-        constant = np.stack([launch + (0.0 if sharded else compute), launch + whole_bytes / bandwidth])
-        linear = np.stack([compute if sharded else np.zeros_like(compute), memory])
+        launch = self._launch_s * any(traffic.outs)
+        contracts = _kind(equation) == "contraction"
+        byte_per_s = self._product_byte_per_s if contracts else self._stream_byte_per_s
+        constant = np.stack([launch + (0.0 if sharded else compute), launch + whole_bytes / byte_per_s])
+        linear = np.stack([compute if sharded else np.zeros_like(compute), split_bytes / byte_per_s])
         return ShareCost(constant, linear, np.zeros_like(linear))
 
+    def _compute_s(
+        self, equation: Equation, flop: float, precision: str | None, signature: Signature, share: float
+    ) -> Floats:
+        """Seconds of arithmetic of the whole equation on every class, at the rates it has at `share`."""
+        rates = np.array([self._rate(device, equation, precision) for device in self.types])
+        seconds = flop / rates
+        sizes = product_sizes(equation, flop) if self._modelled else None
+        used = _kernel_dtype(equation.input_types[0].dtype, precision) if sizes else None
+        if sizes is None or used is None:
+            return seconds
+        cut = sharded_size(signature)
+        local = _local_sizes(sizes, cut, share)
+        key = (used, local, like_linear(equation))
+        if key not in self._products:
+            # All ways to cut a product are asked for sooner or later: one call prices them.
+            ways = {_local_sizes(sizes, way, share) for way in (None, *range(len(sizes)))} | {local}
+            self._price_products(used, sorted(ways), like_linear(equation))
+        part = 1.0 if cut is None else local[cut] / sizes[cut]
+        seconds[list(self._modelled)] = self._products[key] / part
+        return seconds
+
+    def _price_products(self, dtype: str, shapes: Sequence[Sizes], linear: bool) -> None:
+        """Remember seconds of products, memory aside, on the classes that follow the kernel model."""
+        types = [self.types[i] for i in self._modelled]
+        # TF32 is allowed, not demanded: a card without it uses float32.
+        used = ["float32" if dtype == "tf32" and t.tf32_flop_per_s is None else dtype for t in types]
+        prices = products_s(types, used, shapes, linear=linear, memory=False)
+        self._products.update(
+            ((dtype, shape, linear), price) for shape, price in zip(shapes, prices.T, strict=True)
+        )
+
     def _rate(self, device: DeviceType, equation: Equation, precision: str | None) -> float:
-        op = registry().get(equation.primitive)
         dtype = equation.input_types[0].dtype if equation.inputs else "float32"
-        if op is None or op.kind != "contraction":
+        if _kind(equation) != "contraction":
             return device.vector_rate(dtype)
         rate, assumption = device.flop_rate(dtype, precision)
         if assumption:
@@ -175,6 +241,23 @@ class CostModel:
             low = max(int(units * low + 1e-9), ceil(units / len(self.class_of))) / units
             high = min(int(units * high + 1e-9) + 1, units) / units
         return cost.floor_within(self.counts, low, high)
+
+
+def _kind(equation: Equation) -> str:
+    op = registry().get(equation.primitive)
+    return "unknown" if op is None else op.kind
+
+
+def _local_sizes(sizes: Sizes, cut: int | None, share: float) -> Sizes:
+    """Sizes of a device's part if it holds `share` of size `cut`."""
+    b, m, n, k = (max(ceil(size * share - 1e-9), 1) if i == cut else size for i, size in enumerate(sizes))
+    return b, m, n, k
+
+
+def _kernel_dtype(dtype: str, precision: str | None) -> str | None:
+    """What such operands are multiplied in, in the kernel model's words; None where it has none."""
+    used, passes = arithmetic(dtype, precision)
+    return None if passes != 1 or used not in DTYPES or dtype.startswith("complex") else used
 
 
 def _precision(equation: Equation) -> str | None:
