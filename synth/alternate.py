@@ -10,7 +10,7 @@ gets better.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
 from shardwright.synth.bounds import certify
 from shardwright.synth.emit import emit
-from shardwright.synth.factors import Prices
+from shardwright.synth.factors import Factor, Prices
 from shardwright.synth.ratios import solve_ratios
 from shardwright.synth.rounding import round_ratios
 from shardwright.synth.solve import solve
@@ -45,6 +45,7 @@ class Synthesis:
         expanded: nodes expanded by A* in all searches.
         searches: searches run.
         notes: what went otherwise than hoped, in words.
+        search_gap: how much cheaper a program could be at the ratios of a search that stopped early.
     """
 
     program: Program
@@ -54,15 +55,25 @@ class Synthesis:
     expanded: int
     searches: int
     notes: tuple[str, ...]
+    search_gap: float = 0.0
 
 
 class Timer:
-    """Where planning time goes. `tick` is told what begins, for progress displays."""
+    """Where planning time goes, and when it is over.
 
-    def __init__(self, tick: Callable[[str], None] = lambda what: None) -> None:
+    `tick` is told what begins, for progress displays; `limit_s` are seconds from now on, None for no end.
+    """
+
+    def __init__(self, tick: Callable[[str], None] = lambda what: None, limit_s: float | None = None) -> None:
         self.search_s = 0.0
         self.ratio_s = 0.0
         self._tick = tick
+        self._end = None if limit_s is None else time.perf_counter() + limit_s
+
+    @property
+    def late(self) -> bool:
+        """Whether the time limit has passed."""
+        return self._end is not None and time.perf_counter() >= self._end
 
     @contextmanager
     def search(self) -> Generator[None]:
@@ -111,22 +122,26 @@ class _Candidate:
         return self.cost_s < other.cost_s * (1 - 1e-9)
 
 
-def synthesize(graph: Graph, space: Space, model: CostModel, timer: Timer) -> Synthesis:
-    """Search for program and ratios; see the module's docstring."""
+def synthesize(
+    graph: Graph, space: Space, model: CostModel, timer: Timer, extra: Sequence[Factor] = ()
+) -> Synthesis:
+    """Search for program and ratios; see the module's docstring. `extra` factors pin choices."""
     best: _Candidate | None = None
     expanded = searches = 0
     worst_gap = 0.0
+    stopped = False
     seen: set[tuple[float, ...]] = set()
     for shares in starts(model):
         ratios = tuple(float(shares[c]) for c in model.class_of)
         reached: _Candidate | None = None
         for _ in range(_MOST_TURNS):
-            if ratios in seen:
+            stopped = best is not None and timer.late
+            if ratios in seen or stopped:
                 break
             seen.add(ratios)
             with timer.search():
                 prices = Prices.at(model, ratios)
-                solution = solve(space, prices)
+                solution = solve(space, prices, extra=extra)
                 program = emit(space, solution.assignment, prices)
             expanded, searches = expanded + solution.expanded, searches + 1
             worst_gap = max(worst_gap, 1 - solution.bound_s / solution.seconds if solution.seconds else 0.0)
@@ -144,9 +159,13 @@ def synthesize(graph: Graph, space: Space, model: CostModel, timer: Timer) -> Sy
     notes: list[str] = []
     if not best.fits:
         notes.append("no ratios tried fit a program found into every device's memory")
+    if stopped:
+        notes.append("the time limit ended the search before all starts were tried")
     if worst_gap > 0:
         notes.append(f"a search stopped early: at its ratios a program could be {worst_gap:.1%} cheaper")
-    return Synthesis(best.program, best.ratios, best.cost_s, bound_s, expanded, searches, tuple(notes))
+    return Synthesis(
+        best.program, best.ratios, best.cost_s, bound_s, expanded, searches, tuple(notes), worst_gap
+    )
 
 
 def _improve(program: Program, ratios: tuple[float, ...], graph: Graph, model: CostModel) -> _Candidate:

@@ -83,6 +83,10 @@ class Units:
             self._parent[b] = a
             self._units[a] = gcd(self._units[a], self._units[b])
 
+    def group(self, value: Value, dim: int) -> Dim:
+        """One name for all dimensions tied to this one."""
+        return self._find((value, dim))
+
     def unit(self, value: Value, dim: int) -> int:
         """Elements of `dim` that must stay together; 0 where the dimension cannot be cut at all."""
         units = self._units[self._find((value, dim))]
