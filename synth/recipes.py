@@ -19,7 +19,7 @@ from shardwright.synth.pins import is_shard, pin, shardable
 from shardwright.synth.restrict import RestrictedSpace
 from shardwright.synth.roles import Roles
 from shardwright.synth.space import Frame, Space
-from shardwright.synth.units import Units
+from shardwright.synth.units import Dim, Units
 
 #: Along what the operands of forward and backward pass may be cut.
 Along: TypeAlias = Literal["batch", "batch or experts", "anything but the batch"]
@@ -111,14 +111,15 @@ def restricted(along: Along, whole: bool, graph: Graph, units: Units, found: Rol
 def pins(recipe: Recipe, graph: Graph, space: Space, found: Roles) -> Iterator[Factor]:
     """Where the arguments lie, and layers of stacked parameters inside of loops."""
     batch = "whole" if recipe.along == "anything but the batch" else "cut"
+    of_experts = {_axes(value, space.units) for value in found.expert_parameters}
     for value in graph.inputs:
         choice = space.root.choice[value]
         if value in found.inputs:
             yield pin(choice, _first_dimension if batch == "cut" else _whole)
-        elif recipe.along == "batch or experts" and value in found.expert_parameters:
+        elif recipe.along == "batch or experts" and _axes(value, space.units) in of_experts:
             yield pin(choice, _along_experts(value, space.units, found))
-        elif recipe.along == "batch or experts" and _has_experts(value, space.units, found):
-            continue  # a bias or a moment follows its weights
+        elif recipe.along == "batch or experts" and found.experts.intersection(_axes(value, space.units)):
+            continue  # a bias follows what it is added to
         elif value in found.contracted:
             if recipe.contracted != "mostly cut":
                 yield from _lie(choice, recipe.contracted)
@@ -163,8 +164,9 @@ def _first_dimension(placement: Placement) -> bool:
     return isinstance(placement, Shard) and placement.dim == 0
 
 
-def _has_experts(value: Value, units: Units, found: Roles) -> bool:
-    return any(units.group(value, dim) in found.experts for dim in range(value.type.rank))
+def _axes(value: Value, units: Units) -> tuple[Dim, ...]:
+    """What its dimensions are tied to: the same for a parameter and its moments."""
+    return tuple(units.group(value, dim) for dim in range(value.type.rank))
 
 
 def _along_experts(value: Value, units: Units, found: Roles) -> Callable[[Placement], bool]:

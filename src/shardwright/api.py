@@ -169,7 +169,7 @@ def _without_search(traced: Traced, space: Space, model: CostModel, timer: Timer
                 remedy="Allow some time to search",
             )
         bound_s = min(bound(space, Prices.floors(model)), best.cost_s)
-    gap = 1 - bound_s / best.cost_s if best.cost_s else 0.0
+    gap = (best.cost_s - bound_s) / best.cost_s if best.cost_s else 0.0
     notes = [f"nothing was searched: the time limit is 0, and this is {best.name}"]
     if not best.fits:
         notes.append("no baseline fits into every device's memory")

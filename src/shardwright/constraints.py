@@ -40,8 +40,8 @@ class Pin:
 
 def path_of(name: str) -> str:
     """`params/blocks/0/kernel` of `params['blocks'][0].kernel`; what is in that form stays as it is."""
-    plain = sub(r"\[['\"]?([^\]'\"]*)['\"]?\]", r"/\1", name)
-    return plain if "/" in name else plain.replace(".", "/")
+    attributes = sub(r"(\]|^\w+)\.(?=[A-Za-z_])", r"\1/", name)
+    return sub(r"\[(?:'([^']*)'|\"([^\"]*)\"|(\d+|\*))\]", r"/\1\2\3", attributes)
 
 
 def resolve(constraints: Constraints, graph: Graph, space: Space) -> tuple[Pin, ...]:
