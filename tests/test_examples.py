@@ -132,13 +132,6 @@ def check_baseline(example: str, recipe: str) -> None:
     assert result.ok, result
 
 
-@pytest.mark.parametrize(
-    ("example", "recipe"), [("gpt2:tiny", "ZeRO-3"), ("bert_moe:tiny", "expert parallelism")]
-)
-def test_baselines_of_a_tiny_step_verify(example: str, recipe: str) -> None:
-    check_baseline(example, recipe)
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("recipe", [recipe.name for recipe in RECIPES])
 @pytest.mark.parametrize("example", TINY)

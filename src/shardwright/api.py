@@ -91,6 +91,8 @@ def synthesize(
             if not pins:
                 raise
             raise conflict(pins, space, model) from error
+        if not pins:
+            found = _fitting(traced, space, model, found, timer)
     prices = priced(pins, traced.graph, space, model, found.ratios, found.cost_s)
     replicated = _replicated(traced.graph, space)
     for primitive, why in replicated.items():
@@ -146,7 +148,7 @@ def baselines(
     traced = trace(train_step, *args, state=state) if plan is None else plan.attach(train_step, *args)
     tick("building the choice graph")
     found = Workshop(traced.graph, Space(traced.graph), CostModel(fleet), tick).all()
-    if plan is None:
+    if plan is None or not plan.cost_s:
         return found
     return Baselines([replace(b, relative=b.cost_s / plan.cost_s) for b in found], found.left_out)
 
@@ -174,6 +176,23 @@ def _without_search(traced: Traced, space: Space, model: CostModel, timer: Timer
     if not best.fits:
         notes.append("no baseline fits into every device's memory")
     return Synthesis(best.program, best.ratios, best.cost_s, bound_s, 0, 0, tuple(notes), gap)
+
+
+def _fitting(traced: Traced, space: Space, model: CostModel, found: Synthesis, timer: Timer) -> Synthesis:
+    """What was found if it fits; else the best baseline on all devices that does, if there is one."""
+    if _fits(model.fleet, peak_bytes(found.program, traced.graph, found.ratios)):
+        return found
+    with timer.search():
+        best = Workshop(traced.graph, space, model).whole_fleet().best_fitting()
+    if best is None:
+        return found
+    note = f"what was searched does not fit into memory; this is {best.name}, which does"
+    notes = (*(n for n in found.notes if "fit a program found" not in n), note)
+    return replace(found, program=best.program, ratios=best.ratios, cost_s=best.cost_s, notes=notes)
+
+
+def _fits(fleet: Fleet, memory: Sequence[int]) -> bool:
+    return all(peak <= device.type.memory_bytes for peak, device in zip(memory, fleet.devices, strict=True))
 
 
 def _check_fleet(fleet: object) -> None:
@@ -217,7 +236,7 @@ def _plan(
         cost_s=found.cost_s,
         bound_s=found.bound_s,
         memory_bytes=memory,
-        fits=all(b <= d.type.memory_bytes for b, d in zip(memory, model.fleet.devices, strict=True)),
+        fits=_fits(model.fleet, memory),
         exchanges=_exchanges(items, model, found.ratios),
         held={name: str(p) for name, p in zip(names, found.program.inputs, strict=True)},
         state=traced.state_names,

@@ -144,16 +144,10 @@ def against(plan: Plan, baselines: Baselines) -> Group:
     """The baselines beside the plan: costs, memory, and which were left out and why."""
     table = Table(title=f"baselines for {plan.fleet}", title_justify="left", box=None, pad_edge=False)
     kinds = [(kind.type.name, kind.members) for kind in plan.fleet.classes]
-    columns = (
-        "",
-        "cost per step",
-        "predicted step",
-        *(name for name, _ in kinds),
-        "fits",
-        "against the plan",
-    )
-    for name in columns:
-        table.add_column(name, justify="right" if name else "left", overflow="fold")
+    types = (name for name, _ in kinds)
+    table.add_column("", no_wrap=True)
+    for name in ("cost per step", "predicted step", *types, "fits", "against the plan"):
+        table.add_column(name, justify="right", overflow="fold")
     rows = [("this plan", plan.cost_s, plan.iteration_s, plan.memory_bytes, plan.fits)]
     rows += [(b.name, b.cost_s, b.iteration_s, b.memory_bytes, b.fits) for b in baselines]
     for name, cost_s, iteration_s, memory, fits in rows:

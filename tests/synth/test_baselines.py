@@ -420,3 +420,18 @@ def test_no_plan_is_worse_than_a_baseline_on_the_same_devices(name: str, where: 
     best = same.best_fitting()
     assert best is not None and plan.fits
     assert plan.cost_s <= best.cost_s * (1 + 1e-9), (best.name, plan.cost_s / best.cost_s)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_where_the_search_finds_nothing_that_fits_a_baseline_that_does_is_the_plan(name: str) -> None:
+    step, args = STEPS[name]()
+    roomy = baselines(step, *args, fleet=slow(2000, 1000, nodes=2, network="1 MB/s"))
+    limit = min(max(b.memory_bytes) for b in roomy if len(b.devices) == 4)
+    tight = slow(2000, 1000, nodes=2, network="1 MB/s", memory=f"{limit} B")
+    plan = synthesize(step, *args, fleet=tight)
+    best = baselines(step, *args, fleet=tight, plan=plan).best_fitting()
+    assert best is not None and plan.fits
+    assert plan.cost_s <= best.cost_s
+    assert plan.bound_s <= plan.cost_s
+    assert any("does not fit into memory; this is" in note for note in plan.assumptions)
+    assert plan.verify(step, *args).ok
