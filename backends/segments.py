@@ -202,6 +202,7 @@ def _with_lifetimes(steps: Sequence[Step], kept: Iterable[Property], inspect: bo
             step = replace(step, gives=tuple(prop for prop in step.gives if prop in live))
         drops = tuple(prop for prop in dict.fromkeys((*step.needs, *step.gives)) if prop not in live)
         result.append(replace(step, drops=drops))
+        live.difference_update(step.gives)  # what is established anew need not live until then
         live.update(step.needs)
     result.reverse()
     return tuple(result)

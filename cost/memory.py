@@ -1,8 +1,9 @@
 """Bytes that each device holds over a program, by liveness.
 
-A property (a value in a placement) is allocated where it is established and freed after its last use;
-inputs, constants and state live throughout, and a state output takes over its input's buffer. Tensors
-that XLA keeps in registers are not counted; neither are its scratch buffers nor padding.
+A property (a value in a placement) is allocated where it is established and freed after its last use, or its
+last before it is established anew; inputs, constants and state live throughout, and a state output takes
+over its input's buffer. Tensors that XLA keeps in registers are not counted; neither are its scratch buffers
+nor padding.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shardwright.ir.graph import Graph, TensorType, Value
 from shardwright.ir.placement import Placement, R, Shard
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
 
-_Key: TypeAlias = tuple[int, Placement]
+Key: TypeAlias = tuple[int, Placement]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +62,21 @@ def _moments(program: Program, graph: Graph, top: bool) -> Floats:
     reused = {key for out, key in enumerate(handed_out) if top and out in graph.state}
     end = len(program.instructions)
     # A reshape is its operand by another name: it takes no memory and keeps its operand alive.
-    buffer: dict[_Key, _Key] = {}
-    last: dict[_Key, int] = {}
-    for time, instruction in enumerate(program.instructions):
-        read = [buffer.get(key, key) for key in _read(instruction, graph)]
-        last.update(dict.fromkeys(read, time))
+    buffer: dict[Key, Key] = {}
+    reads: list[list[Key]] = []
+    for instruction in program.instructions:
+        read = [buffer.get(key, key) for key in keys_read(instruction, graph)]
+        reads.append(read)
         if read and isinstance(instruction, Compute) and _renames(instruction, graph):
-            buffer.update(dict.fromkeys(_made(instruction, graph), read[0]))
-    last.update({buffer.get(key, key): end for key in handed_out if key is not None})
+            buffer.update(dict.fromkeys(keys_made(instruction, graph), read[0]))
+    # What is made anew later (a parameter gathered for each use) is freed after its last use before that.
+    last = {buffer.get(key, key): end for key in handed_out if key is not None}
+    until: list[list[int]] = []
+    for time in reversed(range(end)):
+        until.append([last.pop(key, time) for key in keys_made(program.instructions[time], graph)])
+        for key in reads[time]:
+            last.setdefault(key, time)
+    until.reverse()
     change = np.zeros((end + 2, 2))
     held = [(v.index, R) for v in graph.constants]
     for key in [*inputs, *held] if top else held:
@@ -80,13 +88,12 @@ def _moments(program: Program, graph: Graph, top: bool) -> Floats:
             regions = graph.equations[instruction.equation].regions
             bodies = [_moments(b, r, top=False) for b, r in zip(instruction.bodies, regions, strict=True)]
             inner.extend((time, _front_array(body)) for body in bodies)
-        for key in _made(instruction, graph):
+        for key, used in zip(keys_made(instruction, graph), until[time], strict=True):
             if key in seen or key[0] not in stored or key in reused:
                 continue
-            seen.add(key)
             size = np.asarray(_size(types[key[0]], key[1]))
             change[time + 1] += size
-            freed = last.get(key, time) + 2
+            freed = used + 2
             if freed < end + 2:
                 change[freed] -= size
     over_time = change.cumsum(axis=0)
@@ -99,7 +106,7 @@ def _renames(instruction: Compute, graph: Graph) -> bool:
     return graph.equations[instruction.equation].primitive in ALIASES
 
 
-def _keys(graph: Graph, program: Program) -> Iterator[_Key | None]:
+def _keys(graph: Graph, program: Program) -> Iterator[Key | None]:
     for atom, placement in zip(graph.outputs, program.outputs, strict=True):
         yield (atom.index, placement) if isinstance(atom, Value) else None
 
@@ -116,7 +123,8 @@ def _stored(graph: Graph) -> set[int]:
     return found
 
 
-def _read(instruction: Instruction, graph: Graph) -> list[_Key]:
+def keys_read(instruction: Instruction, graph: Graph) -> list[Key]:
+    """What an instruction reads, as (value, placement)."""
     if isinstance(instruction, Move):
         return [(instruction.value, instruction.pre)]
     equation = graph.equations[instruction.equation]
@@ -124,7 +132,8 @@ def _read(instruction: Instruction, graph: Graph) -> list[_Key]:
     return [(a.index, p) for a, p in pairs if isinstance(a, Value)]
 
 
-def _made(instruction: Instruction, graph: Graph) -> list[_Key]:
+def keys_made(instruction: Instruction, graph: Graph) -> list[Key]:
+    """What an instruction makes, as (value, placement)."""
     if isinstance(instruction, Move):
         return [(instruction.value, instruction.post)]
     outputs = graph.equations[instruction.equation].outputs

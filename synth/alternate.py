@@ -12,7 +12,7 @@ memory as rows of the LP, and what fits is better than whatever does not.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -26,6 +26,7 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
 from shardwright.synth.bounds import ENOUGH, certify
 from shardwright.synth.emit import emit
+from shardwright.synth.factors import Use
 from shardwright.synth.ledger import Ledger
 from shardwright.synth.pricing import PriceList, Prices
 from shardwright.synth.ratios import solve_ratios
@@ -66,12 +67,20 @@ class Synthesis:
 
 
 class Timer:
-    """Where planning time goes. `tick` is told what begins, for progress displays."""
+    """Where planning time goes, and when it is over.
 
-    def __init__(self, tick: Callable[[str], None] = lambda what: None) -> None:
+    `tick` is told what begins, for progress displays; `limit_s` are seconds from now on, None for no end.
+    """
+
+    def __init__(self, tick: Callable[[str], None] = lambda what: None, limit_s: float | None = None) -> None:
         self.search_s = 0.0
         self.ratio_s = 0.0
         self._tick = tick
+        self._end = None if limit_s is None else time.perf_counter() + limit_s
+
+    def late(self) -> bool:
+        """Whether the time limit has passed."""
+        return self._end is not None and time.perf_counter() >= self._end
 
     @contextmanager
     def search(self) -> Generator[None]:
@@ -200,7 +209,7 @@ class _Candidate:
 
 
 def synthesize(
-    graph: Graph, space: Space, model: CostModel, timer: Timer, deadline: float | None = None
+    graph: Graph, space: Space, model: CostModel, timer: Timer, extra: Sequence[Use] = ()
 ) -> Synthesis:
     """Search for program and ratios; see the module's docstring.
 
@@ -208,15 +217,15 @@ def synthesize(
         graph: the step.
         space: its programs.
         model: prices.
-        timer: is told where time goes.
-        deadline: by `time.perf_counter`, after which nothing new is begun; None for as long as it takes.
+        timer: is told where time goes, and says when it is over.
+        extra: factors that pin choices.
+
+    Raises:
+        PlanError: no program keeps to the pins.
     """
-
-    def stop() -> bool:
-        return deadline is not None and time.perf_counter() > deadline
-
+    stop = timer.late
     with timer.search():
-        solver = SpaceSolver(space)
+        solver = SpaceSolver(space, extra)
         turns = _Turns(space, model, timer, solver, stop)
         floors = Prices.floors(turns.listed)
         ideal = solver.solve(floors, stop=stop)
@@ -248,7 +257,7 @@ def synthesize(
     if solution.bound_s < solution.seconds:
         notes.append(f"the search stopped early: at these ratios a program could be {search_gap:.1%} cheaper")
     if stop():
-        notes.append("the time limit ended planning before it had tried everything it would")
+        notes.append("the time limit ended the search before all starts were tried")
     return Synthesis(
         best.program,
         best.ratios,

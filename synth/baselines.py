@@ -1,25 +1,38 @@
-"""What people do without a planner, priced by the same model as programs of the same space.
+"""What people do without a planner, priced by the same model as programs of the same IR.
 
-Data parallelism: state is replicated, every other input is split along its first dimension, and nothing
-but all-reduces is exchanged. Even: every device the same share; proportional: by arithmetic speed.
+On the whole fleet a baseline is the best program that keeps to a recipe (`shardwright.synth.recipes`), so
+that none is a straw man; a node or a class of devices by itself is planned like any fleet. Where a baseline
+does not apply to a step or a fleet, it is left out, with the reason.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from shardwright.cost.bill import bill, seconds
+from shardwright.cost.fleet import Fleet
 from shardwright.cost.memory import peak_bytes
 from shardwright.cost.model import CostModel
+from shardwright.cost.subfleet import subfleet
+from shardwright.cost.timeline import timeline
+from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Graph
-from shardwright.ir.program import Program
+from shardwright.ir.program import Program, verify
+from shardwright.synth.alternate import Timer, synthesize
 from shardwright.synth.emit import emit
-from shardwright.synth.factors import Use
+from shardwright.synth.just_in_time import just_in_time
 from shardwright.synth.pricing import Prices
+from shardwright.synth.recipes import RECIPES, Along, Recipe, leanings, obstacle, pins, restricted
+from shardwright.synth.roles import roles
 from shardwright.synth.solve import solve
 from shardwright.synth.space import Space
+
+#: What outweighs the cost of any program, as a multiple of the cheapest one's.
+_LARGE = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,42 +41,158 @@ class Baseline:
 
     Attributes:
         name: what people call it.
-        ratios: share per device.
         program: its program.
+        ratios: share of every device of the whole fleet; zero for those it does not use.
+        devices: names of the devices it uses.
+        fleet: these devices alone, for which it is priced.
         cost_s: its price by the plan's own model.
-        fits: whether its predicted peak is within every device's memory.
+        iteration_s: predicted seconds of a step (the timeline's).
+        memory_bytes: predicted peak of every device of the whole fleet; zero for those it does not use.
+        fits: whether every peak is within its device's memory.
+        relative: `cost_s` over the plan's, where a plan was given.
     """
 
     name: str
-    ratios: tuple[float, ...]
     program: Program
+    ratios: tuple[float, ...]
+    devices: tuple[str, ...]
+    fleet: Fleet
     cost_s: float
+    iteration_s: float
+    memory_bytes: tuple[int, ...]
     fits: bool
+    relative: float | None = None
 
 
-def data_parallel(graph: Graph, space: Space, model: CostModel) -> tuple[Baseline, ...]:
-    """Even and proportional data parallelism, each the best program that keeps to its rules."""
-    state = set(graph.state.values())
-    pinned: list[Use] = []
-    for position, value in enumerate(graph.inputs):
-        choice = space.root.choice[value]
-        if position in state or value.type.rank == 0 or not space.units.unit(value, 0):
-            pinned.append(space.link("whole", choice))
-        else:
-            pinned.append(space.link("first dimension", choice))
-    speed = np.array([device.flop_rate("float32", None)[0] for device in model.types])
-    shares = {
-        "even data parallelism": np.ones_like(speed) / float(model.counts.sum()),
-        "proportional data parallelism": speed / float(model.counts @ speed),
-    }
-    found: list[Baseline] = []
-    for name, per_class in shares.items():
-        ratios = tuple(float(per_class[c]) for c in model.class_of)
-        prices = Prices.at(model, ratios, allowed=frozenset({"all_reduce"}))
-        program = emit(space, solve(space, prices, extra=pinned).assignment, prices)
-        cost_s = seconds(bill(program, graph, model), model, ratios)
-        limits = (device.type.memory_bytes for device in model.fleet.devices)
-        peaks = peak_bytes(program, graph, ratios)
-        fits = all(peak <= limit for peak, limit in zip(peaks, limits, strict=True))
-        found.append(Baseline(name, ratios, program, cost_s, fits))
-    return tuple(found)
+class Baselines(list[Baseline]):
+    """Baselines, and `left_out`: the names of others and why there is none of them."""
+
+    def __init__(self, found: Sequence[Baseline] = (), left_out: Mapping[str, str] | None = None) -> None:
+        super().__init__(found)
+        self.left_out: dict[str, str] = dict(left_out or {})
+
+    def best_fitting(self) -> Baseline | None:
+        """The cheapest one that fits into memory, None if none does."""
+        return min((b for b in self if b.fits), key=lambda b: b.cost_s, default=None)
+
+
+class Workshop:
+    """Makes the baselines of one step for one fleet; restricted spaces are built once each."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        space: Space,
+        model: CostModel,
+        tick: Callable[[str], None] = lambda what: None,
+    ) -> None:
+        self.graph = graph
+        self.space = space
+        self.model = model
+        self._tick = tick
+        self._roles = roles(graph, space.units)
+        self._spaces: dict[tuple[Along, bool], Space] = {}
+
+    def all(self) -> Baselines:
+        """Every baseline that applies."""
+        found = self.whole_fleet()
+        for name, members in self._parts(found.left_out):
+            self._tick(f"planning {name}")
+            found.append(self.alone(name, members))
+        return found
+
+    def whole_fleet(self, recipes: Sequence[Recipe] = RECIPES) -> Baselines:
+        """Those of `recipes` that apply, on all devices."""
+        found = Baselines()
+        for recipe in recipes:
+            self._tick(f"pricing {recipe.name}")
+            reason = obstacle(recipe, self.graph, self.space, self._roles)
+            if not reason:
+                try:
+                    found.append(self.make(recipe))
+                except PlanError:
+                    reason = "no program keeps to it: something in the step cannot be computed so"
+            if reason:
+                found.left_out[recipe.name] = reason
+        return found
+
+    def make(self, recipe: Recipe) -> Baseline:
+        """The best program of a recipe.
+
+        Raises:
+            PlanError: no program keeps to it.
+        """
+        key = (recipe.along, recipe.parameters == "whole")
+        if key not in self._spaces:
+            self._spaces[key] = restricted(*key, self.graph, self.space.units, self._roles)
+        space = self._spaces[key]
+        types, counts = self.model.types, self.model.counts
+        speed = np.array([device.flop_rate("float32", None)[0] for device in types])
+        per_class = speed if recipe.proportional else np.ones_like(speed)
+        per_class = per_class / float(counts @ per_class)
+        ratios = tuple(float(per_class[c]) for c in self.model.class_of)
+        prices = Prices.at(self.model, ratios, allowed=recipe.exchanges)
+        extra = tuple(pins(recipe, self.graph, space, self._roles))
+        solution = solve(space, prices, extra=extra)
+        if leaning := leanings(recipe, space, self._roles, _LARGE * solution.seconds):
+            solution = solve(space, prices, extra=(*extra, *leaning))
+        program = emit(space, solution.assignment, prices)
+        if recipe.placed:
+            program = just_in_time(program, self.graph, self._roles.weights, again=recipe.again)
+        return self._priced(recipe.name, program, ratios, self.model, range(len(ratios)))
+
+    def alone(self, name: str, members: Sequence[int]) -> Baseline:
+        """The plan of some devices by themselves."""
+        fleet = self.model.fleet
+        model = CostModel(subfleet(fleet, members, f"{fleet.name}, {name}"))
+        found = synthesize(self.graph, self.space, model, Timer())
+        return self._priced(name, found.program, found.ratios, model, members)
+
+    def _priced(
+        self, name: str, program: Program, ratios: Sequence[float], model: CostModel, members: Sequence[int]
+    ) -> Baseline:
+        verify(program, self.graph)
+        items = bill(program, self.graph, model)
+        devices = self.model.fleet.devices
+        shares, memory = [0.0] * len(devices), [0] * len(devices)
+        peaks = peak_bytes(program, self.graph, ratios)
+        for member, ratio, peak in zip(members, ratios, peaks, strict=True):
+            shares[member], memory[member] = ratio, peak
+        return Baseline(
+            name=name,
+            program=program,
+            ratios=tuple(shares),
+            devices=tuple(devices[i].name for i in members),
+            fleet=model.fleet,
+            cost_s=seconds(items, model, ratios),
+            iteration_s=timeline(items, model, ratios).iteration_s,
+            memory_bytes=tuple(memory),
+            fits=all(memory[device.index] <= device.type.memory_bytes for device in devices),
+        )
+
+    def _parts(self, left_out: dict[str, str]) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Names and devices of every node and class that differs from the whole fleet and from each other."""
+        fleet = self.model.fleet
+        seen: dict[tuple[int, ...], str] = {tuple(range(len(fleet.devices))): "the whole fleet"}
+        kinds: dict[object, str] = {}
+        for number, node in enumerate(fleet.nodes):
+            name = f"node {node.name} alone"
+            members = tuple(d.index for d in fleet.devices if d.node == number)
+            kind = (tuple(sorted(Counter(t.name for t in node.devices).items())), node.link)
+            if members in seen:
+                left_out[name] = f"is {seen[members]}"
+            elif kind in kinds:
+                left_out[name] = f"is like {kinds[kind]}"
+            else:
+                seen[members] = kinds[kind] = name
+                yield name, members
+        count = Counter(c.type.name for c in fleet.classes)
+        for each in fleet.classes:
+            name = f"{each.type.name} alone"
+            if count[each.type.name] > 1:
+                name = f"{each.type.name} of {fleet.devices[each.members[0]].name} alone"
+            if each.members in seen:
+                left_out[name] = f"is {seen[each.members]}"
+            else:
+                seen[each.members] = name
+                yield name, each.members

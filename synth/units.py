@@ -18,6 +18,9 @@ from shardwright.ir.rules import cuts, rule_of
 #: A dimension of an operand or result of an equation (operands are counted first).
 Place: TypeAlias = tuple[int, int]
 
+#: Name of dimensions that are tied together.
+Dim: TypeAlias = int
+
 
 @per_form
 def ties(equation: Equation) -> tuple[tuple[Place, ...], ...]:
@@ -116,6 +119,10 @@ class Units:
             )
             found = self._found[value] = self._interned.setdefault(found, found)
         return found
+
+    def group(self, value: Value, dim: int) -> Dim:
+        """One name for all dimensions tied to this one."""
+        return self._find(self._first[value] + dim)
 
     def unit(self, value: Value, dim: int) -> int:
         """`of` one dimension."""

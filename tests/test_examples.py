@@ -20,10 +20,16 @@ import jax
 import numpy as np
 import pytest
 
-from shardwright import Fleet, Plan, ReplicatedWarning, synthesize
+from shardwright import Fleet, Plan, ReplicatedWarning, baselines, synthesize
 from shardwright.backends.launch import find_mpiexec, rank_environment
+from shardwright.backends.verify import verify_program
+from shardwright.cost.model import CostModel
 from shardwright.ir.placement import Shard
 from shardwright.ir.program import Move
+from shardwright.ir.trace import trace
+from shardwright.synth.baselines import Workshop
+from shardwright.synth.recipes import RECIPES
+from shardwright.synth.space import Space
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -110,6 +116,39 @@ def test_tiny_steps_verify(example: str) -> None:
 @pytest.mark.parametrize("example", TINY)
 def test_tiny_steps_verify_on_fleets_of_all_sizes(example: str, devices: int) -> None:
     check(example, devices)
+
+
+def check_baseline(example: str, recipe: str) -> None:
+    """One baseline of an example on three unequal devices computes the step."""
+    step, args = made(example)
+    traced = trace(step, *args)
+    workshop = Workshop(traced.graph, Space(traced.graph), CostModel(fleet(3)))
+    found = workshop.whole_fleet([each for each in RECIPES if each.name == recipe])
+    if recipe in found.left_out:
+        assert recipe == "expert parallelism" and example != "bert_moe:tiny", found.left_out
+        return
+    (baseline,) = found
+    result = verify_program(traced, baseline.program, baseline.ratios, jax.tree.leaves(args))
+    assert result.ok, result
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("recipe", [recipe.name for recipe in RECIPES])
+@pytest.mark.parametrize("example", TINY)
+def test_all_baselines_of_tiny_steps_verify(example: str, recipe: str) -> None:
+    check_baseline(example, recipe)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("example", TINY)
+def test_no_plan_is_worse_than_a_baseline(example: str, devices: int) -> None:
+    step, args = made(example)
+    plan = planned(example, devices)
+    found = baselines(step, *args, fleet=fleet(devices), plan=plan)
+    best = min((b for b in found if b.fits and len(b.devices) == devices), key=lambda b: b.cost_s)
+    assert plan.fits
+    assert plan.cost_s <= best.cost_s * (1 + 1e-9), (best.name, plan.cost_s / best.cost_s)
 
 
 def some_ratios(devices: int, seed: int) -> tuple[float, ...]:

@@ -8,28 +8,35 @@ print(plan)
 step = plan.compile(train_step, backend="reference")
 """
 
-from shardwright.api import ReplicatedWarning, synthesize
+from shardwright.api import ReplicatedWarning, baselines, synthesize
 from shardwright.backends.verify import VerifyResult
 from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.kernels import kernel_s
 from shardwright.ir.errors import InputError, PlanError, ProgramError, ShardwrightError, TraceError
+from shardwright.ir.placement import Replicate, Shard
 from shardwright.plan import Plan
 from shardwright.strategies import Strategy, add_strategy
+from shardwright.synth.baselines import Baseline, Baselines
 
 __all__ = [
+    "Baseline",
+    "Baselines",
     "DeviceType",
     "Fleet",
     "InputError",
     "Plan",
     "PlanError",
     "ProgramError",
+    "Replicate",
     "ReplicatedWarning",
+    "Shard",
     "ShardwrightError",
     "Strategy",
     "TraceError",
     "VerifyResult",
     "add_strategy",
+    "baselines",
     "kernel_s",
     "synthesize",
 ]

@@ -1,31 +1,36 @@
-"""`synthesize`: from a training step and a fleet to a plan."""
+"""`synthesize`: from a training step and a fleet to a plan; `baselines`: what people do without one."""
 
 from __future__ import annotations
 
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
-from shardwright.cost.bill import Item
+from shardwright.constraints import Constraints, conflict, factors, priced, resolve
+from shardwright.cost.bill import Item, bill
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.memory import footprint
 from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import timeline
-from shardwright.ir.errors import InputError
+from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.patterns import patterns
 from shardwright.ir.rules import rule_of
 from shardwright.ir.trace import StateMap, Traced, source_line, trace
-from shardwright.plan import Exchanged, Plan, Stats
-from shardwright.synth import baselines
+from shardwright.plan import Exchanged, PinPrice, Plan, Stats
 from shardwright.synth.alternate import Synthesis, Timer
 from shardwright.synth.alternate import synthesize as search
-from shardwright.synth.baselines import Baseline
+from shardwright.synth.baselines import Baseline, Baselines, Workshop
+from shardwright.synth.pricing import Prices
+from shardwright.synth.recipes import RECIPES
+from shardwright.synth.solve import bound
 from shardwright.synth.space import Space
 
 
@@ -38,6 +43,8 @@ def synthesize(
     *args: Any,
     fleet: Fleet,
     state: StateMap | None = None,
+    constraints: Constraints | None = None,
+    time_limit_s: float | None = None,
     tick: Callable[[str], None] = lambda what: None,
 ) -> Plan:
     """Plan a single-device training step for a fleet.
@@ -49,24 +56,25 @@ def synthesize(
         fleet: the devices.
         state: argument (position or name) -> output path, where the outputs that continue the arguments
             are not simply the leading ones in the same order; `{}` for none.
+        constraints: placements of arguments that are fixed: path pattern -> placement, such as
+            `{"params/*/kernel": Shard(0)}`, or a function of name and type that returns a placement or None.
+            The state that continues an argument lies as it does. The plan shows what each pin costs.
+        time_limit_s: seconds after which no further search begins; the best plan so far is returned. With 0
+            it is the best baseline that fits.
         tick: told what begins (for progress displays).
 
     Returns:
         The best plan found, with its certificate.
 
     Raises:
-        InputError: an argument is no array, or a state entry does not match.
+        InputError: an argument is no array, a state entry does not match, or a pin cannot be kept.
         TraceError: the step cannot be traced or has side effects.
 
     Warns:
         ReplicatedWarning: a primitive has no rule and runs replicated.
     """
-    if not isinstance(fleet, Fleet):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError(
-            place="fleet",
-            reason=f"is a {type(fleet).__name__}",
-            remedy="Pass shardwright.Fleet.load('fleet.yaml')",
-        )
+    _check_fleet(fleet)
+    _check_limit(time_limit_s, constraints)
     tick("tracing the step")
     traced = trace(train_step, *args, state=state)
     model = CostModel(fleet)
@@ -74,8 +82,20 @@ def synthesize(
     start = time.perf_counter()
     space = Space(traced.graph)
     space_s = time.perf_counter() - start
-    timer = Timer(tick)
-    found = search(traced.graph, space, model, timer)
+    pins = () if constraints is None else resolve(constraints, traced.graph, space)
+    timer = Timer(tick, time_limit_s)
+    if time_limit_s == 0:
+        found = _without_search(traced, space, model, timer)
+    else:
+        try:
+            found = search(traced.graph, space, model, timer, factors(pins, space))
+        except PlanError as error:
+            if not pins:
+                raise
+            raise conflict(pins, space, model) from error
+        if not pins:
+            found = _fitting(traced, space, model, found, timer)
+    prices = priced(pins, traced.graph, space, model, found.ratios, found.cost_s)
     replicated = _replicated(traced.graph, space)
     for primitive, why in replicated.items():
         warnings.warn(f"{primitive} runs replicated: {why}", ReplicatedWarning, stacklevel=2)
@@ -90,16 +110,142 @@ def synthesize(
         choices=len(space.choices),
         replicated=replicated,
     )
-    return _plan(traced, space, model, found, stats, state)
+    return _plan(traced, space, model, found, stats, state, prices)
+
+
+def baselines(
+    train_step: Callable[..., Any],
+    *args: Any,
+    fleet: Fleet,
+    state: StateMap | None = None,
+    axes: Literal[1, "auto"] = "auto",
+    plan: Plan | None = None,
+    tick: Callable[[str], None] = lambda what: None,
+) -> Baselines:
+    """What people do without a planner: programs of the same IR, priced by the same model.
+
+    Args:
+        train_step: see `synthesize`.
+        args: see `synthesize`.
+        fleet: the devices.
+        state: see `synthesize`.
+        axes: mesh axes of the programs; one is all there is.
+        plan: a plan of the same step and fleet, to which each baseline's cost is related (`relative`).
+        tick: told what begins (for progress displays).
+
+    Returns:
+        A list of `Baseline`; its `left_out` says of every other one why it does not apply.
+
+    Raises:
+        InputError: an argument is no array, a state entry does not match, or there are no such axes.
+        PlanError: `plan` is of another step or fleet.
+        TraceError: the step cannot be traced or has side effects.
+    """
+    _check_fleet(fleet)
+    if axes not in (1, "auto"):
+        raise InputError(place="axes", reason=f"is {axes!r}", remedy="Pass 1 or 'auto'")
+    tick("tracing the step")
+    if plan is not None and plan.fleet != fleet:
+        raise PlanError(place="plan", reason="is for another fleet", remedy="Pass a plan for this fleet")
+    traced = trace(train_step, *args, state=state) if plan is None else plan.attach(train_step, *args)
+    tick("building the choice graph")
+    found = Workshop(traced.graph, Space(traced.graph), CostModel(fleet), tick).all()
+    if plan is None or not plan.cost_s:
+        return found
+    return Baselines([replace(b, relative=b.cost_s / plan.cost_s) for b in found], found.left_out)
 
 
 def data_parallel(traced: Traced, fleet: Fleet) -> tuple[Baseline, ...]:
     """Even and proportional data parallelism of a traced step, priced like a plan."""
-    return baselines.data_parallel(traced.graph, Space(traced.graph), CostModel(fleet))
+    recipes = [recipe for recipe in RECIPES if recipe.name.endswith("data parallelism")]
+    return tuple(Workshop(traced.graph, Space(traced.graph), CostModel(fleet)).whole_fleet(recipes))
+
+
+def _without_search(traced: Traced, space: Space, model: CostModel, timer: Timer) -> Synthesis:
+    """The best baseline on all devices, one that fits before any that does not, with its bound."""
+    with timer.search():
+        found = Workshop(traced.graph, space, model).whole_fleet()
+        best = min(found, key=lambda b: (not b.fits, b.cost_s), default=None)
+        if best is None:
+            raise PlanError(
+                place="time limit",
+                reason="is 0, and no baseline applies to this step",
+                remedy="Allow some time to search",
+            )
+        bound_s = min(bound(space, Prices.floors(model)), best.cost_s)
+    gap = (best.cost_s - bound_s) / best.cost_s if best.cost_s else 0.0
+    notes = [f"nothing was searched: the time limit is 0, and this is {best.name}"]
+    if not best.fits:
+        notes.append("no baseline fits into every device's memory")
+    return Synthesis(
+        program=best.program,
+        ratios=best.ratios,
+        cost_s=best.cost_s,
+        bound_s=bound_s,
+        search_gap=gap,
+        expanded=0,
+        searches=0,
+        notes=tuple(notes),
+        items=tuple(bill(best.program, traced.graph, model)),
+        memory=footprint(best.program, traced.graph),
+    )
+
+
+def _fitting(traced: Traced, space: Space, model: CostModel, found: Synthesis, timer: Timer) -> Synthesis:
+    """What was found if it fits; else the best baseline on all devices that does, if there is one."""
+    if _fits(model.fleet, found.memory.peak(np.asarray(found.ratios))):
+        return found
+    with timer.search():
+        best = Workshop(traced.graph, space, model).whole_fleet().best_fitting()
+    if best is None:
+        return found
+    note = f"what was searched does not fit into memory; this is {best.name}, which does"
+    notes = (*(n for n in found.notes if "fit a program found" not in n), note)
+    return replace(
+        found,
+        program=best.program,
+        ratios=best.ratios,
+        cost_s=best.cost_s,
+        notes=notes,
+        items=tuple(bill(best.program, traced.graph, model)),
+        memory=footprint(best.program, traced.graph),
+    )
+
+
+def _fits(fleet: Fleet, memory: Iterable[float]) -> bool:
+    return all(peak <= device.type.memory_bytes for peak, device in zip(memory, fleet.devices, strict=True))
+
+
+def _check_fleet(fleet: object) -> None:
+    if not isinstance(fleet, Fleet):
+        raise InputError(
+            place="fleet",
+            reason=f"is a {type(fleet).__name__}",
+            remedy="Pass shardwright.Fleet.load('fleet.yaml')",
+        )
+
+
+def _check_limit(time_limit_s: float | None, constraints: Constraints | None) -> None:
+    if time_limit_s is None:
+        return
+    if not time_limit_s >= 0:
+        raise InputError(place="time limit", reason=f"is {time_limit_s:g} s", remedy="Pass 0 or more seconds")
+    if time_limit_s == 0 and constraints:
+        raise InputError(
+            place="time limit",
+            reason="is 0, which leaves no time to look for a program that keeps to the pins",
+            remedy="Allow some time, or leave the pins out",
+        )
 
 
 def _plan(
-    traced: Traced, space: Space, model: CostModel, found: Synthesis, stats: Stats, state: StateMap | None
+    traced: Traced,
+    space: Space,
+    model: CostModel,
+    found: Synthesis,
+    stats: Stats,
+    state: StateMap | None,
+    pins: tuple[PinPrice, ...],
 ) -> Plan:
     items = found.items
     memory = tuple(int(peak) for peak in found.memory.peak(np.asarray(found.ratios)))
@@ -111,7 +257,7 @@ def _plan(
         cost_s=found.cost_s,
         bound_s=found.bound_s,
         memory_bytes=memory,
-        fits=all(b <= d.type.memory_bytes for b, d in zip(memory, model.fleet.devices, strict=True)),
+        fits=_fits(model.fleet, memory),
         exchanges=_exchanges(items, patterns(found.program, traced.graph), model, found.ratios),
         held={name: str(p) for name, p in zip(names, found.program.inputs, strict=True)},
         state=traced.state_names,
@@ -121,6 +267,8 @@ def _plan(
         fingerprint=traced.fingerprint,
         versions={"shardwright": version("shardwright"), "jax": jax.__version__},
         stats=stats,
+        search_gap=found.search_gap,
+        pins=pins,
         traced=traced,
     )
 

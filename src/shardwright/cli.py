@@ -17,15 +17,16 @@ import click
 import jax
 from rich.console import Console
 
-from shardwright.api import ReplicatedWarning, data_parallel, synthesize
+from shardwright.api import ReplicatedWarning, baselines, data_parallel, synthesize
 from shardwright.backends.launch import find_mpiexec, launch, under_mpi
 from shardwright.cost.fleet import Fleet
 from shardwright.execute import BACKENDS
 from shardwright.factory import load_factory
 from shardwright.ir.errors import InputError, ShardwrightError
 from shardwright.ir.graph import TensorType
+from shardwright.options import parse_pins, parse_time_limit
 from shardwright.plan import Plan
-from shardwright.report import duration, layout, render
+from shardwright.report import against, baselines_to_json, duration, layout, render
 from shardwright.synth.baselines import Baseline
 
 
@@ -59,17 +60,28 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 @_factory
 @_fleet
 @click.option("-o", "--output", metavar="PLAN.json", help="Write the plan to this file.")
-@click.option("--baselines", is_flag=True, help="Price data parallelism beside the plan.")
+@click.option("--baselines", "with_baselines", is_flag=True, help="Price data parallelism beside the plan.")
 @click.option("--program", "with_program", is_flag=True, help="Print the program, too.")
+@click.option("--pin", "pins", multiple=True, metavar="PATTERN=PLACEMENT", help="Fix where arguments lie.")
+@click.option("--time-limit", metavar="DURATION", help="Begin no search after this, such as 10s; 0: none.")
 @_json
 def plan(
-    target: str, fleet_path: str, output: str | None, baselines: bool, with_program: bool, as_json: bool
+    target: str,
+    fleet_path: str,
+    output: str | None,
+    with_baselines: bool,
+    with_program: bool,
+    pins: tuple[str, ...],
+    time_limit: str | None,
+    as_json: bool,
 ) -> None:
     """Plan the step that FACTORY() returns, as (train_step, args), for a fleet."""
     fleet = Fleet.load(fleet_path)
     _check_writable(output)
+    limit_s = parse_time_limit(time_limit)
+    constraints = parse_pins(pins)
     step, args = load_factory(target)
-    made = _plan(step, args, fleet)
+    made = _plan(step, args, fleet, constraints=constraints, time_limit_s=limit_s)
     if output is not None:
         made.save(output)
     if as_json:
@@ -77,13 +89,30 @@ def plan(
         return
     assert made.traced is not None
     compared: tuple[Baseline, ...] = ()
-    if baselines:
+    if with_baselines:
         with _progress() as tick:
             tick("pricing data parallelism")
             compared = data_parallel(made.traced, fleet)
     click.echo(render(layout(made, compared), colour=sys.stdout.isatty()))
     if with_program:
         click.echo(made.text())
+
+
+@main.command("baselines")
+@_factory
+@_fleet
+@_json
+def price_baselines(target: str, fleet_path: str, as_json: bool) -> None:
+    """Price what people do without a planner, beside the plan."""
+    fleet = Fleet.load(fleet_path)
+    step, args = load_factory(target)
+    made = _plan(step, args, fleet)
+    with _progress() as tick:
+        found = baselines(step, *args, fleet=fleet, plan=made, tick=tick)
+    if as_json:
+        click.echo(json.dumps(baselines_to_json(made, found)))
+    else:
+        click.echo(render(against(made, found), colour=sys.stdout.isatty()))
 
 
 @main.command()
@@ -209,11 +238,11 @@ def _load_or_plan(
     return _plan(step, args, Fleet.load(fleet_path))
 
 
-def _plan(step: Callable[..., Any], args: tuple[Any, ...], fleet: Fleet) -> Plan:
+def _plan(step: Callable[..., Any], args: tuple[Any, ...], fleet: Fleet, **options: Any) -> Plan:
     """Plan with progress; warnings become lines on stderr."""
     with _progress() as tick, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ReplicatedWarning)
-        made = synthesize(step, *args, fleet=fleet, tick=tick)
+        made = synthesize(step, *args, fleet=fleet, tick=tick, **options)
     for warning in caught:
         if issubclass(warning.category, ReplicatedWarning):
             click.echo(f"warning: {warning.message}", err=True)

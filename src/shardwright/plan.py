@@ -77,6 +77,15 @@ class Exchanged:
     pattern: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class PinPrice:
+    """A pin and its price: seconds by which the plan is dearer than the best program without it."""
+
+    name: str
+    placement: str
+    price_s: float
+
+
 @dataclass(frozen=True)
 class Plan:
     """A distributed program for a fleet, with its ratios, costs and certificate.
@@ -98,6 +107,10 @@ class Plan:
         fingerprint: of the traced step.
         versions: shardwright and jax versions the plan was made with.
         stats: where planning time went.
+        search_gap: how much cheaper a program could be at ratios that were searched; 0 if no search stopped
+            early.
+        axes: mesh axes of the space.
+        pins: placements that the user fixed, and what each costs.
         traced: the step, where the plan was made in this process; not saved.
     """
 
@@ -117,6 +130,9 @@ class Plan:
     fingerprint: str
     versions: Mapping[str, str]
     stats: Stats
+    search_gap: float = 0.0
+    axes: int = 1
+    pins: tuple[PinPrice, ...] = ()
     traced: Traced | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -163,6 +179,9 @@ class Plan:
             "cost_s": self.cost_s,
             "bound_s": self.bound_s,
             "gap": self.gap,
+            "search_gap": self.search_gap,
+            "axes": self.axes,
+            "pins": [{"name": p.name, "placement": p.placement, "price_s": p.price_s} for p in self.pins],
             "memory_bytes": list(self.memory_bytes),
             "fits": self.fits,
             "exchanges": [_exchange(e) for e in self.exchanges],
@@ -269,6 +288,9 @@ class Plan:
             fingerprint=data["fingerprint"],
             versions=data["versions"],
             stats=Stats(**data["stats"]),
+            search_gap=data.get("search_gap", 0.0),
+            axes=data.get("axes", 1),
+            pins=tuple(PinPrice(**entry) for entry in data.get("pins", ())),
         )
 
     # -- the step ----------------------------------------------------------------------------------

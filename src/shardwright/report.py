@@ -16,7 +16,8 @@ from rich.text import Text
 from shardwright.ir.placement import Shard
 from shardwright.ir.program import Move
 from shardwright.ir.rules import Signature
-from shardwright.synth.baselines import Baseline
+from shardwright.ir.serialize import program_to_json
+from shardwright.synth.baselines import Baseline, Baselines
 
 if TYPE_CHECKING:
     from shardwright.plan import Plan
@@ -45,6 +46,8 @@ def layout(plan: Plan, baselines: Sequence[Baseline] = ()) -> Group:
     if baselines:
         parts.append(_section(_compared(plan, baselines)))
     parts.append(_section(_held(plan)))
+    if plan.pins:
+        parts.append(_section(_pins(plan)))
     if not _anything_sharded(plan):
         parts.insert(1, Text("  nothing is sharded: every device runs the whole step\n", style="bold"))
     notes = [*(f"replicated: {k}: {why}" for k, why in plan.stats.replicated.items()), *plan.assumptions]
@@ -140,6 +143,51 @@ def _compared(plan: Plan, baselines: Sequence[Baseline]) -> Table:
     return table
 
 
+def against(plan: Plan, baselines: Baselines) -> Group:
+    """The baselines beside the plan: costs, memory, and which were left out and why."""
+    table = Table(title=f"baselines for {plan.fleet}", title_justify="left", box=None, pad_edge=False)
+    kinds = [(kind.type.name, kind.members) for kind in plan.fleet.classes]
+    types = (name for name, _ in kinds)
+    table.add_column("", no_wrap=True)
+    for name in ("cost per step", "predicted step", *types, "fits", "against the plan"):
+        table.add_column(name, justify="right", overflow="fold")
+    rows = [("this plan", plan.cost_s, plan.iteration_s, plan.memory_bytes, plan.fits)]
+    rows += [(b.name, b.cost_s, b.iteration_s, b.memory_bytes, b.fits) for b in baselines]
+    for name, cost_s, iteration_s, memory, fits in rows:
+        peaks = (max(memory[i] for i in members) for _, members in kinds)
+        ratio = f"{cost_s / plan.cost_s:.2f} ×" if plan.cost_s else ""
+        used = (size(peak) if peak else "-" for peak in peaks)
+        table.add_row(name, duration(cost_s), duration(iteration_s), *used, "yes" if fits else "no", ratio)
+    notes = [Text(f"left out: {name}: {why}") for name, why in baselines.left_out.items()]
+    return Group(_section(table), *notes)
+
+
+def baselines_to_json(plan: Plan, baselines: Baselines) -> dict[str, object]:
+    """The same as plain data; programs as in a plan file."""
+    return {
+        "fleet": plan.fleet.name,
+        "axes": plan.axes,
+        "devices": list(plan.devices),
+        "plan": {name: getattr(plan, name) for name in ("cost_s", "iteration_s", "bound_s", "gap", "fits")}
+        | {"memory_bytes": list(plan.memory_bytes), "ratios": list(plan.ratios)},
+        "baselines": [
+            {
+                "name": b.name,
+                "cost_s": b.cost_s,
+                "iteration_s": b.iteration_s,
+                "memory_bytes": list(b.memory_bytes),
+                "fits": b.fits,
+                "relative": b.cost_s / plan.cost_s if plan.cost_s else None,
+                "devices": list(b.devices),
+                "ratios": list(b.ratios),
+                "program": program_to_json(b.program),
+            }
+            for b in baselines
+        ],
+        "left_out": dict(baselines.left_out),
+    }
+
+
 def _held(plan: Plan) -> Table:
     """Inputs by argument and placement: a model has hundreds of leaves and few kinds of them."""
     table = Table(title="where inputs lie", title_justify="left", box=None, pad_edge=False)
@@ -158,6 +206,21 @@ def _held(plan: Plan) -> Table:
     return table
 
 
+def _pins(plan: Plan) -> Table:
+    """What every pin costs."""
+    table = Table(title="pins", title_justify="left", box=None, pad_edge=False)
+    for name in ("pinned", "placement", "cost with it", "without it", "its price"):
+        table.add_column(
+            name, justify="left" if name in ("pinned", "placement") else "right", overflow="fold"
+        )
+    for pin in plan.pins:
+        without_s = plan.cost_s - pin.price_s
+        table.add_row(
+            pin.name, pin.placement, duration(plan.cost_s), duration(without_s), duration(pin.price_s)
+        )
+    return table
+
+
 def _argument(name: str) -> str:
     """`params` of `params['blocks'][0]`."""
     return re.split(r"[\[.]", name, maxsplit=1)[0]
@@ -168,7 +231,7 @@ def duration(seconds: float) -> str:
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"
+    return f"{seconds / 1e-9:.3g} ns" if seconds else "0 s"
 
 
 def size(nbytes: float) -> str:

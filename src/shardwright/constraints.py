@@ -1,0 +1,196 @@
+"""Pins: placements of arguments that the user fixes, and what each of them costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from re import sub
+from typing import TypeAlias
+
+from shardwright.cost.bill import bill, seconds
+from shardwright.cost.model import CostModel
+from shardwright.ir.errors import InputError, PlanError, ProgramError
+from shardwright.ir.graph import Graph, TensorType, Value
+from shardwright.ir.placement import Partial, Placement, Replicate, Shard, parse_placement
+from shardwright.plan import PinPrice
+from shardwright.synth.conversions import shards
+from shardwright.synth.emit import emit
+from shardwright.synth.factors import Use
+from shardwright.synth.pins import pin
+from shardwright.synth.pricing import Prices
+from shardwright.synth.solve import solve
+from shardwright.synth.space import Space
+
+#: Path pattern -> placement, or a function of name and type that returns one, or None where it fixes nothing.
+Constraints: TypeAlias = Mapping[str, Placement | str] | Callable[[str, TensorType], Placement | str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One pin: what the user called it, the placement, and the arguments that it fixes."""
+
+    name: str
+    placement: Placement
+    values: tuple[Value, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.placement}"
+
+
+def path_of(name: str) -> str:
+    """`params/blocks/0/kernel` of `params['blocks'][0].kernel`; what is in that form stays as it is."""
+    attributes = sub(r"(\]|^\w+)\.(?=[A-Za-z_])", r"\1/", name)
+    return sub(r"\[(?:'([^']*)'|\"([^\"]*)\"|(\d+|\*))\]", r"/\1\2\3", attributes)
+
+
+def resolve(constraints: Constraints, graph: Graph, space: Space) -> tuple[Pin, ...]:
+    """The pins that constraints stand for.
+
+    A pattern is a path (`params/*/kernel`, or as in the plan, `params['w']`), matched as file names are; `*`
+    also matches `/`. What a function fixes in one placement is one pin.
+
+    Raises:
+        InputError: a pattern matches nothing, a placement is none or not possible for an argument, or two
+            pins ask for different placements of one argument.
+    """
+    arguments = dict(zip(graph.input_names, graph.inputs, strict=True))
+    if callable(constraints):
+        found = _by_function(constraints, arguments)
+    else:
+        found = [_by_pattern(pattern, given, arguments) for pattern, given in constraints.items()]
+    names = {value: name for name, value in arguments.items()}
+    for each in found:
+        for value in each.values:
+            _check(each, names[value], value, space)
+    _refuse_contradictions(found, names, space)
+    return tuple(found)
+
+
+def factors(pins: Sequence[Pin], space: Space) -> tuple[Use, ...]:
+    """The factors that enforce pins in a search."""
+    return tuple(
+        pin(space.root.choice[value], lambda p, wanted=each.placement: _agrees(p, wanted))
+        for each in pins
+        for value in each.values
+    )
+
+
+def conflict(pins: Sequence[Pin], space: Space, model: CostModel) -> InputError:
+    """The error for pins that no program keeps to: a smallest set of them, none of which can be left out."""
+    even = Prices.at(model, (1 / len(model.class_of),) * len(model.class_of))
+
+    def possible(some: Sequence[Pin]) -> bool:
+        try:
+            solve(space, even, extra=factors(some, space))
+        except PlanError:
+            return False
+        return True
+
+    left = list(pins)
+    for each in pins:
+        others = [other for other in left if other is not each]
+        if not possible(others):
+            left = others
+    return _contradiction(left)
+
+
+def priced(
+    pins: Sequence[Pin], graph: Graph, space: Space, model: CostModel, ratios: Sequence[float], cost_s: float
+) -> tuple[PinPrice, ...]:
+    """What each pin costs: `cost_s` less that of the best program without it, at the same ratios."""
+    found: list[PinPrice] = []
+    for each in pins:
+        prices = Prices.at(model, ratios)
+        others = factors([other for other in pins if other is not each], space)
+        program = emit(space, solve(space, prices, extra=others).assignment, prices)
+        without_s = min(cost_s, seconds(bill(program, graph, model), model, ratios))
+        found.append(PinPrice(each.name, str(each.placement), cost_s - without_s))
+    return tuple(found)
+
+
+def _by_pattern(pattern: str, given: Placement | str, arguments: Mapping[str, Value]) -> Pin:
+    wanted = path_of(pattern)
+    paths = {path_of(name): name for name in arguments}
+    matched = [name for path, name in paths.items() if path == wanted or fnmatchcase(path, wanted)]
+    if not matched:
+        near = get_close_matches(wanted, paths, n=3, cutoff=0.4) or list(paths)[:3]
+        raise InputError(
+            place=f"pin {pattern!r}",
+            reason="matches no argument of the step",
+            remedy=f"Near matches: {', '.join(near)}",
+        )
+    return Pin(pattern, _placement(pattern, given), tuple(arguments[name] for name in matched))
+
+
+def _by_function(
+    constraints: Callable[[str, TensorType], Placement | str | None], arguments: Mapping[str, Value]
+) -> list[Pin]:
+    called = getattr(constraints, "__name__", "constraints")
+    chosen: dict[Placement, list[Value]] = {}
+    for name, value in arguments.items():
+        given = constraints(name, value.type)
+        if given is not None:
+            chosen.setdefault(_placement(name, given), []).append(value)
+    return [Pin(f"{called} -> {p}", p, tuple(values)) for p, values in chosen.items()]
+
+
+def _placement(name: str, given: object) -> Placement:
+    remedy = "Give shardwright.Shard(dim), shardwright.Replicate(), or one of the texts 'S(dim)' and 'R'"
+    found: object = given
+    if isinstance(given, str):
+        try:
+            found = parse_placement(given.strip())
+        except ProgramError as error:
+            raise InputError(
+                place=f"pin {name!r}", reason=f"{given!r} is no placement", remedy=remedy
+            ) from error
+    if isinstance(found, Partial):
+        raise InputError(
+            place=f"pin {name!r}", reason="an argument is a whole tensor, no part of a sum", remedy=remedy
+        )
+    if not isinstance(found, Replicate | Shard):
+        raise InputError(place=f"pin {name!r}", reason=f"{given!r} is no placement", remedy=remedy)
+    return found
+
+
+def _agrees(placement: Placement, wanted: Placement) -> bool:
+    """Whether a placement is the one wanted; the planner knows best in which units a dimension is cut."""
+    if isinstance(placement, Shard) and isinstance(wanted, Shard):
+        return placement.dim == wanted.dim and wanted.unit in (1, placement.unit)
+    return placement == wanted
+
+
+def _check(each: Pin, name: str, value: Value, space: Space) -> None:
+    options = shards(space.units.of(value))
+    if isinstance(each.placement, Shard) and not any(_agrees(s, each.placement) for s in options):
+        can = ", ".join(f"{s.dim}" if s.unit == 1 else f"{s.dim} (in units of {s.unit})" for s in options)
+        raise InputError(
+            place=f"pin {each.name!r}",
+            reason=f"{name} of shape {value.type.shape} cannot be cut as {each.placement}",
+            remedy=f"Dimensions that can be cut: {can}" if can else "It can only be whole: 'R'",
+        )
+
+
+def _refuse_contradictions(pins: Sequence[Pin], names: Mapping[Value, str], space: Space) -> None:
+    """Two pins of one choice to different placements; the search need not be asked."""
+    first: dict[object, tuple[Pin, Value]] = {}
+    for each in pins:
+        for value in each.values:
+            other, of = first.setdefault(space.root.choice[value], (each, value))
+            if not (_agrees(each.placement, other.placement) or _agrees(other.placement, each.placement)):
+                why = (
+                    f"{names[value]} is given both"
+                    if value is of
+                    else f"{names[of]} and {names[value]} are computed together, in one placement"
+                )
+                raise _contradiction([other, each], why)
+
+
+def _contradiction(pins: Sequence[Pin], why: str = "no program keeps to all of them") -> InputError:
+    return InputError(
+        place="pins",
+        reason=f"{' and '.join(map(str, pins))} contradict each other: {why}",
+        remedy="Leave one of them out",
+    )

@@ -1,0 +1,46 @@
+"""Values of command line options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from re import fullmatch
+
+from shardwright.cost.quantity import DURATION, parse_quantity
+from shardwright.ir.errors import InputError
+
+
+def parse_pins(given: Sequence[str]) -> Mapping[str, str] | None:
+    """`PATTERN=PLACEMENT` options as constraints; None without any.
+
+    Raises:
+        InputError: an option has no `=`, or two fix the same pattern.
+    """
+    found: dict[str, str] = {}
+    for text in given:
+        pattern, equals, placement = text.rpartition("=")
+        if not equals or not pattern:
+            raise InputError(
+                place=f"--pin {text}",
+                reason="has no pattern and placement",
+                remedy="Write --pin 'params/*/kernel=S(0)'",
+            )
+        if found.setdefault(pattern, placement) != placement:
+            raise InputError(
+                place=f"--pin {text}",
+                reason=f"{pattern} is pinned to {found[pattern]} already",
+                remedy="Leave one of them out",
+            )
+    return found or None
+
+
+def parse_time_limit(given: str | None) -> float | None:
+    """Seconds of a duration such as `10s`; a plain 0 is allowed.
+
+    Raises:
+        InputError: `given` is no duration.
+    """
+    if given is None:
+        return None
+    if fullmatch(r"0+(\.0*)?\s*(s|ms|us|µs|ns)?", given.strip()):
+        return 0.0
+    return parse_quantity(given, DURATION, place="--time-limit")
