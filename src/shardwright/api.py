@@ -20,7 +20,7 @@ from shardwright.ir.errors import InputError
 from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.rules import rule_of
 from shardwright.ir.trace import StateMap, Traced, source_line, trace
-from shardwright.plan import Exchanged, Plan, Stats
+from shardwright.plan import Exchanged, Plan, Spent, Stats
 from shardwright.synth import baselines
 from shardwright.synth.alternate import Synthesis, Timer
 from shardwright.synth.alternate import synthesize as search
@@ -102,11 +102,12 @@ def _plan(
 ) -> Plan:
     items = bill(found.program, traced.graph, model)
     memory = peak_bytes(found.program, traced.graph, found.ratios)
+    laid_out = timeline(items, model, found.ratios)
     names = traced.graph.input_names
     return Plan(
         program=found.program,
         ratios=found.ratios,
-        iteration_s=timeline(items, model, found.ratios).iteration_s,
+        iteration_s=laid_out.iteration_s,
         cost_s=found.cost_s,
         bound_s=found.bound_s,
         memory_bytes=memory,
@@ -120,6 +121,7 @@ def _plan(
         fingerprint=traced.fingerprint,
         versions={"shardwright": version("shardwright"), "jax": jax.__version__},
         stats=stats,
+        spent=Spent.of(laid_out),
         traced=traced,
     )
 

@@ -20,11 +20,12 @@ from rich.console import Console
 from shardwright.api import ReplicatedWarning, data_parallel, synthesize
 from shardwright.backends.launch import find_mpiexec, launch, under_mpi
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.trace_events import trace_events
 from shardwright.execute import BACKENDS
 from shardwright.factory import load_factory
 from shardwright.ir.errors import InputError, ShardwrightError
 from shardwright.ir.graph import TensorType
-from shardwright.plan import Plan
+from shardwright.plan import Plan, write_whole
 from shardwright.report import duration, layout, render
 from shardwright.synth.baselines import Baseline
 
@@ -61,17 +62,28 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 @click.option("-o", "--output", metavar="PLAN.json", help="Write the plan to this file.")
 @click.option("--baselines", is_flag=True, help="Price data parallelism beside the plan.")
 @click.option("--program", "with_program", is_flag=True, help="Print the program, too.")
+@click.option("--timeline", "trace_path", metavar="TRACE.json", help="Write the step in time, for Perfetto.")
 @_json
 def plan(
-    target: str, fleet_path: str, output: str | None, baselines: bool, with_program: bool, as_json: bool
+    target: str,
+    fleet_path: str,
+    output: str | None,
+    baselines: bool,
+    with_program: bool,
+    trace_path: str | None,
+    as_json: bool,
 ) -> None:
     """Plan the step that FACTORY() returns, as (train_step, args), for a fleet."""
     fleet = Fleet.load(fleet_path)
     _check_writable(output)
+    _check_writable(trace_path, "--timeline")
     step, args = load_factory(target)
     made = _plan(step, args, fleet)
     if output is not None:
         made.save(output)
+    if trace_path is not None:
+        events = trace_events(made.timeline(), made.devices, f"{target} on {fleet.name}")
+        write_whole(trace_path, json.dumps(events) + "\n")
     if as_json:
         click.echo(json.dumps(made.to_dict()))
         return
@@ -229,16 +241,16 @@ def _check_concrete(target: str, args: tuple[Any, ...]) -> None:
         )
 
 
-def _check_writable(output: str | None) -> None:
+def _check_writable(output: str | None, option: str = "-o") -> None:
     """Find out before the work, not after it."""
     if output is None:
         return
     if Path(output).is_dir():
-        raise InputError(place=output, reason="is a folder", remedy="Name a file with -o")
+        raise InputError(place=output, reason="is a folder", remedy=f"Name a file with {option}")
     folder = Path(output).resolve().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise InputError(
-            place=output, reason="its folder cannot be written", remedy="Choose another path for -o"
+            place=output, reason="its folder cannot be written", remedy=f"Choose another path for {option}"
         )
 
 
