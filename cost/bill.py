@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import TypeAlias
 
 import numpy as np
@@ -13,13 +14,16 @@ from shardwright.cost.model import CostModel, Traffic
 from shardwright.cost.share_cost import CostStack, Floats, ShareCost
 from shardwright.cost.traffic import traffic
 from shardwright.ir.collectives import registry as collectives
-from shardwright.ir.graph import Equation, Graph, TensorType
+from shardwright.ir.graph import Atom, Equation, Graph, TensorType, Value
 from shardwright.ir.placement import Placement, Shard, deal
 from shardwright.ir.program import Compute, Loop, Move, Program
 from shardwright.ir.regions import boundary
 
 #: Size and unit of a sharded axis.
 Cut: TypeAlias = tuple[int, int]
+#: A tensor in a placement, as some instruction leaves it: a number of its own.
+Token: TypeAlias = int
+_Held: TypeAlias = dict[tuple[int, Placement], Token]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,10 @@ class Item:
         weight: executions per step.
         cut: size and unit of the axis whose shares matter, None where none is cut.
         exchange: whether devices talk to each other.
-        move: the instruction, if it is one.
+        reads: what it needs, as tokens of the lines that leave it (others are there from the start).
+        writes: what it leaves.
+        move: the instruction, where it is a move.
+        nbytes: bytes of the tensor that is moved.
     """
 
     label: str
@@ -40,7 +47,10 @@ class Item:
     weight: float
     cut: Cut | None
     exchange: bool
+    reads: tuple[Token, ...] = ()
+    writes: tuple[Token, ...] = ()
     move: Move | None = None
+    nbytes: int = 0
 
     def seconds(self, model: CostModel, ratios: Sequence[float]) -> float:
         """Seconds per step at the rounded shares."""
@@ -49,36 +59,90 @@ class Item:
 
 def bill(program: Program, graph: Graph, model: CostModel, weight: float = 1.0) -> list[Item]:
     """All items of a program in execution order, loops unrolled into weights."""
-    return list(_items(program, graph, model, weight))
+    return list(_items(program, graph, model, weight, {}, count()))
 
 
-def _items(program: Program, graph: Graph, model: CostModel, weight: float) -> Iterator[Item]:
+def _items(
+    program: Program, graph: Graph, model: CostModel, weight: float, held: _Held, tokens: Iterator[Token]
+) -> Iterator[Item]:
+    """Items of a program whose inputs are `held`; what it establishes is added to them."""
     through_memory: Mapping[Equation, Traffic] = traffic(graph)
     types = {value.index: value.type for value in graph.values()}
+
+    def leave(values: Sequence[Value], placements: Sequence[Placement]) -> tuple[Token, ...]:
+        new = {_key(v, p): next(tokens) for v, p in zip(values, placements, strict=True)}
+        held.update(new)
+        return tuple(new.values())
+
+    def need(atoms: Sequence[Atom], placements: Sequence[Placement]) -> tuple[Token, ...]:
+        keys = (_key(a, p) for a, p in zip(atoms, placements, strict=True) if isinstance(a, Value))
+        return tuple(held[key] for key in keys if key in held)
+
     for instruction in program.instructions:
         if isinstance(instruction, Move):
             tensor = types[instruction.value]
             cost = model.move(
                 instruction.kind, instruction.strategy, tensor, instruction.pre, instruction.post
             )
-            # The share that varies is that of what is sent in stretches: before, or else after.
-            cut = cut_of((tensor, tensor), (instruction.pre, instruction.post))
-            label = f"{instruction.kind}.{instruction.strategy}".rstrip(".")
-            yield Item(label, cost, weight, cut, not collectives()[instruction.kind].local, instruction)
+            before, after = ((instruction.value, p) for p in (instruction.pre, instruction.post))
+            reads = (held[before],) if before in held else ()
+            held[after] = next(tokens)
+            yield Item(
+                label=f"{instruction.kind}.{instruction.strategy}".rstrip("."),
+                cost=cost,
+                weight=weight,
+                # The share that varies is that of what is sent in stretches: before, or else after.
+                cut=cut_of((tensor, tensor), (instruction.pre, instruction.post)),
+                exchange=not collectives()[instruction.kind].local,
+                reads=reads,
+                writes=(held[after],),
+                move=instruction,
+                nbytes=tensor.nbytes,
+            )
             continue
         equation = graph.equations[instruction.equation]
+        signature = instruction.signature
         if isinstance(instruction, Loop):
-            trips = [1 if trip is None else trip for trip in boundary(equation).trips]
-            for body, region, trip in zip(instruction.bodies, equation.regions, trips, strict=True):
-                yield from _items(body, region, model, weight * trip)
+            yield from _loop_items(instruction, equation, model, weight, held, tokens)
             continue
         assert isinstance(instruction, Compute)
-        signature = instruction.signature
-        cost = model.kernel(equation, signature, through_memory[equation])
         tensors = (*equation.input_types, *equation.output_types)
+        reads = need(equation.inputs, signature.ins)
         yield Item(
-            equation.primitive, cost, weight, cut_of(tensors, (*signature.ins, *signature.outs)), False
+            label=equation.primitive,
+            cost=model.kernel(equation, signature, through_memory[equation]),
+            weight=weight,
+            cut=cut_of(tensors, (*signature.ins, *signature.outs)),
+            exchange=False,
+            reads=reads,
+            writes=leave(equation.outputs, signature.outs),
         )
+
+
+def _loop_items(
+    loop: Loop, equation: Equation, model: CostModel, weight: float, held: _Held, tokens: Iterator[Token]
+) -> Iterator[Item]:
+    """Items of the bodies of a loop, which read what the loop reads and leave what it leaves."""
+    wiring = boundary(equation)
+    for number, (body, region, trip) in enumerate(
+        zip(loop.bodies, equation.regions, wiring.trips, strict=True)
+    ):
+        inside: _Held = {}
+        for port in wiring.ins:
+            atom = equation.inputs[port.outer]
+            if port.region == number and isinstance(atom, Value):
+                outside = _key(atom, loop.signature.ins[port.outer])
+                if outside in held:
+                    inside[_key(region.inputs[port.inner], body.inputs[port.inner])] = held[outside]
+        yield from _items(body, region, model, weight * (1 if trip is None else trip), inside, tokens)
+        for port in wiring.outs:
+            atom = region.outputs[port.inner] if port.region == number else None
+            if isinstance(atom, Value) and (made := _key(atom, body.outputs[port.inner])) in inside:
+                held[_key(equation.outputs[port.outer], loop.signature.outs[port.outer])] = inside[made]
+
+
+def _key(value: Value, placement: Placement) -> tuple[int, Placement]:
+    return value.index, placement
 
 
 def cut_of(tensors: Sequence[TensorType], placements: Sequence[Placement]) -> Cut | None:
@@ -105,15 +169,15 @@ class Shares:
             return np.asarray(self.ratios)
         units = cut[0] // cut[1]
         if units not in self._known:
-            self._known[units] = deal(units, np.asarray(self.ratios)) / units
+            self._known[units] = deal(units, np.asarray(self.ratios)) / max(units, 1)
         return self._known[units]
 
     def stack(self, costs: CostStack, units: NDArray[np.int64]) -> Floats:
         """Seconds of the slowest device for many instructions, each of an axis of so many units (0: none)."""
         seconds = np.empty(len(units))
-        for count in np.unique(units):
-            which = np.flatnonzero(units == count)
-            shares, class_of = self._distinct(int(count))
+        for number in np.unique(units):
+            which = np.flatnonzero(units == number)
+            shares, class_of = self._distinct(int(number))
             seconds[which] = costs.take(which).exact(shares, class_of)
         return seconds
 

@@ -1,50 +1,247 @@
-"""When everything happens: the iteration time of the schedule the backends run.
+"""When everything happens: a schedule of each device's computation and of the exchanges between them.
 
-Devices run their local segment without waiting and meet at each exchange: a step takes, per segment,
-the slowest device's *sum* of kernels (not the sum of the slowest kernels, as cost_s has it), plus the
-exchanges. Overlap of exchanges with computation is not assumed, because the backends do not do it.
+A device computes one kernel after another, in the order of the bill; exchanges follow one another on a stream
+that all devices share, since every one of them takes part in every exchange. Two options say how these meet:
+
+- `overlap`: an exchange starts when its input is ready on all devices and the stream is free, and only what
+  reads its result waits for it. Without, all devices stop for every exchange, which is what `backend="mpi"`
+  does: it runs a compiled segment, a collective, the next segment (`backends/runner.py`);
+- `bucket_bytes`: exchanges of one kind are gathered into messages of up to so many bytes, which saves
+  latency. One that is bigger goes alone. A message leaves when the next member would not fit, or when a
+  kernel needs one of its members. The backends send one message per tensor.
+
+Both take exchanges early, as soon as their input is there; neither looks at what that costs in memory.
+
+The iteration of a loop stands for all of them: its kernels and exchanges take as many times as long, and what
+follows within an iteration follows in the whole. Nothing overlaps from one iteration to the next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
-from shardwright.cost.bill import Item, Shares
+from shardwright.cost.bill import Item, Shares, Token
 from shardwright.cost.model import CostModel
+from shardwright.cost.share_cost import Floats
+from shardwright.ir.graph import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A kernel or a message in time.
+
+    Attributes:
+        label: primitive, or collective and strategy.
+        exchange: whether it occupies the exchange stream, and that of all devices alike.
+        start_s, end_s: by device.
+        nbytes: of an exchange.
+    """
+
+    label: str
+    exchange: bool
+    start_s: Floats
+    end_s: Floats
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Seconds of one iteration.
+    """One iteration in time.
 
     Attributes:
         iteration_s: all of it.
-        exchange_s: spent in exchanges.
-        busy_s: spent computing, per device.
+        compute_s: seconds that each device computes.
+        exposed_s: seconds that each device does not compute while an exchange is under way.
+        exchange_s: seconds that the exchange stream is busy.
+        spans: kernels and messages, in the order in which they were scheduled.
     """
 
     iteration_s: float
+    compute_s: tuple[float, ...]
+    exposed_s: tuple[float, ...]
     exchange_s: float
-    busy_s: tuple[float, ...]
+    spans: tuple[Span, ...] = field(default=(), repr=False)
+
+    @property
+    def idle_s(self) -> tuple[float, ...]:
+        """Seconds that each device waits for others, not for an exchange under way."""
+        pairs = zip(self.compute_s, self.exposed_s, strict=True)
+        return tuple(max(self.iteration_s - compute - exposed, 0.0) for compute, exposed in pairs)
 
 
-def timeline(items: Sequence[Item], model: CostModel, ratios: Sequence[float]) -> Timeline:
-    """Lay the items of a bill out in time, at the rounded shard sizes."""
+def timeline(
+    items: Sequence[Item],
+    model: CostModel,
+    ratios: Sequence[float],
+    *,
+    overlap: bool = False,
+    bucket_bytes: int = 0,
+) -> Timeline:
+    """Lay the items of a bill out in time, at the rounded shard sizes.
+
+    Args:
+        items: in execution order, with what they read and write.
+        model: prices messages that gather several exchanges.
+        ratios: share of every device.
+        overlap: exchanges may run beside computation. They are taken as early as their inputs are there, or
+            where the program has them, whichever ends sooner.
+        bucket_bytes: largest message that gathers exchanges; 0 gathers none.
+    """
     shares = Shares(ratios, model.class_of)
-    busy = np.zeros(len(model.class_of))
-    segment = np.zeros_like(busy)
-    total = exchange = 0.0
+    program = [_Step((item,), _seconds(item, shares)) for item in items]
+    if bucket_bytes:
+        return _laid_out(list(_gathered(items, model, shares, bucket_bytes)), overlap)
+    if not overlap:
+        return _laid_out(program, overlap)
+    early = list(_gathered(items, model, shares, 0))
+    return min((_laid_out(program, overlap), _laid_out(early, overlap)), key=lambda found: found.iteration_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A kernel, or the exchanges of one message; seconds by device."""
+
+    items: tuple[Item, ...]
+    seconds: Floats
+
+
+_Kind: TypeAlias = tuple[object, ...]
+
+
+def _seconds(item: Item, shares: Shares) -> Floats:
+    return item.weight * shares.per_device(item.cost, item.cut)
+
+
+def _gathered(items: Sequence[Item], model: CostModel, shares: Shares, bucket_bytes: int) -> Iterator[_Step]:
+    """The items with every exchange moved up to where its input is ready, and gathered into messages."""
+    waiting: dict[Token, list[Item]] = {}
+    free: list[Item] = []
+    made = {token for item in items for token in item.writes}
+    exchange_of = {token: item for item in items if item.exchange for token in item.writes}
     for item in items:
-        times = item.weight * shares.per_device(item.cost, item.cut)
         if item.exchange:
-            total += float(segment.max()) + float(times.max())
-            exchange += float(times.max())
-            busy += segment
-            segment = np.zeros_like(busy)
-        else:
-            segment = segment + times
-    busy += segment
-    return Timeline(total + float(segment.max()), exchange, tuple(float(b) for b in busy))
+            (source,) = item.reads or (-1,)
+            waiting.setdefault(source, []).append(item) if source in made else free.append(item)
+    open_buckets: dict[_Kind, list[Item]] = {}
+    bucket_of: dict[Token, _Kind] = {}
+
+    def close(kind: _Kind) -> Iterator[_Step]:
+        members = tuple(open_buckets.pop(kind, ()))
+        if members:
+            yield _Step(members, _message_seconds(members, model, shares))
+            for member in members:
+                bucket_of.pop(member.writes[0], None)
+            for member in members:
+                yield from ready(member)
+
+    def add(item: Item) -> Iterator[_Step]:
+        assert item.move is not None
+        kind = (item.move.kind, item.move.strategy, item.move.pre, item.move.post, item.weight)
+        held = sum(member.nbytes for member in open_buckets.get(kind, ()))
+        if held + item.nbytes > bucket_bytes:
+            yield from close(kind)
+        open_buckets.setdefault(kind, []).append(item)
+        bucket_of[item.writes[0]] = kind
+        if item.nbytes >= bucket_bytes:
+            yield from close(kind)
+
+    def ready(item: Item) -> Iterator[_Step]:
+        for token in item.writes:
+            for follower in waiting.pop(token, ()):
+                yield from add(follower)
+
+    def need(token: Token) -> Iterator[_Step]:
+        """What a kernel reads must have left; what was exchanged twice leaves twice."""
+        if token in exchange_of:
+            for source in exchange_of[token].reads:
+                yield from need(source)
+        if token in bucket_of:
+            yield from close(bucket_of[token])
+
+    for item in free:
+        yield from add(item)
+    for item in items:
+        if item.exchange:
+            continue
+        for token in item.reads:
+            yield from need(token)
+        for kind in [kind for kind in open_buckets if kind[-1] != item.weight]:
+            yield from close(kind)  # a loop begins or ends
+        yield _Step((item,), _seconds(item, shares))
+        yield from ready(item)
+    while open_buckets:
+        yield from close(next(iter(open_buckets)))
+
+
+def _message_seconds(members: Sequence[Item], model: CostModel, shares: Shares) -> Floats:
+    """Seconds of one message with the bytes of all its members."""
+    first = members[0]
+    if len(members) == 1 or first.move is None:
+        return _seconds(first, shares)
+    move, together = first.move, TensorType((sum(member.nbytes for member in members),), "uint8")
+    cost = model.move(move.kind, move.strategy, together, move.pre, move.post)
+    return first.weight * shares.per_device(cost, first.cut)
+
+
+def _laid_out(steps: Sequence[_Step], overlap: bool) -> Timeline:
+    """Every step as early as the streams and what it reads allow, in the order given."""
+    devices = len(steps[0].seconds) if steps else 0
+    compute, stream = np.zeros(devices), 0.0
+    there: dict[Token, Floats] = {}
+    spans: list[Span] = []
+    for step in steps:
+        since = np.zeros(devices)
+        for item in step.items:
+            for token in item.reads:
+                if token in there:
+                    since = np.maximum(since, there[token])
+        first = step.items[0]
+        if first.exchange:
+            start = max(stream, float((since if overlap else compute).max(initial=0.0)))
+            stream = start + float(step.seconds.max(initial=0.0))
+            span = Span(
+                label=first.label if len(step.items) == 1 else f"{first.label} × {len(step.items)}",
+                exchange=True,
+                start_s=np.full(devices, start),
+                end_s=np.full(devices, stream),
+                nbytes=sum(item.nbytes for item in step.items),
+            )
+            if not overlap:
+                compute = span.end_s
+        elif step.seconds.any():
+            start_s = np.maximum(compute, since)
+            span = Span(first.label, False, start_s, start_s + step.seconds)
+            compute = span.end_s
+        else:  # another name for what is there, or a part of it: no kernel waits behind it
+            span = Span(first.label, False, since, since)
+        there.update((token, span.end_s) for item in step.items for token in item.writes)
+        spans.append(span)
+    iteration_s = max(stream, float(compute.max(initial=0.0)))
+    messages = [span for span in spans if span.exchange]
+    busy, exposed = _breakdown([span for span in spans if not span.exchange], messages, devices)
+    exchange_s = float(sum(span.end_s[0] - span.start_s[0] for span in messages))
+    return Timeline(iteration_s, busy, exposed, exchange_s, tuple(spans))
+
+
+def _breakdown(
+    kernels: Sequence[Span], messages: Sequence[Span], devices: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Seconds of computing, and of exchanges beside which it does not compute, of every device."""
+    busy, exposed = [0.0] * devices, [0.0] * devices
+    starts = np.array([span.start_s[0] for span in messages])
+    ends = np.array([span.end_s[0] for span in messages])
+    for device in range(devices):
+        times = [(span.start_s[device], span.end_s[device]) for span in kernels]
+        real = np.array([pair for pair in times if pair[1] > pair[0]]).reshape(-1, 2)
+        busy[device] = float((real[:, 1] - real[:, 0]).sum())
+        # Seconds computed until any moment: kernels of a device follow one another.
+        moments = np.concatenate([[0.0], real.ravel()])
+        computing = np.tile([0.0, 1.0], len(real))  # a pause, a kernel, a pause, …
+        done = np.concatenate([[0.0], np.cumsum(np.diff(moments) * computing)])
+        beside = np.interp(ends, moments, done) - np.interp(starts, moments, done)
+        exposed[device] = float((ends - starts - beside).clip(min=0.0).sum())
+    return tuple(busy), tuple(exposed)

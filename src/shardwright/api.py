@@ -24,7 +24,7 @@ from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.patterns import patterns
 from shardwright.ir.rules import rule_of
 from shardwright.ir.trace import StateMap, Traced, source_line, trace
-from shardwright.plan import Exchanged, PinPrice, Plan, Stats
+from shardwright.plan import Exchanged, PinPrice, Plan, Spent, Stats
 from shardwright.synth.alternate import Synthesis, Timer
 from shardwright.synth.alternate import synthesize as search
 from shardwright.synth.baselines import Baseline, Baselines, Workshop
@@ -249,11 +249,12 @@ def _plan(
 ) -> Plan:
     items = found.items
     memory = tuple(int(peak) for peak in found.memory.peak(np.asarray(found.ratios)))
+    laid_out = timeline(items, model, found.ratios)
     names = traced.graph.input_names
     return Plan(
         program=found.program,
         ratios=found.ratios,
-        iteration_s=timeline(items, model, found.ratios).iteration_s,
+        iteration_s=laid_out.iteration_s,
         cost_s=found.cost_s,
         bound_s=found.bound_s,
         memory_bytes=memory,
@@ -269,6 +270,7 @@ def _plan(
         stats=stats,
         search_gap=found.search_gap,
         pins=pins,
+        spent=Spent.of(laid_out),
         traced=traced,
     )
 

@@ -20,12 +20,13 @@ from rich.console import Console
 from shardwright.api import ReplicatedWarning, baselines, data_parallel, synthesize
 from shardwright.backends.launch import find_mpiexec, launch, under_mpi
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.trace_events import trace_events
 from shardwright.execute import BACKENDS
 from shardwright.factory import load_factory
 from shardwright.ir.errors import InputError, ShardwrightError
 from shardwright.ir.graph import TensorType
 from shardwright.options import parse_pins, parse_time_limit
-from shardwright.plan import Plan
+from shardwright.plan import Plan, write_whole
 from shardwright.report import against, baselines_to_json, duration, layout, render
 from shardwright.synth.baselines import Baseline
 
@@ -64,6 +65,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 @click.option("--program", "with_program", is_flag=True, help="Print the program, too.")
 @click.option("--pin", "pins", multiple=True, metavar="PATTERN=PLACEMENT", help="Fix where arguments lie.")
 @click.option("--time-limit", metavar="DURATION", help="Begin no search after this, such as 10s; 0: none.")
+@click.option("--timeline", "trace_path", metavar="TRACE.json", help="Write the step in time, for Perfetto.")
 @_json
 def plan(
     target: str,
@@ -73,6 +75,7 @@ def plan(
     with_program: bool,
     pins: tuple[str, ...],
     time_limit: str | None,
+    trace_path: str | None,
     as_json: bool,
 ) -> None:
     """Plan the step that FACTORY() returns, as (train_step, args), for a fleet."""
@@ -80,10 +83,14 @@ def plan(
     _check_writable(output)
     limit_s = parse_time_limit(time_limit)
     constraints = parse_pins(pins)
+    _check_writable(trace_path, "--timeline")
     step, args = load_factory(target)
     made = _plan(step, args, fleet, constraints=constraints, time_limit_s=limit_s)
     if output is not None:
         made.save(output)
+    if trace_path is not None:
+        events = trace_events(made.timeline(), made.devices, f"{target} on {fleet.name}")
+        write_whole(trace_path, json.dumps(events) + "\n")
     if as_json:
         click.echo(json.dumps(made.to_dict()))
         return
@@ -258,16 +265,16 @@ def _check_concrete(target: str, args: tuple[Any, ...]) -> None:
         )
 
 
-def _check_writable(output: str | None) -> None:
+def _check_writable(output: str | None, option: str = "-o") -> None:
     """Find out before the work, not after it."""
     if output is None:
         return
     if Path(output).is_dir():
-        raise InputError(place=output, reason="is a folder", remedy="Name a file with -o")
+        raise InputError(place=output, reason="is a folder", remedy=f"Name a file with {option}")
     folder = Path(output).resolve().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise InputError(
-            place=output, reason="its folder cannot be written", remedy="Choose another path for -o"
+            place=output, reason="its folder cannot be written", remedy=f"Choose another path for {option}"
         )
 
 

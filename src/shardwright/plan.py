@@ -19,7 +19,10 @@ import jax
 import jsonschema
 
 from shardwright.backends.verify import VerifyResult, verify_program
+from shardwright.cost.bill import bill
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.model import CostModel
+from shardwright.cost.timeline import Timeline, timeline
 from shardwright.cost.topology import Topology
 from shardwright.execute import CompiledStep, concrete
 from shardwright.ir.errors import PlanError, ProgramError
@@ -86,6 +89,26 @@ class PinPrice:
     price_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Where the predicted seconds of a device's step go.
+
+    Attributes:
+        compute_s: it computes.
+        exchange_s: it does not, while an exchange is under way.
+        idle_s: it waits for other devices.
+    """
+
+    compute_s: float
+    exchange_s: float
+    idle_s: float
+
+    @staticmethod
+    def of(found: Timeline) -> tuple[Spent, ...]:
+        """Of every device."""
+        return tuple(map(Spent, found.compute_s, found.exposed_s, found.idle_s))
+
+
 @dataclass(frozen=True)
 class Plan:
     """A distributed program for a fleet, with its ratios, costs and certificate.
@@ -107,6 +130,7 @@ class Plan:
         fingerprint: of the traced step.
         versions: shardwright and jax versions the plan was made with.
         stats: where planning time went.
+        spent: where the predicted step goes, by device.
         search_gap: how much cheaper a program could be at ratios that were searched; 0 if no search stopped
             early.
         axes: mesh axes of the space.
@@ -130,6 +154,7 @@ class Plan:
     fingerprint: str
     versions: Mapping[str, str]
     stats: Stats
+    spent: tuple[Spent, ...]
     search_gap: float = 0.0
     axes: int = 1
     pins: tuple[PinPrice, ...] = ()
@@ -154,6 +179,27 @@ class Plan:
         Raises:
             PlanError: the plan was loaded from a file and no step is given.
         """
+        return format_program(self.program, self._step(traced).graph)
+
+    def timeline(
+        self, traced: Traced | None = None, *, overlap: bool = False, bucket_bytes: int = 0
+    ) -> Timeline:
+        """The predicted step in time; a loaded plan needs the step it was made for (see `attach`).
+
+        Args:
+            traced: the step of a plan that was loaded from a file.
+            overlap: as if exchanges ran beside computation, which no backend does.
+            bucket_bytes: as if exchanges of one kind were gathered into messages of so many bytes at most.
+
+        Raises:
+            PlanError: the plan was loaded from a file and no step is given.
+        """
+        graph = self._step(traced).graph
+        model = CostModel(self.fleet)
+        items = bill(self.program, graph, model)
+        return timeline(items, model, self.ratios, overlap=overlap, bucket_bytes=bucket_bytes)
+
+    def _step(self, traced: Traced | None) -> Traced:
         step = traced or self.traced
         if step is None:
             raise PlanError(
@@ -161,7 +207,7 @@ class Plan:
                 reason="was loaded without its step",
                 remedy="Pass plan.attach(train_step, *args)",
             )
-        return format_program(self.program, step.graph)
+        return step
 
     # -- files -------------------------------------------------------------------------------------
 
@@ -190,31 +236,13 @@ class Plan:
             "state_override": None if self.state_override is None else _entries(self.state_override),
             "assumptions": list(self.assumptions),
             "stats": {name: _plain(getattr(self.stats, name)) for name in Stats.__slots__},
+            "spent": [{name: getattr(one, name) for name in Spent.__slots__} for one in self.spent],
             "program": program_to_json(self.program),
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON. The file appears whole or not at all."""
-        target = Path(path)
-        text = json.dumps(self.to_dict(), indent=1) + "\n"
-        try:
-            handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        except OSError as error:
-            raise PlanError(
-                place=str(path), reason=f"cannot be written: {error.strerror}", remedy="Choose another path"
-            ) from error
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            Path(name).chmod(0o644)
-            Path(name).replace(target)
-        except BaseException as error:
-            Path(name).unlink(missing_ok=True)
-            if not isinstance(error, OSError):
-                raise
-            raise PlanError(
-                place=str(path), reason=f"cannot be written: {error.strerror}", remedy="Choose another path"
-            ) from error
+        write_whole(path, json.dumps(self.to_dict(), indent=1) + "\n")
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
@@ -288,6 +316,7 @@ class Plan:
             fingerprint=data["fingerprint"],
             versions=data["versions"],
             stats=Stats(**data["stats"]),
+            spent=tuple(Spent(**one) for one in data["spent"]),
             search_gap=data.get("search_gap", 0.0),
             axes=data.get("axes", 1),
             pins=tuple(PinPrice(**entry) for entry in data.get("pins", ())),
@@ -354,6 +383,33 @@ class Plan:
         return CompiledStep(partial(self.attach, train_step), self.program, self.ratios, backend, wiring)
 
 
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Write a file that appears whole or not at all.
+
+    Raises:
+        PlanError: it cannot be written.
+    """
+    target = Path(path)
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:
+        raise PlanError(
+            place=str(path), reason=f"cannot be written: {error.strerror}", remedy="Choose another path"
+        ) from error
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(name).chmod(0o644)
+        Path(name).replace(target)
+    except BaseException as error:
+        Path(name).unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
+        raise PlanError(
+            place=str(path), reason=f"cannot be written: {error.strerror}", remedy="Choose another path"
+        ) from error
+
+
 def _mismatch(data: Mapping[str, Any], fleet: Fleet, program: Program) -> tuple[str, str] | None:
     """Where the parts of a plan file contradict each other, and how; None if they do not."""
     count = len(fleet.devices)
@@ -361,7 +417,7 @@ def _mismatch(data: Mapping[str, Any], fleet: Fleet, program: Program) -> tuple[
         return "devices", f"are not the {count} of the fleet in it"
     if data["fleet_fingerprint"] != fleet.fingerprint():
         return "fleet_fingerprint", "is that of another fleet"
-    for name in ("ratios", "memory_bytes"):
+    for name in ("ratios", "memory_bytes", "spent"):
         if len(data[name]) != count:
             return name, f"there are {len(data[name])} for {count} devices"
     if abs(sum(data["ratios"]) - 1) > 1e-6:

@@ -43,6 +43,7 @@ def render(content: Group, *, colour: bool) -> str:
 def layout(plan: Plan, baselines: Sequence[Baseline] = ()) -> Group:
     """The parts of the printout."""
     parts: list[Text | Padding] = [_head(plan), _section(_shares(plan)), _section(_exchanges(plan))]
+    parts.append(_section(_spent(plan)))
     if baselines:
         parts.append(_section(_compared(plan, baselines)))
     parts.append(_section(_held(plan)))
@@ -125,6 +126,20 @@ def _exchanges(plan: Plan) -> Table:
         table.add_row(*row, *([exchange.pattern] if exchange.pattern else []))
     if not plan.exchanges:
         table.add_row("none", "", "0", "", "")
+    return table
+
+
+def _spent(plan: Plan) -> Table:
+    """Devices of one type with the same times, in three digits, share a row."""
+    table = Table(title="time per step", title_justify="left", box=None, pad_edge=False)
+    for name in ("devices", "type", "computing", "exchanging", "waiting for others"):
+        table.add_column(name, justify="left" if name in ("devices", "type") else "right")
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for device, spent in zip(plan.fleet.devices, plan.spent, strict=True):
+        times = (spent.compute_s, spent.exchange_s, spent.idle_s)
+        rows.setdefault((device.type.name, *map(duration, times)), []).append(device.name)
+    for row, names in rows.items():
+        table.add_row(_names(names), *row)
     return table
 
 
