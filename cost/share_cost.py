@@ -122,9 +122,13 @@ class CostStack:
                 so that callers may leave out all but one of them.
             class_of: (devices,).
         """
+        return self.per_device(shares, class_of).max(axis=1)
+
+    def per_device(self, shares: Floats, class_of: NDArray[np.int64]) -> Floats:
+        """(instructions, devices): seconds of each; see `exact`."""
         constant, linear = self.constant[:, :, class_of], self.linear[:, :, class_of]
         product = self.product[:, :, class_of]
-        return (constant + linear * shares + product * (shares * (1 - shares))).max(axis=(1, 2))
+        return (constant + linear * shares + product * (shares * (1 - shares))).max(axis=1)
 
     def floor(self, counts: NDArray[np.int64], most: Floats | float = 1.0) -> Floats:
         """The least every instruction can cost under any shares of all devices, zeros included.

@@ -18,7 +18,7 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.memory import peak_bytes
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
-from shardwright.cost.timeline import timeline
+from shardwright.cost.timeline import predict
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
@@ -165,7 +165,7 @@ class Workshop:
             devices=tuple(devices[i].name for i in members),
             fleet=model.fleet,
             cost_s=seconds(items, model, ratios),
-            iteration_s=timeline(items, model, ratios).iteration_s,
+            iteration_s=predict(items, model, ratios).iteration_s,
             memory_bytes=tuple(memory),
             fits=all(memory[device.index] <= device.type.memory_bytes for device in devices),
         )

@@ -18,7 +18,7 @@ from shardwright.cost.bill import Item, bill
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.memory import footprint
 from shardwright.cost.model import CostModel
-from shardwright.cost.timeline import timeline
+from shardwright.cost.timeline import predict
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.patterns import patterns
@@ -249,7 +249,7 @@ def _plan(
 ) -> Plan:
     items = found.items
     memory = tuple(int(peak) for peak in found.memory.peak(np.asarray(found.ratios)))
-    laid_out = timeline(items, model, found.ratios)
+    laid_out = predict(items, model, found.ratios)
     names = traced.graph.input_names
     return Plan(
         program=found.program,

@@ -18,7 +18,7 @@ from shardwright.cost.bill import Item, Shares, bill, seconds
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import ShareCost
-from shardwright.cost.timeline import Timeline, timeline
+from shardwright.cost.timeline import Timeline, predict, timeline
 from shardwright.cost.trace_events import COMPUTE, EXCHANGE, trace_events
 from shardwright.ir.graph import Graph, TensorType
 from shardwright.ir.placement import Partial, R
@@ -38,6 +38,18 @@ def model_of(devices: int) -> CostModel:
     link = {"bandwidth": "100 MB/s", "latency": "100 us"}
     types = [{"type": kind(1 + device % 2)} for device in range(devices)]
     return CostModel(Fleet.from_dict({"name": "test", "nodes": [{"devices": types, "link": link}]}))
+
+
+@cache
+def two_nodes() -> CostModel:
+    """Three devices of two kinds, two of them in one node: every strategy makes sense here."""
+    data = model_of(3).fleet.to_dict()
+    types = [kind for kind in model_of(3).fleet.nodes[0].devices]
+    link = {"bandwidth": "100 MB/s", "latency": "100 us"}
+    parts = [
+        {"devices": [{"type": t.to_dict()} for t in some], "link": link} for some in (types[:2], types[2:])
+    ]
+    return CostModel(Fleet.from_dict({**data, "nodes": parts, "network": link}))
 
 
 def kernel(
@@ -187,6 +199,12 @@ def check(items: Sequence[Item], model: CostModel, ratios: Sequence[float]) -> N
     today = timeline(items, model, ratios)
     assert today.iteration_s == pytest.approx(naive(items, model, ratios))
     assert today.iteration_s <= seconds(items, model, ratios) * (1 + 1e-9)
+    quick = predict(items, model, ratios)
+    assert quick.iteration_s == pytest.approx(today.iteration_s)
+    assert quick.exchange_s == pytest.approx(today.exchange_s)
+    for mine, whole in ((quick.compute_s, today.compute_s), (quick.exposed_s, today.exposed_s)):
+        assert mine == pytest.approx(whole)
+    assert quick.idle_s == pytest.approx(today.idle_s, abs=1e-12)
     for bucket in (0, 1000, 300_000, 1 << 40):
         apart = timeline(items, model, ratios, bucket_bytes=bucket)
         beside = timeline(items, model, ratios, overlap=True, bucket_bytes=bucket)
@@ -247,7 +265,7 @@ def test_random_programs(name: str, start: str) -> None:
     for seed in range(4):
         program = build(graph, placements, random.Random(seed) if seed else None)
         for ratios in ((0.5, 0.25, 0.25), (1.0, 0.0, 0.0)):
-            model = model_of(3)
+            model = two_nodes()
             items = bill(program, graph, model)
             read = [token for item in items for token in item.reads]
             written = [token for item in items for token in item.writes]
