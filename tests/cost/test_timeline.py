@@ -43,13 +43,10 @@ def model_of(devices: int) -> CostModel:
 @cache
 def two_nodes() -> CostModel:
     """Three devices of two kinds, two of them in one node: every strategy makes sense here."""
-    data = model_of(3).fleet.to_dict()
-    types = [kind for kind in model_of(3).fleet.nodes[0].devices]
-    link = {"bandwidth": "100 MB/s", "latency": "100 us"}
-    parts = [
-        {"devices": [{"type": t.to_dict()} for t in some], "link": link} for some in (types[:2], types[2:])
-    ]
-    return CostModel(Fleet.from_dict({**data, "nodes": parts, "network": link}))
+    fleet, link = model_of(3).fleet, {"bandwidth": "100 MB/s", "latency": "100 us"}
+    types = [{"type": kind.to_dict()} for kind in fleet.nodes[0].devices]
+    parts = [{"devices": some, "link": link} for some in (types[:2], types[2:])]
+    return CostModel(Fleet.from_dict({"name": "test", "nodes": parts, "network": link}))
 
 
 def kernel(
