@@ -45,6 +45,16 @@ def rank_environment(ranks: int, environment: Mapping[str, str] = os.environ) ->
     return result
 
 
+def rank_command(ranks: int, arguments: Sequence[str]) -> list[str]:
+    """The command that runs `python arguments…` as `ranks` ranks, each on its part of the cores.
+
+    Raises:
+        InputError: mpiexec is not installed.
+    """
+    pinned = [sys.executable, "-S", str(Path(__file__).with_name("pin.py")), str(ranks)]
+    return [find_mpiexec(), "-n", str(ranks), *pinned, sys.executable, *arguments]
+
+
 def launch(ranks: int, arguments: Sequence[str]) -> int:
     """Run `python arguments…` as `ranks` ranks and wait for them.
 
@@ -58,5 +68,4 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
     Raises:
         InputError: mpiexec is not installed.
     """
-    command = [find_mpiexec(), "-n", str(ranks), sys.executable, *arguments]
-    return subprocess.run(command, env=rank_environment(ranks), check=False).returncode
+    return subprocess.run(rank_command(ranks, arguments), env=rank_environment(ranks), check=False).returncode

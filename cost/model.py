@@ -135,7 +135,9 @@ class CostModel:
             return self._free
         key = (kind, strategy, tensor.nbytes, pre, post)
         if key not in self._moves:
-            self._moves[key] = prices()[kind, strategy](self.ring, tensor.nbytes, len(self.types))
+            seen = self.fleet.under(f"{kind}.{strategy}", tensor.nbytes)
+            ring = self.ring if seen is self.fleet else Ring.of(seen)
+            self._moves[key] = prices()[kind, strategy](ring, tensor.nbytes, len(self.types))
         return self._moves[key]
 
     def floor(self, cost: ShareCost) -> float:

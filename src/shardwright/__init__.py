@@ -10,6 +10,7 @@ step = plan.compile(train_step, backend="reference")
 
 from shardwright.api import ReplicatedWarning, synthesize
 from shardwright.backends.verify import VerifyResult
+from shardwright.compare import StrategyRow, compare_collectives
 from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.kernels import kernel_s
@@ -25,8 +26,10 @@ __all__ = [
     "ProgramError",
     "ReplicatedWarning",
     "ShardwrightError",
+    "StrategyRow",
     "TraceError",
     "VerifyResult",
+    "compare_collectives",
     "kernel_s",
     "synthesize",
 ]

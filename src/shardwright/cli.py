@@ -19,6 +19,7 @@ from rich.console import Console
 
 from shardwright.api import ReplicatedWarning, data_parallel, synthesize
 from shardwright.backends.launch import find_mpiexec, launch, under_mpi
+from shardwright.compare_cli import compare
 from shardwright.cost.fleet import Fleet
 from shardwright.execute import BACKENDS
 from shardwright.factory import load_factory
@@ -49,6 +50,8 @@ def _fail(message: str, code: int) -> NoReturn:
 def main() -> None:
     """Plan, verify and run a single-device JAX training step on a fleet of unequal devices."""
 
+
+main.add_command(compare)
 
 _factory = click.argument("target", metavar="FILE_OR_MODULE:FACTORY")
 _fleet = click.option("--fleet", "fleet_path", required=True, metavar="FLEET.yaml", help="The fleet file.")

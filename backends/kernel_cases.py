@@ -1,0 +1,88 @@
+"""Single kernels to time, as segments of a plan run them: compiled, on this process's device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+#: Copies of a kernel in one compiled function: what starts the function is shared among them.
+COPIES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCase:
+    """A kernel.
+
+    Attributes:
+        op: "dispatch", "matmul", "elementwise:NAME" or "reduction".
+        shape: () for dispatch; (b, m, k, n) of a product (b, m, k) @ (b, k, n); (rows, width) of the rest.
+        dtype: of the operands.
+        precision: of a product, as JAX spells it.
+    """
+
+    op: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    precision: str | None = None
+
+
+ELEMENTWISE: Mapping[str, Callable[[Any], Any]] = {
+    "add": lambda x: x + 1,
+    "mul": lambda x: x * x,
+    "div": lambda x: 1 / (x + 2),
+    "exp": jnp.exp,
+    "tanh": jnp.tanh,
+    "erf": jax.lax.erf,
+    "sqrt": jnp.sqrt,
+    "select": lambda x: jnp.where(x > 0, x, 0),
+}
+
+
+def copies(case: KernelCase) -> int:
+    """How often the kernel runs in one call of `compiled(case)`."""
+    return 1 if case.op == "dispatch" else COPIES
+
+
+def compiled(case: KernelCase) -> Callable[[], None]:
+    """A function that runs the kernel `copies(case)` times on the default device and waits for it."""
+    operands = [
+        jnp.asarray(np.random.default_rng(i).uniform(size=shape), dtype=case.dtype)
+        for i, shape in enumerate(_operand_shapes(case))
+    ]
+
+    def kernel(*args: Any) -> Any:
+        if case.op == "dispatch":
+            return args[0] + 1
+        if case.op == "matmul":
+            return jnp.matmul(*args, precision=case.precision)
+        if case.op == "reduction":
+            return jnp.sum(args[0], axis=1)
+        return ELEMENTWISE[case.op.partition(":")[2]](args[0])
+
+    def repeated(*args: Any) -> Any:
+        results: list[Any] = []
+        for _ in range(copies(case)):
+            result, *same = jax.lax.optimization_barrier((kernel(*args), *args))
+            args = tuple(same)
+            results.append(result)
+        return results
+
+    jitted = jax.jit(repeated)
+
+    def run() -> None:
+        jax.block_until_ready(jitted(*operands))
+
+    run()
+    return run
+
+
+def _operand_shapes(case: KernelCase) -> list[tuple[int, ...]]:
+    if case.op == "matmul":
+        b, m, k, n = case.shape
+        return [(b, m, k), (b, k, n)] if b > 1 else [(m, k), (k, n)]
+    return [case.shape]
