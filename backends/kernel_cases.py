@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,9 +50,13 @@ def copies(case: KernelCase) -> int:
 
 def compiled(case: KernelCase) -> Callable[[], None]:
     """A function that runs the kernel `copies(case)` times on the default device and waits for it."""
+    # Operands of their own, or the compiler would find the copies to be one.
     operands = [
-        jnp.asarray(np.random.default_rng(i).uniform(size=shape), dtype=case.dtype)
-        for i, shape in enumerate(_operand_shapes(case))
+        [
+            jnp.asarray(np.random.default_rng(seed).uniform(size=shape), dtype=case.dtype)
+            for shape in _operand_shapes(case)
+        ]
+        for seed in range(copies(case))
     ]
 
     def kernel(*args: Any) -> Any:
@@ -64,18 +68,18 @@ def compiled(case: KernelCase) -> Callable[[], None]:
             return jnp.sum(args[0], axis=1)
         return ELEMENTWISE[case.op.partition(":")[2]](args[0])
 
-    def repeated(*args: Any) -> Any:
+    def repeated(sets: Sequence[Sequence[Any]]) -> Any:
         results: list[Any] = []
-        for _ in range(copies(case)):
-            result, *same = jax.lax.optimization_barrier((kernel(*args), *args))
-            args = tuple(same)
+        for args in sets:
+            # The barrier keeps them from becoming one loop.
+            result, sets = jax.lax.optimization_barrier((kernel(*args), sets))
             results.append(result)
         return results
 
     jitted = jax.jit(repeated)
 
     def run() -> None:
-        jax.block_until_ready(jitted(*operands))
+        jax.block_until_ready(jitted(operands))
 
     run()
     return run

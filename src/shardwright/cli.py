@@ -19,6 +19,7 @@ from rich.console import Console
 
 from shardwright.api import ReplicatedWarning, data_parallel, synthesize
 from shardwright.backends.launch import find_mpiexec, launch, under_mpi
+from shardwright.calibrate_cli import calibrate_command
 from shardwright.compare_cli import compare
 from shardwright.cost.fleet import Fleet
 from shardwright.execute import BACKENDS
@@ -52,6 +53,7 @@ def main() -> None:
 
 
 main.add_command(compare)
+main.add_command(calibrate_command)
 
 _factory = click.argument("target", metavar="FILE_OR_MODULE:FACTORY")
 _fleet = click.option("--fleet", "fleet_path", required=True, metavar="FLEET.yaml", help="The fleet file.")
