@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import isqrt
@@ -36,6 +36,10 @@ Tick = Callable[[int, int], None]
 EXCHANGE_SAMPLE_S = 4e-3
 KERNEL_SAMPLE_S = 1.2e-2
 MOST_TIMES = 64
+#: Cases whose common load is read at a time: enough for the system's ticks of a hundredth of a second.
+BLOCK = 24
+#: Part of the cores that others may use while a sample is taken that counts as undisturbed.
+QUIET = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +54,18 @@ class ExchangeCase:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to time, in so many rounds."""
+    """What to time.
+
+    Attributes:
+        exchanges, kernels: the cases.
+        rounds: samples of each.
+        patience_s: how long to go on in search of samples that nobody disturbed.
+    """
 
     exchanges: tuple[ExchangeCase, ...] = ()
     kernels: tuple[KernelCase, ...] = ()
     rounds: int = 7
+    patience_s: float = 0.0
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Request:
@@ -65,7 +76,7 @@ class Request:
         kernels = (
             KernelCase(k["op"], tuple(k["shape"]), k["dtype"], k["precision"]) for k in data["kernels"]
         )
-        return Request(tuple(exchanges), tuple(kernels), data["rounds"])
+        return Request(tuple(exchanges), tuple(kernels), data["rounds"], data["patience_s"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +105,7 @@ class Measured:
         kernel_s: per rank and case: of one kernel.
         ranks: what each runs on.
         others: part of the cores of the busiest machine that other processes, or other guests of its host,
-            used meanwhile; None where the system does not say.
+            used during the samples kept; None where the system does not say.
     """
 
     exchange_s: tuple[tuple[float, ...], ...]
@@ -108,29 +119,59 @@ def measure(request: Request, comm: Any = None, tick: Tick = lambda done, total:
     comm = mpi().COMM_WORLD if comm is None else comm
     meet = World((1.0 / comm.size,) * comm.size, comm)
     worlds = {case.ratios: World(case.ratios, comm) for case in request.exchanges}
-    node = comm.Split_type(mpi().COMM_TYPE_SHARED)
-    start = Usage.now()
     runs = [_kernel_timer(case) for case in request.kernels]
     runs += [_exchange_timer(case, worlds[case.ratios], meet) for case in request.exchanges]
-    taken: list[list[float]] = [[] for _ in runs]
-    for turn in range(request.rounds):
-        for number, (run, samples) in enumerate(zip(runs, taken, strict=True)):
-            meet.wait([comm.Ibarrier()])
-            samples.append(run())
-            tick(turn * len(runs) + number + 1, request.rounds * len(runs))
+    taken, load = _quietest(runs, request, meet, tick)
     kernels = len(request.kernels)
     of_ranks = comm.allgather(taken)
-    measured = Measured(
+    return Measured(
         exchange_s=tuple(
             tuple(max(together) for together in zip(*(ranks[case] for ranks in of_ranks), strict=True))
             for case in range(kernels, len(runs))
         ),
         kernel_s=tuple(tuple(tuple(samples) for samples in mine[:kernels]) for mine in of_ranks),
-        ranks=tuple(comm.allgather(_rank_info(node.size))),
-        others=_others(start, node, comm),
+        ranks=tuple(comm.allgather(_rank_info(comm))),
+        others=load,
     )
-    node.Free()
-    return measured
+
+
+def _quietest(
+    runs: Sequence[Callable[[], float]], request: Request, meet: World, tick: Tick
+) -> tuple[list[list[float]], float | None]:
+    """`request.rounds` samples of each, from the moments when others used the machine least, and that use.
+
+    Cases are timed in blocks, and each block's load is known. Blocks that were disturbed are timed again as
+    long as patience lasts.
+    """
+    blocks = [range(first, min(first + BLOCK, len(runs))) for first in range(0, len(runs), BLOCK)]
+    records: list[list[tuple[float, list[float]]]] = [[] for _ in blocks]
+    gauge = LoadGauge(meet.comm)
+    total = request.rounds * len(blocks)
+
+    def time_block(number: int) -> None:
+        gauge.start()
+        samples: list[float] = []
+        for case in blocks[number]:
+            meet.wait([meet.comm.Ibarrier()])
+            samples.append(runs[case]())
+        records[number].append((gauge.stop(), samples))
+
+    def missing() -> list[int]:
+        quiet = [sum(load <= QUIET for load, _ in record) for record in records]
+        return [number for number, good in enumerate(quiet) if good < request.rounds]
+
+    for turn in range(request.rounds):
+        for number in range(len(blocks)):
+            time_block(number)
+            tick(turn * len(blocks) + number + 1, total)
+    deadline = time.monotonic() + request.patience_s
+    while meet.comm.bcast(bool(missing()) and time.monotonic() < deadline):
+        for number in missing():
+            time_block(number)
+    kept = [sorted(record, key=lambda entry: entry[0])[: request.rounds] for record in records]
+    taken = [[samples[i] for _, samples in record] for record in kept for i in range(len(record[0][1]))]
+    loads = [load for record in kept for load, _ in record]
+    return taken, None if not gauge.known else sum(loads) / max(1, len(loads))
 
 
 def _kernel_timer(case: KernelCase) -> Callable[[], float]:
@@ -191,17 +232,33 @@ def example(kind: str, strategy: str, nbytes: int) -> tuple[Move, TensorType]:
     return move, TensorType((rows, elements // rows), "float32")
 
 
-def _rank_info(neighbours: int) -> RankInfo:
+def _rank_info(comm: Any) -> RankInfo:
+    here = comm.Split_type(mpi().COMM_TYPE_SHARED)
     device = jax.devices()[0]
     stats: Mapping[str, int] = getattr(device, "memory_stats", lambda: None)() or {}
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    memory = stats.get("bytes_limit", whole // neighbours)
+    memory = stats.get("bytes_limit") or whole // here.size
+    here.Free()
     return RankInfo(socket.gethostname(), device.device_kind, memory, len(os.sched_getaffinity(0)))
 
 
-def _others(start: Usage | None, node: Any, comm: Any) -> float | None:
-    end = Usage.now()
-    if start is None or end is None:
-        return None
-    used = sum(node.allgather(end.own_s - start.own_s))
-    return max(comm.allgather(others(start, end, used, os.cpu_count() or 1)))
+class LoadGauge:
+    """Part of the cores of the busiest machine of a job that others use; all ranks call it together."""
+
+    def __init__(self, comm: Any) -> None:
+        self.comm = comm
+        self.here = comm.Split_type(mpi().COMM_TYPE_SHARED)
+        self.known: bool = all(comm.allgather(Usage.now() is not None))
+        self._start: Usage | None = None
+
+    def start(self) -> None:
+        """From now on."""
+        self._start = Usage.now()
+
+    def stop(self) -> float:
+        """Until now; 0 where the system does not say."""
+        end = Usage.now()
+        if not self.known or self._start is None or end is None:
+            return 0.0
+        own = sum(self.here.allgather(end.own_s - self._start.own_s))
+        return max(self.comm.allgather(others(self._start, end, own, os.cpu_count() or 1)))

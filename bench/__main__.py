@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import planning
+from bench import accuracy, planning
 
-BENCHMARKS: dict[str, Callable[[], Path]] = {"planning": planning.main}
+BENCHMARKS: dict[str, Callable[[], Path]] = {"planning": planning.main, "accuracy": accuracy.main}
 
 
 def main(names: list[str]) -> None:

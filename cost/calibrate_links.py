@@ -26,6 +26,8 @@ from shardwright.cost.strategy_links import SizeRange, StrategyLink
 MOST_RANGES = 4
 #: A range has at least so many sizes: two numbers are fitted to it.
 LEAST_SIZES = 3
+#: What a range counts for: two numbers and where it ends, twice, because the end was searched for.
+PARAMETERS = 6
 #: Typical relative error above which a fit is refused, and spread of repeated runs above which times are.
 MOST_ERROR = 0.35
 MOST_SPREAD = 0.35
@@ -188,7 +190,7 @@ def _best_splits(by_size: Mapping[int, Sequence[ExchangeTimes]]) -> list[tuple[i
     def criterion(pieces: int) -> float:
         # Noise below a per cent is nobody's concern, and would make the logarithm reward fitting it.
         variance = max(best[pieces, count][0] / observations, 1e-4)
-        return observations * log(variance) + 3 * pieces * log(observations)
+        return observations * log(variance) + PARAMETERS * pieces * log(observations)
 
     pieces = min((p for p in range(1, MOST_RANGES + 1) if (p, count) in best), key=criterion)
     starts = [*best[pieces, count][1], count]

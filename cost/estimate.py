@@ -80,4 +80,6 @@ def margins(design: Array, residual: Array) -> Array:
     variance = float(residual @ residual) / freedom
     covariance = np.linalg.pinv(design.T @ design) * variance
     factor = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
-    return factor * np.sqrt(np.maximum(np.diag(covariance), 0.0))
+    # What no observation depends on can be anything.
+    idle = np.abs(design).max(axis=0) < 1e-9
+    return np.where(idle, np.inf, factor * np.sqrt(np.maximum(np.diag(covariance), 0.0)))

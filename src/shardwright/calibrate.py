@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from shardwright.backends.kernel_cases import ELEMENTWISE, KernelCase, copies
+from shardwright.backends.kernel_cases import CHAIN, ELEMENTWISE, KernelCase, copies
 from shardwright.backends.load import load_now
 from shardwright.backends.measure import ExchangeCase, Measured, Request, Tick, example, measure
 from shardwright.backends.measure_job import measure_on
@@ -80,6 +80,7 @@ def calibrate(
     comm: Any = None,
     force: bool = False,
     rounds: int = 7,
+    patience_s: float = 45.0,
     name: str = "measured",
     tick: Tick = lambda done, total: None,
 ) -> Calibration:
@@ -91,6 +92,7 @@ def calibrate(
         comm: an mpi4py communicator whose ranks all call this; without it, ranks are started here.
         force: use noisy measurements, too, and measure beside other work.
         rounds: samples of each kernel and exchange.
+        patience_s: how long to go on in search of undisturbed samples.
         name: of the fleet, if none is given.
         tick: told how many of how many samples are taken.
 
@@ -105,13 +107,13 @@ def calibrate(
         )
     if comm is None and not force:
         _refuse_load(load_now())
-    request = Request(tuple(exchange_cases(ranks)), kernel_cases(), rounds)
+    request = Request(tuple(exchange_cases(ranks)), kernel_cases(), rounds, patience_s)
     measured = measure_on(ranks, request, tick) if comm is None else measure(request, comm, tick)
     if not force:
         _refuse_load(measured.others)
     devices = fit_devices(request.kernels, measured, fleet)
     between = fit_link(request.exchanges, measured.exchange_s)
-    inside = {} if comm is None else _inside(measured, comm, rounds, tick)
+    inside = {} if comm is None else _inside(measured, comm, request, tick)
     if not force:
         links = [found for found in (between, *inside.values()) if found is not None]
         refuse([fit for fit, _ in devices])
@@ -120,7 +122,7 @@ def calibrate(
     return Calibration(made, devices, between, measured.others)
 
 
-def _inside(measured: Measured, comm: Any, rounds: int, tick: Tick) -> dict[str, FittedLink | None]:
+def _inside(measured: Measured, comm: Any, whole: Request, tick: Tick) -> dict[str, FittedLink | None]:
     """The link of every machine, where the ranks are on several.
 
     Raises:
@@ -137,7 +139,7 @@ def _inside(measured: Measured, comm: Any, rounds: int, tick: Tick) -> dict[str,
         )
     node = comm.Split(hosts.index(hosts[comm.rank]), comm.rank)
     cases = tuple(exchange_cases(node.size))
-    mine = fit_link(cases, measure(Request(cases, (), rounds), node, tick).exchange_s)
+    mine = fit_link(cases, measure(replace(whole, exchanges=cases, kernels=()), node, tick).exchange_s)
     node.Free()
     return dict(zip(hosts, comm.allgather(mine), strict=True))
 
@@ -251,7 +253,8 @@ def _work(case: KernelCase) -> tuple[float, int, str]:
         return 2.0 * b * m * k * n, b * (m * k + k * n + m * n), "default" if default else case.dtype
     rows, width = case.shape
     written = rows if case.op == "reduction" else rows * width
-    return float(rows * width), rows * width + written, "vector"
+    each = CHAIN if case.op == "elementwise:chain" else 1
+    return float(each * rows * width), rows * width + written, "vector"
 
 
 def assemble(
