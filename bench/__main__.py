@@ -6,9 +6,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import accuracy, planning
+from bench import accuracy, collectives, planning
 
-BENCHMARKS: dict[str, Callable[[], Path]] = {"planning": planning.main, "accuracy": accuracy.main}
+BENCHMARKS: dict[str, Callable[[], Path]] = {
+    "planning": planning.main,
+    "accuracy": accuracy.main,
+    "collectives": collectives.main,
+}
 
 
 def main(names: list[str]) -> None:
