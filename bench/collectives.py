@@ -10,6 +10,8 @@ sweep to docs/compare.svg.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -47,22 +49,12 @@ def main(patience_s: float = 90.0) -> Path:
         for ratios in RATIOS:
             swept = sweep_collectives(found.fleet, kind, SIZES, ratios)
             for nbytes, predicted in zip(SIZES, swept, strict=True):
-                timed = {
-                    r.strategy: seconds[ExchangeCase(kind, r.strategy, nbytes, ratios)] for r in predicted
-                }
-                rows.append(_row(kind, ratios, nbytes, predicted, timed))
+                timed = [replace(r, measured_s=seconds[_case(kind, r, nbytes, ratios)]) for r in predicted]
+                rows.append(_row(kind, ratios, nbytes, timed))
                 table(rows[-1:], header=len(rows) == 1)
     kind, ratios = PICTURED
     swept = tuple(
-        tuple(
-            StrategyRow(
-                r.strategy,
-                r.predicted_s,
-                r.link_bytes,
-                seconds[ExchangeCase(kind, r.strategy, nbytes, ratios)],
-            )
-            for r in predicted
-        )
+        tuple(replace(r, measured_s=seconds[_case(kind, r, nbytes, ratios)]) for r in predicted)
         for nbytes, predicted in zip(SIZES, sweep_collectives(found.fleet, kind, SIZES, ratios), strict=True)
     )
     changes = crossovers(found.fleet, kind, SIZES[0], SIZES[-1], ratios)
@@ -88,17 +80,15 @@ def main(patience_s: float = 90.0) -> Path:
     return write("collectives", rows, won=won, load=loads, summary=summary)
 
 
-def _row(
-    kind: str,
-    ratios: tuple[float, ...],
-    nbytes: int,
-    predicted: tuple[StrategyRow, ...],
-    timed: dict[str, float],
-) -> dict[str, Any]:
-    chosen = predicted[0].strategy
-    fastest = min(timed, key=timed.__getitem__)
+def _case(kind: str, row: StrategyRow, nbytes: int, ratios: tuple[float, ...]) -> ExchangeCase:
+    return ExchangeCase(kind, row.strategy, nbytes, ratios)
+
+
+def _row(kind: str, ratios: tuple[float, ...], nbytes: int, rows: Sequence[StrategyRow]) -> dict[str, Any]:
+    """One case; the strategy predicted fastest comes first."""
+    timed = {row.strategy: row.measured_s or 0.0 for row in rows}
+    chosen, fastest = rows[0].strategy, min(timed, key=timed.__getitem__)
     over = timed[chosen] / timed[fastest]
-    errors = [abs(row.predicted_s / timed[row.strategy] - 1) for row in predicted]
     return {
         "collective": kind,
         "ratios": ratios,
@@ -107,6 +97,6 @@ def _row(
         "fastest": fastest,
         "chosen_over_fastest": over,
         "won": over <= ALLOWED,
-        "MAPE": sum(errors) / len(errors),
+        "MAPE": sum(abs(row.predicted_s / timed[row.strategy] - 1) for row in rows) / len(rows),
         "measured_s": timed,
     }

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 import shardwright.calibrate as module
 from shardwright.backends.launch import find_mpiexec, rank_environment
 from shardwright.backends.load import Usage, others
-from shardwright.backends.measure import Measured, RankInfo, Request
+from shardwright.backends.measure import Measured, RankInfo, Request, example
 from shardwright.backends.pin import cores_of
 from shardwright.calibrate import calibrate, exchange_cases, kernel_cases
 from shardwright.cli import main
@@ -29,14 +29,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["calibrate", *arguments])
 
 
-def imagined(
-    request: Request,
-    ranks: int,
-    *,
-    hosts: tuple[str, ...] | None = None,
-    noise: float = 0.0,
-    load: float = 0.0,
-) -> Measured:
+def imagined(request: Request, ranks: int, *, noise: float = 0.0, load: float = 0.0) -> Measured:
     """What a machine with known rates would measure: kernels by a roofline, exchanges by the model itself."""
     speeds = [1.0] + [0.5] * (ranks - 1)
     link = {"bandwidth": "2 GB/s", "latency": "100 us"}
@@ -66,10 +59,10 @@ def imagined(
             for e in request.exchanges
         ),
         tuple(
-            tuple(tuple(w * kernel_s(k.op, k.shape, s) for w in wobble) for k in request.kernels)
-            for s in speeds
+            tuple(tuple(w * kernel_s(k.op, k.shape, speed) for w in wobble) for k in request.kernels)
+            for speed in speeds
         ),
-        tuple(RankInfo(host, "cpu", 10**9, 1) for host in hosts or ("h",) * ranks),
+        (RankInfo("h", "cpu", 10**9, 1),) * ranks,
         load,
     )
 
@@ -110,8 +103,6 @@ def test_predictions_follow_the_calibrated_links(tmp_path: Path) -> None:
     model = CostModel(Fleet.load(path))
     for kind, collective in collectives.registry().items():
         for strategy in () if collective.local else collective.strategies:
-            from shardwright.backends.measure import example
-
             move, _ = example(kind, strategy, 1024)
             times = [
                 model.move(kind, strategy, TensorType((n,), "uint8"), move.pre, move.post).constant.max()
@@ -197,7 +188,9 @@ def test_ranks_share_out_the_cores() -> None:
 
 def test_real_ranks_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SIZES", (1 << 10, 1 << 12, 1 << 16))
-    monkeypatch.setattr(module, "WIDTHS", (1 << 8, 1 << 16))
+    monkeypatch.setattr(module, "WIDTHS", (1 << 8,))
+    monkeypatch.setattr(module, "PRODUCTS", module.PRODUCTS[:4])
+    monkeypatch.setattr(module, "LARGE", (1, 64, 64, 64))
     found = calibrate(2, force=True, rounds=3, patience_s=0.0)
     assert len(found.fleet.devices) == 2
     assert all(d.type.measured and d.type.float32_flop_per_s > 1e7 for d in found.fleet.devices)
@@ -215,8 +208,8 @@ from mpi4py import MPI
 comm = MPI.COMM_WORLD
 socket.gethostname = lambda: f"host{comm.rank // 2}"
 import shardwright.calibrate as module
-module.SIZES, module.WIDTHS, module.SKEWS = (1 << 10, 1 << 12, 1 << 14), (256, 4096), ()
-module.PRODUCTS = module.PRODUCTS[:4]
+module.SIZES, module.WIDTHS, module.SKEWS = (1 << 10, 1 << 12, 1 << 14), (256,), ()
+module.PRODUCTS, module.LARGE = module.PRODUCTS[:3], (1, 64, 64, 64)
 found = module.calibrate(4, comm=comm, force=True, rounds=3, patience_s=0.0)
 fleet = found.fleet
 assert [len(node.devices) for node in fleet.nodes] == [2, 2] and fleet.network is not None
