@@ -27,6 +27,10 @@ from shardwright.ir.wiring import Wiring
 
 #: Seconds between two looks at an unfinished transfer, where waiting would take cores from working ranks.
 POLL_S = 5e-5
+#: Looks in a row before sleeping again: each moves a large transfer on by a piece. On 4 ranks of 2 cores,
+#: 10 in place of 1 make an all-to-all of 16 MiB seven times faster and small exchanges by a third; 30 slow
+#: the ranks that compute meanwhile.
+LOOKS = 10
 
 
 class World:
@@ -37,7 +41,7 @@ class World:
         ratios: share of every device.
         wiring: which devices share a node; by default, which ranks share memory.
         poll: sleep between looks at unfinished transfers instead of spinning in MPI; by default where
-            more ranks run on this machine than this one may use cores.
+            more ranks run on this machine than they may use cores between them.
 
     Raises:
         PlanError: the communicator has another number of ranks than the plan has devices.
@@ -62,7 +66,10 @@ class World:
         self.rank: int = self.comm.rank
         if poll is None or wiring is None:
             here = self.comm.Split_type(mpi().COMM_TYPE_SHARED)
-            poll = bool(here.size > len(os.sched_getaffinity(0))) if poll is None else poll
+            if poll is None:
+                # Each rank may be pinned to cores of its own.
+                cores: set[int] = set().union(*here.allgather(os.sched_getaffinity(0)))
+                poll = bool(here.size > len(cores))
             wiring = wiring or Wiring(tuple(self.comm.allgather(here.allreduce(self.rank, mpi().MIN))))
             here.Free()
         self.wiring = wiring
@@ -84,7 +91,7 @@ class World:
         if not self.poll:
             mpi().Request.Waitall(list(requests))
             return
-        while not mpi().Request.Testall(list(requests)):
+        while not any(mpi().Request.Testall(list(requests)) for _ in range(LOOKS)):
             time.sleep(POLL_S)
 
     def _divide(self, devices: tuple[int, ...]) -> Division:

@@ -6,9 +6,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import planning, secant
+from bench import accuracy, collectives, planning, secant
 
-BENCHMARKS: dict[str, Callable[[], Path]] = {"planning": planning.main, "secant": secant.main}
+BENCHMARKS: dict[str, Callable[[], Path]] = {
+    "planning": planning.main,
+    "secant": secant.main,
+    "accuracy": accuracy.main,
+    "collectives": collectives.main,
+}
 
 
 def main(names: list[str]) -> None:

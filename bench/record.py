@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,21 @@ def table(rows: Sequence[Mapping[str, Any]], *, header: bool) -> None:
         print("  ".join(f"{cell:>20}" for cell in cells), flush=True)
 
 
-def write(name: str, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Write bench/results/NAME.json: the rows, and the state of the machine that measured them."""
+def markdown(name: str, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write bench/results/NAME.md: the rows as a table, to be shown in docs/."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+
+    def line(cells: Iterable[object]) -> str:
+        return "| " + " | ".join(f"{c:.3g}" if isinstance(c, float) else str(c) for c in cells) + " |\n"
+
+    text = line(rows[0]) + line("---" for _ in rows[0]) + "".join(line(row.values()) for row in rows)
+    path = RESULTS / f"{name}.md"
+    path.write_text(text)
+    return path
+
+
+def write(name: str, rows: Sequence[Mapping[str, Any]], **more: Any) -> Path:
+    """Write bench/results/NAME.json: rows, what else is given, and the state of the machine that measured."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     one, five, fifteen = os.getloadavg()
     machine = {
@@ -37,5 +50,7 @@ def write(name: str, rows: Sequence[Mapping[str, Any]]) -> Path:
         "jax": jax.__version__,
     }
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({"name": name, "machine": machine, "rows": list(rows)}, indent=1) + "\n")
+    path.write_text(
+        json.dumps({"name": name, "machine": machine, **more, "rows": list(rows)}, indent=1) + "\n"
+    )
     return path

@@ -53,6 +53,7 @@ class DeviceType:
         base_clock_hz, boost_clock_hz: the board power never throttles below their ratio; None: no such floor.
         compute_capability: CUDA's, as a number (8.6): which measured device's constants the kernel model
             takes, and how fast the host is taken to be; None counts as 8.0.
+        vector_efficiency: fraction of `float32_flop_per_s` that everything but products reaches.
     """
 
     name: str
@@ -74,6 +75,7 @@ class DeviceType:
     base_clock_hz: float | None = None
     boost_clock_hz: float | None = None
     compute_capability: float | None = None
+    vector_efficiency: float = 1.0
 
     def flop_rate(self, dtype: str, precision: str | None = None) -> tuple[float, str | None]:
         """The achieved rate of a large matrix product or convolution, and the assumption behind it, if any.
@@ -110,8 +112,8 @@ class DeviceType:
     def vector_rate(self, dtype: str = "float32") -> float:
         """FLOP/s of everything that is no matrix product: the vector rate of single or double precision."""
         if dtype in ("float64", "complex128") and self.float64_flop_per_s is not None:
-            return min(self.float64_flop_per_s, self.float32_flop_per_s)
-        return self.float32_flop_per_s
+            return min(self.float64_flop_per_s, self.float32_flop_per_s) * self.vector_efficiency
+        return self.float32_flop_per_s * self.vector_efficiency
 
     @property
     def bandwidth_byte_per_s(self) -> float:
@@ -212,6 +214,7 @@ _KEYS: Mapping[str, _Key] = {
     "launch": _quantity("launch_s", DURATION),
     "matmul_efficiency": _Key("matmul_efficiency", Entry.fraction, _same),
     "tensor_efficiency": _Key("tensor_efficiency", Entry.fraction, _same),
+    "vector_efficiency": _Key("vector_efficiency", Entry.fraction, _same),
     "bandwidth_efficiency": _Key("bandwidth_efficiency", Entry.fraction, _same),
     "measured": _Key("measured", Entry.flag, _same),
     "source": _Key("source", Entry.text, _same),

@@ -33,6 +33,7 @@ from shardwright.cost.catalogue import catalogue, device_type
 from shardwright.cost.device import DeviceType
 from shardwright.cost.document import Entry, load_yaml
 from shardwright.cost.quantity import BANDWIDTH, DURATION, format_quantity
+from shardwright.cost.strategy_links import StrategyLink, plain_strategy_links, read_strategy_links
 
 MOST_DEVICES = 4096
 MOST_RAILS = 64
@@ -46,10 +47,22 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A connection: what one end can send, and receive at the same time, and the delay of the first byte."""
+    """A connection: what one end can send, and receive at the same time, and the delay of the first byte.
+
+    `strategies` are the same two numbers as measured for single strategies.
+    """
 
     bandwidth_byte_per_s: float
     latency_s: float
+    strategies: tuple[StrategyLink, ...] = ()
+
+    def under(self, strategy: str, nbytes: float) -> Link:
+        """The link that `strategy` ("all_gather.exact") finds for a tensor of this size."""
+        for measured in self.strategies:
+            if measured.strategy == strategy:
+                found = measured.at(nbytes)
+                return Link(found.bandwidth_byte_per_s, found.latency_s)
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +170,15 @@ class Fleet:
     def to_dict(self) -> dict[str, object]:
         """Plain data that `from_dict` reads back to an equal fleet; equal neighbours share an entry."""
         return self._plain(by_name=True)
+
+    def under(self, strategy: str, nbytes: float) -> Fleet:
+        """The fleet with the links that `strategy` finds for a tensor of this size (itself: no fits)."""
+        links = [node.link for node in self.nodes] + [self.network]
+        if not any(link is not None and link.strategies for link in links):
+            return self
+        found = [None if link is None else link.under(strategy, nbytes) for link in links]
+        nodes = (replace(node, link=link) for node, link in zip(self.nodes, found[:-1], strict=True))
+        return replace(self, nodes=tuple(nodes), network=found[-1])
 
     def fingerprint(self) -> str:
         """A SHA-256 (hexadecimal) of all the fleet says, the numbers behind catalogue names included."""
@@ -279,8 +301,12 @@ def _read_devices(entry: Entry) -> tuple[int, DeviceType, Link | None]:
 
 
 def _read_link(entry: Entry) -> Link:
-    given = entry.mapping(required=("bandwidth", "latency"))
-    return Link(given["bandwidth"].quantity(BANDWIDTH), given["latency"].quantity(DURATION))
+    given = entry.mapping(required=("bandwidth", "latency"), optional=("strategies",))
+    return Link(
+        given["bandwidth"].quantity(BANDWIDTH),
+        given["latency"].quantity(DURATION),
+        read_strategy_links(given["strategies"]) if "strategies" in given else (),
+    )
 
 
 def _refuse_two_types_of_one_name(entry: Entry, nodes: Sequence[Node]) -> None:
@@ -311,10 +337,13 @@ def _plain_node(count: int, node: Node, *, by_name: bool) -> dict[str, object]:
 
 
 def _plain_link(link: Link) -> dict[str, object]:
-    return {
+    data: dict[str, object] = {
         "bandwidth": format_quantity(link.bandwidth_byte_per_s, BANDWIDTH),
         "latency": format_quantity(link.latency_s, DURATION),
     }
+    if link.strategies:
+        data["strategies"] = plain_strategy_links(link.strategies)
+    return data
 
 
 def _runs(items: Sequence[_T]) -> Iterator[tuple[int, _T]]:

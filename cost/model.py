@@ -214,8 +214,10 @@ class CostModel:
         key = (kind, strategy, tensor.nbytes, pre, post)
         if key not in self._moves:
             supported = strategy in self.strategies(kind, pre, post)
+            seen = self.fleet.under(f"{kind}.{strategy}", tensor.nbytes)
+            topology = self.topology if seen is self.fleet else Topology.of(seen)
             entry = strategies()[kind, strategy]
-            price = entry.price(self.topology, tensor.nbytes, len(self.types)) if supported else self._never
+            price = entry.price(topology, tensor.nbytes, len(self.types)) if supported else self._never
             self._moves[key] = price
         return self._moves[key]
 

@@ -10,6 +10,7 @@ step = plan.compile(train_step, backend="reference")
 
 from shardwright.api import ReplicatedWarning, baselines, synthesize
 from shardwright.backends.verify import VerifyResult
+from shardwright.compare import StrategyRow, compare_collectives
 from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.kernels import kernel_s
@@ -33,10 +34,12 @@ __all__ = [
     "Shard",
     "ShardwrightError",
     "Strategy",
+    "StrategyRow",
     "TraceError",
     "VerifyResult",
     "add_strategy",
     "baselines",
+    "compare_collectives",
     "kernel_s",
     "synthesize",
 ]

@@ -19,6 +19,8 @@ from rich.console import Console
 
 from shardwright.api import ReplicatedWarning, baselines, data_parallel, synthesize
 from shardwright.backends.launch import find_mpiexec, launch, under_mpi
+from shardwright.calibrate_cli import calibrate_command
+from shardwright.compare_cli import compare
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.trace_events import trace_events
 from shardwright.execute import BACKENDS
@@ -51,6 +53,9 @@ def _fail(message: str, code: int) -> NoReturn:
 def main() -> None:
     """Plan, verify and run a single-device JAX training step on a fleet of unequal devices."""
 
+
+main.add_command(compare)
+main.add_command(calibrate_command)
 
 _factory = click.argument("target", metavar="FILE_OR_MODULE:FACTORY")
 _fleet = click.option("--fleet", "fleet_path", required=True, metavar="FLEET.yaml", help="The fleet file.")

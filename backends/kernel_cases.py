@@ -1,0 +1,96 @@
+"""Single kernels to time, as segments of a plan run them: compiled, on this process's device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+#: Copies of a kernel in one compiled function: what starts the function is shared among them.
+COPIES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCase:
+    """A kernel.
+
+    Attributes:
+        op: "dispatch", "matmul", "elementwise:NAME" or "reduction".
+        shape: () for dispatch; (b, m, k, n) of a product (b, m, k) @ (b, k, n); (rows, width) of the rest.
+        dtype: of the operands.
+        precision: of a product, as JAX spells it.
+    """
+
+    op: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    precision: str | None = None
+
+
+ELEMENTWISE: Mapping[str, Callable[[Any], Any]] = {
+    "add": lambda x: x + 1,
+    "mul": lambda x: x * x,
+    "div": lambda x: 1 / (x + 2),
+    "exp": jnp.exp,
+    "tanh": jnp.tanh,
+    "erf": jax.lax.erf,
+    "sqrt": jnp.sqrt,
+    "select": lambda x: jnp.where(x > 0, x, 0),
+    # One loop of many operations: what arithmetic takes once memory is paid for.
+    "chain": lambda x: jnp.tanh(jnp.exp(-x * x) * 0.5 + x) / (jnp.sqrt(x + 2) + 1),
+}
+#: Operations per element.
+CHAIN = 10
+
+
+def copies(case: KernelCase) -> int:
+    """How often the kernel runs in one call of `compiled(case)`."""
+    return 1 if case.op == "dispatch" else COPIES
+
+
+def compiled(case: KernelCase) -> Callable[[], None]:
+    """A function that runs the kernel `copies(case)` times on the default device and waits for it."""
+    # Operands of their own, or the compiler would find the copies to be one.
+    operands = [
+        [
+            jnp.asarray(np.random.default_rng(seed).uniform(size=shape), dtype=case.dtype)
+            for shape in _operand_shapes(case)
+        ]
+        for seed in range(copies(case))
+    ]
+
+    def kernel(*args: Any) -> Any:
+        if case.op == "dispatch":
+            return args[0] + 1
+        if case.op == "matmul":
+            return jnp.matmul(*args, precision=case.precision)
+        if case.op == "reduction":
+            return jnp.sum(args[0], axis=1)
+        return ELEMENTWISE[case.op.partition(":")[2]](args[0])
+
+    def repeated(sets: Sequence[Sequence[Any]]) -> Any:
+        results: list[Any] = []
+        for args in sets:
+            # The barrier keeps them from becoming one loop.
+            result, sets = jax.lax.optimization_barrier((kernel(*args), sets))
+            results.append(result)
+        return results
+
+    jitted = jax.jit(repeated)
+
+    def run() -> None:
+        jax.block_until_ready(jitted(operands))
+
+    run()
+    return run
+
+
+def _operand_shapes(case: KernelCase) -> list[tuple[int, ...]]:
+    if case.op == "matmul":
+        b, m, k, n = case.shape
+        return [(b, m, k), (b, k, n)] if b > 1 else [(m, k), (k, n)]
+    return [case.shape]

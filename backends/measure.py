@@ -1,0 +1,264 @@
+"""Times kernels and exchanges on MPI ranks, in the way a plan runs them.
+
+All ranks run a kernel at the same time, because those of one machine share its memory and perhaps its
+cores. An exchange is timed with what stands between two exchanges of a plan: a compiled function is started
+and waited for. Rounds visit every case once, so that a drift of the machine meets all alike.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import isqrt
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from shardwright.backends.kernel_cases import KernelCase, compiled, copies
+from shardwright.backends.layout import stretches
+from shardwright.backends.load import Usage, others
+from shardwright.backends.mpi_moves import mpi
+from shardwright.backends.world import World
+from shardwright.ir.collectives import registry
+from shardwright.ir.graph import TensorType
+from shardwright.ir.placement import Partial, Placement, R, Shard
+from shardwright.ir.program import Move
+
+#: Told how many of how many samples have been taken.
+Tick = Callable[[int, int], None]
+
+#: A sample repeats what it times until about so long has passed, but not more often than MOST_TIMES.
+EXCHANGE_SAMPLE_S = 4e-3
+KERNEL_SAMPLE_S = 1.2e-2
+MOST_TIMES = 64
+#: Cases whose common load is read at a time: enough for the system's ticks of a hundredth of a second.
+BLOCK = 24
+#: Part of the cores that others may use while a sample is taken that counts as undisturbed.
+QUIET = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeCase:
+    """A float32 tensor of about `nbytes` carried by a strategy, cut in `ratios` where it is cut."""
+
+    kind: str
+    strategy: str
+    nbytes: int
+    ratios: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to time.
+
+    Attributes:
+        exchanges, kernels: the cases.
+        rounds: samples of each.
+        patience_s: how long to go on in search of samples that nobody disturbed.
+    """
+
+    exchanges: tuple[ExchangeCase, ...] = ()
+    kernels: tuple[KernelCase, ...] = ()
+    rounds: int = 7
+    patience_s: float = 0.0
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Request:
+        """Inverse of `dataclasses.asdict`, also after a passage through JSON."""
+        exchanges = (
+            ExchangeCase(e["kind"], e["strategy"], e["nbytes"], tuple(e["ratios"])) for e in data["exchanges"]
+        )
+        kernels = (
+            KernelCase(k["op"], tuple(k["shape"]), k["dtype"], k["precision"]) for k in data["kernels"]
+        )
+        return Request(tuple(exchanges), tuple(kernels), data["rounds"], data["patience_s"])
+
+
+@dataclass(frozen=True, slots=True)
+class RankInfo:
+    """What a rank runs on.
+
+    Attributes:
+        host: its machine.
+        device: what JAX calls its device.
+        memory_bytes: of the device; of a processor, the rank's part of the machine's memory.
+        cores: that it may use.
+    """
+
+    host: str
+    device: str
+    memory_bytes: int
+    cores: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came out; times are in seconds, one per round.
+
+    Attributes:
+        exchange_s: per case: of the slowest rank.
+        kernel_s: per rank and case: of one kernel.
+        ranks: what each runs on.
+        others: part of the cores of the busiest machine that other processes, or other guests of its host,
+            used during the samples kept; None where the system does not say.
+    """
+
+    exchange_s: tuple[tuple[float, ...], ...]
+    kernel_s: tuple[tuple[tuple[float, ...], ...], ...]
+    ranks: tuple[RankInfo, ...]
+    others: float | None
+
+
+def measure(request: Request, comm: Any = None, tick: Tick = lambda done, total: None) -> Measured:
+    """Measure on the ranks of `comm`; all of them must call it, and all get the same answer."""
+    comm = mpi().COMM_WORLD if comm is None else comm
+    meet = World((1.0 / comm.size,) * comm.size, comm)
+    worlds = {case.ratios: World(case.ratios, comm) for case in request.exchanges}
+    runs = [_kernel_timer(case) for case in request.kernels]
+    runs += [_exchange_timer(case, worlds[case.ratios], meet) for case in request.exchanges]
+    taken, load = _quietest(runs, request, meet, tick)
+    kernels = len(request.kernels)
+    of_ranks = comm.allgather(taken)
+    return Measured(
+        exchange_s=tuple(
+            tuple(max(together) for together in zip(*(ranks[case] for ranks in of_ranks), strict=True))
+            for case in range(kernels, len(runs))
+        ),
+        kernel_s=tuple(tuple(tuple(samples) for samples in mine[:kernels]) for mine in of_ranks),
+        ranks=tuple(comm.allgather(_rank_info(comm))),
+        others=load,
+    )
+
+
+def _quietest(
+    runs: Sequence[Callable[[], float]], request: Request, meet: World, tick: Tick
+) -> tuple[list[list[float]], float | None]:
+    """`request.rounds` samples of each, from the moments when others used the machine least, and that use.
+
+    Cases are timed in blocks, and each block's load is known. Blocks that were disturbed are timed again as
+    long as patience lasts.
+    """
+    blocks = [range(first, min(first + BLOCK, len(runs))) for first in range(0, len(runs), BLOCK)]
+    records: list[list[tuple[float, list[float]]]] = [[] for _ in blocks]
+    gauge = LoadGauge(meet.comm)
+    total = request.rounds * len(blocks)
+
+    def time_block(number: int) -> None:
+        gauge.start()
+        samples: list[float] = []
+        for case in blocks[number]:
+            meet.wait([meet.comm.Ibarrier()])
+            samples.append(runs[case]())
+        records[number].append((gauge.stop(), samples))
+
+    def missing() -> list[int]:
+        quiet = [sum(load <= QUIET for load, _ in record) for record in records]
+        return [number for number, good in enumerate(quiet) if good < request.rounds]
+
+    for turn in range(request.rounds):
+        for number in range(len(blocks)):
+            time_block(number)
+            tick(turn * len(blocks) + number + 1, total)
+    deadline = time.monotonic() + request.patience_s
+    while meet.comm.bcast(bool(missing()) and time.monotonic() < deadline):
+        for number in missing():
+            time_block(number)
+    kept = [sorted(record, key=lambda entry: entry[0])[: request.rounds] for record in records]
+    taken = [[samples[i] for _, samples in record] for record in kept for i in range(len(record[0][1]))]
+    loads = [load for record in kept for load, _ in record]
+    return taken, None if not gauge.known else sum(loads) / max(1, len(loads))
+
+
+def _kernel_timer(case: KernelCase) -> Callable[[], float]:
+    run = compiled(case)
+    run()
+    begin = time.perf_counter()
+    run()
+    times = max(1, min(MOST_TIMES, round(KERNEL_SAMPLE_S / (time.perf_counter() - begin))))
+
+    def timer() -> float:
+        begin = time.perf_counter()
+        for _ in range(times):
+            run()
+        return (time.perf_counter() - begin) / (times * copies(case))
+
+    return timer
+
+
+def _exchange_timer(case: ExchangeCase, world: World, meet: World) -> Callable[[], float]:
+    move, tensor = example(case.kind, case.strategy, case.nbytes)
+    world.join([move.group])
+    lengths = stretches(tensor, move.pre, move.group, world.ratios)
+    shape = list(tensor.shape)
+    if isinstance(move.pre, Shard):
+        shape[move.pre.dim] = lengths[world.rank]
+    value = jnp.ones(tuple(shape), tensor.dtype)
+    segment, token = jax.jit(jnp.negative), jnp.zeros(())
+
+    def once() -> None:
+        segment(token).block_until_ready()
+        world.move(move, tensor, value)
+
+    once()
+    begin = time.perf_counter()
+    once()
+    mine = max(1, min(MOST_TIMES, round(EXCHANGE_SAMPLE_S / (time.perf_counter() - begin))))
+    times: int = min(meet.comm.allgather(mine))
+
+    def timer() -> float:
+        begin = time.perf_counter()
+        for _ in range(times):
+            once()
+        return (time.perf_counter() - begin) / times
+
+    return timer
+
+
+def example(kind: str, strategy: str, nbytes: int) -> tuple[Move, TensorType]:
+    """A move of this kind over all devices (rooted between two: the first two), of a nearly square matrix."""
+    collective = registry()[kind]
+    placements: tuple[Placement, ...] = (Shard(0), Partial("sum"), R)
+    goals: tuple[Placement, ...] = (R, Shard(0), Shard(1))
+    pre, post = next(pair for pair in product(placements, goals) if collective.allows(*pair))
+    elements = max(1, nbytes // 4)
+    rows = isqrt(elements)
+    group = (0, 1) if kind == "send" else None
+    move = Move(kind, 0, pre, post, strategy, group, 0 if collective.rooted else None)
+    return move, TensorType((rows, elements // rows), "float32")
+
+
+def _rank_info(comm: Any) -> RankInfo:
+    here = comm.Split_type(mpi().COMM_TYPE_SHARED)
+    device = jax.devices()[0]
+    stats: Mapping[str, int] = getattr(device, "memory_stats", lambda: None)() or {}
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = stats.get("bytes_limit") or whole // here.size
+    here.Free()
+    return RankInfo(socket.gethostname(), device.device_kind, memory, len(os.sched_getaffinity(0)))
+
+
+class LoadGauge:
+    """Part of the cores of the busiest machine of a job that others use; all ranks call it together."""
+
+    def __init__(self, comm: Any) -> None:
+        self.comm = comm
+        self.here = comm.Split_type(mpi().COMM_TYPE_SHARED)
+        self.known: bool = all(comm.allgather(Usage.now() is not None))
+        self._start: Usage | None = None
+
+    def start(self) -> None:
+        """From now on."""
+        self._start = Usage.now()
+
+    def stop(self) -> float:
+        """Until now; 0 where the system does not say."""
+        end = Usage.now()
+        if not self.known or self._start is None or end is None:
+            return 0.0
+        own = sum(self.here.allgather(end.own_s - self._start.own_s))
+        return max(self.comm.allgather(others(self._start, end, own, os.cpu_count() or 1)))

@@ -1,0 +1,185 @@
+"""Rates of a device from timed kernels: the roofline's four numbers, and its matrix rates by arithmetic.
+
+A kernel takes launch + max(flop / rate, bytes / bandwidth), as `shardwright.cost.model` has it; the launch,
+the matrix rate, the vector rate and the bandwidth are fitted together, to logarithms of times, with a loss
+that forgives single outliers. 16-bit and TF32 rates are then read off products large enough to reach them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from shardwright.cost.device import DeviceType
+from shardwright.cost.estimate import Array, Estimate, margins, rounded, spread
+from shardwright.ir.errors import InputError
+
+MOST_ERROR = 0.6
+MOST_SPREAD = 0.35
+#: Devices whose rates differ by less are of one type.
+SAME = 0.2
+#: float32 products that run so much faster at JAX's default precision than at the highest use TF32.
+TF32_GAIN = 1.3
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTimes:
+    """A timed kernel.
+
+    Attributes:
+        arithmetic: "vector", or what a product's operands are multiplied in: "float32", "default" (float32
+            operands at JAX's default precision), "float16", "bfloat16".
+        flop: floating point operations.
+        nbytes: read and written.
+        seconds: one per repetition, without the start of the compiled function.
+    """
+
+    arithmetic: str
+    flop: float
+    nbytes: float
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFit:
+    """What was found out about a device.
+
+    Attributes:
+        launch_s, matmul_flop_per_s, vector_flop_per_s, byte_per_s: the roofline.
+        rates: FLOP/s of products in other arithmetic.
+        error: root mean square of the logarithms of predicted over measured.
+        spread: typical spread of repeated runs.
+    """
+
+    launch_s: Estimate
+    matmul_flop_per_s: Estimate
+    vector_flop_per_s: Estimate
+    byte_per_s: Estimate
+    rates: Mapping[str, float]
+    error: float
+    spread: float
+
+    def resembles(self, other: DeviceFit) -> bool:
+        """Whether the two devices may be taken for one type."""
+        pairs = (
+            (self.matmul_flop_per_s, other.matmul_flop_per_s),
+            (self.vector_flop_per_s, other.vector_flop_per_s),
+            (self.byte_per_s, other.byte_per_s),
+        )
+        return all(abs(np.log(a.value / b.value)) < np.log1p(SAME) for a, b in pairs)
+
+    def complaint(self) -> str | None:
+        """Why the fit is not to be trusted, None if it is."""
+        if self.spread > MOST_SPREAD:
+            return f"repeated runs of the same kernel differ by ±{self.spread:.0%}"
+        if self.error > MOST_ERROR:
+            return f"launch time, two rates and a bandwidth miss the times of kernels by {self.error:.0%}"
+        return None
+
+    def as_type(self, name: str, memory_bytes: int, source: str) -> DeviceType:
+        """The device type that has these rates; float32 is the larger of its two rates, as a peak."""
+        peak = rounded(max(self.matmul_flop_per_s.value, self.vector_flop_per_s.value))
+        rates = {arithmetic: rounded(rate) for arithmetic, rate in self.rates.items()}
+        tf32 = rates.get("default", 0.0)
+        return DeviceType(
+            name=name,
+            float32_flop_per_s=peak,
+            memory_bandwidth_byte_per_s=rounded(self.byte_per_s.value),
+            memory_bytes=memory_bytes,
+            tf32_flop_per_s=tf32 if tf32 > TF32_GAIN * self.matmul_flop_per_s.value else None,
+            float16_flop_per_s=rates.get("float16"),
+            bfloat16_flop_per_s=rates.get("bfloat16"),
+            launch_s=rounded(self.launch_s.value),
+            matmul_efficiency=min(1.0, rounded(self.matmul_flop_per_s.value / peak)),
+            vector_efficiency=min(1.0, rounded(self.vector_flop_per_s.value / peak)),
+            measured=True,
+            source=source,
+        )
+
+
+def fit_device(times: Sequence[KernelTimes]) -> DeviceFit:
+    """The roofline through kernels of a device; "float32" and "vector" must be among them.
+
+    Raises:
+        InputError: the kernels do not say enough.
+    """
+    roof = [t for t in times if t.arithmetic in ("float32", "vector")]
+    seconds = np.array([np.median(t.seconds) for t in roof])
+    flop = np.array([t.flop for t in roof])
+    nbytes = np.array([t.nbytes for t in roof])
+    matrix = np.array([t.arithmetic == "float32" for t in roof])
+    if len(roof) < 8 or matrix.all() or not matrix.any():
+        raise InputError(
+            place="calibrate",
+            reason="too few kernels were timed to fit a device",
+            remedy="Time at least eight, products and others among them",
+        )
+
+    def predicted(values: Array) -> Array:
+        launch, product, vector, bandwidth = np.exp(values)
+        rate = np.where(matrix, product, vector)
+        return launch + np.maximum(flop / rate, nbytes / bandwidth)
+
+    def residual(values: Array) -> Array:
+        return np.log(predicted(values) / seconds)
+
+    start = np.log(
+        [
+            max(float(seconds.min()) / 2, 1e-9),
+            float((flop / seconds)[matrix].max()),
+            float((flop / seconds)[~matrix].max()),
+            float((nbytes / seconds).max()),
+        ]
+    )
+    found = least_squares(residual, start, loss="soft_l1", f_scale=0.2)
+    width = margins(np.asarray(found.jac), residual(found.x))
+    launch, product, vector, bandwidth = (
+        Estimate(float(np.exp(v)), float(np.exp(v - w)), float(np.exp(v + w)))
+        for v, w in zip(found.x, np.minimum(width, 50.0), strict=True)
+    )
+    others: dict[str, list[float]] = {}
+    for t in times:
+        if t.arithmetic not in ("float32", "vector"):
+            others.setdefault(t.arithmetic, []).append(t.flop / float(np.median(t.seconds)))
+    return DeviceFit(
+        launch,
+        product,
+        vector,
+        bandwidth,
+        {arithmetic: max(rates) for arithmetic, rates in others.items()},
+        float(np.sqrt(np.mean(np.square(residual(found.x))))),
+        float(np.median([spread(t.seconds) for t in roof])),
+    )
+
+
+def group_devices(
+    per_device: Sequence[Sequence[KernelTimes]], alike: Callable[[int, int], bool]
+) -> list[tuple[DeviceFit, tuple[int, ...]]]:
+    """Devices that resemble the first of their group, fitted together.
+
+    Args:
+        per_device: the same kernels, timed on each device.
+        alike: whether two devices, by index, may be of one type at all.
+    """
+    alone = [fit_device(times) for times in per_device]
+    groups: list[list[int]] = []
+    for device, fit in enumerate(alone):
+        for group in groups:
+            if alike(group[0], device) and fit.resembles(alone[group[0]]):
+                group.append(device)
+                break
+        else:
+            groups.append([device])
+    return [(fit_device(_pooled([per_device[d] for d in group])), tuple(group)) for group in groups]
+
+
+def _pooled(per_device: Sequence[Sequence[KernelTimes]]) -> list[KernelTimes]:
+    return [
+        KernelTimes(
+            same[0].arithmetic, same[0].flop, same[0].nbytes, tuple(s for t in same for s in t.seconds)
+        )
+        for same in zip(*per_device, strict=True)
+    ]

@@ -1,0 +1,314 @@
+"""From measurements on MPI ranks to a fleet file: which exchanges and kernels are timed, and what follows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from shardwright.backends.kernel_cases import CHAIN, ELEMENTWISE, KernelCase, copies
+from shardwright.backends.load import load_now
+from shardwright.backends.measure import ExchangeCase, Measured, Request, Tick, example, measure
+from shardwright.backends.measure_job import measure_on
+from shardwright.cost.calibrate_devices import DeviceFit, KernelTimes, group_devices
+from shardwright.cost.calibrate_links import ExchangeTimes, StrategyFit, fit_line, fit_strategies
+from shardwright.cost.device import DeviceType
+from shardwright.cost.estimate import refuse
+from shardwright.cost.fleet import Fleet, Link, Node
+from shardwright.cost.model import CostModel
+from shardwright.ir.collectives import registry
+from shardwright.ir.errors import InputError
+from shardwright.ir.graph import TensorType
+
+SIZES = tuple(1 << power for power in range(10, 25))
+#: Part of the cores that others may use while we measure.
+MOST_LOAD = 0.15
+#: A skewed device's share as a multiple of the least.
+SKEWS = ((4, 2), (7, 1))
+
+PRODUCTS = (
+    (1, 32, 32, 32),
+    (1, 128, 32, 96),
+    (1, 128, 128, 128),
+    (1, 512, 128, 128),
+    (1, 128, 512, 128),
+    (1, 128, 128, 512),
+    (1, 512, 512, 512),
+    (1, 1024, 256, 1024),
+    (16, 64, 32, 64),
+    (32, 128, 64, 128),
+)
+LARGE = (1, 1024, 512, 1024)
+WIDTHS = (1 << 8, 1 << 12, 1 << 16, 1 << 20, 1 << 22)
+REDUCTIONS = ((64, 128), (512, 512), (2048, 1024))
+
+
+@dataclass(frozen=True, slots=True)
+class FittedLink:
+    """A link, and the strategies it was fitted from."""
+
+    link: Link
+    strategies: tuple[StrategyFit, ...]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What `calibrate` found.
+
+    Attributes:
+        fleet: with measured devices and links.
+        devices: per group of alike devices, the fit and the devices' indices.
+        between: the link between all ranks, strategy by strategy; None for a single rank.
+        others: part of the cores that others used meanwhile; None if unknown.
+    """
+
+    fleet: Fleet
+    devices: tuple[tuple[DeviceFit, tuple[int, ...]], ...]
+    between: FittedLink | None
+    others: float | None
+
+
+def calibrate(
+    ranks: int,
+    fleet: Fleet | None = None,
+    *,
+    comm: Any = None,
+    force: bool = False,
+    rounds: int = 7,
+    patience_s: float = 45.0,
+    name: str = "measured",
+    tick: Tick = lambda done, total: None,
+) -> Calibration:
+    """Measure `ranks` ranks and make a fleet of them.
+
+    Args:
+        ranks: how many to start on this machine (with `comm`: how many it has).
+        fleet: whose names, nodes and memory are kept; without it, a node per machine.
+        comm: an mpi4py communicator whose ranks all call this; without it, ranks are started here.
+        force: use noisy measurements, too, and measure beside other work.
+        rounds: samples of each kernel and exchange.
+        patience_s: how long to go on in search of undisturbed samples.
+        name: of the fleet, if none is given.
+        tick: told how many of how many samples are taken.
+
+    Raises:
+        InputError: the fleet has another number of devices, others use the machine, or the fits are no good.
+    """
+    if fleet is not None and len(fleet.devices) != ranks:
+        raise InputError(
+            place=fleet.name,
+            reason=f"has {len(fleet.devices)} devices, but {ranks} MPI ranks are to be measured",
+            remedy=f"Use {len(fleet.devices)} ranks, or leave --fleet out",
+        )
+    if comm is None and not force:
+        _refuse_load(load_now())
+    request = Request(tuple(exchange_cases(ranks)), kernel_cases(), rounds, patience_s)
+    measured = measure_on(ranks, request, tick) if comm is None else measure(request, comm, tick)
+    if not force:
+        _refuse_load(measured.others)
+    devices = fit_devices(request.kernels, measured, fleet)
+    between = fit_link(request.exchanges, measured.exchange_s)
+    inside = {} if comm is None else _inside(measured, comm, request, tick)
+    if not force:
+        links = [found for found in (between, *inside.values()) if found is not None]
+        refuse([fit for fit, _ in devices])
+        refuse([fit for found in links for fit in found.strategies])
+    made = assemble(measured, devices, between, inside, fleet, name)
+    return Calibration(made, devices, between, measured.others)
+
+
+def _inside(measured: Measured, comm: Any, whole: Request, tick: Tick) -> dict[str, FittedLink | None]:
+    """The link of every machine, where the ranks are on several.
+
+    Raises:
+        InputError: the ranks of one machine do not follow each other, as devices of a node do.
+    """
+    hosts = [info.host for info in measured.ranks]
+    if len(set(hosts)) == 1:
+        return {}
+    if len(list(groupby(hosts))) > len(set(hosts)):
+        raise InputError(
+            place="calibrate",
+            reason="the ranks of one machine do not follow each other",
+            remedy="Start the job so that ranks fill one machine after another",
+        )
+    node = comm.Split(hosts.index(hosts[comm.rank]), comm.rank)
+    cases = tuple(exchange_cases(node.size))
+    mine = fit_link(cases, measure(replace(whole, exchanges=cases, kernels=()), node, tick).exchange_s)
+    node.Free()
+    return dict(zip(hosts, comm.allgather(mine), strict=True))
+
+
+def _refuse_load(others: float | None) -> None:
+    if others is not None and others > MOST_LOAD:
+        raise InputError(
+            place="calibrate",
+            reason=f"other processes use {others:.0%} of this machine's cores, which would be measured, too",
+            remedy="Stop them and try again, or pass --force to calibrate all the same",
+        )
+
+
+def kernel_cases() -> tuple[KernelCase, ...]:
+    """Products, elementwise kernels and reductions of several sizes."""
+    kernels = [KernelCase("dispatch", ())]
+    kernels += [KernelCase("matmul", shape, "float32", "highest") for shape in (*PRODUCTS, LARGE)]
+    kernels += [KernelCase("matmul", LARGE, dtype) for dtype in ("float32", "float16", "bfloat16")]
+    kernels += [KernelCase(f"elementwise:{op}", (1, width)) for op in ELEMENTWISE for width in WIDTHS]
+    kernels += [KernelCase("reduction", shape) for shape in REDUCTIONS]
+    return tuple(kernels)
+
+
+def exchange_cases(ranks: int) -> list[ExchangeCase]:
+    """Every collective × strategy × size, at even shares and, where they matter, at uneven ones."""
+    if ranks < 2:
+        return []
+    even = (1.0 / ranks,) * ranks
+    skewed = [_shares([*skew, *[1] * (ranks - 2)]) for skew in SKEWS]
+    cases: list[ExchangeCase] = []
+    model = CostModel(_flat(ranks, Link(1.0, 1.0)))
+    for kind in (kind for kind, collective in registry().items() if not collective.local):
+        move, tensor = example(kind, "", SIZES[-1])
+        for strategy in model.strategies(kind, move.pre, move.post):
+            uneven = skewed if model.move(kind, strategy, tensor, move.pre, move.post).varies else []
+            cases += [ExchangeCase(kind, strategy, n, s) for s in (even, *uneven) for n in SIZES]
+    return cases
+
+
+def _shares(parts: Sequence[int]) -> tuple[float, ...]:
+    return tuple(part / sum(parts) for part in parts)
+
+
+def exchange_times(cases: Sequence[ExchangeCase], seconds: Sequence[Sequence[float]]) -> list[ExchangeTimes]:
+    """Timed exchanges with what their strategy's price says of rounds and bytes."""
+    ranks = len(cases[0].ratios) if cases else 0
+    # Links that have a latency and nothing else, and links that have no latency and move a byte a second.
+    models = [CostModel(_flat(ranks, link)) for link in (Link(np.inf, 1.0), Link(1.0, 0.0))]
+    times: list[ExchangeTimes] = []
+    for case, samples in zip(cases, seconds, strict=True):
+        move, _ = example(case.kind, case.strategy, case.nbytes)
+        tensor, at = TensorType((case.nbytes,), "uint8"), np.asarray(case.ratios)
+        prices = [m.move(case.kind, case.strategy, tensor, move.pre, move.post) for m in models]
+        rounds, link_bytes = (float(price.per_device(at, models[0].class_of).max()) for price in prices)
+        name = f"{case.kind}.{case.strategy}"
+        times.append(ExchangeTimes(name, case.nbytes, rounds, link_bytes, tuple(samples)))
+    return times
+
+
+def _flat(ranks: int, link: Link) -> Fleet:
+    """Equal devices on one link."""
+    return Fleet("flat", (Node("n0", (DeviceType("any", 1.0, 1.0, 1, measured=True),) * ranks, link),), None)
+
+
+def fit_link(cases: Sequence[ExchangeCase], seconds: Sequence[Sequence[float]]) -> FittedLink | None:
+    """The link between the ranks of these exchanges; None where there are none."""
+    if not cases:
+        return None
+    times = exchange_times(cases, seconds)
+    strategies = fit_strategies(times)
+    line = fit_line(times).as_link()
+    return FittedLink(
+        Link(line.bandwidth_byte_per_s, line.latency_s, tuple(fit.link for fit in strategies)), strategies
+    )
+
+
+def fit_devices(
+    cases: Sequence[KernelCase], measured: Measured, fleet: Fleet | None
+) -> tuple[tuple[DeviceFit, tuple[int, ...]], ...]:
+    """Groups of ranks with alike devices, each with its rates."""
+    names = [None] * len(measured.ranks) if fleet is None else [device.type.name for device in fleet.devices]
+
+    def alike(a: int, b: int) -> bool:
+        kinds = (measured.ranks[a].device, measured.ranks[b].device)
+        return names[a] == names[b] and kinds[0] == kinds[1]
+
+    return tuple(group_devices([_kernel_times(cases, mine) for mine in measured.kernel_s], alike))
+
+
+def _kernel_times(cases: Sequence[KernelCase], seconds: Sequence[Sequence[float]]) -> list[KernelTimes]:
+    """One rank's kernels, less what it takes to start a compiled function."""
+    starting = next(median(s) for case, s in zip(cases, seconds, strict=True) if case.op == "dispatch")
+    times: list[KernelTimes] = []
+    for case, samples in zip(cases, seconds, strict=True):
+        if case.op == "dispatch":
+            continue
+        flop, elements, arithmetic = _work(case)
+        alone = tuple(max(s - starting / copies(case), s / 10) for s in samples)
+        times.append(KernelTimes(arithmetic, flop, elements * np.dtype(_STORED[case.dtype]).itemsize, alone))
+    return times
+
+
+_STORED = {"float32": "float32", "float16": "float16", "bfloat16": "uint16"}
+
+
+def _work(case: KernelCase) -> tuple[float, int, str]:
+    """Operations, elements read and written, arithmetic."""
+    if case.op == "matmul":
+        b, m, k, n = case.shape
+        default = case.dtype == "float32" and case.precision is None
+        return 2.0 * b * m * k * n, b * (m * k + k * n + m * n), "default" if default else case.dtype
+    rows, width = case.shape
+    written = rows if case.op == "reduction" else rows * width
+    each = CHAIN if case.op == "elementwise:chain" else 1
+    return float(each * rows * width), rows * width + written, "vector"
+
+
+def assemble(
+    measured: Measured,
+    devices: Sequence[tuple[DeviceFit, tuple[int, ...]]],
+    between: FittedLink | None,
+    inside: Mapping[str, FittedLink | None],
+    fleet: Fleet | None,
+    name: str,
+) -> Fleet:
+    """A fleet of what was fitted.
+
+    Args:
+        measured: says what runs where.
+        devices: groups of ranks with their rates.
+        between: all ranks.
+        inside: the ranks of each machine, where there are several.
+        fleet: whose names, nodes and memory are kept, if any.
+        name: the new fleet's, if there was none.
+    """
+    types: dict[int, DeviceType] = {}
+    used: Counter[str] = Counter()
+    for fit, members in devices:
+        first = members[0]
+        base = measured.ranks[first].device if fleet is None else fleet.devices[first].type.name
+        used[base] += 1
+        label = f"{base}-measured" + (f"-{used[base]}" if used[base] > 1 else "")
+        memory = min(
+            measured.ranks[i].memory_bytes if fleet is None else fleet.devices[i].type.memory_bytes
+            for i in members
+        )
+        found = fit.as_type(label, memory, _source(fit, measured))
+        types.update(dict.fromkeys(members, found))
+    hosts = [info.host for info in measured.ranks]
+    sizes = (
+        [len(node.devices) for node in fleet.nodes] if fleet else [len(list(g)) for _, g in groupby(hosts)]
+    )
+    nodes: list[Node] = []
+    start = 0
+    for number, count in enumerate(sizes):
+        link = inside.get(hosts[start], between) if count > 1 else None
+        members = tuple(types[i] for i in range(start, start + count))
+        nodes.append(Node(f"n{number}", members, link.link if link else None))
+        start += count
+    network = between.link if between and len(nodes) > 1 else None
+    return Fleet(fleet.name if fleet else name, tuple(nodes), network)
+
+
+def _source(fit: DeviceFit, measured: Measured) -> str:
+    parts = {
+        "launch": fit.launch_s,
+        "products": fit.matmul_flop_per_s,
+        "others": fit.vector_flop_per_s,
+        "memory": fit.byte_per_s,
+    }
+    margin = ", ".join(f"{what} ±{estimate.relative:.0%}" for what, estimate in parts.items())
+    return f"shardwright calibrate, {len(measured.ranks)} ranks at once; 95 % of {margin}"

@@ -1,0 +1,143 @@
+"""`shardwright calibrate`: measure devices and links, write a fleet file."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+import yaml
+from rich.console import Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from shardwright.backends.launch import under_mpi
+from shardwright.calibrate import Calibration, calibrate
+from shardwright.cost.estimate import Estimate
+from shardwright.cost.fleet import Fleet
+from shardwright.ir.errors import InputError
+from shardwright.mpi_cli import is_silent, one_voice, progress
+from shardwright.report import duration, render, size
+
+MOST_RANKS_PER_CORE = 8
+
+
+@click.command("calibrate")
+@click.option("--fleet", "fleet_path", metavar="FLEET.yaml", help="Keep this fleet's names, nodes, memory.")
+@click.option("-n", "ranks", type=click.IntRange(min=1), help="Ranks.  [default: devices of the fleet, or 2]")
+@click.option("-o", "--output", required=True, metavar="MEASURED.yaml", help="Write the fleet to this file.")
+@click.option("--rounds", type=click.IntRange(min=3), default=7, show_default=True, help="Samples of each.")
+@click.option("--force", is_flag=True, help="Use noisy measurements, and measure beside other work.")
+def calibrate_command(
+    fleet_path: str | None, ranks: int | None, output: str, rounds: int, force: bool
+) -> None:
+    """Measure devices and links of this machine (under mpiexec: of the job) and write a fleet file."""
+    with one_voice(), progress("measuring") as tick:
+        fleet = None if fleet_path is None else Fleet.load(fleet_path)
+        check_folder(output)
+        comm, running = None, ranks or (len(fleet.devices) if fleet else 2)
+        if under_mpi():
+            from shardwright.backends.mpi_moves import mpi
+
+            comm = mpi().COMM_WORLD
+            if ranks is not None and ranks != comm.size:
+                raise InputError(
+                    place="-n",
+                    reason=f"asks for {ranks} ranks, but {comm.size} MPI ranks are running",
+                    remedy=f"Leave it out, or start mpiexec -n {ranks}",
+                )
+            running = comm.size
+        elif running > (most := MOST_RANKS_PER_CORE * (os.cpu_count() or 1)):
+            raise InputError(
+                place="calibrate",
+                reason=f"{running} ranks are too many for the {os.cpu_count()} cores of this machine",
+                remedy=f"Measure at most {most} ranks here, or start it with mpiexec on your machines",
+            )
+        found = calibrate(running, fleet, comm=comm, force=force, rounds=rounds, tick=tick)
+    if is_silent():
+        return
+    write_fleet(found.fleet, output)
+    click.echo(render(layout(found), colour=sys.stdout.isatty()))
+    click.echo(f"written to {output}")
+
+
+def check_folder(output: str) -> None:
+    """Find out before the work, not after it, that the file can be written."""
+    if Path(output).is_dir():
+        raise InputError(place=output, reason="is a folder", remedy="Name a file with -o")
+    folder = Path(output).resolve().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(
+            place=output, reason="its folder cannot be written", remedy="Choose another path for -o"
+        )
+
+
+def write_fleet(fleet: Fleet, output: str) -> None:
+    """Write a fleet file; it appears whole or not at all."""
+    text = yaml.safe_dump(fleet.to_dict(), sort_keys=False, allow_unicode=True, width=100)
+    folder = Path(output).resolve().parent
+    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as file:
+        file.write(text)
+    os.replace(file.name, output)
+
+
+def layout(found: Calibration) -> Group:
+    """What was fitted, with the intervals it lies in."""
+    parts: list[Text | Padding] = [Text(f"calibrated {found.fleet}")]
+    if found.others is not None:
+        parts.append(Text(f"  other processes used {found.others:.0%} of the cores meanwhile"))
+    parts.append(Padding(_devices(found), (1, 0)))
+    if found.between is not None:
+        parts.append(Padding(_strategies(found), (0, 0, 1, 0)))
+    return Group(*parts)
+
+
+def _table(title: str, *columns: str, left: int) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="left" if number < left else "right")
+    return table
+
+
+def _devices(found: Calibration) -> Table:
+    columns = ("devices", "type", "launch", "products", "other", "memory", "error", "spread")
+    table = _table("devices (95 % intervals)", *columns, left=2)
+    everyone = found.fleet.devices
+    for fit, members in found.devices:
+        table.add_row(
+            ", ".join(everyone[i].name for i in members),
+            everyone[members[0]].type.name,
+            _with_margin(fit.launch_s, duration(fit.launch_s.value)),
+            _with_margin(fit.matmul_flop_per_s, f"{fit.matmul_flop_per_s.value / 1e9:.3g} GFLOP/s"),
+            _with_margin(fit.vector_flop_per_s, f"{fit.vector_flop_per_s.value / 1e9:.3g} GFLOP/s"),
+            _with_margin(fit.byte_per_s, f"{fit.byte_per_s.value / 1e9:.3g} GB/s"),
+            f"{fit.error:.0%}",
+            f"±{fit.spread:.0%}",
+        )
+    return table
+
+
+def _strategies(found: Calibration) -> Table:
+    columns = ("strategy", "up to", "latency", "bandwidth", "error", "spread")
+    table = _table("exchanges, α and β (95 % intervals)", *columns, left=1)
+    assert found.between is not None
+    for fit in found.between.strategies:
+        for number, (line, used) in enumerate(zip(fit.ranges, fit.link.ranges, strict=True)):
+            table.add_row(
+                "" if number else fit.strategy,
+                "any size" if used.up_to_bytes is None else size(used.up_to_bytes),
+                _with_margin(line.latency_s, duration(used.latency_s)),
+                _with_margin(line.second_per_byte, f"{used.bandwidth_byte_per_s / 1e9:.3g} GB/s"),
+                "" if number else f"{fit.error:.0%}",
+                "" if number else f"±{fit.spread:.0%}",
+            )
+    return table
+
+
+def _with_margin(estimate: Estimate, text: str) -> str:
+    wide = not math.isfinite(estimate.relative) or estimate.relative > 1
+    return f"{text} {'±>100%' if wide else f'±{estimate.relative:.0%}'}"

@@ -1,0 +1,238 @@
+"""`shardwright calibrate`: from timed kernels and exchanges to a fleet file, and every way to be refused."""
+
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import shardwright.calibrate as module
+from shardwright.backends.launch import find_mpiexec, rank_environment
+from shardwright.backends.load import Usage, others
+from shardwright.backends.measure import Measured, RankInfo, Request, example
+from shardwright.backends.pin import cores_of
+from shardwright.calibrate import calibrate, exchange_cases, kernel_cases
+from shardwright.cli import main
+from shardwright.compare import compare_collectives
+from shardwright.cost.fleet import Fleet
+from shardwright.cost.model import CostModel
+from shardwright.ir import collectives
+from shardwright.ir.errors import InputError
+from shardwright.ir.graph import TensorType
+
+LAPTOP = Path(__file__).parent.parent / "examples" / "fleets" / "laptop.yaml"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["calibrate", *arguments])
+
+
+def imagined(request: Request, ranks: int, *, noise: float = 0.0, load: float = 0.0) -> Measured:
+    """What a machine with known rates would measure: kernels by a roofline, exchanges by the model itself."""
+    speeds = [1.0] + [0.5] * (ranks - 1)
+    link = {"bandwidth": "2 GB/s", "latency": "100 us"}
+    kind = {"name": "x", "flops": "1 GFLOP/s", "memory_bandwidth": "1 GB/s", "memory": "1 GB"}
+    node = {"devices": {"type": kind, "count": ranks}, "link": link}
+    model = CostModel(Fleet.from_dict({"name": "x", "nodes": [node]}))
+
+    def kernel_s(op: str, shape: tuple[int, ...], speed: float) -> float:
+        if op == "dispatch":
+            return 5e-6
+        if op == "matmul":
+            b, m, k, n = shape
+            flop, nbytes, rate = 2 * b * m * k * n, 4 * b * (m * k + k * n + m * n), 1e11
+        else:
+            rows, width = shape
+            flop, nbytes, rate = rows * width * (10 if op.endswith("chain") else 1), 8 * rows * width, 4e9
+        return 5e-6 / 4 + 2e-6 + max(flop / (rate * speed), nbytes / (1e10 * speed))
+
+    def exchange_s(kind: str, strategy: str, nbytes: int, ratios: tuple[float, ...]) -> float:
+        rows = compare_collectives(model.fleet, kind, nbytes, ratios)
+        return next(row.predicted_s for row in rows if row.strategy == strategy)
+
+    wobble = [1 + noise * d for d in (-2, -1, -0.5, 0, 0.5, 1, 3)]
+    return Measured(
+        tuple(
+            tuple(w * exchange_s(e.kind, e.strategy, e.nbytes, e.ratios) for w in wobble)
+            for e in request.exchanges
+        ),
+        tuple(
+            tuple(tuple(w * kernel_s(k.op, k.shape, speed) for w in wobble) for k in request.kernels)
+            for speed in speeds
+        ),
+        (RankInfo("h", "cpu", 10**9, 1),) * ranks,
+        load,
+    )
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known measurements in place of real ones."""
+    monkeypatch.setattr(module, "load_now", lambda: 0.0)
+    monkeypatch.setattr(module, "measure_on", lambda ranks, request, tick: imagined(request, ranks))
+
+
+@pytest.mark.usefixtures("quiet")
+def test_known_rates_come_back_as_a_fleet_that_loads(tmp_path: Path) -> None:
+    path = tmp_path / "measured.yaml"
+    result = run("-n", "3", "-o", str(path))
+    assert result.exit_code == 0, result.output
+    fleet = Fleet.load(path)
+    assert [c.members for c in fleet.classes] == [(0,), (1, 2)]
+    fast, slow = (c.type for c in fleet.classes)
+    assert fast.flop_rate("float32", "highest")[0] == pytest.approx(1e11, rel=0.1)
+    assert slow.flop_rate("float32", "highest")[0] == pytest.approx(5e10, rel=0.1)
+    assert fast.bandwidth_byte_per_s == pytest.approx(1e10, rel=0.1)
+    assert fast.launch_s == pytest.approx(2e-6, rel=0.2)
+    assert fast.measured and "±" in fast.source
+    link = fleet.nodes[0].link
+    assert link is not None
+    for measured in link.strategies:
+        assert [r.bandwidth_byte_per_s for r in measured.ranges] == pytest.approx([2e9], rel=0.01)
+        assert [r.latency_s for r in measured.ranges] == pytest.approx([1e-4], rel=0.01)
+    assert "all_gather.exact" in result.output and "95 % intervals" in result.output
+    assert [p.name for p in tmp_path.iterdir()] == ["measured.yaml"]
+
+
+@pytest.mark.usefixtures("quiet")
+def test_predictions_follow_the_calibrated_links(tmp_path: Path) -> None:
+    path = tmp_path / "measured.yaml"
+    assert run("-n", "2", "-o", str(path)).exit_code == 0
+    model = CostModel(Fleet.load(path))
+    for kind in (kind for kind, collective in collectives.registry().items() if not collective.local):
+        move, _ = example(kind, "", 1024)
+        for strategy in model.strategies(kind, move.pre, move.post):
+            times = [
+                model.move(kind, strategy, TensorType((n,), "uint8"), move.pre, move.post).constant.max()
+                for n in (1, 1 << 10, 1 << 15, 1 << 20, 1 << 25)
+            ]
+            assert all(a <= b for a, b in pairwise(times)), (kind, strategy)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_names_nodes_and_memory_of_a_fleet_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "measured.yaml"
+    assert run("--fleet", str(LAPTOP), "-o", str(path)).exit_code == 0
+    fleet, given = Fleet.load(path), Fleet.load(LAPTOP)
+    assert fleet.name == "laptop"
+    assert [d.type.name for d in fleet.devices] == [f"{d.type.name}-measured" for d in given.devices]
+    assert [d.type.memory_bytes for d in fleet.devices] == [d.type.memory_bytes for d in given.devices]
+
+
+def test_every_collective_strategy_and_kind_of_kernel_is_asked_for() -> None:
+    cases = exchange_cases(4)
+    # Those that need several nodes make no sense between the ranks of one machine.
+    wanted = {
+        (k, s)
+        for k, c in collectives.registry().items()
+        if not c.local
+        for s in c.strategies
+        if s != "hierarchical"
+    }
+    assert {(case.kind, case.strategy) for case in cases} == wanted
+    assert {len(case.ratios) for case in cases} == {4}
+    uneven = {(case.kind, case.strategy) for case in cases if len(set(case.ratios)) > 1}
+    assert ("all_gather", "exact") in uneven and ("all_reduce", "ring") not in uneven
+    assert {case.op.partition(":")[0] for case in kernel_cases()} >= {"dispatch", "matmul", "elementwise"}
+    assert exchange_cases(1) == []
+
+
+def test_load_before_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "load_now", lambda: 0.4)
+    result = run("-n", "2", "-o", str(tmp_path / "m.yaml"))
+    assert result.exit_code == 2 and not list(tmp_path.iterdir())
+    assert "other processes use 40% of this machine's cores" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_load_meanwhile_is_refused_unless_forced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "load_now", lambda: 0.0)
+    monkeypatch.setattr(module, "measure_on", lambda n, request, tick: imagined(request, n, load=0.5))
+    result = run("-n", "2", "-o", str(tmp_path / "m.yaml"))
+    assert result.exit_code == 2 and "other processes use 50%" in result.stderr
+    assert run("-n", "2", "--force", "-o", str(tmp_path / "m.yaml")).exit_code == 0
+
+
+def test_noise_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "load_now", lambda: 0.0)
+    monkeypatch.setattr(module, "measure_on", lambda n, request, tick: imagined(request, n, noise=0.6))
+    result = run("-n", "2", "-o", str(tmp_path / "m.yaml"))
+    assert result.exit_code == 2 and not list(tmp_path.iterdir())
+    assert "too noisy: repeated runs" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-n", "3", "--fleet", str(LAPTOP)), "has 4 devices, but 3 MPI ranks are to be measured"),
+        (("-n", "4000"), "4000 ranks are too many"),
+        (("--fleet", "nowhere.yaml"), "cannot be read"),
+    ],
+)
+def test_bad_input_is_one_clear_error(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    result = run(*arguments, "-o", str(tmp_path / "m.yaml"))
+    assert result.exit_code == 2 and message in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_an_output_that_cannot_be_written_is_found_out_first(tmp_path: Path) -> None:
+    result = run("-o", str(tmp_path / "no" / "m.yaml"))
+    assert result.exit_code == 2 and "its folder cannot be written" in result.stderr
+
+
+def test_what_others_use_is_what_is_busy_less_our_own() -> None:
+    before, after = Usage(0.0, 10.0, 1.0, 0.0), Usage(2.0, 13.0, 1.5, 0.0)
+    assert others(before, after, own_s=1.5, cores=2) == pytest.approx((3.5 - 1.5) / 4)
+    assert others(before, after, own_s=9.0, cores=2) == 0
+
+
+def test_ranks_share_out_the_cores() -> None:
+    assert [cores_of(rank, 2, [0, 1, 2, 3]) for rank in range(2)] == [[0, 1], [2, 3]]
+    assert [cores_of(rank, 4, [5, 7]) for rank in range(4)] == [[5], [7], [5], [7]]
+    assert [cores_of(rank, 3, [0, 1]) for rank in range(3)] == [[0, 1]] * 3
+
+
+def test_real_ranks_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SIZES", (1 << 10, 1 << 12, 1 << 16))
+    monkeypatch.setattr(module, "WIDTHS", (1 << 8,))
+    monkeypatch.setattr(module, "PRODUCTS", module.PRODUCTS[:4])
+    monkeypatch.setattr(module, "LARGE", (1, 64, 64, 64))
+    found = calibrate(2, force=True, rounds=3, patience_s=0.0)
+    assert len(found.fleet.devices) == 2
+    assert all(d.type.measured and d.type.float32_flop_per_s > 1e7 for d in found.fleet.devices)
+    assert found.between is not None and all(fit.link.ranges for fit in found.between.strategies)
+    assert Fleet.from_dict(found.fleet.to_dict()) == found.fleet
+
+
+def test_machines_of_a_job_become_nodes(tmp_path: Path) -> None:
+    """Four ranks that believe to be on two machines: links inside and between are fitted."""
+    script = tmp_path / "job.py"
+    script.write_text(
+        """
+import socket, sys
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+socket.gethostname = lambda: f"host{comm.rank // 2}"
+import shardwright.calibrate as module
+module.SIZES, module.WIDTHS, module.SKEWS = (1 << 10, 1 << 12, 1 << 14), (256,), ()
+module.PRODUCTS, module.LARGE = module.PRODUCTS[:3], (1, 64, 64, 64)
+found = module.calibrate(4, comm=comm, force=True, rounds=3, patience_s=0.0)
+fleet = found.fleet
+assert [len(node.devices) for node in fleet.nodes] == [2, 2] and fleet.network is not None
+assert all(node.link is not None and node.link.strategies for node in fleet.nodes)
+assert comm.allgather(fleet.fingerprint()) == [fleet.fingerprint()] * 4
+"""
+    )
+    done = subprocess.run(
+        [find_mpiexec(), "-n", "4", sys.executable, str(script)],
+        env=rank_environment(4),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_job_of_another_size_is_refused() -> None:
+    with pytest.raises(InputError, match="has 4 devices, but 2 MPI ranks"):
+        calibrate(2, Fleet.load(LAPTOP), force=True)
