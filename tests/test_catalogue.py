@@ -52,7 +52,7 @@ def test_short_names_resolve(name: str) -> None:
 
 
 def test_names_are_unique() -> None:
-    assert len(catalogue()) == 26
+    assert len(catalogue()) == 27
     assert not set(ALIASES) & set(catalogue())
 
 

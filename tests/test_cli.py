@@ -131,11 +131,37 @@ def test_plan_writes_what_it_prints(invoke: Invoke, tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
 
 
+def test_plan_writes_its_timeline(invoke: Invoke, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    result = invoke("plan", "cli_step.py:mlp", "--fleet", "fleet.yaml", "--timeline", str(path), "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    printed, written = json.loads(result.stdout), json.loads(path.read_text())
+    ends = [e["ts"] + e["dur"] for e in written["traceEvents"] if e["ph"] == "X"]
+    assert max(ends) * 1e-6 == pytest.approx(printed["iteration_s"])
+    for spent in printed["spent"]:
+        assert sum(spent.values()) == pytest.approx(printed["iteration_s"])
+    assert [p.name for p in tmp_path.iterdir()] == ["trace.json"]
+
+
+def test_a_timeline_that_cannot_be_written_is_found_before_planning(invoke: Invoke, tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none" / "trace.json"):
+        result = invoke("plan", "cli_step.py:mlp", "--fleet", "fleet.yaml", "--timeline", str(path))
+        assert result.exit_code == 2
+        assert result.stderr.count("\n") == 1
+        assert str(path) in result.stderr and "--timeline" in result.stderr
+
+
 def test_plan_with_baselines_and_program(invoke: Invoke, folder: Path) -> None:
     plain = invoke("plan", "cli_step.py:mlp", "--fleet", "fleet.yaml").stdout
     result = invoke("plan", "cli_step.py:mlp", "--fleet", "fleet.yaml", "--baselines", "--program")
     assert result.exit_code == 0
-    for wanted in ("shares", "exchanges per step", "where inputs lie", "params -> output[0]"):
+    for wanted in (
+        "shares",
+        "exchanges per step",
+        "time per step",
+        "where inputs lie",
+        "params -> output[0]",
+    ):
         assert wanted in plain
         assert wanted in result.stdout
     assert "priced by the same model" not in plain
