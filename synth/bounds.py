@@ -48,7 +48,7 @@ def certify(
         return min(loose, cost_s)
 
     def bound(ends: tuple[float, float], below: float) -> tuple[float, tuple[float, float]]:
-        return (below if stop() else max(below, solver.bound(Prices.floors(listed, ends)))), ends
+        return (below if stop() else max(below, solver.bound(Prices.floors(listed, ends), stop))), ends
 
     pieces = [bound(ends, loose) for ends in _pieces(devices)]
     heapq.heapify(pieces)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, Literal
@@ -75,6 +77,31 @@ def synthesize(
     """
     _check_fleet(fleet)
     _check_limit(time_limit_s, constraints)
+    with _collector_paused():
+        return _synthesize(train_step, args, fleet, state, constraints, time_limit_s, tick)
+
+
+@contextmanager
+def _collector_paused() -> Generator[None]:
+    """Planning makes many objects that all live on; looking through them again and again takes its time."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
+
+
+def _synthesize(
+    train_step: Callable[..., Any],
+    args: tuple[Any, ...],
+    fleet: Fleet,
+    state: StateMap | None,
+    constraints: Constraints | None,
+    time_limit_s: float | None,
+    tick: Callable[[str], None],
+) -> Plan:
     tick("tracing the step")
     traced = trace(train_step, *args, state=state)
     model = CostModel(fleet)
@@ -98,7 +125,7 @@ def synthesize(
     prices = priced(pins, traced.graph, space, model, found.ratios, found.cost_s)
     replicated = _replicated(traced.graph, space)
     for primitive, why in replicated.items():
-        warnings.warn(f"{primitive} runs replicated: {why}", ReplicatedWarning, stacklevel=2)
+        warnings.warn(f"{primitive} runs replicated: {why}", ReplicatedWarning, stacklevel=3)
     stats = Stats(
         trace_s=traced.trace_s,
         space_s=space_s,
