@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import accuracy, collectives, planning, secant
+from bench import accuracy, collectives, search, secant
 
 BENCHMARKS: dict[str, Callable[[], Path]] = {
-    "planning": planning.main,
+    "search": search.main,
     "secant": secant.main,
     "accuracy": accuracy.main,
     "collectives": collectives.main,

@@ -321,6 +321,23 @@ def as_milp(sizes: list[int], terms: list[tuple[tuple[int, ...], Floats]]) -> fl
     return scale * float(found.fun)
 
 
+@pytest.mark.parametrize("part", range(6))
+def test_highs_agrees_on_random_instances(part: int) -> None:
+    """Fifty problems each, of real-valued tables."""
+    for seed in range(50 * part, 50 * part + 50):
+        rng = np.random.default_rng(seed)
+        sizes = tuple(int(size) for size in rng.integers(2, 5, rng.integers(3, 9)))
+        terms: list[tuple[tuple[int, ...], Floats]] = []
+        for _ in range(int(rng.integers(4, 12))):
+            scope = tuple(int(v) for v in rng.choice(len(sizes), int(rng.integers(1, 4)), replace=False))
+            terms.append((scope, rng.exponential(size=[sizes[v] for v in scope])))
+        problem = Problem(sizes, tuple(terms))
+        found = problem.solver(int(rng.choice([8, 10**6]))).solve(problem.tables, 10**6)
+        assert found is not None and found.bound_s == found.seconds
+        assert found.seconds == pytest.approx(problem.cost(found.assignment), rel=1e-12)
+        assert found.seconds == pytest.approx(as_milp(list(sizes), terms), rel=1e-9)
+
+
 @pytest.mark.parametrize("step", ["mlp", "attention", "labelled", "scanned"])
 @pytest.mark.parametrize("name", ["three", "slow-links"])
 def test_highs_finds_the_same_optimum(step: str, name: str) -> None:
