@@ -165,6 +165,12 @@ def run(
         raise InputError(
             place="run", reason="needs a fleet or a plan, not both", remedy="Pass --fleet or --plan"
         )
+    if plan_path is not None and all_devices:
+        raise InputError(
+            place="--all-devices",
+            reason="is about making a plan, and --plan names one that is made",
+            remedy="Pass --fleet, or leave it out",
+        )
     planned = partial(_load_or_plan, fleet_path=fleet_path, plan_path=plan_path, all_devices=all_devices)
     if backend == "mpi" and not under_mpi():
         sys.exit(_launch(target, planned, steps))

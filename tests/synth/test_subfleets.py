@@ -93,7 +93,7 @@ def test_parts_are_whole_nodes_and_classes_and_count_once() -> None:
 
 
 def test_parts_keep_what_joins_them() -> None:
-    links = {"uplink": {"bandwidth": "1 GB/s", "latency": "1 us"}, "rails": 2}
+    links: dict[str, Any] = {"uplink": {"bandwidth": "1 GB/s", "latency": "1 us"}, "rails": 2}
     data = fleet(node(5, 5, host_link=FAST, **links), node(1, 1, count=2)).to_dict()
     whole = Fleet.from_dict({**data, "oversubscription": 2, "transport": "nccl"})
     part = subfleet(whole, range(4), "part")
@@ -137,7 +137,8 @@ def test_a_slow_network_leaves_nodes_out_and_a_quick_one_does_not() -> None:
     assert "uses            2 of 8 devices" in str(plan) and left.why in str(plan)
     assert plan.verify(step, *args).ok
     got, wanted = plan.compile(step)(*args), step(*args)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, wanted)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     quick = synthesize(step, *args, fleet=FLEETS["quick network"]())
     assert len(quick.used) == 8 and quick.unused == ()
 
