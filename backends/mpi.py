@@ -29,7 +29,7 @@ from shardwright.ir.graph import Graph, Literal, TensorType, Value
 from shardwright.ir.placement import Placement, R
 from shardwright.ir.program import Move, Program
 from shardwright.ir.trace import Traced
-from shardwright.ir.wiring import Wiring
+from shardwright.ir.wiring import Seats
 
 
 class MpiExecutable:
@@ -38,16 +38,16 @@ class MpiExecutable:
     Args:
         traced: the training step.
         program: a verified program over its graph.
-        ratios: share of every device.
-        comm: an mpi4py communicator with one rank per device; COMM_WORLD by default.
+        ratios: share of every device of the program.
+        comm: see `World`.
         resync_every: replicated state is computed by every rank for itself and drifts apart by rounding
             where cards are unlike. After so many calls it is compared by checksum and, where it differs,
             sent anew by device 0. 0 means never.
-        wiring: see `World`.
+        seats: see `World`.
         poll: see `World`.
 
     Raises:
-        PlanError: the communicator has another number of ranks than there are ratios.
+        PlanError: the communicator has neither a rank for every device nor one for every device used.
     """
 
     def __init__(
@@ -58,13 +58,14 @@ class MpiExecutable:
         comm: Any = None,
         *,
         resync_every: int = 100,
-        wiring: Wiring | None = None,
+        seats: Seats | None = None,
         poll: bool | None = None,
     ) -> None:
         self.traced = traced
         self.program = program
-        self.world = World(ratios, comm, wiring=wiring, poll=poll)
-        self.world.join(i.group for i in program.all_instructions() if isinstance(i, Move))
+        self.world = World(ratios, comm, seats=seats, poll=poll)
+        if not self.world.idle:
+            self.world.join(i.group for i in program.all_instructions() if isinstance(i, Move))
         self.machine = MpiMachine(traced, self.world)
         self.schedule = schedule(program, traced.graph)
         self.resync_every = resync_every
@@ -81,19 +82,31 @@ class MpiExecutable:
         check_inputs(flat, graph)
         pairs = zip(flat, graph.inputs, program.inputs, strict=True)
         held = [self._enter(leaf, value.type, placement) for leaf, value, placement in pairs]
+        results = [None] * len(graph.outputs) if self.world.idle else self._run(held)
+        ends = zip(graph.outputs, program.outputs, strict=True)
+        told = [i for i, (atom, p) in enumerate(ends) if p == R and atom.type.rank == 0]
+        values = self.world.tell([results[i] for i in told], [graph.outputs[i].type for i in told])
+        for i, value in zip(told, values, strict=True):
+            results[i] = value
+        ends = zip(results, graph.outputs, program.outputs, strict=True)
+        return [ShardedArray(x, placement, atom.type, self.world) for x, atom, placement in ends]
+
+    def _run(self, held: list[Any]) -> list[Any]:
         results = run(self.schedule, held, self.machine)
         self.calls += 1
         if self.resync_every and self.calls % self.resync_every == 0:
             self._resync(results)
-        ends = zip(results, graph.outputs, program.outputs, strict=True)
-        return [ShardedArray(x, placement, atom.type, self.world) for x, atom, placement in ends]
+        return results
 
     def _enter(self, leaf: Any, tensor: TensorType, placement: Placement) -> Any:
         """This rank's part of an argument; nothing is sent where it already lies as wanted."""
         if isinstance(leaf, ShardedArray):
-            if leaf.placement == placement and leaf.world.ratios == self.world.ratios:
+            same = leaf.world.ratios == self.world.ratios and leaf.world.used == self.world.used
+            if leaf.placement == placement and same:
                 return leaf.local
             leaf = leaf.gather()
+        if self.world.idle:
+            return None
         return cut(as_array(leaf, tensor), tensor, placement, self.world.rank, self.world.ratios)
 
     def _resync(self, results: list[Any]) -> None:

@@ -17,13 +17,13 @@ from shardwright.backends.layout import dtype_of, is_key, members, stretches, to
 from shardwright.backends.local import key_implementation
 from shardwright.backends.mpi_link import Division, Link, mpi
 from shardwright.backends.mpi_moves import lowerings
-from shardwright.backends.wire import to_jax
+from shardwright.backends.wire import aligned, as_bytes, to_jax
 from shardwright.ir.collectives import between
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Placement, R, Replicate
 from shardwright.ir.program import Group, Move
-from shardwright.ir.wiring import Wiring
+from shardwright.ir.wiring import Seats, Wiring
 
 #: Seconds between two looks at an unfinished transfer, where waiting would take cores from working ranks.
 POLL_S = 5e-5
@@ -34,17 +34,26 @@ LOOKS = 10
 
 
 class World:
-    """Rank i of a communicator is device i of a plan.
+    """Rank i of a communicator is device i of a fleet; those that a program uses share a communicator.
+
+    Ranks of other devices are *idle*: they only hear of results, when all ranks call `replicate`.
 
     Args:
-        comm: an mpi4py communicator; COMM_WORLD by default.
-        ratios: share of every device.
-        wiring: which devices share a node; by default, which ranks share memory.
+        comm: an mpi4py communicator; COMM_WORLD by default. It has a rank for every device of the fleet, or
+            one for every device used.
+        ratios: share of every device used.
+        seats: which devices these are, and which of them share a node; by default the ranks are the devices,
+            and those that share memory share a node.
         poll: sleep between looks at unfinished transfers instead of spinning in MPI; by default where
             more ranks run on this machine than they may use cores between them.
 
+    Attributes:
+        comm: the ranks of devices that are used; a null communicator on idle ranks.
+        rank: of this rank in `comm`, -1 on idle ranks.
+        used: the ranks, in the communicator given, of the devices used.
+
     Raises:
-        PlanError: the communicator has another number of ranks than the plan has devices.
+        PlanError: the communicator has another number of ranks.
     """
 
     def __init__(
@@ -52,39 +61,48 @@ class World:
         ratios: Sequence[float],
         comm: Any = None,
         *,
-        wiring: Wiring | None = None,
+        seats: Seats | None = None,
         poll: bool | None = None,
     ) -> None:
-        self.comm = mpi().COMM_WORLD if comm is None else comm
+        whole = mpi().COMM_WORLD if comm is None else comm
         self.ratios = tuple(ratios)
-        if self.comm.size != len(self.ratios):
-            raise PlanError(
-                place="backend mpi",
-                reason=f"the plan is for {len(self.ratios)} devices, but {self.comm.size} ranks are running",
-                remedy=f"Start it with mpiexec -n {len(self.ratios)}",
-            )
-        self.rank: int = self.comm.rank
+        seats = seats or Seats(tuple(range(len(ratios))), len(ratios))
+        _check_size(whole.size, seats)
+        self.used = seats.used if whole.size == seats.devices else tuple(range(len(ratios)))
+        everybody = len(self.used) == whole.size
+        self.comm = whole if everybody else whole.Split(_color(whole.rank in self.used), whole.rank)
+        self.rank: int = self.used.index(whole.rank) if whole.rank in self.used else -1
+        # Who has results and those who want to hear of them.
+        speaks = whole.rank == self.used[0]
+        self._audience = None if everybody else whole.Split(_color(self.idle or speaks), not speaks)
+        wiring = seats.wiring
         if poll is None or wiring is None:
-            here = self.comm.Split_type(mpi().COMM_TYPE_SHARED)
+            here = whole.Split_type(mpi().COMM_TYPE_SHARED)
             if poll is None:
                 # Each rank may be pinned to cores of its own.
                 cores: set[int] = set().union(*here.allgather(os.sched_getaffinity(0)))
                 poll = bool(here.size > len(cores))
-            wiring = wiring or Wiring(tuple(self.comm.allgather(here.allreduce(self.rank, mpi().MIN))))
+            node = here.allreduce(whole.rank, mpi().MIN)
             here.Free()
-        self.wiring = wiring
+            if wiring is None and not self.idle:
+                wiring = Wiring(tuple(self.comm.allgather(node)))
+        self.wiring = wiring or Wiring(())
         # Every rank must take the same path through a transfer's rounds only, so each may wait its own way.
         self.poll = poll
-        self._communicators: dict[tuple[int, ...], Any] = {tuple(range(self.comm.size)): self.comm}
+        self._communicators: dict[tuple[int, ...], Any] = {tuple(range(len(self.ratios))): self.comm}
         self._divisions: dict[tuple[int, ...], Division] = {}
 
+    @property
+    def idle(self) -> bool:
+        """Whether the device of this rank is not used."""
+        return self.rank < 0
+
     def join(self, groups: Iterable[Group]) -> None:
-        """Make the communicators of groups; all ranks must call it with the same groups in the same order."""
+        """Make the communicators of groups; all but idle ranks call it, with the same in the same order."""
         for group in groups:
-            devices = members(group, self.comm.size)
+            devices = members(group, len(self.ratios))
             if devices not in self._communicators:
-                color = 0 if self.rank in devices else mpi().UNDEFINED
-                self._communicators[devices] = self.comm.Split(color, self.rank)
+                self._communicators[devices] = self.comm.Split(_color(self.rank in devices), self.rank)
 
     def wait(self, requests: Sequence[Any]) -> None:
         """Finish transfers, sleeping in between where cores are scarce."""
@@ -102,7 +120,7 @@ class World:
             mine = next(k for k, node in enumerate(nodes) if comm.rank in node)
             here = comm.Split(mine, comm.rank)
             leader = self.wiring.leader(devices, nodes[mine])
-            leaders = comm.Split(0 if comm.rank == leader else mpi().UNDEFINED, mine)
+            leaders = comm.Split(_color(comm.rank == leader), mine)
             self._divisions[devices] = Division(
                 nodes, mine, here, nodes[mine].index(leader), leaders if comm.rank == leader else None
             )
@@ -110,7 +128,7 @@ class World:
 
     def move(self, move: Move, tensor: TensorType, value: Any) -> Any:
         """Carry out a collective; None on ranks outside its group."""
-        devices = members(move.group, self.comm.size)
+        devices = members(move.group, len(self.ratios))
         if self.rank not in devices:
             return None
         shape, dtype = wire_type(tensor)
@@ -131,13 +149,54 @@ class World:
         return value if link.root == link.me else to_jax(result, tensor.dtype)
 
     def replicate(self, value: Any, tensor: TensorType, placement: Placement) -> Any:
-        """The global array on every rank; a collective call unless it is replicated already."""
+        """The global array on every rank; a collective call unless it is there already."""
+        if self.everywhere(tensor, placement):
+            return value
+        return self.tell([None if self.idle else self._whole(value, tensor, placement)], [tensor])[0]
+
+    def everywhere(self, tensor: TensorType, placement: Placement) -> bool:
+        """Whether even idle ranks have the tensor: of what a step returns, they are told the scalars."""
+        return placement == R and (self._audience is None or tensor.rank == 0)
+
+    def tell(self, values: Sequence[Any], tensors: Sequence[TensorType]) -> list[Any]:
+        """Global arrays on every rank that all but the idle ones have; a call that all ranks must make."""
+        if self._audience is None or self._audience == mpi().COMM_NULL:
+            return list(values)
+        types = [wire_type(tensor) for tensor in tensors]
+        arrays = [
+            aligned(shape, dtype) if self.idle else np.ascontiguousarray(to_numpy(value)).reshape(shape)
+            for value, (shape, dtype) in zip(values, types, strict=True)
+        ]
+        self.wait([self._audience.Ibcast(as_bytes(array), root=0) for array in arrays])
+        if not self.idle:
+            return list(values)
+        return [to_jax(array, tensor.dtype) for array, tensor in zip(arrays, tensors, strict=True)]
+
+    def _whole(self, value: Any, tensor: TensorType, placement: Placement) -> Any:
+        """The global array on every rank that is not idle."""
         collective = between(placement, R)
         if collective is None:
             return value
         exact = "exact" in collective.strategies
         strategy = "exact" if exact else collective.strategies[0]
         return self.move(Move(collective.kind, 0, placement, R, strategy), tensor, value)
+
+
+def _check_size(size: int, seats: Seats) -> None:
+    used, devices = len(seats.used), seats.devices
+    if size in (used, devices):
+        return
+    which = f"the plan is for {devices} devices"
+    remedy = f"Start it with mpiexec -n {devices}"
+    if used != devices:
+        which = f"the plan uses {used} of {devices} devices"
+        remedy = f"Start it with mpiexec -n {used}, or -n {devices} with a rank for every device"
+    raise PlanError(place="backend mpi", reason=f"{which}, but {size} ranks are running", remedy=remedy)
+
+
+def _color(joins: bool) -> int:
+    """For splitting a communicator in two, of which one is of no interest."""
+    return 0 if joins else mpi().UNDEFINED
 
 
 def wire_type(tensor: TensorType) -> tuple[tuple[int, ...], Any]:
@@ -155,7 +214,7 @@ class ShardedArray:
     """A tensor that lies on the ranks; a leaf of JAX's pytrees.
 
     Attributes:
-        local: what this rank holds.
+        local: what this rank holds; None where the plan does not use its device, but for scalars.
         placement: how the tensor lies on the ranks.
         tensor: its global shape and dtype.
         world: the ranks.
@@ -173,7 +232,7 @@ class ShardedArray:
 
     @property
     def dtype(self) -> Any:
-        return self.local.dtype
+        return dtype_of(self.tensor.dtype)
 
     @property
     def ndim(self) -> int:
@@ -184,10 +243,10 @@ class ShardedArray:
         return self.world.replicate(self.local, self.tensor, self.placement)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        if not isinstance(self.placement, Replicate):
+        if not isinstance(self.placement, Replicate) or self.local is None:
             raise PlanError(
                 place=repr(self),
-                reason="no single rank holds it whole, and converting it must not communicate",
+                reason="this rank does not hold it whole, and converting it must not communicate",
                 remedy="Call gather() on every rank",
             )
         return np.array(self.local, dtype=dtype, copy=copy) if copy else np.asarray(self.local, dtype=dtype)
@@ -199,4 +258,5 @@ class ShardedArray:
         return jnp.asarray(self.__array__())
 
     def __repr__(self) -> str:
-        return f"ShardedArray({self.tensor}, {self.placement}, local {tuple(self.local.shape)})"
+        local = "none" if self.local is None else tuple(self.local.shape)
+        return f"ShardedArray({self.tensor}, {self.placement}, local {local})"

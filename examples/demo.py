@@ -34,7 +34,7 @@ def show_plan() -> None:
 def show_verification() -> bool:
     """The tiny GPT-2, every equation against one device."""
     step, args = gpt2.tiny()
-    plan = synthesize(step, *args, fleet=Fleet.load(FLEETS / "laptop.yaml"))
+    plan = synthesize(step, *args, fleet=Fleet.load(FLEETS / "laptop.yaml"), devices="all")
     result = plan.verify(step, *args)
     print(result)
     return result.ok
@@ -43,7 +43,8 @@ def show_verification() -> bool:
 def show_training() -> bool:
     """A byte-level GPT on the standard library's sources: four MPI ranks beside one device."""
     step, args = byte_gpt()
-    plan = synthesize(step, *args, fleet=Fleet.load(FLEETS / "laptop.yaml"))
+    # For a model this small one rank would be faster; the point here is to train on all four.
+    plan = synthesize(step, *args, fleet=Fleet.load(FLEETS / "laptop.yaml"), devices="all")
     shares = ", ".join(f"{name} {ratio:.1%}" for name, ratio in zip(plan.devices, plan.ratios, strict=True))
     exchanges = ", ".join(f"{e.count:g} × {e.name}" for e in plan.exchanges)
     print(f"shares: {shares}\nexchanges per step: {exchanges}")

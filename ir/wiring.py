@@ -1,4 +1,4 @@
-"""Which devices share a node: what a hierarchical strategy needs to know of a fleet."""
+"""What a backend needs to know of a fleet: which devices share a node, and which take part."""
 
 from __future__ import annotations
 
@@ -28,3 +28,18 @@ class Wiring:
     def leader(self, devices: Sequence[int], group: Sequence[int]) -> int:
         """Which of the positions in `group` speaks for it: a leader's, or else the first."""
         return min(group, key=lambda position: devices[position] not in self.leaders)
+
+
+@dataclass(frozen=True, slots=True)
+class Seats:
+    """The devices of a fleet that a program is for: its device i is device `used[i]` of the fleet.
+
+    Attributes:
+        used: ascending.
+        devices: how many the fleet has.
+        wiring: of the used devices; None: as the backend finds it.
+    """
+
+    used: tuple[int, ...]
+    devices: int
+    wiring: Wiring | None = None

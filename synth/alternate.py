@@ -78,6 +78,11 @@ class Timer:
         self._tick = tick
         self._end = None if limit_s is None else time.perf_counter() + limit_s
 
+    @property
+    def limited(self) -> bool:
+        """Whether there is a time limit."""
+        return self._end is not None
+
     def late(self) -> bool:
         """Whether the time limit has passed."""
         return self._end is not None and time.perf_counter() >= self._end
@@ -135,10 +140,10 @@ class _Turns:
     """Search and LP in turns; remembers what was tried."""
 
     def __init__(
-        self, space: Space, model: CostModel, timer: Timer, solver: SpaceSolver, stop: Callable[[], bool]
+        self, space: Space, listed: PriceList, timer: Timer, solver: SpaceSolver, stop: Callable[[], bool]
     ) -> None:
-        self.space, self.model, self.timer, self.solver, self.stop = space, model, timer, solver, stop
-        self.listed = PriceList(model)
+        self.space, self.listed, self.timer, self.solver, self.stop = space, listed, timer, solver, stop
+        self.model = listed.model
         self.ledger = Ledger(space.uses)
         self.expanded = self.searches = 0
         self._seen: dict[tuple[float, ...], tuple[Solution, Prices]] = {}
@@ -209,7 +214,14 @@ class _Candidate:
 
 
 def synthesize(
-    graph: Graph, space: Space, model: CostModel, timer: Timer, extra: Sequence[Use] = ()
+    graph: Graph,
+    space: Space,
+    model: CostModel,
+    timer: Timer,
+    extra: Sequence[Use] = (),
+    *,
+    solver: SpaceSolver | None = None,
+    floors: Prices | None = None,
 ) -> Synthesis:
     """Search for program and ratios; see the module's docstring.
 
@@ -219,15 +231,17 @@ def synthesize(
         model: prices.
         timer: is told where time goes, and says when it is over.
         extra: factors that pin choices.
+        solver: of the space with these factors, where there is one already; it serves any prices.
+        floors: the floors of the model's prices, where they are known already.
 
     Raises:
         PlanError: no program keeps to the pins.
     """
     stop = timer.late
     with timer.search():
-        solver = SpaceSolver(space, extra)
-        turns = _Turns(space, model, timer, solver, stop)
-        floors = Prices.floors(turns.listed)
+        solver = solver or SpaceSolver(space, extra)
+        floors = floors or Prices.floors(model)
+        turns = _Turns(space, floors.list, timer, solver, stop)
         ideal = solver.solve(floors, stop=stop)
     found: _Found | None = None
     bound_s = ideal.bound_s

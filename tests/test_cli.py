@@ -264,6 +264,22 @@ def test_run_on_reference(invoke: Invoke, folder: Path, source: Sequence[str]) -
     assert losses[2] < losses[0]
 
 
+def test_devices_are_left_out_unless_all_are_asked_for(invoke: Invoke, folder: Path, tmp_path: Path) -> None:
+    far = tmp_path / "far.yaml"
+    near, gone = FLEET, "network: {bandwidth: 1 kB/s, latency: 1 s}\n"
+    far.write_text(near.replace("  - devices:", "  - count: 2\n    devices:") + gone)
+    saved = tmp_path / "far.json"
+    done = invoke("plan", "cli_step.py:mlp", "--fleet", str(far), "-o", str(saved))
+    assert "uses            2 of 4 devices" in done.stdout and "left out" in done.stdout
+    whole = json.loads(
+        invoke("plan", "cli_step.py:mlp", "--fleet", str(far), "--all-devices", "--json").stdout
+    )
+    assert whole["used"] == [0, 1, 2, 3] and whole["unused"] == []
+    assert whole["cost_s"] > Plan.load(saved).cost_s
+    done = invoke("run", "cli_step.py:mlp", "--plan", str(saved), "--all-devices")
+    assert done.exit_code == 2 and "--all-devices: is about making a plan" in done.stderr
+
+
 def test_only_numbers_are_shown(invoke: Invoke) -> None:
     result = invoke("run", "cli_step.py:keyed", "--fleet", "fleet.yaml")
     assert result.exit_code == 0

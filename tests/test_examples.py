@@ -86,7 +86,7 @@ def planned(example: str, devices: int) -> Plan:
     step, args = made(example)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ReplicatedWarning)
-        return synthesize(step, *args, fleet=fleet(devices))
+        return synthesize(step, *args, fleet=fleet(devices), devices="all")
 
 
 def check(example: str, devices: int) -> None:

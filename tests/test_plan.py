@@ -185,7 +185,7 @@ def test_saving_loses_nothing(made: Plan, tmp_path: Path) -> None:
 def test_what_is_written_follows_the_schema(made: Plan) -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     jsonschema.validate(json.loads(json.dumps(made.to_dict(), allow_nan=False)), SCHEMA)
-    assert set(SCHEMA["required"]) == set(made.to_dict()) - {"search_gap", "axes", "pins"}
+    assert set(SCHEMA["required"]) == set(made.to_dict()) - {"search_gap", "axes", "pins", "used", "unused"}
     assert set(SCHEMA["properties"]) == set(made.to_dict())
 
 
@@ -575,7 +575,7 @@ def test_a_device_that_is_not_worth_it_gets_nothing() -> None:
         return w, x @ w
 
     args = (array(64, 64), array(6, 64, seed=1))
-    plan = synthesize(step, *args, fleet=fleet(100, 90, 1))
+    plan = synthesize(step, *args, fleet=fleet(100, 90, 1), devices="all")
     assert plan.ratios[2] == 0
     assert plan.verify(step, *args).ok
     assert_same(plan.compile(step)(*args), jax.jit(step)(*args))
@@ -762,15 +762,15 @@ def test_the_backend_is_told_who_shares_a_node(monkeypatch: pytest.MonkeyPatch) 
     """Hierarchical strategies run among the nodes of the plan's fleet, whatever machine they run on."""
     told: list[Any] = []
 
-    def spy(traced: Any, program: Any, ratios: Any, wiring: Any) -> Any:
-        told.append(wiring)
-        return execute.BACKENDS["reference"](traced, program, ratios, wiring)
+    def spy(traced: Any, program: Any, ratios: Any, seats: Any) -> Any:
+        told.append(seats.wiring)
+        return execute.BACKENDS["reference"](traced, program, ratios, seats)
 
     monkeypatch.setitem(execute.BACKENDS, "spy", spy)
     node = fleet(30, 20).to_dict()["nodes"][0]  # type: ignore[index]
     network = {"bandwidth": "400 GB/s", "latency": "100 ns"}
     step, args = mlp()
     two = Fleet.from_dict({"name": "two", "nodes": [{**node, "count": 2}], "network": network})
-    plan = synthesize(step, *args, fleet=two)
+    plan = synthesize(step, *args, fleet=two, devices="all")
     assert_same(plan.compile(step, backend="spy")(*args), step(*args))
     assert [wiring.groups(range(4)) for wiring in told] == [((0, 1), (2, 3))]

@@ -6,7 +6,7 @@ import gc
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -16,9 +16,8 @@ import jax
 import numpy as np
 
 from shardwright.constraints import Constraints, conflict, factors, priced, resolve
-from shardwright.cost.bill import Item, bill
+from shardwright.cost.bill import Item
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.memory import footprint
 from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import predict
 from shardwright.ir.errors import InputError, PlanError
@@ -26,14 +25,13 @@ from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.patterns import patterns
 from shardwright.ir.rules import rule_of
 from shardwright.ir.trace import StateMap, Traced, source_line, trace
-from shardwright.plan import Exchanged, PinPrice, Plan, Spent, Stats
-from shardwright.synth.alternate import Synthesis, Timer
-from shardwright.synth.alternate import synthesize as search
+from shardwright.plan import Exchanged, PinPrice, Plan, Spent, Stats, Unused, spread
+from shardwright.synth.alternate import Timer
 from shardwright.synth.baselines import Baseline, Baselines, Workshop
-from shardwright.synth.pricing import Prices
+from shardwright.synth.fallback import fits
 from shardwright.synth.recipes import RECIPES
-from shardwright.synth.solve import bound
 from shardwright.synth.space import Space
+from shardwright.synth.subfleets import Choice, candidates, choose, unsearched
 
 
 class ReplicatedWarning(UserWarning):
@@ -47,6 +45,7 @@ def synthesize(
     state: StateMap | None = None,
     constraints: Constraints | None = None,
     time_limit_s: float | None = None,
+    devices: Literal["auto", "all"] = "auto",
     tick: Callable[[str], None] = lambda what: None,
 ) -> Plan:
     """Plan a single-device training step for a fleet.
@@ -62,14 +61,17 @@ def synthesize(
             `{"params/*/kernel": Shard(0)}`, or a function of name and type that returns a placement or None.
             The state that continues an argument lies as it does. The plan shows what each pin costs.
         time_limit_s: seconds after which no further search begins; the best plan so far is returned. With 0
-            it is the best baseline that fits.
+            it is the best baseline on all devices that fits.
+        devices: "auto" leaves nodes or classes of devices out where the step is faster without them; with
+            "all" every device takes part.
         tick: told what begins (for progress displays).
 
     Returns:
         The best plan found, with its certificate.
 
     Raises:
-        InputError: an argument is no array, a state entry does not match, or a pin cannot be kept.
+        InputError: an argument is no array, a state entry does not match, a pin cannot be kept, or `devices`
+            is something else.
         TraceError: the step cannot be traced or has side effects.
 
     Warns:
@@ -77,8 +79,10 @@ def synthesize(
     """
     _check_fleet(fleet)
     _check_limit(time_limit_s, constraints)
+    if devices not in ("auto", "all"):
+        raise InputError(place="devices", reason=f"is {devices!r}", remedy="Pass 'auto' or 'all'")
     with _collector_paused():
-        return _synthesize(train_step, args, fleet, state, constraints, time_limit_s, tick)
+        return _synthesize(train_step, args, fleet, state, constraints, time_limit_s, devices, tick)
 
 
 @contextmanager
@@ -100,29 +104,29 @@ def _synthesize(
     state: StateMap | None,
     constraints: Constraints | None,
     time_limit_s: float | None,
+    devices: Literal["auto", "all"],
     tick: Callable[[str], None],
 ) -> Plan:
     tick("tracing the step")
     traced = trace(train_step, *args, state=state)
-    model = CostModel(fleet)
     tick("building the choice graph")
     start = time.perf_counter()
     space = Space(traced.graph)
     space_s = time.perf_counter() - start
     pins = () if constraints is None else resolve(constraints, traced.graph, space)
     timer = Timer(tick, time_limit_s)
+    parts = candidates(fleet)[: 1 if devices == "all" else None]
     if time_limit_s == 0:
-        found = _without_search(traced, space, model, timer)
+        chosen = unsearched(traced.graph, space, fleet, timer, parts)
     else:
         try:
-            found = search(traced.graph, space, model, timer, factors(pins, space))
+            chosen = choose(traced.graph, space, fleet, timer, factors(pins, space), parts)
         except PlanError as error:
             if not pins:
                 raise
-            raise conflict(pins, space, model) from error
-        if not pins:
-            found = _fitting(traced, space, model, found, timer)
-    prices = priced(pins, traced.graph, space, model, found.ratios, found.cost_s)
+            raise conflict(pins, space, CostModel(fleet)) from error
+    found = chosen.found
+    prices = priced(pins, traced.graph, space, chosen.model, found.ratios, found.cost_s)
     replicated = _replicated(traced.graph, space)
     for primitive, why in replicated.items():
         warnings.warn(f"{primitive} runs replicated: {why}", ReplicatedWarning, stacklevel=3)
@@ -137,7 +141,7 @@ def _synthesize(
         choices=len(space.choices),
         replicated=replicated,
     )
-    return _plan(traced, space, model, found, stats, state, prices)
+    return _plan(traced, space, fleet, chosen, stats, state, prices)
 
 
 def baselines(
@@ -188,61 +192,6 @@ def data_parallel(traced: Traced, fleet: Fleet) -> tuple[Baseline, ...]:
     return tuple(Workshop(traced.graph, Space(traced.graph), CostModel(fleet)).whole_fleet(recipes))
 
 
-def _without_search(traced: Traced, space: Space, model: CostModel, timer: Timer) -> Synthesis:
-    """The best baseline on all devices, one that fits before any that does not, with its bound."""
-    with timer.search():
-        found = Workshop(traced.graph, space, model).whole_fleet()
-        best = min(found, key=lambda b: (not b.fits, b.cost_s), default=None)
-        if best is None:
-            raise PlanError(
-                place="time limit",
-                reason="is 0, and no baseline applies to this step",
-                remedy="Allow some time to search",
-            )
-        bound_s = min(bound(space, Prices.floors(model)), best.cost_s)
-    gap = (best.cost_s - bound_s) / best.cost_s if best.cost_s else 0.0
-    notes = [f"nothing was searched: the time limit is 0, and this is {best.name}"]
-    if not best.fits:
-        notes.append("no baseline fits into every device's memory")
-    return Synthesis(
-        program=best.program,
-        ratios=best.ratios,
-        cost_s=best.cost_s,
-        bound_s=bound_s,
-        search_gap=gap,
-        expanded=0,
-        searches=0,
-        notes=tuple(notes),
-        items=tuple(bill(best.program, traced.graph, model)),
-        memory=footprint(best.program, traced.graph),
-    )
-
-
-def _fitting(traced: Traced, space: Space, model: CostModel, found: Synthesis, timer: Timer) -> Synthesis:
-    """What was found if it fits; else the best baseline on all devices that does, if there is one."""
-    if _fits(model.fleet, found.memory.peak(np.asarray(found.ratios))):
-        return found
-    with timer.search():
-        best = Workshop(traced.graph, space, model).whole_fleet().best_fitting()
-    if best is None:
-        return found
-    note = f"what was searched does not fit into memory; this is {best.name}, which does"
-    notes = (*(n for n in found.notes if "fit a program found" not in n), note)
-    return replace(
-        found,
-        program=best.program,
-        ratios=best.ratios,
-        cost_s=best.cost_s,
-        notes=notes,
-        items=tuple(bill(best.program, traced.graph, model)),
-        memory=footprint(best.program, traced.graph),
-    )
-
-
-def _fits(fleet: Fleet, memory: Iterable[float]) -> bool:
-    return all(peak <= device.type.memory_bytes for peak, device in zip(memory, fleet.devices, strict=True))
-
-
 def _check_fleet(fleet: object) -> None:
     if not isinstance(fleet, Fleet):
         raise InputError(
@@ -268,36 +217,41 @@ def _check_limit(time_limit_s: float | None, constraints: Constraints | None) ->
 def _plan(
     traced: Traced,
     space: Space,
-    model: CostModel,
-    found: Synthesis,
+    fleet: Fleet,
+    chosen: Choice,
     stats: Stats,
     state: StateMap | None,
     pins: tuple[PinPrice, ...],
 ) -> Plan:
+    model, found, used = chosen.model, chosen.found, chosen.members
     items = found.items
     memory = tuple(int(peak) for peak in found.memory.peak(np.asarray(found.ratios)))
     laid_out = predict(items, model, found.ratios)
     names = traced.graph.input_names
+    devices = fleet.devices
+    count = len(devices)
     return Plan(
         program=found.program,
-        ratios=found.ratios,
+        ratios=spread(found.ratios, used, count, 0.0),
         iteration_s=laid_out.iteration_s,
         cost_s=found.cost_s,
         bound_s=found.bound_s,
-        memory_bytes=memory,
-        fits=_fits(model.fleet, memory),
+        memory_bytes=spread(memory, used, count, 0),
+        fits=fits(found, model),
         exchanges=_exchanges(items, patterns(found.program, traced.graph), model, found.ratios),
         held={name: str(p) for name, p in zip(names, found.program.inputs, strict=True)},
         state=traced.state_names,
         state_override=state,
         assumptions=(*model.assumptions, *space.assumptions, *found.notes),
-        fleet=model.fleet,
+        fleet=fleet,
         fingerprint=traced.fingerprint,
         versions={"shardwright": version("shardwright"), "jax": jax.__version__},
         stats=stats,
         search_gap=found.search_gap,
         pins=pins,
-        spent=Spent.of(laid_out),
+        spent=spread(Spent.of(laid_out), used, count, Spent(0.0, 0.0, 0.0)),
+        used=used,
+        unused=tuple(Unused(tuple(devices[d].name for d in some), why) for some, why in chosen.unused),
         traced=traced,
     )
 

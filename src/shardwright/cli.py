@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -59,6 +60,7 @@ main.add_command(calibrate_command)
 
 _factory = click.argument("target", metavar="FILE_OR_MODULE:FACTORY")
 _fleet = click.option("--fleet", "fleet_path", required=True, metavar="FLEET.yaml", help="The fleet file.")
+_all = click.option("--all-devices", is_flag=True, help="Use every device, even where fewer are faster.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 
 
@@ -71,6 +73,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 @click.option("--pin", "pins", multiple=True, metavar="PATTERN=PLACEMENT", help="Fix where arguments lie.")
 @click.option("--time-limit", metavar="DURATION", help="Begin no search after this, such as 10s; 0: none.")
 @click.option("--timeline", "trace_path", metavar="TRACE.json", help="Write the step in time, for Perfetto.")
+@_all
 @_json
 def plan(
     target: str,
@@ -81,6 +84,7 @@ def plan(
     pins: tuple[str, ...],
     time_limit: str | None,
     trace_path: str | None,
+    all_devices: bool,
     as_json: bool,
 ) -> None:
     """Plan the step that FACTORY() returns, as (train_step, args), for a fleet."""
@@ -90,11 +94,11 @@ def plan(
     constraints = parse_pins(pins)
     _check_writable(trace_path, "--timeline")
     step, args = load_factory(target)
-    made = _plan(step, args, fleet, constraints=constraints, time_limit_s=limit_s)
+    made = _plan(step, args, fleet, all_devices=all_devices, constraints=constraints, time_limit_s=limit_s)
     if output is not None:
         made.save(output)
     if trace_path is not None:
-        events = trace_events(made.timeline(), made.devices, f"{target} on {fleet.name}")
+        events = trace_events(made.timeline(), made.used_devices, f"{target} on {fleet.name}")
         write_whole(trace_path, json.dumps(events) + "\n")
     if as_json:
         click.echo(json.dumps(made.to_dict()))
@@ -153,33 +157,44 @@ def verify(plan_path: str, target: str, as_json: bool) -> None:
 @click.option("--plan", "plan_path", metavar="PLAN.json", help="Run this plan instead of making one.")
 @click.option("--backend", type=click.Choice(sorted(BACKENDS)), default="reference", show_default=True)
 @click.option("--steps", type=click.IntRange(min=1), default=1, show_default=True, help="Steps to run.")
-def run(target: str, fleet_path: str | None, plan_path: str | None, backend: str, steps: int) -> None:
+@_all
+def run(
+    target: str, fleet_path: str | None, plan_path: str | None, backend: str, steps: int, all_devices: bool
+) -> None:
     """Run the step on a fleet: state is fed back, the other arguments stay the same.
 
-    With --backend mpi, one rank per device is started by mpiexec, unless this process is a rank already.
+    With --backend mpi, one rank per device that the plan uses is started by mpiexec, unless this process is
+    a rank already.
     """
     if (fleet_path is None) == (plan_path is None):
         raise InputError(
             place="run", reason="needs a fleet or a plan, not both", remedy="Pass --fleet or --plan"
         )
+    if plan_path is not None and all_devices:
+        raise InputError(
+            place="--all-devices",
+            reason="is about making a plan, and --plan names one that is made",
+            remedy="Pass --fleet, or leave it out",
+        )
+    planned = partial(_load_or_plan, fleet_path=fleet_path, plan_path=plan_path, all_devices=all_devices)
     if backend == "mpi" and not under_mpi():
-        sys.exit(_launch(target, fleet_path, plan_path, steps))
+        sys.exit(_launch(target, planned, steps))
     if backend == "mpi":
-        _run_rank(target, fleet_path, plan_path, steps)
+        _run_rank(target, planned, steps)
     else:
         step, args = load_factory(target)
         _check_concrete(target, args)
-        made = _load_or_plan(step, args, fleet_path, plan_path)
+        made = planned(step, args)
         _run(made, step, args, backend, steps, loud=True)
 
 
-def _launch(target: str, fleet_path: str | None, plan_path: str | None, steps: int) -> int:
+def _launch(target: str, planned: Callable[..., Plan], steps: int) -> int:
     """Plan once here, then start the ranks on the finished plan."""
     find_mpiexec()  # before the work, not after it
     step, args = load_factory(target)
     _check_concrete(target, args)
     with tempfile.TemporaryDirectory() as folder:
-        made = _load_or_plan(step, args, fleet_path, plan_path)
+        made = planned(step, args)
         path = str(Path(folder) / "plan.json")
         made.save(path)
         arguments = [
@@ -194,10 +209,10 @@ def _launch(target: str, fleet_path: str | None, plan_path: str | None, steps: i
             "--steps",
             str(steps),
         ]
-        return launch(len(made.devices), arguments)
+        return launch(len(made.used), arguments)
 
 
-def _run_rank(target: str, fleet_path: str | None, plan_path: str | None, steps: int) -> None:
+def _run_rank(target: str, planned: Callable[..., Plan], steps: int) -> None:
     """One rank: the first one plans where no plan was made before, and tells the others."""
     from mpi4py import MPI
 
@@ -208,7 +223,7 @@ def _run_rank(target: str, fleet_path: str | None, plan_path: str | None, steps:
         step, args = load_factory(target)
         _check_concrete(target, args)
         first = comm.Get_rank() == 0
-        data = comm.bcast(_load_or_plan(step, args, fleet_path, plan_path).to_dict() if first else None)
+        data = comm.bcast(planned(step, args).to_dict() if first else None)
         _run(Plan.from_dict(data), step, args, "mpi", steps, loud=first)
 
 
@@ -242,19 +257,33 @@ def _is_number(tensor: TensorType) -> bool:
 
 
 def _load_or_plan(
-    step: Callable[..., Any], args: tuple[Any, ...], fleet_path: str | None, plan_path: str | None
+    step: Callable[..., Any],
+    args: tuple[Any, ...],
+    *,
+    fleet_path: str | None,
+    plan_path: str | None,
+    all_devices: bool,
 ) -> Plan:
     if plan_path is not None:
         return Plan.load(plan_path)
     assert fleet_path is not None
-    return _plan(step, args, Fleet.load(fleet_path))
+    return _plan(step, args, Fleet.load(fleet_path), all_devices=all_devices)
 
 
-def _plan(step: Callable[..., Any], args: tuple[Any, ...], fleet: Fleet, **options: Any) -> Plan:
+def _plan(
+    step: Callable[..., Any],
+    args: tuple[Any, ...],
+    fleet: Fleet,
+    *,
+    all_devices: bool = False,
+    **options: Any,
+) -> Plan:
     """Plan with progress; warnings become lines on stderr."""
     with _progress() as tick, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ReplicatedWarning)
-        made = synthesize(step, *args, fleet=fleet, tick=tick, **options)
+        made = synthesize(
+            step, *args, fleet=fleet, devices="all" if all_devices else "auto", tick=tick, **options
+        )
     for warning in caught:
         if issubclass(warning.category, ReplicatedWarning):
             click.echo(f"warning: {warning.message}", err=True)

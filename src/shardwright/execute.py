@@ -11,7 +11,7 @@ from shardwright.backends.reference import ReferenceExecutable
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.program import Program
 from shardwright.ir.trace import Traced
-from shardwright.ir.wiring import Wiring
+from shardwright.ir.wiring import Seats
 
 
 class Executable(Protocol):
@@ -20,21 +20,19 @@ class Executable(Protocol):
     def __call__(self, *flat: Any) -> Sequence[Any]: ...
 
 
-def _reference(
-    traced: Traced, program: Program, ratios: Sequence[float], wiring: Wiring | None
-) -> Executable:
+def _reference(traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None) -> Executable:
     # Its collectives are their own definitions: who shares a node makes no difference.
     return ReferenceExecutable(traced, program, ratios)
 
 
-def _mpi(traced: Traced, program: Program, ratios: Sequence[float], wiring: Wiring | None) -> Executable:
+def _mpi(traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None) -> Executable:
     # Importing the backend imports mpi4py, which initialises MPI: only for those who ask for it.
     from shardwright.backends.mpi import MpiExecutable
 
-    return MpiExecutable(traced, program, ratios, wiring=wiring)
+    return MpiExecutable(traced, program, ratios, seats=seats)
 
 
-BACKENDS: dict[str, Callable[[Traced, Program, Sequence[float], Wiring | None], Executable]] = {
+BACKENDS: dict[str, Callable[[Traced, Program, Sequence[float], Seats | None], Executable]] = {
     "reference": _reference,
     "mpi": _mpi,
 }
@@ -47,9 +45,9 @@ class CompiledStep:
         attach: traces the step for given arguments and checks that the program was made for it; called
             once, with the arguments of the first call.
         program: the program.
-        ratios: share of every device.
+        ratios: share of every device of the program.
         backend: a name in `BACKENDS`.
-        wiring: which devices share a node; None: as the backend finds it.
+        seats: which devices of a fleet these are; None: all of it.
 
     Raises:
         PlanError: there is no such backend.
@@ -61,7 +59,7 @@ class CompiledStep:
         program: Program,
         ratios: Sequence[float],
         backend: str,
-        wiring: Wiring | None = None,
+        seats: Seats | None = None,
     ) -> None:
         if backend not in BACKENDS:
             raise PlanError(
@@ -73,7 +71,7 @@ class CompiledStep:
         self._program = program
         self._ratios = ratios
         self._backend = backend
-        self._wiring = wiring
+        self._seats = seats
         self._ready: tuple[Traced, Executable] | None = None
 
     def __call__(self, *args: Any) -> Any:
@@ -86,7 +84,7 @@ class CompiledStep:
         if self._ready is None:
             abstract = jax.tree.unflatten(structure, [_abstract(leaf) for leaf in flat])
             traced = self._attach(*abstract)
-            self._ready = traced, BACKENDS[self._backend](traced, self._program, self._ratios, self._wiring)
+            self._ready = traced, BACKENDS[self._backend](traced, self._program, self._ratios, self._seats)
         traced, run = self._ready
         if structure != traced.in_tree:
             raise InputError(

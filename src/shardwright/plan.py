@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import jsonschema
@@ -22,6 +23,7 @@ from shardwright.backends.verify import VerifyResult, verify_program
 from shardwright.cost.bill import bill
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
+from shardwright.cost.subfleet import subfleet
 from shardwright.cost.timeline import Timeline, timeline
 from shardwright.cost.topology import Topology
 from shardwright.execute import CompiledStep, concrete
@@ -31,9 +33,12 @@ from shardwright.ir.program import verify as check_program
 from shardwright.ir.serialize import program_from_json, program_to_json
 from shardwright.ir.text import format_program
 from shardwright.ir.trace import StateMap, Traced, trace
+from shardwright.ir.wiring import Seats
 from shardwright.report import describe
 
 FORMAT = 1
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +114,25 @@ class Spent:
         return tuple(map(Spent, found.compute_s, found.exposed_s, found.idle_s))
 
 
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """Devices that a plan leaves out, by name, and why."""
+
+    devices: tuple[str, ...]
+    why: str
+
+
 @dataclass(frozen=True)
 class Plan:
     """A distributed program for a fleet, with its ratios, costs and certificate.
 
     Attributes:
         program: the distributed program.
-        ratios: share of every device, in fleet order.
+        ratios: share of every device, in fleet order; 0 for those that the plan does not use.
         iteration_s: predicted seconds of a step (the timeline's).
         cost_s: sum over instructions of the slowest device's seconds, which search and bound speak of.
-        bound_s: no program of the space with any ratios costs less than this, on all devices of the fleet.
+        bound_s: no program of the space with any ratios costs less than this, on the fleet or any part of it
+            that was considered.
         memory_bytes: predicted peak per device.
         fits: whether that is within every device's memory.
         exchanges: exchanges by strategy.
@@ -135,6 +149,9 @@ class Plan:
             early.
         axes: mesh axes of the space.
         pins: placements that the user fixed, and what each costs.
+        used: indices of the devices that the program is for, ascending: its device i is `used[i]`; by default
+            all of them.
+        unused: the other devices, and why the plan leaves them out.
         traced: the step, where the plan was made in this process; not saved.
     """
 
@@ -158,7 +175,13 @@ class Plan:
     search_gap: float = 0.0
     axes: int = 1
     pins: tuple[PinPrice, ...] = ()
+    used: tuple[int, ...] = ()
+    unused: tuple[Unused, ...] = ()
     traced: Traced | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.used:
+            object.__setattr__(self, "used", tuple(range(len(self.ratios))))
 
     @property
     def gap(self) -> float:
@@ -169,6 +192,24 @@ class Plan:
     def devices(self) -> tuple[str, ...]:
         """Names of the devices, in fleet order."""
         return tuple(device.name for device in self.fleet.devices)
+
+    @property
+    def used_devices(self) -> tuple[str, ...]:
+        """Names of the devices that the plan uses."""
+        names = self.devices
+        return tuple(names[d] for d in self.used)
+
+    @property
+    def used_ratios(self) -> tuple[float, ...]:
+        """Shares of the devices that the plan uses: those of the program's devices."""
+        return tuple(self.ratios[d] for d in self.used)
+
+    @property
+    def part(self) -> Fleet:
+        """The fleet of the devices that the plan uses, for which it is priced."""
+        if len(self.used) == len(self.ratios):
+            return self.fleet
+        return subfleet(self.fleet, self.used, self.fleet.name)
 
     def __str__(self) -> str:
         return describe(self)
@@ -195,9 +236,9 @@ class Plan:
             PlanError: the plan was loaded from a file and no step is given.
         """
         graph = self._step(traced).graph
-        model = CostModel(self.fleet)
+        model = CostModel(self.part)
         items = bill(self.program, graph, model)
-        return timeline(items, model, self.ratios, overlap=overlap, bucket_bytes=bucket_bytes)
+        return timeline(items, model, self.used_ratios, overlap=overlap, bucket_bytes=bucket_bytes)
 
     def _step(self, traced: Traced | None) -> Traced:
         step = traced or self.traced
@@ -228,6 +269,8 @@ class Plan:
             "search_gap": self.search_gap,
             "axes": self.axes,
             "pins": [{"name": p.name, "placement": p.placement, "price_s": p.price_s} for p in self.pins],
+            "used": list(self.used),
+            "unused": [{"devices": list(u.devices), "why": u.why} for u in self.unused],
             "memory_bytes": list(self.memory_bytes),
             "fits": self.fits,
             "exchanges": [_exchange(e) for e in self.exchanges],
@@ -320,6 +363,8 @@ class Plan:
             search_gap=data.get("search_gap", 0.0),
             axes=data.get("axes", 1),
             pins=tuple(PinPrice(**entry) for entry in data.get("pins", ())),
+            used=tuple(data.get("used", ())),
+            unused=tuple(Unused(tuple(entry["devices"]), entry["why"]) for entry in data.get("unused", ())),
         )
 
     # -- the step ----------------------------------------------------------------------------------
@@ -366,7 +411,7 @@ class Plan:
         def flat_step(*flat: Any) -> list[Any]:
             return jax.tree.leaves(train_step(*jax.tree.unflatten(traced.in_tree, flat)))
 
-        return verify_program(traced, self.program, self.ratios, leaves, flat_step)
+        return verify_program(traced, self.program, self.used_ratios, leaves, flat_step)
 
     def compile(self, train_step: Callable[..., Any], backend: str = "reference") -> Callable[..., Any]:
         """A callable with the signature of `train_step` that runs this plan.
@@ -374,13 +419,22 @@ class Plan:
         Args:
             train_step: the step the plan was made for.
             backend: "reference" (all devices in this process, global arrays) or "mpi" (one process per
-                device under mpiexec; leaves are `ShardedArray`, with `gather()`).
+                device under mpiexec, or one per device that the plan uses; leaves are `ShardedArray`, with
+                `gather()`).
 
         Raises:
             PlanError: there is no such backend; on the first call, the plan was made for another step.
         """
-        wiring = Topology.of(self.fleet).wiring
-        return CompiledStep(partial(self.attach, train_step), self.program, self.ratios, backend, wiring)
+        seats = Seats(self.used, len(self.ratios), Topology.of(self.part).wiring)
+        return CompiledStep(partial(self.attach, train_step), self.program, self.used_ratios, backend, seats)
+
+
+def spread(values: Sequence[T], used: Sequence[int], count: int, rest: T) -> tuple[T, ...]:
+    """Values of used devices among those of all `count` devices; the others have `rest`."""
+    found = [rest] * count
+    for device, value in zip(used, values, strict=True):
+        found[device] = value
+    return tuple(found)
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
@@ -420,13 +474,18 @@ def _mismatch(data: Mapping[str, Any], fleet: Fleet, program: Program) -> tuple[
     for name in ("ratios", "memory_bytes", "spent"):
         if len(data[name]) != count:
             return name, f"there are {len(data[name])} for {count} devices"
+    used = data.get("used", range(count))
+    if not all(a < b for a, b in pairwise((-1, *used, count))):
+        return "used", f"are no devices of {count} in ascending order"
+    if any(ratio for d, ratio in enumerate(data["ratios"]) if d not in set(used)):
+        return "ratios", "give a share to a device that is not used"
     if abs(sum(data["ratios"]) - 1) > 1e-6:
         return "ratios", f"add up to {sum(data['ratios']):g}, not to 1"
     named = {
         d for i in program.all_instructions() if isinstance(i, Move) for d in (*(i.group or ()), i.root or 0)
     }
-    if max(named, default=0) >= count:
-        return "program", f"names device {max(named)}, the last one is {count - 1}"
+    if max(named, default=0) >= len(used):
+        return "program", f"names device {max(named)}, the last one is {len(used) - 1}"
     return None
 
 

@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from shardwright.cost.fleet import Device
 from shardwright.ir.placement import Shard
 from shardwright.ir.program import Move
 from shardwright.ir.rules import Signature
@@ -42,7 +43,10 @@ def render(content: Group, *, colour: bool) -> str:
 
 def layout(plan: Plan, baselines: Sequence[Baseline] = ()) -> Group:
     """The parts of the printout."""
-    parts: list[Text | Padding] = [_head(plan), _section(_shares(plan)), _section(_exchanges(plan))]
+    parts: list[Text | Padding] = [_head(plan), _section(_shares(plan))]
+    if plan.unused:
+        parts.append(_section(_unused(plan)))
+    parts.append(_section(_exchanges(plan)))
     parts.append(_section(_spent(plan)))
     if baselines:
         parts.append(_section(_compared(plan, baselines)))
@@ -74,8 +78,10 @@ def _head(plan: Plan) -> Text:
     state = ", ".join(f"{name} -> {out}" for name, out in plan.state.items()) or "none found"
     stats = plan.stats
     planning_s = stats.space_s + stats.search_s + stats.ratio_s
+    count, used = len(plan.devices), len(plan.used)
     lines = (
         f"plan for {plan.fleet}",
+        *([f"  uses            {used} of {count} devices"] if used < count else []),
         f"  predicted step  {duration(plan.iteration_s)}",
         f"  cost            {duration(plan.cost_s)}; no plan of this space costs less than "
         f"{duration(plan.bound_s)} (gap {plan.gap:.1%})",
@@ -100,12 +106,29 @@ def _shares(plan: Plan) -> Table:
         table.add_column(name, justify="right" if right else "left")
     top = max(plan.ratios) or 1.0
     rows: dict[tuple[str, float, int, int], list[str]] = {}
-    for device, ratio, used in zip(plan.fleet.devices, plan.ratios, plan.memory_bytes, strict=True):
-        rows.setdefault((device.type.name, ratio, used, device.type.memory_bytes), []).append(device.name)
+    for device in _used(plan):
+        key = device.type.name, plan.ratios[device.index], plan.memory_bytes[device.index]
+        rows.setdefault((*key, device.type.memory_bytes), []).append(device.name)
     for (kind, ratio, used, limit), names in rows.items():
         bar = "█" * round(24 * ratio / top) or "▏"
         memory = f"{size(used)} of {size(limit)}" + ("" if used <= limit else "  TOO MUCH")
         table.add_row(_names(names), kind, f"{ratio:.2%}", bar, memory)
+    return table
+
+
+def _used(plan: Plan) -> list[Device]:
+    devices = plan.fleet.devices
+    return [devices[d] for d in plan.used]
+
+
+def _unused(plan: Plan) -> Table:
+    """What is left out, and why."""
+    table = Table(title="left out", title_justify="left", box=None, pad_edge=False)
+    for name in ("devices", "type", "because"):
+        table.add_column(name, overflow="fold")
+    kinds = {device.name: device.type.name for device in plan.fleet.devices}
+    for each in plan.unused:
+        table.add_row(_names(list(each.devices)), kinds[each.devices[0]], each.why)
     return table
 
 
@@ -135,7 +158,8 @@ def _spent(plan: Plan) -> Table:
     for name in ("devices", "type", "computing", "exchanging", "waiting for others"):
         table.add_column(name, justify="left" if name in ("devices", "type") else "right")
     rows: dict[tuple[str, ...], list[str]] = {}
-    for device, spent in zip(plan.fleet.devices, plan.spent, strict=True):
+    for device in _used(plan):
+        spent = plan.spent[device.index]
         times = (spent.compute_s, spent.exchange_s, spent.idle_s)
         rows.setdefault((device.type.name, *map(duration, times)), []).append(device.name)
     for row, names in rows.items():

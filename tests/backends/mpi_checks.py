@@ -26,7 +26,7 @@ from shardwright.ir.program import Compute, Program, verify
 from shardwright.ir.rules import Signature
 from shardwright.ir.serialize import program_from_json
 from shardwright.ir.trace import trace
-from shardwright.ir.wiring import Wiring
+from shardwright.ir.wiring import Seats, Wiring
 
 comm = MPI.COMM_WORLD
 failures: list[str] = []
@@ -46,6 +46,10 @@ def wirings(size: int) -> list[Wiring | None]:
     return [halves, Wiring(tuple(i % 2 for i in range(size)), (size - 1,)), None]
 
 
+def everybody(wiring: Wiring | None) -> Seats:
+    return Seats(tuple(range(comm.size)), comm.size, wiring)
+
+
 def check_moves() -> None:
     worlds: dict[tuple[tuple[float, ...], int], World] = {}
     for case in cases(comm.size, local=False):
@@ -55,7 +59,7 @@ def check_moves() -> None:
                 continue
             key = case.ratios, number
             if key not in worlds:
-                worlds[key] = World(case.ratios, comm, wiring=wiring, poll=len(worlds) % 2 == 0)
+                worlds[key] = World(case.ratios, comm, seats=everybody(wiring), poll=len(worlds) % 2 == 0)
             check_move(case, worlds[key])
 
 

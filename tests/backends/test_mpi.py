@@ -12,13 +12,16 @@ import pytest
 from greedy import build
 from steps import STEPS, starts
 
+from shardwright import Fleet, synthesize
 from shardwright.backends.launch import find_mpiexec, launch, rank_environment, under_mpi
 from shardwright.backends.mpi_moves import lowerings
 from shardwright.backends.reference import ReferenceExecutable
+from shardwright.backends.world import World
 from shardwright.ir import collectives
-from shardwright.ir.errors import InputError
+from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.serialize import program_to_json
 from shardwright.ir.trace import trace
+from shardwright.ir.wiring import Seats
 
 HERE = Path(__file__).parent
 RATIOS = {1: (1.0,), 2: (0.7, 0.3), 3: (0.5, 0.0, 0.5), 4: (0.4, 0.1, 0.2, 0.3)}
@@ -68,6 +71,38 @@ def test_ranks_conform(ranks: int, tmp_path: Path) -> None:
     assert summary["failures"] == []
     assert status == 0
     assert summary["checked"] > 300
+
+
+def two_of_four() -> Fleet:
+    """Two quick devices that share a node, between two slow ones that are hard to reach."""
+
+    def node(speed: float, count: int) -> dict[str, object]:
+        kind = {"name": f"d{speed:g}", "flops": f"{speed} MFLOP/s", "memory_bandwidth": f"{2 * speed} MB/s"}
+        link = {"bandwidth": "400 GB/s", "latency": "100 ns"}
+        return {"devices": {"type": kind | {"memory": "1 GB"}, "count": count}, "link": link}
+
+    network = {"bandwidth": "1 kB/s", "latency": "1 s"}
+    return Fleet.from_dict(
+        {"name": "four", "nodes": [node(1, 1), node(5, 2), node(1, 1)], "network": network}
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_plan_that_leaves_devices_out_trains_on_ranks_with_and_without_them(
+    ranks: int, tmp_path: Path
+) -> None:
+    step, args = STEPS["mlp"]()
+    plan = synthesize(step, *args, fleet=two_of_four())
+    assert plan.used == (1, 2) and min(plan.used_ratios) > 0
+    plan.save(tmp_path / "plan.json")
+    assert launch(ranks, [str(HERE / "mpi_part.py"), str(tmp_path / "plan.json")]) == 0
+
+
+def test_the_error_for_another_number_of_ranks_names_both_that_would_do() -> None:
+    from mpi4py import MPI
+
+    with pytest.raises(PlanError, match=r"uses 2 of 4 devices, but 1 .* mpiexec -n 2, or -n 4"):
+        World((0.5, 0.5), MPI.COMM_SELF, seats=Seats((1, 2), 4))
 
 
 FAILING = """

@@ -1,0 +1,80 @@
+"""What is planned where nothing may be searched, or where nothing that was searched fits: a baseline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from shardwright.cost.bill import bill
+from shardwright.cost.memory import footprint
+from shardwright.cost.model import CostModel
+from shardwright.ir.errors import PlanError
+from shardwright.ir.graph import Graph
+from shardwright.synth.alternate import Synthesis, Timer
+from shardwright.synth.baselines import Workshop
+from shardwright.synth.pricing import Prices
+from shardwright.synth.solve import bound
+from shardwright.synth.space import Space
+
+
+def fits(found: Synthesis, model: CostModel) -> bool:
+    """Whether what was found is within every device's memory."""
+    peaks = found.memory.peak(np.asarray(found.ratios))
+    limits = (device.type.memory_bytes for device in model.fleet.devices)
+    return all(peak <= limit for peak, limit in zip(peaks, limits, strict=True))
+
+
+def best_baseline(graph: Graph, space: Space, model: CostModel, timer: Timer) -> Synthesis:
+    """The best baseline on all devices, one that fits before any that does not, with its bound.
+
+    Raises:
+        PlanError: no baseline applies.
+    """
+    with timer.search():
+        found = Workshop(graph, space, model).whole_fleet()
+        best = min(found, key=lambda b: (not b.fits, b.cost_s), default=None)
+        if best is None:
+            raise PlanError(
+                place="time limit",
+                reason="is 0, and no baseline applies to this step",
+                remedy="Allow some time to search",
+            )
+        bound_s = min(bound(space, Prices.floors(model)), best.cost_s)
+    gap = (best.cost_s - bound_s) / best.cost_s if best.cost_s else 0.0
+    notes = [f"nothing was searched: the time limit is 0, and this is {best.name}"]
+    if not best.fits:
+        notes.append("no baseline fits into every device's memory")
+    return Synthesis(
+        program=best.program,
+        ratios=best.ratios,
+        cost_s=best.cost_s,
+        bound_s=bound_s,
+        search_gap=gap,
+        expanded=0,
+        searches=0,
+        notes=tuple(notes),
+        items=tuple(bill(best.program, graph, model)),
+        memory=footprint(best.program, graph),
+    )
+
+
+def fitting(graph: Graph, space: Space, model: CostModel, found: Synthesis, timer: Timer) -> Synthesis:
+    """What was found if it fits; else the best baseline on all devices that does, if there is one."""
+    if fits(found, model):
+        return found
+    with timer.search():
+        best = Workshop(graph, space, model).whole_fleet().best_fitting()
+    if best is None:
+        return found
+    note = f"what was searched does not fit into memory; this is {best.name}, which does"
+    notes = (*(n for n in found.notes if "fit a program found" not in n), note)
+    return replace(
+        found,
+        program=best.program,
+        ratios=best.ratios,
+        cost_s=best.cost_s,
+        notes=notes,
+        items=tuple(bill(best.program, graph, model)),
+        memory=footprint(best.program, graph),
+    )

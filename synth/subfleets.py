@@ -1,0 +1,260 @@
+"""Which devices take part: whole nodes or classes of devices may be left out.
+
+    candidates   the parts of a fleet worth considering, the whole fleet first
+    choose       branch and bound over them, one full synthesis for each that a bound cannot rule out
+
+A part is bounded twice before it is planned: by its arithmetic alone (every equation at the least that any of
+its kernels can cost), then by the best program at the floors of all its prices. Parts wait in a queue by
+their bounds; the least one is bounded better, or planned if it cannot be. When the least bound is no less
+than the cost of the best plan, nothing is left to find.
+
+Bounds are taken under the part's own prices. They may not be carried over from one part to another: the rate
+of a kernel is taken at the even share, and thus depends on how many devices there are.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, product
+
+from shardwright.cost.fleet import Fleet
+from shardwright.cost.model import CostModel
+from shardwright.cost.subfleet import subfleet
+from shardwright.ir.graph import Graph
+from shardwright.synth.alternate import Synthesis, Timer, synthesize
+from shardwright.synth.factors import EquationFactor, Use
+from shardwright.synth.fallback import best_baseline, fits, fitting
+from shardwright.synth.pricing import Prices
+from shardwright.synth.solve import SpaceSolver
+from shardwright.synth.space import Space
+
+#: Parts of a fleet that are considered at most, the whole included.
+MOST_PARTS = 24
+
+#: Device classes up to which all unions are considered; with more, each alone and all but each.
+_FEW_CLASSES = 4
+
+Members = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The devices chosen and the plan for them.
+
+    Attributes:
+        found: the plan, of these devices alone; its bound covers all parts that were considered.
+        members: indices of the devices, ascending.
+        model: prices of these devices alone.
+        unused: the other devices by class, and why they are left out.
+    """
+
+    found: Synthesis
+    members: Members
+    model: CostModel
+    unused: tuple[tuple[Members, str], ...] = ()
+
+
+def candidates(fleet: Fleet) -> tuple[Members, ...]:
+    """The parts of a fleet worth considering: indices of their devices, ascending.
+
+    The whole fleet first, then one node of each kind, each class of devices, and what else can be made of
+    none, one or all nodes of each kind, or of whole classes. Parts that have equal nodes count once.
+    """
+    found: dict[object, Members] = {}
+    for members in _parts(fleet):
+        if len(found) == MOST_PARTS:
+            break
+        nodes = subfleet(fleet, members, fleet.name).nodes
+        found.setdefault(frozenset(Counter(node.kind for node in nodes).items()), members)
+    return tuple(found.values())
+
+
+def _parts(fleet: Fleet) -> Iterator[Members]:
+    """Parts of a fleet, those that baselines use first; some more than once."""
+    nodes: list[Members] = []
+    first = 0
+    for node in fleet.nodes:
+        nodes.append(tuple(range(first, first + len(node.devices))))
+        first += len(node.devices)
+    kinds: dict[object, list[Members]] = {}
+    for node, devices in zip(fleet.nodes, nodes, strict=True):
+        kinds.setdefault(node.kind, []).append(devices)
+    classes = [each.members for each in fleet.classes]
+    yield tuple(range(first))
+    yield from (alike[0] for alike in kinds.values())
+    yield from classes
+    if len(classes) <= _FEW_CLASSES:
+        sizes: Sequence[int] = range(2, len(classes))
+    else:
+        sizes = (len(classes) - 1,)
+    for size in sizes:
+        yield from (_union(some) for some in combinations(classes, size))
+    # A fleet of ten kinds has 59,048 combinations: more than the limit need not be made.
+    prefixes = ([alike[:count] for count in sorted({0, 1, len(alike)})] for alike in kinds.values())
+    for taken in product(*prefixes):
+        if any(taken):
+            yield _union([node for alike in taken for node in alike])
+
+
+def _union(parts: Sequence[Members]) -> Members:
+    return tuple(sorted(device for part in parts for device in part))
+
+
+class _Part:
+    """A part of the fleet, with what is known of its plans so far."""
+
+    def __init__(self, fleet: Fleet, members: Members) -> None:
+        whole = len(members) == len(fleet.devices)
+        self.members = members
+        self.whole = whole
+        self.model = CostModel(fleet if whole else subfleet(fleet, members, fleet.name))
+        self.floors = Prices.floors(self.model)
+        self.bound_s = 0.0
+        self.bounded = False
+        self.found: Synthesis | None = None
+        self.fits = False
+
+    @property
+    def cost_s(self) -> float:
+        """What its plan costs; infinite where there is none."""
+        return math.inf if self.found is None else self.found.cost_s
+
+    def beats(self, other: _Part) -> bool:
+        """Whether its plan is better: one that fits into memory is better than any that does not."""
+        if self.fits != other.fits:
+            return self.fits
+        return self.cost_s < other.cost_s * (1 - 1e-9)
+
+
+def arithmetic_s(space: Space, floors: Prices) -> float:
+    """What the kernels of every program cost at least, each under shares of its own; no exchange counts."""
+    uses = Counter([use.factor for use in space.uses])
+    kernels = {factor: floors.list.kernels(factor) for factor in uses if isinstance(factor, EquationFactor)}
+    seconds = floors.seconds
+    return sum(uses[f] * f.weight * float(seconds[lines].min()) for f, lines in kernels.items())
+
+
+def unsearched(
+    graph: Graph, space: Space, fleet: Fleet, timer: Timer, parts: Sequence[Members] | None = None
+) -> Choice:
+    """The best baseline on all devices; the bound is that of all parts (see `choose`) all the same.
+
+    Raises:
+        PlanError: no baseline applies to the step.
+    """
+    whole, *rest = [_Part(fleet, members) for members in parts or candidates(fleet)]
+    found = best_baseline(graph, space, whole.model, timer)
+    with timer.search():
+        bounds = [arithmetic_s(space, part.floors) for part in rest]
+    return Choice(replace(found, bound_s=min((found.bound_s, *bounds))), whole.members, whole.model)
+
+
+def choose(
+    graph: Graph,
+    space: Space,
+    fleet: Fleet,
+    timer: Timer,
+    extra: Sequence[Use] = (),
+    parts: Sequence[Members] | None = None,
+) -> Choice:
+    """The best plan on the whole fleet or a part of it.
+
+    Args:
+        graph: the step.
+        space: its programs.
+        fleet: all devices.
+        timer: is told where time goes, and says when it is over.
+        extra: factors that pin choices.
+        parts: the parts to consider, the whole fleet first; `candidates(fleet)` by default.
+
+    Raises:
+        PlanError: no program keeps to the pins.
+    """
+    with timer.search():
+        solver = SpaceSolver(space, extra)
+        made = [_Part(fleet, members) for members in parts or candidates(fleet)]
+        for part in made:
+            part.bound_s = arithmetic_s(space, part.floors)
+    queue = [(part.bound_s, number) for number, part in enumerate(made)]
+    best: _Part | None = None
+    if timer.limited:
+        # Whatever happens, there is a plan for the fleet that was asked for.
+        best = made[0]
+        _plan(best, graph, space, timer, extra, solver)
+        queue = queue[1:]
+    heapq.heapify(queue)
+    held_bytes = sum(value.type.nbytes for value in graph.inputs)
+    while queue and not (best is not None and timer.late()):
+        bound_s, number = heapq.heappop(queue)
+        part = made[number]
+        if best is not None and best.fits and bound_s >= best.cost_s * (1 - 1e-9):
+            break
+        if number and held_bytes > sum(device.type.memory_bytes for device in part.model.fleet.devices):
+            part.fits = False
+        elif part.bounded:
+            _plan(part, graph, space, timer, extra, solver)
+            best = part if best is None or part.beats(best) else best
+        else:
+            with timer.search():
+                part.bound_s, part.bounded = max(bound_s, solver.bound(part.floors)), True
+            heapq.heappush(queue, (part.bound_s, number))
+    assert best is not None
+    return _choice(best, made, fleet, ended=bool(queue) and timer.late())
+
+
+def _plan(
+    part: _Part, graph: Graph, space: Space, timer: Timer, extra: Sequence[Use], solver: SpaceSolver
+) -> None:
+    found = synthesize(graph, space, part.model, timer, extra, solver=solver, floors=part.floors)
+    if part.whole and not extra:
+        found = fitting(graph, space, part.model, found, timer)
+    part.found, part.fits, part.bounded = found, fits(found, part.model), True
+    part.bound_s = max(part.bound_s, found.bound_s)
+
+
+def _choice(best: _Part, parts: Sequence[_Part], fleet: Fleet, *, ended: bool) -> Choice:
+    assert best.found is not None
+    made = [part.found for part in parts if part.found is not None]
+    notes = best.found.notes
+    if ended:
+        notes = (*notes, "the time limit ended the search before all parts of the fleet were tried")
+    found = replace(
+        best.found,
+        bound_s=min((best.cost_s, *(part.bound_s for part in parts))),
+        expanded=sum(each.expanded for each in made),
+        searches=sum(each.searches for each in made),
+        notes=notes,
+    )
+    unused: list[tuple[Members, str]] = []
+    for each in fleet.classes:
+        left = tuple(d for d in each.members if d not in best.members)
+        if left:
+            unused.append((left, _why(each.members, best, parts)))
+    return Choice(found, best.members, best.model, tuple(unused))
+
+
+def _why(members: Members, best: _Part, parts: Sequence[_Part]) -> str:
+    """Why the other devices of a class are not used."""
+
+    def of_class(part: _Part) -> int:
+        return len(frozenset(members).intersection(part.members))
+
+    used = of_class(best)
+    others = [part for part in parts if of_class(part) > used]
+    them = "more of them" if used else "them"
+    least_s = min(part.bound_s for part in others)
+    if least_s >= best.cost_s * (1 - 1e-9):
+        return f"no plan that uses {them} costs less than {_milliseconds(least_s)}"
+    costs = [part.cost_s for part in others if part.found is not None and part.fits]
+    if not costs:
+        return f"no plan found that uses {them} fits into memory"
+    return f"the best plan found that uses {them} costs {_milliseconds(min(costs))}"
+
+
+def _milliseconds(seconds: float) -> str:
+    """With four digits."""
+    return f"{1e3 * seconds:.4g} ms"

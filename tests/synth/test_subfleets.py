@@ -1,0 +1,188 @@
+"""Which devices take part: what is considered, that bounds are bounds, and that the best part is chosen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardwright import Fleet, InputError, Plan, PlanError, synthesize
+from shardwright.cost.model import CostModel
+from shardwright.cost.subfleet import subfleet
+from shardwright.ir.graph import Graph
+from shardwright.ir.trace import trace
+from shardwright.synth.alternate import Timer
+from shardwright.synth.alternate import synthesize as search
+from shardwright.synth.pricing import Prices
+from shardwright.synth.solve import SpaceSolver
+from shardwright.synth.space import Space
+from shardwright.synth.subfleets import MOST_PARTS, arithmetic_s, candidates, choose
+
+FAST = {"bandwidth": "400 GB/s", "latency": "100 ns"}
+SLOW = {"bandwidth": "10 kB/s", "latency": "10 ms"}
+
+
+def node(*mflops: float, count: int = 1, memory: str = "1 GB", **keys: Any) -> dict[str, Any]:
+    """Nodes of devices so slow that even tiny tensors are worth cutting."""
+    devices = [
+        {
+            "type": {
+                "name": f"slow-{speed:g}",
+                "flops": f"{speed} MFLOP/s",
+                "memory_bandwidth": f"{2 * speed} MB/s",
+                "memory": memory,
+            }
+        }
+        for speed in mflops
+    ]
+    return {"count": count, "devices": devices, "link": FAST, **keys}
+
+
+def fleet(*nodes: dict[str, Any], network: dict[str, str] = SLOW) -> Fleet:
+    return Fleet.from_dict({"name": "parts", "nodes": list(nodes), "network": network})
+
+
+def step(params: Any, x: Any, y: Any) -> Any:
+    def loss_of(p: Any) -> Any:
+        return jnp.mean((jnp.tanh(x @ p["in"]) @ p["out"] - y) ** 2)
+
+    loss, gradients = jax.value_and_grad(loss_of)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
+
+
+def arguments() -> tuple[Any, ...]:
+    draw = np.random.default_rng(0).normal
+    shapes = {"in": (8, 32), "out": (32, 4)}
+    params = {name: draw(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    return params, draw(size=(12, 8)).astype(np.float32), draw(size=(12, 4)).astype(np.float32)
+
+
+@cache
+def problem() -> tuple[Graph, Space]:
+    graph = trace(step, *arguments()).graph
+    return graph, Space(graph)
+
+
+FLEETS: dict[str, Callable[[], Fleet]] = {
+    "two kinds of nodes": lambda: fleet(node(5, 5), node(1, 1, 1, count=2)),
+    "quick network": lambda: fleet(node(5, 5), node(1, 1, 1, count=2), network=FAST),
+    "mixed nodes": lambda: fleet(node(5, 1, count=2)),
+    "one box": lambda: fleet(node(50, 20, 1)),
+}
+
+
+def test_parts_are_whole_nodes_and_classes_and_count_once() -> None:
+    testbed = Fleet.load("examples/fleets/hap_testbed.yaml")
+    found = candidates(testbed)
+    sizes = [(sum(d < 16 for d in part), sum(d >= 16 for d in part)) for part in found]
+    assert sizes[0] == (16, 48)
+    assert sorted(sizes) == sorted((v, p) for v in (0, 8, 16) for p in (0, 8, 48) if v + p)
+    assert all(part == tuple(sorted(set(part))) for part in found)
+    mixed = candidates(FLEETS["mixed nodes"]())
+    assert mixed == ((0, 1, 2, 3), (0, 1), (0, 2), (1, 3))
+    assert len(candidates(FLEETS["one box"]())) == 7
+    many = fleet(*(node(speed, speed + 0.5, count=2) for speed in range(1, 9)))
+    assert len(candidates(many)) == MOST_PARTS and candidates(many) == candidates(many)
+    assert candidates(many)[0] == tuple(range(32))
+
+
+def test_parts_keep_what_joins_them() -> None:
+    links: dict[str, Any] = {"uplink": {"bandwidth": "1 GB/s", "latency": "1 us"}, "rails": 2}
+    data = fleet(node(5, 5, host_link=FAST, **links), node(1, 1, count=2)).to_dict()
+    whole = Fleet.from_dict({**data, "oversubscription": 2, "transport": "nccl"})
+    part = subfleet(whole, range(4), "part")
+    assert [n.kind for n in part.nodes] == [n.kind for n in whole.nodes[:2]]
+    assert (part.oversubscription, part.transport, part.network) == (2, "nccl", whole.network)
+    alone = subfleet(whole, [1], "alone")
+    assert alone.nodes[0].host_links == whole.nodes[0].host_links[1:] and alone.transport == "nccl"
+    assert Fleet.from_dict(part.to_dict()) == part and Fleet.from_dict(alone.to_dict()) == alone
+
+
+@pytest.mark.parametrize("where", FLEETS)
+def test_the_best_part_is_chosen_and_the_bounds_are_bounds(where: str) -> None:
+    graph, space = problem()
+    whole = FLEETS[where]()
+    solver = SpaceSolver(space)
+    costs: dict[tuple[int, ...], float] = {}
+    for members in candidates(whole):
+        part = whole if len(members) == len(whole.devices) else subfleet(whole, members, "part")
+        floors = Prices.floors(CostModel(part))
+        found = search(graph, space, CostModel(part), Timer())
+        assert 0 < arithmetic_s(space, floors) <= solver.bound(floors) * (1 + 1e-9)
+        assert solver.bound(floors) <= found.cost_s * (1 + 1e-9)
+        costs[members] = found.cost_s
+    chosen = choose(graph, space, whole, Timer())
+    assert chosen.found.cost_s == pytest.approx(min(costs.values()), rel=1e-9)
+    assert costs[chosen.members] == pytest.approx(chosen.found.cost_s, rel=1e-9)
+    assert chosen.found.bound_s <= chosen.found.cost_s
+    unused = [d for some, _ in chosen.unused for d in some]
+    assert sorted((*chosen.members, *unused)) == list(range(len(whole.devices)))
+
+
+def test_a_slow_network_leaves_nodes_out_and_a_quick_one_does_not() -> None:
+    args = arguments()
+    plan = synthesize(step, *args, fleet=FLEETS["two kinds of nodes"]())
+    assert plan.used == (0, 1) and plan.used_devices == ("n0.d0", "n0.d1")
+    assert plan.ratios[2:] == (0.0,) * 6 and plan.memory_bytes[2:] == (0,) * 6
+    assert sum(plan.used_ratios) == pytest.approx(1) and plan.timeline().iteration_s == plan.iteration_s
+    (left,) = plan.unused
+    assert left.devices[0] == "n1.d0" and len(left.devices) == 6
+    assert "that uses them costs" in left.why
+    assert "uses            2 of 8 devices" in str(plan) and left.why in str(plan)
+    assert plan.verify(step, *args).ok
+    got, wanted = plan.compile(step)(*args), step(*args)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    quick = synthesize(step, *args, fleet=FLEETS["quick network"]())
+    assert len(quick.used) == 8 and quick.unused == ()
+
+
+def test_every_device_takes_part_on_request() -> None:
+    args, where = arguments(), FLEETS["two kinds of nodes"]()
+    whole = synthesize(step, *args, fleet=where, devices="all")
+    assert len(whole.used) == 8 and whole.unused == () and whole.part == where
+    part = synthesize(step, *args, fleet=where)
+    assert part.cost_s < whole.cost_s and part.bound_s <= part.cost_s
+    with pytest.raises(InputError, match="devices: is 'some'"):
+        synthesize(step, *args, fleet=where, devices="some")  # type: ignore[arg-type]
+    pinned = synthesize(step, *args, fleet=where, constraints={"params/in": "S(1)"})
+    assert pinned.used == (0, 1) and len(pinned.pins) == 1
+
+
+def test_with_a_time_limit_there_is_a_plan_for_the_whole_fleet_first() -> None:
+    args, where = arguments(), FLEETS["two kinds of nodes"]()
+    hurried = synthesize(step, *args, fleet=where, time_limit_s=1e-9)
+    assert len(hurried.used) == 8
+    assert any("before all parts of the fleet" in note for note in hurried.assumptions)
+    best = synthesize(step, *args, fleet=where)
+    assert hurried.bound_s <= best.cost_s
+    unsearched = synthesize(step, *args, fleet=where, time_limit_s=0)
+    assert len(unsearched.used) == 8 and unsearched.bound_s <= best.cost_s
+    assert synthesize(step, *args, fleet=where, time_limit_s=1000).used == best.used
+
+
+def test_a_part_that_does_not_fit_is_no_choice() -> None:
+    args = arguments()
+    roomy = synthesize(step, *args, fleet=fleet(node(5, 5), node(1, 1, 1, count=2)))
+    small = fleet(node(5, 5, memory=f"{max(roomy.memory_bytes) // 4} B"), node(1, 1, 1, count=2))
+    plan = synthesize(step, *args, fleet=small)
+    assert plan.fits and not set(plan.used) <= {0, 1}
+
+
+def test_files_say_which_devices_are_used() -> None:
+    plan = synthesize(step, *arguments(), fleet=FLEETS["two kinds of nodes"]())
+    data = json.loads(json.dumps(plan.to_dict()))
+    assert Plan.from_dict(data) == plan
+    with pytest.raises(PlanError, match="used: are no devices of 8"):
+        Plan.from_dict({**data, "used": [0, 8]})
+    with pytest.raises(PlanError, match="ratios: give a share to a device that is not used"):
+        Plan.from_dict({**data, "used": [0]})
+    whole = synthesize(step, *arguments(), fleet=FLEETS["two kinds of nodes"](), devices="all")
+    old = {k: v for k, v in whole.to_dict().items() if k not in ("used", "unused")}
+    assert Plan.from_dict(json.loads(json.dumps(old))) == whole
