@@ -19,7 +19,8 @@ class KernelCase:
     """A kernel.
 
     Attributes:
-        op: "dispatch", "matmul", "elementwise:NAME" or "reduction".
+        op: "dispatch", "matmul", "matmul:tn" (the first operand lies as (k, m): a weight's gradient is
+            a sum over samples), "matmul:nt" (the second as (n, k)), "elementwise:NAME" or "reduction".
         shape: () for dispatch; (b, m, k, n) of a product (b, m, k) @ (b, k, n); (rows, width) of the rest.
         dtype: of the operands.
         precision: of a product, as JAX spells it.
@@ -66,8 +67,11 @@ def compiled(case: KernelCase) -> Callable[[], None]:
     def kernel(*args: Any) -> Any:
         if case.op == "dispatch":
             return args[0] + 1
-        if case.op == "matmul":
-            return jnp.matmul(*args, precision=case.precision)
+        if case.op.startswith("matmul"):
+            left, right = args
+            left = left.mT if case.op == "matmul:tn" else left
+            right = right.mT if case.op == "matmul:nt" else right
+            return jnp.matmul(left, right, precision=case.precision)
         if case.op == "reduction":
             return jnp.sum(args[0], axis=1)
         return ELEMENTWISE[case.op.partition(":")[2]](args[0])
@@ -90,7 +94,9 @@ def compiled(case: KernelCase) -> Callable[[], None]:
 
 
 def _operand_shapes(case: KernelCase) -> list[tuple[int, ...]]:
-    if case.op == "matmul":
+    if case.op.startswith("matmul"):
         b, m, k, n = case.shape
-        return [(b, m, k), (b, k, n)] if b > 1 else [(m, k), (k, n)]
+        left = (k, m) if case.op == "matmul:tn" else (m, k)
+        right = (n, k) if case.op == "matmul:nt" else (k, n)
+        return [(b, *left), (b, *right)] if b > 1 else [left, right]
     return [case.shape]

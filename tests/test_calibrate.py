@@ -40,7 +40,7 @@ def imagined(request: Request, ranks: int, *, noise: float = 0.0, load: float = 
     def kernel_s(op: str, shape: tuple[int, ...], speed: float) -> float:
         if op == "dispatch":
             return 5e-6
-        if op == "matmul":
+        if op.startswith("matmul"):
             b, m, k, n = shape
             flop, nbytes, rate = 2 * b * m * k * n, 4 * b * (m * k + k * n + m * n), 1e11
         else:

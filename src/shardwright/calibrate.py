@@ -156,7 +156,8 @@ def _refuse_load(others: float | None) -> None:
 def kernel_cases() -> tuple[KernelCase, ...]:
     """Products, elementwise kernels and reductions of several sizes."""
     kernels = [KernelCase("dispatch", ())]
-    kernels += [KernelCase("matmul", shape, "float32", "highest") for shape in (*PRODUCTS, LARGE)]
+    layouts = ("matmul", "matmul:tn", "matmul:nt")  # forward, and the two backward
+    kernels += [KernelCase(op, shape, "float32", "highest") for op in layouts for shape in (*PRODUCTS, LARGE)]
     kernels += [KernelCase("matmul", LARGE, dtype) for dtype in ("float32", "float16", "bfloat16")]
     kernels += [KernelCase(f"elementwise:{op}", (1, width)) for op in ELEMENTWISE for width in WIDTHS]
     kernels += [KernelCase("reduction", shape) for shape in REDUCTIONS]
@@ -247,7 +248,7 @@ _STORED = {"float32": "float32", "float16": "float16", "bfloat16": "uint16"}
 
 def _work(case: KernelCase) -> tuple[float, int, str]:
     """Operations, elements read and written, arithmetic."""
-    if case.op == "matmul":
+    if case.op.startswith("matmul"):
         b, m, k, n = case.shape
         default = case.dtype == "float32" and case.precision is None
         return 2.0 * b * m * k * n, b * (m * k + k * n + m * n), "default" if default else case.dtype
