@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from shardwright.backends.step_cases import is_piece, piece
+
 #: Copies of a kernel in one compiled function: what starts the function is shared among them.
 COPIES = 4
 
@@ -20,8 +22,10 @@ class KernelCase:
 
     Attributes:
         op: "dispatch", "matmul", "matmul:tn" (the first operand lies as (k, m): a weight's gradient is
-            a sum over samples), "matmul:nt" (the second as (n, k)), "elementwise:NAME" or "reduction".
-        shape: () for dispatch; (b, m, k, n) of a product (b, m, k) @ (b, k, n); (rows, width) of the rest.
+            a sum over samples), "matmul:nt" (the second as (n, k)), "elementwise:NAME", "reduction", or a
+            piece of a training step (`shardwright.backends.step_cases`).
+        shape: () for dispatch; (b, m, k, n) of a product (b, m, k) @ (b, k, n); (rows, width) of elementwise
+            kernels and reductions; the sizes of a piece.
         dtype: of the operands.
         precision: of a product, as JAX spells it.
     """
@@ -50,11 +54,14 @@ CHAIN = 10
 
 def copies(case: KernelCase) -> int:
     """How often the kernel runs in one call of `compiled(case)`."""
-    return 1 if case.op == "dispatch" else COPIES
+    return 1 if case.op == "dispatch" or is_piece(case.op) else COPIES
 
 
 def compiled(case: KernelCase) -> Callable[[], None]:
     """A function that runs the kernel `copies(case)` times on the default device and waits for it."""
+    if is_piece(case.op):
+        function, arguments = piece(case.op, case.shape)
+        return _waiting(jax.jit(function), *arguments)
     # Operands of their own, or the compiler would find the copies to be one.
     operands = [
         [
@@ -84,10 +91,14 @@ def compiled(case: KernelCase) -> Callable[[], None]:
             results.append(result)
         return results
 
-    jitted = jax.jit(repeated)
+    return _waiting(jax.jit(repeated), operands)
+
+
+def _waiting(function: Callable[..., Any], *arguments: Any) -> Callable[[], None]:
+    """A call of the compiled function that waits for its results; made once here, which compiles it."""
 
     def run() -> None:
-        jax.block_until_ready(jitted(operands))
+        jax.block_until_ready(function(*arguments))
 
     run()
     return run
