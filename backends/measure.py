@@ -1,8 +1,8 @@
 """Times kernels and exchanges on MPI ranks, in the way a plan runs them.
 
 All ranks run a kernel at the same time, because those of one machine share its memory and perhaps its
-cores. An exchange is timed with what stands between two exchanges of a plan: a compiled function is started
-and waited for. Rounds visit every case once, so that a drift of the machine meets all alike.
+cores. An exchange is timed as it stands in a plan: after a segment that has used the caches, and with the
+start of a compiled function. Rounds visit every case once, so that a drift of the machine meets all alike.
 """
 
 from __future__ import annotations
@@ -32,10 +32,14 @@ from shardwright.ir.program import Move
 #: Told how many of how many samples have been taken.
 Tick = Callable[[int, int], None]
 
-#: A sample repeats what it times until about so long has passed, but not more often than MOST_TIMES.
-EXCHANGE_SAMPLE_S = 4e-3
+#: A kernel is repeated until about so long has passed, but not more often than MOST_TIMES.
 KERNEL_SAMPLE_S = 1.2e-2
 MOST_TIMES = 64
+#: An exchange follows a segment that has filled the caches with other things: right after another exchange it
+#: takes a half to a third of the time. So many bytes are read and written before.
+COLD_BYTES = 1 << 24
+#: Operands and results of the compiled function that is started with it.
+OPERANDS = 16
 #: Cases whose common load is read at a time: enough for the system's ticks of a hundredth of a second.
 BLOCK = 24
 #: Part of the cores that others may use while a sample is taken that counts as undisturbed.
@@ -198,25 +202,23 @@ def _exchange_timer(case: ExchangeCase, world: World, meet: World) -> Callable[[
     if isinstance(move.pre, Shard):
         shape[move.pre.dim] = lengths[world.rank]
     value = jnp.ones(tuple(shape), tensor.dtype)
-    segment, token = jax.jit(jnp.negative), jnp.zeros(())
+    start, operands = jax.jit(_negatives), [jnp.zeros(())] * OPERANDS
+    work, cold = jax.jit(jnp.negative), jnp.zeros(COLD_BYTES // 4)
 
-    def once() -> None:
-        segment(token).block_until_ready()
-        world.move(move, tensor, value)
-
-    once()
-    begin = time.perf_counter()
-    once()
-    mine = max(1, min(MOST_TIMES, round(EXCHANGE_SAMPLE_S / (time.perf_counter() - begin))))
-    times: int = min(meet.comm.allgather(mine))
-
-    def timer() -> float:
+    def once() -> float:
+        work(cold).block_until_ready()
+        meet.wait([meet.comm.Ibarrier()])
         begin = time.perf_counter()
-        for _ in range(times):
-            once()
-        return (time.perf_counter() - begin) / times
+        jax.block_until_ready(start(operands))
+        world.move(move, tensor, value)
+        return time.perf_counter() - begin
 
-    return timer
+    once()
+    return lambda: (once() + once()) / 2
+
+
+def _negatives(operands: Sequence[jax.Array]) -> list[jax.Array]:
+    return [-x for x in operands]
 
 
 def example(kind: str, strategy: str, nbytes: int) -> tuple[Move, TensorType]:

@@ -105,6 +105,8 @@ def main(folder: Path) -> None:
             quiet = [sum(load <= QUIET for load, _ in record) for record in records]
             return [number for number, good in enumerate(quiet) if good < asked["rounds"]]
 
+        if comm.rank == 0:
+            print(f"{len(runners)} plans compiled; sampling", flush=True)
         for _ in range(asked["rounds"]):
             for number in range(len(runners)):
                 sample(number)

@@ -2,7 +2,9 @@
 
 A kernel takes launch + max(flop / rate, bytes / bandwidth), as `shardwright.cost.model` has it; the launch,
 the matrix rate, the vector rate and the bandwidth are fitted together, to logarithms of times, with a loss
-that forgives single outliers. 16-bit and TF32 rates are then read off products large enough to reach them.
+that forgives single outliers. Pieces of training steps are fitted with them: there the model's sum over
+equations stands for what kernels really take in each other's company. 16-bit and TF32 rates are then read
+off products large enough to reach them.
 """
 
 from __future__ import annotations
@@ -26,20 +28,28 @@ TF32_GAIN = 1.3
 
 
 @dataclass(frozen=True, slots=True)
-class KernelTimes:
-    """A timed kernel.
+class Kernel:
+    """A kernel, or an equation of a step, as the cost model sees it.
 
     Attributes:
         arithmetic: "vector", or what a product's operands are multiplied in: "float32", "default" (float32
             operands at JAX's default precision), "float16", "bfloat16".
         flop: floating point operations.
         nbytes: read and written.
-        seconds: one per repetition, without the start of the compiled function.
+        launches: 1, or 0 if it joins another kernel.
     """
 
     arithmetic: str
     flop: float
     nbytes: float
+    launches: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTimes:
+    """A timed compiled function: its kernels, and seconds without its start, one per repetition."""
+
+    kernels: tuple[Kernel, ...]
     seconds: tuple[float, ...]
 
 
@@ -106,32 +116,40 @@ def fit_device(times: Sequence[KernelTimes]) -> DeviceFit:
     Raises:
         InputError: the kernels do not say enough.
     """
-    roof = [t for t in times if t.arithmetic in ("float32", "vector")]
+    roof = [t for t in times if {k.arithmetic for k in t.kernels} <= {"float32", "vector"}]
     seconds = np.array([np.median(t.seconds) for t in roof])
-    flop = np.array([t.flop for t in roof])
-    nbytes = np.array([t.nbytes for t in roof])
-    matrix = np.array([t.arithmetic == "float32" for t in roof])
+    kernels = [k for t in roof for k in t.kernels]
+    firsts = np.cumsum([0, *(len(t.kernels) for t in roof)])[:-1]
+    flop, nbytes, launches = (
+        np.array([getattr(k, name) for k in kernels]) for name in ("flop", "nbytes", "launches")
+    )
+    matrix = np.array([k.arithmetic == "float32" for k in kernels])
     if len(roof) < 8 or matrix.all() or not matrix.any():
         raise InputError(
             place="calibrate",
             reason="too few kernels were timed to fit a device",
             remedy="Time at least eight, products and others among them",
         )
+    # Pieces of steps are few and are what plans are made of: together they weigh as much as single kernels.
+    whole = np.array([len(t.kernels) > 1 for t in roof])
+    weight = np.where(whole, np.sqrt(max(1.0, (~whole).sum() / max(1, whole.sum()))), 1.0)
 
     def predicted(values: Array) -> Array:
         launch, product, vector, bandwidth = np.exp(values)
         rate = np.where(matrix, product, vector)
-        return launch + np.maximum(flop / rate, nbytes / bandwidth)
+        return np.add.reduceat(launch * launches + np.maximum(flop / rate, nbytes / bandwidth), firsts)
 
     def residual(values: Array) -> Array:
-        return np.log(predicted(values) / seconds)
+        return weight * np.log(predicted(values) / seconds)
 
+    single = firsts[~whole]
+    product, alone = matrix[single], seconds[~whole]
     start = np.log(
         [
             max(float(seconds.min()) / 2, 1e-9),
-            float((flop / seconds)[matrix].max()),
-            float((flop / seconds)[~matrix].max()),
-            float((nbytes / seconds).max()),
+            float((flop[single] / alone)[product].max()),
+            float((flop[single] / alone)[~product].max()),
+            float((nbytes[single] / alone).max()),
         ]
     )
     found = least_squares(residual, start, loss="soft_l1", f_scale=0.2)
@@ -142,15 +160,15 @@ def fit_device(times: Sequence[KernelTimes]) -> DeviceFit:
     )
     others: dict[str, list[float]] = {}
     for t in times:
-        if t.arithmetic not in ("float32", "vector"):
-            others.setdefault(t.arithmetic, []).append(t.flop / float(np.median(t.seconds)))
+        for kernel in t.kernels if t not in roof else ():
+            others.setdefault(kernel.arithmetic, []).append(kernel.flop / float(np.median(t.seconds)))
     return DeviceFit(
         launch,
         product,
         vector,
         bandwidth,
         {arithmetic: max(rates) for arithmetic, rates in others.items()},
-        float(np.sqrt(np.mean(np.square(residual(found.x))))),
+        float(np.sqrt(np.average(np.square(residual(found.x) / weight), weights=weight**2))),
         float(np.median([spread(t.seconds) for t in roof])),
     )
 
@@ -178,8 +196,6 @@ def group_devices(
 
 def _pooled(per_device: Sequence[Sequence[KernelTimes]]) -> list[KernelTimes]:
     return [
-        KernelTimes(
-            same[0].arithmetic, same[0].flop, same[0].nbytes, tuple(s for t in same for s in t.seconds)
-        )
+        KernelTimes(same[0].kernels, tuple(s for t in same for s in t.seconds))
         for same in zip(*per_device, strict=True)
     ]

@@ -151,7 +151,8 @@ def format_quantity(amount: float, kind: Kind) -> str:
     for unit in kind.written:
         number = Fraction(amount) / kind.units[unit]
         if 1 <= number < 10**15:
-            digits = repr(float(number)).removesuffix(".0")
-            if float(Fraction(digits) * kind.units[unit]) == amount:
-                return f"{digits} {unit}"
+            # Dividing by the unit rounds: 0.0001247 s are 124.7 us, not 124.69999999999999.
+            for digits in (f"{float(number):.15g}", repr(float(number)).removesuffix(".0")):
+                if float(Fraction(digits) * kind.units[unit]) == amount:
+                    return f"{digits} {unit}"
     return f"{amount!r} {kind.base}"

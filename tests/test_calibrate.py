@@ -9,10 +9,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 import shardwright.calibrate as module
+from shardwright.backends.kernel_cases import KernelCase
 from shardwright.backends.launch import find_mpiexec, rank_environment
 from shardwright.backends.load import Usage, others
 from shardwright.backends.measure import Measured, RankInfo, Request, example
 from shardwright.backends.pin import cores_of
+from shardwright.backends.step_cases import is_piece
 from shardwright.calibrate import calibrate, exchange_cases, kernel_cases
 from shardwright.cli import main
 from shardwright.compare import compare_collectives
@@ -29,6 +31,10 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["calibrate", *arguments])
 
 
+def _rate(arithmetic: str, speed: float) -> float:
+    return speed * (1e11 if arithmetic == "float32" else 4e9)
+
+
 def imagined(request: Request, ranks: int, *, noise: float = 0.0, load: float = 0.0) -> Measured:
     """What a machine with known rates would measure: kernels by a roofline, exchanges by the model itself."""
     speeds = [1.0] + [0.5] * (ranks - 1)
@@ -40,13 +46,24 @@ def imagined(request: Request, ranks: int, *, noise: float = 0.0, load: float = 
     def kernel_s(op: str, shape: tuple[int, ...], speed: float) -> float:
         if op == "dispatch":
             return 5e-6
-        if op == "matmul":
+        if is_piece(op):
+            equations = module._equations(KernelCase(op, shape))
+            each = (
+                k.launches * 2e-6 + max(k.flop / _rate(k.arithmetic, speed), k.nbytes / (1e10 * speed))
+                for k in equations
+            )
+            return 5e-6 + sum(each)
+        if op.startswith("matmul"):
             b, m, k, n = shape
-            flop, nbytes, rate = 2 * b * m * k * n, 4 * b * (m * k + k * n + m * n), 1e11
+            flop, nbytes, rate = 2 * b * m * k * n, 4 * b * (m * k + k * n + m * n), _rate("float32", speed)
         else:
             rows, width = shape
-            flop, nbytes, rate = rows * width * (10 if op.endswith("chain") else 1), 8 * rows * width, 4e9
-        return 5e-6 / 4 + 2e-6 + max(flop / (rate * speed), nbytes / (1e10 * speed))
+            flop, nbytes, rate = (
+                rows * width * (10 if op.endswith("chain") else 1),
+                8 * rows * width,
+                _rate("", speed),
+            )
+        return 5e-6 / 4 + 2e-6 + max(flop / rate, nbytes / (1e10 * speed))
 
     def exchange_s(kind: str, strategy: str, nbytes: int, ratios: tuple[float, ...]) -> float:
         rows = compare_collectives(model.fleet, kind, nbytes, ratios)
@@ -198,6 +215,8 @@ def test_real_ranks_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WIDTHS", (1 << 8,))
     monkeypatch.setattr(module, "PRODUCTS", module.PRODUCTS[:4])
     monkeypatch.setattr(module, "LARGE", (1, 64, 64, 64))
+    monkeypatch.setattr(module, "PIECES", (("mlp", (2, 8, 16, 32)), ("attention", (2, 8, 16, 2, 8))))
+    monkeypatch.setattr(module, "UPDATES", ((2, 8, 8),))
     found = calibrate(2, force=True, rounds=3, patience_s=0.0)
     assert len(found.fleet.devices) == 2
     assert all(d.type.measured and d.type.float32_flop_per_s > 1e7 for d in found.fleet.devices)
@@ -217,6 +236,7 @@ socket.gethostname = lambda: f"host{comm.rank // 2}"
 import shardwright.calibrate as module
 module.SIZES, module.WIDTHS, module.SKEWS = (1 << 10, 1 << 12, 1 << 14), (256,), ()
 module.PRODUCTS, module.LARGE = module.PRODUCTS[:3], (1, 64, 64, 64)
+module.PIECES, module.UPDATES = (), ()
 found = module.calibrate(4, comm=comm, force=True, rounds=3, patience_s=0.0)
 fleet = found.fleet
 assert [len(node.devices) for node in fleet.nodes] == [2, 2] and fleet.network is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import groupby
 from statistics import median
 from typing import Any
@@ -15,15 +16,20 @@ from shardwright.backends.kernel_cases import CHAIN, ELEMENTWISE, KernelCase, co
 from shardwright.backends.load import load_now
 from shardwright.backends.measure import ExchangeCase, Measured, Request, Tick, example, measure
 from shardwright.backends.measure_job import measure_on
-from shardwright.cost.calibrate_devices import DeviceFit, KernelTimes, group_devices
+from shardwright.backends.step_cases import is_piece, piece
+from shardwright.cost.calibrate_devices import DeviceFit, Kernel, KernelTimes, group_devices
 from shardwright.cost.calibrate_links import ExchangeTimes, StrategyFit, fit_line, fit_strategies
 from shardwright.cost.device import DeviceType
 from shardwright.cost.estimate import refuse
 from shardwright.cost.fleet import Fleet, Link, Node
 from shardwright.cost.model import CostModel
+from shardwright.cost.traffic import traffic
 from shardwright.ir.collectives import registry
 from shardwright.ir.errors import InputError
 from shardwright.ir.graph import TensorType
+from shardwright.ir.placement import R
+from shardwright.ir.rules import Signature
+from shardwright.ir.trace import trace
 
 SIZES = tuple(1 << power for power in range(10, 25))
 #: Part of the cores that others may use while we measure.
@@ -45,6 +51,20 @@ PRODUCTS = (
 )
 LARGE = (1, 1024, 512, 1024)
 WIDTHS = (1 << 8, 1 << 12, 1 << 16, 1 << 20, 1 << 22)
+#: Layers and their sizes: small and large, whole and as one of two devices holds them that share the layer.
+PIECES = (
+    ("mlp", (8, 32, 128, 512)),
+    ("mlp", (8, 64, 256, 1024)),
+    ("mlp", (16, 64, 256, 512)),
+    ("mlp", (16, 64, 192, 384)),
+    ("attention", (8, 32, 128, 4, 32)),
+    ("attention", (8, 64, 256, 4, 64)),
+    ("attention", (16, 64, 256, 2, 64)),
+    ("attention", (16, 64, 192, 2, 48)),
+    ("classifier", (256, 128, 512)),
+    ("classifier", (1024, 256, 256)),
+)
+UPDATES = ((8, 128, 128), (8, 256, 1024))
 REDUCTIONS = ((64, 128), (512, 512), (2048, 1024))
 
 
@@ -156,10 +176,14 @@ def _refuse_load(others: float | None) -> None:
 def kernel_cases() -> tuple[KernelCase, ...]:
     """Products, elementwise kernels and reductions of several sizes."""
     kernels = [KernelCase("dispatch", ())]
-    kernels += [KernelCase("matmul", shape, "float32", "highest") for shape in (*PRODUCTS, LARGE)]
+    layouts = ("matmul", "matmul:tn", "matmul:nt")  # forward, and the two backward
+    kernels += [KernelCase(op, shape, "float32", "highest") for op in layouts for shape in (*PRODUCTS, LARGE)]
     kernels += [KernelCase("matmul", LARGE, dtype) for dtype in ("float32", "float16", "bfloat16")]
     kernels += [KernelCase(f"elementwise:{op}", (1, width)) for op in ELEMENTWISE for width in WIDTHS]
     kernels += [KernelCase("reduction", shape) for shape in REDUCTIONS]
+    for layer, sizes in PIECES:
+        kernels += [KernelCase(f"{way}:{layer}", sizes) for way in ("forward", "backward")]
+    kernels += [KernelCase("update:adam", sizes) for sizes in UPDATES]
     return tuple(kernels)
 
 
@@ -236,18 +260,50 @@ def _kernel_times(cases: Sequence[KernelCase], seconds: Sequence[Sequence[float]
     for case, samples in zip(cases, seconds, strict=True):
         if case.op == "dispatch":
             continue
-        flop, elements, arithmetic = _work(case)
         alone = tuple(max(s - starting / copies(case), s / 10) for s in samples)
-        times.append(KernelTimes(arithmetic, flop, elements * np.dtype(_STORED[case.dtype]).itemsize, alone))
+        times.append(KernelTimes(_kernels(case), alone))
     return times
 
 
-_STORED = {"float32": "float32", "float16": "float16", "bfloat16": "uint16"}
+_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def _kernels(case: KernelCase) -> tuple[Kernel, ...]:
+    """What the cost model sees of a case."""
+    if is_piece(case.op):
+        return _equations(case)
+    flop, elements, arithmetic = _work(case)
+    return (Kernel(arithmetic, flop, elements * _ITEM_BYTES[case.dtype]),)
+
+
+@cache
+def _equations(case: KernelCase) -> tuple[Kernel, ...]:
+    """The equations of a piece of a step: what each costs where only one thing costs anything."""
+    function, arguments = piece(case.op, case.shape)
+    graph = trace(function, *arguments, state={}).graph
+    probes = {
+        "launches": DeviceType("launch", np.inf, np.inf, 1, launch_s=1.0),
+        "flop": DeviceType("flop", 1.0, np.inf, 1, launch_s=0.0),
+        "product": DeviceType("product", 1.0, np.inf, 1, launch_s=0.0, vector_efficiency=0.5),
+        "nbytes": DeviceType("bytes", np.inf, 1.0, 1, launch_s=0.0),
+    }
+    models = {what: CostModel(Fleet("one", (Node("n0", (t,), None),), None)) for what, t in probes.items()}
+    through = traffic(graph)
+    kernels: list[Kernel] = []
+    for equation in graph.equations:
+        whole = Signature((R,) * len(equation.inputs), (R,) * len(equation.outputs))
+        cost = {
+            what: m.kernel(equation, whole, through[equation]).constant.max() for what, m in models.items()
+        }
+        # A vector operation takes longer at half the vector rate, a product does not.
+        arithmetic = "float32" if cost["flop"] and cost["product"] == cost["flop"] else "vector"
+        kernels.append(Kernel(arithmetic, cost["flop"], cost["nbytes"], cost["launches"]))
+    return tuple(kernel for kernel in kernels if kernel.flop or kernel.nbytes or kernel.launches)
 
 
 def _work(case: KernelCase) -> tuple[float, int, str]:
     """Operations, elements read and written, arithmetic."""
-    if case.op == "matmul":
+    if case.op.startswith("matmul"):
         b, m, k, n = case.shape
         default = case.dtype == "float32" and case.precision is None
         return 2.0 * b * m * k * n, b * (m * k + k * n + m * n), "default" if default else case.dtype

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.cost.calibrate_devices import KernelTimes, fit_device, group_devices
+from shardwright.cost.calibrate_devices import Kernel, KernelTimes, fit_device, group_devices
 from shardwright.cost.calibrate_links import ExchangeTimes, fit_line, fit_strategies
 from shardwright.cost.device import DeviceType
 from shardwright.cost.document import Entry
@@ -49,7 +49,7 @@ def kernels(
     def add(arithmetic: str, flop: float, nbytes: float, rate: float) -> None:
         exact = launch_s + max(flop / rate, nbytes / bandwidth)
         samples = exact * np.exp(noise * draw.standard_normal(7))
-        times.append(KernelTimes(arithmetic, flop, nbytes, tuple(map(float, samples))))
+        times.append(KernelTimes((Kernel(arithmetic, flop, nbytes),), tuple(map(float, samples))))
 
     for n in (16, 64, 128, 256, 512, 1024):
         add("float32", 2.0 * n**3, 12.0 * n**2, product)
@@ -185,7 +185,9 @@ def test_a_measured_type_survives_a_fleet_file() -> None:
 
 def test_only_a_gain_makes_tf32() -> None:
     plain = kernels(3e-6, 2e11, 5e9, 3e10)
-    slower, faster = (KernelTimes("default", 1e9, 1e6, (1e9 / rate,) * 7) for rate in (2.1e11, 1e12))
+    slower, faster = (
+        KernelTimes((Kernel("default", 1e9, 1e6),), (1e9 / rate,) * 7) for rate in (2.1e11, 1e12)
+    )
     assert fit_device([*plain, slower]).as_type("a", 1, "x").tf32_flop_per_s is None
     assert fit_device([*plain, faster]).as_type("a", 1, "x").tf32_flop_per_s == pytest.approx(1e12)
 

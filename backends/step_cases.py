@@ -1,0 +1,111 @@
+"""Pieces of training steps to time as wholes: what kernels take in each other's company.
+
+Kernels of a step find their operands where others left them, lie in layouts that suit others, and are fused
+as the compiler likes: their sum is not what a step takes. A plan runs forward and backward in different
+segments, so they are different pieces: the forward one hands out what the backward one needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+#: A function and its arguments.
+Step: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def _draw(*shapes: tuple[int, ...]) -> list[jax.Array]:
+    random = np.random.default_rng(0)
+    return [jnp.asarray(random.normal(scale=0.1, size=shape), "float32") for shape in shapes]
+
+
+def _normalised(x: jax.Array, scale: jax.Array) -> jax.Array:
+    mean = x.mean(-1, keepdims=True)
+    return (x - mean) * jax.lax.rsqrt(jnp.square(x - mean).mean(-1, keepdims=True) + 1e-5) * scale
+
+
+def mlp(batch: int, length: int, width: int, hidden: int) -> Step:
+    """Normalisation, two products with a GELU between them, residual."""
+
+    def layer(x: jax.Array, scale: jax.Array, w1: jax.Array, b1: jax.Array, w2: jax.Array) -> jax.Array:
+        inner = jax.nn.gelu(jnp.einsum("bsd,dh->bsh", _normalised(x, scale), w1) + b1)
+        return x + jnp.einsum("bsh,hd->bsd", inner, w2)
+
+    shapes = ((batch, length, width), (width,), (width, hidden), (hidden,), (hidden, width))
+    return layer, tuple(_draw(*shapes))
+
+
+def attention(batch: int, length: int, width: int, heads: int, head: int) -> Step:
+    """Normalisation, masked self-attention with heads, residual."""
+    mask = np.tril(np.ones((length, length), bool))
+
+    def layer(x: jax.Array, scale: jax.Array, qkv: jax.Array, out: jax.Array) -> jax.Array:
+        q, k, v = jnp.moveaxis(jnp.einsum("bsd,dthw->bsthw", _normalised(x, scale), qkv), 2, 0)
+        scores = jnp.einsum("bshw,bthw->bhst", q, k) / np.float32(np.sqrt(head))
+        weights = jax.nn.softmax(jnp.where(mask, scores, np.float32(-1e9)))
+        mixed = jnp.einsum("bhst,bthw->bshw", weights, v)
+        return x + jnp.einsum("bshw,hwd->bsd", mixed, out)
+
+    shapes = ((batch, length, width), (width,), (width, 3, heads, head), (heads, head, width))
+    return layer, tuple(_draw(*shapes))
+
+
+def classifier(rows: int, width: int, classes: int) -> Step:
+    """A product and the cross entropy of its softmax."""
+    labels = np.arange(rows) % classes
+
+    def loss(x: jax.Array, weight: jax.Array) -> jax.Array:
+        scores = jax.nn.log_softmax(jnp.einsum("rd,cd->rc", x, weight))
+        return -jnp.take_along_axis(scores, labels[:, None], 1).mean()
+
+    x, weight = _draw((rows, width), (classes, width))
+    return loss, (x, weight)
+
+
+def adam(tensors: int, rows: int, width: int) -> Step:
+    """The update of so many tensors by Adam."""
+
+    def update(p: jax.Array, g: jax.Array, m: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
+        m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+        return p - 1e-3 * (m / (jnp.sqrt(v) + 1e-8) + 0.01 * p), m, v
+
+    def step(*groups: list[jax.Array]) -> list[tuple[jax.Array, ...]]:
+        return [update(*group) for group in zip(*groups, strict=True)]
+
+    return step, tuple([jnp.abs(x) for x in _draw(*[(rows, width)] * tensors)] for _ in range(4))
+
+
+_LAYERS: Mapping[str, Callable[..., Step]] = {
+    "mlp": mlp,
+    "attention": attention,
+    "classifier": classifier,
+    "adam": adam,
+}
+
+
+def piece(op: str, sizes: tuple[int, ...]) -> Step:
+    """The function and arguments of "forward:LAYER", "backward:LAYER" or "update:adam"."""
+    direction, _, name = op.partition(":")
+    layer, arguments = _LAYERS[name](*sizes)
+    if direction == "update":
+        return layer, arguments
+
+    def forward(*args: Any) -> Any:
+        return jax.vjp(layer, *args)
+
+    def backward(back: Any, cotangent: Any) -> Any:
+        return back(cotangent)
+
+    if direction == "forward":
+        return forward, arguments
+    out, back = jax.jit(forward)(*arguments)
+    return backward, (back, out)
+
+
+def is_piece(op: str) -> bool:
+    """Whether `piece` knows the operation."""
+    return op.partition(":")[0] in ("forward", "backward", "update")
