@@ -1,8 +1,9 @@
 """When everything happens: the iteration time of the schedule the backends run.
 
 Devices run their local segment without waiting and meet at each exchange: a step takes, per segment,
-the slowest device's *sum* of kernels (not the sum of the slowest kernels, as cost_s has it), plus the
-exchanges. Overlap of exchanges with computation is not assumed, because the backends do not do it.
+the slowest device's *sum* of kernels (not the sum of the slowest kernels, as cost_s has it) and what it takes
+to get into the segment and out of it (`DeviceType.resume_s`), plus the exchanges. Overlap of exchanges with
+computation is not assumed, because the backends do not do it.
 """
 
 from __future__ import annotations
@@ -36,15 +37,18 @@ def timeline(items: Sequence[Item], model: CostModel, ratios: Sequence[float]) -
     shares = Shares(ratios, model.class_of)
     busy = np.zeros(len(model.class_of))
     segment = np.zeros_like(busy)
+    resume = np.array([model.types[c].resume_s for c in model.class_of])
     total = exchange = 0.0
     for item in items:
         times = item.weight * shares.per_device(item.cost, item.cut)
         if item.exchange:
+            segment = segment + resume * bool(segment.any())
             total += float(segment.max()) + float(times.max())
             exchange += float(times.max())
             busy += segment
             segment = np.zeros_like(busy)
         else:
             segment = segment + times
+    segment = segment + resume * bool(segment.any())
     busy += segment
     return Timeline(total + float(segment.max()), exchange, tuple(float(b) for b in busy))
