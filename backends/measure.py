@@ -1,8 +1,8 @@
 """Times kernels and exchanges on MPI ranks, in the way a plan runs them.
 
 All ranks run a kernel at the same time, because those of one machine share its memory and perhaps its
-cores. An exchange is timed as it stands in a plan: after a segment that has used the caches, and with the
-start of a compiled function. Rounds visit every case once, so that a drift of the machine meets all alike.
+cores. An exchange is timed as it stands in a plan: on data that are in no cache, after another exchange, and
+after a segment. Rounds visit every case once, so that a drift of the machine meets all alike.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import isqrt
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -32,14 +32,16 @@ from shardwright.ir.program import Move
 #: Told how many of how many samples have been taken.
 Tick = Callable[[int, int], None]
 
+#: Takes one sample: one or several times in seconds.
+Timer: TypeAlias = Callable[[], list[float]]
+
 #: A kernel is repeated until about so long has passed, but not more often than MOST_TIMES.
 KERNEL_SAMPLE_S = 1.2e-2
 MOST_TIMES = 64
-#: An exchange follows a segment that has filled the caches with other things: right after another exchange it
-#: takes a half to a third of the time. So many bytes are read and written before.
+#: A segment fills the caches with other things: so many bytes are read and written before an exchange.
 COLD_BYTES = 1 << 24
 #: Operands and results of the compiled function that is started with it.
-OPERANDS = 16
+OPERANDS = 32
 #: Cases whose common load is read at a time: enough for the system's ticks of a hundredth of a second.
 BLOCK = 24
 #: Part of the cores that others may use while a sample is taken that counts as undisturbed.
@@ -105,7 +107,8 @@ class Measured:
     """What came out; times are in seconds, one per round.
 
     Attributes:
-        exchange_s: per case: of the slowest rank.
+        exchange_s: per case: of the slowest rank, one exchange following another.
+        resume_s: per case: how much longer it takes after a segment, that segment's start included.
         kernel_s: per rank and case: of one kernel.
         ranks: what each runs on.
         others: part of the cores of the busiest machine that other processes, or other guests of its host,
@@ -113,6 +116,7 @@ class Measured:
     """
 
     exchange_s: tuple[tuple[float, ...], ...]
+    resume_s: tuple[tuple[float, ...], ...]
     kernel_s: tuple[tuple[tuple[float, ...], ...], ...]
     ranks: tuple[RankInfo, ...]
     others: float | None
@@ -128,33 +132,40 @@ def measure(request: Request, comm: Any = None, tick: Tick = lambda done, total:
     taken, load = _quietest(runs, request, meet, tick)
     kernels = len(request.kernels)
     of_ranks = comm.allgather(taken)
+
+    def slowest(case: int, part: int) -> tuple[float, ...]:
+        """Of the ranks, by round."""
+        by_round = zip(*(ranks[case] for ranks in of_ranks), strict=True)
+        return tuple(max(sample[part] for sample in together) for together in by_round)
+
+    exchanges = range(kernels, len(runs))
     return Measured(
-        exchange_s=tuple(
-            tuple(max(together) for together in zip(*(ranks[case] for ranks in of_ranks), strict=True))
-            for case in range(kernels, len(runs))
+        exchange_s=tuple(slowest(case, 0) for case in exchanges),
+        resume_s=tuple(slowest(case, 1) for case in exchanges),
+        kernel_s=tuple(
+            tuple(tuple(t for (t,) in samples) for samples in mine[:kernels]) for mine in of_ranks
         ),
-        kernel_s=tuple(tuple(tuple(samples) for samples in mine[:kernels]) for mine in of_ranks),
         ranks=tuple(comm.allgather(_rank_info(comm))),
         others=load,
     )
 
 
 def _quietest(
-    runs: Sequence[Callable[[], float]], request: Request, meet: World, tick: Tick
-) -> tuple[list[list[float]], float | None]:
+    runs: Sequence[Timer], request: Request, meet: World, tick: Tick
+) -> tuple[list[list[list[float]]], float | None]:
     """`request.rounds` samples of each, from the moments when others used the machine least, and that use.
 
     Cases are timed in blocks, and each block's load is known. Blocks that were disturbed are timed again as
     long as patience lasts.
     """
     blocks = [range(first, min(first + BLOCK, len(runs))) for first in range(0, len(runs), BLOCK)]
-    records: list[list[tuple[float, list[float]]]] = [[] for _ in blocks]
+    records: list[list[tuple[float, list[list[float]]]]] = [[] for _ in blocks]
     gauge = LoadGauge(meet.comm)
     total = request.rounds * len(blocks)
 
     def time_block(number: int) -> None:
         gauge.start()
-        samples: list[float] = []
+        samples: list[list[float]] = []
         for case in blocks[number]:
             meet.wait([meet.comm.Ibarrier()])
             samples.append(runs[case]())
@@ -178,43 +189,50 @@ def _quietest(
     return taken, None if not gauge.known else sum(loads) / max(1, len(loads))
 
 
-def _kernel_timer(case: KernelCase) -> Callable[[], float]:
+def _kernel_timer(case: KernelCase) -> Timer:
+    """Seconds of a kernel."""
     run = compiled(case)
     run()
     begin = time.perf_counter()
     run()
     times = max(1, min(MOST_TIMES, round(KERNEL_SAMPLE_S / (time.perf_counter() - begin))))
 
-    def timer() -> float:
+    def timer() -> list[float]:
         begin = time.perf_counter()
         for _ in range(times):
             run()
-        return (time.perf_counter() - begin) / (times * copies(case))
+        return [(time.perf_counter() - begin) / (times * copies(case))]
 
     return timer
 
 
-def _exchange_timer(case: ExchangeCase, world: World, meet: World) -> Callable[[], float]:
+def _exchange_timer(case: ExchangeCase, world: World, meet: World) -> Timer:
+    """Seconds of an exchange that follows another, and how much longer one takes that follows a segment."""
     move, tensor = example(case.kind, case.strategy, case.nbytes)
     world.join([move.group])
     lengths = stretches(tensor, move.pre, move.group, world.ratios)
     shape = list(tensor.shape)
     if isinstance(move.pre, Shard):
         shape[move.pre.dim] = lengths[world.rank]
-    value = jnp.ones(tuple(shape), tensor.dtype)
+    # Two tensors: the data of the second exchange are not in the caches, but what runs it is.
+    first, second = (jnp.full(tuple(shape), number, tensor.dtype) for number in (1, 2))
     start, operands = jax.jit(_negatives), [jnp.zeros(())] * OPERANDS
     work, cold = jax.jit(jnp.negative), jnp.zeros(COLD_BYTES // 4)
 
-    def once() -> float:
+    def once() -> list[float]:
         work(cold).block_until_ready()
         meet.wait([meet.comm.Ibarrier()])
-        begin = time.perf_counter()
+        times = [time.perf_counter()]
         jax.block_until_ready(start(operands))
-        world.move(move, tensor, value)
-        return time.perf_counter() - begin
+        world.move(move, tensor, first)
+        times.append(time.perf_counter())
+        world.move(move, tensor, second)
+        times.append(time.perf_counter())
+        following = times[2] - times[1]
+        return [following, times[1] - times[0] - following]
 
     once()
-    return lambda: (once() + once()) / 2
+    return lambda: [sum(pair) / 2 for pair in zip(once(), once(), strict=True)]
 
 
 def _negatives(operands: Sequence[jax.Array]) -> list[jax.Array]:

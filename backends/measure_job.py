@@ -51,6 +51,7 @@ def measure_on(ranks: int, request: Request, tick: Tick = lambda done, total: No
 def _measured(data: dict[str, Any]) -> Measured:
     return Measured(
         exchange_s=tuple(tuple(samples) for samples in data["exchange_s"]),
+        resume_s=tuple(tuple(samples) for samples in data["resume_s"]),
         kernel_s=tuple(tuple(tuple(samples) for samples in rank) for rank in data["kernel_s"]),
         ranks=tuple(RankInfo(**info) for info in data["ranks"]),
         others=data["others"],

@@ -77,14 +77,13 @@ def run(schedule: Schedule, args: Iterable[Held], machine: Machine[Held]) -> lis
     graph, program = schedule.graph, schedule.program
     constants = [machine.constant(value, array) for value, array in graph.constants.items()]
     env = dict(zip(inputs(program, graph), [*args, *constants], strict=True))
-    types = {value.index: value.type for value in graph.values()}
     for step in schedule.steps:
         with At(schedule, step):
             results: Sequence[Held]
             if isinstance(step, Segment):
                 results = machine.segment(step, graph, [env[prop] for prop in step.needs])
             elif isinstance(step, Exchange):
-                results = [machine.exchange(step, graph, types[step.move.value], env[step.needs[0]])]
+                results = [machine.exchange(step, graph, schedule.types[step.move.value], env[step.needs[0]])]
             else:
                 results = _loop(step, graph, env, machine)
             env.update(zip(step.gives, results, strict=True))

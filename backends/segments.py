@@ -11,12 +11,12 @@ later step reads is dropped, so that buffers live no longer than needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from shardwright.ir import collectives
-from shardwright.ir.graph import Atom, Graph, Value
+from shardwright.ir.graph import Atom, Graph, TensorType, Value
 from shardwright.ir.placement import Placement, R
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property, covers
 
@@ -68,11 +68,12 @@ Step: TypeAlias = Segment | Exchange | LoopStep
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    """The steps of `program` over `graph`."""
+    """The steps of `program` over `graph`, and the global types of its values by index."""
 
     program: Program
     graph: Graph
     steps: tuple[Step, ...]
+    types: Mapping[int, TensorType]
 
 
 def schedule(program: Program, graph: Graph, *, inspect: bool = False) -> Schedule:
@@ -110,7 +111,8 @@ def schedule(program: Program, graph: Graph, *, inspect: bool = False) -> Schedu
             )
             steps.append(LoopStep(position, instruction, bodies, needs, gives))
     flush()
-    return Schedule(program, graph, _with_lifetimes(steps, outputs(program, graph), inspect))
+    types = {value.index: value.type for value in graph.values()}
+    return Schedule(program, graph, _with_lifetimes(steps, outputs(program, graph), inspect), types)
 
 
 def is_local(instruction: Instruction) -> bool:

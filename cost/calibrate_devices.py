@@ -21,6 +21,8 @@ from shardwright.ir.errors import InputError
 
 MOST_ERROR = 0.6
 MOST_SPREAD = 0.35
+#: How much all pieces of steps together weigh in a fit, against all single kernels together.
+PIECES_COUNT = 4.0
 #: Devices whose rates differ by less are of one type.
 SAME = 0.2
 #: float32 products that run so much faster at JAX's default precision than at the highest use TF32.
@@ -89,7 +91,7 @@ class DeviceFit:
             return f"launch time, two rates and a bandwidth miss the times of kernels by {self.error:.0%}"
         return None
 
-    def as_type(self, name: str, memory_bytes: int, source: str) -> DeviceType:
+    def as_type(self, name: str, memory_bytes: int, source: str, resume_s: float = 0.0) -> DeviceType:
         """The device type that has these rates; float32 is the larger of its two rates, as a peak."""
         peak = rounded(max(self.matmul_flop_per_s.value, self.vector_flop_per_s.value))
         rates = {arithmetic: rounded(rate) for arithmetic, rate in self.rates.items()}
@@ -105,6 +107,7 @@ class DeviceFit:
             launch_s=rounded(self.launch_s.value),
             matmul_efficiency=min(1.0, rounded(self.matmul_flop_per_s.value / peak)),
             vector_efficiency=min(1.0, rounded(self.vector_flop_per_s.value / peak)),
+            resume_s=rounded(resume_s),
             measured=True,
             source=source,
         )
@@ -130,9 +133,11 @@ def fit_device(times: Sequence[KernelTimes]) -> DeviceFit:
             reason="too few kernels were timed to fit a device",
             remedy="Time at least eight, products and others among them",
         )
-    # Pieces of steps are few and are what plans are made of: together they weigh as much as single kernels.
+    # Plans are made of pieces of steps: these count, and single kernels tell apart what pieces mix.
     whole = np.array([len(t.kernels) > 1 for t in roof])
-    weight = np.where(whole, np.sqrt(max(1.0, (~whole).sum() / max(1, whole.sum()))), 1.0)
+    # The longer a piece takes, the more of a step it is.
+    share = np.where(whole, seconds, 0.0) / max(float(seconds[whole].sum()), 1e-300)
+    weight = np.where(whole, np.sqrt(np.maximum(PIECES_COUNT * (~whole).sum() * share, 0.1)), 1.0)
 
     def predicted(values: Array) -> Array:
         launch, product, vector, bandwidth = np.exp(values)

@@ -53,6 +53,8 @@ class DeviceType:
         base_clock_hz, boost_clock_hz: the board power never throttles below their ratio; None: no such floor.
         compute_capability: CUDA's, as a number (8.6): which measured device's constants the kernel model
             takes, and how fast the host is taken to be; None counts as 8.0.
+        resume_s: what it takes, besides its kernels, to go from an exchange into a compiled segment and
+            from it into the next exchange: start, host work, caches that refill.
         vector_efficiency: fraction of `float32_flop_per_s` that everything but products reaches.
     """
 
@@ -76,6 +78,7 @@ class DeviceType:
     boost_clock_hz: float | None = None
     compute_capability: float | None = None
     vector_efficiency: float = 1.0
+    resume_s: float = 0.0
 
     def flop_rate(self, dtype: str, precision: str | None = None) -> tuple[float, str | None]:
         """The achieved rate of a large matrix product or convolution, and the assumption behind it, if any.
@@ -212,6 +215,7 @@ _KEYS: Mapping[str, _Key] = {
     "bfloat16": _quantity("bfloat16_flop_per_s", COMPUTE),
     "float64": _quantity("float64_flop_per_s", COMPUTE),
     "launch": _quantity("launch_s", DURATION),
+    "resume": _quantity("resume_s", DURATION),
     "matmul_efficiency": _Key("matmul_efficiency", Entry.fraction, _same),
     "tensor_efficiency": _Key("tensor_efficiency", Entry.fraction, _same),
     "vector_efficiency": _Key("vector_efficiency", Entry.fraction, _same),

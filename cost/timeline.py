@@ -14,11 +14,14 @@ Both take exchanges early, as soon as their input is there; neither looks at wha
 
 The iteration of a loop stands for all of them: its kernels and exchanges take as many times as long, and what
 follows within an iteration follows in the whole. Nothing overlaps from one iteration to the next.
+
+Getting into a compiled segment and out of it takes a device `DeviceType.resume_s`, in front of the first
+kernel after an exchange.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -92,12 +95,13 @@ def timeline(
         bucket_bytes: largest message that gathers exchanges; 0 gathers none.
     """
     shares = Shares(ratios, model.class_of)
-    program = [_Step((item,), _seconds(item, shares)) for item in items]
+    resume_s = np.array([model.types[c].resume_s for c in model.class_of])
+    program = _resumed((_Step((item,), _seconds(item, shares)) for item in items), resume_s)
     if bucket_bytes:
-        return _laid_out(list(_gathered(items, model, shares, bucket_bytes)), overlap)
+        return _laid_out(_resumed(_gathered(items, model, shares, bucket_bytes), resume_s), overlap)
     if not overlap:
         return _laid_out(program, overlap)
-    early = list(_gathered(items, model, shares, 0))
+    early = _resumed(_gathered(items, model, shares, 0), resume_s)
     return min((_laid_out(program, overlap), _laid_out(early, overlap)), key=lambda found: found.iteration_s)
 
 
@@ -127,8 +131,11 @@ def predict(items: Sequence[Item], model: CostModel, ratios: Sequence[float]) ->
     segment = np.concatenate([[0], np.cumsum(exchange)[:-1]])
     by_segment = np.zeros((int(segment[-1]) + 1, len(class_of)))
     np.add.at(by_segment, segment, kernels)
+    begun = np.asarray(by_segment.any(axis=1))
+    resume_s = np.array([model.types[c].resume_s for c in class_of])
+    by_segment += np.where(begun[:, None], resume_s, 0.0)
     exchange_s = float(seconds[exchange].max(axis=1).sum()) if exchange.any() else 0.0
-    busy = kernels.sum(axis=0)[like.ravel()]
+    busy = by_segment.sum(axis=0)[like.ravel()]
     exposed = (exchange_s,) * len(shares.ratios)
     return Timeline(
         float(by_segment.max(axis=1).sum()) + exchange_s, tuple(busy.tolist()), exposed, exchange_s
@@ -148,6 +155,19 @@ _Kind: TypeAlias = tuple[object, ...]
 
 def _seconds(item: Item, shares: Shares) -> Floats:
     return item.weight * shares.per_device(item.cost, item.cut)
+
+
+def _resumed(steps: Iterable[_Step], resume_s: Floats) -> list[_Step]:
+    """The steps, with what it takes to begin a segment in its first kernel."""
+    found: list[_Step] = []
+    outside = True
+    for step in steps:
+        if step.items[0].exchange:
+            outside = True
+        elif outside and step.seconds.any():
+            step, outside = _Step(step.items, step.seconds + resume_s), False
+        found.append(step)
+    return found
 
 
 def _gathered(items: Sequence[Item], model: CostModel, shares: Shares, bucket_bytes: int) -> Iterator[_Step]:

@@ -75,6 +75,7 @@ def imagined(request: Request, ranks: int, *, noise: float = 0.0, load: float = 
             tuple(w * exchange_s(e.kind, e.strategy, e.nbytes, e.ratios) for w in wobble)
             for e in request.exchanges
         ),
+        tuple(tuple(w * 3e-4 for w in wobble) for _ in request.exchanges),
         tuple(
             tuple(tuple(w * kernel_s(k.op, k.shape, speed) for w in wobble) for k in request.kernels)
             for speed in speeds
@@ -103,6 +104,7 @@ def test_known_rates_come_back_as_a_fleet_that_loads(tmp_path: Path) -> None:
     assert slow.flop_rate("float32", "highest")[0] == pytest.approx(5e10, rel=0.1)
     assert fast.bandwidth_byte_per_s == pytest.approx(1e10, rel=0.1)
     assert fast.launch_s == pytest.approx(2e-6, rel=0.2)
+    assert fast.resume_s == slow.resume_s == pytest.approx(3e-4)
     assert fast.measured and "±" in fast.source
     link = fleet.nodes[0].link
     assert link is not None

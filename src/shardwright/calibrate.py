@@ -20,7 +20,7 @@ from shardwright.backends.step_cases import is_piece, piece
 from shardwright.cost.calibrate_devices import DeviceFit, Kernel, KernelTimes, group_devices
 from shardwright.cost.calibrate_links import ExchangeTimes, StrategyFit, fit_line, fit_strategies
 from shardwright.cost.device import DeviceType
-from shardwright.cost.estimate import refuse
+from shardwright.cost.estimate import Estimate, refuse
 from shardwright.cost.fleet import Fleet, Link, Node
 from shardwright.cost.model import CostModel
 from shardwright.cost.traffic import traffic
@@ -84,12 +84,14 @@ class Calibration:
         fleet: with measured devices and links.
         devices: per group of alike devices, the fit and the devices' indices.
         between: the link between all ranks, strategy by strategy; None for a single rank.
+        resume_s: what a segment between two exchanges takes besides its kernels; None for a single rank.
         others: part of the cores that others used meanwhile; None if unknown.
     """
 
     fleet: Fleet
     devices: tuple[tuple[DeviceFit, tuple[int, ...]], ...]
     between: FittedLink | None
+    resume_s: Estimate | None
     others: float | None
 
 
@@ -138,8 +140,11 @@ def calibrate(
         links = [found for found in (between, *inside.values()) if found is not None]
         refuse([fit for fit, _ in devices])
         refuse([fit for found in links for fit in found.strategies])
-    made = assemble(measured, devices, between, inside, fleet, name)
-    return Calibration(made, devices, between, measured.others)
+    resume_s = fit_resume(measured)
+    made = assemble(
+        measured, devices, between, inside, fleet, name, 0.0 if resume_s is None else resume_s.value
+    )
+    return Calibration(made, devices, between, resume_s, measured.others)
 
 
 def _inside(measured: Measured, comm: Any, whole: Request, tick: Tick) -> dict[str, FittedLink | None]:
@@ -253,6 +258,17 @@ def fit_devices(
     return tuple(group_devices([_kernel_times(cases, mine) for mine in measured.kernel_s], alike))
 
 
+def fit_resume(measured: Measured) -> Estimate | None:
+    """The median over exchanges of what they take longer after a segment, with its quantile interval."""
+    if not measured.resume_s:
+        return None
+    times = np.sort([max(median(samples), 0.0) for samples in measured.resume_s])
+    # Order statistics around the median, by the normal approximation of the binomial distribution.
+    half = 0.98 * np.sqrt(len(times))
+    low, high = (round(np.clip(len(times) / 2 + d, 0, len(times) - 1)) for d in (-half, half))
+    return Estimate(float(np.median(times)), float(times[low]), float(times[high]))
+
+
 def _kernel_times(cases: Sequence[KernelCase], seconds: Sequence[Sequence[float]]) -> list[KernelTimes]:
     """One rank's kernels, less what it takes to start a compiled function."""
     starting = next(median(s) for case, s in zip(cases, seconds, strict=True) if case.op == "dispatch")
@@ -320,6 +336,7 @@ def assemble(
     inside: Mapping[str, FittedLink | None],
     fleet: Fleet | None,
     name: str,
+    resume_s: float = 0.0,
 ) -> Fleet:
     """A fleet of what was fitted.
 
@@ -330,6 +347,7 @@ def assemble(
         inside: the ranks of each machine, where there are several.
         fleet: whose names, nodes and memory are kept, if any.
         name: the new fleet's, if there was none.
+        resume_s: see `DeviceType`.
     """
     types: dict[int, DeviceType] = {}
     used: Counter[str] = Counter()
@@ -342,7 +360,7 @@ def assemble(
             measured.ranks[i].memory_bytes if fleet is None else fleet.devices[i].type.memory_bytes
             for i in members
         )
-        found = fit.as_type(label, memory, _source(fit, measured))
+        found = fit.as_type(label, memory, _source(fit, measured), resume_s)
         types.update(dict.fromkeys(members, found))
     hosts = [info.host for info in measured.ranks]
     sizes = (

@@ -91,6 +91,11 @@ def layout(found: Calibration) -> Group:
     if found.others is not None:
         parts.append(Text(f"  other processes used {found.others:.0%} of the cores meanwhile"))
     parts.append(Padding(_devices(found), (1, 0)))
+    if found.resume_s is not None:
+        resumed = _with_margin(found.resume_s, duration(found.resume_s.value))
+        parts.append(
+            Padding(Text(f"into a segment and out of it, besides its kernels: {resumed}"), (0, 0, 1, 0))
+        )
     if found.between is not None:
         parts.append(Padding(_strategies(found), (0, 0, 1, 0)))
     return Group(*parts)

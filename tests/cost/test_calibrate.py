@@ -9,13 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.cost.bill import Item
 from shardwright.cost.calibrate_devices import Kernel, KernelTimes, fit_device, group_devices
 from shardwright.cost.calibrate_links import ExchangeTimes, fit_line, fit_strategies
 from shardwright.cost.device import DeviceType
 from shardwright.cost.document import Entry
 from shardwright.cost.estimate import margins, refuse, spread
-from shardwright.cost.fleet import Fleet, Link
+from shardwright.cost.fleet import Fleet, Link, Node
+from shardwright.cost.model import CostModel
+from shardwright.cost.share_cost import ShareCost
 from shardwright.cost.strategy_links import SizeRange, StrategyLink, read_strategy_links
+from shardwright.cost.timeline import timeline
 from shardwright.ir.errors import InputError
 
 SIZES = tuple(1 << power for power in range(10, 25))
@@ -250,3 +254,19 @@ def test_spread_and_margins() -> None:
     assert np.isinf(margins(np.ones((1, 1)), np.zeros(1))).all()
     unseen = margins(np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]), np.array([0.1, -0.1, 0.0]))
     assert np.isfinite(unseen[0]) and np.isinf(unseen[1])
+
+
+def test_every_segment_takes_what_it_takes_to_resume() -> None:
+    """Two segments and an exchange: the timeline adds it twice, and not for segments without kernels."""
+
+    def seconds(resume_s: float, segments: int) -> float:
+        kind = DeviceType("x", 1e9, 1e9, 10**9, launch_s=1e-6, measured=True, resume_s=resume_s)
+        fleet = Fleet("two", (Node("n0", (kind, kind), Link(1e9, 1e-5)),), None)
+        model = CostModel(fleet)
+        kernel = Item("kernel", ShareCost.fixed([1e-3]), 1.0, None, False)
+        exchange = Item("exchange", ShareCost.fixed([1e-4]), 1.0, None, True)
+        items = [exchange, kernel, kernel, exchange, kernel, exchange][: 4 if segments == 1 else 6]
+        return timeline(items, model, (0.5, 0.5)).iteration_s
+
+    assert seconds(2e-4, 1) - seconds(0.0, 1) == pytest.approx(2e-4)
+    assert seconds(2e-4, 2) - seconds(0.0, 2) == pytest.approx(4e-4)

@@ -166,9 +166,14 @@ def test_another_name_for_a_result_stops_no_kernel() -> None:
 def naive(items: Sequence[Item], model: CostModel, ratios: Sequence[float]) -> float:
     """What the backends do: run up to the exchange, meet, exchange."""
     shares = Shares(ratios, model.class_of)
-    clock = np.zeros(len(model.class_of))
+    resume_s = np.array([model.types[c].resume_s for c in model.class_of])
+    clock, outside = np.zeros(len(model.class_of)), True
     for item in items:
         times = item.weight * shares.per_device(item.cost, item.cut)
+        if item.exchange:
+            outside = True
+        elif outside and times.any():
+            times, outside = times + resume_s, False
         clock = np.full_like(clock, clock.max() + times.max()) if item.exchange else clock + times
     return float(clock.max())
 
