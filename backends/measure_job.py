@@ -37,7 +37,8 @@ def measure_on(ranks: int, request: Request, tick: Tick = lambda done, total: No
             assert job.stdout is not None
             for line in job.stdout:
                 done, _, total = line.strip().partition("/")
-                tick(int(done), int(total))
+                if done.isdigit() and total.isdigit():  # else the launcher speaks
+                    tick(int(done), int(total))
         if job.returncode or not found.is_file():
             lines = said.read_text().strip().splitlines() or [f"exit status {job.returncode}"]
             raise InputError(
