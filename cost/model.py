@@ -89,7 +89,6 @@ class CostModel:
     _moves: dict[tuple[str, str, int, Placement, Placement], ShareCost] = field(init=False)
     _free: ShareCost = field(init=False)
     _never: ShareCost = field(init=False)
-    _floors: dict[ShareCost, float] = field(init=False)
     _kernels: dict[tuple[object, ...], ShareCost] = field(init=False)
     _of_form: dict[tuple[Form, Signature, Traffic], ShareCost] = field(init=False)
 
@@ -103,7 +102,7 @@ class CostModel:
         self.topology = Topology.of(self.fleet)
         self._free = ShareCost.free(len(classes))
         self._never = ShareCost.fixed([np.inf] * len(classes))
-        self._moves, self._kernels, self._of_form, self._floors, self._products = {}, {}, {}, {}, {}
+        self._moves, self._kernels, self._of_form, self._products = {}, {}, {}, {}
         self._modelled = tuple(i for i, device in enumerate(self.types) if follows_kernel_model(device))
         self._launch_s = np.array([device.launch_s for device in self.types])
         both = [
@@ -220,29 +219,6 @@ class CostModel:
             price = entry.price(topology, tensor.nbytes, len(self.types)) if supported else self._never
             self._moves[key] = price
         return self._moves[key]
-
-    def floor(self, cost: ShareCost) -> float:
-        """What `cost` is at least, whatever the shares."""
-        if cost not in self._floors:
-            self._floors[cost] = cost.floor(self.counts)
-        return self._floors[cost]
-
-    def floor_within(self, cost: ShareCost, units: int | None, low: float, high: float) -> float:
-        """What `cost` is at least if the largest ratio of a device is between `low` and `high`.
-
-        Args:
-            cost: of an instruction.
-            units: of the axis it cuts: rounding gives a device its ratio rounded up or down to whole units,
-                and some device has the average at least. None where the ratios themselves matter.
-            low: least that the largest ratio can be.
-            high: most that it can be.
-        """
-        if not cost.varies:
-            return self.floor(cost)
-        if units is not None:
-            low = max(int(units * low + 1e-9), ceil(units / len(self.class_of))) / units
-            high = min(int(units * high + 1e-9) + 1, units) / units
-        return cost.floor_within(self.counts, low, high)
 
 
 def _kind(equation: Equation) -> str:

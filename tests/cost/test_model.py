@@ -26,6 +26,7 @@ from shardwright.ir.placement import Partial, R, Shard
 from shardwright.ir.program import Compute, Loop, Move, Program, verify
 from shardwright.ir.rules import Signature, flop_count, rule_of, signatures
 from shardwright.ir.trace import trace
+from shardwright.synth.pricing import Prices
 
 CPU = {
     "name": "cpu",
@@ -287,10 +288,10 @@ def test_floors_hold_after_rounding(weights: list[float], units: int, spread: An
         ShareCost(constant + linear, -linear, product),
         ShareCost(constant, 0 * linear, product),
     ):
-        rounded = Shares(ratios, model.class_of)
-        assert model.floor_within(cost, units, low, high) <= rounded.seconds(cost, (units, 1)) + 1e-9
-        assert model.floor_within(cost, None, low, high) <= rounded.seconds(cost, None) + 1e-9
-        assert model.floor_within(cost, units, low, high) >= model.floor(cost)
+        rounded, within = Shares(ratios, model.class_of), Prices.floors(model, (low, high))
+        assert within.evaluate(cost, (units, 1)) <= rounded.seconds(cost, (units, 1)) + 1e-9
+        assert within.evaluate(cost, None) <= rounded.seconds(cost, None) + 1e-9
+        assert within.evaluate(cost, (units, 1)) >= Prices.floors(model).evaluate(cost, None)
 
 
 # ---------------------------------------------------------------------------------------------------
