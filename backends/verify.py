@@ -43,7 +43,7 @@ from shardwright.backends.reference import Locals, ReferenceMachine, scatter
 from shardwright.backends.runner import run
 from shardwright.backends.segments import Exchange, Segment, Step, find, reads, schedule, writes
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType, Value
-from shardwright.ir.placement import Partial, Replicate, Shard
+from shardwright.ir.placement import Grid, Partial, Replicate, Shard, reduction
 from shardwright.ir.program import Compute, Move, Program, Property
 from shardwright.ir.rules import Signature, letter_sizes, registry, rule_of
 from shardwright.ir.trace import Traced, source_line
@@ -188,7 +188,7 @@ def sums(equation: Equation, signature: Signature) -> bool:
         return False
     op = registry().get(equation.primitive)
     elementwise = op is not None and op.kind in ("elementwise", "movement") and rule.linear != "joint"
-    return not elementwise or Partial("sum") in signature.ins
+    return not elementwise or any(reduction(p) == "sum" for p in signature.ins)
 
 
 def term_count(equation: Equation) -> int:
@@ -322,6 +322,8 @@ class _Checker:
         parts = [np.abs(to_numpy(part).astype(np.float64)) for part in self._parts(value, prop)]
         if isinstance(prop.placement, Shard):
             return from_numpy(np.concatenate(parts, axis=prop.placement.dim), tensor.dtype)
+        if isinstance(prop.placement, Grid):
+            return gather([from_numpy(part, tensor.dtype) for part in parts], tensor, prop.placement)
         return from_numpy(
             reduce(np.add, parts) if prop.placement == Partial("sum") else parts[0], tensor.dtype
         )
