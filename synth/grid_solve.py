@@ -1,36 +1,44 @@
 """The best program on two mesh axes at one set of prices.
 
-    messages --> bound, and one for every value --> values that may matter --> exact elimination
+    simple choices eliminated --> messages --> a bound for every value --> values that may matter --> A*
 
-First messages are passed until the bound hardly rises (`shardwright.synth.dual`). Then all values are left out
-that cost more than a little above the bound; what is left is solved exactly. If the program found costs no
-more than what was left out does at least, it is the best there is. Else what it costs says what may be left
+Choices tied to few others are eliminated as on one axis. Of what is left, the *core*, exact tables would not fit:
+messages are passed instead until the bound hardly rises (`shardwright.synth.dual`). Then all values are left
+out that cost more than a little above the bound, and what is left is solved exactly. If the program found costs
+no more than what was left out does at least, it is the best there is. Else what it costs says what may be left
 out, and what is left is solved once more.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shardwright.cost.share_cost import Floats
 from shardwright.ir.errors import PlanError
-from shardwright.synth.dual import Dual, Star
+from shardwright.synth.dual import Dual
+from shardwright.synth.eliminate import eliminate
 from shardwright.synth.factors import Factor, Use
+from shardwright.synth.fold import Scope, cook, fold
 from shardwright.synth.pricing import Prices
-from shardwright.synth.solve import Solution, Solver
+from shardwright.synth.prune import Kept, prune
+from shardwright.synth.search import Layer, a_star
+from shardwright.synth.solve import Core, Solution, Solver, Stage, original
 from shardwright.synth.space import Space
 
-#: Sweeps after which the bound is taken as it is.
-MOST_SWEEPS = 200
+#: Most sweeps of messages, and the part of the bound that a round of them must add to go on.
+import os
+MOST_SWEEPS, ENOUGH = int(os.environ.get("SW","160")), float(os.environ.get("EN","5e-4"))
 
-#: Parts of the bound above which values are left out, tried one after another.
-_MARGINS = (1e-3, 1e-2, 5e-2, 0.3, 2.0)
+#: Parts of the bound above which values are left out, tried one after another until a program is left.
+_MARGINS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.5, 4.0)
 
-#: Tables of the restricted problem may have so many cells.
-MOST_CELLS = 1 << 21
+#: Most ties of a choice to eliminate before messages are passed, and its largest table.
+_STAGES = ((3, 1 << 17), (4, 1 << 20), (4, 1 << 20))
+
+#: Tables of the restricted problem may have so many cells, and A* may expand so many nodes.
+_MOST_CELLS, _MOST_NODES = 1 << 22, 4_000
 
 
 class GridSolver:
@@ -42,10 +50,10 @@ class GridSolver:
 
     def __init__(self, space: Space, extra: Sequence[Use] = ()) -> None:
         numbers: dict[Factor, int] = {}
-        self._uses = [(numbers.setdefault(u.factor, len(numbers)), u.scope) for u in (*space.uses, *extra)]
-        self._domains = [choice.domain for choice in space.choices]
-        self._sizes = [len(domain) for domain in self._domains]
+        uses = [(numbers.setdefault(u.factor, len(numbers)), u.scope) for u in (*space.uses, *extra)]
+        domains = [choice.domain for choice in space.choices]
         self.factors = tuple(numbers)
+        self._solver = Solver(domains, [len(domain) for domain in domains], uses, _MOST_CELLS, _STAGES)
 
     def solve(self, prices: Prices, stop: Callable[[], bool] = lambda: False) -> Solution:
         """The cheapest program at `prices`, and a bound on all: equal where the search ended by itself.
@@ -53,23 +61,26 @@ class GridSolver:
         Raises:
             PlanError: no assignment is possible at all.
         """
-        stars = prices.stars(self.factors)
-        dual = Dual(self._domains, self._sizes, self._uses, stars)
-        dual.raise_bound(lambda bound, gain: gain < 2e-5 * bound, MOST_SWEEPS, stop)
-        bound, excess = dual.bound(), dual.excess()
+        core = self._solver.core(prices.tables(self.factors))
+        kept = prune(core.folded, core.sizes, core.cooked)
+        dual = _dual(core, kept)
+        bound = core.constant + dual.rise(MOST_SWEEPS, ENOUGH, stop)
+        rest = _Rest(core, kept, dual)
         best: Solution | None = None
+        proven = bound
         for margin in _MARGINS:
-            above = margin * bound if best is None else best.seconds * (1 + 1e-12) - bound
-            kept = [np.flatnonzero(over <= above) for over in excess]
-            found = self._restricted(stars, [kept[shade] for shade in dual.shade_of], stop)
+            above = margin * bound
+            if best is not None:
+                above = min(above, best.seconds * (1 + 1e-12) - bound)
+            found = rest.solve(above, stop)
             if found is None:
                 continue
-            exact = found.bound_s >= found.seconds
             if best is None or found.seconds < best.seconds:
                 best = found
-            if exact and found.seconds <= bound + above:
-                return Solution(found.assignment, found.seconds, found.seconds, found.expanded, found.width)
-            if not exact or stop():
+            if found.bound_s >= found.seconds:
+                # A program with anything that was left out costs more than this.
+                proven = max(proven, min(bound + above, found.seconds))
+            if best.seconds <= proven or found.bound_s < found.seconds or stop():
                 break
         if best is None:
             raise PlanError(
@@ -77,29 +88,58 @@ class GridSolver:
                 reason="no program of this space carries out the step",
                 remedy="Please report the step: its rules contradict each other",
             )
-        return Solution(best.assignment, best.seconds, min(bound, best.seconds), best.expanded, best.width)
+        proven = best.seconds if best.seconds <= proven * (1 + 1e-9) else proven
+        return Solution(best.assignment, best.seconds, proven, best.expanded, best.width)
 
-    def _restricted(
-        self, stars: Sequence[Star], kept: Sequence[NDArray[np.intp]], stop: Callable[[], bool]
-    ) -> Solution | None:
-        """The best assignment of some values of every choice; None where there is none."""
-        if any(not len(values) for values in kept):
+
+class _Rest:
+    """What is left of a problem, as its messages say it."""
+
+    def __init__(self, core: Core, kept: Kept, dual: Dual) -> None:
+        self.core = core
+        uses, tables = dual.reparametrised()
+        present = {v for _, scope in uses for v in scope}
+        self.stage = Stage(fold([(shade, v in present) for v, shade in enumerate(dual.shade_of)], uses))
+        self.cooked = cook(self.stage.folded, tables)
+        # Equal layers keep equal values, whichever of them needs one: a program mostly treats them alike.
+        excess: dict[int, Floats] = {}
+        of_shade = dual.excess()
+        for kind, shade in set(zip(core.folded.class_of, dual.shade_of, strict=True)):
+            mine = of_shade[shade]
+            excess[kind] = np.minimum(excess[kind], mine) if kind in excess else mine
+        firsts = [members[0] for members in self.stage.folded.classes]
+        self.excess = [excess[core.folded.class_of[v]] for v in firsts]
+        self.values = [kept.values[core.folded.class_of[v]] for v in firsts]
+
+    def solve(self, above: float, stop: Callable[[], bool]) -> Solution | None:
+        """The best assignment of values that exceed the bound by no more; None where there is none."""
+        folded = self.stage.folded
+        some = Kept(folded, [len(values) for values in self.values], self.cooked)
+        for kind, excess in enumerate(self.excess):
+            mine = np.flatnonzero(excess <= above)
+            if not len(mine):
+                return None
+            some.keep(kind, mine)
+        tape = self.stage.prepare([len(values) for values in some.values], None, _MOST_CELLS)
+        values = [mine[left] for mine, left in zip(self.values, some.values, strict=True)]
+        last = Layer(folded.class_of, original(folded, values, self.core.done), eliminate(tape, some))
+        found = a_star([*self.core.done, last], _MOST_NODES, stop)
+        if found is None:
             return None
-        names: dict[bytes, int] = {}
-        name = [names.setdefault(values.tobytes(), len(names)) for values in kept]
-        numbers: dict[tuple[int, ...], int] = {}
-        tables: list[NDArray[np.float64]] = []
-        uses: list[tuple[int, tuple[int, ...]]] = []
-        for factor, scope in self._uses:
-            key = (factor, *[name[v] for v in scope])
-            if key not in numbers:
-                numbers[key] = len(numbers)
-                tables.append(stars[factor].table([kept[v] for v in scope]))
-            uses.append((numbers[key], scope))
-        domains = [(id(domain), n) for domain, n in zip(self._domains, name, strict=True)]
-        solver = Solver(domains, [len(values) for values in kept], uses, MOST_CELLS)
-        found = solver.solve(tables, stop=stop)
-        if found is None or not math.isfinite(found.seconds):
-            return None
-        assignment = tuple(int(values[v]) for values, v in zip(kept, found.assignment, strict=True))
-        return Solution(assignment, found.seconds, found.bound_s, found.expanded, found.width)
+        width = max(layer.elimination.tape.width for layer in (*self.core.done, last))
+        return Solution(found.assignment, found.cost, found.bound, found.expanded, width)
+
+
+def _dual(core: Core, kept: Kept) -> Dual:
+    folded = core.folded
+    numbers: dict[tuple[int, ...], int] = {}
+    tables: list[Floats] = []
+    uses: list[tuple[int, Scope]] = []
+    for scope, recipe in zip(folded.scopes, folded.recipe_of, strict=True):
+        kinds = tuple([folded.class_of[v] for v in scope])
+        key = kept.key(recipe, kinds)
+        if key not in numbers:
+            numbers[key] = len(numbers)
+            tables.append(kept.table(recipe, kinds))
+        uses.append((numbers[key], scope))
+    return Dual(folded.class_of, [kept.size(kind) for kind in folded.class_of], uses, tables)

@@ -26,7 +26,6 @@ from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Placement
 from shardwright.ir.rules import Signature
 from shardwright.synth.conversions import Domain, Routes
-from shardwright.synth.dual import Star, finite
 from shardwright.synth.factors import EquationFactor, Factor, TableFactor
 
 #: Seconds of lines of a price list, given their costs and how each is cut (see `PriceList.fresh`).
@@ -312,17 +311,6 @@ class Prices:
         for factor in fresh:
             self._tables[factor] = self._table(factor)
         return [self._tables[f] for f in wanted]
-
-    def stars(self, factors: Sequence[Factor]) -> list[Star]:
-        """The same without making tables, which on two mesh axes would be too large."""
-        self._prepare(factors)
-        return [self._star(factor) for factor in factors]
-
-    def _star(self, factor: EquationFactor | TableFactor) -> Star:
-        if not isinstance(factor, EquationFactor):
-            return Star.of_table(factor.table(self))
-        kernels, vectors = self._parts(factor)
-        return Star(finite(kernels) * factor.weight, tuple(finite(v * factor.weight) for v in vectors))
 
     def _prepare(self, factors: Iterable[Factor]) -> None:
         """Price all lines that factors need at once."""
