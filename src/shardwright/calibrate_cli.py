@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import tempfile
-from pathlib import Path
 
 import click
 import yaml
@@ -19,6 +17,7 @@ from shardwright.backends.launch import under_mpi
 from shardwright.calibrate import Calibration, calibrate
 from shardwright.cost.estimate import Estimate
 from shardwright.cost.fleet import Fleet
+from shardwright.files import check_writable, write_whole
 from shardwright.ir.errors import InputError
 from shardwright.mpi_cli import is_silent, one_voice, progress
 from shardwright.report import duration, render, size
@@ -38,7 +37,7 @@ def calibrate_command(
     """Measure devices and links of this machine (under mpiexec: of the job) and write a fleet file."""
     with one_voice(), progress("measuring") as tick:
         fleet = None if fleet_path is None else Fleet.load(fleet_path)
-        check_folder(output)
+        check_writable(output)
         comm, running = None, ranks or (len(fleet.devices) if fleet else 2)
         if under_mpi():
             from shardwright.backends.mpi_moves import mpi
@@ -65,24 +64,9 @@ def calibrate_command(
     click.echo(f"written to {output}")
 
 
-def check_folder(output: str) -> None:
-    """Find out before the work, not after it, that the file can be written."""
-    if Path(output).is_dir():
-        raise InputError(place=output, reason="is a folder", remedy="Name a file with -o")
-    folder = Path(output).resolve().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InputError(
-            place=output, reason="its folder cannot be written", remedy="Choose another path for -o"
-        )
-
-
 def write_fleet(fleet: Fleet, output: str) -> None:
     """Write a fleet file; it appears whole or not at all."""
-    text = yaml.safe_dump(fleet.to_dict(), sort_keys=False, allow_unicode=True, width=100)
-    folder = Path(output).resolve().parent
-    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as file:
-        file.write(text)
-    os.replace(file.name, output)
+    write_whole(output, yaml.safe_dump(fleet.to_dict(), sort_keys=False, allow_unicode=True, width=100))
 
 
 def layout(found: Calibration) -> Group:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import time
@@ -26,10 +25,11 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.trace_events import trace_events
 from shardwright.execute import BACKENDS
 from shardwright.factory import load_factory
+from shardwright.files import check_writable, write_whole
 from shardwright.ir.errors import InputError, ShardwrightError
 from shardwright.ir.graph import TensorType
 from shardwright.options import parse_pins, parse_time_limit
-from shardwright.plan import Plan, write_whole
+from shardwright.plan import Plan
 from shardwright.report import against, baselines_to_json, duration, layout, render
 from shardwright.synth.baselines import Baseline
 
@@ -89,10 +89,10 @@ def plan(
 ) -> None:
     """Plan the step that FACTORY() returns, as (train_step, args), for a fleet."""
     fleet = Fleet.load(fleet_path)
-    _check_writable(output)
+    check_writable(output)
     limit_s = parse_time_limit(time_limit)
     constraints = parse_pins(pins)
-    _check_writable(trace_path, "--timeline")
+    check_writable(trace_path, "--timeline")
     step, args = load_factory(target)
     made = _plan(step, args, fleet, all_devices=all_devices, constraints=constraints, time_limit_s=limit_s)
     if output is not None:
@@ -296,19 +296,6 @@ def _check_concrete(target: str, args: tuple[Any, ...]) -> None:
             place=target,
             reason="returns shapes without values (jax.ShapeDtypeStruct), which can be planned but not run",
             remedy="Use a factory that returns concrete arrays",
-        )
-
-
-def _check_writable(output: str | None, option: str = "-o") -> None:
-    """Find out before the work, not after it."""
-    if output is None:
-        return
-    if Path(output).is_dir():
-        raise InputError(place=output, reason="is a folder", remedy=f"Name a file with {option}")
-    folder = Path(output).resolve().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InputError(
-            place=output, reason="its folder cannot be written", remedy=f"Choose another path for {option}"
         )
 
 
