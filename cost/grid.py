@@ -134,7 +134,7 @@ class GridShares:
     def __init__(self, ratios: Sequence[float], mesh: Mesh) -> None:
         self.mesh = mesh
         devices = np.asarray(ratios, dtype=np.float64)
-        node_share = np.bincount(mesh.node_of, devices, minlength=len(mesh.nodes))
+        node_share: Floats = np.bincount(mesh.node_of, devices, minlength=len(mesh.nodes)).astype(np.float64)
         size = np.asarray(mesh.nodes)[mesh.node_of]
         total = node_share[mesh.node_of]
         self.of_nodes = node_share
@@ -547,3 +547,23 @@ def _cut_of(
 def grid_cut(tensors: Sequence[TensorType], placements: Sequence[Placement]) -> GridCut:
     """How an instruction with these tensors so placed cuts them."""
     return _cut_of(tensors, placements)[0]
+
+
+def tangent_in_nodes(stack: GridStack, r: Floats, q: Floats) -> tuple[Floats, Floats]:
+    """Constant and slope, each (instructions, rows, classes), of rows that touch the cost at r; q is fixed."""
+    t = stack.terms
+    slope = t[:, _R] + t[:, _RQ] * q + t[:, _R2] * (1 - 2 * r) + t[:, _RQ2] * q * (1 - 2 * r * q)
+    slope = slope + t[:, _R_Q2] * q * (1 - q)
+    constant = (
+        t[:, _ONE] + t[:, _Q] * q + t[:, _Q2] * q * (1 - q) + t[:, _R2] * r * r + t[:, _RQ2] * (r * q) ** 2
+    )
+    return constant, slope
+
+
+def tangent_in_devices(stack: GridStack, r: Floats, q: Floats) -> tuple[Floats, Floats]:
+    """Constant and slope, each (instructions, rows, classes), of rows that touch the cost at q; r is fixed."""
+    t = stack.terms
+    slope = t[:, _Q] + t[:, _RQ] * r + t[:, _Q2] * (1 - 2 * q) + t[:, _RQ2] * r * (1 - 2 * r * q)
+    slope = slope + t[:, _R_Q2] * r * (1 - 2 * q)
+    constant = t[:, _ONE] + t[:, _R] * r + t[:, _R2] * r * (1 - r) + t[:, _Q2] * q * q
+    return constant + t[:, _RQ2] * (r * q) ** 2 + t[:, _R_Q2] * r * q * q, slope

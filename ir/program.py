@@ -117,6 +117,22 @@ class Program:
                     yield from body.all_instructions()
 
 
+def placements(program: Program) -> Iterator[Placement]:
+    """The placements in a program, as often as they occur."""
+    yield from program.inputs
+    yield from program.outputs
+    for instruction in program.all_instructions():
+        if isinstance(instruction, Move):
+            yield from (instruction.pre, instruction.post)
+        else:
+            yield from (*instruction.signature.ins, *instruction.signature.outs)
+
+
+def nodes_of(program: Program) -> tuple[int, ...] | None:
+    """Devices of every node that a program on two mesh axes is for; None for one axis."""
+    return next((p.nodes for p in placements(program) if isinstance(p, Grid)), None)
+
+
 def format_group(group: Group) -> str:
     """` on {0,2}`, or nothing for all devices."""
     return "" if group is None else " on {" + ",".join(map(str, group)) + "}"

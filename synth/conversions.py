@@ -125,11 +125,11 @@ class Domains:
         """
         ops = REDUCE_OPS
         if self.nodes is not None:
-            ops = tuple(op for op in REDUCE_OPS if op == "sum" or op in partials)
+            ops = tuple([op for op in REDUCE_OPS if op == "sum" or op in partials])
         key = (tensor, units, ops)
         found = self._routes.get(key)
         if found is None:
-            single = (R, *shards(units), *(Partial(op) for op in ops))
+            single: tuple[Single, ...] = (R, *shards(units), *(Partial(op) for op in ops))
             placements = single if self.nodes is None else grids(single, self.nodes)
             found = Routes(tensor, units, placements, {p: k for k, p in enumerate(placements)})
             self._routes[key] = found

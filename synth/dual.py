@@ -6,12 +6,12 @@ holds for any messages. MPLP (Globerson and Jaakkola 2007) raises it factor by f
 each of its choices at least, value by value (its min-marginals), is passed on to them in equal parts.
 
 Equal layers share their messages: factors of one kind, between choices of one colour, have one message. Any
-messages make a bound, also shared ones; where the bound adds up choices, their shade says exactly which messages
-each of them gets.
+messages make a bound, also shared ones; where the bound adds up choices, their shade says exactly which
+messages each of them gets.
 
-Afterwards every value of every choice has a bound of its own: what all programs with that value cost at least.
-Values whose bound lies above what a known program costs can go, and what is left is small enough to be solved
-exactly (`shardwright.synth.grid_solve`).
+Afterwards every value of every choice has a bound of its own: what all programs with that value cost at
+least. Values whose bound lies above what a known program costs can go, and what is left is small enough to
+be solved exactly (`shardwright.synth.grid_solve`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ _NEVER = 1e9
 
 #: Rounds of refinement by which layers are told apart: with too few, layers near the ends get messages that
 #: are right in the middle, and the bound stops rising.
-import os
-_ROUNDS = int(os.environ.get("RO","8"))
+_ROUNDS = 8
 
 #: Sweeps between two looks at the bound.
 _PER_ROUND = 4

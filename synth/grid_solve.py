@@ -2,11 +2,11 @@
 
     simple choices eliminated --> messages --> a bound for every value --> values that may matter --> A*
 
-Choices tied to few others are eliminated as on one axis. Of what is left, the *core*, exact tables would not fit:
-messages are passed instead until the bound hardly rises (`shardwright.synth.dual`). Then all values are left
-out that cost more than a little above the bound, and what is left is solved exactly. If the program found costs
-no more than what was left out does at least, it is the best there is. Else what it costs says what may be left
-out, and what is left is solved once more.
+Choices tied to few others are eliminated as on one axis. Of what is left, the *core*, exact tables would not
+fit: messages are passed instead until the bound hardly rises (`shardwright.synth.dual`). Then all values are
+left out that cost more than a little above the bound, and what is left is solved exactly. If the program found
+costs no more than what was left out does at least, it is the best there is. Else more values are taken in, up
+to all that could belong to a cheaper program.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from shardwright.synth.solve import Core, Solution, Solver, Stage, original
 from shardwright.synth.space import Space
 
 #: Most sweeps of messages, and the part of the bound that a round of them must add to go on.
-import os
-MOST_SWEEPS, ENOUGH = int(os.environ.get("SW","160")), float(os.environ.get("EN","5e-4"))
+MOST_SWEEPS, ENOUGH = 160, 2e-3
 
 #: Parts of the bound above which values are left out, tried one after another until a program is left.
 _MARGINS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.5, 4.0)
