@@ -27,6 +27,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.cost.bill import Pricing
 from shardwright.cost.contractions import even_share, sharded_size
 from shardwright.cost.fleet import Fleet, Link, Node
 from shardwright.cost.model import ALIASES, CostModel, Traffic
@@ -38,7 +39,8 @@ from shardwright.ir.collectives import Step, step
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import Equation, TensorType
 from shardwright.ir.placement import Placement, Shard, components, deal, node_members
-from shardwright.ir.rules import Rule, Signature, flop_count, on_axes, registry
+from shardwright.ir.program import Program, nodes_of
+from shardwright.ir.rules import Rule, Signature, flop_count, on_axes, registry, rule_of
 
 #: How many functions of (r, q) a cost is a combination of.
 FEATURES = 8
@@ -549,8 +551,43 @@ def grid_cut(tensors: Sequence[TensorType], placements: Sequence[Placement]) -> 
     return _cut_of(tensors, placements)[0]
 
 
+class Settled:
+    """Prices at ratios that are settled, as a bill asks for them: seconds of every class.
+
+    Args:
+        grid: prices.
+        ratios: share of every device.
+    """
+
+    def __init__(self, grid: GridModel, ratios: Sequence[float]) -> None:
+        self._grid = grid
+        self._shares = GridShares(ratios, grid.mesh)
+
+    def kernel(self, equation: Equation, signature: Signature, traffic: Traffic) -> ShareCost:
+        """Seconds of one equation on every class."""
+        ((cost, cut),) = self._grid.kernels(equation, rule_of(equation), (signature,), traffic)
+        return self._fixed(cost, cut)
+
+    def move(
+        self, kind: str, strategy: str, tensor: TensorType, pre: Placement, post: Placement
+    ) -> ShareCost:
+        """Seconds of one move on every class."""
+        cost = self._grid.move(kind, strategy, tensor, pre, post)
+        return self._fixed(cost, grid_cut((tensor, tensor), (pre, post)))
+
+    def _fixed(self, cost: GridCost, cut: GridCut) -> ShareCost:
+        slowest = np.zeros(cost.terms.shape[2])
+        np.maximum.at(slowest, self._grid.mesh.class_of, self._shares.per_device(cost, cut))
+        return ShareCost.fixed(slowest.tolist())
+
+
+def pricing(program: Program, model: CostModel, ratios: Sequence[float]) -> Pricing:
+    """What prices the instructions of a program at some ratios, on one mesh axis or on two."""
+    return model if nodes_of(program) is None else Settled(GridModel(model), ratios)
+
+
 def tangent_in_nodes(stack: GridStack, r: Floats, q: Floats) -> tuple[Floats, Floats]:
-    """Constant and slope, each (instructions, rows, classes), of rows that touch the cost at r; q is fixed."""
+    """Constant and slope, (instructions, rows, classes), of rows that touch the cost at r; q is fixed."""
     t = stack.terms
     slope = t[:, _R] + t[:, _RQ] * q + t[:, _R2] * (1 - 2 * r) + t[:, _RQ2] * q * (1 - 2 * r * q)
     slope = slope + t[:, _R_Q2] * q * (1 - q)
@@ -561,7 +598,7 @@ def tangent_in_nodes(stack: GridStack, r: Floats, q: Floats) -> tuple[Floats, Fl
 
 
 def tangent_in_devices(stack: GridStack, r: Floats, q: Floats) -> tuple[Floats, Floats]:
-    """Constant and slope, each (instructions, rows, classes), of rows that touch the cost at q; r is fixed."""
+    """Constant and slope, (instructions, rows, classes), of rows that touch the cost at q; r is fixed."""
     t = stack.terms
     slope = t[:, _Q] + t[:, _RQ] * r + t[:, _Q2] * (1 - 2 * q) + t[:, _RQ2] * r * (1 - 2 * r * q)
     slope = slope + t[:, _R_Q2] * r * (1 - 2 * q)

@@ -123,7 +123,7 @@ class Domains:
         On two axes only between what may arise: `partials` are reductions besides sums that a tensor may
         have outstanding.
         """
-        ops = REDUCE_OPS
+        ops: tuple[ReduceOp, ...] = REDUCE_OPS
         if self.nodes is not None:
             ops = tuple([op for op in REDUCE_OPS if op == "sum" or op in partials])
         key = (tensor, units, ops)

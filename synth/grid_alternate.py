@@ -13,15 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.bill import Item, bill
-from shardwright.cost.grid import GridCost, GridModel, GridShares, grid_cut
+from shardwright.cost.bill import bill
+from shardwright.cost.fleet import Fleet
+from shardwright.cost.grid import GridModel, Settled
 from shardwright.cost.memory import peaks_by_device
-from shardwright.cost.model import CostModel, Traffic
-from shardwright.cost.share_cost import ShareCost
-from shardwright.ir.graph import Equation, Graph, TensorType
-from shardwright.ir.placement import Placement
-from shardwright.ir.program import Program, verify
-from shardwright.ir.rules import Signature, rule_of
+from shardwright.cost.model import CostModel
+from shardwright.ir.graph import Graph
+from shardwright.ir.program import verify
 from shardwright.synth.alternate import Synthesis, Timer, starts
 from shardwright.synth.bounds import ENOUGH
 from shardwright.synth.emit import emit
@@ -100,29 +98,9 @@ class _Turns:
         return reached
 
 
-@dataclass(frozen=True, slots=True)
-class _Settled:
-    """Prices at given ratios, as the bill of a program asks for them: nothing varies any more."""
-
-    grid: GridModel
-    shares: GridShares
-
-    def kernel(self, equation: Equation, signature: Signature, traffic: Traffic) -> ShareCost:
-        """Seconds of one equation on every class."""
-        ((cost, cut),) = self.grid.kernels(equation, rule_of(equation), (signature,), traffic)
-        return self._fixed(cost, self.shares.per_device(cost, cut))
-
-    def move(
-        self, kind: str, strategy: str, tensor: TensorType, pre: Placement, post: Placement
-    ) -> ShareCost:
-        """Seconds of one move on every class."""
-        cost = self.grid.move(kind, strategy, tensor, pre, post)
-        return self._fixed(cost, self.shares.per_device(cost, grid_cut((tensor, tensor), (pre, post))))
-
-    def _fixed(self, cost: GridCost, seconds: np.typing.NDArray[np.float64]) -> ShareCost:
-        worst = np.zeros(cost.terms.shape[2])
-        np.maximum.at(worst, self.grid.mesh.class_of, seconds)
-        return ShareCost.fixed(worst.tolist())
+def is_mesh(fleet: Fleet) -> bool:
+    """Whether two mesh axes are more than one: several nodes, some of which have several devices."""
+    return 1 < len(fleet.nodes) < len(fleet.devices)
 
 
 def synthesize_on_grid(
@@ -167,17 +145,13 @@ def _starts(turns: _Turns, ideal: Solution, floors: Prices) -> Iterator[tuple[fl
 
 
 def _settled(graph: Graph, turns: _Turns, best: _Found, bound_s: float) -> Synthesis:
-    """The program of what was found, priced as it will run, at its ratios or at better ones for it."""
+    """The program of what was found, priced as it will run."""
     model = turns.grid.model
-    options: list[tuple[float, Program, tuple[float, ...], list[Item], Solution]] = []
-    for ratios in dict.fromkeys((best.ratios,)):
-        solution, prices = turns.search(ratios)
-        program = emit(turns.space, solution.assignment, prices)
-        settled = _Settled(turns.grid, GridShares(ratios, turns.grid.mesh))
-        items = bill(program, graph, settled)
-        cost = sum(item.weight * float(item.cost.constant.max()) for item in items)
-        options.append((cost, program, ratios, items, solution))
-    cost, program, ratios, items, solution = min(options, key=lambda option: option[0])
+    ratios = best.ratios
+    solution, prices = turns.search(ratios)
+    program = emit(turns.space, solution.assignment, prices)
+    items = bill(program, graph, Settled(turns.grid, ratios))
+    cost = sum(item.weight * float(item.cost.constant.max()) for item in items)
     with turns.timer.search():
         verify(program, graph)
     peaks = peaks_by_device(program, graph, ratios)

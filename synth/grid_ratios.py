@@ -1,4 +1,4 @@
-"""Ratios on two mesh axes: shares of the nodes, and of the devices in each, one linear program after the other.
+"""Ratios on two mesh axes: of the nodes, and of the devices in each, one linear program after the other.
 
     minimise    sum_k weight_k t_k
     subject to  t_k >= constant_krc + slope_krc x_v(c)      rows r of the cost, classes c

@@ -3,10 +3,10 @@
     simple choices eliminated --> messages --> a bound for every value --> values that may matter --> A*
 
 Choices tied to few others are eliminated as on one axis. Of what is left, the *core*, exact tables would not
-fit: messages are passed instead until the bound hardly rises (`shardwright.synth.dual`). Then all values are
-left out that cost more than a little above the bound, and what is left is solved exactly. If the program found
-costs no more than what was left out does at least, it is the best there is. Else more values are taken in, up
-to all that could belong to a cheaper program.
+fit: messages are passed instead until the bound hardly rises (`shardwright.synth.dual`). Then all values
+are left out that cost more than a little above the bound, and what is left is solved exactly. If the program
+found costs no more than what was left out does at least, it is the best there is. Else more values are taken
+in, up to all that could belong to a cheaper program.
 """
 
 from __future__ import annotations
