@@ -3,7 +3,7 @@
 - A buffer lives from the kernel that writes it to the last one that reads it.
 - An elementwise kernel writes over an operand of its size that nobody reads afterwards, as does a scatter.
 - State is written over the input that it continues (the input is donated). Where the input may still be read
-  by then, it is copied first, and until then its place can hold another buffer of its size.
+  by then, it is copied first. Until a result is written, its place can hold another buffer of its size.
 - A loop's bodies have their own buffers while it runs.
 - All of it is packed into one arena, by decreasing size, each buffer into the least gap that holds it.
 
@@ -95,19 +95,25 @@ def layout(graph: Graph) -> Layout:
     return _Allocation(graph, top=True).layout()
 
 
+@per_graph
+def scratch_bytes(graph: Graph) -> int:
+    """Bytes of the arena of a program that nothing is donated to; its results have places of their own."""
+    return _Allocation(graph, top=True).layout().scratch_bytes
+
+
 @dataclass(slots=True)
 class _Tenancy:
     """What is known of buffers while kernels are walked through.
 
-    `read_by` are the parts of the step that read a node; `vacant` are places of inputs that were copied:
-    bytes, and the kernel that writes the state there.
+    `read_by` are the parts of the step that read a node; `vacant` are places of results, and of inputs that
+    were copied: bytes, the kernel after which they are vacant, and the one that writes there.
     """
 
     last_read: dict[int, int] = field(default_factory=dict[int, int])
     read_by: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
     open: dict[int, Buffer] = field(default_factory=dict[int, Buffer])
     made: list[Buffer] = field(default_factory=list[Buffer])
-    vacant: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    vacant: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
 
 
 class _Allocation:
@@ -140,7 +146,7 @@ class _Allocation:
         held = sum(v.type.nbytes for v in (*graph.inputs, *graph.constants)) if self.top else 0
         handed_out = self._handed_out(given) if self.top else 0
         self._settle(tenancy)
-        return Layout(held + handed_out, len(kernels), tuple(tenancy.made), _pack(tenancy.made))
+        return Layout(held + handed_out, len(kernels), tuple(tenancy.made), pack(tenancy.made))
 
     def _run(self, kernel: Node, time: int, tenancy: _Tenancy, given: set[int]) -> None:
         fusion, last_read = self.fusion, tenancy.last_read
@@ -174,6 +180,10 @@ class _Allocation:
         given = {self.fusion.holder(node).number for node in self.lowering.outputs}
         readers, before = self._readers()
         times = {kernel.number: time for time, kernel in enumerate(self.fusion.kernels)}
+        for out, atom in enumerate(self.graph.outputs):
+            if isinstance(atom, Value) and out not in self.graph.state:
+                number = self.fusion.holder(self.lowering.of[atom]).number
+                tenancy.vacant.append((atom.type.nbytes, -1, times.get(number, 0)))
         for out, position in self.graph.state.items():
             atom, value = self.graph.outputs[out], self.graph.inputs[position]
             if not isinstance(atom, Value):
@@ -186,14 +196,14 @@ class _Allocation:
             if any(not done >> n & 1 for n in others):
                 last = max(times[n] for n in others)
                 tenancy.made.append(Buffer(value.type.nbytes, 0, last, "copy", None))
-                tenancy.vacant.append((value.type.nbytes, times[target.number]))
+                tenancy.vacant.append((value.type.nbytes, 0, times[target.number]))
         return given
 
     def _settle(self, tenancy: _Tenancy) -> None:
-        """Move buffers into places of inputs that were copied, the earliest first."""
+        """Move buffers into places that are vacant as long as they live, the earliest first."""
         places: dict[int, list[list[int]]] = {}
-        for nbytes, until in tenancy.vacant:
-            places.setdefault(nbytes, []).append([0, until])  # free after, free before
+        for nbytes, after, before in tenancy.vacant:
+            places.setdefault(nbytes, []).append([after, before])
         for buffer in sorted(tenancy.made, key=lambda b: b.first):
             for place in places.get(buffer.nbytes, ()):
                 if place[0] < buffer.first and buffer.last < place[1]:
@@ -243,7 +253,7 @@ def _scratch(equation: Equation) -> int:
     return found
 
 
-def _pack(buffers: list[Buffer]) -> int:
+def pack(buffers: list[Buffer]) -> int:
     """Place buffers by decreasing size, each in the least gap that holds it; bytes of the arena.
 
     The order is that of XLA's `GlobalDecreasingSizeBestFitHeap`.

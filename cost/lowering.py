@@ -8,7 +8,8 @@ has it, read off optimised programs and buffer assignments.
   smaller operand.
 - What is scattered into zeros and then added to something is scattered into that.
 - A max-pooling's gradient is a scatter by indices that the forward pass finds.
-- Equal equations are one.
+- Equal equations are one; so `jax.checkpoint` outside of loops saves nothing on a CPU, where XLA drops the
+  barriers around what is computed again.
 
 `cost/fusion.py` says which nodes get buffers, `cost/buffers.py` where.
 """

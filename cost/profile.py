@@ -32,7 +32,7 @@ class EquationRow:
         equation: its number; "12.0.3" is equation 3 of region 0 of equation 12.
         primitive: its primitive.
         layer: see `cost/roles.py`.
-        part: "forward", "backward" or "".
+        part: see `shardwright.ir.graph.Equation`.
         runs: how often it runs in a step; a while counts as one iteration, a cond as every branch once.
         flop: operations of all runs.
         read_bytes, written_bytes: through memory, of all runs.

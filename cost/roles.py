@@ -78,7 +78,7 @@ def roles(graph: Graph) -> Roles:
 def _trains(
     graph: Graph, gradients: Mapping[Value, None], made: Mapping[Value, Equation]
 ) -> dict[Value, Value]:
-    """The parameter that each gradient updates: what its new value depends on through tensors of its shape."""
+    """The parameter of each gradient: its new value depends on the gradient through tensors of its shape."""
     found: dict[Value, Value] = {}
     for out, position in graph.state.items():
         parameter = graph.inputs[position]

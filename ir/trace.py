@@ -365,7 +365,12 @@ def _regions(eqn: jex.JaxprEqn) -> list[jex.ClosedJaxpr]:
 
 def source_line(equation: Equation) -> str:
     """`file:line (function)` of the user's code that made an equation, relative to the working directory."""
-    return _summary(equation.source).removeprefix(f"{Path.cwd()}/") or UNKNOWN_LINE
+    return source_text(equation.source)
+
+
+def source_text(source: Any) -> str:
+    """`source_line` of JAX's source information."""
+    return _summary(source).removeprefix(f"{Path.cwd()}/") or UNKNOWN_LINE
 
 
 def _summary(source: Any) -> str:

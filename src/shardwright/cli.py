@@ -30,6 +30,7 @@ from shardwright.ir.errors import InputError, ShardwrightError
 from shardwright.ir.graph import TensorType
 from shardwright.options import parse_pins, parse_time_limit
 from shardwright.plan import Plan, write_whole
+from shardwright.profile_cli import profile_command
 from shardwright.report import against, baselines_to_json, duration, layout, render
 from shardwright.synth.baselines import Baseline
 
@@ -57,6 +58,7 @@ def main() -> None:
 
 main.add_command(compare)
 main.add_command(calibrate_command)
+main.add_command(profile_command)
 
 _factory = click.argument("target", metavar="FILE_OR_MODULE:FACTORY")
 _fleet = click.option("--fleet", "fleet_path", required=True, metavar="FLEET.yaml", help="The fleet file.")

@@ -8,11 +8,12 @@ import sys
 import click
 
 from shardwright.compare import crossovers, steps, sweep_collectives
-from shardwright.compare_report import Comparison, check_plot, layout, plot
+from shardwright.compare_report import Comparison, layout, plot
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.quantity import MEMORY, parse_quantity
 from shardwright.ir.errors import InputError
 from shardwright.mpi_cli import is_silent, one_voice, progress
+from shardwright.picture import check_plot
 from shardwright.report import render
 
 
