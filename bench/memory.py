@@ -2,8 +2,8 @@
 
     python -m bench memory
 
-Per example: time to trace and to profile; peak bytes against `memory_analysis()` of the step that XLA compiles
-with its state donated (nothing is run); bytes of the state against its leaves. Written to
+Per example: time to trace and to profile; peak bytes against `memory_analysis()` of the step that XLA
+compiles with its state donated (nothing is run); bytes of the state against its leaves. Written to
 bench/results/memory.json and .md.
 """
 
