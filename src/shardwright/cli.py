@@ -35,6 +35,11 @@ for _name, _where, _help in (
     ("run", "run_cli:run", "Run the step on a fleet."),
     ("compare", "compare_cli:compare", "Compare the strategies of COLLECTIVE on a fleet."),
     ("calibrate", "calibrate_cli:calibrate_command", "Measure devices and links, and write a fleet file."),
+    (
+        "profile",
+        "profile_cli:profile_command",
+        "Profile the step that FACTORY() returns; nothing is executed.",
+    ),
     ("completion", "completion_cli:completion", "Print what makes SHELL complete this command."),
 ):
     main.add_command(LazyCommand(_name, f"shardwright.{_where}", _help))
