@@ -56,8 +56,9 @@ bench-accuracy: $(STAMP)  ## predicted against measured: plans on local MPI rank
 bench-collectives: $(STAMP)  ## how often the strategy predicted fastest is: sizes × shares on four ranks
 	$(BIN)/python -m bench collectives
 
-docs: $(STAMP)  ## run the code of the documentation pages
+docs: $(STAMP)  ## run the code of the documentation pages, build the site in build/site
 	$(BIN)/python -m pytest tests/test_docs.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:  ## remove .venv and everything generated
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -237,8 +237,10 @@ class Bench:
 def _wins(now: Priced, other: Priced, kinds: Sequence[str]) -> str:
     """What would have to change for another program to win, as far as these two go."""
     over = "; it does not fit into memory as it is" if now.fits and not other.fits else ""
-    compute_s, exchange_s = other.compute_s - now.compute_s, other.exchange_s - now.exchange_s
-    if abs(compute_s + exchange_s) <= EQUAL * now.cost_s:
+    noise_s = EQUAL * now.cost_s
+    changes = (other.compute_s - now.compute_s, other.exchange_s - now.exchange_s)
+    compute_s, exchange_s = (0.0 if abs(change_s) <= noise_s else change_s for change_s in changes)
+    if abs(compute_s + exchange_s) <= noise_s:
         return f"nothing: it costs the same{over}"
     if compute_s + exchange_s < 0:
         return f"it is cheaper{over}" if over else "nothing: it is cheaper at these shares"
@@ -248,7 +250,7 @@ def _wins(now: Priced, other: Priced, kinds: Sequence[str]) -> str:
         slower = compute_s / -exchange_s
         said = f"links {slower:.3g} times as slow, or devices {slower:.3g} times as fast"
     else:
-        said = "no change of speeds alone: it computes and exchanges no less"
+        said = "no change of speeds, since it computes and exchanges no less"
     less = {
         kind: (was, needs)
         for kind, was, needs in zip(kinds, now.memory_bytes, other.memory_bytes, strict=True)
@@ -328,7 +330,7 @@ def _verdicts(found: Sequence[Alternative], plan: Plan) -> Iterator[str]:
         else:
             word = "more" if each.change_s > 0 else "less"
             change = f"{duration(abs(each.change_s))} ({part:.2%}) {word}"
-            yield f"{words}: {change}. To win, it needs: {each.wins}."
+            yield f"{words}: {change}. Wins with: {each.wins}."
     if not found:
         yield (
             "There is no other placement to price: it cannot be cut."

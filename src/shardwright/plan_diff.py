@@ -225,16 +225,17 @@ def _some(names: tuple[str, ...]) -> str:
 
 def layout(found: Diff) -> Group:
     """The printout."""
-    parts: list[Text | Padding] = [Text("\n".join(found.why()) + "\n")]
+    why = Text("\n".join(found.why()))
     if found.same and found.change_s == 0:
-        return Group(*parts)
+        return Group(why)
+    tables: list[Table] = []
     costs = _table("what the cost is made of", "", "first", "second", "change", left=1)
     for part in found.parts:
         if part.a_s or part.b_s:
             sign = "+" if part.change_s > 0 else "−" if part.change_s < 0 else ""
             change = f"{sign}{duration(abs(part.change_s))}"
             costs.add_row(part.name, duration(part.a_s), duration(part.b_s), change)
-    parts.append(Padding(costs, (0, 0, 1, 0)))
+    tables.append(costs)
     if found.held:
         devices = _table("devices", "", "share", "", "memory", "", left=1)
         rows: dict[tuple[str, ...], list[str]] = {}
@@ -244,15 +245,15 @@ def layout(found: Diff) -> Group:
             rows.setdefault((*shares, *memory), []).append(held.device)
         for row, names in rows.items():
             devices.add_row(_some(tuple(names)), *row)
-        parts.append(Padding(devices, (0, 0, 1, 0)))
+        tables.append(devices)
     if found.moved:
         moved = _table("inputs that lie differently", "argument", "first", "second", "tensors", left=3)
         moved.add_column("such as")
         for each in found.moved:
             before, after = (placed(p) if p else "no such input" for p in (each.before, each.after))
             moved.add_row(each.argument, before, after, str(each.tensors), each.example)
-        parts.append(Padding(moved, (0, 0, 1, 0)))
-    return Group(*parts)
+        tables.append(moved)
+    return Group(why, *(Padding(table, (1, 0, 0, 0)) for table in tables))
 
 
 def _table(title: str, *columns: str, left: int) -> Table:

@@ -299,7 +299,8 @@ def size(nbytes: float) -> str:
     """Bytes with a binary unit."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if nbytes >= scale:
-            return f"{nbytes / scale:.3g} {unit}"
+            number = nbytes / scale
+            return f"{number:.3g} {unit}" if number < 999.5 else f"{number:.0f} {unit}"
     return f"{nbytes:g} B"
 
 
