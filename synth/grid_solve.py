@@ -11,7 +11,8 @@ in, up to all that could belong to a cheaper program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
@@ -40,8 +41,51 @@ _STAGES = ((3, 1 << 17), (4, 1 << 20), (4, 1 << 20))
 _MOST_CELLS, _MOST_NODES = 1 << 22, 4_000
 
 
+class DualSolver:
+    """Solves one problem at any prices; see `shardwright.synth.solve.Solver` for the arguments."""
+
+    def __init__(
+        self,
+        domains: Sequence[Hashable],
+        sizes: Sequence[int],
+        uses: Sequence[tuple[int, Scope]],
+        stages: Sequence[tuple[int, int]] = _STAGES,
+    ) -> None:
+        self._solver = Solver(domains, sizes, uses, _MOST_CELLS, stages)
+
+    def solve(self, tables: Sequence[Floats], stop: Callable[[], bool] = lambda: False) -> Solution | None:
+        """The cheapest assignment, and a bound on all: equal where the search ended by itself.
+
+        None where every assignment is impossible.
+        """
+        core = self._solver.core(tables)
+        kept = prune(core.folded, core.sizes, core.cooked)
+        dual = _dual(core, kept)
+        bound = core.constant + dual.rise(MOST_SWEEPS, ENOUGH, stop)
+        rest = _Rest(core, kept, dual)
+        best: Solution | None = None
+        proven = bound
+        for margin in (*_MARGINS, math.inf):
+            above = margin * abs(bound) if margin < math.inf else math.inf
+            if best is not None:
+                above = min(above, best.seconds * (1 + 1e-12) - bound)
+            found = rest.solve(above, stop)
+            if found is None:
+                continue
+            if best is None or found.seconds < best.seconds:
+                best = found
+            # A program with anything that was left out costs more than this.
+            proven = max(proven, min(bound + above, found.bound_s))
+            if best.seconds <= proven or found.bound_s < found.seconds or stop():
+                break
+        if best is None:
+            return None
+        proven = best.seconds if best.seconds <= proven * (1 + 1e-9) else proven
+        return Solution(best.assignment, best.seconds, proven, best.expanded, best.width)
+
+
 class GridSolver:
-    """Solves a space on two axes at any prices.
+    """`DualSolver` for the choices and factors of a space on two axes.
 
     Attributes:
         factors: all factors, by number.
@@ -52,43 +96,22 @@ class GridSolver:
         uses = [(numbers.setdefault(u.factor, len(numbers)), u.scope) for u in (*space.uses, *extra)]
         domains = [choice.domain for choice in space.choices]
         self.factors = tuple(numbers)
-        self._solver = Solver(domains, [len(domain) for domain in domains], uses, _MOST_CELLS, _STAGES)
+        self._solver = DualSolver(domains, [len(domain) for domain in domains], uses)
 
     def solve(self, prices: Prices, stop: Callable[[], bool] = lambda: False) -> Solution:
-        """The cheapest program at `prices`, and a bound on all: equal where the search ended by itself.
+        """The cheapest program at `prices`.
 
         Raises:
             PlanError: no assignment is possible at all.
         """
-        core = self._solver.core(prices.tables(self.factors))
-        kept = prune(core.folded, core.sizes, core.cooked)
-        dual = _dual(core, kept)
-        bound = core.constant + dual.rise(MOST_SWEEPS, ENOUGH, stop)
-        rest = _Rest(core, kept, dual)
-        best: Solution | None = None
-        proven = bound
-        for margin in _MARGINS:
-            above = margin * bound
-            if best is not None:
-                above = min(above, best.seconds * (1 + 1e-12) - bound)
-            found = rest.solve(above, stop)
-            if found is None:
-                continue
-            if best is None or found.seconds < best.seconds:
-                best = found
-            if found.bound_s >= found.seconds:
-                # A program with anything that was left out costs more than this.
-                proven = max(proven, min(bound + above, found.seconds))
-            if best.seconds <= proven or found.bound_s < found.seconds or stop():
-                break
-        if best is None:
+        found = self._solver.solve(prices.tables(self.factors), stop)
+        if found is None:
             raise PlanError(
                 place="search",
                 reason="no program of this space carries out the step",
                 remedy="Please report the step: its rules contradict each other",
             )
-        proven = best.seconds if best.seconds <= proven * (1 + 1e-9) else proven
-        return Solution(best.assignment, best.seconds, proven, best.expanded, best.width)
+        return found
 
 
 class _Rest:

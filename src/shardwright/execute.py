@@ -9,7 +9,7 @@ import jax
 
 from shardwright.backends.reference import ReferenceExecutable
 from shardwright.ir.errors import InputError, PlanError
-from shardwright.ir.program import Program
+from shardwright.ir.program import Program, nodes_of
 from shardwright.ir.trace import Traced
 from shardwright.ir.wiring import Seats
 
@@ -26,6 +26,12 @@ def _reference(traced: Traced, program: Program, ratios: Sequence[float], seats:
 
 
 def _mpi(traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None) -> Executable:
+    if nodes_of(program) is not None:
+        raise PlanError(
+            place="backend mpi",
+            reason="does not run programs on two mesh axes yet",
+            remedy="Plan with axes=1, or run the plan with backend='reference'",
+        )
     # Importing the backend imports mpi4py, which initialises MPI: only for those who ask for it.
     from shardwright.backends.mpi import MpiExecutable
 
