@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import jax
 
 from shardwright.backends.reference import ReferenceExecutable
+from shardwright.backends.spmd import SpmdExecutable
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.program import Program
 from shardwright.ir.trace import Traced
@@ -20,21 +21,32 @@ class Executable(Protocol):
     def __call__(self, *flat: Any) -> Sequence[Any]: ...
 
 
-def _reference(traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None) -> Executable:
+def _reference(
+    traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None, donate: bool
+) -> Executable:
     # Its collectives are their own definitions: who shares a node makes no difference.
     return ReferenceExecutable(traced, program, ratios)
 
 
-def _mpi(traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None) -> Executable:
+def _mpi(
+    traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None, donate: bool
+) -> Executable:
     # Importing the backend imports mpi4py, which initialises MPI: only for those who ask for it.
     from shardwright.backends.mpi import MpiExecutable
 
     return MpiExecutable(traced, program, ratios, seats=seats)
 
 
-BACKENDS: dict[str, Callable[[Traced, Program, Sequence[float], Seats | None], Executable]] = {
+def _spmd(
+    traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None, donate: bool
+) -> Executable:
+    return SpmdExecutable(traced, program, ratios, seats=seats, donate=donate)
+
+
+BACKENDS: dict[str, Callable[[Traced, Program, Sequence[float], Seats | None, bool], Executable]] = {
     "reference": _reference,
     "mpi": _mpi,
+    "spmd": _spmd,
 }
 
 
@@ -48,6 +60,7 @@ class CompiledStep:
         ratios: share of every device of the program.
         backend: a name in `BACKENDS`.
         seats: which devices of a fleet these are; None: all of it.
+        donate: the memory of state that is passed in may be used for the results.
 
     Raises:
         PlanError: there is no such backend.
@@ -60,6 +73,8 @@ class CompiledStep:
         ratios: Sequence[float],
         backend: str,
         seats: Seats | None = None,
+        *,
+        donate: bool = False,
     ) -> None:
         if backend not in BACKENDS:
             raise PlanError(
@@ -72,10 +87,12 @@ class CompiledStep:
         self._ratios = ratios
         self._backend = backend
         self._seats = seats
+        self._donate = donate
         self._ready: tuple[Traced, Executable] | None = None
 
     def __call__(self, *args: Any) -> Any:
-        """The step's outputs: global arrays on `reference`, `ShardedArray` leaves on `mpi`.
+        """The step's outputs: global arrays on `reference`, `ShardedArray` leaves on `mpi`; on `spmd` global
+        arrays, sharded where they are cut evenly, and `PaddedArray` leaves where they are not.
 
         Raises:
             PlanError: the arguments do not fit the plan, or the plan was made for another step.
@@ -84,7 +101,8 @@ class CompiledStep:
         if self._ready is None:
             abstract = jax.tree.unflatten(structure, [_abstract(leaf) for leaf in flat])
             traced = self._attach(*abstract)
-            self._ready = traced, BACKENDS[self._backend](traced, self._program, self._ratios, self._seats)
+            make = BACKENDS[self._backend]
+            self._ready = traced, make(traced, self._program, self._ratios, self._seats, self._donate)
         traced, run = self._ready
         if structure != traced.in_tree:
             raise InputError(
