@@ -167,9 +167,7 @@ class Whole(Device):
         if isinstance(instruction, Move):
             (wanted,) = reads(instruction, graph)
             value = env[wanted if wanted in env else find(wanted, env)]
-            if not isinstance(instruction.post, Partial):
-                value = jax.lax.with_sharding_constraint(value, self.layout.sharding(instruction.post))
-            env[Property(instruction.value, instruction.post)] = value
+            env[Property(instruction.value, instruction.post)] = self._placed(value, instruction.post)
             return
         equation, signature = graph.equations[instruction.equation], instruction.signature
         args = [self.atom(a, p, env) for a, p in zip(equation.inputs, signature.ins, strict=True)]
@@ -177,7 +175,13 @@ class Whole(Device):
         results = primitive.bind(*args, **equation.params)
         results = results if primitive.multiple_results else [results]
         for value, placement, result in zip(equation.outputs, signature.outs, results, strict=True):
-            env[Property(value.index, placement)] = result
+            env[Property(value.index, placement)] = self._placed(result, placement)
+
+    def _placed(self, value: Any, placement: Placement) -> Any:
+        """XLA has no word for Partial: it keeps a sum in parts as long as it likes."""
+        if isinstance(placement, Partial):
+            return value
+        return jax.lax.with_sharding_constraint(value, self.layout.sharding(placement))
 
     def program(self, program: Program, graph: Graph) -> Local:
         """The program as a function of the global arrays of its inputs and constants."""
