@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import jax
 
 from shardwright.backends.reference import ReferenceExecutable
-from shardwright.backends.spmd import SpmdExecutable
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.program import Program
 from shardwright.ir.trace import Traced
@@ -22,14 +21,14 @@ class Executable(Protocol):
 
 
 def _reference(
-    traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None, donate: bool
+    traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None, donate: bool = False
 ) -> Executable:
     # Its collectives are their own definitions: who shares a node makes no difference.
     return ReferenceExecutable(traced, program, ratios)
 
 
 def _mpi(
-    traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None, donate: bool
+    traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None, donate: bool = False
 ) -> Executable:
     # Importing the backend imports mpi4py, which initialises MPI: only for those who ask for it.
     from shardwright.backends.mpi import MpiExecutable
@@ -38,12 +37,15 @@ def _mpi(
 
 
 def _spmd(
-    traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None, donate: bool
+    traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None, donate: bool = False
 ) -> Executable:
+    from shardwright.backends.spmd import SpmdExecutable
+
     return SpmdExecutable(traced, program, ratios, seats=seats, donate=donate)
 
 
-BACKENDS: dict[str, Callable[[Traced, Program, Sequence[float], Seats | None, bool], Executable]] = {
+#: From a step, a program, its ratios and its seats; those that have a use for it also take `donate`.
+BACKENDS: dict[str, Callable[..., Executable]] = {
     "reference": _reference,
     "mpi": _mpi,
     "spmd": _spmd,
@@ -102,7 +104,8 @@ class CompiledStep:
             abstract = jax.tree.unflatten(structure, [_abstract(leaf) for leaf in flat])
             traced = self._attach(*abstract)
             make = BACKENDS[self._backend]
-            self._ready = traced, make(traced, self._program, self._ratios, self._seats, self._donate)
+            options = {"donate": True} if self._donate else {}
+            self._ready = traced, make(traced, self._program, self._ratios, self._seats, **options)
         traced, run = self._ready
         if structure != traced.in_tree:
             raise InputError(

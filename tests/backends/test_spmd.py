@@ -5,25 +5,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import jax
-import numpy as np
 import pytest
-from greedy import build
-from steps import STEPS, starts
 
-import shardwright
-from shardwright import Fleet, Plan, synthesize
-from shardwright.backends.spmd import SpmdExecutable, check_strategies
-from shardwright.backends.spmd_layout import mesh_of, obstacle
+from shardwright.backends.spmd import check_strategies
+from shardwright.backends.spmd_layout import mesh_of
 from shardwright.backends.spmd_moves import lowerings
 from shardwright.ir import collectives
-from shardwright.ir.errors import InputError, PlanError
-from shardwright.ir.placement import Partial, R, Shard
+from shardwright.ir.errors import PlanError
+from shardwright.ir.placement import Partial, R
 from shardwright.ir.program import Move, Program
-from shardwright.ir.trace import trace
-from shardwright.ir.wiring import Seats
 
 HERE = Path(__file__).parent
 #: Compiling is most of the work, and what is checked does not depend on how well it is done.
@@ -35,7 +27,9 @@ def on_devices(count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     flags = f"--xla_force_host_platform_device_count={count} {QUICKLY}"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    print(done.stdout)
+    return done
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])
@@ -46,7 +40,12 @@ def test_devices_conform(devices: int, tmp_path: Path) -> None:
     print(summary)
     assert summary["failures"] == []
     assert done.returncode == 0
-    assert summary["checked"] > 200
+    assert summary["checked"] > 100 * devices
+
+
+def test_plans_in_a_loop() -> None:
+    done = on_devices(4, "-W", "error", str(HERE / "spmd_plans.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_strategy_is_lowered_and_nothing_else() -> None:
