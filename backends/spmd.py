@@ -111,14 +111,10 @@ class SpmdExecutable:
 
     def held(self, flat: Sequence[Any]) -> list[jax.Array]:
         """What is stored of the arguments, and the constants: what the compiled program takes."""
-        stored: list[Any] = []
-        if len(flat) == len(self._ins):
-            stored = [slot.stored(leaf) for slot, leaf in zip(self._ins, flat, strict=True)]
-        if len(flat) != len(self._ins) or any(x is None for x in stored):
+        if len(flat) != len(self._ins) or not all(map(Slot.fits, self._ins, flat)):
+            # Right all the same, or an error: numbers, and dtypes that JAX narrows.
             check_inputs(flat, self.traced.graph)
-            pairs = zip(self._ins, flat, stored, strict=True)
-            stored = [slot.put(leaf) if x is None else x for slot, leaf, x in pairs]
-        return [*stored, *self._constants]
+        return [*map(Slot.stored, self._ins, flat), *self._constants]
 
     def lower(self, *flat: Any) -> Any:
         """The jitted program lowered for these arguments: `jax.stages.Lowered`."""
@@ -163,25 +159,28 @@ class Slot:
         """Of the tensor, as JAX's object."""
         return dtype_of(self.tensor.dtype)
 
-    def stored(self, leaf: Any) -> jax.Array | None:
-        """What is stored of an argument that lies as it should; None if it does not."""
-        if isinstance(leaf, PaddedArray):
-            fits = leaf.placement == self.placement and leaf.tensor == self.tensor
-            return leaf.stored if fits and leaf.layout == self.layout else None
-        if not self.plain or not isinstance(leaf, jax.Array):
-            return None
-        fits = leaf.shape == self.tensor.shape and leaf.dtype == self.dtype
-        return leaf if fits and leaf.sharding == self.sharding else None
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Global shape."""
+        return self.tensor.shape
 
-    def put(self, leaf: Any) -> jax.Array:
-        """Store an argument of the right type."""
+    def fits(self, leaf: Any) -> bool:
+        """Whether an argument is an array of the planned shape and dtype."""
+        return getattr(leaf, "shape", None) == self.shape and getattr(leaf, "dtype", None) == self.dtype
+
+    def stored(self, leaf: Any) -> jax.Array:
+        """What is stored of an argument: the argument itself where it lies as it should, else a copy."""
+        if self.plain and isinstance(leaf, jax.Array) and leaf.sharding == self.sharding:
+            return leaf
         if isinstance(leaf, PaddedArray):
-            if leaf.layout != self.layout:
+            if leaf.layout is not self.layout and leaf.layout != self.layout:
                 raise PlanError(
                     place=repr(leaf),
                     reason="lies as another plan placed it, on other devices or in other shares",
                     remedy="Pass its gather()",
                 )
+            if leaf.placement == self.placement:
+                return leaf.stored
             leaf = leaf.gather()
         return self.layout.put(leaf, self.tensor, self.placement)
 

@@ -262,17 +262,19 @@ def _all_reduce(site: Site, array: Any) -> Any:
 
 def _reduced(site: Site, array: Any, op: ReduceOp) -> Any:
     if array.dtype == jnp.bool_:
-        # A sum of booleans is "or", their maximum.
+        # A sum of booleans is "or", their maximum; zero changes neither.
         number = array.astype(jnp.uint8)
         return _reduced(site, number, "max" if op == "sum" else op).astype(jnp.bool_)
     reduce = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}[op]
-    return reduce(_contribution(site, array, op), AXIS, axis_index_groups=site.groups)
+    return reduce(contribution(site, array), AXIS, axis_index_groups=site.groups)
 
 
-def _contribution(site: Site, array: Any, op: ReduceOp) -> Any:
+def contribution(site: Site, array: Any) -> Any:
+    """What a device adds to a reduction: outside the group, what changes nothing."""
+    assert isinstance(site.pre, Partial)
     if site.joins is None:
         return array
-    return jnp.where(site.joins, array, jnp.asarray(identity(op, array.dtype)))
+    return jnp.where(site.joins, array, jnp.asarray(identity(site.pre.op, array.dtype)))
 
 
 @lowers("reduce_scatter", "padded", "exact", "grouped", "hierarchical")
@@ -283,7 +285,7 @@ def _reduce_scatter(site: Site, array: Any) -> Any:
     op, dim = site.pre.op, site.post.dim
     if op != "sum" or array.dtype == jnp.bool_ or not _padding_pays(site.after):
         return own_stretch(_reduced(site, array, op), dim, site.after, site.me)
-    blocks = _blocks(_contribution(site, array, op), dim, site.after)
+    blocks = _blocks(contribution(site, array), dim, site.after)
     return jax.lax.psum_scatter(
         blocks, AXIS, scatter_dimension=dim, tiled=True, axis_index_groups=site.groups
     )
