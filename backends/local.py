@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -66,19 +66,21 @@ def evaluate(
     device: int,
     ratios: Sequence[float],
     args: Sequence[jax.Array],
+    *,
+    view: Callable[[TensorType, Placement], tuple[Extent, ...]] | None = None,
 ) -> list[jax.Array]:
     """Results of `equation` on `device`, whose operands `args` are placed as `signature.ins` says.
 
     A device whose stretch of the sharded axis is empty yields empty shards, or the identity where the
     result is Partial, without calling the primitive (some, such as gather, reject empty operands),
     unless a result is replicated: that one it owes in full.
+
+    Args:
+        view: what the device holds of a tensor, by default its `extents`.
     """
-    ins = tuple(
-        extents(t, p, device, ratios) for t, p in zip(equation.input_types, signature.ins, strict=True)
-    )
-    outs = tuple(
-        extents(t, p, device, ratios) for t, p in zip(equation.output_types, signature.outs, strict=True)
-    )
+    view = view or (lambda tensor, placement: extents(tensor, placement, device, ratios))
+    ins = tuple(view(t, p) for t, p in zip(equation.input_types, signature.ins, strict=True))
+    outs = tuple(view(t, p) for t, p in zip(equation.output_types, signature.outs, strict=True))
     shapes = [tuple(extent.length for extent in dims) for dims in outs]
     idle = _idle(equation, signature, device, ratios)
     if idle is not None:

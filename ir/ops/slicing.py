@@ -41,10 +41,10 @@ def _localize_slice(local: Local, operand: Any) -> Any:
     padding = [(0, 0, 0)] * len(starts)
     for i, (into, out) in enumerate(zip(local.inputs[0], local.outputs[0], strict=True)):
         start, stride = starts[i], params["strides"][i] if params["strides"] else 1
-        first, last = out.offset, out.offset + out.length
         if _side_by_side(params, i, into.size, out.size):
             limits[i] = into.length
             continue
+        first, last = out.offset, out.offset + out.length
         if not into.whole:
             # Which elements of the slice lie in this stretch.
             end = last
