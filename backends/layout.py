@@ -63,6 +63,13 @@ def is_key(dtype: str) -> bool:
     return dtype.startswith("key<")
 
 
+@cache
+def key_data_shape(dtype: str) -> tuple[int, ...]:
+    """Shape of the data of one typed PRNG key, which are uint32."""
+    data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=key_implementation(dtype))))
+    return tuple(data.shape)
+
+
 def to_numpy(array: Any) -> NDArray[Any]:
     """The array without a copy; of typed PRNG keys their data, which has one dimension more."""
     if jnp.issubdtype(array.dtype, jax.dtypes.extended):
