@@ -298,7 +298,7 @@ def test_mpiexec_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys, "executable", str(folder / "python"))
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setattr(
-        "shardwright.cli.synthesize", lambda *args, **kwargs: pytest.fail("it was planned first")
+        "shardwright.api.synthesize", lambda *args, **kwargs: pytest.fail("it was planned first")
     )
     line = refused("run", "bad_step.py:good", "--fleet", "fleet.yaml", "--backend", "mpi")
     assert line == "backend mpi: mpiexec is not installed. pip install 'shardwright[mpi]'"
@@ -316,7 +316,7 @@ def test_outputs_that_cannot_be_written_are_found_out_before_planning(
     folder: Path, monkeypatch: pytest.MonkeyPatch, output: str, reason: str
 ) -> None:
     monkeypatch.setattr(
-        "shardwright.cli.synthesize", lambda *args, **kwargs: pytest.fail("it was planned first")
+        "shardwright.api.synthesize", lambda *args, **kwargs: pytest.fail("it was planned first")
     )
     line = refused("plan", "bad_step.py:good", "--fleet", "fleet.yaml", "-o", output)
     assert line.startswith(f"{output}: {reason}")
@@ -385,6 +385,6 @@ def test_in_a_process_of_its_own(folder: Path) -> None:
 def test_an_error_of_ours_is_not_hidden(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only bad input is one line: a bug keeps its traceback."""
     bug: Callable[..., None] = lambda *args, **kwargs: 1 // 0  # type: ignore[assignment, return-value]  # noqa: E731
-    monkeypatch.setattr("shardwright.cli.synthesize", bug)
+    monkeypatch.setattr("shardwright.api.synthesize", bug)
     result = CliRunner().invoke(main, ["plan", "bad_step.py:good", "--fleet", "fleet.yaml"])
     assert isinstance(result.exception, ZeroDivisionError)

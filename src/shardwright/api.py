@@ -25,7 +25,8 @@ from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.patterns import patterns
 from shardwright.ir.rules import rule_of
 from shardwright.ir.trace import StateMap, Traced, source_line, trace
-from shardwright.plan import Exchanged, PinPrice, Plan, Spent, Stats, Unused, spread
+from shardwright.plan import Plan
+from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused, spread
 from shardwright.synth.alternate import Timer
 from shardwright.synth.baselines import Baseline, Baselines, Workshop
 from shardwright.synth.fallback import fits

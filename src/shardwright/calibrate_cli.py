@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
-import tempfile
-from pathlib import Path
 
 import click
 import yaml
@@ -17,11 +14,14 @@ from rich.text import Text
 
 from shardwright.backends.launch import under_mpi
 from shardwright.calibrate import Calibration, calibrate
+from shardwright.console import say, say_json
 from shardwright.cost.estimate import Estimate
 from shardwright.cost.fleet import Fleet
+from shardwright.files import check_writable, write_whole
 from shardwright.ir.errors import InputError
 from shardwright.mpi_cli import is_silent, one_voice, progress
-from shardwright.report import duration, render, size
+from shardwright.options import json_option
+from shardwright.report import duration, size
 
 MOST_RANKS_PER_CORE = 8
 
@@ -32,13 +32,17 @@ MOST_RANKS_PER_CORE = 8
 @click.option("-o", "--output", required=True, metavar="MEASURED.yaml", help="Write the fleet to this file.")
 @click.option("--rounds", type=click.IntRange(min=3), default=7, show_default=True, help="Samples of each.")
 @click.option("--force", is_flag=True, help="Use noisy measurements, and measure beside other work.")
+@json_option
 def calibrate_command(
-    fleet_path: str | None, ranks: int | None, output: str, rounds: int, force: bool
+    fleet_path: str | None, ranks: int | None, output: str, rounds: int, force: bool, as_json: bool
 ) -> None:
-    """Measure devices and links of this machine (under mpiexec: of the job) and write a fleet file."""
+    """Measure devices and links, and write a fleet file.
+
+    Those of this machine or, under mpiexec, of the job.
+    """
     with one_voice(), progress("measuring") as tick:
         fleet = None if fleet_path is None else Fleet.load(fleet_path)
-        check_folder(output)
+        check_writable(output)
         comm, running = None, ranks or (len(fleet.devices) if fleet else 2)
         if under_mpi():
             from shardwright.backends.mpi_moves import mpi
@@ -61,28 +65,60 @@ def calibrate_command(
     if is_silent():
         return
     write_fleet(found.fleet, output)
-    click.echo(render(layout(found), colour=sys.stdout.isatty()))
+    if as_json:
+        say_json(to_dict(found))
+        return
+    say(layout(found))
     click.echo(f"written to {output}")
-
-
-def check_folder(output: str) -> None:
-    """Find out before the work, not after it, that the file can be written."""
-    if Path(output).is_dir():
-        raise InputError(place=output, reason="is a folder", remedy="Name a file with -o")
-    folder = Path(output).resolve().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InputError(
-            place=output, reason="its folder cannot be written", remedy="Choose another path for -o"
-        )
 
 
 def write_fleet(fleet: Fleet, output: str) -> None:
     """Write a fleet file; it appears whole or not at all."""
-    text = yaml.safe_dump(fleet.to_dict(), sort_keys=False, allow_unicode=True, width=100)
-    folder = Path(output).resolve().parent
-    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as file:
-        file.write(text)
-    os.replace(file.name, output)
+    write_whole(output, yaml.safe_dump(fleet.to_dict(), sort_keys=False, allow_unicode=True, width=100))
+
+
+def to_dict(found: Calibration) -> dict[str, object]:
+    """What was fitted as plain data; the fleet as in a fleet file."""
+    names = found.fleet.devices
+    return {
+        "fleet": found.fleet.to_dict(),
+        "devices": [
+            {
+                "devices": [names[i].name for i in members],
+                "launch_s": _interval(fit.launch_s),
+                "matmul_flop_per_s": _interval(fit.matmul_flop_per_s),
+                "vector_flop_per_s": _interval(fit.vector_flop_per_s),
+                "byte_per_s": _interval(fit.byte_per_s),
+                "error": fit.error,
+                "spread": fit.spread,
+            }
+            for fit, members in found.devices
+        ],
+        "strategies": [
+            {
+                "strategy": fit.strategy,
+                "error": fit.error,
+                "spread": fit.spread,
+                "ranges": [
+                    {
+                        "up_to_bytes": used.up_to_bytes,
+                        "latency_s": _interval(line.latency_s),
+                        "second_per_byte": _interval(line.second_per_byte),
+                    }
+                    for line, used in zip(fit.ranges, fit.link.ranges, strict=True)
+                ],
+            }
+            for fit in (found.between.strategies if found.between is not None else ())
+        ],
+        "resume_s": None if found.resume_s is None else _interval(found.resume_s),
+        "others": found.others,
+    }
+
+
+def _interval(estimate: Estimate) -> dict[str, float | None]:
+    """Value and interval; an end that is unknown is null, since JSON has no infinity."""
+    ends = {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+    return {name: value if math.isfinite(value) else None for name, value in ends.items()}
 
 
 def layout(found: Calibration) -> Group:

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
 import click
 
 from shardwright.compare import crossovers, steps, sweep_collectives
 from shardwright.compare_report import Comparison, check_plot, layout, plot
+from shardwright.console import say, say_json
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.quantity import MEMORY, parse_quantity
 from shardwright.ir.errors import InputError
 from shardwright.mpi_cli import is_silent, one_voice, progress
-from shardwright.report import render
+from shardwright.options import fleet_option, json_option
 
 
 @click.command()
 @click.argument("collective")
-@click.option("--fleet", "fleet_path", required=True, metavar="FLEET.yaml", help="The fleet file.")
+@fleet_option
 @click.option("--bytes", "nbytes", metavar="SIZE", help="Size of the whole tensor.  [default: 64MiB]")
 @click.option("--ratios", metavar="R,R,…", help="Share of every device.  [default: even]")
 @click.option("--sweep", metavar="FROM:TO", help="Sizes instead of one, such as 1KiB:1GiB.")
 @click.option("--measure", is_flag=True, help="Carry them out on MPI ranks here, beside the prediction.")
 @click.option("--plot", "picture", metavar="PICTURE.svg", help="Draw the sweep.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+@json_option
 def compare(
     collective: str,
     fleet_path: str,
@@ -35,7 +33,10 @@ def compare(
     picture: str | None,
     as_json: bool,
 ) -> None:
-    """Compare the strategies of COLLECTIVE (all_gather, reduce_scatter, all_reduce, …) on a fleet."""
+    """Compare the strategies of COLLECTIVE on a fleet.
+
+    COLLECTIVE is all_gather, reduce_scatter, all_reduce, …
+    """
     if nbytes is not None and sweep is not None:
         raise InputError(place="compare", reason="has --bytes and --sweep", remedy="Pass one of them")
     if picture is not None:
@@ -54,9 +55,9 @@ def compare(
     if picture is not None:
         plot(comparison, picture)
     if as_json:
-        click.echo(json.dumps(comparison.to_dict()))
+        say_json(comparison.to_dict())
     else:
-        click.echo(render(layout(comparison), colour=sys.stdout.isatty()))
+        say(layout(comparison))
 
 
 def _bytes(text: str, place: str) -> int:

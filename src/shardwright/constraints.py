@@ -14,7 +14,7 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.errors import InputError, PlanError, ProgramError
 from shardwright.ir.graph import Graph, TensorType, Value
 from shardwright.ir.placement import Partial, Placement, Replicate, Shard, parse_placement
-from shardwright.plan import PinPrice
+from shardwright.plan_parts import PinPrice
 from shardwright.synth.conversions import shards
 from shardwright.synth.emit import emit
 from shardwright.synth.factors import Use

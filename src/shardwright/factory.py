@@ -10,6 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias, cast
 
+import jax
+
 from shardwright.ir.errors import InputError, ShardwrightError
 
 Factory: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -64,6 +66,20 @@ def load_factory(target: str) -> Factory:
         reason=f"returned {_shape_of(made)}",
         remedy="Return (train_step, args): a function and the tuple of its positional arguments",
     )
+
+
+def check_concrete(target: str, args: tuple[Any, ...]) -> None:
+    """Refuse to run what can only be planned.
+
+    Raises:
+        InputError: an argument is a `jax.ShapeDtypeStruct`.
+    """
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)):
+        raise InputError(
+            place=target,
+            reason="returns shapes without values (jax.ShapeDtypeStruct), which can be planned but not run",
+            remedy="Use a factory that returns concrete arrays",
+        )
 
 
 def _module(where: str) -> ModuleType:

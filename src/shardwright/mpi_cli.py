@@ -6,10 +6,8 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
 from shardwright.backends.launch import under_mpi
+from shardwright.console import bar
 from shardwright.ir.errors import ShardwrightError
 
 
@@ -35,13 +33,9 @@ def one_voice() -> Generator[None]:
 
 @contextmanager
 def progress(what: str) -> Generator[Callable[[int, int], None]]:
-    """A bar on a terminal; silence in a pipe."""
-    console = Console(stderr=True)
-    if not console.is_terminal or is_silent():
+    """A bar on a terminal; silence in a pipe, and of a rank that another one speaks for."""
+    if is_silent():
         yield lambda done, total: None
         return
-    done_of = TextColumn("{task.completed}/{task.total}")
-    columns = (TextColumn(what), BarColumn(), done_of, TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with bar(what) as tick:
+        yield tick

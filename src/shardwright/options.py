@@ -1,12 +1,23 @@
-"""Values of command line options."""
+"""Options that commands share, and the values of options."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from re import fullmatch
 
+import click
+
 from shardwright.cost.quantity import DURATION, parse_quantity
 from shardwright.ir.errors import InputError
+
+factory_argument = click.argument("target", metavar="FILE_OR_MODULE:FACTORY")
+fleet_option = click.option(
+    "--fleet", "fleet_path", required=True, metavar="FLEET.yaml", help="The fleet file."
+)
+all_devices_option = click.option(
+    "--all-devices", is_flag=True, help="Use every device, even where fewer are faster."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 
 
 def parse_pins(given: Sequence[str]) -> Mapping[str, str] | None:

@@ -31,10 +31,10 @@ def describe(plan: Plan, baselines: Sequence[Baseline] = ()) -> str:
     return render(layout(plan, baselines), colour=False)
 
 
-def render(content: Group, *, colour: bool) -> str:
+def render(content: Group, *, colour: bool, width: int = WIDTH) -> str:
     """Rich content as text, without trailing spaces."""
     console = Console(
-        file=io.StringIO(), width=WIDTH, force_terminal=colour, color_system="auto" if colour else None
+        file=io.StringIO(), width=width, force_terminal=colour, color_system="auto" if colour else None
     )
     with console.capture() as capture:
         console.print(content)

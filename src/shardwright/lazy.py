@@ -1,0 +1,71 @@
+"""Commands that are imported when they are used: the help of the whole should not wait for JAX."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from shardwright.console import voice, voice_options
+from shardwright.ir.errors import ShardwrightError
+
+
+class LazyCommand(click.Command):
+    """Stands for a command in listings and completion, and loads it to be run.
+
+    Args:
+        name: of the command.
+        where: `module:attribute` of the real one.
+        short_help: one line, the first of the real one's documentation.
+    """
+
+    def __init__(self, name: str, where: str, short_help: str) -> None:
+        super().__init__(name, short_help=short_help)
+        self.where = where
+
+    def load(self) -> click.Command:
+        """The real command, with the options that all have."""
+        module, _, attribute = self.where.partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return with_voice(command)
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        return self.load().make_context(info_name, args, parent, **extra)
+
+
+def with_voice(command: click.Command) -> click.Command:
+    """The command, and those under it, with `--quiet` and `--verbose`."""
+    taken = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    if "--quiet" not in taken:
+        # Short names stay with the command's own options.
+        for option in voice_options():
+            option.opts = [name for name in option.opts if name not in taken]
+            command.params.append(option)
+    if isinstance(command, click.Group):
+        for name, inner in command.commands.items():
+            command.commands[name] = inner if isinstance(inner, LazyCommand) else with_voice(inner)
+    return command
+
+
+class Commands(click.Group):
+    """Turns our errors into one line on stderr and exit code 2, and Ctrl-C into 130."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ShardwrightError as error:
+            if voice() == "verbose":
+                traceback.print_exc()
+            _fail(str(error), 2)
+        except KeyboardInterrupt:
+            _fail("interrupted", 130)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    click.echo(f"shardwright: {message}", err=True)
+    sys.exit(code)
