@@ -1,9 +1,9 @@
 """Faults: a rank that raises, is killed or hangs ends the job soon, with one message that says what happened.
 
-Rank 0 starts a small process that outlives the ranks (`faults_watch.py`); a thread of every rank tells it, five
-times a second, where the rank is. A rank whose connection breaks was killed; one that falls silent was stopped;
-one that stands still while others wait for it hangs. Without that process the survivors would wait forever, or
-the launcher would end them before anybody could say at which instruction.
+Rank 0 starts a small process that outlives the ranks (`faults_watch.py`); a thread of every rank tells it,
+five times a second, where the rank is. A rank whose connection breaks was killed; one that falls silent was
+stopped; one that stands still while others wait for it hangs. Without that process the survivors would wait
+forever, or the launcher would end them before anybody could say at which instruction.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ import numpy as np
 from shardwright.backends.layout import to_numpy
 from shardwright.ir.errors import PlanError, ShardwrightError
 
-#: Seconds that a rank may stand still while others wait for it; SHARDWRIGHT_TIMEOUT_S in its place, 0: forever.
+#: Seconds that a rank may stand still while others wait for it; SHARDWRIGHT_TIMEOUT_S in its place, 0:
+#: forever.
 TIMEOUT_S = 8.0
 BEAT_S = 0.2
 CONNECT_S = 2.0

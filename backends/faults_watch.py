@@ -1,8 +1,8 @@
 """`python faults_watch.py FD RANKS TIMEOUT_S TOKEN`: watches the ranks of a job, from outside of them.
 
 Started by rank 0 and by path, like `pin.py`: nothing but the standard library is at hand. It listens on the
-socket FD; every rank connects, says who it is, and then where it is. When one is killed, stopped or hangs, one
-message goes to stderr and all ranks are ended. It leaves when the last rank has.
+socket FD; every rank connects, says who it is, and then where it is. When one is killed, stopped or hangs,
+one message goes to stderr and all ranks are ended. It leaves when the last rank has.
 """
 
 from __future__ import annotations

@@ -128,7 +128,8 @@ class MpiExecutable:
         """Compile every segment, once; the first call does it if nobody did.
 
         Args:
-            tick: told how many segments are compiled, and of how many; by default a line on rank 0's terminal.
+            tick: told how many segments are compiled, and of how many; by default a line on rank 0's
+            terminal.
         """
         if self._ready or self.script is None:
             return

@@ -1,7 +1,7 @@
 """Replicated state that every rank computes for itself, kept alike.
 
-Where cards are unlike, the same computation rounds differently, and what should be equal drifts apart. Every K
-steps the ranks compare checksums; what differs is sent anew by its owner, device 0.
+Where cards are unlike, the same computation rounds differently, and what should be equal drifts apart. Every
+K steps the ranks compare checksums; what differs is sent anew by its owner, device 0.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def checksum(value: Any) -> int:
     array = to_numpy(value)
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
-    return zlib.crc32(array.reshape(-1).view(np.uint8))
+    return zlib.crc32(array.reshape(-1).view(np.uint8).data)
 
 
 def resync(

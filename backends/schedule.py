@@ -1,8 +1,8 @@
 """Collective schedules: what every rank exchanges in a step, complete enough to be run by something else.
 
     schedule ::= {format, plan, devices, ranks: [{rank, device, messages: [message]}]}
-    message  ::= what travels together: instructions of the program, collective, strategy, participants, dtype,
-                 members (tensor, placements, stretches), dependencies, and the rank's routine
+    message  ::= what travels together: instructions of the program, collective, strategy, participants,
+                 dtype, members (tensor, placements, stretches), dependencies, and the rank's routine
 
 The JSON form is described by `schedule.schema.json`. The `mpi` backend runs the very same routines
 (`backends/schedule_ops.py`) through a transport (`backends/transport.py`).

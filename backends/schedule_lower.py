@@ -5,15 +5,15 @@ one message: their operands are packed one after another (`MERGED` says which ki
 take several rounds, are in `schedule_rounds.py`, hierarchical strategies in `schedule_nodes.py`.
 
 Packed data consist of one region per participant: that participant's stretch of every member, one after
-another, with the sharded dimension first. For one member that is sharded along its first dimension, regions in
-order *are* the tensor, and nothing is copied.
+another, with the sharded dimension first. For one member that is sharded along its first dimension, regions
+in order *are* the tensor, and nothing is copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
 from typing import TypeAlias
 
@@ -502,7 +502,7 @@ def _broadcast_scatter_ag(g: Geometry) -> Routine:
     if not view.size:
         return b.routine([view])
     ends = [view.size * i // g.count for i in range(g.count + 1)]
-    counts = tuple(last - first for first, last in zip(ends, ends[1:], strict=False))
+    counts = tuple(last - first for first, last in pairwise(ends))
     target = view
     if g.me == g.root:  # the gathering writes where the operand must stay as it is
         target = View.of(b.buffer("out", g.dtype, view.size), view.shape)
@@ -544,7 +544,7 @@ def builders() -> Mapping[tuple[str, str], Lowering]:
     from shardwright.backends.schedule_nodes import NODES
     from shardwright.backends.schedule_rounds import ROUNDS
 
-    return {
+    found: dict[tuple[str, str], Lowering] = {
         ("all_gather", "exact"): _all_gather_exact,
         ("all_gather", "padded"): _all_gather_padded,
         ("all_gather", "grouped"): _all_gather_grouped,
@@ -555,6 +555,5 @@ def builders() -> Mapping[tuple[str, str], Lowering]:
         ("broadcast", "tree"): _broadcast_tree,
         ("broadcast", "scatter_ag"): _broadcast_scatter_ag,
         ("send", "direct"): _send,
-        **ROUNDS,
-        **NODES,
     }
+    return {**found, **ROUNDS, **NODES}

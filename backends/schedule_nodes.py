@@ -1,7 +1,7 @@
 """Hierarchical strategies as routines: in every node a leader collects, talks to the others, hands out.
 
-Regions are packed in *node order*: node by node, within a node by position. On fleets that is the order of the
-devices, and packing copies nothing.
+Regions are packed in *node order*: node by node, within a node by position. On fleets that is the order of
+the devices, and packing copies nothing.
 """
 
 from __future__ import annotations

@@ -128,8 +128,8 @@ class Transfer:
     pure senders.
 
     Attributes:
-        kind: `reduce_scatter_block` and `all_gather_block` are those with equal counts; send and recv have two
-            participants.
+        kind: `reduce_scatter_block` and `all_gather_block` are those with equal counts; send and recv have
+            two participants.
         participants: devices, in the order of counts and displacements.
         send, recv: see above.
         root: position among the participants, of rooted kinds.
@@ -169,10 +169,7 @@ class Routine:
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The sets of participants of collective transfers, in order of first appearance."""
         found = (
-            t.participants
-            for stage in self.stages
-            for t in stage.transfers
-            if t.kind not in ("send", "recv")
+            t.participants for stage in self.stages for t in stage.transfers if t.kind not in ("send", "recv")
         )
         return tuple(dict.fromkeys(found))
 

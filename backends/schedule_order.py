@@ -9,8 +9,8 @@
 Without buckets that is the program's order, every message holds one exchange and lands as soon as it was
 launched. With buckets, an exchange leaves as soon as its operand is there, in one message with others of its
 kind; computation that waits for no message goes on first; and a message lands when nothing else is left to
-compute. Gathers take memory, so they leave early only while what was gathered and not yet read is no more than
-a bucket. The order follows from program and graph alone: it is the same on every rank.
+compute. Gathers take memory, so they leave early only while what was gathered and not yet read is no more
+than a bucket. The order follows from program and graph alone: it is the same on every rank.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from math import prod
 
 from shardwright.backends.schedule_lower import Geometry, Lowering, on_the_wire, operands, padding, results
 from shardwright.backends.schedule_ops import Builder, Routine, Transfer, View, whole
-from shardwright.ir.placement import Partial
+from shardwright.ir.placement import Partial, ReduceOp
 
 
 class Reduction:
@@ -26,7 +26,9 @@ class Reduction:
         pre = g.members[0].pre
         assert isinstance(pre, Partial)
         self.g, self.b = g, Builder()
-        self.wide, self.op = on_the_wire(g.dtype, pre.op)
+        wide, op = on_the_wire(g.dtype, pre.op)
+        self.wide: str = wide
+        self.op: ReduceOp = op
         ins = operands(self.b, g)
         sizes = [prod(member.shape) for member in g.members]
         starts = [0]

@@ -1,10 +1,12 @@
 """Running routines: memory, local operations, and transfers through a transport.
 
-A transport moves bytes among ranks; everything else about exchanges is here. To run on another library (NCCL),
-implement `Transport`: prepare a transfer once, start it many times, ask and wait for what was started.
+A transport moves bytes among ranks; everything else about exchanges is here. To run on another library
+(NCCL), implement `Transport`: prepare a transfer once, start it many times, ask and wait for what was
+started.
 
 Several exchanges may be under way at once. Stages of different exchanges are started in one order that is the
-same on every rank: an exchange starts its first stage only after all stages of the one before it were started.
+same on every rank: an exchange starts its first stage only after all stages of the one before it were
+started.
 So collective calls match, and the first unfinished exchange can always go on: there is no deadlock.
 """
 
@@ -72,9 +74,9 @@ _ALONE = _references([np.zeros(1, np.uint8)])
 class Pool:
     """Aligned memory that is used again once nobody refers to it.
 
-    What was received is handed to XLA without a copy, and lives as long as the arrays made of it: a buffer that
-    is still read, by a running computation or by whoever keeps a result, has references, and another one is
-    taken. Steps that follow one another so alternate between two buffers where they must.
+    What was received is handed to XLA without a copy, and lives as long as the arrays made of it: a buffer
+    that is still read, by a running computation or by whoever keeps a result, has references, and another one
+    is taken. Steps that follow one another so alternate between two buffers where they must.
     """
 
     def __init__(self) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Protocol
 
 import jax
 
 from shardwright.backends.reference import ReferenceExecutable
+from shardwright.backends.run_options import RunOptions
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.program import Program
 from shardwright.ir.trace import Traced
@@ -25,17 +27,40 @@ def _reference(traced: Traced, program: Program, ratios: Sequence[float], seats:
     return ReferenceExecutable(traced, program, ratios)
 
 
-def _mpi(traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None) -> Executable:
+def _mpi(
+    traced: Traced,
+    program: Program,
+    ratios: Sequence[float],
+    seats: Seats | None,
+    options: RunOptions | None = None,
+) -> Executable:
     # Importing the backend imports mpi4py, which initialises MPI: only for those who ask for it.
     from shardwright.backends.mpi import MpiExecutable
 
-    return MpiExecutable(traced, program, ratios, seats=seats)
+    return MpiExecutable(traced, program, ratios, seats=seats, options=options)
 
 
-BACKENDS: dict[str, Callable[[Traced, Program, Sequence[float], Seats | None], Executable]] = {
+BACKENDS: dict[str, Callable[..., Executable]] = {
     "reference": _reference,
     "mpi": _mpi,
 }
+
+
+def run_options(backend: str, given: Mapping[str, Any], **defaults: Any) -> RunOptions | None:
+    """Options of a backend: those given, and the defaults for the others; None where it has none.
+
+    Raises:
+        PlanError: the backend has no such option.
+    """
+    known = [field.name for field in fields(RunOptions)] if backend == "mpi" else []
+    for name in given:
+        if name not in known:
+            raise PlanError(
+                place=f"option {name}",
+                reason=f"is unknown to backend {backend!r}",
+                remedy=f"It has {', '.join(known) or 'no options'}",
+            )
+    return RunOptions(**{**defaults, **given}) if known else None
 
 
 class CompiledStep:
@@ -48,6 +73,7 @@ class CompiledStep:
         ratios: share of every device of the program.
         backend: a name in `BACKENDS`.
         seats: which devices of a fleet these are; None: all of it.
+        options: of backends that have some.
 
     Raises:
         PlanError: there is no such backend.
@@ -60,6 +86,7 @@ class CompiledStep:
         ratios: Sequence[float],
         backend: str,
         seats: Seats | None = None,
+        options: RunOptions | None = None,
     ) -> None:
         if backend not in BACKENDS:
             raise PlanError(
@@ -72,6 +99,7 @@ class CompiledStep:
         self._ratios = ratios
         self._backend = backend
         self._seats = seats
+        self._options: dict[str, Any] = {} if options is None else {"options": options}
         self._ready: tuple[Traced, Executable] | None = None
 
     def __call__(self, *args: Any) -> Any:
@@ -84,7 +112,8 @@ class CompiledStep:
         if self._ready is None:
             abstract = jax.tree.unflatten(structure, [_abstract(leaf) for leaf in flat])
             traced = self._attach(*abstract)
-            self._ready = traced, BACKENDS[self._backend](traced, self._program, self._ratios, self._seats)
+            make = BACKENDS[self._backend]
+            self._ready = traced, make(traced, self._program, self._ratios, self._seats, **self._options)
         traced, run = self._ready
         if structure != traced.in_tree:
             raise InputError(
