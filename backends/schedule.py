@@ -21,9 +21,10 @@ import jsonschema
 import numpy as np
 
 from shardwright.backends.layout import dtype_of, is_key, key_data_shape, members, stretches
-from shardwright.backends.schedule_lower import Geometry, Member, builders, routine_of
+from shardwright.backends.schedule_lower import Geometry, Member
 from shardwright.backends.schedule_ops import Combine, Copy, Local, Routine, Slot, Transfer, View
 from shardwright.backends.schedule_order import Launch, Order, Repeat
+from shardwright.backends.schedule_table import builders, routine_of
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import TensorType
 from shardwright.ir.patterns import patterns

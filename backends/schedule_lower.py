@@ -95,18 +95,6 @@ Lowering: TypeAlias = Callable[[Geometry], Routine]
 MERGED = frozenset({"all_gather", "reduce_scatter", "all_reduce"})
 
 
-def routine_of(kind: str, strategy: str, geometry: Geometry) -> Routine:
-    """This participant's part; where it is the only one, its operands are the results.
-
-    Raises:
-        KeyError: the strategy is none of `builders()`.
-    """
-    if geometry.count == 1:
-        b = Builder()
-        return b.routine(operands(b, geometry))
-    return builders()[kind, strategy](geometry)
-
-
 def starts(lengths: Sequence[int]) -> list[int]:
     """Where each stretch begins."""
     return list(accumulate(lengths, initial=0))[:-1]
@@ -539,21 +527,16 @@ def padding(elements: int, itemsize: int) -> int:
     return -(-elements // unit) * unit
 
 
-def builders() -> Mapping[tuple[str, str], Lowering]:
-    """All routines by (collective, strategy)."""
-    from shardwright.backends.schedule_nodes import NODES
-    from shardwright.backends.schedule_rounds import ROUNDS
-
-    found: dict[tuple[str, str], Lowering] = {
-        ("all_gather", "exact"): _all_gather_exact,
-        ("all_gather", "padded"): _all_gather_padded,
-        ("all_gather", "grouped"): _all_gather_grouped,
-        ("reduce_scatter", "exact"): _reduce_scatter_exact,
-        ("reduce_scatter", "padded"): _reduce_scatter_padded,
-        ("reduce_scatter", "grouped"): _reduce_scatter_grouped,
-        ("all_to_all", "exact"): _all_to_all,
-        ("broadcast", "tree"): _broadcast_tree,
-        ("broadcast", "scatter_ag"): _broadcast_scatter_ag,
-        ("send", "direct"): _send,
-    }
-    return {**found, **ROUNDS, **NODES}
+#: By (collective, strategy).
+ONE_STAGE: Mapping[tuple[str, str], Lowering] = {
+    ("all_gather", "exact"): _all_gather_exact,
+    ("all_gather", "padded"): _all_gather_padded,
+    ("all_gather", "grouped"): _all_gather_grouped,
+    ("reduce_scatter", "exact"): _reduce_scatter_exact,
+    ("reduce_scatter", "padded"): _reduce_scatter_padded,
+    ("reduce_scatter", "grouped"): _reduce_scatter_grouped,
+    ("all_to_all", "exact"): _all_to_all,
+    ("broadcast", "tree"): _broadcast_tree,
+    ("broadcast", "scatter_ag"): _broadcast_scatter_ag,
+    ("send", "direct"): _send,
+}

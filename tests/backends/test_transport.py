@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.backends.schedule_lower import Geometry, Member, routine_of
+from shardwright.backends.schedule_lower import Geometry, Member
 from shardwright.backends.schedule_ops import Transfer
+from shardwright.backends.schedule_table import routine_of
 from shardwright.backends.transport import Exchanger, Lane, Pool
 from shardwright.backends.wire import to_jax
 from shardwright.ir.placement import Partial, R
