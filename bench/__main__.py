@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import accuracy, collectives, memory, runtime, search, secant
+from bench import accuracy, collectives, memory, runtime, search, secant, testbed
 
 BENCHMARKS: dict[str, Callable[[], Path]] = {
     "search": search.main,
@@ -15,6 +15,7 @@ BENCHMARKS: dict[str, Callable[[], Path]] = {
     "collectives": collectives.main,
     "memory": memory.main,
     "runtime": runtime.main,
+    "testbed": testbed.main,
 }
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Protocol
 
 import jax
 
 from shardwright.backends.reference import ReferenceExecutable
+from shardwright.backends.run_options import RunOptions
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.program import Program, nodes_of
 from shardwright.ir.trace import Traced
@@ -28,13 +30,16 @@ def _reference(
 
 
 def _mpi(
-    traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None, donate: bool = False
+    traced: Traced,
+    program: Program,
+    ratios: Sequence[float],
+    seats: Seats | None,
+    options: RunOptions | None = None,
 ) -> Executable:
-    _on_one_axis(program, "mpi")
     # Importing the backend imports mpi4py, which initialises MPI: only for those who ask for it.
     from shardwright.backends.mpi import MpiExecutable
 
-    return MpiExecutable(traced, program, ratios, seats=seats)
+    return MpiExecutable(traced, program, ratios, seats=seats, options=options)
 
 
 def _spmd(
@@ -55,12 +60,29 @@ def _on_one_axis(program: Program, backend: str) -> None:
         )
 
 
-#: From a step, a program, its ratios and its seats; those that have a use for it also take `donate`.
+#: From a step, a program, its ratios and its seats, and what `run_options` finds for it.
 BACKENDS: dict[str, Callable[..., Executable]] = {
     "reference": _reference,
     "mpi": _mpi,
     "spmd": _spmd,
 }
+
+
+def run_options(backend: str, given: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
+    """Options as the backend takes them: those given, and the defaults for others that it has.
+
+    Raises:
+        PlanError: the backend has no such option.
+    """
+    known = [field.name for field in fields(RunOptions)] if backend == "mpi" else ["donate"]
+    for name in given:
+        if name not in known:
+            raise PlanError(
+                place=f"option {name}",
+                reason=f"is unknown to backend {backend!r}",
+                remedy=f"It has {', '.join(known)}",
+            )
+    return {"options": RunOptions(**{**defaults, **given})} if backend == "mpi" else dict(given)
 
 
 class CompiledStep:
@@ -73,7 +95,7 @@ class CompiledStep:
         ratios: share of every device of the program.
         backend: a name in `BACKENDS`.
         seats: which devices of a fleet these are; None: all of it.
-        donate: the memory of state that is passed in may be used for the results.
+        options: what `run_options` finds for the backend.
 
     Raises:
         PlanError: there is no such backend.
@@ -86,8 +108,7 @@ class CompiledStep:
         ratios: Sequence[float],
         backend: str,
         seats: Seats | None = None,
-        *,
-        donate: bool = False,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         if backend not in BACKENDS:
             raise PlanError(
@@ -100,7 +121,7 @@ class CompiledStep:
         self._ratios = ratios
         self._backend = backend
         self._seats = seats
-        self._donate = donate
+        self._options = dict(options or {})
         self._ready: tuple[Traced, Executable] | None = None
 
     def __call__(self, *args: Any) -> Any:
@@ -115,8 +136,7 @@ class CompiledStep:
             abstract = jax.tree.unflatten(structure, [_abstract(leaf) for leaf in flat])
             traced = self._attach(*abstract)
             make = BACKENDS[self._backend]
-            options = {"donate": True} if self._donate else {}
-            self._ready = traced, make(traced, self._program, self._ratios, self._seats, **options)
+            self._ready = traced, make(traced, self._program, self._ratios, self._seats, **self._options)
         traced, run = self._ready
         if structure != traced.in_tree:
             raise InputError(
