@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from shardwright.backends.spmd import check_strategies
+from shardwright.backends.spmd import check_program
 from shardwright.backends.spmd_layout import mesh_of
 from shardwright.backends.spmd_moves import lowerings
 from shardwright.ir import collectives
@@ -56,7 +56,17 @@ def test_every_strategy_is_lowered_and_nothing_else() -> None:
 def test_a_strategy_without_a_lowering_is_refused_before_the_first_step() -> None:
     move = Move("all_reduce", 0, Partial("sum"), R, strategy="gathered")
     with pytest.raises(PlanError, match=r"all_reduce\.gathered, which this backend cannot run.*spmd="):
-        check_strategies(Program((), (move,), ()))
+        check_program(Program((), (move,), ()))
+
+
+def test_an_unknown_placement_is_refused_before_the_first_step() -> None:
+    class Diagonal:
+        def __str__(self) -> str:
+            return "D"
+
+    for program in (Program((Diagonal(),), (), ()), Program((), (), (Diagonal(),))):  # type: ignore[arg-type]
+        with pytest.raises(PlanError, match="places a tensor as D, and this backend knows R, S and P alone"):
+            check_program(program)
 
 
 def test_too_few_devices_are_one_error_with_its_remedy() -> None:
