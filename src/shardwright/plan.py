@@ -18,6 +18,7 @@ from shardwright import plan_file
 from shardwright.backends.verify import VerifyResult, verify_program
 from shardwright.cost.bill import bill
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.grid import pricing
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.cost.timeline import Timeline, timeline
@@ -151,7 +152,7 @@ class Plan:
         """
         graph = self._step(traced).graph
         model = CostModel(self.part)
-        items = bill(self.program, graph, model)
+        items = bill(self.program, graph, pricing(self.program, model, self.used_ratios))
         return timeline(items, model, self.used_ratios, overlap=overlap, bucket_bytes=bucket_bytes)
 
     def save_report(
