@@ -1,6 +1,6 @@
 # Every target sets up what it needs in .venv: nothing but Python >= 3.11 and its venv module is assumed.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full check format bench bench-accuracy bench-collectives bench-testbed docs clean
+.PHONY: help setup demo test test-full check format bench bench-accuracy bench-collectives bench-memory bench-runtime bench-testbed docs clean
 
 # The first interpreter that runs, is new enough and has venv. Override: make test PYTHON=/path/to/python
 PYTHON ?= $(shell for python in python3.12 python3.11 python3.13 python3.14 python3 python; do \
@@ -59,8 +59,15 @@ bench-collectives: $(STAMP)  ## how often the strategy predicted fastest is: siz
 bench-testbed: $(STAMP)  ## a mixed fleet on this machine: plan against data parallelism (needs root)
 	$(BIN)/python -m bench testbed
 
-docs: $(STAMP)  ## run the code of the documentation pages
+bench-runtime: $(STAMP)  ## our backends against the same step written by hand
+	$(BIN)/python -m bench runtime
+
+bench-memory: $(STAMP)  ## memory predicted against what XLA allocates for the examples
+	$(BIN)/python -m bench memory
+
+docs: $(STAMP)  ## run the code of the documentation pages, build the site in build/site
 	$(BIN)/python -m pytest tests/test_docs.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:  ## remove .venv and everything generated
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import accuracy, collectives, search, secant, testbed
+from bench import accuracy, collectives, memory, runtime, search, secant, testbed
 
 BENCHMARKS: dict[str, Callable[[], Path]] = {
     "search": search.main,
@@ -14,6 +14,8 @@ BENCHMARKS: dict[str, Callable[[], Path]] = {
     "accuracy": accuracy.main,
     "collectives": collectives.main,
     "testbed": testbed.main,
+    "memory": memory.main,
+    "runtime": runtime.main,
 }
 
 

@@ -17,6 +17,7 @@ from shardwright.cost.kernels import kernel_s
 from shardwright.ir.errors import InputError, PlanError, ProgramError, ShardwrightError, TraceError
 from shardwright.ir.placement import Replicate, Shard
 from shardwright.plan import Plan
+from shardwright.profile_api import Profile, profile
 from shardwright.strategies import Strategy, add_strategy
 from shardwright.synth.baselines import Baseline, Baselines
 
@@ -28,6 +29,7 @@ __all__ = [
     "InputError",
     "Plan",
     "PlanError",
+    "Profile",
     "ProgramError",
     "Replicate",
     "ReplicatedWarning",
@@ -41,5 +43,6 @@ __all__ = [
     "baselines",
     "compare_collectives",
     "kernel_s",
+    "profile",
     "synthesize",
 ]

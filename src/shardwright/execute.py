@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Protocol
 
 import jax
@@ -11,7 +11,7 @@ import jax
 from shardwright.backends.reference import ReferenceExecutable
 from shardwright.backends.run_options import RunOptions
 from shardwright.ir.errors import InputError, PlanError
-from shardwright.ir.program import Program
+from shardwright.ir.program import Program, nodes_of
 from shardwright.ir.trace import Traced
 from shardwright.ir.wiring import Seats
 
@@ -22,7 +22,9 @@ class Executable(Protocol):
     def __call__(self, *flat: Any) -> Sequence[Any]: ...
 
 
-def _reference(traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None) -> Executable:
+def _reference(
+    traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None, donate: bool = False
+) -> Executable:
     # Its collectives are their own definitions: who shares a node makes no difference.
     return ReferenceExecutable(traced, program, ratios)
 
@@ -32,17 +34,41 @@ def _mpi(
     program: Program,
     ratios: Sequence[float],
     seats: Seats | None,
+    donate: bool = False,
     options: RunOptions | None = None,
 ) -> Executable:
+    _on_one_axis(program, "mpi")
     # Importing the backend imports mpi4py, which initialises MPI: only for those who ask for it.
     from shardwright.backends.mpi import MpiExecutable
 
+    options = options or RunOptions()
+    options = replace(options, donate=donate or options.donate)
     return MpiExecutable(traced, program, ratios, seats=seats, options=options)
 
 
+def _spmd(
+    traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None, donate: bool = False
+) -> Executable:
+    _on_one_axis(program, "spmd")
+    from shardwright.backends.spmd import SpmdExecutable
+
+    return SpmdExecutable(traced, program, ratios, seats=seats, donate=donate)
+
+
+def _on_one_axis(program: Program, backend: str) -> None:
+    if nodes_of(program) is not None:
+        raise PlanError(
+            place=f"backend {backend}",
+            reason="does not run programs on two mesh axes yet",
+            remedy="Plan with axes=1, or run the plan with backend='reference'",
+        )
+
+
+#: From a step, a program, its ratios and its seats; those that have a use for it also take `donate`.
 BACKENDS: dict[str, Callable[..., Executable]] = {
     "reference": _reference,
     "mpi": _mpi,
+    "spmd": _spmd,
 }
 
 
@@ -52,7 +78,7 @@ def run_options(backend: str, given: Mapping[str, Any], **defaults: Any) -> RunO
     Raises:
         PlanError: the backend has no such option.
     """
-    known = [field.name for field in fields(RunOptions)] if backend == "mpi" else []
+    known = [f.name for f in fields(RunOptions) if f.name != "donate"] if backend == "mpi" else []
     for name in given:
         if name not in known:
             raise PlanError(
@@ -74,6 +100,7 @@ class CompiledStep:
         backend: a name in `BACKENDS`.
         seats: which devices of a fleet these are; None: all of it.
         options: of backends that have some.
+        donate: the memory of state that is passed in may be used for the results.
 
     Raises:
         PlanError: there is no such backend.
@@ -86,7 +113,9 @@ class CompiledStep:
         ratios: Sequence[float],
         backend: str,
         seats: Seats | None = None,
+        *,
         options: RunOptions | None = None,
+        donate: bool = False,
     ) -> None:
         if backend not in BACKENDS:
             raise PlanError(
@@ -99,11 +128,13 @@ class CompiledStep:
         self._ratios = ratios
         self._backend = backend
         self._seats = seats
-        self._options: dict[str, Any] = {} if options is None else {"options": options}
+        self._options = options
+        self._donate = donate
         self._ready: tuple[Traced, Executable] | None = None
 
     def __call__(self, *args: Any) -> Any:
-        """The step's outputs: global arrays on `reference`, `ShardedArray` leaves on `mpi`.
+        """The step's outputs: global arrays on `reference`, `ShardedArray` leaves on `mpi`; on `spmd` global
+        arrays, sharded where they are cut evenly, and `PaddedArray` leaves where they are not.
 
         Raises:
             PlanError: the arguments do not fit the plan, or the plan was made for another step.
@@ -113,7 +144,10 @@ class CompiledStep:
             abstract = jax.tree.unflatten(structure, [_abstract(leaf) for leaf in flat])
             traced = self._attach(*abstract)
             make = BACKENDS[self._backend]
-            self._ready = traced, make(traced, self._program, self._ratios, self._seats, **self._options)
+            options: dict[str, Any] = {"donate": True} if self._donate else {}
+            if self._options is not None:
+                options["options"] = self._options
+            self._ready = traced, make(traced, self._program, self._ratios, self._seats, **options)
         traced, run = self._ready
         if structure != traced.in_tree:
             raise InputError(

@@ -21,6 +21,7 @@ from shardwright.backends.segments import is_local
 from shardwright.backends.verify import VerifyResult, verify_program
 from shardwright.cost.bill import bill
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.grid import pricing
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.cost.timeline import Timeline, timeline
@@ -28,13 +29,15 @@ from shardwright.cost.topology import Topology
 from shardwright.execute import CompiledStep, concrete, run_options
 from shardwright.files import write_whole
 from shardwright.ir.errors import PlanError, ProgramError
-from shardwright.ir.program import Move, Program
+from shardwright.ir.program import Move, Program, nodes_of
 from shardwright.ir.program import verify as check_program
 from shardwright.ir.text import format_program
 from shardwright.ir.trace import StateMap, Traced, trace
 from shardwright.ir.wiring import Seats
+from shardwright.partition import PartitionSpecs, partition_specs
 from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused
 from shardwright.report import describe
+from shardwright.synth.baselines import Baseline
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ class Plan:
         """
         graph = self._step(traced).graph
         model = CostModel(self.part)
-        items = bill(self.program, graph, model)
+        items = bill(self.program, graph, pricing(self.program, model, self.used_ratios))
         return timeline(items, model, self.used_ratios, overlap=overlap, bucket_bytes=bucket_bytes)
 
     def schedule(self, ranks: Sequence[int] | None = None) -> dict[str, Any]:
@@ -174,6 +177,12 @@ class Plan:
                 from a file that does not have its messages.
         """
         messages = self.planned_messages()
+        if nodes_of(self.program) is not None:
+            raise PlanError(
+                place="plan",
+                reason="is on two mesh axes, whose exchanges no schedule expresses yet",
+                remedy="Plan with axes=1",
+            )
         if messages is None:
             raise PlanError(
                 place="plan",
@@ -190,11 +199,38 @@ class Plan:
         )
 
     def planned_messages(self) -> tuple[Planned, ...] | None:
-        """What travels together; None where neither the step nor the file says."""
+        """What travels together; None where neither the step nor the file says, and on two mesh axes."""
+        if nodes_of(self.program) is not None:
+            return None
         if self.traced is not None:
             return planned(arrange(self.program, self.traced.graph, self.bucket_bytes))
         has_none = not any(isinstance(i, Move) and not is_local(i) for i in self.program.all_instructions())
         return self.messages if self.messages or has_none else None
+
+    def save_report(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        title: str = "Plan",
+        baselines: Sequence[Baseline] = (),
+        traced: Traced | None = None,
+    ) -> None:
+        """Write a page about the plan, for a browser, which needs nothing beside it.
+
+        It appears whole or not at all.
+
+        Args:
+            path: of the page.
+            title: what was planned, for its heading.
+            baselines: what `shardwright.baselines` found, to be shown beside the plan.
+            traced: the step of a plan that was loaded from a file (see `attach`).
+
+        Raises:
+            PlanError: the plan was loaded from a file and no step is given, or the page cannot be written.
+        """
+        from shardwright.report_page import page  # a template engine: only for those who ask for a page
+
+        write_whole(path, page(self, self._step(traced), title, baselines))
 
     def _step(self, traced: Traced | None) -> Traced:
         step = traced or self.traced
@@ -281,15 +317,23 @@ class Plan:
         return verify_program(traced, self.program, self.used_ratios, leaves, flat_step)
 
     def compile(
-        self, train_step: Callable[..., Any], backend: str = "reference", **options: Any
+        self,
+        train_step: Callable[..., Any],
+        backend: str = "reference",
+        *,
+        donate: bool = False,
+        **options: Any,
     ) -> Callable[..., Any]:
         """A callable with the signature of `train_step` that runs this plan.
 
         Args:
             train_step: the step the plan was made for.
-            backend: "reference" (all devices in this process, global arrays) or "mpi" (one process per
+            backend: "reference" (all devices in this process, global arrays), "mpi" (one process per
                 device under mpiexec, or one per device that the plan uses; leaves are `ShardedArray`, with
-                `gather()`).
+                `gather()`) or "spmd" (one jitted program on JAX's own devices; leaves are global arrays, or
+                `PaddedArray`, with `gather()`, where the plan cuts unevenly).
+            donate: results may take over the memory of the state that is passed in, which must not be used
+                again. "mpi" and "spmd" do so; "reference" has no use for it.
             options: of the "mpi" backend, see `RunOptions`; `bucket_bytes` and `resync_every` are the plan's
                 unless they are given here.
 
@@ -300,4 +344,21 @@ class Plan:
         seats = Seats(self.used, len(self.ratios), Topology.of(self.part).wiring)
         found = run_options(backend, options, bucket_bytes=self.bucket_bytes, resync_every=self.resync_every)
         attach = partial(self.attach, train_step)
-        return CompiledStep(attach, self.program, self.used_ratios, backend, seats, found)
+        return CompiledStep(
+            attach, self.program, self.used_ratios, backend, seats, options=found, donate=donate
+        )
+
+    def partition_specs(self, traced: Traced | None = None) -> PartitionSpecs:
+        """How arguments and results of the step lie, in JAX's own terms, for `jax.jit`.
+
+        Args:
+            traced: the step of a plan that was loaded from a file (see `attach`).
+
+        Returns:
+            PartitionSpecs over one mesh axis, "devices", which has the devices that the plan uses in the
+            plan's order.
+
+        Raises:
+            PlanError: the plan cuts unevenly, which PartitionSpecs cannot say.
+        """
+        return partition_specs(self._step(traced), self.program, self.used_ratios)

@@ -17,9 +17,11 @@ from shardwright.factory import load_factory
 from shardwright.files import check_writable, write_whole
 from shardwright.options import (
     all_devices_option,
+    axes_option,
     factory_argument,
     fleet_option,
     json_option,
+    parse_axes,
     parse_pins,
     parse_time_limit,
 )
@@ -37,7 +39,9 @@ from shardwright.synth.baselines import Baseline
 @click.option("--pin", "pins", multiple=True, metavar="PATTERN=PLACEMENT", help="Fix where arguments lie.")
 @click.option("--time-limit", metavar="DURATION", help="Begin no search after this, such as 10s; 0: none.")
 @click.option("--timeline", "trace_path", metavar="TRACE.json", help="Write the step in time, for Perfetto.")
+@click.option("--report", "page_path", metavar="PAGE.html", help="Write a page about it, for a browser.")
 @all_devices_option
+@axes_option
 @json_option
 def plan(
     target: str,
@@ -48,7 +52,9 @@ def plan(
     pins: tuple[str, ...],
     time_limit: str | None,
     trace_path: str | None,
+    page_path: str | None,
     all_devices: bool,
+    axes: str,
     as_json: bool,
 ) -> None:
     """Plan the step that FACTORY() returns, as (train_step, args), for a fleet."""
@@ -57,19 +63,30 @@ def plan(
     limit_s = parse_time_limit(time_limit)
     constraints = parse_pins(pins)
     check_writable(trace_path, "--timeline")
+    check_writable(page_path, "--report")
     step, args = load_factory(target)
     made = make_plan(
-        step, args, fleet, all_devices=all_devices, constraints=constraints, time_limit_s=limit_s
+        step,
+        args,
+        fleet,
+        all_devices=all_devices,
+        constraints=constraints,
+        time_limit_s=limit_s,
+        axes=parse_axes(axes),
     )
     if output is not None:
         made.save(output)
     if trace_path is not None:
         events = trace_events(made.timeline(), made.used_devices, f"{target} on {fleet.name}")
         write_whole(trace_path, json.dumps(events) + "\n")
+    assert made.traced is not None
+    if page_path is not None:
+        with stages() as tick:
+            beside = api.on_the_whole_fleet(made.traced, fleet, tick)
+        made.save_report(page_path, title=target, baselines=beside)
     if as_json:
         say_json(made.to_dict())
         return
-    assert made.traced is not None
     compared: tuple[Baseline, ...] = ()
     if with_baselines:
         with stages() as tick:
