@@ -13,9 +13,9 @@ BENCHMARKS: dict[str, Callable[[], Path]] = {
     "secant": secant.main,
     "accuracy": accuracy.main,
     "collectives": collectives.main,
+    "testbed": testbed.main,
     "memory": memory.main,
     "runtime": runtime.main,
-    "testbed": testbed.main,
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Protocol
 
 import jax
@@ -34,11 +34,14 @@ def _mpi(
     program: Program,
     ratios: Sequence[float],
     seats: Seats | None,
+    donate: bool = False,
     options: RunOptions | None = None,
 ) -> Executable:
     # Importing the backend imports mpi4py, which initialises MPI: only for those who ask for it.
     from shardwright.backends.mpi import MpiExecutable
 
+    options = options or RunOptions()
+    options = replace(options, donate=donate or options.donate)
     return MpiExecutable(traced, program, ratios, seats=seats, options=options)
 
 
@@ -60,7 +63,7 @@ def _on_one_axis(program: Program, backend: str) -> None:
         )
 
 
-#: From a step, a program, its ratios and its seats, and what `run_options` finds for it.
+#: From a step, a program, its ratios and its seats; those that have a use for it also take `donate`.
 BACKENDS: dict[str, Callable[..., Executable]] = {
     "reference": _reference,
     "mpi": _mpi,
@@ -68,21 +71,21 @@ BACKENDS: dict[str, Callable[..., Executable]] = {
 }
 
 
-def run_options(backend: str, given: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
-    """Options as the backend takes them: those given, and the defaults for others that it has.
+def run_options(backend: str, given: Mapping[str, Any], **defaults: Any) -> RunOptions | None:
+    """Options of a backend: those given, and the defaults for the others; None where it has none.
 
     Raises:
         PlanError: the backend has no such option.
     """
-    known = [field.name for field in fields(RunOptions)] if backend == "mpi" else ["donate"]
+    known = [f.name for f in fields(RunOptions) if f.name != "donate"] if backend == "mpi" else []
     for name in given:
         if name not in known:
             raise PlanError(
                 place=f"option {name}",
                 reason=f"is unknown to backend {backend!r}",
-                remedy=f"It has {', '.join(known)}",
+                remedy=f"It has {', '.join(known) or 'no options'}",
             )
-    return {"options": RunOptions(**{**defaults, **given})} if backend == "mpi" else dict(given)
+    return RunOptions(**{**defaults, **given}) if known else None
 
 
 class CompiledStep:
@@ -95,7 +98,8 @@ class CompiledStep:
         ratios: share of every device of the program.
         backend: a name in `BACKENDS`.
         seats: which devices of a fleet these are; None: all of it.
-        options: what `run_options` finds for the backend.
+        options: of backends that have some.
+        donate: the memory of state that is passed in may be used for the results.
 
     Raises:
         PlanError: there is no such backend.
@@ -108,7 +112,9 @@ class CompiledStep:
         ratios: Sequence[float],
         backend: str,
         seats: Seats | None = None,
-        options: Mapping[str, Any] | None = None,
+        *,
+        options: RunOptions | None = None,
+        donate: bool = False,
     ) -> None:
         if backend not in BACKENDS:
             raise PlanError(
@@ -121,7 +127,8 @@ class CompiledStep:
         self._ratios = ratios
         self._backend = backend
         self._seats = seats
-        self._options = dict(options or {})
+        self._options = options
+        self._donate = donate
         self._ready: tuple[Traced, Executable] | None = None
 
     def __call__(self, *args: Any) -> Any:
@@ -136,7 +143,10 @@ class CompiledStep:
             abstract = jax.tree.unflatten(structure, [_abstract(leaf) for leaf in flat])
             traced = self._attach(*abstract)
             make = BACKENDS[self._backend]
-            self._ready = traced, make(traced, self._program, self._ratios, self._seats, **self._options)
+            options: dict[str, Any] = {"donate": True} if self._donate else {}
+            if self._options is not None:
+                options["options"] = self._options
+            self._ready = traced, make(traced, self._program, self._ratios, self._seats, **options)
         traced, run = self._ready
         if structure != traced.in_tree:
             raise InputError(

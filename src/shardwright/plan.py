@@ -166,31 +166,6 @@ class Plan:
         items = bill(self.program, graph, pricing(self.program, model, self.used_ratios))
         return timeline(items, model, self.used_ratios, overlap=overlap, bucket_bytes=bucket_bytes)
 
-    def save_report(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        title: str = "Plan",
-        baselines: Sequence[Baseline] = (),
-        traced: Traced | None = None,
-    ) -> None:
-        """Write a page about the plan, for a browser, which needs nothing beside it.
-
-        It appears whole or not at all.
-
-        Args:
-            path: of the page.
-            title: what was planned, for its heading.
-            baselines: what `shardwright.baselines` found, to be shown beside the plan.
-            traced: the step of a plan that was loaded from a file (see `attach`).
-
-        Raises:
-            PlanError: the plan was loaded from a file and no step is given, or the page cannot be written.
-        """
-        from shardwright.report_page import page  # a template engine: only for those who ask for a page
-
-        write_whole(path, page(self, self._step(traced), title, baselines))
-
     def schedule(self, ranks: Sequence[int] | None = None) -> dict[str, Any]:
         """What every rank exchanges in a step, as plain data in the form of `schedule.schema.json`.
 
@@ -223,6 +198,31 @@ class Plan:
             return planned(arrange(self.program, self.traced.graph, self.bucket_bytes))
         has_none = not any(isinstance(i, Move) and not is_local(i) for i in self.program.all_instructions())
         return self.messages if self.messages or has_none else None
+
+    def save_report(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        title: str = "Plan",
+        baselines: Sequence[Baseline] = (),
+        traced: Traced | None = None,
+    ) -> None:
+        """Write a page about the plan, for a browser, which needs nothing beside it.
+
+        It appears whole or not at all.
+
+        Args:
+            path: of the page.
+            title: what was planned, for its heading.
+            baselines: what `shardwright.baselines` found, to be shown beside the plan.
+            traced: the step of a plan that was loaded from a file (see `attach`).
+
+        Raises:
+            PlanError: the plan was loaded from a file and no step is given, or the page cannot be written.
+        """
+        from shardwright.report_page import page  # a template engine: only for those who ask for a page
+
+        write_whole(path, page(self, self._step(traced), title, baselines))
 
     def _step(self, traced: Traced | None) -> Traced:
         step = traced or self.traced
@@ -309,7 +309,12 @@ class Plan:
         return verify_program(traced, self.program, self.used_ratios, leaves, flat_step)
 
     def compile(
-        self, train_step: Callable[..., Any], backend: str = "reference", **options: Any
+        self,
+        train_step: Callable[..., Any],
+        backend: str = "reference",
+        *,
+        donate: bool = False,
+        **options: Any,
     ) -> Callable[..., Any]:
         """A callable with the signature of `train_step` that runs this plan.
 
@@ -319,9 +324,10 @@ class Plan:
                 device under mpiexec, or one per device that the plan uses; leaves are `ShardedArray`, with
                 `gather()`) or "spmd" (one jitted program on JAX's own devices; leaves are global arrays, or
                 `PaddedArray`, with `gather()`, where the plan cuts unevenly).
-            options: `donate`: results may take over the memory of the state that is passed in, which must not
-                be used again ("reference" has no use for it). Of "mpi" also those of `RunOptions`;
-                `bucket_bytes` and `resync_every` are the plan's unless they are given here.
+            donate: results may take over the memory of the state that is passed in, which must not be used
+                again. "mpi" and "spmd" do so; "reference" has no use for it.
+            options: of the "mpi" backend, see `RunOptions`; `bucket_bytes` and `resync_every` are the plan's
+                unless they are given here.
 
         Raises:
             PlanError: there is no such backend or option; on the first call, the plan was made for another
@@ -330,7 +336,9 @@ class Plan:
         seats = Seats(self.used, len(self.ratios), Topology.of(self.part).wiring)
         found = run_options(backend, options, bucket_bytes=self.bucket_bytes, resync_every=self.resync_every)
         attach = partial(self.attach, train_step)
-        return CompiledStep(attach, self.program, self.used_ratios, backend, seats, found)
+        return CompiledStep(
+            attach, self.program, self.used_ratios, backend, seats, options=found, donate=donate
+        )
 
     def partition_specs(self, traced: Traced | None = None) -> PartitionSpecs:
         """How arguments and results of the step lie, in JAX's own terms, for `jax.jit`.
