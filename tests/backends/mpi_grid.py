@@ -1,6 +1,5 @@
 """Runs under mpiexec: `python mpi_grid.py PLAN.json SUMMARY.json`, a rank per device of the nodes.
 
-
 Every exchange across or within nodes, by every strategy, against its definition; then two steps of the plan
 against one device.
 """
