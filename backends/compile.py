@@ -9,6 +9,7 @@ be guessed about parameters or positions.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -242,8 +243,16 @@ class Compiler:
         # Only R is held by some devices alone, and it is never cut.
         needs = [prop for prop in segment.needs if holds(prop, device.index)]
         avals = [abstract(types[p.value], device.shape(types[p.value], p.placement)) for p in needs]
-        given = tuple(i for i, prop in enumerate(needs) if prop in donated)
-        return local_function(segment, graph, device), avals, given
+        # XLA reuses memory for results of the same shape and dtype, and warns of what it cannot use.
+        gives = (prop for prop in segment.gives if holds(prop, device.index))
+        room = Counter((device.shape(types[p.value], p.placement), types[p.value].dtype) for p in gives)
+        given: list[int] = []
+        for i, prop in enumerate(needs):
+            form = device.shape(types[prop.value], prop.placement), types[prop.value].dtype
+            if prop in donated and room[form]:
+                room[form] -= 1
+                given.append(i)
+        return local_function(segment, graph, device), avals, tuple(given)
 
     def share(
         self,

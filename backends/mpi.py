@@ -24,6 +24,7 @@ from shardwright.backends.mpi_link import mpi
 from shardwright.backends.mpi_script import MpiMachine, Script
 from shardwright.backends.run_options import RunOptions
 from shardwright.backends.schedule_order import arrange
+from shardwright.backends.transport_mpi import cuda_aware
 from shardwright.backends.wire import on_host
 from shardwright.backends.world import ShardedArray, World
 from shardwright.ir.errors import InputError
@@ -202,15 +203,11 @@ def facts(traced: Traced, program: Program, ratios: Sequence[float], options: Ru
 
 
 def transport_note(aware: bool) -> str:
-    """How exchanges reach the devices' memory, in words."""
-    if on_host():
-        return "devices compute in host memory: exchanges read and write it in place"
+    """How exchanges reach the memory of devices that have their own, in words."""
     staged = "exchanges pass through host memory"
-    return (
-        f"{staged}, although this MPI could read the devices' own"
-        if aware
-        else f"{staged}: this MPI is not CUDA-aware"
-    )
+    if aware:
+        return f"{staged}, although this MPI could read the devices' own"
+    return f"{staged}: this MPI is not CUDA-aware"
 
 
 def _name(names: Sequence[str], i: int) -> str:
@@ -225,6 +222,8 @@ def _progress(rank: int) -> Callable[[int, int], None]:
     def tick(done: int, total: int) -> None:
         end = "\n" if done == total else ""
         sys.stderr.write(f"\rcompiling segments: {done} of {total}{end}")
+        if end and not on_host():
+            sys.stderr.write(f"{transport_note(cuda_aware())}\n")
         sys.stderr.flush()
 
     return tick

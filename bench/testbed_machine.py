@@ -26,7 +26,7 @@ def why_not(shaped: bool) -> str:
         return "needs root (cgroups and network namespaces)"
     if not (V1 / "cpu.cfs_quota_us").exists() and not _v2():
         return "needs the cpu controller of cgroups"
-    missing = [name for name in ("ip", "tc") if shaped and shutil.which(name) is None]
+    missing = [name for name in ("ip", "tc", "nsenter") if shaped and shutil.which(name) is None]
     return f"needs {' and '.join(missing)}" if missing else ""
 
 
@@ -103,13 +103,14 @@ def links(ranks: int, rate: str, folder: Path) -> Generator[tuple[list[str], Map
             shaping = ["qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate]
             shaping += ["burst", "256kb", "latency", "50ms"]
             subprocess.run(["ip", "netns", "exec", space, "tc", *shaping], check=True)
-        # Stands in for ssh: mpiexec calls it with a host, whose last number names the namespace.
+        # Stands in for ssh: mpiexec calls it with a host, whose last number names the namespace. Not
+        # `ip netns exec`, which hides the cgroups behind a /sys of its own.
         shell = folder / "into_namespace.sh"
         shell.write_text(
             "#!/bin/sh\n"
             'while [ "${1#-}" != "$1" ]; do shift; done\n'
             "host=$1; shift\n"
-            f'exec ip netns exec {name}n$((${{host##*.}} - 1)) sh -c "$*"\n'
+            f'exec nsenter --net=/var/run/netns/{name}n$((${{host##*.}} - 1)) sh -c "$*"\n'
         )
         shell.chmod(0o755)
         hosts = ",".join(f"{subnet}.{i + 1}" for i in range(ranks))

@@ -19,6 +19,7 @@ from mpi4py import MPI
 from steps import STEPS
 
 from shardwright.backends.mpi import MpiExecutable, abort_on_error
+from shardwright.backends.run_options import RunOptions
 from shardwright.backends.world import ShardedArray, World
 from shardwright.ir.errors import PlanError
 from shardwright.ir.placement import R, Shard
@@ -88,6 +89,8 @@ def check_programs(folder: Path) -> None:
         verify(program, traced.graph)
         run = MpiExecutable(traced, program, described["ratios"], comm)
         flat = jax.tree.leaves(args)
+        if described["step"] == "mlp":
+            check_early(traced, program, described["ratios"], flat, run)
         first = run(*flat)
         # The loop: state goes back in as it came out, without being gathered.
         state = {inp: first[out] for out, inp in traced.graph.state.items()}
@@ -99,6 +102,41 @@ def check_programs(folder: Path) -> None:
                 what = f"{path.name} {call} output {i}"
                 check(isinstance(result, ShardedArray) and result.placement == program.outputs[i], what)
                 check(close(result.gather(), wanted[f"{call}{i}"], tolerance), what)
+
+
+def check_early(traced: Any, program: Program, ratios: Any, flat: list[Any], plain: MpiExecutable) -> None:
+    """Buckets, early departures and donated state change nothing, bit for bit."""
+    options = RunOptions(bucket_bytes=256, donate=True)
+    early = MpiExecutable(traced, program, ratios, comm, options=options)
+    state = traced.graph.state
+    mine, theirs = list(flat), list(flat)
+    for _ in range(3):
+        got, wanted = early(*mine), plain(*theirs)
+        for i, (a, b) in enumerate(zip(got, wanted, strict=True)):
+            check(np.array_equal(a.local, b.local), f"early output {i}")
+        for out, position in state.items():
+            mine[position], theirs[position] = got[out], wanted[out]
+
+
+def check_noise(traced: Any, program: Program, args: Any, ratios: tuple[float, ...]) -> None:
+    """One unit in the last place, added to one rank's state in every step, stays what K steps make of it."""
+    steps, every = 40, 5
+    run = MpiExecutable(traced, program, ratios, comm, options=RunOptions(resync_every=every))
+    flat = jax.tree.leaves(args)
+    for number in range(1, steps + 1):
+        results = run(*flat)
+        apart = 0.0
+        for out, position in traced.graph.state.items():
+            local = np.asarray(results[out].local)
+            parts = comm.allgather(local)
+            scale = np.spacing(np.abs(parts[0]).max(initial=1.0))
+            apart = max(apart, *(float(np.abs(part - parts[0]).max() / scale) for part in parts))
+            noisy = np.nextafter(local, np.float32(9)) if comm.rank == comm.size - 1 else local
+            held = jax.numpy.asarray(noisy)
+            flat[position] = ShardedArray(held, results[out].placement, results[out].tensor, run.world)
+        check(apart == 0.0 if number % every == 0 else apart < 8 * every, f"drift of {apart} units")
+    check({drift.call % every for drift in run.drift} == {0}, "drift is found when states are compared")
+    check(all(0 < drift.difference < 1e-4 and drift.name for drift in run.drift), "drift is reported")
 
 
 def check_arrays() -> None:
@@ -140,6 +178,7 @@ def check_resync(traced: Any, args: Any, ratios: tuple[float, ...]) -> None:
     equations = traced.graph.equations
     whole = [Compute(e.index, Signature((R,) * len(e.inputs), (R,) * len(e.outputs))) for e in equations]
     program = Program((R,) * len(traced.graph.inputs), tuple(whole), (R,) * len(traced.graph.outputs))
+    check_noise(traced, program, args, ratios)
     run = MpiExecutable(traced, program, ratios, comm, resync_every=2)
     flat = jax.tree.leaves(args)
     state = {inp: out for out, inp in traced.graph.state.items()}
