@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import pytest
 from click.testing import CliRunner
 
-from shardwright import Plan, api
+from shardwright import Plan, ReplicatedWarning, api
 from shardwright.cli import main
 from shardwright.cost.fleet import Fleet
 from shardwright.fleet_summary import summary
@@ -88,7 +88,7 @@ def planned() -> Plan:
             "network": far,
         }
     )
-    with pytest.warns(api.ReplicatedWarning):
+    with pytest.warns(ReplicatedWarning):
         return api.synthesize(step, params, shape(4096, 512), shape(4096, 512), fleet=fleet)
 
 
