@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from shardwright.constraints import path_of
-from shardwright.cost.bill import Item, Shares, Tally, bill
+from shardwright.cost.bill import Shares, Tally, bill
 from shardwright.cost.memory import peak_bytes
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
@@ -170,18 +170,13 @@ class Bench:
     def __init__(self, plan: Plan, traced: Traced) -> None:
         self.plan = plan
         self.traced = traced
-        self.model = CostModel(plan.part)
+        self.items, self.model = plan.bill(traced)
         self.ratios = plan.used_ratios
 
     @cached_property
     def space(self) -> Space:
         """The programs of the step."""
         return Space(self.traced.graph)
-
-    @cached_property
-    def items(self) -> list[Item]:
-        """The plan's bill."""
-        return bill(self.plan.program, self.traced.graph, self.model)
 
     @cached_property
     def current(self) -> Priced:
@@ -416,6 +411,8 @@ def _shifted(plan: Plan, device: int, bench: Bench, points: float = 0.01) -> Ite
     seat, tally = plan.used.index(device), Tally(bench.items, bench.model)
     own = bench.ratios[seat]
     others = 1 - own
+    if plan.axes != 1:  # the bill of such a program holds at its own shares only
+        return
     said: list[str] = []
     for moved, word in ((points, "more"), (-points, "less")):
         if not 0 <= own + moved <= 1 or others <= 0:

@@ -16,7 +16,7 @@ import jax
 
 from shardwright import plan_file
 from shardwright.backends.verify import VerifyResult, verify_program
-from shardwright.cost.bill import bill
+from shardwright.cost.bill import Item, bill
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
@@ -162,6 +162,18 @@ class Plan:
         """
         return format_program(self.program, self._step(traced).graph)
 
+    def bill(self, traced: Traced | None = None) -> tuple[list[Item], CostModel]:
+        """Every instruction with what it costs, in order, and the model of the part of the fleet that is used.
+
+        Args:
+            traced: the step of a plan that was loaded from a file (see `attach`).
+
+        Raises:
+            PlanError: the plan was loaded from a file and no step is given.
+        """
+        model = CostModel(self.part)
+        return bill(self.program, self._step(traced).graph, model), model
+
     def timeline(
         self, traced: Traced | None = None, *, overlap: bool = False, bucket_bytes: int = 0
     ) -> Timeline:
@@ -175,9 +187,7 @@ class Plan:
         Raises:
             PlanError: the plan was loaded from a file and no step is given.
         """
-        graph = self._step(traced).graph
-        model = CostModel(self.part)
-        items = bill(self.program, graph, model)
+        items, model = self.bill(traced)
         return timeline(items, model, self.used_ratios, overlap=overlap, bucket_bytes=bucket_bytes)
 
     def _step(self, traced: Traced | None) -> Traced:
