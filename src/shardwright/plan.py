@@ -163,7 +163,7 @@ class Plan:
         return format_program(self.program, self._step(traced).graph)
 
     def bill(self, traced: Traced | None = None) -> tuple[list[Item], CostModel]:
-        """Every instruction with what it costs, in order, and the model of the part of the fleet that is used.
+        """Every instruction with its cost, in order, and the model of the part of the fleet that is used.
 
         Args:
             traced: the step of a plan that was loaded from a file (see `attach`).
