@@ -341,7 +341,7 @@ def _layer(subject: str, bench: Bench) -> Explanation:
     graph = bench.traced.graph
     positions = [p for p in found.parameters if found.of_input[p] == subject]
     positions.sort(key=lambda p: (-graph.inputs[p].type.nbytes, p))
-    alike = f" and {len(group.layers) - 1} others alike" if len(group.layers) > 1 else ""
+    alike = f" (one of {len(group.layers)} alike)" if len(group.layers) > 1 else ""
     compute_s, exchange_s = sum(group.compute_s.values()), sum(group.exchange_s.values())
     said = [
         f"{subject}{alike}: {group.words}.",
