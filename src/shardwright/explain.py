@@ -199,9 +199,10 @@ class Bench:
     def alternatives(self, name: str) -> tuple[Alternative, ...]:
         """All other placements of an argument, the cheapest first.
 
-        The search stays within one mesh axis: of a plan with more there are none.
+        The search stays within one mesh axis: of a plan with more there are none. On one device there is no
+        difference.
         """
-        if self.plan.axes != 1:
+        if self.plan.axes != 1 or len(self.plan.used) == 1:
             return ()
         names = self.traced.graph.input_names
         value = self.traced.graph.inputs[names.index(name)]
@@ -326,12 +327,14 @@ def _verdicts(found: Sequence[Alternative], plan: Plan) -> Iterator[str]:
             word = "more" if each.change_s > 0 else "less"
             change = f"{duration(abs(each.change_s))} ({part:.2%}) {word}"
             yield f"{words}: {change}. Wins with: {each.wins}."
-    if not found:
-        yield (
-            "There is no other placement to price: it cannot be cut."
-            if plan.axes == 1
-            else "Other placements are priced for plans of one mesh axis only."
-        )
+    if found:
+        return
+    if len(plan.used) == 1:
+        yield "The plan uses one device, on which every placement is the same."
+    elif plan.axes != 1:
+        yield "Other placements are priced for plans of one mesh axis only."
+    else:
+        yield "There is no other placement to price: it cannot be cut."
 
 
 def _layer(subject: str, bench: Bench) -> Explanation:
