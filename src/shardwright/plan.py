@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -34,9 +34,7 @@ from shardwright.ir.wiring import Seats
 from shardwright.partition import PartitionSpecs, partition_specs
 from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused
 from shardwright.report import describe
-
-if TYPE_CHECKING:
-    from shardwright.synth.baselines import Baseline
+from shardwright.synth.baselines import Baseline
 
 
 @dataclass(frozen=True)
@@ -131,6 +129,43 @@ class Plan:
     def __str__(self) -> str:
         return describe(self)
 
+    def text(self, traced: Traced | None = None) -> str:
+        """The program in its readable form; a loaded plan needs the step it was made for (see `attach`).
+
+        Raises:
+            PlanError: the plan was loaded from a file and no step is given.
+        """
+        return format_program(self.program, self._step(traced).graph)
+
+    def timeline(
+        self, traced: Traced | None = None, *, overlap: bool = False, bucket_bytes: int = 0
+    ) -> Timeline:
+        """The predicted step in time; a loaded plan needs the step it was made for (see `attach`).
+
+        Args:
+            traced: the step of a plan that was loaded from a file.
+            overlap: as if exchanges ran beside computation, which no backend does.
+            bucket_bytes: as if exchanges of one kind were gathered into messages of so many bytes at most.
+
+        Raises:
+            PlanError: the plan was loaded from a file and no step is given.
+        """
+        items, model = self.bill(traced)
+        return timeline(items, model, self.used_ratios, overlap=overlap, bucket_bytes=bucket_bytes)
+
+    def bill(self, traced: Traced | None = None) -> tuple[list[Item], CostModel]:
+        """Every instruction with its cost, in order, and the model of the part of the fleet that is used.
+
+        Args:
+            traced: the step of a plan that was loaded from a file (see `attach`).
+
+        Raises:
+            PlanError: the plan was loaded from a file and no step is given.
+        """
+        model = CostModel(self.part)
+        priced = pricing(self.program, model, self.used_ratios)
+        return bill(self.program, self._step(traced).graph, priced), model
+
     def save_report(
         self,
         path: str | os.PathLike[str],
@@ -155,43 +190,6 @@ class Plan:
         from shardwright.report_page import page  # a template engine: only for those who ask for a page
 
         write_whole(path, page(self, self._step(traced), title, baselines))
-
-    def text(self, traced: Traced | None = None) -> str:
-        """The program in its readable form; a loaded plan needs the step it was made for (see `attach`).
-
-        Raises:
-            PlanError: the plan was loaded from a file and no step is given.
-        """
-        return format_program(self.program, self._step(traced).graph)
-
-    def bill(self, traced: Traced | None = None) -> tuple[list[Item], CostModel]:
-        """Every instruction with its cost, in order, and the model of the part of the fleet that is used.
-
-        Args:
-            traced: the step of a plan that was loaded from a file (see `attach`).
-
-        Raises:
-            PlanError: the plan was loaded from a file and no step is given.
-        """
-        model = CostModel(self.part)
-        priced = pricing(self.program, model, self.used_ratios)
-        return bill(self.program, self._step(traced).graph, priced), model
-
-    def timeline(
-        self, traced: Traced | None = None, *, overlap: bool = False, bucket_bytes: int = 0
-    ) -> Timeline:
-        """The predicted step in time; a loaded plan needs the step it was made for (see `attach`).
-
-        Args:
-            traced: the step of a plan that was loaded from a file.
-            overlap: as if exchanges ran beside computation, which no backend does.
-            bucket_bytes: as if exchanges of one kind were gathered into messages of so many bytes at most.
-
-        Raises:
-            PlanError: the plan was loaded from a file and no step is given.
-        """
-        items, model = self.bill(traced)
-        return timeline(items, model, self.used_ratios, overlap=overlap, bucket_bytes=bucket_bytes)
 
     def _step(self, traced: Traced | None) -> Traced:
         step = traced or self.traced
