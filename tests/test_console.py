@@ -12,6 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+import shardwright
 from shardwright.cli import main
 from shardwright.lazy import LazyCommand
 
@@ -79,6 +80,22 @@ def test_every_command_has_help_and_the_common_options(words: tuple[str, ...]) -
     for option in EVERY[words].params:
         if isinstance(option, click.Option) and not isinstance(option.type, click.Choice):
             assert option.help, f"{option.opts} says nothing"
+
+
+def test_help_waits_for_nothing_heavy() -> None:
+    """The command's own imports, without those of the package: no JAX, no numpy, no tables."""
+    script = f"""
+import sys, types
+package = types.ModuleType("shardwright")
+package.__path__ = [{str(Path(shardwright.__file__).parent)!r}]
+sys.modules["shardwright"] = package
+from shardwright.cli import main
+main(["--help"], prog_name="shardwright", standalone_mode=False)
+heavy = {{"jax", "numpy", "scipy", "rich", "yaml", "jsonschema"}} & set(sys.modules)
+sys.exit(", ".join(heavy) or 0)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "") and "Usage: shardwright" in done.stdout
 
 
 def test_help_names_every_command_and_the_exit_codes() -> None:

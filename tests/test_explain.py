@@ -251,6 +251,16 @@ def test_the_plan(plan: Plan) -> None:
     assert f"{plan.gap:.1%}" in said and plan.exchanges[0].name in said and "up, down" in said
 
 
+def test_where_nothing_can_be_otherwise(fleet: Fleet) -> None:
+    step, args = MODULE["small"]()
+    one = Fleet.from_dict({"name": "one", "nodes": [{"devices": {"type": "T4"}}]})
+    alone = synthesize(step, *args, fleet=one)
+    assert "every placement is the same" in explain(alone, "params/up", alone.traced).sentences[-1]
+    scaled = synthesize(lambda x, y: (x * y).sum(), 2.0, args[1], fleet=fleet, devices="all")
+    names = list(scaled.held)
+    assert "it cannot be cut" in explain(scaled, names[0], scaled.traced).sentences[-1]
+
+
 def test_what_is_not_there(plan: Plan) -> None:
     with pytest.raises(InputError, match=r"is no device, argument or layer.*params\['up'\].*--step"):
         explain(plan, "params['upp']")

@@ -144,7 +144,12 @@ def test_every_line_of_a_bill_has_a_place(example: Any) -> None:
         ("S(0:64)", "cut along dimension 0, in whole pieces of 64"),
         ("P(sum)", "partial sums, one per device"),
         ("P(max)", "partial maxima, one per device"),
-        ("R/S(0)", "over the nodes: whole on every device; within each: cut along dimension 0"),
+        ("R/S(0)", "whole on every node; within a node cut along dimension 0"),
+        (
+            "S(1:8)/P(sum)",
+            "cut along dimension 1 over the nodes, in whole pieces of 8; "
+            "within a node partial sums, one per device",
+        ),
         ("of a later version", "of a later version"),
     ],
 )

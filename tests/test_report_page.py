@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import pytest
 from click.testing import CliRunner
 
-from shardwright import Plan, api
+from shardwright import Plan, ReplicatedWarning, api
 from shardwright.cli import main
 from shardwright.cost.fleet import Fleet
+from shardwright.explain import explain
 from shardwright.fleet_summary import summary
 from shardwright.ir.errors import PlanError
 from shardwright.report import duration, size
@@ -88,7 +89,7 @@ def planned() -> Plan:
             "network": far,
         }
     )
-    with pytest.warns(api.ReplicatedWarning):
+    with pytest.warns(ReplicatedWarning):
         return api.synthesize(step, params, shape(4096, 512), shape(4096, 512), fleet=fleet)
 
 
@@ -251,6 +252,34 @@ def test_certificate_assumptions_and_fleet(planned: Plan, found: Facts, read: Re
     fleet = read.said("fleet")
     assert "big <1> 1 4 TFLOP/s" in fleet and "small 4 1 TFLOP/s" in fleet
     assert "The narrowest link is the network between the nodes: 1 kB/s, 1 s." in fleet
+
+
+def test_a_plan_on_two_axes() -> None:
+    """Two nodes of two: placements over the nodes and within them, in words; costs add up as ever."""
+    kind = {"name": "c", "flops": "1 TFLOP/s", "memory_bandwidth": "100 GB/s", "memory": "8 GB"}
+    node = {"count": 2, "devices": {"type": kind, "count": 2}}
+    near, far = {"bandwidth": "100 GB/s", "latency": "1 us"}, {"bandwidth": "1 GB/s", "latency": "30 us"}
+    fleet = Fleet.from_dict({"name": "mesh", "nodes": [node | {"link": near}], "network": far})
+
+    def update(params: Any, x: jax.Array, y: jax.Array) -> Any:
+        def loss_of(params: Any) -> jax.Array:
+            return jnp.mean((jax.nn.relu(x @ params["up"]) @ params["down"] - y) ** 2)
+
+        loss, gradients = jax.value_and_grad(loss_of)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
+
+    params = {"up": shape(2048, 4096), "down": shape(4096, 1024)}
+    plan = api.synthesize(update, params, shape(8192, 2048), shape(8192, 1024), fleet=fleet, axes=2)
+    assert plan.axes == 2 and plan.traced is not None
+    found = facts(plan, plan.traced, "two axes")
+    assert sum(layer.seconds for layer in found.layers) == pytest.approx(plan.cost_s)
+    reader = Reader()
+    reader.feed(page(plan, plan.traced, "two axes"))
+    assert "over the nodes" in reader.said("shares") and "within a node" in reader.said("program")
+    assert "2 mesh axes" in reader.said("certificate")
+    answer = explain(plan, "params/up", plan.traced)
+    assert "over the nodes" in answer.sentences[0] and "one mesh axis only" in answer.sentences[-1]
+    assert "sets the pace" in " ".join(explain(plan, "n1.d0", plan.traced).sentences)
 
 
 def test_a_plan_from_a_file_needs_its_step(planned: Plan, tmp_path: Path) -> None:

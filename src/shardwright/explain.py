@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from shardwright.constraints import path_of
-from shardwright.cost.bill import Item, Shares, Tally, bill
+from shardwright.cost.bill import Shares, Tally, bill
 from shardwright.cost.memory import peak_bytes
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
@@ -170,18 +170,13 @@ class Bench:
     def __init__(self, plan: Plan, traced: Traced) -> None:
         self.plan = plan
         self.traced = traced
-        self.model = CostModel(plan.part)
+        self.items, self.model = plan.bill(traced)
         self.ratios = plan.used_ratios
 
     @cached_property
     def space(self) -> Space:
         """The programs of the step."""
         return Space(self.traced.graph)
-
-    @cached_property
-    def items(self) -> list[Item]:
-        """The plan's bill."""
-        return bill(self.plan.program, self.traced.graph, self.model)
 
     @cached_property
     def current(self) -> Priced:
@@ -204,9 +199,10 @@ class Bench:
     def alternatives(self, name: str) -> tuple[Alternative, ...]:
         """All other placements of an argument, the cheapest first.
 
-        The search stays within one mesh axis: of a plan with more there are none.
+        The search stays within one mesh axis: of a plan with more there are none. On one device there is no
+        difference.
         """
-        if self.plan.axes != 1:
+        if self.plan.axes != 1 or len(self.plan.used) == 1:
             return ()
         names = self.traced.graph.input_names
         value = self.traced.graph.inputs[names.index(name)]
@@ -331,12 +327,14 @@ def _verdicts(found: Sequence[Alternative], plan: Plan) -> Iterator[str]:
             word = "more" if each.change_s > 0 else "less"
             change = f"{duration(abs(each.change_s))} ({part:.2%}) {word}"
             yield f"{words}: {change}. Wins with: {each.wins}."
-    if not found:
-        yield (
-            "There is no other placement to price: it cannot be cut."
-            if plan.axes == 1
-            else "Other placements are priced for plans of one mesh axis only."
-        )
+    if found:
+        return
+    if len(plan.used) == 1:
+        yield "The plan uses one device, on which every placement is the same."
+    elif plan.axes != 1:
+        yield "Other placements are priced for plans of one mesh axis only."
+    else:
+        yield "There is no other placement to price: it cannot be cut."
 
 
 def _layer(subject: str, bench: Bench) -> Explanation:
@@ -346,7 +344,7 @@ def _layer(subject: str, bench: Bench) -> Explanation:
     graph = bench.traced.graph
     positions = [p for p in found.parameters if found.of_input[p] == subject]
     positions.sort(key=lambda p: (-graph.inputs[p].type.nbytes, p))
-    alike = f" and {len(group.layers) - 1} others alike" if len(group.layers) > 1 else ""
+    alike = f" (one of {len(group.layers)} alike)" if len(group.layers) > 1 else ""
     compute_s, exchange_s = sum(group.compute_s.values()), sum(group.exchange_s.values())
     said = [
         f"{subject}{alike}: {group.words}.",
@@ -416,6 +414,8 @@ def _shifted(plan: Plan, device: int, bench: Bench, points: float = 0.01) -> Ite
     seat, tally = plan.used.index(device), Tally(bench.items, bench.model)
     own = bench.ratios[seat]
     others = 1 - own
+    if plan.axes != 1:  # the bill of such a program holds at its own shares only
+        return
     said: list[str] = []
     for moved, word in ((points, "more"), (-points, "less")):
         if not 0 <= own + moved <= 1 or others <= 0:

@@ -19,7 +19,7 @@ from shardwright.backends.schedule import Planned, emit, planned
 from shardwright.backends.schedule_order import arrange
 from shardwright.backends.segments import is_local
 from shardwright.backends.verify import VerifyResult, verify_program
-from shardwright.cost.bill import bill
+from shardwright.cost.bill import Item, bill
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.grid import pricing
 from shardwright.cost.model import CostModel
@@ -161,9 +161,7 @@ class Plan:
         Raises:
             PlanError: the plan was loaded from a file and no step is given.
         """
-        graph = self._step(traced).graph
-        model = CostModel(self.part)
-        items = bill(self.program, graph, pricing(self.program, model, self.used_ratios))
+        items, model = self.bill(traced)
         return timeline(items, model, self.used_ratios, overlap=overlap, bucket_bytes=bucket_bytes)
 
     def schedule(self, ranks: Sequence[int] | None = None) -> dict[str, Any]:
@@ -198,6 +196,19 @@ class Plan:
             return planned(arrange(self.program, self.traced.graph, self.bucket_bytes))
         has_none = not any(isinstance(i, Move) and not is_local(i) for i in self.program.all_instructions())
         return self.messages if self.messages or has_none else None
+
+    def bill(self, traced: Traced | None = None) -> tuple[list[Item], CostModel]:
+        """Every instruction with its cost, in order, and the model of the part of the fleet that is used.
+
+        Args:
+            traced: the step of a plan that was loaded from a file (see `attach`).
+
+        Raises:
+            PlanError: the plan was loaded from a file and no step is given.
+        """
+        model = CostModel(self.part)
+        priced = pricing(self.program, model, self.used_ratios)
+        return bill(self.program, self._step(traced).graph, priced), model
 
     def save_report(
         self,

@@ -10,8 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from shardwright.cost.bill import Item, Shares, bill
-from shardwright.cost.model import CostModel
+from shardwright.cost.bill import Item, Shares
 from shardwright.cost.share_cost import Floats
 from shardwright.cost.timeline import Span, timeline
 from shardwright.fleet_summary import Summary, summary
@@ -243,8 +242,8 @@ def facts(plan: Plan, traced: Traced, title: str, baselines: Sequence[Baseline] 
         title: what was planned, for the heading.
         baselines: what is priced beside it.
     """
-    graph, model = traced.graph, CostModel(plan.part)
-    items = bill(plan.program, graph, model)
+    graph = traced.graph
+    items, model = plan.bill(traced)
     shares = Shares(plan.used_ratios, model.class_of)
     seconds = [item.weight * shares.per_device(item.cost, item.cut) for item in items]
     places = list(instruction_places(plan.program, graph))

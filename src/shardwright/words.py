@@ -31,21 +31,26 @@ STRATEGIES: Mapping[str, str] = {
 }
 
 
-def placed(placement: str) -> str:
+def placed(placement: str, holder: str = "device") -> str:
     """A placement, as `str` writes it, in words; one that is of an unknown form stays as it is.
+
+    Args:
+        placement: on one mesh axis (`S(0:64)`), or on two, over the nodes and within each (`R/S(0)`).
+        holder: what the parts are on.
 
     >>> placed("S(0:64)")
     'cut along dimension 0, in whole pieces of 64'
     """
     across, slash, within = placement.partition("/")
     if slash:
-        return f"over the nodes: {placed(across)}; within each: {placed(within)}"
+        return f"{placed(across, 'node')}; within a node {placed(within)}"
     if placement == "R":
-        return "whole on every device"
+        return f"whole on every {holder}"
     if cut := re.fullmatch(r"S\((\d+)(?::(\d+))?\)", placement):
-        return f"cut along dimension {cut[1]}" + (f", in whole pieces of {cut[2]}" if cut[2] else "")
+        by = " over the nodes" if holder == "node" else ""
+        return f"cut along dimension {cut[1]}{by}" + (f", in whole pieces of {cut[2]}" if cut[2] else "")
     if partial := re.fullmatch(r"P\((\w+)\)", placement):
-        return f"partial {_REDUCED.get(partial[1], partial[1])}, one per device"
+        return f"partial {_REDUCED.get(partial[1], partial[1])}, one per {holder}"
     return placement
 
 
