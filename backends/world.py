@@ -209,7 +209,7 @@ def wire_type(tensor: TensorType) -> tuple[tuple[int, ...], Any]:
     return (*tensor.shape, *data.shape), np.dtype(data.dtype)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class ShardedArray:
     """A tensor that lies on the ranks; a leaf of JAX's pytrees.
 

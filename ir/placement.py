@@ -57,6 +57,16 @@ class Partial:
 Placement: TypeAlias = Replicate | Shard | Partial
 R = Replicate()
 
+
+def cuts(placement: Placement) -> tuple[Shard, ...]:
+    """The shards in a placement."""
+    return (placement,) if isinstance(placement, Shard) else ()
+
+
+def reduction(placement: Placement) -> ReduceOp | None:
+    """The reduction that a placement leaves to be done, None for none."""
+    return placement.op if isinstance(placement, Partial) else None
+
 _PLACEMENT = re.compile(r"R|S\((\d+)(?::([1-9]\d*))?\)|P\((sum|max|min)\)")
 
 

@@ -20,7 +20,7 @@ from shardwright.cost.bill import Item
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import predict
-from shardwright.ir.errors import InputError, PlanError
+from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
 from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.patterns import patterns
 from shardwright.ir.rules import rule_of
@@ -33,10 +33,6 @@ from shardwright.synth.fallback import fits
 from shardwright.synth.recipes import RECIPES
 from shardwright.synth.space import Space
 from shardwright.synth.subfleets import Choice, candidates, choose, unsearched
-
-
-class ReplicatedWarning(UserWarning):
-    """Part of the step runs on every device alike, because no rule says how to shard it."""
 
 
 def synthesize(
@@ -79,11 +75,56 @@ def synthesize(
         ReplicatedWarning: a primitive has no rule and runs replicated.
     """
     _check_fleet(fleet)
+    tick("tracing the step")
+    with _collector_paused():
+        traced = trace(train_step, *args, state=state)
+    return synthesize_traced(
+        traced,
+        fleet=fleet,
+        state=state,
+        constraints=constraints,
+        time_limit_s=time_limit_s,
+        devices=devices,
+        tick=tick,
+    )
+
+
+def synthesize_traced(
+    traced: Traced,
+    *,
+    fleet: Fleet,
+    state: StateMap | None = None,
+    constraints: Constraints | None = None,
+    time_limit_s: float | None = None,
+    devices: Literal["auto", "all"] = "auto",
+    first: Sequence[float] | None = None,
+    tick: Callable[[str], None] = lambda what: None,
+) -> Plan:
+    """`synthesize` for a step that is traced already.
+
+    Args:
+        traced: the step.
+        fleet: see `synthesize`.
+        state: what it was traced with.
+        constraints: see `synthesize`.
+        time_limit_s: see `synthesize`.
+        devices: see `synthesize`.
+        first: a share per device of the fleet from which the search for ratios starts, such as those of a
+            plan for a fleet much like this one.
+        tick: see `synthesize`.
+
+    Raises:
+        InputError: see `synthesize`.
+
+    Warns:
+        ReplicatedWarning: see `synthesize`.
+    """
+    _check_fleet(fleet)
     _check_limit(time_limit_s, constraints)
     if devices not in ("auto", "all"):
         raise InputError(place="devices", reason=f"is {devices!r}", remedy="Pass 'auto' or 'all'")
     with _collector_paused():
-        return _synthesize(train_step, args, fleet, state, constraints, time_limit_s, devices, tick)
+        return _synthesize(traced, fleet, state, constraints, time_limit_s, devices, first, tick)
 
 
 @contextmanager
@@ -99,17 +140,15 @@ def _collector_paused() -> Generator[None]:
 
 
 def _synthesize(
-    train_step: Callable[..., Any],
-    args: tuple[Any, ...],
+    traced: Traced,
     fleet: Fleet,
     state: StateMap | None,
     constraints: Constraints | None,
     time_limit_s: float | None,
     devices: Literal["auto", "all"],
+    first: Sequence[float] | None,
     tick: Callable[[str], None],
 ) -> Plan:
-    tick("tracing the step")
-    traced = trace(train_step, *args, state=state)
     tick("building the choice graph")
     start = time.perf_counter()
     space = Space(traced.graph)
@@ -121,7 +160,7 @@ def _synthesize(
         chosen = unsearched(traced.graph, space, fleet, timer, parts)
     else:
         try:
-            chosen = choose(traced.graph, space, fleet, timer, factors(pins, space), parts)
+            chosen = choose(traced.graph, space, fleet, timer, factors(pins, space), parts, first)
         except PlanError as error:
             if not pins:
                 raise
@@ -130,7 +169,7 @@ def _synthesize(
     prices = priced(pins, traced.graph, space, chosen.model, found.ratios, found.cost_s)
     replicated = _replicated(traced.graph, space)
     for primitive, why in replicated.items():
-        warnings.warn(f"{primitive} runs replicated: {why}", ReplicatedWarning, stacklevel=3)
+        warnings.warn(f"{primitive} runs replicated: {why}", ReplicatedWarning, stacklevel=4)
     stats = Stats(
         trace_s=traced.trace_s,
         space_s=space_s,

@@ -18,9 +18,9 @@ from shardwright.ir.placement import Shard
 from shardwright.ir.program import Move
 from shardwright.ir.rules import Signature
 from shardwright.ir.serialize import program_to_json
-from shardwright.synth.baselines import Baseline, Baselines
 
 if TYPE_CHECKING:
+    from shardwright.synth.baselines import Baseline, Baselines
     from shardwright.plan import Plan
 
 WIDTH = 110
