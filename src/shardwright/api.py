@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, Literal
@@ -25,6 +23,7 @@ from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.patterns import patterns
 from shardwright.ir.rules import rule_of
 from shardwright.ir.trace import StateMap, Traced, source_line, trace
+from shardwright.pause import collector_paused
 from shardwright.plan import Plan
 from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused, spread
 from shardwright.synth.alternate import Timer
@@ -76,7 +75,7 @@ def synthesize(
     """
     _check_fleet(fleet)
     tick("tracing the step")
-    with _collector_paused():
+    with collector_paused():
         traced = trace(train_step, *args, state=state)
     return synthesize_traced(
         traced,
@@ -123,20 +122,8 @@ def synthesize_traced(
     _check_limit(time_limit_s, constraints)
     if devices not in ("auto", "all"):
         raise InputError(place="devices", reason=f"is {devices!r}", remedy="Pass 'auto' or 'all'")
-    with _collector_paused():
+    with collector_paused():
         return _synthesize(traced, fleet, state, constraints, time_limit_s, devices, first, tick)
-
-
-@contextmanager
-def _collector_paused() -> Generator[None]:
-    """Planning makes many objects that all live on; looking through them again and again takes its time."""
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
 
 
 def _synthesize(

@@ -1,4 +1,4 @@
-"""One call of a user's function, taken apart as `jax.jit` would: what is traced, and what is part of the code.
+"""One call of a user's function, taken apart as `jax.jit` would: what is traced, what is part of the code.
 
     dynamic   arrays and numbers in arguments: traced
     static    arguments named by `static_argnums` and `static_argnames`; leaves that are neither arrays nor
@@ -234,11 +234,15 @@ def hide(tree: Any, where: str) -> Any:
 
 def show(tree: Any) -> Any:
     """Inverse of `hide`."""
-    return jax.tree.map(
-        lambda leaf: leaf.value if isinstance(leaf, Static) else leaf,
-        tree,
-        is_leaf=lambda leaf: isinstance(leaf, Static),
-    )
+
+
+    def is_static(leaf: Any) -> bool:
+        return isinstance(leaf, Static)
+
+    def shown(leaf: Any) -> Any:
+        return leaf.value if isinstance(leaf, Static) else leaf
+
+    return jax.tree.map(shown, tree, is_leaf=is_static)
 
 
 def _hashed(where: str, value: Any) -> Any:

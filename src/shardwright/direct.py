@@ -56,7 +56,10 @@ def direct(graph: Graph, outputs: Sequence[Placement]) -> Direct:
             backwards.append(Move(free.kind, value.index, R, placement))
         return bool(others)
 
-    want(graph.outputs, [R if isinstance(a, Literal) else p for a, p in zip(graph.outputs, outputs, strict=True)])
+    want(
+        graph.outputs,
+        [R if isinstance(a, Literal) else p for a, p in zip(graph.outputs, outputs, strict=True)],
+    )
     for equation in reversed(graph.equations):
         chosen: dict[Signature, None] = {}
         rest = False
@@ -81,16 +84,14 @@ def direct(graph: Graph, outputs: Sequence[Placement]) -> Direct:
     program = Program(
         (R,) * len(graph.inputs),
         tuple(reversed(backwards)),
-        tuple(
-            R if isinstance(a, Literal) else p for a, p in zip(graph.outputs, outputs, strict=True)
-        ),
+        tuple(R if isinstance(a, Literal) else p for a, p in zip(graph.outputs, outputs, strict=True)),
     )
     verify(program, graph)
     return Direct(program, tuple(whole))
 
 
 def _signature(equation: Equation, position: int, placement: Placement) -> Signature | None:
-    """The signature under which result `position` comes out in `placement`, nothing being Partial on the way."""
+    """The signature under which result `position` comes out in `placement`, without any Partial."""
     if equation.regions:
         return None
     rule = rule_of(equation)

@@ -1,8 +1,8 @@
 """`parallelize`: a training step like `jax.jit`'s, on a fleet.
 
-Under `mpiexec` every rank runs the same script. The first call with arguments of new shapes traces the step on
-every rank; the first rank plans, or finds the plan in the cache, and tells the others; all compare what they have
-traced. Outside of an MPI job the step runs in this process alone, under `jax.jit`.
+Under `mpiexec` every rank runs the same script. The first call with arguments of new shapes traces the step
+on every rank; the first rank plans, or finds the plan in the cache, and tells the others; all compare what
+they have traced. Outside of an MPI job the step runs in this process alone, under `jax.jit`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from shardwright.backends.launch import under_mpi
 from shardwright.calls import MODULES, Call, Callee
 from shardwright.cost.fleet import Fleet
 from shardwright.execute import BACKENDS
-from shardwright.ir.errors import InputError, PlanError, ShardwrightError, TraceError
+from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning, ShardwrightError, TraceError
 from shardwright.ir.trace import StateMap, Traced, trace
+from shardwright.pause import collector_paused
 from shardwright.plan import Plan
 
 Numbers = int | Iterable[int] | None
@@ -55,7 +56,7 @@ def parallelize(
     """A step that runs on a fleet, called like the function under `jax.jit`.
 
     Args:
-        train_step: a function of pytrees of arrays (flax nnx modules and equinox modules included) that returns
+        train_step: a function of pytrees of arrays (flax nnx and equinox modules included) that returns
             pytrees of arrays. Its first results continue its first arguments, see `synthesize`. Without it a
             decorator is returned.
         fleet: the devices, or the path of a fleet file.
@@ -239,8 +240,9 @@ class Parallel:
 
     def _make(self, call: Call, abstract: Any) -> _Planned:
         state = self._state
-        if state is not None and MODULES in call.names:
-            state = {MODULES: 0, **state}
+        if MODULES in call.names:
+            # Beside modules, which are updated in place, nothing is state that is not said to be.
+            state = {MODULES: 0} | {key: _inside(path) for key, path in (state or {}).items()}
         traced = trace(call.step, *abstract, state=state)
         if self.backend != "mpi":
             return _Planned(call, traced, self._planned_here(traced, state))
@@ -267,7 +269,9 @@ class Parallel:
         facts = {
             "step": traced.fingerprint[:12],
             "fleet": self.fleet.fingerprint()[:12],
-            "planning options": str(sorted((k, str(v)) for k, v in self._planning.items() if not callable(v))),
+            "planning options": str(
+                sorted((k, str(v)) for k, v in self._planning.items() if not callable(v))
+            ),
             **plan_cache.versions(),
         }
         others = comm.allgather(facts)
@@ -284,17 +288,27 @@ class Parallel:
         """The plan from the cache, or a new one, which then goes there."""
         options = {**self._planning, "state": state}
         key = "" if self._cache is None else plan_cache.key_of(traced, self.fleet, options)
-        plan = None if self._cache is None else plan_cache.load(self._cache, key)
+        plan = None if self._cache is None else self._cached(self._cache, key, traced)
         if plan is not None:
-            try:
-                return replace(plan, traced=plan.attach_traced(traced))
-            except PlanError:
-                pass  # whatever is in the file is no plan for this step: make a new one
+            return plan
         from shardwright.api import synthesize_traced
 
         plan = synthesize_traced(traced, fleet=self.fleet, state=state, **self._planning)
         if self._cache is not None:
             plan_cache.store(self._cache, key, plan)
+        return plan
+
+    def _cached(self, folder: Path, key: str, traced: Traced) -> Plan | None:
+        with collector_paused():
+            plan = plan_cache.load(folder, key)
+            if plan is None:
+                return None
+            try:
+                plan = replace(plan, traced=plan.attach_traced(traced))
+            except PlanError:
+                return None  # whatever is in the file is no plan for this step: a new one is made
+        for primitive, why in plan.stats.replicated.items():
+            warnings.warn(f"{primitive} runs replicated: {why}", ReplicatedWarning, stacklevel=6)
         return plan
 
     # -- one process ----------------------------------------------------------------------------------
@@ -321,6 +335,13 @@ class Parallel:
         return bool(self._donated) if origin is None else bool({origin, name} & set(self._donated))
 
 
+def _inside(path: Any) -> Any:
+    """An output path of a step whose result comes second, after the arrays of its modules."""
+    if isinstance(path, int):
+        return f"[1][{path}]"
+    return f"[1]{path}" if isinstance(path, str) else (1, *path)
+
+
 def _shape_of(leaf: Any) -> Hashable:
     if isinstance(leaf, (bool, int, float, complex)):
         return type(leaf)
@@ -337,7 +358,7 @@ _ended_together = False
 
 
 def _end_together() -> None:
-    """From now on an error that nobody catches ends all ranks, instead of leaving them to wait for this one."""
+    """From now on an error that nobody catches ends all ranks, which would wait for this one."""
     global _ended_together
     if _ended_together:
         return

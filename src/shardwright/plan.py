@@ -318,7 +318,7 @@ class Plan:
             traced: see `shard`.
 
         Raises:
-            InputError: the tree is not that of the arguments, or a leaf not of the shape that this rank holds.
+            InputError: the tree is not that of the arguments, or a leaf not of the shape held here.
             PlanError: the plan was loaded from a file and no step is given.
         """
         from shardwright import shards
@@ -330,8 +330,8 @@ class Plan:
     ) -> Any:
         """Arguments made where they are to lie: each rank computes what it holds of `init(*args)`.
 
-        What a rule does not shard (an orthogonal matrix, a draw from a generator that is not partitionable) is
-        computed whole before it is cut, with a warning.
+        What a rule does not shard (an orthogonal matrix, a draw from a generator that is not partitionable)
+        is computed whole before it is cut, with a warning.
 
         Args:
             init: a function that returns the value of an argument, or a tuple of those of several in a row.
@@ -354,9 +354,7 @@ class Plan:
 
         return shards.init(self, self.step(traced), init, args, argument)
 
-    def local_batch(
-        self, rank: int, *, traced: Traced | None = None
-    ) -> Mapping[str, tuple[slice, ...]]:
+    def local_batch(self, rank: int, *, traced: Traced | None = None) -> Mapping[str, tuple[slice, ...]]:
         """Which part of the arguments that are no state a rank needs: by name, a slice per dimension.
 
         Args:

@@ -1,7 +1,7 @@
 """Plans on disk by what they were made of, so that the second start of a job need not search.
 
-A file holds one line with the SHA-256 of the rest, and the plan as JSON. It appears whole or not at all; one that is
-damaged, of another format, or unreadable is no hit. Nothing in it is executed.
+A file holds one line with the SHA-256 of the rest, and the plan as JSON. It appears whole or not at all; one
+that is damaged, of another format, or unreadable is no hit. Nothing in it is executed.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from shardwright.ir.rules import Signature
 from shardwright.ir.serialize import program_to_json
 
 if TYPE_CHECKING:
-    from shardwright.synth.baselines import Baseline, Baselines
     from shardwright.plan import Plan
+    from shardwright.synth.baselines import Baseline, Baselines
 
 WIDTH = 110
 

@@ -114,7 +114,6 @@ def shard(plan: Plan, traced: Traced, tree: Any, argument: int | str = 0, comm: 
     """See `Plan.shard`."""
     if comm is None and not under_mpi():
         return tree
-    from shardwright.backends.world import ShardedArray
 
     flat, structure = jax.tree.flatten(tree)
     here = world(plan, comm)
@@ -171,9 +170,7 @@ def from_local(plan: Plan, traced: Traced, tree: Any, argument: int | str = 0, c
                 remedy="plan.local_batch(rank) says which part of it that is",
             )
         kept = not here.idle or here.everywhere(slot.type, slot.placement)
-        own.append(
-            ShardedArray(as_array(leaf, slot.type) if kept else None, slot.placement, slot.type, here)
-        )
+        own.append(ShardedArray(as_array(leaf, slot.type) if kept else None, slot.placement, slot.type, here))
     return jax.tree.unflatten(structure, own)
 
 
@@ -240,10 +237,15 @@ def is_sharded(leaf: Any) -> bool:
 
 def gather(tree: Any) -> Any:
     """The tree with global arrays for `ShardedArray`s; other leaves stay. All ranks make this call."""
-    return jax.tree.map(lambda leaf: leaf.gather() if is_sharded(leaf) else leaf, tree)
 
 
-def to_global(leaf: Any) -> jax.Array:
+    def whole(leaf: Any) -> Any:
+        return leaf.gather() if is_sharded(leaf) else leaf
+
+    return jax.tree.map(whole, tree)
+
+
+def to_global(leaf: Any) -> Any:
     """A `ShardedArray` as one `jax.Array`, without communication, where JAX can express it.
 
     That is where every rank has it whole, and where its stretches are equally long and the ranks are the
@@ -264,7 +266,8 @@ def to_global(leaf: Any) -> jax.Array:
     reason = _inexpressible(placement, tensor, here)
     if reason:
         raise PlanError(place=repr(leaf), reason=reason, remedy="Call gather() on every rank")
-    mesh = jax.sharding.Mesh(np.asarray(sorted(jax.devices(), key=lambda d: d.process_index)), ("devices",))
+    by_process = {device.process_index: device for device in jax.devices()}
+    mesh = jax.sharding.Mesh(np.asarray([by_process[rank] for rank in sorted(by_process)]), ("devices",))
     dim = cuts(placement)[0].dim
     spec = jax.sharding.PartitionSpec(*[None] * dim, "devices")
     sharding = jax.sharding.NamedSharding(mesh, spec)
