@@ -52,7 +52,7 @@ def evaluate(model, text):
 def train(model, optimizer, text):
     loss, gradients = nnx.value_and_grad(evaluate)(model, text)
     optimizer.update(model, gradients)
-    return loss, {"gradient norm": optax.global_norm(gradients)}
+    return loss, {"gradient norm": optax.tree.norm(gradients)}
 
 
 def write(model, text, position, key):

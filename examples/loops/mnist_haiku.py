@@ -15,20 +15,9 @@ import optax
 import shardwright
 
 STEPS = int(sys.argv[1])
-BATCH, CLASSES = 100, 10
+BATCH = 100
 #: Segments that are lit, by digit: top, upper left, upper right, middle, lower left, lower right, bottom.
-LIT = [
-    "1110111",
-    "0010010",
-    "1011101",
-    "1011011",
-    "0111010",
-    "1101011",
-    "1101111",
-    "1010010",
-    "1" * 7,
-    "1111011",
-]
+LIT = "1110111 0010010 1011101 1011011 0111010 1101011 1101111 1010010 1111111 1111011".split()
 jit = shardwright.parallelize(fleet=sys.argv[2])
 
 
@@ -43,14 +32,14 @@ def batches(seed):
     segments = np.array([[float(lit) for lit in digit] for digit in LIT], np.float32)
     strokes = random.random((7, 28 * 28)) < 0.15  # where each segment is drawn
     while True:
-        labels = random.integers(0, CLASSES, BATCH)
+        labels = random.integers(0, 10, BATCH)
         clean = (segments[labels] @ strokes).clip(0, 1)
         noise = random.normal(0, 0.3, clean.shape)
         yield {"image": (clean + noise).reshape(-1, 28, 28, 1).astype(np.float32), "label": labels}
 
 
 def network(images):
-    mlp = [hk.Flatten(), hk.Linear(300), jax.nn.relu, hk.Linear(100), jax.nn.relu, hk.Linear(CLASSES)]
+    mlp = [hk.Flatten(), hk.Linear(300), jax.nn.relu, hk.Linear(100), jax.nn.relu, hk.Linear(10)]
     return hk.Sequential(mlp)(images)
 
 
