@@ -67,6 +67,7 @@ def reduction(placement: Placement) -> ReduceOp | None:
     """The reduction that a placement leaves to be done, None for none."""
     return placement.op if isinstance(placement, Partial) else None
 
+
 _PLACEMENT = re.compile(r"R|S\((\d+)(?::([1-9]\d*))?\)|P\((sum|max|min)\)")
 
 

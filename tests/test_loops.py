@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 import shardwright
@@ -113,3 +114,32 @@ def test_state_and_checkpoints_on_four_ranks(tmp_path: Path) -> None:
 def one_device() -> Fleet:
     kind = {"name": "quick", "flops": "50 MFLOP/s", "memory_bandwidth": "100 MB/s", "memory": "1 GB"}
     return Fleet.from_dict({"name": "one", "nodes": [{"devices": {"type": kind, "count": 1}}]})
+
+
+def test_a_loop_outlives_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, lost, folder = 14, 9, tmp_path / "checkpoints"
+    fleet = fleet_file(tmp_path, 1, 2)
+    arguments = [str(LOOPS / "elastic.py"), str(steps), str(fleet), str(folder), str(lost)]
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True, text=True, check=False, timeout=900,
+        env=environment(3, tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"rank 1 \(n0\.d1\) was ended by signal 9", done.stdout)
+    assert "done on n0.d0, n0.d1\n" in done.stdout
+    printed = [(int(n), float(loss)) for n, loss in re.findall(r"step (\d+)  loss ([\d.]+)", done.stdout)]
+    # The last checkpoint before the loss is that of step 8; what came after it is done again.
+    assert [n for n, _ in printed] in ([*range(10), *range(8, steps)], [*range(9), *range(8, steps)])
+    assert sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit()) == [4, 8, 12]
+    monkeypatch.syspath_prepend(str(LOOPS))
+    import elastic
+
+    step, state = jax.jit(elastic.train_step), elastic.initial(jax.random.key(0))
+    undisturbed: list[float] = []
+    for number in range(steps):
+        *state, loss = step(*state, *elastic.batch(number))
+        undisturbed.append(float(loss))
+    for number, loss in printed:
+        assert loss == pytest.approx(undisturbed[number], rel=1e-4)
+    assert undisturbed[-1] < undisturbed[0]

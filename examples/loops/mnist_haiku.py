@@ -16,8 +16,8 @@ import shardwright
 
 STEPS = int(sys.argv[1])
 BATCH = 100
-#: Segments that are lit, by digit: top, upper left, upper right, middle, lower left, lower right, bottom.
-LIT = "1110111 0010010 1011101 1011011 0111010 1101011 1101111 1010010 1111111 1111011".split()
+#: Segments that are lit, a bit each: top, upper left and right, middle, lower left and right, bottom.
+LIT = [119, 18, 93, 91, 58, 107, 111, 82, 127, 123]
 jit = shardwright.parallelize(fleet=sys.argv[2])
 
 
@@ -29,7 +29,7 @@ class State(NamedTuple):
 
 def batches(seed):
     random = np.random.default_rng(seed)
-    segments = np.array([[float(lit) for lit in digit] for digit in LIT], np.float32)
+    segments = np.array([[lit >> bit & 1 for bit in range(7)] for lit in LIT], np.float32)
     strokes = random.random((7, 28 * 28)) < 0.15  # where each segment is drawn
     while True:
         labels = random.integers(0, 10, BATCH)

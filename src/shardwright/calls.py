@@ -235,7 +235,6 @@ def hide(tree: Any, where: str) -> Any:
 def show(tree: Any) -> Any:
     """Inverse of `hide`."""
 
-
     def is_static(leaf: Any) -> bool:
         return isinstance(leaf, Static)
 

@@ -16,10 +16,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -28,27 +27,20 @@ from numpy.typing import NDArray
 
 from shardwright import shards
 from shardwright.backends.launch import under_mpi
-from shardwright.backends.layout import from_numpy, to_numpy, type_of
+from shardwright.backends.layout import to_numpy, type_of
 from shardwright.backends.local import extents
-from shardwright.backends.world import wire_type
 from shardwright.calls import hide, show
 from shardwright.ir.errors import InputError, PlanError, ShardwrightError
 from shardwright.ir.graph import TensorType
-from shardwright.ir.placement import Placement, reduction
+from shardwright.ir.placement import reduction
 from shardwright.ir.trace import Traced
+from shardwright.pieces import Bounds, Reader, Target, damaged
 
 if TYPE_CHECKING:
-    from shardwright.backends.world import World
     from shardwright.plan import Plan
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-
-#: Bytes of leaves that are read at once: few calls, and never much more than is kept.
-BATCH_BYTES = 1 << 28
-
-#: Where a piece begins and how long it is, per dimension.
-Bounds: TypeAlias = tuple[tuple[int, int], ...]
 
 
 def save(path: str | os.PathLike[str], tree: Any, *, comm: Any = None) -> None:
@@ -149,14 +141,14 @@ def restore(
         here = shards.world(plan, comm)
         wanted = shards.matched(shards.slots_from(plan, plan.step(traced), argument), types)
         pairs = zip(ends, wanted, strict=True)
-        targets = [_Target(name, tensor, slot.placement, here) for (name, tensor), slot in pairs]
+        targets = [Target(name, tensor, slot.placement, here) for (name, tensor), slot in pairs]
     else:
         lying = ((leaf.placement, leaf.world) if shards.is_sharded(leaf) else () for leaf in flat)
-        targets = [_Target(*end, *where) for end, where in zip(ends, lying, strict=True)]
+        targets = [Target(*end, *where) for end, where in zip(ends, lying, strict=True)]
     error: PlanError | None = None
     made: list[Any] = []
     try:
-        made = list(_Reader(orbax, folder, content["pieces"]).leaves(targets))
+        made = list(Reader(orbax, folder, content["pieces"]).leaves(targets))
     except PlanError as problem:
         error = problem
     _Ranks(comm).agree(error)
@@ -318,11 +310,11 @@ def _manifest(folder: Path) -> Any:
             remedy="Name a folder that shardwright.save wrote; latest(folder) finds the newest",
         ) from error
     except ValueError as error:
-        raise _damaged(folder, "its manifest is no JSON") from error
+        raise damaged(folder, "its manifest is no JSON") from error
     content = data.get("content") if isinstance(data, dict) else None
     text = json.dumps(content, sort_keys=True)
     if not isinstance(content, dict) or data.get("sha256") != hashlib.sha256(text.encode()).hexdigest():
-        raise _damaged(folder, "its manifest is not the one that was written")
+        raise damaged(folder, "its manifest is not the one that was written")
     if content.get("format") != FORMAT:
         raise InputError(
             place=str(folder),
@@ -330,10 +322,6 @@ def _manifest(folder: Path) -> Any:
             remedy="Restore it with the version that wrote it",
         )
     return content
-
-
-def _damaged(folder: Path, reason: str) -> PlanError:
-    return PlanError(place=str(folder), reason=reason, remedy="Go back to an earlier checkpoint")
 
 
 def _same_tree(folder: Path, saved: Mapping[str, Any], wanted: Mapping[str, TensorType]) -> None:
@@ -345,159 +333,6 @@ def _same_tree(folder: Path, saved: Mapping[str, Any], wanted: Mapping[str, Tens
                 reason=f"is {found.get(name, 'not there')}, wanted is {wanted.get(name, 'no such leaf')}",
                 remedy="Pass a tree like the one that was saved",
             )
-
-
-class _Reader:
-    """The pieces of a checkpoint; those of several leaves are read at once.
-
-    Args:
-        orbax: the module.
-        folder: the checkpoint.
-        pieces: what the manifest says of them.
-    """
-
-    def __init__(self, orbax: Any, folder: Path, pieces: Sequence[Mapping[str, Any]]) -> None:
-        self.orbax = orbax
-        self.folder = folder
-        self.of_leaf: dict[str, list[Mapping[str, Any]]] = {}
-        for piece in pieces:
-            self.of_leaf.setdefault(piece["leaf"], []).append(piece)
-        self._read: dict[tuple[int, str], NDArray[Any]] = {}
-
-    def leaves(self, targets: Sequence[_Target]) -> Iterator[Any]:
-        """Every leaf as its target says.
-
-        Raises:
-            PlanError: a piece is missing, or not what was written.
-        """
-        batch: list[_Target] = []
-        for target in targets:
-            batch.append(target)
-            if sum(each.tensor.nbytes for each in batch) >= BATCH_BYTES:
-                yield from self._batch(batch)
-                batch = []
-        yield from self._batch(batch)
-
-    def _batch(self, batch: Sequence[_Target]) -> Iterator[Any]:
-        wanted: dict[int, list[Mapping[str, Any]]] = {}
-        for target in batch:
-            for piece in self._overlapping(target):
-                wanted.setdefault(piece["rank"], []).append(piece)
-        self._read = {}
-        for rank, pieces in wanted.items():
-            self._fetch(rank, pieces)
-        for target in batch:
-            yield target.made(self)
-
-    def _overlapping(self, target: _Target) -> Iterator[Mapping[str, Any]]:
-        if target.bounds is None:
-            return
-        for piece in self.of_leaf.get(target.name, ()):
-            if _overlap(target.bounds, _bounds(piece)) is not None:
-                yield piece
-
-    def _fetch(self, rank: int, pieces: Sequence[Mapping[str, Any]]) -> None:
-        where, restore = self.folder.absolute() / f"rank-{rank}", self.orbax.RestoreArgs
-        keys = [piece["key"] for piece in pieces]
-        try:
-            with self.orbax.PyTreeCheckpointer() as checkpointer:
-                found = checkpointer.restore(
-                    where,
-                    args=self.orbax.args.PyTreeRestore(
-                        item=dict.fromkeys(keys, 0),
-                        restore_args={key: restore(restore_type=np.ndarray) for key in keys},
-                        partial_restore=True,
-                    ),
-                )
-        except (OSError, ValueError, KeyError) as error:
-            raise _damaged(self.folder, f"what rank {rank} wrote cannot be read") from error
-        for piece in pieces:
-            data = np.ascontiguousarray(found[piece["key"]])
-            if hashlib.sha256(data.data).hexdigest() != piece["sha256"]:
-                raise _damaged(self.folder, f"{piece['leaf']} has changed since rank {rank} wrote it")
-            self._read[rank, piece["key"]] = data
-
-    def part(self, target: _Target, bounds: Bounds) -> jax.Array:
-        """A stretch of a leaf, put together from the pieces that overlap it.
-
-        Raises:
-            PlanError: pieces are missing.
-        """
-        tensor = target.tensor
-        shape, dtype = wire_type(tensor)
-        extra = shape[tensor.rank :]  # of keys, the dimension of their data
-        result = np.empty((*(length for _, length in bounds), *extra), dtype)
-        covered = 0
-        for piece in self._overlapping(target):
-            found = _overlap(bounds, _bounds(piece))
-            assert found is not None
-            into, of = found
-            data = self._read[piece["rank"], piece["key"]]
-            part = np.frombuffer(data, dtype).reshape((*piece["shape"], *extra))[of]
-            result[into] = part
-            covered += part.size
-        if covered != result.size:
-            raise _damaged(self.folder, f"{target.name} is not all there")
-        return from_numpy(result, tensor.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """A leaf and where it is to lie: on these ranks in this placement, or whole in this process.
-
-    Attributes:
-        name: path of the leaf.
-        tensor: its type.
-        placement: how it is to lie; None: whole, as a `jax.Array`.
-        here: the ranks.
-    """
-
-    name: str
-    tensor: TensorType
-    placement: Placement | None = None
-    here: World | None = None
-
-    @property
-    def bounds(self) -> Bounds | None:
-        """What this rank reads of it; None for nothing."""
-        if self.placement is None or self.here is None or reduction(self.placement):
-            return _whole(self.tensor)
-        if self.here.idle:
-            return _whole(self.tensor) if self.here.everywhere(self.tensor, self.placement) else None
-        held = extents(self.tensor, self.placement, self.here.rank, self.here.ratios)
-        return tuple((e.offset, e.length) for e in held)
-
-    def made(self, reader: _Reader) -> Any:
-        """The leaf."""
-        local = None if self.bounds is None else reader.part(self, self.bounds)
-        if self.placement is None or self.here is None:
-            return local
-        from shardwright.backends.world import ShardedArray
-
-        if reduction(self.placement):
-            return shards.move(local, self.tensor, self.placement, self.here)
-        return ShardedArray(local, self.placement, self.tensor, self.here)
-
-
-def _whole(tensor: TensorType) -> Bounds:
-    return tuple((0, size) for size in tensor.shape)
-
-
-def _bounds(piece: Mapping[str, Any]) -> Bounds:
-    return tuple(zip(piece["start"], piece["shape"], strict=True))
-
-
-def _overlap(wanted: Bounds, held: Bounds) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-    """The part of `wanted` that `held` covers, as slices of each; None for none."""
-    into: list[slice] = []
-    of: list[slice] = []
-    for (start, length), (begins, long) in zip(wanted, held, strict=True):
-        first, last = max(start, begins), min(start + length, begins + long)
-        if first >= last:
-            return None
-        into.append(slice(first - start, last - start))
-        of.append(slice(first - begins, last - begins))
-    return tuple(into), tuple(of)
 
 
 def _orbax() -> Any:

@@ -238,7 +238,6 @@ def is_sharded(leaf: Any) -> bool:
 def gather(tree: Any) -> Any:
     """The tree with global arrays for `ShardedArray`s; other leaves stay. All ranks make this call."""
 
-
     def whole(leaf: Any) -> Any:
         return leaf.gather() if is_sharded(leaf) else leaf
 
@@ -261,8 +260,9 @@ def to_global(leaf: Any) -> Any:
     if not is_sharded(leaf):
         return jnp.asarray(leaf)
     placement, here, tensor = leaf.placement, leaf.world, leaf.tensor
-    if leaf.local is not None and (len(here.ratios) == 1 or placement == R):
-        return leaf.local
+    local: Any = leaf.local
+    if local is not None and (len(here.ratios) == 1 or placement == R):
+        return local
     reason = _inexpressible(placement, tensor, here)
     if reason:
         raise PlanError(place=repr(leaf), reason=reason, remedy="Call gather() on every rank")
@@ -271,7 +271,7 @@ def to_global(leaf: Any) -> Any:
     dim = cuts(placement)[0].dim
     spec = jax.sharding.PartitionSpec(*[None] * dim, "devices")
     sharding = jax.sharding.NamedSharding(mesh, spec)
-    return jax.make_array_from_single_device_arrays(tensor.shape, sharding, [leaf.local])
+    return jax.make_array_from_single_device_arrays(tensor.shape, sharding, [local])
 
 
 def _inexpressible(placement: Placement, tensor: TensorType, here: World) -> str:
