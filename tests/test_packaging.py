@@ -22,7 +22,10 @@ import sys
 import jax.numpy as jnp
 import shardwright
 
-step = shardwright.parallelize(lambda w, x: (w - (x @ w).sum(), x.sum()), fleet="fleet.yaml", backend=sys.argv[1])
+def step(w, x):
+    return w - (x @ w).sum(), x.sum()
+
+step = shardwright.parallelize(step, fleet="fleet.yaml", backend=sys.argv[1])
 plan = step.plan(jnp.ones((8, 8)), jnp.ones((8, 8)))
 print(len(plan.ratios), shardwright.__version__)
 step(jnp.ones((8, 8)), jnp.ones((8, 8)))

@@ -233,22 +233,23 @@ class Parallel:
         found = self._planned.get(key)
         if found is None:
             abstract = jax.tree.unflatten(structure, [shards.abstract(leaf) for leaf in leaves])
-            if self.backend == "mpi":
-                _end_together()
             found = self._planned[key] = self._make(call, abstract)
         return found
 
     def _make(self, call: Call, abstract: Any) -> _Planned:
+        comm: Any = None
+        if self.backend == "mpi":
+            from shardwright.backends.mpi_link import mpi
+
+            comm = mpi().COMM_WORLD
+            _end_together()
         state = self._state
         if MODULES in call.names:
             # Beside modules, which are updated in place, nothing is state that is not said to be.
             state = {MODULES: 0} | {key: _inside(path) for key, path in (state or {}).items()}
         traced = trace(call.step, *abstract, state=state)
-        if self.backend != "mpi":
+        if comm is None:
             return _Planned(call, traced, self._planned_here(traced, state))
-        from shardwright.backends.mpi_link import mpi
-
-        comm = mpi().COMM_WORLD
         self._compare(traced, comm)
         told: Any = None
         if comm.rank == 0:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -271,7 +271,7 @@ def to_global(leaf: Any) -> Any:
     dim = cuts(placement)[0].dim
     spec = jax.sharding.PartitionSpec(*[None] * dim, "devices")
     sharding = jax.sharding.NamedSharding(mesh, spec)
-    return jax.make_array_from_single_device_arrays(tensor.shape, sharding, [local])
+    return jax.make_array_from_single_device_arrays(tensor.shape, sharding, [cast(Any, local)])
 
 
 def _inexpressible(placement: Placement, tensor: TensorType, here: World) -> str:
