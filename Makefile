@@ -1,6 +1,6 @@
 # Every target sets up what it needs in .venv: nothing but Python >= 3.11 and its venv module is assumed.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full check format bench bench-accuracy bench-collectives docs clean
+.PHONY: help setup demo test test-full check format bench bench-accuracy bench-collectives bench-memory docs clean
 
 # The first interpreter that runs, is new enough and has venv. Override: make test PYTHON=/path/to/python
 PYTHON ?= $(shell for python in python3.12 python3.11 python3.13 python3.14 python3 python; do \
@@ -56,8 +56,12 @@ bench-accuracy: $(STAMP)  ## predicted against measured: plans on local MPI rank
 bench-collectives: $(STAMP)  ## how often the strategy predicted fastest is: sizes × shares on four ranks
 	$(BIN)/python -m bench collectives
 
-docs: $(STAMP)  ## run the code of the documentation pages
+bench-memory: $(STAMP)  ## memory predicted against what XLA allocates for the examples
+	$(BIN)/python -m bench memory
+
+docs: $(STAMP)  ## run the code of the documentation pages, build the site in build/site
 	$(BIN)/python -m pytest tests/test_docs.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:  ## remove .venv and everything generated
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -6,13 +6,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import accuracy, collectives, search, secant
+from bench import accuracy, collectives, memory, search, secant
 
 BENCHMARKS: dict[str, Callable[[], Path]] = {
     "search": search.main,
     "secant": secant.main,
     "accuracy": accuracy.main,
     "collectives": collectives.main,
+    "memory": memory.main,
 }
 
 

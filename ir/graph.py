@@ -137,7 +137,7 @@ class Equation:
     """One primitive applied to atoms.
 
     `regions` are the graphs of a control-flow primitive; `source` is JAX's source information, read by
-    `trace.source_line`.
+    `trace.source_line`. `part` says what differentiation made of it: "forward", "backward" or "" (neither).
     """
 
     index: int
@@ -146,6 +146,7 @@ class Equation:
     outputs: tuple[Value, ...]
     regions: tuple[Graph, ...] = ()
     source: Any = None
+    part: str = ""
     input_values: tuple[Value, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -199,6 +200,8 @@ class Graph:
         equations: in execution order.
         outputs: what the program returns.
         state: output position -> input position of tensors that must come back placed as they went in.
+        residuals: what the forward part keeps for the backward part, beside inputs and constants: types, and
+            values where a backward equation needs it indeed.
         memo: what `per_graph` functions found.
     """
 
@@ -209,6 +212,7 @@ class Graph:
     input_names: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()
     state: Mapping[int, int] = field(default_factory=dict)
+    residuals: tuple[tuple[TensorType, Value | None], ...] = ()
     memo: dict[object, Any] = field(default_factory=dict[object, Any], repr=False)
 
     def values(self) -> Iterator[Value]:

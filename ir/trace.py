@@ -117,6 +117,7 @@ def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -
         tuple(in_paths),
         tuple(out_paths),
         state_map,
+        graph.residuals,
     )
     return Traced(
         graph=graph,
@@ -176,9 +177,22 @@ class _Builder:
         self.primitives: dict[str, Any] = {}
         self.forms = Forms()
         self._types: dict[tuple[tuple[int, ...], Any], TensorType] = {}
+        self._parts: dict[Any, str] = {}
 
-    def graph(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], caller: Any = None) -> Graph:
-        return _Region(self).build(jaxpr, consts, caller)
+    def graph(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], caller: Any = None, part: str = "") -> Graph:
+        return _Region(self).build(jaxpr, consts, caller, part)
+
+    def part_of(self, eqn: jex.JaxprEqn, around: str) -> str:
+        """What differentiation made of an equation, by JAX's stack of transformations."""
+        if around == "backward":
+            return around
+        stack = eqn.source_info.name_stack
+        found = self._parts.get(stack)
+        if found is None:
+            names = str(stack)
+            found = "backward" if "transpose(" in names else "forward" if "jvp(" in names else ""
+            self._parts[stack] = found
+        return found or around
 
     def type_of(self, aval: Any) -> TensorType:
         """One object for equal types: comparing them is then comparing addresses."""
@@ -199,6 +213,7 @@ class _Met:
     outs: tuple[int, ...]
     regions: tuple[Graph, ...]
     source: Any
+    part: str
 
 
 class _Region:
@@ -210,12 +225,16 @@ class _Region:
         self.constants: dict[int, Any] = {}
         self.by_identity: dict[int, int] = {}
         self.met: list[_Met] = []
+        self.backward: set[int] = set()
+        self.residuals: dict[int, None] = {}
 
-    def build(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], caller: Any) -> Graph:
+    def build(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], caller: Any, part: str) -> Graph:
         inputs = [self.value(var.aval) for var in jaxpr.invars]
         env: dict[jex.Var, int | Literal] = dict(zip(jaxpr.invars, inputs, strict=True))
         self.bind_constants(jaxpr, consts, env)
-        self.walk(jaxpr, env, caller)
+        self.walk(jaxpr, env, caller, part)
+        for number in (*inputs, *self.constants):
+            self.residuals.pop(number, None)
         return self.needed(inputs, [self.read(atom, env) for atom in jaxpr.outvars])
 
     def value(self, aval: Any) -> int:
@@ -244,11 +263,19 @@ class _Region:
             return self.constant(atom.val, aval)
         return Literal(np.asarray(atom.val)[()], self.builder.type_of(aval))
 
-    def walk(self, jaxpr: jex.Jaxpr, env: dict[jex.Var, int | Literal], caller: Any) -> None:
-        """Append the equations of a jaxpr; `caller` is the source of the call or loop it was met in."""
+    def walk(
+        self, jaxpr: jex.Jaxpr, env: dict[jex.Var, int | Literal], caller: Any, around: str = ""
+    ) -> None:
+        """Append the equations of a jaxpr; `caller` and `around` are source and part of the call or loop."""
         for eqn in jaxpr.eqns:
             name = eqn.primitive.name
             operands = tuple([self.read(atom, env) for atom in eqn.invars])
+            part, before = self.builder.part_of(eqn, around), len(self.types)
+            if part == "backward" and around != part:
+                # What JAX hands over is read off its own equations, calls as a whole: the backward part of a
+                # call may not need all that the forward part kept for it.
+                kept = (atom for atom in operands if isinstance(atom, int) and atom not in self.backward)
+                self.residuals.update(dict.fromkeys(kept))
             if name in CALLS:
                 called = eqn.params[CALLS[name]]
                 inner, consts = (
@@ -256,13 +283,15 @@ class _Region:
                 )
                 inner_env: dict[jex.Var, int | Literal] = dict(zip(inner.invars, operands, strict=True))
                 self.bind_constants(inner, consts, inner_env)
-                self.walk(inner, inner_env, _users(eqn.source_info, caller))
+                self.walk(inner, inner_env, _users(eqn.source_info, caller), part)
                 env.update(
                     zip(eqn.outvars, (self.read(atom, inner_env) for atom in inner.outvars), strict=True)
                 )
+                if part == "backward":
+                    self.backward.update(range(before, len(self.types)))
                 continue
             source = _users(eqn.source_info, caller)
-            regions = tuple([self.builder.graph(r.jaxpr, r.consts, source) for r in _regions(eqn)])
+            regions = tuple([self.builder.graph(r.jaxpr, r.consts, source, part) for r in _regions(eqn)])
             if not regions and eqn.effects:
                 raise TraceError(
                     place=f"{name} at {_summary(source) or UNKNOWN_LINE}",
@@ -281,8 +310,10 @@ class _Region:
             each = name == "optimization_barrier"
             parts = zip(operands, outputs, strict=True) if each else ()
             for ins, outs in [((a,), (v,)) for a, v in parts] or [(operands, outputs)]:
-                self.met.append(_Met(name, eqn.params, ins, outs, regions, source))
+                self.met.append(_Met(name, eqn.params, ins, outs, regions, source, part))
             env.update(zip(eqn.outvars, outputs, strict=True))
+            if part == "backward":
+                self.backward.update(outputs)
 
     def needed(self, inputs: Sequence[int], outputs: Sequence[int | Literal]) -> Graph:
         """The graph without equations and constants nobody needs, its values numbered densely."""
@@ -313,8 +344,10 @@ class _Region:
             ins = tuple([name(atom) for atom in met.ins])
             outs = tuple([made(number) for number in met.outs])
             form = self.builder.forms.of(met.name, met.params, ins, outs)
-            equations.append(Equation(len(equations), form, ins, outs, met.regions, met.source))
-        return Graph(new_inputs, new_constants, tuple(equations), tuple([name(atom) for atom in outputs]))
+            equations.append(Equation(len(equations), form, ins, outs, met.regions, met.source, met.part))
+        results = tuple([name(atom) for atom in outputs])
+        residuals = tuple([(self.types[number], values.get(number)) for number in self.residuals])
+        return Graph(new_inputs, new_constants, tuple(equations), results, residuals=residuals)
 
 
 def _users(source: Any, caller: Any) -> Any:
@@ -332,7 +365,12 @@ def _regions(eqn: jex.JaxprEqn) -> list[jex.ClosedJaxpr]:
 
 def source_line(equation: Equation) -> str:
     """`file:line (function)` of the user's code that made an equation, relative to the working directory."""
-    return _summary(equation.source).removeprefix(f"{Path.cwd()}/") or UNKNOWN_LINE
+    return source_text(equation.source)
+
+
+def source_text(source: Any) -> str:
+    """`source_line` of JAX's source information."""
+    return _summary(source).removeprefix(f"{Path.cwd()}/") or UNKNOWN_LINE
 
 
 def _summary(source: Any) -> str:

@@ -14,9 +14,6 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-#: Files of the repository that the package needs at run time, beside its modules.
-DATA = ("py.typed", "plan.schema.json")
-
 PLANS_WITHOUT_MPI = """
 import sys
 import jax.numpy as jnp
@@ -69,7 +66,9 @@ def modules() -> set[str]:
         for prefix, folder in folders.items()
         for path in folder.rglob("*.py")
     }
-    return found | {path.name for path in (ROOT / "src" / "shardwright").glob("*.py")} | set(DATA)
+    package = ROOT / "src" / "shardwright"
+    own = (p for p in package.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    return found | {str(path.relative_to(package)) for path in own if not path.suffix == ".pyc"}
 
 
 @pytest.mark.full

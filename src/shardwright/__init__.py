@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from shardwright.ir.placement import Replicate, Shard
     from shardwright.plan import Plan
+    from shardwright.profile_api import Profile, profile
     from shardwright.shards import gather, to_global
     from shardwright.strategies import Strategy, add_strategy
     from shardwright.synth.baselines import Baseline, Baselines
@@ -49,6 +50,7 @@ __all__ = [
     "Parallel",
     "Plan",
     "PlanError",
+    "Profile",
     "ProgramError",
     "Replicate",
     "ReplicatedWarning",
@@ -67,6 +69,7 @@ __all__ = [
     "kernel_s",
     "latest",
     "parallelize",
+    "profile",
     "replan",
     "restore",
     "save",
@@ -95,6 +98,7 @@ _WHERE = {
     ),
     "ir.placement": ("Replicate", "Shard"),
     "plan": ("Plan",),
+    "profile_api": ("Profile", "profile"),
     "shards": ("gather", "to_global"),
     "strategies": ("Strategy", "add_strategy"),
     "synth.baselines": ("Baseline", "Baselines"),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import click
 
 from shardwright.compare import crossovers, steps, sweep_collectives
-from shardwright.compare_report import Comparison, check_plot, layout, plot
+from shardwright.compare_report import Comparison, layout, plot
 from shardwright.console import say, say_json
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.quantity import MEMORY, parse_quantity
 from shardwright.ir.errors import InputError
 from shardwright.mpi_cli import is_silent, one_voice, progress
 from shardwright.options import fleet_option, json_option
+from shardwright.picture import check_plot
 
 
 @click.command()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Group
@@ -15,7 +13,7 @@ from rich.text import Text
 
 from shardwright.compare import Crossover, StrategyRow
 from shardwright.cost.fleet import Fleet
-from shardwright.ir.errors import InputError
+from shardwright.picture import figure, save
 from shardwright.report import duration, size
 
 
@@ -111,24 +109,10 @@ def _measured_fastest(rows: Sequence[StrategyRow]) -> list[str]:
     return [min(timed)[1]] if timed else []
 
 
-def check_plot(path: str) -> None:
-    """Find out before the work whether a picture can be drawn there.
-
-    Raises:
-        InputError: matplotlib is missing, or the file name has no ending that it knows.
-    """
-    figure = _figure()
-    known = sorted(figure.canvas.get_supported_filetypes())
-    if Path(path).suffix[1:] not in known:
-        raise InputError(place=path, reason="is no picture's name", remedy=f"End it in {', '.join(known)}")
-
-
 def plot(comparison: Comparison, path: str) -> None:
     """Draw seconds by bytes, both logarithmic: predictions as lines, measurements as points."""
-    import matplotlib as mpl
-
-    figure = _figure()
-    axes: Any = figure.add_subplot()
+    drawn = figure()
+    axes: Any = drawn.add_subplot()
     for number, name in enumerate(sorted(row.strategy for row in comparison.rows[0])):
         rows = [next(row for row in rows if row.strategy == name) for rows in comparison.rows]
         colour, dotted = f"C{number}", "o-" if len(rows) == 1 else "-"
@@ -146,17 +130,4 @@ def plot(comparison: Comparison, path: str) -> None:
     axes.set_title(f"{comparison.collective} on {comparison.fleet.name}, shares {_shares(comparison.ratios)}")
     axes.grid(alpha=0.3)
     axes.legend()
-    partial = f"{path}.partial{Path(path).suffix}"
-    with mpl.rc_context({"svg.hashsalt": "shardwright"}):
-        figure.savefig(partial, metadata={"Date": None} if path.endswith(".svg") else None)
-    os.replace(partial, path)
-
-
-def _figure() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError(
-            place="--plot", reason="matplotlib is not installed", remedy="pip install 'shardwright[plot]'"
-        ) from None
-    return Figure(figsize=(7, 4.5), layout="constrained")
+    save(drawn, path)

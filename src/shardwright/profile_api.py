@@ -1,0 +1,145 @@
+"""`profile`: work, traffic and memory of a step by equation and layer, and of each device under a plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from shardwright.api import synthesize
+from shardwright.cost.fleet import Fleet
+from shardwright.cost.profile import ROLES, EquationRow, LayerRow, StepProfile, profile_step
+from shardwright.device_memory import DeviceMemory, device_memory
+from shardwright.ir.errors import InputError
+from shardwright.ir.trace import StateMap, source_text, trace
+from shardwright.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """Memory of a device under a plan.
+
+    Attributes:
+        devices: names of the devices that are alike: of one type, with one share.
+        type: their type's name.
+        share: of every sharded axis.
+        memory: over the step.
+        limit_bytes: what the type has.
+    """
+
+    devices: tuple[str, ...]
+    type: str
+    share: float
+    memory: DeviceMemory
+    limit_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "devices": list(self.devices),
+            "type": self.type,
+            "share": self.share,
+            "limit_bytes": self.limit_bytes,
+            "arguments_bytes": self.memory.arguments_bytes,
+            "peak_bytes": self.memory.peak_bytes,
+            "over_time": [moment.nbytes for moment in self.memory.moments],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A profiled step.
+
+    Attributes:
+        step: on one device.
+        devices: under a plan; empty without a fleet.
+        plan: that plan.
+        trace_s: seconds that JAX took to trace the step.
+        profile_s: seconds that profiling it on one device took.
+    """
+
+    step: StepProfile
+    devices: tuple[DeviceProfile, ...]
+    plan: Plan | None
+    trace_s: float
+    profile_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        step = self.step
+        numbers = (
+            "flop", "parameter_bytes", "optimizer_bytes", "gradient_bytes", "data_bytes", "saved_bytes",
+            "unread_bytes", "arguments_bytes", "scratch_bytes", "peak_bytes",
+        )  # fmt: skip
+        return {
+            **{name: getattr(step, name) for name in numbers},
+            "trace_s": self.trace_s,
+            "profile_s": self.profile_s,
+            "layers": [_plain(row) for row in step.layers],
+            "equations": [_plain(row) | {"source": source_text(row.source)} for row in step.equations],
+            "over_time": {role: step.over_time[:, i].tolist() for i, role in enumerate(ROLES)},
+            "devices": [device.to_dict() for device in self.devices],
+        }
+
+
+def _plain(row: EquationRow | LayerRow) -> dict[str, Any]:
+    return {each.name: getattr(row, each.name) for each in fields(row) if each.name != "source"}
+
+
+def profile(
+    train_step: Callable[..., Any],
+    *args: Any,
+    fleet: Fleet | None = None,
+    plan: Plan | None = None,
+    state: StateMap | None = None,
+    tick: Callable[[str], None] = lambda what: None,
+) -> Profile:
+    """Profile a training step; nothing is compiled or executed.
+
+    Args:
+        train_step: see `synthesize`.
+        args: its positional arguments, as arrays or `jax.ShapeDtypeStruct`.
+        fleet: devices to plan the step for; their memory is profiled, too.
+        plan: a plan of this step, in place of a fleet.
+        state: see `synthesize`.
+        tick: told what begins (for progress displays).
+
+    Raises:
+        InputError: an argument is no array, a state entry does not match, or fleet and plan are both given.
+        PlanError: the plan is of another step.
+        TraceError: the step cannot be traced or has side effects.
+    """
+    if fleet is not None and plan is not None:
+        raise InputError(place="profile", reason="has a fleet and a plan", remedy="Pass one of them")
+    if fleet is not None:
+        plan = synthesize(train_step, *args, fleet=fleet, state=state, tick=tick)
+    tick("tracing the step")
+    if plan is None:
+        traced = trace(train_step, *args, state=state)
+    else:
+        traced = plan.traced or plan.attach(train_step, *args)
+    tick("laying out memory")
+    start = time.perf_counter()
+    step = profile_step(traced.graph)
+    profile_s = time.perf_counter() - start
+    devices = () if plan is None else _devices(plan, traced.graph)
+    return Profile(step, devices, plan, traced.trace_s, profile_s)
+
+
+def _devices(plan: Plan, graph: Any) -> tuple[DeviceProfile, ...]:
+    alike: dict[tuple[str, float], list[int]] = {}
+    devices = plan.part.devices
+    for number, share in enumerate(plan.used_ratios):
+        alike.setdefault((devices[number].type.name, share), []).append(number)
+    names = plan.used_devices
+    return tuple(
+        DeviceProfile(
+            tuple(names[number] for number in members),
+            kind,
+            share,
+            device_memory(plan.program, graph, plan.used_ratios, members[0]),
+            devices[members[0]].type.memory_bytes,
+        )
+        for (kind, share), members in alike.items()
+    )
