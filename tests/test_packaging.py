@@ -68,7 +68,7 @@ def modules() -> set[str]:
     }
     package = ROOT / "src" / "shardwright"
     own = (p for p in package.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
-    return found | {str(path.relative_to(package)) for path in own if not path.suffix == ".pyc"}
+    return found | {str(path.relative_to(package)) for path in own if path.suffix != ".pyc"}
 
 
 @pytest.mark.full

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,6 +16,7 @@ import pytest
 
 import shardwright
 from shardwright import Fleet, InputError, Plan, PlanError, Shard
+from shardwright.backends.launch import find_mpiexec, rank_environment
 from shardwright.backends.reference import ReferenceExecutable
 from shardwright.direct import direct
 from shardwright.ir.placement import Partial, Placement, R
@@ -141,3 +146,47 @@ def test_a_loaded_plan_asks_for_its_step(plan: Plan) -> None:
     with pytest.raises(PlanError, match=r"plan\.attach"):
         loaded.local_batch(0)
     assert loaded.local_batch(1, traced=plan.traced) == plan.local_batch(1)
+
+
+GLOBAL = """
+import sys
+import jax
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+jax.distributed.initialize(f"localhost:{sys.argv[1]}", num_processes=comm.size, process_id=comm.rank)
+import numpy as np
+import shardwright
+from shardwright.backends.layout import cut
+from shardwright.backends.world import ShardedArray, World
+from shardwright.ir.graph import TensorType
+from shardwright.ir.placement import Shard
+from shardwright.shards import move
+
+whole, tensor = np.arange(24.0, dtype=np.float32).reshape(4, 6), TensorType((4, 6), "float32")
+even = move(whole, tensor, Shard(1), World((0.5, 0.5)))
+found = shardwright.to_global(even)
+assert found.shape == (4, 6) and len(found.addressable_shards) == 1
+assert found.sharding.spec == jax.sharding.PartitionSpec(None, "devices")
+part = found.addressable_shards[0]
+np.testing.assert_array_equal(part.data, whole[part.index])
+assert (part.index[1].start or 0) == 3 * comm.rank
+try:
+    shardwright.to_global(move(whole, tensor, Shard(1), World((0.7, 0.3))))
+except shardwright.PlanError as error:
+    assert "uneven" in str(error)
+else:
+    raise AssertionError("JAX has no uneven shards")
+"""
+
+
+@pytest.mark.full
+def test_even_stretches_are_a_global_array_in_a_job_of_jax(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(GLOBAL)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    done = subprocess.run(
+        [find_mpiexec(), "-n", "2", sys.executable, str(tmp_path / "rank.py"), str(port)],
+        capture_output=True, text=True, check=False, timeout=300, env=rank_environment(2),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -12,7 +12,8 @@ from flax import nnx
 import shardwright
 
 STEPS = int(sys.argv[1])
-LENGTH, WIDTH, HEADS, LAYERS, BATCH = 32, 64, 4, 2, 24
+LENGTH, WIDTH, HEADS, BATCH = 32, 64, 4, 24
+LAYERS = int(sys.argv[3]) if len(sys.argv) > 3 else 4
 TEXT = np.frombuffer(Path(optax.__file__).read_bytes(), np.uint8).astype(np.int32) % 128
 jit = shardwright.parallelize(fleet=sys.argv[2])
 

@@ -107,9 +107,11 @@ def train(
 
     Raises:
         InputError: mpiexec is not installed.
-        PlanError: the job failed, or lost too many ranks.
+        PlanError: the job failed, or lost too many ranks; or the plan was loaded from a file and no step is
+            given.
     """
     find_mpiexec()
+    step = plan.step(traced)
     left = len(plan.used) - 1 if lose is None else lose
     while True:
         with tempfile.TemporaryDirectory() as folder:
@@ -127,7 +129,6 @@ def train(
             )
         left -= 1
         device = plan.used_devices[int(told[0])]
-        step = plan.step(traced)
         tell(f"rank {told[0]} ({device}) was ended by signal {told[1]}; planning for the others")
         plan = replan(plan, without(plan.fleet, [device]), traced=step, **planning)
 

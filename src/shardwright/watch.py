@@ -6,6 +6,7 @@ nothing but the standard library at hand.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -15,6 +16,13 @@ from types import FrameType
 
 #: Rank in the job, as the launchers of MPICH, Open MPI and PMIx state it.
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+
+
+def _end_with_parent() -> None:
+    """Nothing can catch SIGKILL: who watches is ended by it, and the rank with it."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
@@ -28,7 +36,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
         The command's exit status, as a shell has it.
     """
     # The launcher talks to the rank through a socket that the rank inherits.
-    process = subprocess.Popen(arguments[1:], close_fds=False)
+    process = subprocess.Popen(arguments[1:], close_fds=False, preexec_fn=_end_with_parent)
     ended = False
 
     def end(number: int, frame: FrameType | None) -> None:
