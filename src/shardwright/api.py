@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
 import numpy as np
@@ -21,6 +21,7 @@ from shardwright.cost.timeline import predict
 from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
 from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.patterns import patterns
+from shardwright.ir.program import nodes_of
 from shardwright.ir.rules import rule_of
 from shardwright.ir.trace import StateMap, Traced, source_line, trace
 from shardwright.pause import collector_paused
@@ -29,9 +30,13 @@ from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused, sp
 from shardwright.synth.alternate import Timer
 from shardwright.synth.baselines import Baseline, Baselines, Workshop
 from shardwright.synth.fallback import fits
+from shardwright.synth.grid_alternate import is_mesh
 from shardwright.synth.recipes import RECIPES
 from shardwright.synth.space import Space
-from shardwright.synth.subfleets import Choice, candidates, choose, unsearched
+from shardwright.synth.subfleets import Choice, candidates, choose, on_two_axes, unsearched
+
+#: Mesh axes of programs.
+Axes: TypeAlias = Literal[1, 2, "auto"]
 
 
 def synthesize(
@@ -42,6 +47,7 @@ def synthesize(
     constraints: Constraints | None = None,
     time_limit_s: float | None = None,
     devices: Literal["auto", "all"] = "auto",
+    axes: Axes = "auto",
     tick: Callable[[str], None] = lambda what: None,
 ) -> Plan:
     """Plan a single-device training step for a fleet.
@@ -60,14 +66,17 @@ def synthesize(
             it is the best baseline on all devices that fits.
         devices: "auto" leaves nodes or classes of devices out where the step is faster without them; with
             "all" every device takes part.
+        axes: mesh axes. With 1 a tensor lies on all devices alike; with 2 first on the nodes, then in each of
+            them on its devices, all of which take part; "auto" takes whichever is faster, where a fleet has
+            several nodes of several devices.
         tick: told what begins (for progress displays).
 
     Returns:
         The best plan found, with its certificate.
 
     Raises:
-        InputError: an argument is no array, a state entry does not match, a pin cannot be kept, or `devices`
-            is something else.
+        InputError: an argument is no array, a state entry does not match, a pin cannot be kept, `devices`
+            or `axes` is something else, or pins are given for two axes.
         TraceError: the step cannot be traced or has side effects.
 
     Warns:
@@ -84,6 +93,7 @@ def synthesize(
         constraints=constraints,
         time_limit_s=time_limit_s,
         devices=devices,
+        axes=axes,
         tick=tick,
     )
 
@@ -96,6 +106,7 @@ def synthesize_traced(
     constraints: Constraints | None = None,
     time_limit_s: float | None = None,
     devices: Literal["auto", "all"] = "auto",
+    axes: Axes = "auto",
     first: Sequence[float] | None = None,
     tick: Callable[[str], None] = lambda what: None,
 ) -> Plan:
@@ -108,6 +119,7 @@ def synthesize_traced(
         constraints: see `synthesize`.
         time_limit_s: see `synthesize`.
         devices: see `synthesize`.
+        axes: see `synthesize`.
         first: a share per device of the fleet from which the search for ratios starts, such as those of a
             plan for a fleet much like this one.
         tick: see `synthesize`.
@@ -122,8 +134,9 @@ def synthesize_traced(
     _check_limit(time_limit_s, constraints)
     if devices not in ("auto", "all"):
         raise InputError(place="devices", reason=f"is {devices!r}", remedy="Pass 'auto' or 'all'")
+    _check_axes(axes, constraints)
     with collector_paused():
-        return _synthesize(traced, fleet, state, constraints, time_limit_s, devices, first, tick)
+        return _synthesize(traced, fleet, state, constraints, time_limit_s, devices, axes, first, tick)
 
 
 def _synthesize(
@@ -133,6 +146,7 @@ def _synthesize(
     constraints: Constraints | None,
     time_limit_s: float | None,
     devices: Literal["auto", "all"],
+    axes: Axes,
     first: Sequence[float] | None,
     tick: Callable[[str], None],
 ) -> Plan:
@@ -143,7 +157,9 @@ def _synthesize(
     pins = () if constraints is None else resolve(constraints, traced.graph, space)
     timer = Timer(tick, time_limit_s)
     parts = candidates(fleet)[: 1 if devices == "all" else None]
-    if time_limit_s == 0:
+    if axes == 2 and is_mesh(fleet) and time_limit_s != 0:
+        chosen = on_two_axes(traced.graph, fleet, timer)
+    elif time_limit_s == 0:
         chosen = unsearched(traced.graph, space, fleet, timer, parts)
     else:
         try:
@@ -176,7 +192,7 @@ def baselines(
     *args: Any,
     fleet: Fleet,
     state: StateMap | None = None,
-    axes: Literal[1, "auto"] = "auto",
+    axes: Axes = "auto",
     plan: Plan | None = None,
     tick: Callable[[str], None] = lambda what: None,
 ) -> Baselines:
@@ -187,7 +203,7 @@ def baselines(
         args: see `synthesize`.
         fleet: the devices.
         state: see `synthesize`.
-        axes: mesh axes of the programs; one is all there is.
+        axes: mesh axes of the programs. Each of these uses one, which is a special case of two.
         plan: a plan of the same step and fleet, to which each baseline's cost is related (`relative`).
         tick: told what begins (for progress displays).
 
@@ -200,8 +216,7 @@ def baselines(
         TraceError: the step cannot be traced or has side effects.
     """
     _check_fleet(fleet)
-    if axes not in (1, "auto"):
-        raise InputError(place="axes", reason=f"is {axes!r}", remedy="Pass 1 or 'auto'")
+    _check_axes(axes, None)
     tick("tracing the step")
     if plan is not None and plan.fleet != fleet:
         raise PlanError(place="plan", reason="is for another fleet", remedy="Pass a plan for this fleet")
@@ -232,6 +247,17 @@ def _check_fleet(fleet: object) -> None:
             place="fleet",
             reason=f"is a {type(fleet).__name__}",
             remedy="Pass shardwright.Fleet.load('fleet.yaml')",
+        )
+
+
+def _check_axes(axes: object, constraints: Constraints | None) -> None:
+    if axes not in (1, 2, "auto"):
+        raise InputError(place="axes", reason=f"is {axes!r}", remedy="Pass 1, 2 or 'auto'")
+    if axes == 2 and constraints:
+        raise InputError(
+            place="axes",
+            reason="is 2, but pins say how arguments lie on one axis",
+            remedy="Pass axes=1, or leave the pins out",
         )
 
 
@@ -282,6 +308,7 @@ def _plan(
         versions={"shardwright": version("shardwright"), "jax": jax.__version__},
         stats=stats,
         search_gap=found.search_gap,
+        axes=1 if nodes_of(found.program) is None else 2,
         pins=pins,
         spent=spread(Spent.of(laid_out), used, count, Spent(0.0, 0.0, 0.0)),
         used=used,

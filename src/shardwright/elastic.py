@@ -57,8 +57,11 @@ def replan(plan: Plan, fleet: Fleet, *, traced: Traced | None = None, **planning
     """
     from shardwright.api import synthesize_traced
 
+    # For as many mesh axes as the old plan has: what ran it runs the new one.
+    planning = {"axes": plan.axes} | planning
+    first = shares(plan, fleet)
     return synthesize_traced(
-        plan.step(traced), fleet=fleet, state=plan.state_override, first=shares(plan, fleet), **planning
+        plan.step(traced), fleet=fleet, state=plan.state_override, first=first, **planning
     )
 
 

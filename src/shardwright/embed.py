@@ -63,14 +63,15 @@ def parallelize(
         static_argnums: positions of arguments that are part of the code, as for `jax.jit`.
         static_argnames: names of such arguments.
         donate_argnums: positions of arguments that the caller will not read again: under `jax.jit` their
-            memory is reused; on ranks it is freed as soon as the caller lets go of them.
+            memory is reused, as on "spmd"; on ranks it is freed as soon as the caller lets go of them.
         donate_argnames: names of such arguments.
         state: argument name -> output path where state is not what leads, see `synthesize`.
         backend: "auto" is "mpi" under mpiexec and "jit" elsewhere; "jit" runs in this process alone, whatever
             the fleet; or a backend of `Plan.compile`.
         gather: results that are no state are global arrays on every rank; with False they stay as they lie.
         cache: folder for plans; None: `shardwright/plans` in the user's cache folder; False: none.
-        planning: further arguments of `synthesize`, such as `devices`, `constraints`, `time_limit_s`.
+        planning: further arguments of `synthesize`, such as `devices`, `constraints`, `time_limit_s`; `axes`
+            is 1 unless it is given.
 
     Returns:
         A `Parallel`, or a decorator that makes one.
@@ -111,7 +112,8 @@ def parallelize(
         gather=gather,
         donated=(*_several(donate_argnums), *_several(donate_argnames)),
         cache=None if cache is False else Path(cache) if cache is not None else plan_cache.default_folder(),
-        planning=planning,
+        # Two mesh axes are for those who ask for them: of the backends only `reference` runs such programs.
+        planning={"axes": 1} | planning,
     )
 
 
@@ -199,7 +201,7 @@ class Parallel:
                 remedy="Pass concrete arrays",
             )
         if found.run is None:
-            found.run = plan.compile_traced(traced, self.backend)
+            found.run = plan.compile_traced(traced, self.backend, donate=bool(self._donated))
         flat = [self._entering(found, i, leaf) for i, leaf in enumerate(flat)]
         result = jax.tree.leaves(found.run(*jax.tree.unflatten(traced.in_tree, flat)))
         if self._gather:

@@ -236,10 +236,13 @@ def is_sharded(leaf: Any) -> bool:
 
 
 def gather(tree: Any) -> Any:
-    """The tree with global arrays for `ShardedArray`s; other leaves stay. All ranks make this call."""
+    """The tree with global arrays for `ShardedArray`s and `PaddedArray`s; other leaves stay.
+
+    In an MPI job all ranks make this call.
+    """
 
     def whole(leaf: Any) -> Any:
-        return leaf.gather() if is_sharded(leaf) else leaf
+        return leaf.gather() if hasattr(leaf, "placement") else leaf
 
     return jax.tree.map(whole, tree)
 
@@ -297,6 +300,6 @@ def _types(flat: Sequence[Any]) -> list[TensorType]:
 
 def abstract(leaf: Any) -> Any:
     """For tracing: shapes and dtypes in place of arrays, global ones for sharded ones."""
-    if is_sharded(leaf):
+    if hasattr(leaf, "placement"):
         return jax.ShapeDtypeStruct(leaf.tensor.shape, dtype_of(leaf.tensor.dtype))
     return leaf
