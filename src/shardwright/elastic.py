@@ -15,6 +15,7 @@ from shardwright.backends.launch import find_mpiexec, rank_command, rank_environ
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.errors import InputError, PlanError
+from shardwright.ir.program import nodes_of
 from shardwright.ir.trace import Traced
 from shardwright.plan import Plan
 
@@ -57,8 +58,8 @@ def replan(plan: Plan, fleet: Fleet, *, traced: Traced | None = None, **planning
     """
     from shardwright.api import synthesize_traced
 
-    # For as many mesh axes as the old plan has: what ran it runs the new one.
-    planning = {"axes": plan.axes} | planning
+    # Two mesh axes only where the old plan has them: what ran it then runs the new one.
+    planning = {"axes": 1 if nodes_of(plan.program) is None else "auto"} | planning
     first = shares(plan, fleet)
     return synthesize_traced(
         plan.step(traced), fleet=fleet, state=plan.state_override, first=first, **planning

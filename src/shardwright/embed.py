@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -30,6 +31,9 @@ from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning, Shar
 from shardwright.ir.trace import StateMap, Traced, trace
 from shardwright.pause import collector_paused
 from shardwright.plan import Plan
+
+#: Of messages that carry plans.
+_PLAN_TAG = 7421
 
 Numbers = int | Iterable[int] | None
 Names = str | Iterable[str] | None
@@ -259,7 +263,7 @@ class Parallel:
                 told = self._planned_here(traced, state).to_dict()
             except ShardwrightError as error:
                 told = type(error).__name__, error.place, error.reason, error.remedy
-        told = comm.bcast(told)
+        told = _told(comm, told)
         if isinstance(told, tuple):
             name, place, reason, remedy = told
             kinds = {kind.__name__: kind for kind in (InputError, TraceError, PlanError)}
@@ -336,6 +340,17 @@ class Parallel:
     def _is_donated(self, origin: int | str | None, name: str) -> bool:
         # The arrays of nnx modules are all replaced by the step: who donates one of them donates them all.
         return bool(self._donated) if origin is None else bool({origin, name} & set(self._donated))
+
+
+def _told(comm: Any, value: Any) -> Any:
+    """The first rank's value. Who waits for a plan sleeps: spinning would take cores from who makes it."""
+    if comm.rank == 0:
+        for rank in range(1, comm.size):
+            comm.send(value, dest=rank, tag=_PLAN_TAG)
+        return value
+    while not comm.iprobe(source=0, tag=_PLAN_TAG):
+        time.sleep(0.005)
+    return comm.recv(source=0, tag=_PLAN_TAG)
 
 
 def _inside(path: Any) -> Any:
