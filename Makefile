@@ -18,11 +18,11 @@ $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "make: no Python >= 3.11 with the venv module found; name one with PYTHON=..." >&2; exit 2; }
 ifdef UV
 	"$(UV)" venv --quiet --allow-existing --python "$(PYTHON)" $(VENV)
-	"$(UV)" pip install --python $(BIN)/python --editable '.[mpi]' --group dev
+	"$(UV)" pip install --python $(BIN)/python --editable '.[mpi,checkpoint]' --group dev
 else
 	"$(PYTHON)" -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'  # the first with --group
-	$(BIN)/python -m pip install --quiet --editable '.[mpi]' --group dev
+	$(BIN)/python -m pip install --quiet --editable '.[mpi,checkpoint]' --group dev
 endif
 	@touch $@
 

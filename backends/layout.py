@@ -116,7 +116,7 @@ def check_inputs(flat: Sequence[Any], graph: Graph) -> None:
             remedy="Call it with arguments of the same structure",
         )
     for i, (leaf, value) in enumerate(zip(flat, graph.inputs, strict=True)):
-        given = _type_of(leaf)
+        given = type_of(leaf)
         if given != value.type:
             raise InputError(
                 place=graph.input_names[i] if i < len(graph.input_names) else f"argument leaf {i}",
@@ -125,7 +125,7 @@ def check_inputs(flat: Sequence[Any], graph: Graph) -> None:
             )
 
 
-def _type_of(leaf: Any) -> TensorType:
+def type_of(leaf: Any) -> TensorType:
     """Type of a leaf as jax.jit would see it (64 bit becomes 32 bit unless x64 is enabled)."""
     dtype = getattr(leaf, "dtype", None)
     if dtype is None:

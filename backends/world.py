@@ -221,7 +221,7 @@ def _color(joins: bool) -> int:
     return 0 if joins else mpi().UNDEFINED
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class ShardedArray:
     """A tensor that lies on the ranks; a leaf of JAX's pytrees.
 

@@ -36,3 +36,7 @@ class ProgramError(ShardwrightError):
 
 class PlanError(ShardwrightError):
     """A plan does not belong to this model, fleet or version, or cannot be carried out here."""
+
+
+class ReplicatedWarning(UserWarning):
+    """Part of the step runs on every device alike, because no rule says how to shard it."""

@@ -222,6 +222,7 @@ def synthesize(
     *,
     solver: SpaceSolver | None = None,
     floors: Prices | None = None,
+    first: tuple[float, ...] | None = None,
 ) -> Synthesis:
     """Search for program and ratios; see the module's docstring.
 
@@ -233,6 +234,7 @@ def synthesize(
         extra: factors that pin choices.
         solver: of the space with these factors, where there is one already; it serves any prices.
         floors: the floors of the model's prices, where they are known already.
+        first: shares to start from, before all others.
 
     Raises:
         PlanError: no program keeps to the pins.
@@ -246,7 +248,7 @@ def synthesize(
         ideal = solver.solve(floors, stop=stop)
     found: _Found | None = None
     bound_s = ideal.bound_s
-    for ratios in _starts(turns, ideal, floors):
+    for ratios in _starts(turns, ideal, floors, first):
         reached = turns.take(ratios)
         if found is None:
             # Is there anything left to find? The bound says so before other starts are tried.
@@ -287,8 +289,12 @@ def synthesize(
     )
 
 
-def _starts(turns: _Turns, ideal: Solution, floors: Prices) -> Iterator[tuple[float, ...]]:
+def _starts(
+    turns: _Turns, ideal: Solution, floors: Prices, first: tuple[float, ...] | None
+) -> Iterator[tuple[float, ...]]:
     model = turns.model
+    if first is not None and len(model.types) > 1:
+        yield first
     even = (1.0 / len(model.class_of),) * len(model.class_of)
     if len(model.types) == 1:
         yield even

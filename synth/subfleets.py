@@ -170,6 +170,7 @@ def choose(
     timer: Timer,
     extra: Sequence[Use] = (),
     parts: Sequence[Members] | None = None,
+    first: Sequence[float] | None = None,
 ) -> Choice:
     """The best plan on the whole fleet or a part of it.
 
@@ -180,6 +181,7 @@ def choose(
         timer: is told where time goes, and says when it is over.
         extra: factors that pin choices.
         parts: the parts to consider, the whole fleet first; `candidates(fleet)` by default.
+        first: a share per device of the fleet that the search for ratios starts from.
 
     Raises:
         PlanError: no program keeps to the pins.
@@ -194,7 +196,7 @@ def choose(
     if timer.limited:
         # Whatever happens, there is a plan for the fleet that was asked for.
         best = made[0]
-        _plan(best, graph, space, timer, extra, solver)
+        _plan(best, graph, space, timer, extra, solver, first)
         queue = queue[1:]
     heapq.heapify(queue)
     held_bytes = sum(value.type.nbytes for value in graph.inputs)
@@ -206,7 +208,7 @@ def choose(
         if number and held_bytes > sum(device.type.memory_bytes for device in part.model.fleet.devices):
             part.fits = False
         elif part.bounded:
-            _plan(part, graph, space, timer, extra, solver)
+            _plan(part, graph, space, timer, extra, solver, first)
             best = part if best is None or part.beats(best) else best
         else:
             with timer.search():
@@ -217,9 +219,17 @@ def choose(
 
 
 def _plan(
-    part: _Part, graph: Graph, space: Space, timer: Timer, extra: Sequence[Use], solver: SpaceSolver
+    part: _Part,
+    graph: Graph,
+    space: Space,
+    timer: Timer,
+    extra: Sequence[Use],
+    solver: SpaceSolver,
+    first: Sequence[float] | None,
 ) -> None:
-    found = synthesize(graph, space, part.model, timer, extra, solver=solver, floors=part.floors)
+    shares = [] if first is None else [first[d] for d in part.members]
+    own = tuple(x / sum(shares) for x in shares) if sum(shares) > 0 else None
+    found = synthesize(graph, space, part.model, timer, extra, solver=solver, floors=part.floors, first=own)
     if part.whole and not extra:
         found = fitting(graph, space, part.model, found, timer)
     part.found, part.fits, part.bounded = found, fits(found, part.model), True

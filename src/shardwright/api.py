@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, Literal, TypeAlias
@@ -20,12 +18,13 @@ from shardwright.cost.bill import Item
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import predict
-from shardwright.ir.errors import InputError, PlanError
+from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
 from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.patterns import patterns
 from shardwright.ir.program import nodes_of
 from shardwright.ir.rules import rule_of
 from shardwright.ir.trace import StateMap, Traced, source_line, trace
+from shardwright.pause import collector_paused
 from shardwright.plan import Plan
 from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused, spread
 from shardwright.synth.alternate import Timer
@@ -38,10 +37,6 @@ from shardwright.synth.subfleets import Choice, candidates, choose, on_two_axes,
 
 #: Mesh axes of programs.
 Axes: TypeAlias = Literal[1, 2, "auto"]
-
-
-class ReplicatedWarning(UserWarning):
-    """Part of the step runs on every device alike, because no rule says how to shard it."""
 
 
 def synthesize(
@@ -88,39 +83,73 @@ def synthesize(
         ReplicatedWarning: a primitive has no rule and runs replicated.
     """
     _check_fleet(fleet)
+    tick("tracing the step")
+    with collector_paused():
+        traced = trace(train_step, *args, state=state)
+    return synthesize_traced(
+        traced,
+        fleet=fleet,
+        state=state,
+        constraints=constraints,
+        time_limit_s=time_limit_s,
+        devices=devices,
+        axes=axes,
+        tick=tick,
+    )
+
+
+def synthesize_traced(
+    traced: Traced,
+    *,
+    fleet: Fleet,
+    state: StateMap | None = None,
+    constraints: Constraints | None = None,
+    time_limit_s: float | None = None,
+    devices: Literal["auto", "all"] = "auto",
+    axes: Axes = "auto",
+    first: Sequence[float] | None = None,
+    tick: Callable[[str], None] = lambda what: None,
+) -> Plan:
+    """`synthesize` for a step that is traced already.
+
+    Args:
+        traced: the step.
+        fleet: see `synthesize`.
+        state: what it was traced with.
+        constraints: see `synthesize`.
+        time_limit_s: see `synthesize`.
+        devices: see `synthesize`.
+        axes: see `synthesize`.
+        first: a share per device of the fleet from which the search for ratios starts, such as those of a
+            plan for a fleet much like this one.
+        tick: see `synthesize`.
+
+    Raises:
+        InputError: see `synthesize`.
+
+    Warns:
+        ReplicatedWarning: see `synthesize`.
+    """
+    _check_fleet(fleet)
     _check_limit(time_limit_s, constraints)
     if devices not in ("auto", "all"):
         raise InputError(place="devices", reason=f"is {devices!r}", remedy="Pass 'auto' or 'all'")
     _check_axes(axes, constraints)
-    with _collector_paused():
-        return _synthesize(train_step, args, fleet, state, constraints, time_limit_s, devices, axes, tick)
-
-
-@contextmanager
-def _collector_paused() -> Generator[None]:
-    """Planning makes many objects that all live on; looking through them again and again takes its time."""
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
+    with collector_paused():
+        return _synthesize(traced, fleet, state, constraints, time_limit_s, devices, axes, first, tick)
 
 
 def _synthesize(
-    train_step: Callable[..., Any],
-    args: tuple[Any, ...],
+    traced: Traced,
     fleet: Fleet,
     state: StateMap | None,
     constraints: Constraints | None,
     time_limit_s: float | None,
     devices: Literal["auto", "all"],
     axes: Axes,
+    first: Sequence[float] | None,
     tick: Callable[[str], None],
 ) -> Plan:
-    tick("tracing the step")
-    traced = trace(train_step, *args, state=state)
     tick("building the choice graph")
     start = time.perf_counter()
     space = Space(traced.graph)
@@ -134,7 +163,7 @@ def _synthesize(
         chosen = unsearched(traced.graph, space, fleet, timer, parts)
     else:
         try:
-            chosen = choose(traced.graph, space, fleet, timer, factors(pins, space), parts)
+            chosen = choose(traced.graph, space, fleet, timer, factors(pins, space), parts, first)
         except PlanError as error:
             if not pins:
                 raise
@@ -143,7 +172,7 @@ def _synthesize(
     prices = priced(pins, traced.graph, space, chosen.model, found.ratios, found.cost_s)
     replicated = _replicated(traced.graph, space)
     for primitive, why in replicated.items():
-        warnings.warn(f"{primitive} runs replicated: {why}", ReplicatedWarning, stacklevel=3)
+        warnings.warn(f"{primitive} runs replicated: {why}", ReplicatedWarning, stacklevel=4)
     stats = Stats(
         trace_s=traced.trace_s,
         space_s=space_s,

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -36,8 +36,10 @@ from shardwright.ir.trace import StateMap, Traced, trace
 from shardwright.ir.wiring import Seats
 from shardwright.partition import PartitionSpecs, partition_specs
 from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused
-from shardwright.report import describe
-from shardwright.synth.baselines import Baseline
+
+if TYPE_CHECKING:
+    from shardwright.backends.verify import VerifyResult
+    from shardwright.synth.baselines import Baseline
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,8 @@ class Plan:
         return subfleet(self.fleet, self.used, self.fleet.name)
 
     def __str__(self) -> str:
+        from shardwright.report import describe
+
         return describe(self)
 
     def text(self, traced: Traced | None = None) -> str:
@@ -146,7 +150,7 @@ class Plan:
         Raises:
             PlanError: the plan was loaded from a file and no step is given.
         """
-        return format_program(self.program, self._step(traced).graph)
+        return format_program(self.program, self.step(traced).graph)
 
     def timeline(
         self, traced: Traced | None = None, *, overlap: bool = False, bucket_bytes: int = 0
@@ -208,7 +212,7 @@ class Plan:
         """
         model = CostModel(self.part)
         priced = pricing(self.program, model, self.used_ratios)
-        return bill(self.program, self._step(traced).graph, priced), model
+        return bill(self.program, self.step(traced).graph, priced), model
 
     def save_report(
         self,
@@ -233,9 +237,14 @@ class Plan:
         """
         from shardwright.report_page import page  # a template engine: only for those who ask for a page
 
-        write_whole(path, page(self, self._step(traced), title, baselines))
+        write_whole(path, page(self, self.step(traced), title, baselines))
 
-    def _step(self, traced: Traced | None) -> Traced:
+    def step(self, traced: Traced | None = None) -> Traced:
+        """The traced step: the one given, or else the one the plan was made of in this process.
+
+        Raises:
+            PlanError: the plan was loaded from a file and no step is given.
+        """
         step = traced or self.traced
         if step is None:
             raise PlanError(
@@ -265,13 +274,18 @@ class Plan:
         return Plan.from_dict(plan_file.read(path), place=str(path))
 
     @staticmethod
-    def from_dict(data: Any, *, place: str = "plan") -> Plan:
+    def from_dict(data: Any, *, place: str = "plan", checked: bool = False) -> Plan:
         """Inverse of `to_dict`.
+
+        Args:
+            data: plain data.
+            place: where it comes from, for errors.
+            checked: it is known to be what `to_dict` returned; the schema need not say so again.
 
         Raises:
             PlanError: the data is of another format version, or does not follow the schema.
         """
-        return Plan(**plan_file.fields(data, place))
+        return Plan(**plan_file.fields(data, place, checked=checked))
 
     # -- the step ----------------------------------------------------------------------------------
 
@@ -281,7 +295,14 @@ class Plan:
         Raises:
             PlanError: the step is another one, or its arguments have other shapes.
         """
-        traced = trace(train_step, *args, state=self.state_override)
+        return self.attach_traced(trace(train_step, *args, state=self.state_override))
+
+    def attach_traced(self, traced: Traced) -> Traced:
+        """`attach` for a step that is traced already, with the plan's own `state_override`.
+
+        Raises:
+            PlanError: the step is another one, or its arguments have other shapes.
+        """
         if traced.fingerprint != self.fingerprint:
             mine, theirs = self.fingerprint[:12], traced.fingerprint[:12]
             made_with = ", ".join(f"{name} {version}" for name, version in self.versions.items())
@@ -311,6 +332,7 @@ class Plan:
             PlanError: the plan was made for another step.
             InputError: an argument is a shape without values.
         """
+
         traced = self.attach(train_step, *args)
         leaves = concrete(args)
 
@@ -344,12 +366,111 @@ class Plan:
             PlanError: there is no such backend or option; on the first call, the plan was made for another
             step.
         """
-        seats = Seats(self.used, len(self.ratios), Topology.of(self.part).wiring)
+        return self._compiled(partial(self.attach, train_step), backend, donate, options)
+
+    def compile_traced(
+        self, traced: Traced, backend: str = "reference", *, donate: bool = False, **options: Any
+    ) -> Callable[..., Any]:
+        """`compile` for a step that is attached already; it is not traced again.
+
+        Raises:
+            PlanError: there is no such backend or option.
+        """
+        return self._compiled(lambda *args: traced, backend, donate, options)
+
+    def _compiled(
+        self, attach: Callable[..., Traced], backend: str, donate: bool, options: Mapping[str, Any]
+    ) -> CompiledStep:
         found = run_options(backend, options, bucket_bytes=self.bucket_bytes, resync_every=self.resync_every)
-        attach = partial(self.attach, train_step)
         return CompiledStep(
-            attach, self.program, self.used_ratios, backend, seats, options=found, donate=donate
+            attach, self.program, self.used_ratios, backend, self.seats, options=found, donate=donate
         )
+
+    @property
+    def seats(self) -> Seats:
+        """Which devices of the fleet the program is for, and how they are joined."""
+        return Seats(self.used, len(self.ratios), Topology.of(self.part).wiring)
+
+    # -- arguments on the ranks ------------------------------------------------------------------------
+
+    def shard(self, tree: Any, argument: int | str = 0, *, traced: Traced | None = None) -> Any:
+        """Arguments as `ShardedArray`s: of global arrays, the same on every rank, each rank keeps its part.
+
+        Args:
+            tree: the value of an argument, or a tuple of those of several in a row.
+            argument: position or name of the first of them.
+            traced: the step of a plan that was loaded from a file (see `attach`).
+
+        Returns:
+            The tree with `ShardedArray` leaves; outside of an MPI job the tree as it is.
+
+        Raises:
+            InputError: the tree is not that of the arguments.
+            PlanError: the plan was loaded from a file and no step is given.
+        """
+        from shardwright import shards
+
+        return shards.shard(self, self.step(traced), tree, argument)
+
+    def from_local(self, tree: Any, argument: int | str = 0, *, traced: Traced | None = None) -> Any:
+        """Arguments as `ShardedArray`s of what this rank holds, such as the rows that it has read itself.
+
+        Args:
+            tree: as for `shard`, but every leaf is this rank's part alone; see `local_batch`.
+            argument: see `shard`.
+            traced: see `shard`.
+
+        Raises:
+            InputError: the tree is not that of the arguments, or a leaf not of the shape held here.
+            PlanError: the plan was loaded from a file and no step is given.
+        """
+        from shardwright import shards
+
+        return shards.from_local(self, self.step(traced), tree, argument)
+
+    def init(
+        self, init: Callable[..., Any], *args: Any, argument: int | str = 0, traced: Traced | None = None
+    ) -> Any:
+        """Arguments made where they are to lie: each rank computes what it holds of `init(*args)`.
+
+        What a rule does not shard (an orthogonal matrix, a draw from a generator that is not partitionable)
+        is computed whole before it is cut, with a warning.
+
+        Args:
+            init: a function that returns the value of an argument, or a tuple of those of several in a row.
+            args: its arguments, small and the same on every rank, such as a key.
+            argument: position or name of the first argument that `init` makes.
+            traced: see `shard`.
+
+        Returns:
+            The result of `init` with `ShardedArray` leaves; outside of an MPI job that of `jax.jit(init)`.
+
+        Raises:
+            InputError: the result is not what the step was planned for.
+            TraceError: `init` cannot be traced.
+            PlanError: the plan was loaded from a file and no step is given.
+
+        Warns:
+            ReplicatedWarning: a result that is to lie in stretches is computed whole.
+        """
+        from shardwright import shards
+
+        return shards.init(self, self.step(traced), init, args, argument)
+
+    def local_batch(self, rank: int, *, traced: Traced | None = None) -> Mapping[str, tuple[slice, ...]]:
+        """Which part of the arguments that are no state a rank needs: by name, a slice per dimension.
+
+        Args:
+            rank: of a job with a rank for every device of the fleet.
+            traced: see `shard`.
+
+        Raises:
+            InputError: there is no such rank.
+            PlanError: the plan was loaded from a file and no step is given.
+        """
+        from shardwright import shards
+
+        return shards.local_batch(self, self.step(traced), rank)
 
     def partition_specs(self, traced: Traced | None = None) -> PartitionSpecs:
         """How arguments and results of the step lie, in JAX's own terms, for `jax.jit`.
@@ -364,4 +485,4 @@ class Plan:
         Raises:
             PlanError: the plan cuts unevenly, which PartitionSpecs cannot say.
         """
-        return partition_specs(self._step(traced), self.program, self.used_ratios)
+        return partition_specs(self.step(traced), self.program, self.used_ratios)

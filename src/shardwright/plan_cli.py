@@ -15,6 +15,7 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.trace_events import trace_events
 from shardwright.factory import load_factory
 from shardwright.files import check_writable, write_whole
+from shardwright.ir.errors import ReplicatedWarning
 from shardwright.options import (
     all_devices_option,
     axes_option,
@@ -124,11 +125,11 @@ def make_plan(
 ) -> Plan:
     """Plan with progress; warnings become lines on stderr."""
     with stages() as tick, warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", api.ReplicatedWarning)
+        warnings.simplefilter("always", ReplicatedWarning)
         made = api.synthesize(
             step, *args, fleet=fleet, devices="all" if all_devices else "auto", tick=tick, **options
         )
     for warning in caught:
-        if issubclass(warning.category, api.ReplicatedWarning):
+        if issubclass(warning.category, ReplicatedWarning):
             warn(str(warning.message))
     return made

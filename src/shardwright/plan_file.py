@@ -12,8 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import jsonschema
-
 from shardwright.backends.schedule import Planned
 from shardwright.cost.fleet import Fleet
 from shardwright.ir.errors import PlanError
@@ -22,6 +20,8 @@ from shardwright.ir.serialize import program_from_json, program_to_json
 from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused
 
 if TYPE_CHECKING:
+    import jsonschema
+
     from shardwright.ir.trace import StateMap
     from shardwright.plan import Plan
 
@@ -85,8 +85,13 @@ def read(path: str | os.PathLike[str]) -> Any:
         ) from error
 
 
-def fields(data: Any, place: str) -> dict[str, Any]:
+def fields(data: Any, place: str, *, checked: bool = False) -> dict[str, Any]:
     """The attributes of the `Plan` that plain data describes.
+
+    Args:
+        data: the plain data.
+        place: where it comes from, for errors.
+        checked: it is known to be what `plain` made; the schema need not say so again.
 
     Raises:
         PlanError: the data is of another format version, does not follow the schema, or contradicts itself.
@@ -98,7 +103,8 @@ def fields(data: Any, place: str) -> dict[str, Any]:
             reason=f"is {version!r}, this version of Shardwright reads {FORMAT}",
             remedy="Make the plan again with `shardwright plan`",
         )
-    problem = next(iter(sorted(_validator().iter_errors(data), key=lambda e: list(map(str, e.path)))), None)
+    errors = () if checked else _validator().iter_errors(data)
+    problem = next(iter(sorted(errors, key=lambda e: list(map(str, e.path)))), None)
     if problem is not None:
         where = ".".join(str(part) for part in problem.path) or "top level"
         message = problem.message if len(problem.message) < 200 else problem.message[:200] + "…"
@@ -195,6 +201,8 @@ def _plain(value: Any) -> Any:
 
 @cache
 def _validator() -> jsonschema.Draft202012Validator:
+    import jsonschema  # a tenth of a second, which loading from the plan cache does not need
+
     schema = json.loads(
         resources.files("shardwright").joinpath("plan.schema.json").read_text(encoding="utf-8")
     )

@@ -6,11 +6,10 @@ import warnings
 
 import click
 
-from shardwright.api import ReplicatedWarning
 from shardwright.console import say, say_json, stages
 from shardwright.cost.fleet import Fleet
 from shardwright.factory import load_factory
-from shardwright.ir.errors import InputError
+from shardwright.ir.errors import InputError, ReplicatedWarning
 from shardwright.options import factory_argument, json_option
 from shardwright.picture import check_plot
 from shardwright.plan import Plan

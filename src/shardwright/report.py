@@ -19,10 +19,10 @@ from shardwright.ir.placement import Shard
 from shardwright.ir.program import Move
 from shardwright.ir.rules import Signature
 from shardwright.ir.serialize import program_to_json
-from shardwright.synth.baselines import Baseline, Baselines
 
 if TYPE_CHECKING:
     from shardwright.plan import Plan
+    from shardwright.synth.baselines import Baseline, Baselines
 
 WIDTH = 110
 

@@ -1,0 +1,151 @@
+"""Jobs that outlive a device: plans for what is left of a fleet, and ranks that are started again on it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardwright.backends.launch import find_mpiexec, rank_command, rank_environment
+from shardwright.cost.fleet import Fleet
+from shardwright.cost.subfleet import subfleet
+from shardwright.ir.errors import InputError, PlanError
+from shardwright.ir.program import nodes_of
+from shardwright.ir.trace import Traced
+from shardwright.plan import Plan
+
+_WATCH = Path(__file__).with_name("watch.py")
+
+
+def without(fleet: Fleet, devices: Collection[str | int]) -> Fleet:
+    """A fleet without some of its devices, named or numbered.
+
+    Raises:
+        InputError: there is no such device, or none would be left.
+    """
+    names = [device.name for device in fleet.devices]
+    lost = {names[d] if isinstance(d, int) and 0 <= d < len(names) else d for d in devices}
+    unknown = sorted(str(d) for d in lost if d not in names)
+    if unknown or len(lost) >= len(names):
+        raise InputError(
+            place=f"fleet {fleet.name}",
+            reason=f"has no device {unknown[0]}" if unknown else "has no other devices",
+            remedy=f"Its devices are {', '.join(names)}",
+        )
+    return subfleet(fleet, [d for d, name in enumerate(names) if name not in lost], fleet.name)
+
+
+def replan(plan: Plan, fleet: Fleet, *, traced: Traced | None = None, **planning: Any) -> Plan:
+    """A plan of the same step for another fleet.
+
+    It starts warm: the step is not traced again, and the search for ratios begins with the shares that the
+    old plan gave devices of the same type.
+
+    Args:
+        plan: the old plan.
+        fleet: the new fleet.
+        traced: the step of a plan that was loaded from a file (see `Plan.attach`).
+        planning: further arguments of `synthesize`, such as `devices`, `constraints`, `time_limit_s`.
+
+    Raises:
+        InputError: see `synthesize`.
+        PlanError: the plan was loaded from a file and no step is given.
+    """
+    from shardwright.api import synthesize_traced
+
+    # Two mesh axes only where the old plan has them: what ran it then runs the new one.
+    planning = {"axes": 1 if nodes_of(plan.program) is None else "auto"} | planning
+    first = shares(plan, fleet)
+    return synthesize_traced(
+        plan.step(traced), fleet=fleet, state=plan.state_override, first=first, **planning
+    )
+
+
+def shares(plan: Plan, fleet: Fleet) -> tuple[float, ...] | None:
+    """Shares of the devices of another fleet after a plan's: of each what its type has on average there.
+
+    None where the plan knows none of their types, or gives them nothing.
+    """
+    given: dict[object, list[float]] = {}
+    for device, share in zip(plan.fleet.devices, plan.ratios, strict=True):
+        given.setdefault(device.type, []).append(share)
+    found = [given.get(device.type) for device in fleet.devices]
+    known = [sum(each) / len(each) for each in found if each]
+    if not known or not sum(known):
+        return None
+    usual = sum(known) / len(known)
+    each = [usual if of_type is None else sum(of_type) / len(of_type) for of_type in found]
+    return tuple(x / sum(each) for x in each)
+
+
+def train(
+    plan: Plan,
+    arguments: Callable[[Path], Sequence[str]],
+    *,
+    traced: Traced | None = None,
+    lose: int | None = None,
+    tell: Callable[[str], None] = lambda what: None,
+    **planning: Any,
+) -> Plan:
+    """Run a job to its end; when a rank is lost, plan for the other devices and start again on them.
+
+    A rank is lost when a signal ends it that nobody here sent: its machine took it, or it ran out of memory.
+    A rank that fails by itself (an error in the script) ends the job: it would fail again.
+
+    Args:
+        plan: for all devices.
+        arguments: from the path of a plan file to the arguments of Python that run a rank, for example
+            `lambda path: ["train.py", str(path)]`. The script saves checkpoints and begins with the latest.
+        traced: the step of a plan that was loaded from a file (see `Plan.attach`).
+        lose: how many ranks may be lost at most; by default all but one.
+        tell: told what happens.
+        planning: further arguments of `replan`.
+
+    Returns:
+        The plan that the job ended with.
+
+    Raises:
+        InputError: mpiexec is not installed.
+        PlanError: the job failed, or lost too many ranks; or the plan was loaded from a file and no step is
+            given.
+    """
+    find_mpiexec()
+    step = plan.step(traced)
+    left = len(plan.used) - 1 if lose is None else lose
+    while True:
+        with tempfile.TemporaryDirectory() as folder:
+            path, lost_path = Path(folder) / "plan.json", Path(folder) / "lost"
+            plan.save(path)
+            status = _run(len(plan.used), arguments(path), lost_path)
+            if status == 0:
+                return plan
+            told = lost_path.read_text().split() if lost_path.is_file() else []
+        if not told or left == 0:
+            raise PlanError(
+                place="the job",
+                reason=f"ended with status {status}" + (f" after losing rank {told[0]}" if told else ""),
+                remedy="See what its ranks said; checkpoints that are whole can be restored",
+            )
+        left -= 1
+        device = plan.used_devices[int(told[0])]
+        tell(f"rank {told[0]} ({device}) was ended by signal {told[1]}; planning for the others")
+        plan = replan(plan, without(plan.fleet, [device]), traced=step, **planning)
+
+
+def _run(ranks: int, arguments: Sequence[str], lost: Path) -> int:
+    """Run the ranks, each watched by a process that notes in `lost` the first one that a signal ended."""
+    command = rank_command(ranks, arguments)
+    at = len(command) - len(arguments) - 1
+    watched = [*command[:at], sys.executable, "-S", str(_WATCH), str(lost), *command[at:]]
+    process = subprocess.Popen(watched, env=rank_environment(ranks), start_new_session=True)
+    try:
+        return process.wait()
+    except BaseException:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+        raise
