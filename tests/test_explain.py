@@ -11,11 +11,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shardwright import InputError, Plan, synthesize
+from shardwright.alternatives import Bench, Priced, _wins
 from shardwright.cli import main
 from shardwright.cost.bill import Tally, bill
 from shardwright.cost.fleet import Fleet, Link
 from shardwright.cost.model import CostModel
-from shardwright.explain import Bench, Priced, _wins, explain
+from shardwright.explain import explain
 from shardwright.ir.placement import parse_placement
 from shardwright.ir.program import verify
 from shardwright.plan_diff import COMPUTING, diff
