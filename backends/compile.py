@@ -9,7 +9,7 @@ be guessed about parameters or positions.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -44,15 +44,23 @@ class Device:
     Args:
         fence: keep the compiler from fusing or simplifying across instructions, so that each reads what
             the one before it handed out, to the last bit.
+        separate: results never share memory with operands.
     """
 
     def __init__(
-        self, index: int, ratios: Sequence[float], primitives: Mapping[str, Any], *, fence: bool = False
+        self,
+        index: int,
+        ratios: Sequence[float],
+        primitives: Mapping[str, Any],
+        *,
+        fence: bool = False,
+        separate: bool = False,
     ) -> None:
         self.index = index
         self.ratios = tuple(ratios)
         self.primitives = primitives
         self.fence = fence
+        self.separate = separate
 
     def run(self, instruction: Instruction, graph: Graph, env: Env) -> None:
         """Add what a local instruction establishes to `env`."""
@@ -178,9 +186,23 @@ def local_function(segment: Segment, graph: Graph, device: Device) -> Local:
         env: Env = dict(zip(needs, args, strict=True))
         for instruction in segment.instructions:
             device.run(instruction, graph, env)
-        return tuple(env[prop] for prop in gives)
+        results = tuple(env[prop] for prop in gives)
+        return _separated(results, args) if device.separate else results
 
     return run
+
+
+def _separated(results: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
+    """The results, with a copy in place of each that is an operand or stands there twice.
+
+    jax.jit hands such results out as the very array that came in; whoever donates one deletes the other.
+    """
+    seen = {id(arg) for arg in args}
+    found: list[Any] = []
+    for result in results:
+        found.append(jnp.copy(result) if id(result) in seen else result)
+        seen.add(id(result))
+    return tuple(found)
 
 
 class Compiler:
@@ -197,20 +219,47 @@ class Compiler:
     def __len__(self) -> int:
         return len(self._by_text)
 
-    def segment(self, segment: Segment, graph: Graph, device: Device) -> Local:
-        """`local_function`, compiled."""
-        function = local_function(segment, graph, device)
+    def segment(
+        self, segment: Segment, graph: Graph, device: Device, donated: Collection[Property] = ()
+    ) -> Local:
+        """`local_function`, compiled when it is first called.
+
+        Args:
+            donated: needs whose memory the results may take.
+        """
+        return self.share(*self._traced(segment, graph, device, donated))
+
+    def ahead(
+        self, segment: Segment, graph: Graph, device: Device, donated: Collection[Property] = ()
+    ) -> Local:
+        """`local_function`, compiled now."""
+        return self.share(*self._traced(segment, graph, device, donated), now=True)
+
+    def _traced(
+        self, segment: Segment, graph: Graph, device: Device, donated: Collection[Property]
+    ) -> tuple[Local, list[Any], tuple[int, ...]]:
         types = {value.index: value.type for value in graph.values()}
         # Only R is held by some devices alone, and it is never cut.
         needs = [prop for prop in segment.needs if holds(prop, device.index)]
         avals = [abstract(types[p.value], device.shape(types[p.value], p.placement)) for p in needs]
-        return self.share(function, avals)
+        given = tuple(i for i, prop in enumerate(needs) if prop in donated)
+        return local_function(segment, graph, device), avals, given
 
-    def share(self, function: Callable[..., Any], avals: Sequence[Any]) -> Callable[..., Any]:
+    def share(
+        self,
+        function: Callable[..., Any],
+        avals: Sequence[Any],
+        donated: tuple[int, ...] = (),
+        *,
+        now: bool = False,
+    ) -> Callable[..., Any]:
         """`function` compiled for arguments such as these, or an equal one that was compiled before."""
         # Unused arguments stay: without them, functions that read different operands would look alike.
-        jitted = jax.jit(function, keep_unused=True, compiler_options=self.options)
+        jitted = jax.jit(function, keep_unused=True, compiler_options=self.options, donate_argnums=donated)
         lowered = jitted.lower(*avals)
         digest = hashlib.sha256(lowered.as_text().encode())
-        digest.update(f"{avals}{lowered.out_info}".encode())
-        return self._by_text.setdefault(digest.digest(), jitted)
+        digest.update(f"{avals}{lowered.out_info}{donated}{now}".encode())
+        key = digest.digest()
+        if key not in self._by_text:
+            self._by_text[key] = lowered.compile() if now else jitted
+        return self._by_text[key]

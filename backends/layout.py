@@ -77,6 +77,13 @@ def is_key(dtype: str) -> bool:
     return dtype.startswith("key<")
 
 
+@cache
+def key_data_shape(dtype: str) -> tuple[int, ...]:
+    """Shape of the data of one typed PRNG key, which are uint32."""
+    data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=key_implementation(dtype))))
+    return tuple(data.shape)
+
+
 def to_numpy(array: Any) -> NDArray[Any]:
     """The array without a copy; of typed PRNG keys their data, which has one dimension more."""
     if jnp.issubdtype(array.dtype, jax.dtypes.extended):
@@ -161,3 +168,10 @@ def gather(parts: Sequence[Any], tensor: TensorType, placement: Placement) -> ja
     if isinstance(placement, Partial):
         return from_numpy(combine(placement.op, [to_numpy(part) for part in parts]), tensor.dtype)
     return parts[0]
+
+
+def wire_type(tensor: TensorType) -> tuple[tuple[int, ...], Any]:
+    """Shape and numpy dtype in which a tensor travels: of typed PRNG keys their data."""
+    if not is_key(tensor.dtype):
+        return tensor.shape, dtype_of(tensor.dtype)
+    return (*tensor.shape, *key_data_shape(tensor.dtype)), np.dtype(np.uint32)

@@ -5,29 +5,32 @@ No XLA collective is involved, so the devices need have nothing in common but MP
 
 from __future__ import annotations
 
-import os
+import hashlib
+import json
 import sys
-import traceback
-import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.metadata import version
 from types import TracebackType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from shardwright.backends.compile import Compiler, Device, Local
-from shardwright.backends.layout import as_array, check_inputs, cut, holds, to_numpy
-from shardwright.backends.local import filled, operand
+from shardwright.backends.faults import agree, check_finite, take_down, the_watch, timeout_of
+from shardwright.backends.layout import as_array, check_inputs, cut, is_key
+from shardwright.backends.mpi_drift import Drift, resync
 from shardwright.backends.mpi_link import mpi
-from shardwright.backends.runner import run
-from shardwright.backends.segments import Exchange, Segment, schedule
+from shardwright.backends.mpi_script import MpiMachine, Script
+from shardwright.backends.run_options import RunOptions
+from shardwright.backends.schedule_order import arrange
+from shardwright.backends.wire import on_host
 from shardwright.backends.world import ShardedArray, World
-from shardwright.ir.errors import ShardwrightError
-from shardwright.ir.graph import Graph, Literal, TensorType, Value
+from shardwright.ir.errors import InputError
+from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Placement, R
-from shardwright.ir.program import Move, Program
+from shardwright.ir.program import Move, Program, Property
+from shardwright.ir.serialize import program_to_json
 from shardwright.ir.trace import Traced
 from shardwright.ir.wiring import Seats
 
@@ -40,14 +43,17 @@ class MpiExecutable:
         program: a verified program over its graph.
         ratios: share of every device of the program.
         comm: see `World`.
-        resync_every: replicated state is computed by every rank for itself and drifts apart by rounding
-            where cards are unlike. After so many calls it is compared by checksum and, where it differs,
-            sent anew by device 0. 0 means never.
+        resync_every: in place of `options.resync_every`.
         seats: see `World`.
         poll: see `World`.
+        options: how to run it.
+
+    Attributes:
+        drift: what replicated state had drifted apart so far, the latest last.
 
     Raises:
-        PlanError: the communicator has neither a rank for every device nor one for every device used.
+        PlanError: the communicator has neither a rank for every device nor one for every device used, or the
+            ranks run different steps, plans or versions.
     """
 
     def __init__(
@@ -57,20 +63,45 @@ class MpiExecutable:
         ratios: Sequence[float],
         comm: Any = None,
         *,
-        resync_every: int = 100,
+        resync_every: int | None = None,
         seats: Seats | None = None,
         poll: bool | None = None,
+        options: RunOptions | None = None,
     ) -> None:
+        options = options or RunOptions()
+        self.options = options if resync_every is None else replace(options, resync_every=resync_every)
         self.traced = traced
         self.program = program
+        whole = mpi().COMM_WORLD if comm is None else comm
+        agree(whole, facts(traced, program, ratios, self.options))
         self.world = World(ratios, comm, seats=seats, poll=poll)
+        self.watch = the_watch()
+        timeout_s = timeout_of() if self.options.timeout_s is None else self.options.timeout_s
+        self.watch.start(whole, self.world.lane, timeout_s)
+        self.machine = MpiMachine(traced, self.world, self.watch, finite=self.options.finite)
+        self.script: Script | None = None
         if not self.world.idle:
             self.world.join(i.group for i in program.all_instructions() if isinstance(i, Move))
-        self.machine = MpiMachine(traced, self.world)
-        self.schedule = schedule(program, traced.graph)
-        self.resync_every = resync_every
+            order = arrange(program, traced.graph, self.options.bucket_bytes)
+            self.script = Script(order, self.machine, self._donated())
         self.calls = 0
-        self.resynced = 0
+        self.drift: list[Drift] = []
+        graph = traced.graph
+        self._replicated = {
+            i: (_name(graph.output_names, i), graph.outputs[i].type)
+            for i in graph.state
+            if program.outputs[i] == R
+        }
+        self._ready = False
+
+    @property
+    def resync_every(self) -> int:
+        return self.options.resync_every
+
+    @property
+    def resynced(self) -> int:
+        """How often a tensor was sent anew."""
+        return len(self.drift)
 
     def __call__(self, *flat: Any) -> list[ShardedArray]:
         """Flat outputs of the step.
@@ -80,94 +111,129 @@ class MpiExecutable:
         """
         graph, program = self.traced.graph, self.program
         check_inputs(flat, graph)
-        pairs = zip(flat, graph.inputs, program.inputs, strict=True)
-        held = [self._enter(leaf, value.type, placement) for leaf, value, placement in pairs]
-        results = [None] * len(graph.outputs) if self.world.idle else self._run(held)
-        ends = zip(graph.outputs, program.outputs, strict=True)
-        told = [i for i, (atom, p) in enumerate(ends) if p == R and atom.type.rank == 0]
-        values = self.world.tell([results[i] for i in told], [graph.outputs[i].type for i in told])
-        for i, value in zip(told, values, strict=True):
-            results[i] = value
-        ends = zip(results, graph.outputs, program.outputs, strict=True)
-        return [ShardedArray(x, placement, atom.type, self.world) for x, atom, placement in ends]
+        self.warm_up()
+        with self.watch.during("step"):
+            pairs = enumerate(zip(flat, graph.inputs, program.inputs, strict=True))
+            held = [self._enter(i, leaf, value.type, placement) for i, (leaf, value, placement) in pairs]
+            results = [None] * len(graph.outputs) if self.script is None else self._run(self.script, held)
+            ends = zip(graph.outputs, program.outputs, strict=True)
+            told = [i for i, (atom, p) in enumerate(ends) if p == R and atom.type.rank == 0]
+            values = self.world.tell([results[i] for i in told], [graph.outputs[i].type for i in told])
+            for i, value in zip(told, values, strict=True):
+                results[i] = value
+            ends = zip(results, graph.outputs, program.outputs, strict=True)
+            return [ShardedArray(x, placement, atom.type, self.world) for x, atom, placement in ends]
 
-    def _run(self, held: list[Any]) -> list[Any]:
-        results = run(self.schedule, held, self.machine)
+    def warm_up(self, tick: Callable[[int, int], None] | None = None) -> None:
+        """Compile every segment, once; the first call does it if nobody did.
+
+        Args:
+            tick: told how many segments are compiled, and of how many; by default a line on rank 0's
+            terminal.
+        """
+        if self._ready or self.script is None:
+            return
+        with self.watch.during("compiling"):
+            self.script.compile(tick or _progress(self.world.rank))
+        self._ready = True
+
+    def _run(self, script: Script, held: list[Any]) -> list[Any]:
+        if self.options.donate:
+            self._check_donated(held)
+        results = script(held)
         self.calls += 1
         if self.resync_every and self.calls % self.resync_every == 0:
-            self._resync(results)
+            self.drift += resync(self.world, results, self._replicated, self.calls)
         return results
 
-    def _enter(self, leaf: Any, tensor: TensorType, placement: Placement) -> Any:
+    def _donated(self) -> set[Property]:
+        if not self.options.donate:
+            return set()
+        graph = self.traced.graph
+        return {Property(graph.inputs[i].index, self.program.inputs[i]) for i in graph.state.values()}
+
+    def _check_donated(self, held: list[Any]) -> None:
+        """Give every donated array memory of its own, and complain of those that are gone."""
+        graph = self.traced.graph
+        seen: set[int] = set()
+        for i in graph.state.values():
+            value = held[i]
+            if value.is_deleted():
+                raise InputError(
+                    place=_name(graph.input_names, i),
+                    reason="was passed to an earlier step, which took its memory",
+                    remedy="Pass what that step returned, or compile with donate=False",
+                )
+            if id(value) in seen:
+                held[i] = jnp.copy(value)
+            seen.add(id(value))
+
+    def _enter(self, number: int, leaf: Any, tensor: TensorType, placement: Placement) -> Any:
         """This rank's part of an argument; nothing is sent where it already lies as wanted."""
         if isinstance(leaf, ShardedArray):
             same = leaf.world.ratios == self.world.ratios and leaf.world.used == self.world.used
             if leaf.placement == placement and same:
-                return leaf.local
+                return self._checked(number, leaf.local)
             leaf = leaf.gather()
         if self.world.idle:
             return None
-        return cut(as_array(leaf, tensor), tensor, placement, self.world.rank, self.world.ratios)
+        part = cut(as_array(leaf, tensor), tensor, placement, self.world.rank, self.world.ratios)
+        if self.options.donate and not is_key(tensor.dtype):
+            part = jnp.array(part, copy=True)  # the caller's own array must stay
+        return self._checked(number, part)
 
-    def _resync(self, results: list[Any]) -> None:
-        """Give every rank device 0's replicated state where checksums differ."""
-        graph = self.traced.graph
-        outs = [i for i in graph.state if self.program.outputs[i] == R]
-        sums = np.array([zlib.crc32(to_numpy(results[i]).tobytes()) for i in outs], np.int64)
-        low, high = np.empty_like(sums), np.empty_like(sums)
-        self.world.wait([self.world.comm.Iallreduce(sums, low, mpi().MIN)])
-        self.world.wait([self.world.comm.Iallreduce(sums, high, mpi().MAX)])
-        for i in (i for i, a, b in zip(outs, low, high, strict=True) if a != b):
-            again = Move("broadcast", 0, R, R, "tree", None, 0)
-            results[i] = self.world.move(again, graph.outputs[i].type, results[i])
-            self.resynced += 1
+    def _checked(self, number: int, local: Any) -> Any:
+        if self.options.finite:
+            check_finite(local, f"argument {_name(self.traced.graph.input_names, number)}")
+        return local
 
 
-class MpiMachine:
-    """Runs schedules on one rank; a held value is its local array, None outside the value's group."""
+def facts(traced: Traced, program: Program, ratios: Sequence[float], options: RunOptions) -> dict[str, str]:
+    """What must be the same on all ranks, by name: versions, the step's jaxpr, the plan."""
+    plan = json.dumps(
+        [program_to_json(program), list(ratios), options.bucket_bytes, options.resync_every], sort_keys=True
+    )
+    return {
+        "version of JAX": jax.__version__,
+        "version of Shardwright": version("shardwright"),
+        "training step (fingerprint)": traced.fingerprint[:16],
+        "plan (hash)": hashlib.sha256(plan.encode()).hexdigest()[:16],
+    }
 
-    def __init__(self, traced: Traced, world: World) -> None:
-        self.world = world
-        self.device = Device(world.rank, world.ratios, traced.primitives)
-        self.compiler = Compiler()
-        self._functions: dict[Segment, Local] = {}
-        self._constants: dict[Value, Any] = {}
 
-    def segment(self, segment: Segment, graph: Graph, args: Sequence[Any]) -> list[Any]:
-        if segment not in self._functions:
-            self._functions[segment] = self.compiler.segment(segment, graph, self.device)
-        mine = [arg for arg, prop in zip(args, segment.needs, strict=True) if holds(prop, self.world.rank)]
-        results = iter(self._functions[segment](*mine))
-        return [next(results) if holds(prop, self.world.rank) else None for prop in segment.gives]
+def transport_note(aware: bool) -> str:
+    """How exchanges reach the devices' memory, in words."""
+    if on_host():
+        return "devices compute in host memory: exchanges read and write it in place"
+    staged = "exchanges pass through host memory"
+    return (
+        f"{staged}, although this MPI could read the devices' own"
+        if aware
+        else f"{staged}: this MPI is not CUDA-aware"
+    )
 
-    def exchange(self, exchange: Exchange, graph: Graph, tensor: TensorType, value: Any) -> Any:
-        return self.world.move(exchange.move, tensor, value)
 
-    def literal(self, atom: Literal, placement: Placement) -> Any:
-        return operand(atom, placement, self.world.rank)
+def _name(names: Sequence[str], i: int) -> str:
+    return names[i] if i < len(names) else f"leaf {i}"
 
-    def constant(self, value: Value, array: Any) -> Any:
-        if value not in self._constants:
-            self._constants[value] = jnp.asarray(array)
-        return self._constants[value]
 
-    def take(self, value: Any, iteration: int) -> Any:
-        return jax.lax.dynamic_index_in_dim(value, iteration, keepdims=False)
+def _progress(rank: int) -> Callable[[int, int], None]:
+    """One line on rank 0's terminal."""
+    if rank or not sys.stderr.isatty():
+        return lambda done, total: None
 
-    def stack(self, values: Sequence[Any], tensor: TensorType, placement: Placement) -> Any:
-        return jnp.stack(values) if values else filled(tensor, self.device.shape(tensor, placement), 0)
+    def tick(done: int, total: int) -> None:
+        end = "\n" if done == total else ""
+        sys.stderr.write(f"\rcompiling segments: {done} of {total}{end}")
+        sys.stderr.flush()
 
-    def decide(self, value: Any) -> int:
-        """Device 0 decides: where cards are unlike, a comparison may fall out differently on another."""
-        decision = np.array([int(value)], np.int64)
-        self.world.wait([self.world.comm.Ibcast(decision, root=0)])
-        return int(decision[0])
+    return tick
 
 
 class abort_on_error:
     """Takes the whole job down when this rank fails, after one message that names rank and instruction.
 
-    Without it the other ranks would wait forever for the one that left.
+    Without it the other ranks would wait for the one that left.
     """
 
     def __init__(self, comm: Any = None) -> None:
@@ -183,12 +249,4 @@ class abort_on_error:
             return
         if isinstance(error, SystemExit) and not error.code:
             return
-        where = "; ".join(getattr(error, "__notes__", []))
-        message = f"rank {self.comm.rank}{' ' + where if where else ''}: {type(error).__name__}: {error}"
-        if not isinstance(error, (ShardwrightError, SystemExit, KeyboardInterrupt)):
-            message += "\n" + "".join(traceback.format_exception(error)).rstrip()
-        sys.stderr.write(message + "\n")
-        sys.stderr.flush()
-        code = 2 if isinstance(error, ShardwrightError) else 1
-        self.comm.Abort(code)
-        os._exit(code)  # Abort may come back before the launcher has ended this process
+        take_down(self.comm, error)

@@ -1,17 +1,14 @@
-"""What a lowering over MPI works with: the move as one participant sees it, and small helpers."""
+"""What a lowering over MPI works with: the move as one participant sees it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, TypeAlias
 
-import numpy as np
-
-from shardwright.backends.wire import Array, aligned
+from shardwright.backends.wire import Array
 from shardwright.ir.errors import InputError
-from shardwright.ir.placement import Placement, ReduceOp, Shard
+from shardwright.ir.placement import Placement, ReduceOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,41 +86,3 @@ def mpi() -> Any:
 def operation(op: ReduceOp) -> Any:
     """MPI's operation for a reduction."""
     return {"sum": mpi().SUM, "max": mpi().MAX, "min": mpi().MIN}[op]
-
-
-def starts(lengths: Sequence[int]) -> list[int]:
-    """Where each stretch begins."""
-    return list(accumulate(lengths, initial=0))[:-1]
-
-
-def piece(link: Link, source: int, target: int) -> tuple[slice, tuple[int, ...]]:
-    """What `source` sends `target`: the part of its dimension `post.dim`, and the shape of the piece."""
-    assert isinstance(link.pre, Shard)
-    assert isinstance(link.post, Shard)
-    shape = list(link.shape)
-    shape[link.pre.dim] = link.before[source]
-    first = starts(link.after)[target]
-    last = first + link.after[target]
-    if link.pre.dim == link.post.dim:
-        held = starts(link.before)[source]
-        first, last = (min(max(x - held, 0), link.before[source]) for x in (first, last))
-    shape[link.post.dim] = last - first
-    return slice(first, last), tuple(shape)
-
-
-def assembled(link: Link, received: Array, order: Sequence[int]) -> Array:
-    """This participant's array after an all-to-all, from the sources' pieces one after another in `order`."""
-    assert isinstance(link.pre, Shard)
-    assert isinstance(link.post, Shard)
-    parts: dict[int, Array] = {}
-    start = 0
-    for source in order:
-        shape = piece(link, source, link.me)[1]
-        size = int(np.prod(shape, dtype=np.int64))
-        parts[source] = received[start : start + size].reshape(shape)
-        start += size
-    local = list(link.shape)
-    local[link.post.dim] = link.after[link.me]
-    whole = aligned(tuple(local), received.dtype)
-    np.concatenate([parts[source] for source in sorted(parts)], axis=link.pre.dim, out=whole)
-    return whole

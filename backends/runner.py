@@ -7,21 +7,42 @@ lifetimes is here, once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from shardwright.backends.segments import Exchange, LoopStep, Schedule, Segment, Step, inputs
-from shardwright.ir.graph import Atom, Graph, Literal, TensorType, Value
+from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType, Value
 from shardwright.ir.placement import Placement
 from shardwright.ir.program import Property
 from shardwright.ir.regions import boundary, scan_counts
+from shardwright.ir.rules import Signature
 from shardwright.ir.text import format_instruction
 
 Held = TypeVar("Held")
 
 
-class Machine(Protocol[Held]):
+#: Runs a loop's region.
+Body: TypeAlias = Callable[[Sequence[Held]], list[Held]]
+
+
+class Loops(Protocol[Held]):
+    """What loops need that the host runs."""
+
+    def take(self, value: Held, iteration: int) -> Held:
+        """One iteration of a stacked operand."""
+        ...
+
+    def stack(self, values: Sequence[Held], tensor: TensorType, placement: Placement) -> Held:
+        """The stacked result of global type `tensor` from one value per iteration."""
+        ...
+
+    def decide(self, value: Held) -> int:
+        """A replicated scalar that decides where control goes, the same on every device."""
+        ...
+
+
+class Machine(Loops[Held], Protocol[Held]):
     """What a backend provides to run schedules."""
 
     def segment(self, segment: Segment, graph: Graph, args: Sequence[Held]) -> Sequence[Held]:
@@ -38,18 +59,6 @@ class Machine(Protocol[Held]):
 
     def constant(self, value: Value, array: object) -> Held:
         """A constant of a graph, on every device."""
-        ...
-
-    def take(self, value: Held, iteration: int) -> Held:
-        """One iteration of a stacked operand."""
-        ...
-
-    def stack(self, values: Sequence[Held], tensor: TensorType, placement: Placement) -> Held:
-        """The stacked result of global type `tensor` from one value per iteration."""
-        ...
-
-    def decide(self, value: Held) -> int:
-        """A replicated scalar that decides where control goes, the same on every device."""
         ...
 
 
@@ -105,28 +114,40 @@ def _loop(step: LoopStep, graph: Graph, env: dict[Property, Held], machine: Mach
     equation = graph.equations[step.loop.equation]
     signature = step.loop.signature
     args = [_read(a, p, env, machine) for a, p in zip(equation.inputs, signature.ins, strict=True)]
+
+    def runs(body: Schedule) -> Body[Held]:
+        return lambda args: run(body, args, machine)
+
+    return iterate(equation, signature, args, [runs(body) for body in step.bodies], machine)
+
+
+def iterate(
+    equation: Equation,
+    signature: Signature,
+    args: Sequence[Held],
+    bodies: Sequence[Body[Held]],
+    machine: Loops[Held],
+) -> list[Held]:
+    """Results of a loop from its operands; `bodies` run the equation's regions, in their order."""
     params = equation.params
     if equation.primitive == "cond":
-        branch = min(max(machine.decide(args[0]), 0), len(step.bodies) - 1)
-        return run(step.bodies[branch], args[1:], machine)
+        branch = min(max(machine.decide(args[0]), 0), len(bodies) - 1)
+        return bodies[branch](args[1:])
     if equation.primitive == "while":
         of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
-        for_cond, for_body, carry = (
-            args[:of_cond],
-            args[of_cond : of_cond + of_body],
-            args[of_cond + of_body :],
-        )
-        while machine.decide(run(step.bodies[0], [*for_cond, *carry], machine)[0]):
-            carry = run(step.bodies[1], [*for_body, *carry], machine)
-        return carry
+        for_cond, for_body = args[:of_cond], args[of_cond : of_cond + of_body]
+        state = list(args[of_cond + of_body :])
+        while machine.decide(bodies[0]([*for_cond, *state])[0]):
+            state = bodies[1]([*for_body, *state])
+        return state
     ports = boundary(equation)
     first, count = scan_counts(params)
     scanned = {port.outer for port in ports.ins if port.stacked}
-    carry, length = args[first : first + count], params["length"]
+    carry, length = list(args[first : first + count]), params["length"]
     stacked: list[list[Held]] = [[] for _ in equation.outputs[count:]]
     for iteration in reversed(range(length)) if params["reverse"] else range(length):
         xs = [machine.take(arg, iteration) for i, arg in enumerate(args) if i in scanned]
-        results = run(step.bodies[0], [*args[:first], *carry, *xs], machine)
+        results = bodies[0]([*args[:first], *carry, *xs])
         carry = results[:count]
         for values, result in zip(stacked, results[count:], strict=True):
             values.append(result)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,10 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwright.backends.layout import dtype_of, is_key, members, stretches, to_numpy
-from shardwright.backends.local import key_implementation
+from shardwright.backends.layout import dtype_of, members, stretches, to_numpy, wire_type
 from shardwright.backends.mpi_link import Division, Link, mpi
 from shardwright.backends.mpi_moves import lowerings
+from shardwright.backends.schedule import routine_for
+from shardwright.backends.transport import Exchanger, Lane, Pool
+from shardwright.backends.transport_mpi import MpiTransport
 from shardwright.backends.wire import aligned, as_bytes, to_jax
 from shardwright.ir.collectives import between
 from shardwright.ir.errors import PlanError
@@ -24,13 +25,6 @@ from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Placement, R, Replicate
 from shardwright.ir.program import Group, Move
 from shardwright.ir.wiring import Seats, Wiring
-
-#: Seconds between two looks at an unfinished transfer, where waiting would take cores from working ranks.
-POLL_S = 5e-5
-#: Looks in a row before sleeping again: each moves a large transfer on by a piece. On 4 ranks of 2 cores,
-#: 10 in place of 1 make an all-to-all of 16 MiB seven times faster and small exchanges by a third; 30 slow
-#: the ranks that compute meanwhile.
-LOOKS = 10
 
 
 class World:
@@ -89,7 +83,10 @@ class World:
         self.wiring = wiring or Wiring(())
         # Every rank must take the same path through a transfer's rounds only, so each may wait its own way.
         self.poll = poll
-        self._communicators: dict[tuple[int, ...], Any] = {tuple(range(len(self.ratios))): self.comm}
+        self.transport = MpiTransport(self.comm)
+        self.lane = Lane(self.transport, poll)
+        self.pool = Pool()
+        self._exchangers: dict[tuple[Any, ...], Exchanger] = {}
         self._divisions: dict[tuple[int, ...], Division] = {}
 
     @property
@@ -101,21 +98,34 @@ class World:
         """Make the communicators of groups; all but idle ranks call it, with the same in the same order."""
         for group in groups:
             devices = members(group, len(self.ratios))
-            if devices not in self._communicators:
-                self._communicators[devices] = self.comm.Split(_color(self.rank in devices), self.rank)
+            if self.rank in devices:
+                self.transport.join(devices)
 
     def wait(self, requests: Sequence[Any]) -> None:
         """Finish transfers, sleeping in between where cores are scarce."""
-        if not self.poll:
-            mpi().Request.Waitall(list(requests))
-            return
-        while not any(mpi().Request.Testall(list(requests)) for _ in range(LOOKS)):
-            time.sleep(POLL_S)
+        self.lane.wait(list(requests))
+
+    def settle(self) -> None:
+        """Before a collective call of the caller's own: everything launched so far is started."""
+        self.lane.settle()
+
+    def exchanger(self, moves: tuple[Move, ...], tensors: tuple[TensorType, ...]) -> Exchanger | None:
+        """What carries out exchanges as one message; None on ranks that take no part.
+
+        The first call for these is a collective one among the participants.
+        """
+        key = tuple((m.kind, m.strategy, m.pre, m.post, m.group, m.root) for m in moves), tensors
+        if key not in self._exchangers:
+            routine = routine_for(moves, tensors, self.ratios, self.rank, self.wiring)
+            if routine is None:
+                return None
+            self._exchangers[key] = Exchanger(routine, self.transport, self.pool)
+        return self._exchangers[key]
 
     def _divide(self, devices: tuple[int, ...]) -> Division:
         """The devices by node; the first time a collective call among them."""
         if devices not in self._divisions:
-            comm = self._communicators[devices]
+            comm = self.transport.communicator(devices)
             nodes = self.wiring.groups(devices)
             mine = next(k for k, node in enumerate(nodes) if comm.rank in node)
             here = comm.Split(mine, comm.rank)
@@ -128,12 +138,24 @@ class World:
 
     def move(self, move: Move, tensor: TensorType, value: Any) -> Any:
         """Carry out a collective; None on ranks outside its group."""
+        if (move.kind, move.strategy) in lowerings():
+            return self.by_function(move, tensor, value)
+        exchanger = self.exchanger((move,), (tensor,))
+        if exchanger is None:
+            return None
+        operand = np.empty(0, wire_type(tensor)[1]) if value is None else to_numpy(value)
+        (result,) = self.lane.land(self.lane.launch(exchanger, [operand]))
+        return value if exchanger.same[0] else to_jax(result, tensor.dtype)
+
+    def by_function(self, move: Move, tensor: TensorType, value: Any) -> Any:
+        """Carry out a collective by a function that was added for its strategy."""
         devices = members(move.group, len(self.ratios))
         if self.rank not in devices:
             return None
+        self.settle()
         shape, dtype = wire_type(tensor)
         link = Link(
-            comm=self._communicators[devices],
+            comm=self.transport.communicator(devices),
             shape=shape,
             dtype=dtype,
             pre=move.pre,
@@ -197,16 +219,6 @@ def _check_size(size: int, seats: Seats) -> None:
 def _color(joins: bool) -> int:
     """For splitting a communicator in two, of which one is of no interest."""
     return 0 if joins else mpi().UNDEFINED
-
-
-def wire_type(tensor: TensorType) -> tuple[tuple[int, ...], Any]:
-    """Shape and numpy dtype in which a tensor travels."""
-    if not is_key(tensor.dtype):
-        return tensor.shape, dtype_of(tensor.dtype)
-    data = jax.eval_shape(
-        lambda: jax.random.key_data(jax.random.key(0, impl=key_implementation(tensor.dtype)))
-    )
-    return (*tensor.shape, *data.shape), np.dtype(data.dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

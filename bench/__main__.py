@@ -6,13 +6,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import accuracy, collectives, memory, runtime, search, secant
+from bench import accuracy, collectives, memory, runtime, search, secant, testbed
 
 BENCHMARKS: dict[str, Callable[[], Path]] = {
     "search": search.main,
     "secant": secant.main,
     "accuracy": accuracy.main,
     "collectives": collectives.main,
+    "testbed": testbed.main,
     "memory": memory.main,
     "runtime": runtime.main,
 }

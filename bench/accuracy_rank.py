@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,8 @@ import jax
 from bench.accuracy_plans import step_of
 from shardwright import Plan
 from shardwright.backends.measure import QUIET, LoadGauge
-from shardwright.backends.mpi import MpiExecutable, MpiMachine, abort_on_error
+from shardwright.backends.mpi import MpiExecutable, abort_on_error
 from shardwright.backends.mpi_moves import mpi
-from shardwright.backends.segments import Exchange, Segment
 from shardwright.ir.trace import Traced
 
 SAMPLE_S = 0.25
@@ -60,31 +57,14 @@ class Runner:
 
     def profile(self) -> dict[str, float]:
         """Seconds of a step by kind: segments of the slowest rank, and each strategy's exchanges."""
-        spent: Counter[str] = Counter()
-        machine = self.run.machine
-        plain = MpiMachine.segment, MpiMachine.exchange
-
-        def segment(step: Segment, graph: Any, args: Sequence[Any]) -> list[Any]:
-            jax.block_until_ready(args)
-            return timed("segments", lambda: jax.block_until_ready(plain[0](machine, step, graph, args)))
-
-        def exchange(step: Exchange, graph: Any, tensor: Any, value: Any) -> Any:
-            name = f"{step.move.kind}.{step.move.strategy}"
-            self.run.world.wait([self.comm.Ibarrier()])
-            return timed(name, lambda: plain[1](machine, step, graph, tensor, value))
-
-        def timed(name: str, run: Callable[[], Any]) -> Any:
-            begin = time.perf_counter()
-            result = run()
-            spent[name] += time.perf_counter() - begin  # pyright: ignore[reportArgumentType]
-            return result
-
-        machine.segment, machine.exchange = segment, exchange  # type: ignore[method-assign]
+        spent: dict[str, float] = {}
+        self.run.machine.spent = spent
         turns = 10
         for _ in range(turns):
+            self.run.world.wait([self.comm.Ibarrier()])
             self.step()
-        del machine.segment, machine.exchange
-        everyone = self.comm.allgather(dict(spent))
+        self.run.machine.spent = None
+        everyone = self.comm.allgather(spent)
         return {name: max(mine.get(name, 0.0) for mine in everyone) / turns for name in spent}
 
 

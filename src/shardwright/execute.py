@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any, Protocol
 
 import jax
 
 from shardwright.backends.reference import ReferenceExecutable
+from shardwright.backends.run_options import RunOptions
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.program import Program, nodes_of
 from shardwright.ir.trace import Traced
@@ -28,13 +30,19 @@ def _reference(
 
 
 def _mpi(
-    traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None, donate: bool = False
+    traced: Traced,
+    program: Program,
+    ratios: Sequence[float],
+    seats: Seats | None,
+    donate: bool = False,
+    options: RunOptions | None = None,
 ) -> Executable:
-    _on_one_axis(program, "mpi")
     # Importing the backend imports mpi4py, which initialises MPI: only for those who ask for it.
     from shardwright.backends.mpi import MpiExecutable
 
-    return MpiExecutable(traced, program, ratios, seats=seats)
+    options = options or RunOptions()
+    options = replace(options, donate=donate or options.donate)
+    return MpiExecutable(traced, program, ratios, seats=seats, options=options)
 
 
 def _spmd(
@@ -63,6 +71,23 @@ BACKENDS: dict[str, Callable[..., Executable]] = {
 }
 
 
+def run_options(backend: str, given: Mapping[str, Any], **defaults: Any) -> RunOptions | None:
+    """Options of a backend: those given, and the defaults for the others; None where it has none.
+
+    Raises:
+        PlanError: the backend has no such option.
+    """
+    known = [f.name for f in fields(RunOptions) if f.name != "donate"] if backend == "mpi" else []
+    for name in given:
+        if name not in known:
+            raise PlanError(
+                place=f"option {name}",
+                reason=f"is unknown to backend {backend!r}",
+                remedy=f"It has {', '.join(known) or 'no options'}",
+            )
+    return RunOptions(**{**defaults, **given}) if known else None
+
+
 class CompiledStep:
     """Runs a program with the signature of the step it was made for.
 
@@ -73,6 +98,7 @@ class CompiledStep:
         ratios: share of every device of the program.
         backend: a name in `BACKENDS`.
         seats: which devices of a fleet these are; None: all of it.
+        options: of backends that have some.
         donate: the memory of state that is passed in may be used for the results.
 
     Raises:
@@ -87,6 +113,7 @@ class CompiledStep:
         backend: str,
         seats: Seats | None = None,
         *,
+        options: RunOptions | None = None,
         donate: bool = False,
     ) -> None:
         if backend not in BACKENDS:
@@ -100,6 +127,7 @@ class CompiledStep:
         self._ratios = ratios
         self._backend = backend
         self._seats = seats
+        self._options = options
         self._donate = donate
         self._ready: tuple[Traced, Executable] | None = None
 
@@ -115,7 +143,9 @@ class CompiledStep:
             abstract = jax.tree.unflatten(structure, [_abstract(leaf) for leaf in flat])
             traced = self._attach(*abstract)
             make = BACKENDS[self._backend]
-            options = {"donate": True} if self._donate else {}
+            options: dict[str, Any] = {"donate": True} if self._donate else {}
+            if self._options is not None:
+                options["options"] = self._options
             self._ready = traced, make(traced, self._program, self._ratios, self._seats, **options)
         traced, run = self._ready
         if structure != traced.in_tree:

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from shardwright import plan_file
+from shardwright.backends.schedule import Planned, emit, planned
+from shardwright.backends.schedule_order import arrange
+from shardwright.backends.segments import is_local
 from shardwright.cost.bill import bill
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.grid import pricing
@@ -22,10 +25,10 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.cost.timeline import Timeline, timeline
 from shardwright.cost.topology import Topology
-from shardwright.execute import CompiledStep, concrete
+from shardwright.execute import CompiledStep, concrete, run_options
 from shardwright.files import write_whole
 from shardwright.ir.errors import PlanError, ProgramError
-from shardwright.ir.program import Program
+from shardwright.ir.program import Move, Program
 from shardwright.ir.program import verify as check_program
 from shardwright.ir.text import format_program
 from shardwright.ir.trace import StateMap, Traced, trace
@@ -68,6 +71,11 @@ class Plan:
         used: indices of the devices that the program is for, ascending: its device i is `used[i]`; by default
             all of them.
         unused: the other devices, and why the plan leaves them out.
+        bucket_bytes: exchanges of one kind travel together up to so many bytes, as early as they can, on
+            backends that can do so; None: one by one, where the program has them.
+        resync_every: K: replicated state that devices compute for themselves is compared every K steps, and
+            sent anew by its owner where it differs; 0: never.
+        messages: what travels together, where the plan was loaded (otherwise see `schedule`).
         traced: the step, where the plan was made in this process; not saved.
     """
 
@@ -93,6 +101,9 @@ class Plan:
     pins: tuple[PinPrice, ...] = ()
     used: tuple[int, ...] = ()
     unused: tuple[Unused, ...] = ()
+    bucket_bytes: int | None = None
+    resync_every: int = 100
+    messages: tuple[Planned, ...] = field(default=(), compare=False, repr=False)
     traced: Traced | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -157,6 +168,39 @@ class Plan:
         model = CostModel(self.part)
         items = bill(self.program, graph, pricing(self.program, model, self.used_ratios))
         return timeline(items, model, self.used_ratios, overlap=overlap, bucket_bytes=bucket_bytes)
+
+    def schedule(self, ranks: Sequence[int] | None = None) -> dict[str, Any]:
+        """What every rank exchanges in a step, as plain data in the form of `schedule.schema.json`.
+
+        Args:
+            ranks: these only; all by default.
+
+        Raises:
+            PlanError: there is no such rank, a strategy of the plan cannot be written down, or the plan comes
+                from a file that does not have its messages.
+        """
+        messages = self.planned_messages()
+        if messages is None:
+            raise PlanError(
+                place="plan",
+                reason="has no messages: it was written by an earlier version",
+                remedy="Make the plan again with `shardwright plan`",
+            )
+        return emit(
+            messages,
+            self.used_ratios,
+            Topology.of(self.part).wiring,
+            devices=self.used_devices,
+            plan=self.fingerprint,
+            ranks=ranks,
+        )
+
+    def planned_messages(self) -> tuple[Planned, ...] | None:
+        """What travels together; None where neither the step nor the file says."""
+        if self.traced is not None:
+            return planned(arrange(self.program, self.traced.graph, self.bucket_bytes))
+        has_none = not any(isinstance(i, Move) and not is_local(i) for i in self.program.all_instructions())
+        return self.messages if self.messages or has_none else None
 
     def save_report(
         self,
@@ -287,7 +331,12 @@ class Plan:
         return verify_program(traced, self.program, self.used_ratios, leaves, flat_step)
 
     def compile(
-        self, train_step: Callable[..., Any], backend: str = "reference", *, donate: bool = False
+        self,
+        train_step: Callable[..., Any],
+        backend: str = "reference",
+        *,
+        donate: bool = False,
+        **options: Any,
     ) -> Callable[..., Any]:
         """A callable with the signature of `train_step` that runs this plan.
 
@@ -298,25 +347,33 @@ class Plan:
                 `gather()`) or "spmd" (one jitted program on JAX's own devices; leaves are global arrays, or
                 `PaddedArray`, with `gather()`, where the plan cuts unevenly).
             donate: results may take over the memory of the state that is passed in, which must not be used
-                again. "spmd" does so; the others have no use for it.
+                again. "mpi" and "spmd" do so; "reference" has no use for it.
+            options: of the "mpi" backend, see `RunOptions`; `bucket_bytes` and `resync_every` are the plan's
+                unless they are given here.
 
         Raises:
-            PlanError: there is no such backend; on the first call, the plan was made for another step.
+            PlanError: there is no such backend or option; on the first call, the plan was made for another
+            step.
         """
-        return self._compiled(partial(self.attach, train_step), backend, donate=donate)
+        return self._compiled(partial(self.attach, train_step), backend, donate, options)
 
     def compile_traced(
-        self, traced: Traced, backend: str = "reference", *, donate: bool = False
+        self, traced: Traced, backend: str = "reference", *, donate: bool = False, **options: Any
     ) -> Callable[..., Any]:
         """`compile` for a step that is attached already; it is not traced again.
 
         Raises:
-            PlanError: there is no such backend.
+            PlanError: there is no such backend or option.
         """
-        return self._compiled(lambda *args: traced, backend, donate=donate)
+        return self._compiled(lambda *args: traced, backend, donate, options)
 
-    def _compiled(self, attach: Callable[..., Traced], backend: str, *, donate: bool) -> CompiledStep:
-        return CompiledStep(attach, self.program, self.used_ratios, backend, self.seats, donate=donate)
+    def _compiled(
+        self, attach: Callable[..., Traced], backend: str, donate: bool, options: Mapping[str, Any]
+    ) -> CompiledStep:
+        found = run_options(backend, options, bucket_bytes=self.bucket_bytes, resync_every=self.resync_every)
+        return CompiledStep(
+            attach, self.program, self.used_ratios, backend, self.seats, options=found, donate=donate
+        )
 
     @property
     def seats(self) -> Seats:

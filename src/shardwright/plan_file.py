@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from shardwright.backends.schedule import Planned
 from shardwright.cost.fleet import Fleet
 from shardwright.ir.errors import PlanError
 from shardwright.ir.program import Move, Program, nodes_of
@@ -29,7 +30,8 @@ FORMAT = 1
 
 def plain(plan: Plan) -> dict[str, Any]:
     """A plan as plain data, in the form of `plan.schema.json`."""
-    return {
+    messages = plan.planned_messages()
+    data = {
         "format": FORMAT,
         "versions": dict(plan.versions),
         "fleet": plan.fleet.to_dict(),
@@ -55,8 +57,11 @@ def plain(plan: Plan) -> dict[str, Any]:
         "assumptions": list(plan.assumptions),
         "stats": {name: _plain(getattr(plan.stats, name)) for name in Stats.__slots__},
         "spent": [{name: getattr(one, name) for name in Spent.__slots__} for one in plan.spent],
+        "bucket_bytes": plan.bucket_bytes,
+        "resync_every": plan.resync_every,
         "program": program_to_json(plan.program),
     }
+    return data if messages is None else data | {"messages": [m.to_dict() for m in messages]}
 
 
 def read(path: str | os.PathLike[str]) -> Any:
@@ -139,6 +144,9 @@ def fields(data: Any, place: str, *, checked: bool = False) -> dict[str, Any]:
         "pins": tuple(PinPrice(**entry) for entry in data.get("pins", ())),
         "used": tuple(data.get("used", ())),
         "unused": tuple(Unused(tuple(entry["devices"]), entry["why"]) for entry in data.get("unused", ())),
+        "bucket_bytes": data.get("bucket_bytes"),
+        "resync_every": data.get("resync_every", 100),
+        "messages": tuple(Planned.from_dict(entry) for entry in data.get("messages", ())),
     }
 
 

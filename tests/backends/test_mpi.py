@@ -16,6 +16,7 @@ from shardwright import Fleet, synthesize
 from shardwright.backends.launch import find_mpiexec, launch, rank_environment, under_mpi
 from shardwright.backends.mpi_moves import lowerings
 from shardwright.backends.reference import ReferenceExecutable
+from shardwright.backends.schedule_table import builders
 from shardwright.backends.world import World
 from shardwright.ir import collectives
 from shardwright.ir.errors import InputError, PlanError
@@ -37,7 +38,9 @@ PROGRAMS = {
 
 def test_every_strategy_is_lowered_and_nothing_else() -> None:
     moves = {k: c for k, c in collectives.registry().items() if not c.local}
-    assert set(lowerings()) == {(kind, strategy) for kind, c in moves.items() for strategy in c.strategies}
+    named = {(kind, strategy) for kind, c in moves.items() for strategy in c.strategies}
+    assert set(builders()) | set(lowerings()) == named
+    assert not set(builders()) & set(lowerings())
 
 
 def write_programs(folder: Path, ranks: int) -> None:

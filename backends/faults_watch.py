@@ -1,0 +1,168 @@
+"""`python faults_watch.py FD RANKS TIMEOUT_S TOKEN`: watches the ranks of a job, from outside of them.
+
+Started by rank 0 and by path, like `pin.py`: nothing but the standard library is at hand. It listens on the
+socket FD; every rank connects, says who it is, and then where it is. When one is killed, stopped or hangs,
+one message goes to stderr and all ranks are ended. It leaves when the last rank has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+#: Seconds that ranks have to connect, and to leave once they were told.
+CONNECT_S = 30.0
+LEAVE_S = 0.5
+
+
+class Rank:
+    """What is known of one."""
+
+    def __init__(self, connection: socket.socket, now: float) -> None:
+        self.connection = connection
+        self.rank, self.host, self.pid = -1, "", 0
+        self.where, self.phase, self.waiting = "before the first step", "outside", False
+        self.still_s = 0.0
+        self.heard = now
+        self.left = self.failed = self.closed = False
+        self.rest = b""
+
+    @property
+    def gone(self) -> bool:
+        return self.left or self.closed
+
+
+def machine() -> str:
+    """As `faults.py` names it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return socket.gethostname()
+
+
+def verdict(ranks: list[Rank], now: float, timeout_s: float) -> str:
+    """What is wrong with the job, "" if nothing is."""
+    for one in ranks:
+        if one.closed and not one.left:
+            return (
+                f"rank {one.rank} was last seen {one.where}; it was killed, or left without a word "
+                f"(process {one.pid})"
+            )
+    for one in ranks:
+        if not one.gone and now - one.heard > timeout_s:
+            return (
+                f"rank {one.rank} {one.where}: has not been heard of for {timeout_s:g} s: it was stopped, or "
+                f"something keeps it from running Python (process {one.pid})"
+            )
+    waiting = [one for one in ranks if not one.gone and one.waiting and one.still_s > timeout_s]
+    if not waiting:
+        return ""
+    first = waiting[0]
+    others = [one for one in ranks if one is not first]
+    awaits = f"while rank {first.rank} waits {first.where}"
+    if any(one.phase in ("compiling", "patient") and not one.gone for one in others):
+        return ""
+    for one in others:
+        if one.left:
+            return f"rank {one.rank} has finished {awaits}"
+    for one in others:
+        if not one.waiting and one.still_s > timeout_s:
+            return (
+                f"rank {one.rank} {one.where}: hangs: it has not moved for {timeout_s:g} s {awaits} "
+                f"(process {one.pid}; SHARDWRIGHT_TIMEOUT_S allows more)"
+            )
+    if len(waiting) == len(ranks):
+        lines = "; ".join(f"rank {one.rank} {one.where}" for one in waiting)
+        return f"all ranks have waited for one another for {timeout_s:g} s: {lines}"
+    return ""
+
+
+def hear(one: Rank, data: bytes, token: str, now: float) -> None:
+    """Take in what a rank says."""
+    *lines, one.rest = (one.rest + data).split(b"\n")
+    for line in lines:
+        told = json.loads(line)
+        one.heard = now
+        if "token" in told:
+            if told["token"] != token:
+                one.left = True
+                return
+            one.rank, one.host, one.pid = told["rank"], told["host"], told["pid"]
+        elif "bye" in told:
+            one.left = True
+        elif "failed" in told:
+            one.failed = True
+        elif one.rank >= 0:
+            one.where, one.phase = told["where"], told["phase"]
+            one.waiting, one.still_s = told["waiting"], told["still_s"]
+
+
+def end(ranks: list[Rank]) -> None:
+    """End every rank: ask, then kill those of this machine."""
+    for one in ranks:
+        if not one.closed:
+            try:
+                one.connection.send(b"x")
+            except OSError:
+                one.closed = True
+    time.sleep(LEAVE_S)
+    here = machine()
+    for one in ranks:
+        if not one.closed and one.host == here:
+            try:
+                os.kill(one.pid, signal.SIGKILL)
+            except OSError:
+                continue
+
+
+def main(fd: int, count: int, timeout_s: float, token: str) -> int:
+    """Watch until all ranks are gone; 1 if they had to be ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever interrupts the job interrupts the ranks
+    selector = selectors.DefaultSelector()
+    listening = socket.socket(fileno=fd)
+    selector.register(listening, selectors.EVENT_READ)
+    ranks: list[Rank] = []
+    begun = time.monotonic()
+    while True:
+        for key, _ in selector.select(0.1):
+            now = time.monotonic()
+            if key.fileobj is listening:
+                connection, _ = listening.accept()
+                ranks.append(Rank(connection, now))
+                selector.register(connection, selectors.EVENT_READ, ranks[-1])
+                continue
+            one: Rank = key.data
+            try:
+                data = one.connection.recv(1 << 16)
+            except OSError:
+                data = b""
+            if data:
+                hear(one, data, token, now)
+            else:
+                one.closed = True
+                selector.unregister(one.connection)
+        now = time.monotonic()
+        known = [one for one in ranks if one.rank >= 0]
+        if any(one.failed for one in known):
+            time.sleep(LEAVE_S)  # it speaks for itself, and takes the others with it
+            end(known)
+            return 1
+        if problem := verdict(known, now, timeout_s):
+            sys.stderr.write(f"shardwright: {problem}\n")
+            sys.stderr.flush()
+            end(known)
+            return 1
+        if known and all(one.gone for one in known):
+            return 0
+        if not known and now - begun > CONNECT_S:
+            return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]))

@@ -1,0 +1,47 @@
+"""Steps that the testbed trains: a tiny GPT, a perceptron, and one whose gradients dominate."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bench.record import EXAMPLES
+
+GPT = {"batch": 48, "vocabulary": 512, "sequence": 32, "layers": 2, "d": 128, "heads": 4}
+
+
+def perceptron(batch: int, width: int, layers: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """SGD on a perceptron of equal layers."""
+
+    def loss(weights: list[jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
+        for w in weights:
+            x = jnp.tanh(x @ w)
+        return jnp.mean((x - y) ** 2)
+
+    def step(weights: list[jax.Array], x: jax.Array, y: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        value, gradients = jax.value_and_grad(loss)(weights, x, y)
+        return [w - 0.01 * g for w, g in zip(weights, gradients, strict=True)], value
+
+    keys = jax.random.split(jax.random.key(0), layers + 2)
+    weights = [jax.random.normal(k, (width, width)) / width**0.5 for k in keys[2:]]
+    x, y = (jax.random.normal(k, (batch, width)) for k in keys[:2])
+    return step, (weights, x, y)
+
+
+def step_of(model: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A training step and its arguments, by name."""
+    if model == "perceptron":
+        return perceptron(batch=1536, width=512, layers=4)
+    if model == "gradients":
+        return perceptron(batch=96, width=1536, layers=3)
+    assert model == "gpt", f"no model {model}"
+    if str(EXAMPLES) not in sys.path:
+        sys.path.insert(0, str(EXAMPLES))
+    example = importlib.import_module("gpt2")
+    return example.train_step, jax.jit(partial(example.arguments, **GPT))()

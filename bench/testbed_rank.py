@@ -1,0 +1,93 @@
+"""One rank of bench/testbed, in its seat: checks the quota, then runs the plans in turns.
+
+python -m bench.testbed_rank FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from bench.testbed_models import step_of
+from shardwright import Plan
+from shardwright.backends.measure import LoadGauge
+from shardwright.backends.mpi import MpiExecutable, abort_on_error
+from shardwright.backends.mpi_link import mpi
+
+SPIN_S = 2.0
+
+
+def spin() -> float:
+    """Part of a core that this rank gets while all ranks want one."""
+    begin, used = time.perf_counter(), time.process_time()
+    while time.perf_counter() - begin < SPIN_S:
+        pass
+    return (time.process_time() - used) / (time.perf_counter() - begin)
+
+
+class Runner:
+    """A plan that runs step after step, its state fed back."""
+
+    def __init__(self, model: str, plan: Plan, comm: Any) -> None:
+        step, args = step_of(model)
+        traced = plan.attach(step, *args)
+        self.run = MpiExecutable(traced, plan.program, plan.ratios, comm, poll=True)
+        self.state = traced.graph.state
+        self.flat: list[Any] = list(jax.tree.leaves(args))
+        self.comm = comm
+
+    def step(self) -> None:
+        """One step, to its end."""
+        outputs = self.run(*self.flat)
+        for out, position in self.state.items():
+            self.flat[position] = outputs[out]
+        jax.block_until_ready([output.local for output in outputs])
+
+    def timed(self) -> float:
+        """Seconds of a step, of the slowest rank."""
+        self.run.world.wait([self.comm.Ibarrier()])
+        begin = time.perf_counter()
+        self.step()
+        return max(self.comm.allgather(time.perf_counter() - begin))
+
+    def profile(self, steps: int) -> dict[str, float]:
+        """Seconds of a step that this rank spends by kind, nothing overlapping."""
+        self.run.machine.spent = spent = {}
+        for _ in range(steps):
+            self.step()
+        self.run.machine.spent = None
+        return {name: seconds / steps for name, seconds in spent.items()}
+
+
+def main(folder: Path) -> None:
+    comm = mpi().COMM_WORLD
+    with abort_on_error(comm):
+        asked = json.loads((folder / "asked.json").read_text())
+        comm.Barrier()
+        got = comm.allgather(spin())
+        runners = {
+            name: Runner(asked["model"], Plan.load(folder / f"{name}.json"), comm) for name in asked["plans"]
+        }
+        for runner in runners.values():
+            for _ in range(3):
+                runner.step()
+        gauge = LoadGauge(comm)
+        gauge.start()
+        seconds: dict[str, list[float]] = {name: [] for name in runners}
+        for _ in range(asked["steps"]):
+            for name, runner in runners.items():
+                seconds[name].append(runner.timed())
+        load = gauge.stop()
+        profiles = {name: comm.allgather(runner.profile(3)) for name, runner in runners.items()}
+        if comm.rank == 0:
+            found = {"shares": got, "seconds": seconds, "load": load, "profiles": profiles}
+            (folder / "measured.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

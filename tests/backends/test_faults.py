@@ -1,0 +1,146 @@
+"""Ranks that are killed, stopped, hang or raise take the job down, with one message; nothing stays behind."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from greedy import build
+from steps import starts
+
+from shardwright.backends.faults import NonFiniteError, agree, timeout_of
+from shardwright.backends.launch import find_mpiexec, rank_environment
+from shardwright.backends.mpi import MpiExecutable
+from shardwright.backends.run_options import RunOptions
+from shardwright.ir.errors import InputError, PlanError
+from shardwright.ir.trace import trace
+
+HERE = Path(__file__).parent
+SEGMENT = r"in the segment from instruction \d+: "
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("raises", rf"rank 1 {SEGMENT}.*: ValueError: no more"),
+        ("killed", rf"rank 1 was last seen ({SEGMENT}|at|compiling|outside).*it was killed"),
+        ("stopped", r"rank 1 .*: has not been heard of for 1.5 s: it was stopped"),
+        ("hangs", rf"rank 1 {SEGMENT}.*: hangs: it has not moved for 1.5 s while rank 0 waits at"),
+        ("leaves", r"rank 1 has finished while rank 0 waits at instruction"),
+    ],
+)
+def test_a_fault_ends_the_job_with_one_message(fault: str, said: str) -> None:
+    done = subprocess.run(
+        [find_mpiexec(), "-n", "2", sys.executable, str(HERE / "faulty.py"), fault],
+        capture_output=True, text=True, timeout=100, env=rank_environment(2), check=False,
+    )  # fmt: skip
+    assert done.returncode != 0, done
+    assert "survived" not in done.stdout
+    assert re.search(said, done.stderr), done.stderr
+    start = re.compile(r"(shardwright: )?(rank \d|all ranks)")
+    ours = [line for line in done.stderr.splitlines() if start.match(line)]
+    assert len(ours) == 1, ours
+    pids = [int(pid) for pid in re.findall(r"pid (\d+)", done.stdout)]
+    assert len(pids) == 2
+    until = time.monotonic() + 10
+    while any(map(alive, pids)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(map(alive, pids))
+    while watchers_of(pids) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not watchers_of(pids)
+
+
+def watchers_of(pids: list[int]) -> set[int]:
+    """Processes that watch a job and were started soon after these."""
+    return {pid for pid in watchers() if min(pids) < pid < min(pids) + 2000}
+
+
+def watchers() -> set[int]:
+    """Processes that watch a job."""
+    found: set[int] = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"faults_watch.py" in (folder / "cmdline").read_bytes():
+                found.add(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_the_timeout_can_be_set() -> None:
+    assert timeout_of({"SHARDWRIGHT_TIMEOUT_S": "30"}) == 30
+    assert timeout_of({}) <= 10
+    with pytest.raises(PlanError, match="SHARDWRIGHT_TIMEOUT_S: is 'soon'"):
+        timeout_of({"SHARDWRIGHT_TIMEOUT_S": "soon"})
+
+
+class Everyone:
+    """A communicator on which the others say what they are told to."""
+
+    size = 2
+
+    def __init__(self, other: dict[str, str]) -> None:
+        self.other = other
+
+    def allgather(self, mine: dict[str, str]) -> list[dict[str, str]]:
+        return [mine, self.other]
+
+
+def test_ranks_that_differ_are_told_apart_before_the_first_step() -> None:
+    same = {"plan (hash)": "ab", "version of JAX": "1"}
+    agree(Everyone(same), same)
+    with pytest.raises(PlanError, match=r"rank 1: has another plan \(hash\) than rank 0: cd, not ab"):
+        agree(Everyone(same | {"plan (hash)": "cd"}), same)
+
+
+def step(w: Any, x: Any) -> Any:
+    return w - jnp.log(x).sum(axis=0)
+
+
+def alone(**options: Any) -> tuple[MpiExecutable, list[Any]]:
+    args = [np.ones(4, np.float32), np.ones((8, 4), np.float32)]
+    traced = trace(step, *args)
+    program = build(traced.graph, starts(traced.graph)["data"], None)
+    from mpi4py import MPI
+
+    return MpiExecutable(traced, program, (1.0,), MPI.COMM_SELF, options=RunOptions(**options)), args
+
+
+def test_the_watch_for_numbers_names_argument_or_instruction() -> None:
+    run, (w, x) = alone(finite=True)
+    run(w, x)
+    with pytest.raises(NonFiniteError, match=r"argument w: has 4 of 4 elements"):
+        run(np.full_like(w, np.nan), x)
+    with pytest.raises(NonFiniteError, match=r"%\d+: has \d of 4 elements") as caught:
+        run(w, -x)
+    assert "in the segment from instruction" in caught.value.__notes__[0]
+    unwatched, _ = alone()
+    assert np.isnan(unwatched(w, -x)[0].gather()).all()
+
+
+def test_donated_state_is_gone_and_says_so() -> None:
+    run, (w, x) = alone(donate=True)
+    (first,) = run(w, x)
+    (second,) = run(first, x)
+    assert first.local.is_deleted() and not second.local.is_deleted()
+    assert np.array_equal(w, np.ones(4, np.float32))
+    with pytest.raises(InputError, match=r"w: was passed to an earlier step, .* donate=False"):
+        run(first, x)
+    kept, _ = alone()
+    (first,) = kept(w, x)
+    assert np.array_equal(kept(first, x)[0].gather(), kept(first, x)[0].gather())

@@ -1,0 +1,122 @@
+"""Memory between steps: what XLA still reads is not written; orders of exchanges; drift."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardwright.backends.schedule_lower import Geometry, Member
+from shardwright.backends.schedule_ops import Transfer
+from shardwright.backends.schedule_table import routine_of
+from shardwright.backends.transport import Exchanger, Lane, Pool
+from shardwright.backends.wire import to_jax
+from shardwright.ir.placement import Partial, R
+
+
+def array_on(pool: Pool, count: int) -> Any:
+    return np.ndarray((count,), np.float32, pool.take(4 * count))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "complex64"])
+def test_memory_is_shared_with_xla_and_used_again_only_when_nobody_reads_it(dtype: str) -> None:
+    pool = Pool()
+    memory = pool.take(1 << 12)
+    address = memory.ctypes.data
+    array = np.ndarray((256,), jnp.dtype(dtype), memory)
+    array[:] = 1
+    held = to_jax(array, dtype)
+    assert held.unsafe_buffer_pointer() == address, "no copy"
+    del memory, array
+    other = pool.take(1 << 12)
+    assert other.ctypes.data != address, "the array lives"
+    other[:] = 7
+    assert np.asarray(held == 1).all()
+    del held, other
+    for _ in range(10):  # JAX may let go of what it read a little later
+        array = np.ndarray((256,), jnp.dtype(dtype), pool.take(1 << 12))
+        array[:] = 1
+        held = to_jax(array, dtype)
+        jnp.square(held).block_until_ready()
+        del array, held
+    assert pool.nbytes <= 3 << 12, "steps alternate between buffers, and there are no more"
+
+
+def test_memory_that_a_computation_still_reads_is_not_used_again() -> None:
+    pool = Pool()
+    array = array_on(pool, 1 << 20)
+    array[:] = 1
+    work = jax.jit(lambda x: jnp.tanh(x.reshape(1024, 1024) @ x.reshape(1024, 1024)).sum())
+    wanted = float(work(to_jax(array, "float32")))
+    del array
+    for _ in range(5):
+        array = array_on(pool, 1 << 20)
+        array[:] = 1
+        result = work(to_jax(array, "float32"))
+        del array
+        following = array_on(pool, 1 << 20)  # while `work` may be running
+        following[:] = np.nan
+        assert float(result) == wanted
+        del following, result
+    assert pool.nbytes <= 3 << 22
+
+
+class Recorded:
+    """A transport whose transfers finish when they are told to; it notes the order of starts."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.open: set[int] = set()
+
+    def join(self, participants: tuple[int, ...]) -> None:
+        pass
+
+    def prepare(self, transfer: Transfer, dtypes: Sequence[str]) -> Any:
+        def start(memory: Any) -> int:
+            self.started.append(transfer.kind)
+            self.open.add(len(self.started))
+            return len(self.started)
+
+        return start
+
+    def done(self, requests: list[int]) -> bool:
+        return not self.open.intersection(requests)
+
+    def wait(self, requests: list[int]) -> None:
+        self.open.difference_update(requests)
+
+
+def exchanger(strategy: str, transport: Recorded, pool: Pool, members: int = 1) -> Exchanger:
+    member = Member((8,), Partial("sum"), R)
+    geometry = Geometry((0, 1), 0, "float32", 4, (member,) * members, None, ((0, 1),), (0,))
+    return Exchanger(routine_of("all_reduce", strategy, geometry), transport, pool)
+
+
+def test_stages_of_different_exchanges_start_in_one_order() -> None:
+    transport, pool = Recorded(), Pool()
+    lane = Lane(transport, poll=False)
+    ring, flat = (exchanger(strategy, transport, pool) for strategy in ("ring", "hierarchical"))
+    operand = [np.ones(8, np.float32)]
+    first = lane.launch(ring, operand)
+    second = lane.launch(flat, operand)
+    assert transport.started == ["recv", "send"], "the second exchange waits for the first one's last stage"
+    transport.open.clear()
+    lane.look()
+    assert transport.started == ["recv", "send", "recv", "send", "reduce"]
+    lane.land(second)
+    lane.land(first)
+    assert transport.started[4:] == ["reduce", "all_reduce", "broadcast"]
+    assert not lane.busy
+
+
+def test_members_of_a_message_share_memory_and_begin_aligned() -> None:
+    transport, pool = Recorded(), Pool()
+    lane = Lane(transport, poll=False)
+    together = exchanger("tree", transport, pool, members=3)
+    results = lane.land(lane.launch(together, [np.full(8, i, np.float32) for i in range(3)]))
+    assert [r.ctypes.data % 64 for r in results] == [0, 0, 0]
+    assert len({r.ctypes.data for r in results}) == 3
