@@ -67,7 +67,7 @@ def parallelize(
         static_argnums: positions of arguments that are part of the code, as for `jax.jit`.
         static_argnames: names of such arguments.
         donate_argnums: positions of arguments that the caller will not read again: under `jax.jit` their
-            memory is reused, as on "spmd"; on ranks it is freed as soon as the caller lets go of them.
+            memory is reused, and on a fleet too where all of the state is donated.
         donate_argnames: names of such arguments.
         state: argument name -> output path where state is not what leads, see `synthesize`.
         backend: "auto" is "mpi" under mpiexec and "jit" elsewhere; "jit" runs in this process alone, whatever
@@ -205,7 +205,7 @@ class Parallel:
                 remedy="Pass concrete arrays",
             )
         if found.run is None:
-            found.run = plan.compile_traced(traced, self.backend, donate=bool(self._donated))
+            found.run = plan.compile_traced(traced, self.backend, donate=self._donates(found))
         flat = [self._entering(found, i, leaf) for i, leaf in enumerate(flat)]
         result = jax.tree.leaves(found.run(*jax.tree.unflatten(traced.in_tree, flat)))
         if self._gather:
@@ -230,6 +230,14 @@ class Parallel:
         moved = shards.move(leaf, found.traced.graph.inputs[i].type, placement, here)
         found.moved[i] = weakref.ref(leaf), moved
         return moved
+
+    def _donates(self, found: _Planned) -> bool:
+        """Whether the caller has donated all of the state."""
+        counts = [child.num_leaves for child in found.traced.in_tree.children()]
+        owners = [i for i, count in enumerate(counts) for _ in range(count)]
+        state = {owners[position] for position in found.traced.graph.state.values()}
+        call = found.call
+        return bool(state) and all(self._is_donated(call.origin[i], call.names[i]) for i in state)
 
     # -- planning ----------------------------------------------------------------------------------------
 

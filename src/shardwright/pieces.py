@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright import shards
-from shardwright.backends.layout import from_numpy
+from shardwright.backends.layout import from_numpy, wire_type
 from shardwright.backends.local import extents
-from shardwright.backends.world import wire_type
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Placement, reduction

@@ -18,7 +18,6 @@ from shardwright import plan_file
 from shardwright.backends.schedule import Planned, emit, planned
 from shardwright.backends.schedule_order import arrange
 from shardwright.backends.segments import is_local
-from shardwright.backends.verify import VerifyResult, verify_program
 from shardwright.cost.bill import Item, bill
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.grid import pricing
