@@ -17,7 +17,7 @@ import numpy as np
 from shardwright.cost.model import ALIASES
 from shardwright.cost.share_cost import Floats
 from shardwright.cost.traffic import traffic
-from shardwright.ir.graph import Graph, TensorType, Value
+from shardwright.ir.graph import Graph, TensorType, Value, per_graph
 from shardwright.ir.placement import Placement, R, Shard
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
 
@@ -56,7 +56,7 @@ def _size(tensor: TensorType, placement: Placement) -> tuple[float, float]:
 def _moments(program: Program, graph: Graph, top: bool) -> Floats:
     """(time, 2): fixed and shared bytes after every instruction."""
     types = {value.index: value.type for value in graph.values()}
-    stored = _stored(graph)
+    written = stored(graph)
     inputs = [(v.index, p) for v, p in zip(graph.inputs, program.inputs, strict=True)]
     handed_out = list(_keys(graph, program))
     reused = {key for out, key in enumerate(handed_out) if top and out in graph.state}
@@ -89,7 +89,7 @@ def _moments(program: Program, graph: Graph, top: bool) -> Floats:
             bodies = [_moments(b, r, top=False) for b, r in zip(instruction.bodies, regions, strict=True)]
             inner.extend((time, _front_array(body)) for body in bodies)
         for key, used in zip(keys_made(instruction, graph), until[time], strict=True):
-            if key in seen or key[0] not in stored or key in reused:
+            if key in seen or key[0] not in written or key in reused:
                 continue
             size = np.asarray(_size(types[key[0]], key[1]))
             change[time + 1] += size
@@ -111,8 +111,9 @@ def _keys(graph: Graph, program: Program) -> Iterator[Key | None]:
         yield (atom.index, placement) if isinstance(atom, Value) else None
 
 
-def _stored(graph: Graph) -> set[int]:
-    """Values that are written to memory."""
+@per_graph
+def stored(graph: Graph) -> frozenset[int]:
+    """Indices of values that are written to memory."""
     through = traffic(graph)
     found = {value.index for value in graph.inputs}
     for equation in graph.equations:
@@ -120,7 +121,7 @@ def _stored(graph: Graph) -> set[int]:
             found.update(v.index for v in equation.outputs)
             continue
         found.update(v.index for v, out in zip(equation.outputs, through[equation].outs, strict=True) if out)
-    return found
+    return frozenset(found)
 
 
 def keys_read(instruction: Instruction, graph: Graph) -> list[Key]:

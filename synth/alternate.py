@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
 from shardwright.synth.bounds import ENOUGH, certify
+from shardwright.synth.budgets import HALVINGS, SCALES, Limits, Renting
 from shardwright.synth.emit import emit
 from shardwright.synth.factors import Use
 from shardwright.synth.ledger import Ledger
@@ -198,7 +200,10 @@ class _Turns:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A program at ratios; one that fits the devices' memory is better than any that does not."""
+    """A program at ratios; one that fits the devices' memory is better than any that does not.
+
+    `over` is the largest part of its memory that a device would need.
+    """
 
     program: Program
     ratios: tuple[float, ...]
@@ -206,6 +211,7 @@ class _Candidate:
     fits: bool
     items: tuple[Item, ...]
     memory: Footprint
+    over: float
 
     def beats(self, other: _Candidate | None) -> bool:
         if other is None or self.fits != other.fits:
@@ -257,6 +263,13 @@ def synthesize(
             break
     assert found is not None
     best = _settle(graph, turns, found)
+    limits = Limits.of(model)
+    renting = cache(lambda: Renting(graph, space, limits, extra))
+    if not best.fits:
+        best = _within(turns, best, renting())
+    if best.fits and bound_s < best.cost_s * (1 - ENOUGH):
+        with timer.search():
+            bound_s = max(bound_s, renting().bound_within(turns.listed, bound_s, best.cost_s, stop))
     with timer.search():
         verify(best.program, graph)
         solution, _ = turns.search(best.ratios)
@@ -299,6 +312,53 @@ def _starts(turns: _Turns, ideal: Solution, floors: Prices) -> Iterator[tuple[fl
         yield tuple(float(shares[c]) for c in model.class_of)
 
 
+def _within(turns: _Turns, found: _Candidate, renting: Renting) -> _Candidate:
+    """The cheapest program found under rent that fits, or else the smallest."""
+    model, stop, graph = turns.model, turns.stop, renting.graph
+    unit = found.cost_s / sum(renting.limits.nbytes)
+    best, ratios = found, found.ratios
+
+    def rented(scale: float) -> bool:
+        """Whether a program fits at that rent; the best so far is kept."""
+        nonlocal best, ratios
+        fits = False
+        for _ in range(2):
+            with turns.timer.search():
+                prices = Prices.at(turns.listed, ratios)
+                solution = renting.solve(prices, ratios, scale * unit, stop)
+                turns.searches, turns.expanded = turns.searches + 1, turns.expanded + solution.expanded
+            with turns.timer.ratios():
+                program = emit(turns.space, solution.assignment, prices)
+                items, memory = bill(program, graph, model), footprint(program, graph)
+                near, _ = turns.best_ratios(items, ratios, memory)
+                here = _candidate(program, near, items, memory, model)
+            fits = fits or here.fits
+            if here.beats(best) or (not best.fits and here.over < best.over):
+                best = here
+            if near == ratios:
+                break
+            ratios = near
+        return fits
+
+    low = 0.0
+    for scale in SCALES:
+        if stop():
+            break
+        if not rented(scale):
+            low = scale
+            continue
+        high = scale
+        for _ in range(HALVINGS):
+            middle = (low * high) ** 0.5 if low else high / 4
+            ratios = best.ratios
+            if rented(middle):
+                high = middle
+            else:
+                low = middle
+        break
+    return best
+
+
 def _settle(graph: Graph, turns: _Turns, found: _Found) -> _Candidate:
     """The program of what was found, priced as it will run; with memory in the LP if it does not fit."""
     best: _Candidate | None = None
@@ -325,5 +385,5 @@ def _candidate(
     program: Program, ratios: tuple[float, ...], items: list[Item], memory: Footprint, model: CostModel
 ) -> _Candidate:
     limit = np.array([device.memory_bytes for device in model.types])[model.class_of]
-    fits = bool((memory.peak(np.asarray(ratios)) <= limit).all())
-    return _Candidate(program, ratios, seconds(items, model, ratios), fits, tuple(items), memory)
+    over = float((memory.peak(np.asarray(ratios)) / limit).max())
+    return _Candidate(program, ratios, seconds(items, model, ratios), over <= 1, tuple(items), memory, over)
