@@ -59,8 +59,9 @@ bench-collectives: $(STAMP)  ## how often the strategy predicted fastest is: siz
 bench-memory: $(STAMP)  ## memory predicted against what XLA allocates for the examples
 	$(BIN)/python -m bench memory
 
-docs: $(STAMP)  ## run the code of the documentation pages
+docs: $(STAMP)  ## run the code of the documentation pages, build the site in build/site
 	$(BIN)/python -m pytest tests/test_docs.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:  ## remove .venv and everything generated
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

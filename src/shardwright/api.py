@@ -193,6 +193,13 @@ def data_parallel(traced: Traced, fleet: Fleet) -> tuple[Baseline, ...]:
     return tuple(Workshop(traced.graph, Space(traced.graph), CostModel(fleet)).whole_fleet(recipes))
 
 
+def on_the_whole_fleet(
+    traced: Traced, fleet: Fleet, tick: Callable[[str], None] = lambda what: None
+) -> Baselines:
+    """Every baseline of a traced step that uses all devices, priced like a plan."""
+    return Workshop(traced.graph, Space(traced.graph), CostModel(fleet), tick).whole_fleet()
+
+
 def _check_fleet(fleet: object) -> None:
     if not isinstance(fleet, Fleet):
         raise InputError(

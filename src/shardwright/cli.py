@@ -33,7 +33,10 @@ for _name, _where, _help in (
     ("baselines", "plan_cli:baselines", "Price what people do without a planner, beside the plan."),
     ("verify", "verify_cli:verify", "Run a plan on the reference backend and compare it with one device."),
     ("run", "run_cli:run", "Run the step on a fleet."),
+    ("explain", "explain_cli:explain", "Say why a plan is as it is, and what would let another one win."),
+    ("diff", "diff_cli:diff", "Say what changed from one plan to another, and why it is cheaper or dearer."),
     ("compare", "compare_cli:compare", "Compare the strategies of COLLECTIVE on a fleet."),
+    ("fleet", "fleet_cli:fleet", "Find devices, show a fleet file, list device types."),
     ("calibrate", "calibrate_cli:calibrate_command", "Measure devices and links, and write a fleet file."),
     (
         "profile",

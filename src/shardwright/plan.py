@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -32,6 +32,7 @@ from shardwright.ir.trace import StateMap, Traced, trace
 from shardwright.ir.wiring import Seats
 from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused
 from shardwright.report import describe
+from shardwright.synth.baselines import Baseline
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,31 @@ class Plan:
         model = CostModel(self.part)
         items = bill(self.program, graph, model)
         return timeline(items, model, self.used_ratios, overlap=overlap, bucket_bytes=bucket_bytes)
+
+    def save_report(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        title: str = "Plan",
+        baselines: Sequence[Baseline] = (),
+        traced: Traced | None = None,
+    ) -> None:
+        """Write a page about the plan, for a browser, which needs nothing beside it.
+
+        It appears whole or not at all.
+
+        Args:
+            path: of the page.
+            title: what was planned, for its heading.
+            baselines: what `shardwright.baselines` found, to be shown beside the plan.
+            traced: the step of a plan that was loaded from a file (see `attach`).
+
+        Raises:
+            PlanError: the plan was loaded from a file and no step is given, or the page cannot be written.
+        """
+        from shardwright.report_page import page  # a template engine: only for those who ask for a page
+
+        write_whole(path, page(self, self._step(traced), title, baselines))
 
     def _step(self, traced: Traced | None) -> Traced:
         step = traced or self.traced

@@ -37,6 +37,7 @@ from shardwright.synth.baselines import Baseline
 @click.option("--pin", "pins", multiple=True, metavar="PATTERN=PLACEMENT", help="Fix where arguments lie.")
 @click.option("--time-limit", metavar="DURATION", help="Begin no search after this, such as 10s; 0: none.")
 @click.option("--timeline", "trace_path", metavar="TRACE.json", help="Write the step in time, for Perfetto.")
+@click.option("--report", "page_path", metavar="PAGE.html", help="Write a page about it, for a browser.")
 @all_devices_option
 @json_option
 def plan(
@@ -48,6 +49,7 @@ def plan(
     pins: tuple[str, ...],
     time_limit: str | None,
     trace_path: str | None,
+    page_path: str | None,
     all_devices: bool,
     as_json: bool,
 ) -> None:
@@ -57,6 +59,7 @@ def plan(
     limit_s = parse_time_limit(time_limit)
     constraints = parse_pins(pins)
     check_writable(trace_path, "--timeline")
+    check_writable(page_path, "--report")
     step, args = load_factory(target)
     made = make_plan(
         step, args, fleet, all_devices=all_devices, constraints=constraints, time_limit_s=limit_s
@@ -66,10 +69,14 @@ def plan(
     if trace_path is not None:
         events = trace_events(made.timeline(), made.used_devices, f"{target} on {fleet.name}")
         write_whole(trace_path, json.dumps(events) + "\n")
+    assert made.traced is not None
+    if page_path is not None:
+        with stages() as tick:
+            beside = api.on_the_whole_fleet(made.traced, fleet, tick)
+        made.save_report(page_path, title=target, baselines=beside)
     if as_json:
         say_json(made.to_dict())
         return
-    assert made.traced is not None
     compared: tuple[Baseline, ...] = ()
     if with_baselines:
         with stages() as tick:

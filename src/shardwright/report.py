@@ -6,6 +6,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -53,18 +54,25 @@ def layout(plan: Plan, baselines: Sequence[Baseline] = ()) -> Group:
     parts.append(_section(_held(plan)))
     if plan.pins:
         parts.append(_section(_pins(plan)))
-    if not _anything_sharded(plan):
+    if not anything_sharded(plan):
         parts.insert(1, Text("  nothing is sharded: every device runs the whole step\n", style="bold"))
-    notes = [*(f"replicated: {k}: {why}" for k, why in plan.stats.replicated.items()), *plan.assumptions]
-    if not plan.fits:
-        notes.insert(0, "DOES NOT FIT: the predicted peak exceeds a device's memory (see the table)")
-    if notes:
+    found = notes(plan)
+    if found:
         parts.append(Text("assumed, replicated, not searched:", style="bold"))
-        parts.extend(Text(f"  - {note}") for note in notes)
+        parts.extend(Text(f"  - {note}") for note in found)
     return Group(*parts)
 
 
-def _anything_sharded(plan: Plan) -> bool:
+def notes(plan: Plan) -> tuple[str, ...]:
+    """What was assumed, what runs replicated, what was not searched; first of all, that it does not fit."""
+    found = [*(f"replicated: {k}: {why}" for k, why in plan.stats.replicated.items()), *plan.assumptions]
+    if not plan.fits:
+        found.insert(0, "DOES NOT FIT: the predicted peak exceeds a device's memory (see the table)")
+    return tuple(found)
+
+
+def anything_sharded(plan: Plan) -> bool:
+    """Whether any tensor of the program is cut."""
     made = (i.post if isinstance(i, Move) else i.signature for i in plan.program.all_instructions())
     placed = (p for m in made for p in ((*m.ins, *m.outs) if isinstance(m, Signature) else (m,)))
     return any(isinstance(p, Shard) for p in placed)
@@ -227,11 +235,18 @@ def baselines_to_json(plan: Plan, baselines: Baselines) -> dict[str, object]:
     }
 
 
-def _held(plan: Plan) -> Table:
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Inputs of one argument that lie alike: how many, and one of them."""
+
+    argument: str
+    placement: str
+    tensors: int
+    example: str
+
+
+def held(plan: Plan) -> tuple[Held, ...]:
     """Inputs by argument and placement: a model has hundreds of leaves and few kinds of them."""
-    table = Table(title="where inputs lie", title_justify="left", box=None, pad_edge=False)
-    for name in ("argument", "placement", "tensors", "such as"):
-        table.add_column(name, justify="right" if name == "tensors" else "left", overflow="fold")
     kinds: Counter[tuple[str, str]] = Counter()
     example: dict[tuple[str, str], str] = {}
     for name, placement in plan.held.items():
@@ -240,8 +255,15 @@ def _held(plan: Plan) -> Table:
         example.setdefault(key, name)
     order = {argument: k for k, argument in enumerate(dict.fromkeys(map(_argument, plan.held)))}
     rows = sorted(kinds.items(), key=lambda entry: (order[entry[0][0]], -entry[1], entry[0][1]))
-    for (argument, placement), count in rows:
-        table.add_row(argument, placement, str(count), example[argument, placement])
+    return tuple(Held(*key, count, example[key]) for key, count in rows)
+
+
+def _held(plan: Plan) -> Table:
+    table = Table(title="where inputs lie", title_justify="left", box=None, pad_edge=False)
+    for name in ("argument", "placement", "tensors", "such as"):
+        table.add_column(name, justify="right" if name == "tensors" else "left", overflow="fold")
+    for row in held(plan):
+        table.add_row(row.argument, row.placement, str(row.tensors), row.example)
     return table
 
 
@@ -277,5 +299,23 @@ def size(nbytes: float) -> str:
     """Bytes with a binary unit."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if nbytes >= scale:
-            return f"{nbytes / scale:.3g} {unit}"
+            number = nbytes / scale
+            return f"{number:.3g} {unit}" if number < 999.5 else f"{number:.0f} {unit}"
     return f"{nbytes:g} B"
+
+
+def flop_rate(flop_per_s: float) -> str:
+    """FLOP/s with three digits and a fitting unit."""
+    return f"{_decimal(flop_per_s)}FLOP/s"
+
+
+def bandwidth(byte_per_s: float) -> str:
+    """Bytes per second with three digits and a fitting decimal unit."""
+    return f"{_decimal(byte_per_s)}B/s"
+
+
+def _decimal(value: float) -> str:
+    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= scale:
+            return f"{value / scale:.3g} {prefix}"
+    return f"{value:.3g} "
