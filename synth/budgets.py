@@ -1,8 +1,8 @@
 """Programs within the devices' memory, and what none of them can be cheaper than.
 
 Memory enters the search as rent (`synth/rent.py`): seconds per byte on top of the prices. More rent makes
-programs smaller and dearer. Memory also bounds the ratios; at the floors of all prices within those, with rent,
-the least program bounds the cost of every one that fits. The best rent for that is found by ascent.
+programs smaller and dearer. Memory also bounds the ratios; at the floors of all prices within those, with
+rent, the least program bounds the cost of every one that fits. The best rent for that is found by ascent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rent: what a placement costs for its memory, in seconds per byte (Lagrange multipliers of the budgets).
 
-A tensor that every device holds pays for all of them, one that they hold in stretches pays once. Inputs pay for
-where they lie between steps; what the forward part keeps for the backward part pays for the least of its
+A tensor that every device holds pays for all of them, one that they hold in stretches pays once. Inputs pay
+for where they lie between steps; what the forward part keeps for the backward part pays for the least of its
 placements.
 
 With multipliers a >= 0 (on the memory of all devices together) and b >= 0 (on that of the smallest device),
@@ -17,7 +17,7 @@ Memory also bounds ratios directly (`most_shares`): of every tensor a device hol
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,9 @@ from shardwright.ir.placement import Placement, Shard
 from shardwright.synth.conversions import Domain
 from shardwright.synth.factors import Conversion, Factor, Matrices, Use
 from shardwright.synth.space import Space
+
+#: Moments looked at of each kind, see `must_live`.
+_MOMENTS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,12 +174,17 @@ class _Rented:
 @per_graph
 def kept_values(graph: Graph) -> tuple[Value, ...]:
     """What the forward part keeps for the backward part in memory; of tensors that share it, one."""
+    return _apart(graph, [value for _, value in graph.residuals if value is not None])
+
+
+def _apart(graph: Graph, values: Iterable[Value]) -> tuple[Value, ...]:
+    """Those that equations make and that are in memory; of tensors that share it, one."""
     written = stored(graph)
     made = {value: equation for equation in graph.equations for value in equation.outputs}
     found: dict[Value, None] = {}
     roots: set[Value] = set()
-    for _, value in graph.residuals:
-        if value is None or value.index not in written:
+    for value in values:
+        if value.index not in written:
             continue
         root = value
         while root in made and made[root].primitive in ALIASES and made[root].input_values:
@@ -189,33 +197,36 @@ def kept_values(graph: Graph) -> tuple[Value, ...]:
 
 @per_graph
 def must_live(graph: Graph) -> tuple[Value, ...]:
-    """Of `kept_values`, many that live at one moment in every order of the equations.
+    """Many tensors that live at one moment in every order of the equations.
 
-    The moment is when some value z is made: what z depends on was made, and what has a reader that depends on z
-    is not freed.
+    The moment is when some value z is made: what z depends on was made, and what has a reader that depends on
+    z, or makes it, is not freed. Of the moments when large tensors are made, or the last that the backward
+    part needs, the fullest counts.
     """
-    kept = kept_values(graph)
-    made = {value: equation for equation in graph.equations for value in equation.outputs}
-    readers: dict[Value, list[int]] = {}
-    for equation in graph.equations:
+    equations = graph.equations
+    values = _apart(graph, [value for equation in equations for value in equation.outputs])
+    makers = {value: equation.index for equation in equations for value in equation.outputs}
+    before_of = [[makers[v] for v in equation.input_values if v in makers] for equation in equations]
+    last_readers: dict[Value, list[int]] = {}
+    for equation in equations:
         for value in equation.input_values:
-            readers.setdefault(value, []).append(equation.index)
+            last_readers.setdefault(value, []).append(equation.index)
+    large = sorted(values, key=lambda v: (-v.type.nbytes, v.index))[:_MOMENTS]
+    late = sorted(kept_values(graph), key=lambda v: makers[v])[-_MOMENTS:]
     best: tuple[Value, ...] = ()
-    candidates = sorted((v for v in kept if v in made), key=lambda v: made[v].index)[-32::2]
-    for z in candidates:
-        before, after = [False] * len(graph.equations), [False] * len(graph.equations)
-        before[made[z].index] = after[made[z].index] = True
-        for equation in reversed(graph.equations[: made[z].index + 1]):
-            if before[equation.index]:
-                for value in equation.input_values:
-                    if value in made:
-                        before[made[value].index] = True
-        for equation in graph.equations[made[z].index + 1 :]:
-            after[equation.index] = any(v in made and after[made[v].index] for v in equation.input_values)
+    for z in dict.fromkeys((*large, *late)):
+        at = makers[z]
+        before, after = [False] * len(equations), [False] * len(equations)
+        before[at] = after[at] = True
+        for number in range(at, -1, -1):
+            if before[number]:
+                for source in before_of[number]:
+                    before[source] = True
+        for number in range(at + 1, len(equations)):
+            after[number] = any(after[source] for source in before_of[number])
         alive = tuple(
-            v for v in kept
-            if before[made[v].index] and any(after[r] and r != made[z].index for r in readers.get(v, ()))
-        )  # fmt: skip
+            v for v in values if before[makers[v]] and any(after[r] for r in last_readers.get(v, ()))
+        )
         if sum(v.type.nbytes for v in alive) > sum(v.type.nbytes for v in best):
             best = alive
     return best
