@@ -267,7 +267,9 @@ def synthesize(
     renting = cache(lambda: Renting(graph, space, limits, extra))
     if not best.fits:
         best = _within(turns, best, renting())
-    if best.fits and bound_s < best.cost_s * (1 - ENOUGH):
+    # Where memory made the plan dearer, it has a say in the bound, too.
+    dearer = best.fits and best.cost_s > found.cost_s * (1 + 1e-6)
+    if dearer and bound_s < best.cost_s * (1 - ENOUGH):
         with timer.search():
             bound_s = max(bound_s, renting().bound_within(turns.listed, bound_s, best.cost_s, stop))
     with timer.search():
@@ -280,7 +282,7 @@ def synthesize(
     search_gap = max(0.0, 1 - least / (solution.seconds if same else best.cost_s)) if least > 0 else 0.0
     notes: list[str] = []
     if not best.fits:
-        notes.append("no ratios tried fit a program found into every device's memory")
+        notes.append(_shortage(best, model))
     if solution.bound_s < solution.seconds:
         notes.append(f"the search stopped early: at these ratios a program could be {search_gap:.1%} cheaper")
     if stop():
@@ -296,6 +298,20 @@ def synthesize(
         tuple(notes),
         best.items,
         best.memory,
+    )
+
+
+def _shortage(best: _Candidate, model: CostModel) -> str:
+    """What the smallest program found would need."""
+    devices = model.fleet.devices
+    peaks = best.memory.peak(np.asarray(best.ratios))
+    limits = np.array([device.type.memory_bytes for device in devices])
+    worst = int((peaks / limits).argmax())
+    name = f"{devices[worst].name} ({devices[worst].type.name})"
+    return (
+        f"no program found fits into every device's memory: the smallest needs {peaks[worst] / 1e9:.4g} GB "
+        f"on {name}, which has {limits[worst] / 1e9:.4g} GB; with {best.over:.3g} times the memory "
+        "everywhere it would fit"
     )
 
 
@@ -315,12 +331,19 @@ def _starts(turns: _Turns, ideal: Solution, floors: Prices) -> Iterator[tuple[fl
 def _within(turns: _Turns, found: _Candidate, renting: Renting) -> _Candidate:
     """The cheapest program found under rent that fits, or else the smallest."""
     model, stop, graph = turns.model, turns.stop, renting.graph
-    unit = found.cost_s / sum(renting.limits.nbytes)
-    best, ratios = found, found.ratios
+    limits = renting.limits.nbytes
+    unit = found.cost_s / sum(limits)
+    by_memory = tuple(limit / sum(limits) for limit in limits)
+    best = found
 
     def rented(scale: float) -> bool:
         """Whether a program fits at that rent; the best so far is kept."""
-        nonlocal best, ratios
+        if turns_from(best.ratios, scale):
+            return True
+        return not best.fits and turns_from(by_memory, scale)
+
+    def turns_from(ratios: tuple[float, ...], scale: float) -> bool:
+        nonlocal best
         fits = False
         for _ in range(2):
             with turns.timer.search():
@@ -350,7 +373,6 @@ def _within(turns: _Turns, found: _Candidate, renting: Renting) -> _Candidate:
         high = scale
         for _ in range(HALVINGS):
             middle = (low * high) ** 0.5 if low else high / 4
-            ratios = best.ratios
             if rented(middle):
                 high = middle
             else:

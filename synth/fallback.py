@@ -68,7 +68,7 @@ def fitting(graph: Graph, space: Space, model: CostModel, found: Synthesis, time
     if best is None:
         return found
     note = f"what was searched does not fit into memory; this is {best.name}, which does"
-    notes = (*(n for n in found.notes if "fit a program found" not in n), note)
+    notes = (*(n for n in found.notes if "fits into every device" not in n), note)
     return replace(
         found,
         program=best.program,

@@ -87,8 +87,7 @@ class Rents:
         root = space.root
         for value in graph.inputs:
             held.setdefault(root.choice[value].index, [0, 0])[0] += value.type.nbytes
-        kept = kept_values(graph)
-        for value in kept:
+        for value in dict.fromkeys((*kept_values(graph), *must_live(graph))):
             held.setdefault(root.held(value).index, [0, 0])[1] += value.type.nbytes
         made: dict[tuple[Domain, int, int], RentFactor] = {}
         uses: list[Use] = []
@@ -163,6 +162,14 @@ def most_shares(graph: Graph, limits: Sequence[float]) -> Floats:
     certain = sum(value.type.nbytes for value in (*graph.inputs, *must_live(graph)))
     room = np.maximum(np.asarray(limits, dtype=np.float64) - constants, 0.0)
     return np.minimum(room / max(certain, 1), 1.0)
+
+
+def too_small(graph: Graph, limits: Sequence[float]) -> bool:
+    """Whether no program can fit, whatever its ratios."""
+    written = stored(graph)
+    everything = sum(v.type.nbytes for v in graph.values() if v.index in written or v in graph.constants)
+    # Looking for the fullest moment takes time; often all tensors there are would not fill the devices.
+    return everything > sum(limits) and bool(most_shares(graph, limits).sum() < 1 - 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
