@@ -1,6 +1,6 @@
 # Every target sets up what it needs in .venv: nothing but Python >= 3.11 and its venv module is assumed.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full check format bench bench-accuracy bench-collectives bench-memory docs clean
+.PHONY: help setup demo test test-full check format bench bench-accuracy bench-collectives bench-memory bench-runtime docs clean
 
 # The first interpreter that runs, is new enough and has venv. Override: make test PYTHON=/path/to/python
 PYTHON ?= $(shell for python in python3.12 python3.11 python3.13 python3.14 python3 python; do \
@@ -55,6 +55,9 @@ bench-accuracy: $(STAMP)  ## predicted against measured: plans on local MPI rank
 
 bench-collectives: $(STAMP)  ## how often the strategy predicted fastest is: sizes × shares on four ranks
 	$(BIN)/python -m bench collectives
+
+bench-runtime: $(STAMP)  ## our backends against the same step written by hand
+	$(BIN)/python -m bench runtime
 
 bench-memory: $(STAMP)  ## memory predicted against what XLA allocates for the examples
 	$(BIN)/python -m bench memory

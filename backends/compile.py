@@ -18,8 +18,9 @@ import jax.numpy as jnp
 from shardwright.backends.layout import abstract, holds, members, stretches
 from shardwright.backends.local import evaluate, local_shape, neutral, operand
 from shardwright.backends.segments import Segment, find, inputs, reads
-from shardwright.ir.graph import Atom, Graph, Literal, TensorType
-from shardwright.ir.placement import Placement, Shard
+from shardwright.ir.collectives import step
+from shardwright.ir.graph import Atom, Graph, Literal, TensorType, value_type
+from shardwright.ir.placement import Grid, Placement, Shard, region, seat
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, Property
 from shardwright.ir.regions import scan_counts
 
@@ -87,17 +88,33 @@ class Device:
         if self.index not in participants:
             return
         (wanted,) = reads(move, graph)
-        whole = env[wanted if wanted in env else find(wanted, env)]
-        tensor = TensorType(whole.shape, str(whole.dtype))
+        held = env[wanted if wanted in env else find(wanted, env)]
+        found = step(move.pre, move.post)
+        assert found is not None, f"no single move turns {move.pre} into {move.post}"
         position = participants.index(self.index)
-        part = whole
-        if isinstance(move.post, Shard):
+        if found.axis != "all":
+            node, place = seat(self.index, _nodes(move))
+            position = node if found.axis == "across" else place
+        if isinstance(found.post, Shard):
+            part = self._slice(move, held, value_type(graph, move.value), position)
+        elif position > 0:
+            part = neutral(TensorType(held.shape, str(held.dtype)), held.shape, found.post)
+        else:
+            part = held
+        env[Property(move.value, move.post, move.group)] = part
+
+    def _slice(self, move: Move, held: Any, tensor: TensorType, position: int) -> Any:
+        """What a device keeps of what it has whole, on all devices or on one axis of two."""
+        if move.group is not None:
+            assert isinstance(move.post, Shard)
             lengths = stretches(tensor, move.post, move.group, self.ratios)
             start = sum(lengths[:position])
-            part = jax.lax.slice_in_dim(whole, start, start + lengths[position], axis=move.post.dim)
-        elif position > 0:
-            part = neutral(tensor, tensor.shape, move.post)
-        env[Property(move.value, move.post, move.group)] = part
+            return jax.lax.slice_in_dim(held, start, start + lengths[position], axis=move.post.dim)
+        before = region(tensor.shape, move.pre, self.index, self.ratios)
+        after = region(tensor.shape, move.post, self.index, self.ratios)
+        starts = [b - a for (a, _), (b, _) in zip(before, after, strict=True)]
+        ends = [start + length for start, (_, length) in zip(starts, after, strict=True)]
+        return jax.lax.slice(held, starts, ends)
 
     # -- loops ------------------------------------------------------------------------------------
 
@@ -141,6 +158,10 @@ class Device:
             return tuple(self.atom(a, p, env) for a, p in zip(region.outputs, body.outputs, strict=True))
 
         return run
+
+
+def _nodes(move: Move) -> tuple[int, ...]:
+    return next(p.nodes for p in (move.pre, move.post) if isinstance(p, Grid))
 
 
 def local_function(segment: Segment, graph: Graph, device: Device) -> Local:

@@ -18,7 +18,18 @@ from shardwright.backends.local import key_implementation, neutral
 from shardwright.ir.collectives import combine
 from shardwright.ir.errors import InputError
 from shardwright.ir.graph import Graph, TensorType
-from shardwright.ir.placement import Partial, Placement, Shard, lengths
+from shardwright.ir.placement import (
+    Grid,
+    Partial,
+    Placement,
+    Shard,
+    cuts,
+    lengths,
+    node_members,
+    owns,
+    region,
+    stretches_of,
+)
 from shardwright.ir.program import Group, Property
 
 
@@ -45,6 +56,9 @@ def stretches(
     tensor: TensorType, placement: Placement, group: Group, ratios: Sequence[float]
 ) -> tuple[int, ...]:
     """Elements of the sharded dimension per member of `group`; () where nothing is sharded."""
+    cut = cuts(placement)
+    if isinstance(placement, Grid) and len(cut) == 2 and cut[0].dim == cut[1].dim:
+        return stretches_of(tensor.shape[cut[0].dim], cut, ratios, placement.nodes)
     if not isinstance(placement, Shard):
         return ()
     return lengths(tensor.shape[placement.dim], placement.unit, shares(group, ratios))
@@ -122,16 +136,24 @@ def as_array(leaf: Any, tensor: TensorType) -> jax.Array:
 def cut(
     array: jax.Array, tensor: TensorType, placement: Placement, device: int, ratios: Sequence[float]
 ) -> jax.Array:
-    """What `device` holds of a global array; of a Partial the first device keeps it all."""
-    if isinstance(placement, Shard):
-        lengths_ = stretches(tensor, placement, None, ratios)
-        start = sum(lengths_[:device])
-        return jax.lax.slice_in_dim(array, start, start + lengths_[device], axis=placement.dim)
-    return neutral(tensor, tensor.shape, placement) if isinstance(placement, Partial) and device else array
+    """What `device` holds of a global array; of a Partial one owner keeps it all."""
+    held = region(tensor.shape, placement, device, ratios)
+    if not owns(placement, device):
+        return neutral(tensor, tuple(length for _, length in held), placement)
+    if not cuts(placement):
+        return array
+    starts = [offset for offset, _ in held]
+    return jax.lax.slice(array, starts, [offset + length for offset, length in held])
 
 
 def gather(parts: Sequence[Any], tensor: TensorType, placement: Placement) -> jax.Array:
     """The global array from what every device holds of it."""
+    if isinstance(placement, Grid):
+        of_nodes = [
+            gather(parts[devices.start : devices.stop], tensor, placement.within)
+            for devices in node_members(placement.nodes)
+        ]
+        return gather(of_nodes, tensor, placement.across)
     if isinstance(placement, Shard):
         return from_numpy(
             np.concatenate([to_numpy(part) for part in parts], axis=placement.dim), tensor.dtype

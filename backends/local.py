@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -12,20 +12,18 @@ import jax.numpy as jnp
 
 from shardwright.ir.collectives import identity
 from shardwright.ir.graph import Equation, Literal, TensorType
-from shardwright.ir.placement import Partial, Placement, R, Shard, lengths
-from shardwright.ir.rules import Extent, Local, Signature, registry, rule_of
+from shardwright.ir.placement import Grid, Partial, Placement, R, Shard, grid, owns, reduction, region
+from shardwright.ir.rules import Extent, Local, Signature, on_axes, registry, rule_of
 
 
 def extents(
     tensor: TensorType, placement: Placement, device: int, ratios: Sequence[float]
 ) -> tuple[Extent, ...]:
     """What `device` holds of every dimension of a tensor placed as `placement`."""
-    dims = [Extent(size, 0, size) for size in tensor.shape]
-    if isinstance(placement, Shard):
-        size = tensor.shape[placement.dim]
-        cut = lengths(size, placement.unit, ratios)
-        dims[placement.dim] = Extent(size, sum(cut[:device]), cut[device])
-    return tuple(dims)
+    held = region(tensor.shape, placement, device, ratios)
+    return tuple(
+        Extent(size, offset, length) for size, (offset, length) in zip(tensor.shape, held, strict=True)
+    )
 
 
 def local_shape(
@@ -51,15 +49,14 @@ def key_implementation(dtype: str) -> str:
 
 def neutral(tensor: TensorType, shape: tuple[int, ...], placement: Placement) -> jax.Array:
     """What a device without work contributes: nothing to a shard, the identity to a Partial."""
-    if isinstance(placement, Partial):
-        return filled(tensor, shape, identity(placement.op, jnp.dtype(tensor.dtype)))
-    return filled(tensor, shape, 0)
+    op = reduction(placement)
+    return filled(tensor, shape, 0 if op is None else identity(op, jnp.dtype(tensor.dtype)))
 
 
 def operand(atom: Literal, placement: Placement, device: int) -> jax.Array:
-    """A literal on one device: known everywhere, of a Partial kept by the first device alone."""
+    """A literal on one device: known everywhere, of a Partial kept by one owner alone."""
     value = jnp.asarray(atom.value, dtype=atom.type.dtype)
-    return neutral(atom.type, (), placement) if isinstance(placement, Partial) and device else value
+    return value if owns(placement, device) else neutral(atom.type, (), placement)
 
 
 def evaluate(
@@ -69,24 +66,26 @@ def evaluate(
     device: int,
     ratios: Sequence[float],
     args: Sequence[jax.Array],
+    *,
+    view: Callable[[TensorType, Placement], tuple[Extent, ...]] | None = None,
 ) -> list[jax.Array]:
     """Results of `equation` on `device`, whose operands `args` are placed as `signature.ins` says.
 
     A device whose stretch of the sharded axis is empty yields empty shards, or the identity where the
     result is Partial, without calling the primitive (some, such as gather, reject empty operands),
     unless a result is replicated: that one it owes in full.
+
+    Args:
+        view: what the device holds of a tensor, by default its `extents`.
     """
-    ins = tuple(
-        extents(t, p, device, ratios) for t, p in zip(equation.input_types, signature.ins, strict=True)
-    )
-    outs = tuple(
-        extents(t, p, device, ratios) for t, p in zip(equation.output_types, signature.outs, strict=True)
-    )
+    view = view or (lambda tensor, placement: extents(tensor, placement, device, ratios))
+    ins = tuple(view(t, p) for t, p in zip(equation.input_types, signature.ins, strict=True))
+    outs = tuple(view(t, p) for t, p in zip(equation.output_types, signature.outs, strict=True))
     shapes = [tuple(extent.length for extent in dims) for dims in outs]
-    owed = any(placement == R for placement in signature.outs)
-    if not owed and _idle((*signature.ins, *signature.outs), (*ins, *outs)):
+    idle = _idle(equation, signature, device, ratios)
+    if idle is not None:
         accumulator = rule_of(equation).accumulator
-        if accumulator is not None and isinstance(signature.ins[accumulator], Partial):
+        if accumulator is not None and isinstance(idle.ins[accumulator], Partial):
             return [args[accumulator]]  # nothing is added to the part that this device holds
         return [
             neutral(t, shape, p)
@@ -103,13 +102,23 @@ def evaluate(
     return list(result) if primitive.multiple_results or isinstance(result, (tuple, list)) else [result]
 
 
-def _idle(placements: Sequence[Placement], dims: Sequence[Sequence[Extent]]) -> bool:
-    """Whether this device has an empty stretch of an axis that is not empty as a whole."""
-    for placement, extent in zip(placements, dims, strict=True):
-        if (
-            isinstance(placement, Shard)
-            and extent[placement.dim].length == 0
-            and extent[placement.dim].size > 0
+def _idle(equation: Equation, signature: Signature, device: int, ratios: Sequence[float]) -> Signature | None:
+    """The signature on the axis where this device has an empty stretch and owes no result; None for none.
+
+    What is empty as a whole does not count.
+    """
+    tensors = (*equation.input_types, *equation.output_types)
+    nodes = next((p.nodes for p in (*signature.ins, *signature.outs) if isinstance(p, Grid)), None)
+    for axis, single in enumerate(on_axes(signature)):
+        if R in single.outs:
+            continue
+        for tensor, whole, placement in zip(
+            tensors, (*signature.ins, *signature.outs), (*single.ins, *single.outs), strict=True
         ):
-            return True
-    return False
+            if not isinstance(placement, Shard) or tensor.shape[placement.dim] == 0:
+                continue
+            # On the axis of the nodes only what the node has of the dimension counts.
+            seen = grid(placement, R, nodes) if nodes is not None and axis == 0 else whole
+            if region(tensor.shape, seen, device, ratios)[placement.dim][1] == 0:
+                return single
+    return None

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from shardwright.backends.compile import QUICK, Compiler, Device, Local
 from shardwright.backends.layout import (
@@ -28,8 +29,20 @@ from shardwright.backends.local import filled, operand
 from shardwright.backends.runner import run
 from shardwright.backends.segments import Exchange, Segment, Step, schedule
 from shardwright.ir import collectives
+from shardwright.ir.collectives import Array, step
+from shardwright.ir.collectives import Step as MeshStep
 from shardwright.ir.graph import Graph, Literal, TensorType, Value
-from shardwright.ir.placement import Placement
+from shardwright.ir.placement import (
+    Grid,
+    Partial,
+    Placement,
+    Shard,
+    by_node,
+    components,
+    lengths,
+    node_members,
+    region,
+)
 from shardwright.ir.program import Move, Program, Property
 from shardwright.ir.trace import Traced
 
@@ -154,14 +167,84 @@ def scatter(leaf: Any, tensor: TensorType, placement: Placement, ratios: Sequenc
 
 def collective(move: Move, tensor: TensorType, value: Locals, ratios: Sequence[float]) -> Locals:
     """A move on the local arrays of all devices, by the collective's own definition."""
+    found = step(move.pre, move.post)
+    assert found is not None, f"no single move turns {move.pre} into {move.post}"
+    if found.axis == "within":
+        after = _within(move, found, [to_numpy(x) for x in value], tensor, ratios)
+    elif found.axis == "across":
+        after = _across(move, found, [to_numpy(x) for x in value], tensor, ratios)
+    else:
+        after = _of_all(move, found, tensor, value, ratios)
+    # What the definition returns once for several devices is converted once.
+    arrays = {id(x): from_numpy(x, tensor.dtype) for x in after.values()}
+    return [arrays[id(after[d])] if d in after else None for d in range(len(ratios))]
+
+
+def _of_all(
+    move: Move, found: MeshStep, tensor: TensorType, value: Locals, ratios: Sequence[float]
+) -> dict[int, Array]:
+    """By device, what a move over all devices of its group leaves there."""
     devices = members(move.group, len(ratios))
-    lengths = stretches(tensor, move.post, move.group, ratios)
+    lengths_ = stretches(tensor, move.post, move.group, ratios)
     root = None if move.root is None else devices.index(move.root)
     shards = [to_numpy(value[d if root is None else devices[root]]) for d in devices]
-    after = collectives.registry()[move.kind].reference(shards, move.pre, move.post, lengths, root)
-    # What the definition returns once for all devices is converted once.
-    arrays = {id(x): from_numpy(x, tensor.dtype) for x in after}
-    result: Locals = [None] * len(ratios)
-    for device, x in zip(devices, after, strict=True):
-        result[device] = arrays[id(x)]
+    after = collectives.registry()[move.kind].reference(shards, found.pre, found.post, lengths_, root)
+    return dict(zip(devices, after, strict=True))
+
+
+def _within(
+    move: Move, found: MeshStep, shards: Sequence[Array], tensor: TensorType, ratios: Sequence[float]
+) -> dict[int, Array]:
+    """The same for a move within every node: there the tensor is what the node holds of it."""
+    nodes, across = _grid(move).nodes, components(move.pre)[0]
+    of_nodes, inside = by_node(ratios, nodes)
+    result: dict[int, Array] = {}
+    for node, (devices, own) in enumerate(zip(node_members(nodes), inside, strict=True)):
+        shape = region(tensor.shape, across, node, of_nodes)
+        after_ = found.post
+        parts = lengths(shape[after_.dim][1], after_.unit, own) if isinstance(after_, Shard) else ()
+        held = [shards[d] for d in devices]
+        after = collectives.registry()[move.kind].reference(held, found.pre, found.post, parts, None)
+        result.update(zip(devices, after, strict=True))
     return result
+
+
+def _across(
+    move: Move, found: MeshStep, shards: Sequence[Array], tensor: TensorType, ratios: Sequence[float]
+) -> dict[int, Array]:
+    """The same for a move across the nodes: each puts together what it has, and cuts what it gets again.
+
+    What a node has reduced only in part stays so, device by device; such moves are free ones (`step`).
+    """
+    nodes, within = _grid(move).nodes, components(move.pre)[1]
+    of_nodes, inside = by_node(ratios, nodes)
+    groups = node_members(nodes)
+    after_ = found.post
+    parts = lengths(tensor.shape[after_.dim], after_.unit, of_nodes) if isinstance(after_, Shard) else ()
+    collective_ = collectives.registry()[move.kind]
+    result: dict[int, Array] = {}
+    if isinstance(within, Partial):
+        assert collective_.local, "what is Partial within the nodes cannot be exchanged between them"
+        for node, devices in enumerate(groups):
+            for d in devices:
+                mine = collective_.reference([shards[d]] * len(nodes), found.pre, found.post, parts, None)
+                result[d] = mine[node]
+        return result
+    whole = [
+        np.concatenate([shards[d] for d in devices], axis=within.dim)
+        if isinstance(within, Shard)
+        else shards[devices[0]]
+        for devices in groups
+    ]
+    after = collective_.reference(whole, found.pre, found.post, parts, None)
+    for devices, own, array in zip(groups, inside, after, strict=True):
+        if isinstance(within, Shard):
+            pieces = collectives.split(array, within.dim, lengths(array.shape[within.dim], within.unit, own))
+        else:
+            pieces = [array] * len(devices)
+        result.update(zip(devices, pieces, strict=True))
+    return result
+
+
+def _grid(move: Move) -> Grid:
+    return next(p for p in (move.pre, move.post) if isinstance(p, Grid))

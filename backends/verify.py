@@ -27,6 +27,7 @@ single-device step, at the tolerance of the whole step.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,8 +44,8 @@ from shardwright.backends.reference import Locals, ReferenceMachine, scatter
 from shardwright.backends.runner import run
 from shardwright.backends.segments import Exchange, Segment, Step, find, reads, schedule, writes
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType, Value
-from shardwright.ir.placement import Partial, Replicate, Shard
-from shardwright.ir.program import Compute, Move, Program, Property
+from shardwright.ir.placement import Grid, Partial, Replicate, Shard, reduction
+from shardwright.ir.program import Compute, Move, Program, Property, nodes_of
 from shardwright.ir.rules import Signature, letter_sizes, registry, rule_of
 from shardwright.ir.trace import Traced, source_line
 
@@ -105,7 +106,7 @@ def verify_program(
     """
     graph = traced.graph
     check_inputs(flat_args, graph)
-    checker = _Checker(traced, ratios)
+    checker = _Checker(traced, program, ratios)
     machine = ReferenceMachine(traced, ratios, checker.observe)
     pairs = zip(flat_args, graph.inputs, program.inputs, strict=True)
     held = [scatter(leaf, value.type, placement, ratios) for leaf, value, placement in pairs]
@@ -188,7 +189,7 @@ def sums(equation: Equation, signature: Signature) -> bool:
         return False
     op = registry().get(equation.primitive)
     elementwise = op is not None and op.kind in ("elementwise", "movement") and rule.linear != "joint"
-    return not elementwise or Partial("sum") in signature.ins
+    return not elementwise or any(reduction(p) == "sum" for p in signature.ins)
 
 
 def term_count(equation: Equation) -> int:
@@ -211,7 +212,8 @@ def _largest(array: Any) -> Any:
 class _Checker:
     """Compares every instruction of a run with one device; keeps the worst."""
 
-    def __init__(self, traced: Traced, ratios: Sequence[float]) -> None:
+    def __init__(self, traced: Traced, program: Program, ratios: Sequence[float]) -> None:
+        self.program = program
         self.primitives = traced.primitives
         self.ratios = ratios
         self.compiler = Compiler(QUICK)
@@ -245,6 +247,8 @@ class _Checker:
         if tensor.is_float:
             sizes = to_numpy(self._absolute(values[before], tensor, before)).astype(np.float64)
             terms = float(np.max(sizes[np.isfinite(sizes)], initial=0.0))
+            # What nodes have rounded apart before, a move cannot bring together again.
+            terms = max(terms, self._spread(values[before], before) / TOLERANCE)
         for got in self._candidates(values[after], tensor, after):
             self._add(rel_error(got, wanted, tensor, terms), narrow(tensor), f"{move.kind} of %{move.value}")
 
@@ -252,23 +256,55 @@ class _Checker:
         """Repeat the computations of a segment on one device: in one function, but none feeds another."""
         types = self._types(graph)
         read = list(dict.fromkeys(prop for compute in computes for prop in reads(compute, graph)))
-        whole = [self._gather(values[prop], types[prop.value], prop) for prop in read]
         sizes = [self._absolute(values[prop], types[prop.value], prop) for prop in read]
 
         def repeat(whole: Sequence[Any], sizes: Sequence[Any]) -> list[tuple[list[Any], list[Any]]]:
             operands, absolute = dict(zip(read, whole, strict=True)), dict(zip(read, sizes, strict=True))
             return [self._repeat(compute, graph, operands, absolute) for compute in computes]
 
-        repeated = self.compiler.share(repeat, (whole, sizes))(whole, sizes)
-        for compute, (wanted, terms) in zip(computes, repeated, strict=True):
-            equation = graph.equations[compute.equation]
-            is_narrow = any(map(narrow, (*equation.input_types, *equation.output_types)))
-            where = f"{equation.primitive} at {source_line(equation)}"
-            ends = zip(equation.outputs, compute.signature.outs, wanted, terms, strict=True)
-            for value, placement, expected, scale in ends:
-                prop = Property(value.index, placement)
-                for got in self._candidates(values[prop], value.type, prop):
-                    self._add(rel_error(got, expected, value.type, float(scale)), is_narrow, where)
+        for number, devices in enumerate(self._alike(read, values)):
+            whole = [self._gather(values[prop], types[prop.value], prop, devices[0]) for prop in read]
+            repeated = self.compiler.share(repeat, (whole, sizes))(whole, sizes)
+            for compute, (wanted, terms) in zip(computes, repeated, strict=True):
+                equation = graph.equations[compute.equation]
+                is_narrow = any(map(narrow, (*equation.input_types, *equation.output_types)))
+                where = f"{equation.primitive} at {source_line(equation)}"
+                ends = zip(equation.outputs, compute.signature.outs, wanted, terms, strict=True)
+                for value, placement, expected, scale in ends:
+                    prop = Property(value.index, placement)
+                    if number and not isinstance(placement, Replicate):
+                        continue
+                    for got in self._candidates(values[prop], value.type, prop, devices):
+                        self._add(rel_error(got, expected, value.type, float(scale)), is_narrow, where)
+
+    def _spread(self, value: Locals, prop: Property) -> float:
+        """Largest difference of a value's replicas, on two mesh axes."""
+        if (
+            nodes_of(self.program) is None
+            or not isinstance(prop.placement, Replicate)
+            or prop.group is not None
+        ):
+            return 0.0
+        parts = [to_numpy(part) for part in {id(part): part for part in value}.values()]
+        differences = [np.abs(part.astype(np.float64) - parts[0].astype(np.float64)) for part in parts[1:]]
+        return max((float(np.nanmax(d, initial=0.0)) for d in differences), default=0.0)
+
+    def _alike(self, read: Sequence[Property], values: Mapping[Property, Locals]) -> list[list[int]]:
+        """Devices by what they hold of replicated operands: on two mesh axes nodes may have rounded apart."""
+        if nodes_of(self.program) is None:
+            return [list(range(len(self.ratios)))]
+        replicated = [values[prop] for prop in read if isinstance(prop.placement, Replicate)]
+        found: dict[tuple[bytes, ...], list[int]] = {}
+        known: dict[int, bytes] = {}
+
+        def digest(part: Any) -> bytes:
+            if id(part) not in known:
+                known[id(part)] = hashlib.sha256(to_numpy(part).tobytes()).digest()
+            return known[id(part)]
+
+        for device in range(len(self.ratios)):
+            found.setdefault(tuple(digest(parts[device]) for parts in replicated), []).append(device)
+        return list(found.values())
 
     def _repeat(
         self, compute: Compute, graph: Graph, whole: Mapping[Property, Any], sizes: Mapping[Property, Any]
@@ -304,13 +340,21 @@ class _Checker:
     def _parts(self, value: Locals, prop: Property) -> list[Any]:
         return [value[device] for device in members(prop.group, len(self.ratios))]
 
-    def _gather(self, value: Locals, tensor: TensorType, prop: Property) -> Any:
+    def _gather(self, value: Locals, tensor: TensorType, prop: Property, device: int = 0) -> Any:
+        """The global value; of a replicated one what `device` holds, if it holds any."""
+        if isinstance(prop.placement, Replicate) and prop.group is None:
+            return value[device]
         return gather(self._parts(value, prop), tensor, prop.placement)
 
-    def _candidates(self, value: Locals, tensor: TensorType, prop: Property) -> Iterator[Any]:
-        """The gathered value; of a replicated one every distinct replica."""
+    def _candidates(
+        self, value: Locals, tensor: TensorType, prop: Property, devices: Sequence[int] | None = None
+    ) -> Iterator[Any]:
+        """The gathered value; of a replicated one every distinct replica on `devices` (None: on all)."""
         if isinstance(prop.placement, Replicate):
-            yield from {id(part): part for part in self._parts(value, prop)}.values()
+            parts = self._parts(value, prop)
+            if devices is not None and prop.group is None:
+                parts = [value[device] for device in devices]
+            yield from {id(part): part for part in parts}.values()
         else:
             yield self._gather(value, tensor, prop)
 
@@ -322,6 +366,8 @@ class _Checker:
         parts = [np.abs(to_numpy(part).astype(np.float64)) for part in self._parts(value, prop)]
         if isinstance(prop.placement, Shard):
             return from_numpy(np.concatenate(parts, axis=prop.placement.dim), tensor.dtype)
+        if isinstance(prop.placement, Grid):
+            return gather([from_numpy(part, tensor.dtype) for part in parts], tensor, prop.placement)
         return from_numpy(
             reduce(np.add, parts) if prop.placement == Partial("sum") else parts[0], tensor.dtype
         )

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import accuracy, collectives, memory, search, secant
+from bench import accuracy, collectives, memory, runtime, search, secant
 
 BENCHMARKS: dict[str, Callable[[], Path]] = {
     "search": search.main,
@@ -14,6 +14,7 @@ BENCHMARKS: dict[str, Callable[[], Path]] = {
     "accuracy": accuracy.main,
     "collectives": collectives.main,
     "memory": memory.main,
+    "runtime": runtime.main,
 }
 
 

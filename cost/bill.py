@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from shardwright.ir.graph import Atom, Equation, Graph, TensorType, Value
 from shardwright.ir.placement import Placement, Shard, deal
 from shardwright.ir.program import Compute, Loop, Move, Program
 from shardwright.ir.regions import boundary
+from shardwright.ir.rules import Signature
 
 #: Size and unit of a sharded axis.
 Cut: TypeAlias = tuple[int, int]
@@ -57,13 +58,27 @@ class Item:
         return self.weight * Shares(ratios, model.class_of).seconds(self.cost, self.cut)
 
 
-def bill(program: Program, graph: Graph, model: CostModel, weight: float = 1.0) -> list[Item]:
+class Pricing(Protocol):
+    """What a bill asks for: `CostModel`, or what prices at given ratios."""
+
+    def kernel(self, equation: Equation, signature: Signature, traffic: Traffic) -> ShareCost:
+        """Cost of one equation on local shards."""
+        ...
+
+    def move(
+        self, kind: str, strategy: str, tensor: TensorType, pre: Placement, post: Placement
+    ) -> ShareCost:
+        """Cost of one move of a tensor over all devices."""
+        ...
+
+
+def bill(program: Program, graph: Graph, model: Pricing, weight: float = 1.0) -> list[Item]:
     """All items of a program in execution order, loops unrolled into weights."""
     return list(_items(program, graph, model, weight, {}, count()))
 
 
 def _items(
-    program: Program, graph: Graph, model: CostModel, weight: float, held: _Held, tokens: Iterator[Token]
+    program: Program, graph: Graph, model: Pricing, weight: float, held: _Held, tokens: Iterator[Token]
 ) -> Iterator[Item]:
     """Items of a program whose inputs are `held`; what it establishes is added to them."""
     through_memory: Mapping[Equation, Traffic] = traffic(graph)
@@ -120,7 +135,7 @@ def _items(
 
 
 def _loop_items(
-    loop: Loop, equation: Equation, model: CostModel, weight: float, held: _Held, tokens: Iterator[Token]
+    loop: Loop, equation: Equation, model: Pricing, weight: float, held: _Held, tokens: Iterator[Token]
 ) -> Iterator[Item]:
     """Items of the bodies of a loop, which read what the loop reads and leave what it leaves."""
     wiring = boundary(equation)

@@ -8,8 +8,10 @@ nor padding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from typing import TypeAlias
 
 import numpy as np
@@ -18,10 +20,12 @@ from shardwright.cost.model import ALIASES
 from shardwright.cost.share_cost import Floats
 from shardwright.cost.traffic import traffic
 from shardwright.ir.graph import Graph, TensorType, Value, per_graph
-from shardwright.ir.placement import Placement, R, Shard
-from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
+from shardwright.ir.placement import Placement, R, Shard, by_node, region, seat
+from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, nodes_of
 
 Key: TypeAlias = tuple[int, Placement]
+#: Bytes of a tensor in a placement: fixed, and times a device's share.
+Size: TypeAlias = Callable[[TensorType, Placement], tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +57,55 @@ def _size(tensor: TensorType, placement: Placement) -> tuple[float, float]:
     return (0.0, float(tensor.nbytes)) if isinstance(placement, Shard) else (float(tensor.nbytes), 0.0)
 
 
-def _moments(program: Program, graph: Graph, top: bool) -> Floats:
-    """(time, 2): fixed and shared bytes after every instruction."""
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Peak bytes of every device at ratios that are settled."""
+
+    bytes: tuple[int, ...]
+
+    def peak(self, share: Floats) -> Floats:
+        """As `Footprint.peak`, for the ratios that are settled."""
+        assert len(share) == len(self.bytes), f"{len(share)} shares for {len(self.bytes)} devices"
+        return np.asarray(self.bytes, dtype=np.float64)
+
+
+def peaks_by_device(program: Program, graph: Graph, ratios: Sequence[float]) -> Peaks:
+    """Peak bytes of every device of a program on one mesh axis or on two.
+
+    Devices of equal ratio, in nodes of equal ratio, count as the first of them: it gets what rounding leaves
+    over.
+    """
+    nodes = nodes_of(program)
+    known: dict[tuple[object, ...], int] = {}
+    found: list[int] = []
+    for device, ratio in enumerate(ratios):
+        home = (None, 0) if nodes is None else seat(device, nodes)
+        own = None if nodes is None else round(by_node(ratios, nodes)[0][home[0] or 0], 9)
+        key = (round(ratio, 9), own)
+        if key not in known:
+            held = partial(_held, device=device, ratios=tuple(ratios), known={})
+            known[key] = int(_moments(program, graph, top=True, size=held)[:, 0].max())
+        found.append(known[key])
+    return Peaks(tuple(found))
+
+
+def _held(
+    tensor: TensorType,
+    placement: Placement,
+    device: int,
+    ratios: tuple[float, ...],
+    known: dict[tuple[TensorType, Placement], float],
+) -> tuple[float, float]:
+    """Bytes that a device has of a tensor."""
+    key = tensor, placement
+    if key not in known:
+        lengths = [length for _, length in region(tensor.shape, placement, device, ratios)]
+        known[key] = tensor.nbytes * prod(lengths) / max(prod(tensor.shape), 1)
+    return known[key], 0.0
+
+
+def _moments(program: Program, graph: Graph, top: bool, size: Size = _size) -> Floats:
+    """(time, 2): fixed and shared bytes after every instruction, `size` being those of one tensor."""
     types = {value.index: value.type for value in graph.values()}
     written = stored(graph)
     inputs = [(v.index, p) for v, p in zip(graph.inputs, program.inputs, strict=True)]
@@ -80,22 +131,24 @@ def _moments(program: Program, graph: Graph, top: bool) -> Floats:
     change = np.zeros((end + 2, 2))
     held = [(v.index, R) for v in graph.constants]
     for key in [*inputs, *held] if top else held:
-        change[0] += _size(types[key[0]], key[1])
+        change[0] += size(types[key[0]], key[1])
     seen = {*inputs, *held, *buffer}
     inner: list[tuple[int, Floats]] = []
     for time, instruction in enumerate(program.instructions):
         if isinstance(instruction, Loop):
             regions = graph.equations[instruction.equation].regions
-            bodies = [_moments(b, r, top=False) for b, r in zip(instruction.bodies, regions, strict=True)]
+            bodies = [
+                _moments(b, r, top=False, size=size) for b, r in zip(instruction.bodies, regions, strict=True)
+            ]
             inner.extend((time, _front_array(body)) for body in bodies)
         for key, used in zip(keys_made(instruction, graph), until[time], strict=True):
             if key in seen or key[0] not in written or key in reused:
                 continue
-            size = np.asarray(_size(types[key[0]], key[1]))
-            change[time + 1] += size
+            nbytes = np.asarray(size(types[key[0]], key[1]))
+            change[time + 1] += nbytes
             freed = used + 2
             if freed < end + 2:
-                change[freed] -= size
+                change[freed] -= nbytes
     over_time = change.cumsum(axis=0)
     # While a loop runs, what it stacks up is allocated already.
     extra = [over_time[time + 1] + rows for time, rows in inner]

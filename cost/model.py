@@ -125,16 +125,13 @@ class CostModel:
 
     def compute(self, equation: Equation, rule: Rule, signature: Signature, traffic: Traffic) -> ShareCost:
         """Cost of one equation on local shards; one object for equal kernels."""
-        flop, precision = flop_count(rule, equation), _precision(equation)
-        types = (equation.input_types, equation.output_types)
-        key = (equation.primitive, flop, precision, types, like_linear(equation), signature, traffic)
+        flop = flop_count(rule, equation)
+        key = (*kernel_key(equation, flop), signature, traffic)
         if key not in self._kernels:
-            self._kernels[key] = self._compute(equation, flop, precision, signature, traffic)
+            self._kernels[key] = self._compute(equation, flop, signature, traffic)
         return self._kernels[key]
 
-    def _compute(
-        self, equation: Equation, flop: float, precision: str | None, signature: Signature, traffic: Traffic
-    ) -> ShareCost:
+    def _compute(self, equation: Equation, flop: float, signature: Signature, traffic: Traffic) -> ShareCost:
         if equation.primitive in ALIASES:
             return self._free
         placements = (*signature.ins, *signature.outs)
@@ -148,33 +145,45 @@ class CostModel:
             elif counts:
                 whole_bytes += tensor.nbytes
         share = even_share(tensors, placements, len(self.class_of))
-        compute = self._compute_s(equation, flop, precision, signature, share)
-        # A fused elementwise equation joins its consumer's kernel: only what writes memory is launched.
-        launch = self._launch_s * any(traffic.outs)
-        contracts = _kind(equation) == "contraction"
-        byte_per_s = self._product_byte_per_s if contracts else self._stream_byte_per_s
+        compute = self.arithmetic_s(equation, flop, ((signature, share),))
+        launch, byte_per_s = self.overheads(equation, traffic)
         constant = np.stack([launch + (0.0 if sharded else compute), launch + whole_bytes / byte_per_s])
         linear = np.stack([compute if sharded else np.zeros_like(compute), split_bytes / byte_per_s])
         return ShareCost(constant, linear, np.zeros_like(linear))
 
-    def _compute_s(
-        self, equation: Equation, flop: float, precision: str | None, signature: Signature, share: float
+    def overheads(self, equation: Equation, traffic: Traffic) -> tuple[Floats, Floats]:
+        """Seconds of a launch, and bytes per second through memory, on every class."""
+        # A fused elementwise equation joins its consumer's kernel: only what writes memory is launched.
+        launch = self._launch_s * any(traffic.outs)
+        contracts = _kind(equation) == "contraction"
+        return launch, self._product_byte_per_s if contracts else self._stream_byte_per_s
+
+    def arithmetic_s(
+        self, equation: Equation, flop: float, cuts: Sequence[tuple[Signature, float]]
     ) -> Floats:
-        """Seconds of arithmetic of the whole equation on every class, at the rates it has at `share`."""
+        """Seconds of arithmetic of the whole equation on every class, at the rates that its parts have.
+
+        Args:
+            equation: what is computed.
+            flop: how many operations it has.
+            cuts: how it is cut, one mesh axis after another: the signature, and the share that is left.
+        """
+        precision = _precision(equation)
         rates = np.array([self._rate(device, equation, precision) for device in self.types])
         seconds = flop / rates
         sizes = product_sizes(equation, flop) if self._modelled else None
         used = _kernel_dtype(equation.input_types[0].dtype, precision) if sizes else None
         if sizes is None or used is None:
             return seconds
-        cut = sharded_size(signature)
-        local = _local_sizes(sizes, cut, share)
+        local, ways = sizes, {sizes}
+        for signature, share in cuts:
+            local = _local_sizes(local, sharded_size(signature), share)
+            ways = {_local_sizes(way, k, share) for way in ways for k in (None, *range(len(sizes)))} | {local}
         key = (used, local, like_linear(equation))
         if key not in self._products:
             # All ways to cut a product are asked for sooner or later: one call prices them.
-            ways = {_local_sizes(sizes, way, share) for way in (None, *range(len(sizes)))} | {local}
             self._price_products(used, sorted(ways), like_linear(equation))
-        part = 1.0 if cut is None else local[cut] / sizes[cut]
+        part = float(np.prod([a / b for a, b in zip(local, sizes, strict=True)]))
         seconds[list(self._modelled)] = self._products[key] / part
         return seconds
 
@@ -219,6 +228,12 @@ class CostModel:
             price = entry.price(topology, tensor.nbytes, len(self.types)) if supported else self._never
             self._moves[key] = price
         return self._moves[key]
+
+
+def kernel_key(equation: Equation, flop: float) -> tuple[object, ...]:
+    """Equal for equations of `flop` operations whose kernels cost the same."""
+    types = (equation.input_types, equation.output_types)
+    return equation.primitive, flop, _precision(equation), types, like_linear(equation)
 
 
 def _kind(equation: Equation) -> str:

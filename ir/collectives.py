@@ -5,6 +5,9 @@
     broadcast       R on {root} -> R     send            R on {root} -> R on {root, other}
     slice           R -> S(d)            own             R -> P(op)      both free: nothing is sent
 
+On two mesh axes each of these runs `across` the nodes or `within` each of them, while the placement on the
+other axis stays; where both axes change alike, it runs over all devices at once. `step` says which.
+
 One final class per collective gives its triple and `reference`, its meaning on numpy arrays. A
 strategy is one way to carry it out; prices live in `shardwright.cost.moves`, lowerings in the
 backends, and the conformance tests iterate over the registry below.
@@ -15,12 +18,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, ClassVar, Protocol, TypeAlias, final
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.ir.placement import Partial, Placement, ReduceOp, Replicate, Shard
+from shardwright.ir.placement import (
+    Grid,
+    Partial,
+    Placement,
+    ReduceOp,
+    Replicate,
+    Shard,
+    Single,
+    components,
+)
 
 Array: TypeAlias = NDArray[Any]
 
@@ -268,9 +280,55 @@ def name_strategy(kind: str, name: str) -> None:
         collective.strategies = (*collective.strategies, name)
 
 
+#: Over which devices a move runs: all of them, one of each node, or those of every node for themselves.
+Axis: TypeAlias = Literal["all", "across", "within"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a single move does: its axis, and the placements on that axis before and after."""
+
+    axis: Axis
+    pre: Single
+    post: Single
+
+
+def step(pre: Placement, post: Placement) -> Step | None:
+    """What a single move from `pre` to `post` has to do; None where it takes several.
+
+    Across the nodes, devices talk whose stretches overlap: what they hold within their nodes must be whole
+    or a stretch of a dimension that the move leaves alone, since an exchange would tear a nested cut apart.
+    """
+    if not isinstance(pre, Grid) and not isinstance(post, Grid):
+        return Step("all", pre, post)
+    if isinstance(pre, Shard) or isinstance(post, Shard):
+        return None
+    (across, within), (to_across, to_within) = components(pre), components(post)
+    if across == to_across:
+        return Step("within", within, to_within)
+    if within == to_within:
+        cut = {p.dim for p in (across, to_across) if isinstance(p, Shard)}
+        apart = not (isinstance(within, Shard) and within.dim in cut)
+        free = isinstance(across, Replicate)  # every node has it whole: nothing is sent
+        sendable = free or not isinstance(within, Partial)
+        return Step("across", across, to_across) if apart and sendable else None
+    if across == within and to_across == to_within:
+        return Step("all", across, to_across)
+    return None
+
+
+def carries_out(collective: Collective, pre: Placement, post: Placement) -> bool:
+    """Whether one move of a collective turns `pre` into `post`, on one mesh axis or on two."""
+    found = step(pre, post)
+    return found is not None and collective.allows(found.pre, found.post)
+
+
 def between(pre: Placement, post: Placement) -> Collective | None:
-    """The one step that turns `pre` into `post` on all devices; None where it takes several, or none."""
+    """The one move that turns `pre` into `post` on all devices; None where it takes several, or none."""
+    found = step(pre, post)
+    if found is None:
+        return None
     for collective in _ALL:
-        if not collective.rooted and collective.allows(pre, post):
+        if not collective.rooted and collective.allows(found.pre, found.post):
             return collective
     return None

@@ -245,3 +245,14 @@ def per_graph(function: Callable[[Graph], _T]) -> Callable[[Graph], _T]:
         return cast(_T, graph.memo[function])
 
     return remembered
+
+
+@per_graph
+def value_types(graph: Graph) -> Mapping[int, TensorType]:
+    """Type of every value of a graph, by its index."""
+    return {value.index: value.type for value in graph.values()}
+
+
+def value_type(graph: Graph, index: int) -> TensorType:
+    """Type of value `index`."""
+    return value_types(graph)[index]

@@ -1,9 +1,10 @@
-"""Placements: how one tensor lies on the devices of one mesh axis.
+"""Placements: how one tensor lies on the devices of one mesh axis, or of two.
 
     placement ::= R                 every device holds the whole tensor            (Replicate)
                 | S(dim)            device i holds its stretch of dimension `dim`  (Shard)
                 | S(dim:unit)       the same, cut only at multiples of `unit`
                 | P(op)             the tensor is `op` over what the devices hold  (Partial)
+                | across/within     first over the nodes, then what a node has of it over its devices (Grid)
 
 A stretch may be empty. Which stretch a device holds follows from the ratios and `lengths` below, so
 that two dimensions with the same number of units are always cut at the same points.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -54,18 +56,94 @@ class Partial:
         return f"P({self.op})"
 
 
-Placement: TypeAlias = Replicate | Shard | Partial
+#: On one mesh axis.
+Single: TypeAlias = Replicate | Shard | Partial
 R = Replicate()
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """On two mesh axes: `across` the nodes, and `within` each of them.
+
+    A node holds of the tensor what `across` says, and device j of the node what `within` says of that.
+    Made by `grid`, which knows that some pairs are placements on all devices alike.
+
+    Attributes:
+        across: over the nodes, each with the ratios of its devices added up.
+        within: over the devices of a node.
+        nodes: devices of every node; the plan's devices are in order of nodes.
+    """
+
+    across: Single
+    within: Single
+    nodes: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.across}/{self.within}"
+
+
+Placement: TypeAlias = Replicate | Shard | Partial | Grid
+
+
+def grid(across: Single, within: Single, nodes: tuple[int, ...]) -> Placement:
+    """The placement `across` the nodes and `within` them: R/R is R and P/P is P, on all devices."""
+    if across == within and not isinstance(across, Shard):
+        return across
+    if isinstance(across, Partial) and isinstance(within, Partial):
+        raise ProgramError(
+            place=f"placement {across}/{within}",
+            reason="leaves two different reductions to be done",
+            remedy="Do one of them first",
+        )
+    return Grid(across, within, nodes)
+
+
+def components(placement: Placement) -> tuple[Single, Single]:
+    """The placement across the nodes and within them.
+
+    Raises:
+        ProgramError: it is a `Shard` over all devices, which knows of no nodes.
+    """
+    if isinstance(placement, Grid):
+        return placement.across, placement.within
+    if isinstance(placement, Shard):
+        raise ProgramError(
+            place=f"placement {placement}",
+            reason="is over all devices, where one over nodes and one within them is needed",
+            remedy="Use programs of one mesh axis and of two apart from each other",
+        )
+    return placement, placement
+
+
+def cuts(placement: Placement) -> tuple[Shard, ...]:
+    """The shards in a placement, that over the nodes first."""
+    if isinstance(placement, Grid):
+        return tuple(p for p in (placement.across, placement.within) if isinstance(p, Shard))
+    return (placement,) if isinstance(placement, Shard) else ()
+
+
+def reduction(placement: Placement) -> ReduceOp | None:
+    """The reduction that a placement leaves to be done on some axis, None for none."""
+    parts = (placement.across, placement.within) if isinstance(placement, Grid) else (placement,)
+    return next((p.op for p in parts if isinstance(p, Partial)), None)
+
 
 _PLACEMENT = re.compile(r"R|S\((\d+)(?::([1-9]\d*))?\)|P\((sum|max|min)\)")
 
 
-def parse_placement(text: str) -> Placement:
-    """Inverse of `str(placement)`.
+def parse_placement(text: str, nodes: tuple[int, ...] | None = None) -> Placement:
+    """Inverse of `str(placement)`; what lies on two axes needs the devices of every node.
 
     Raises:
         ProgramError: `text` is no placement.
     """
+    if nodes is not None and text.count("/") == 1:
+        across, within = (_parse_single(part) for part in text.split("/"))
+        return grid(across, within, nodes)
+    return _parse_single(text)
+
+
+def _parse_single(text: str) -> Single:
     match = _PLACEMENT.fullmatch(text)
     if match is None:
         raise ProgramError(
@@ -97,6 +175,88 @@ def lengths(size: int, unit: int, ratios: Sequence[float]) -> tuple[int, ...]:
         Elements per device, summing to `size`; zeros are allowed.
     """
     return tuple((deal(size // unit, np.asarray(ratios, dtype=np.float64)) * unit).tolist())
+
+
+def stretches_of(
+    size: int, cut: Sequence[Shard], ratios: Sequence[float], nodes: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Elements per device of a dimension that is cut over the nodes and again within them.
+
+    Args:
+        size: elements of the dimension.
+        cut: the shard over the nodes and that within them, of this dimension and of equal units.
+        ratios: share of every device.
+        nodes: devices of every node.
+    """
+    across, inside = by_node(ratios, nodes)
+    of_node = lengths(size, cut[0].unit, across)
+    return tuple(
+        n for part, own in zip(of_node, inside, strict=True) for n in lengths(part, cut[1].unit, own)
+    )
+
+
+def by_node(
+    ratios: Sequence[float], nodes: tuple[int, ...]
+) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
+    """Shares of the nodes, and of every node those of its devices, each summing to one.
+
+    The devices of a node without any share have equal ones.
+    """
+    parts = [tuple(ratios[devices.start : devices.stop]) for devices in node_members(nodes)]
+    totals = tuple(sum(part) for part in parts)
+    inside = tuple(
+        tuple(x / total for x in part) if total > 0 else (1.0 / len(part),) * len(part)
+        for part, total in zip(parts, totals, strict=True)
+    )
+    return totals, inside
+
+
+def node_members(nodes: tuple[int, ...]) -> tuple[range, ...]:
+    """Devices of every node."""
+    ends = np.cumsum((0, *nodes)).tolist()
+    return tuple(range(a, b) for a, b in pairwise(ends))
+
+
+def seat(device: int, nodes: tuple[int, ...]) -> tuple[int, int]:
+    """Node of a device, and its position there."""
+    for node, count in enumerate(nodes):
+        if device < count:
+            return node, device
+        device -= count
+    raise IndexError(f"there are {sum(nodes)} devices")
+
+
+def region(
+    shape: Sequence[int], placement: Placement, device: int, ratios: Sequence[float]
+) -> tuple[tuple[int, int], ...]:
+    """What `device` holds of every dimension of a tensor: offset and length."""
+    dims = [(0, size) for size in shape]
+    if isinstance(placement, Shard):
+        cut = lengths(shape[placement.dim], placement.unit, ratios)
+        dims[placement.dim] = sum(cut[:device]), cut[device]
+    elif isinstance(placement, Grid):
+        node, position = seat(device, placement.nodes)
+        across, inside = by_node(ratios, placement.nodes)
+        for part, own, place in (
+            (placement.across, across, node),
+            (placement.within, inside[node], position),
+        ):
+            if isinstance(part, Shard):
+                offset, length = dims[part.dim]
+                cut = lengths(length, part.unit, own)
+                dims[part.dim] = offset + sum(cut[:place]), cut[place]
+    return tuple(dims)
+
+
+def owns(placement: Placement, device: int) -> bool:
+    """Whether `device` keeps the value where one owner does (`R -> P`): the first on every Partial axis."""
+    if isinstance(placement, Grid):
+        node, position = seat(device, placement.nodes)
+        return not (
+            (isinstance(placement.across, Partial) and node)
+            or (isinstance(placement.within, Partial) and position)
+        )
+    return not (isinstance(placement, Partial) and device)
 
 
 def deal(units: int, ratios: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias, cast
 from shardwright.ir import collectives
 from shardwright.ir.errors import ProgramError
 from shardwright.ir.graph import Equation, Graph, Literal, TensorType, Value, per_form
-from shardwright.ir.placement import Placement, R, Shard
+from shardwright.ir.placement import Grid, Placement, R, cuts
 from shardwright.ir.regions import boundary
 from shardwright.ir.rules import Signature, allows, rule_of
 
@@ -117,6 +117,22 @@ class Program:
                     yield from body.all_instructions()
 
 
+def placements(program: Program) -> Iterator[Placement]:
+    """The placements in a program, as often as they occur."""
+    yield from program.inputs
+    yield from program.outputs
+    for instruction in program.all_instructions():
+        if isinstance(instruction, Move):
+            yield from (instruction.pre, instruction.post)
+        else:
+            yield from (*instruction.signature.ins, *instruction.signature.outs)
+
+
+def nodes_of(program: Program) -> tuple[int, ...] | None:
+    """Devices of every node that a program on two mesh axes is for; None for one axis."""
+    return next((p.nodes for p in placements(program) if isinstance(p, Grid)), None)
+
+
 def format_group(group: Group) -> str:
     """` on {0,2}`, or nothing for all devices."""
     return "" if group is None else " on {" + ",".join(map(str, group)) + "}"
@@ -196,7 +212,7 @@ def _check(
     for atom, placement in zip(equation.inputs, signature.ins, strict=True):
         if isinstance(atom, Literal):
             # A literal is known to every device, and a Partial of it is free: one owner keeps it.
-            if isinstance(placement, Shard):
+            if cuts(placement):
                 return f"literal {atom} cannot be sharded"
         elif Property(atom.index, placement) not in established:
             held = (
@@ -243,7 +259,7 @@ def _check_move(move: Move, types: Mapping[int, TensorType], established: set[Pr
         return f"there is no collective {move.kind}"
     if collective.rooted != (move.root is not None):
         return f"{move.kind} {'needs' if collective.rooted else 'has no'} root"
-    if not collective.allows(move.pre, move.post):
+    if not collectives.carries_out(collective, move.pre, move.post):
         return f"{move.kind} does not turn {move.pre} into {move.post}"
     if move.strategy not in collective.strategies:
         return f"{move.kind} has no strategy {move.strategy!r}"
@@ -255,10 +271,10 @@ def _check_move(move: Move, types: Mapping[int, TensorType], established: set[Pr
         return "send needs a group of two"
     for placement in (move.pre, move.post):
         shape = types[move.value].shape
-        if isinstance(placement, Shard) and (
-            placement.dim >= len(shape) or shape[placement.dim] % placement.unit
-        ):
+        if any(cut.dim >= len(shape) or shape[cut.dim] % cut.unit for cut in cuts(placement)):
             return f"%{move.value} of shape {shape} cannot be cut as {placement}"
+        if isinstance(placement, Grid) and move.group is not None:
+            return f"a group{format_group(move.group)} has no nodes to lie across, as {placement} does"
     established.add(Property(move.value, move.post, move.group))
     return ""
 

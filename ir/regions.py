@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from shardwright.ir.errors import TraceError
 from shardwright.ir.graph import Equation
-from shardwright.ir.placement import Placement, R, Shard
+from shardwright.ir.placement import Grid, Placement, R, Shard, Single, cuts
 from shardwright.ir.rules import Signature
 
 #: Placements of the inputs and of the outputs of a body.
@@ -78,14 +78,24 @@ class Boundary:
 
 def outer_placement(inside: Placement, stacked: bool) -> Placement:
     """Placement outside a region of a tensor placed `inside`."""
-    return Shard(inside.dim + 1, inside.unit) if stacked and isinstance(inside, Shard) else inside
+    if stacked and isinstance(inside, Grid):
+        return Grid(_shifted(inside.across, 1), _shifted(inside.within, 1), inside.nodes)
+    return inside if isinstance(inside, Grid) or not stacked else _shifted(inside, 1)
 
 
 def inner_placement(outside: Placement, stacked: bool) -> Placement | None:
     """Inverse of `outer_placement`; None where the iterations themselves are sharded."""
-    if not stacked or not isinstance(outside, Shard):
+    if not stacked or not cuts(outside):
         return outside
-    return None if outside.dim == 0 else Shard(outside.dim - 1, outside.unit)
+    if any(cut.dim == 0 for cut in cuts(outside)):
+        return None
+    if isinstance(outside, Grid):
+        return Grid(_shifted(outside.across, -1), _shifted(outside.within, -1), outside.nodes)
+    return _shifted(outside, -1)
+
+
+def _shifted(placement: Single, by: int) -> Single:
+    return Shard(placement.dim + by, placement.unit) if isinstance(placement, Shard) else placement
 
 
 def boundary(equation: Equation) -> Boundary:

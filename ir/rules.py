@@ -32,7 +32,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from shardwright.ir.graph import Equation, TensorType, per_form
-from shardwright.ir.placement import Partial, Placement, R, ReduceOp, Shard
+from shardwright.ir.placement import Grid, Partial, Placement, R, ReduceOp, Shard, components, grid
 
 Operands: TypeAlias = tuple[tuple[int, ...], ...]
 Passing: TypeAlias = Literal["each", "joint"] | Operands
@@ -257,8 +257,33 @@ def _admitted(equation: Equation, signature: Signature) -> bool:
     return all(admits(t, p) for t, p in zip(tensors, (*signature.ins, *signature.outs), strict=True))
 
 
+def paired(across: Signature, within: Signature, nodes: tuple[int, ...]) -> Signature | None:
+    """The signature that is `across` over the nodes and `within` in each; None where a pair is no placement.
+
+    What the nodes compute is the equation on their shards: its own devices may share that out as they like.
+    """
+    both: list[Placement] = []
+    for a, b in zip((*across.ins, *across.outs), (*within.ins, *within.outs), strict=True):
+        assert not isinstance(a, Grid) and not isinstance(b, Grid), "each is of one axis"
+        if isinstance(a, Partial) and isinstance(b, Partial) and a != b:
+            return None
+        both.append(grid(a, b, nodes))
+    return Signature(tuple(both[: len(across.ins)]), tuple(both[len(across.ins) :]))
+
+
+def on_axes(signature: Signature) -> tuple[Signature, ...]:
+    """A signature on each of its mesh axes: itself, or that across the nodes and that within them."""
+    if not any(isinstance(p, Grid) for p in (*signature.ins, *signature.outs)):
+        return (signature,)
+    pairs = [[components(p) for p in side] for side in (signature.ins, signature.outs)]
+    return tuple(Signature(*(tuple(pair[axis] for pair in side) for side in pairs)) for axis in (0, 1))
+
+
 def allows(rule: Rule, equation: Equation, wanted: Signature) -> bool:
     """Whether `wanted` follows from the rule, for any unit its shards carry."""
+    axes = on_axes(wanted)
+    if len(axes) > 1:
+        return all(allows(rule, equation, one) for one in axes)
     units: dict[str, int] = {}
     for letter in rule.letters:
         cut_ins, cut_outs = cuts(rule, equation, letter)

@@ -1,6 +1,7 @@
 """A program as plain dicts, lists, strings and integers, and back; placements as their text.
 
-    program ::= {"inputs": [placement], "instructions": [instruction], "outputs": [placement]}
+    program ::= {"inputs": [placement], "instructions": [instruction], "outputs": [placement],
+                 "nodes": [devices]?}                              where placements are on two mesh axes
     compute ::= {"compute": equation, "ins": [placement], "outs": [placement]}
     loop    ::= {"loop": equation, "ins": [placement], "outs": [placement], "bodies": [program]}
     move    ::= {"move": kind, "value": n, "pre": placement, "post": placement,
@@ -12,19 +13,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from shardwright.ir.errors import ProgramError
 from shardwright.ir.placement import Placement, parse_placement
-from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
+from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, nodes_of
 from shardwright.ir.rules import Signature
 
 T = TypeVar("T")
 
+#: Devices of every node; None where programs are on one mesh axis.
+Nodes: TypeAlias = tuple[int, ...] | None
+
 
 def program_to_json(program: Program) -> dict[str, Any]:
     """A program as plain data."""
+    nodes = nodes_of(program)
     return {
+        **({} if nodes is None else {"nodes": list(nodes)}),
         "inputs": [str(p) for p in program.inputs],
         "instructions": [_instruction(i) for i in program.instructions],
         "outputs": [str(p) for p in program.outputs],
@@ -63,24 +69,27 @@ def program_from_json(data: Any, place: str = "program") -> Program:
     Raises:
         ProgramError: naming the entry that is missing, unknown or of the wrong kind.
     """
-    keys = _keys(data, place, {"inputs", "instructions", "outputs"})
+    keys = _keys(data, place, {"inputs", "instructions", "outputs"}, {"nodes"})
     entries = _list(keys["instructions"], f"{place}.instructions")
+    nodes = None
+    if "nodes" in keys:
+        nodes = tuple(_number(n, f"{place}.nodes") for n in _list(keys["nodes"], f"{place}.nodes"))
     return Program(
-        _placements(keys["inputs"], f"{place}.inputs"),
-        tuple(_read(entry, f"{place}.instructions[{i}]") for i, entry in enumerate(entries)),
-        _placements(keys["outputs"], f"{place}.outputs"),
+        _placements(keys["inputs"], f"{place}.inputs", nodes),
+        tuple(_read(entry, f"{place}.instructions[{i}]", nodes) for i, entry in enumerate(entries)),
+        _placements(keys["outputs"], f"{place}.outputs", nodes),
     )
 
 
-def _read(data: Any, place: str) -> Instruction:
+def _read(data: Any, place: str, nodes: Nodes) -> Instruction:
     if isinstance(data, Mapping) and "move" in data:
         keys = _keys(data, place, {"move", "value", "pre", "post"}, {"strategy", "group", "root"})
         group, root = keys.get("group"), keys.get("root")
         return Move(
             _text(keys["move"], f"{place}.move"),
             _number(keys["value"], f"{place}.value"),
-            parse_placement(_text(keys["pre"], f"{place}.pre")),
-            parse_placement(_text(keys["post"], f"{place}.post")),
+            parse_placement(_text(keys["pre"], f"{place}.pre"), nodes),
+            parse_placement(_text(keys["post"], f"{place}.post"), nodes),
             _text(keys.get("strategy", ""), f"{place}.strategy"),
             None
             if group is None
@@ -91,7 +100,7 @@ def _read(data: Any, place: str) -> Instruction:
     keys = _keys(data, place, {kind, "ins", "outs"} | ({"bodies"} if kind == "loop" else set()))
     equation = _number(keys[kind], f"{place}.{kind}")
     signature = Signature(
-        _placements(keys["ins"], f"{place}.ins"), _placements(keys["outs"], f"{place}.outs")
+        _placements(keys["ins"], f"{place}.ins", nodes), _placements(keys["outs"], f"{place}.outs", nodes)
     )
     if kind == "compute":
         return Compute(equation, signature)
@@ -130,8 +139,8 @@ _number = _typed(int, "a whole number")
 _list: Callable[[Any, str], Sequence[Any]] = _typed(list, "a list")
 
 
-def _placements(data: Any, place: str) -> tuple[Placement, ...]:
-    return tuple(parse_placement(_text(p, f"{place}[{i}]")) for i, p in enumerate(_list(data, place)))
+def _placements(data: Any, place: str, nodes: Nodes) -> tuple[Placement, ...]:
+    return tuple(parse_placement(_text(p, f"{place}[{i}]"), nodes) for i, p in enumerate(_list(data, place)))
 
 
 def _fail(place: str, reason: str) -> None:

@@ -20,7 +20,7 @@ from functools import cache
 import numpy as np
 
 from shardwright.cost.bill import Item, Tally, bill, seconds
-from shardwright.cost.memory import Footprint, footprint
+from shardwright.cost.memory import Footprint, Peaks, footprint
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph
@@ -65,7 +65,7 @@ class Synthesis:
     searches: int
     notes: tuple[str, ...]
     items: tuple[Item, ...]
-    memory: Footprint
+    memory: Footprint | Peaks
 
 
 class Timer:
@@ -247,6 +247,7 @@ def synthesize(
     with timer.search():
         solver = solver or SpaceSolver(space, extra)
         floors = floors or Prices.floors(model)
+        assert isinstance(floors.list, PriceList), "floors are of programs on one axis"
         turns = _Turns(space, floors.list, timer, solver, stop)
         ideal = solver.solve(floors, stop=stop)
     found: _Found | None = None

@@ -16,7 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.ir.graph import TensorType
-from shardwright.ir.placement import REDUCE_OPS, Partial, Placement, R, ReduceOp, Shard
+from shardwright.ir.placement import (
+    REDUCE_OPS,
+    Partial,
+    Placement,
+    R,
+    ReduceOp,
+    Shard,
+    Single,
+    components,
+    grid,
+    reduction,
+)
 
 Costs: TypeAlias = NDArray[np.float64]
 
@@ -95,19 +106,33 @@ def shards(units: Sequence[int]) -> tuple[Shard, ...]:
 
 
 class Domains:
-    """Makes routes and domains, one object for equal content, so that they compare by identity."""
+    """Makes routes and domains, one object for equal content, so that they compare by identity.
 
-    def __init__(self) -> None:
-        self._routes: dict[tuple[TensorType, tuple[int, ...]], Routes] = {}
+    Args:
+        nodes: devices of every node, where tensors lie on two mesh axes; None for one axis.
+    """
+
+    def __init__(self, nodes: tuple[int, ...] | None = None) -> None:
+        self.nodes = nodes
+        self._routes: dict[tuple[object, ...], Routes] = {}
         self._made: dict[tuple[object, ...], Domain] = {}
 
-    def routes(self, tensor: TensorType, units: tuple[int, ...]) -> Routes:
-        """The routes of tensors of this type and these units."""
-        found = self._routes.get((tensor, units))
+    def routes(self, tensor: TensorType, units: tuple[int, ...], partials: Iterable[ReduceOp]) -> Routes:
+        """The routes of tensors of this type and these units.
+
+        On two axes only between what may arise: `partials` are reductions besides sums that a tensor may
+        have outstanding.
+        """
+        ops: tuple[ReduceOp, ...] = REDUCE_OPS
+        if self.nodes is not None:
+            ops = tuple([op for op in REDUCE_OPS if op == "sum" or op in partials])
+        key = (tensor, units, ops)
+        found = self._routes.get(key)
         if found is None:
-            placements = (R, *shards(units), *(Partial(op) for op in REDUCE_OPS))
+            single: tuple[Single, ...] = (R, *shards(units), *(Partial(op) for op in ops))
+            placements = single if self.nodes is None else grids(single, self.nodes)
             found = Routes(tensor, units, placements, {p: k for k, p in enumerate(placements)})
-            self._routes[tensor, units] = found
+            self._routes[key] = found
         return found
 
     def whole(self, tensor: TensorType, units: tuple[int, ...]) -> Domain:
@@ -129,11 +154,15 @@ class Domains:
     def _domain(
         self, what: str, tensor: TensorType, units: tuple[int, ...], partials: Iterable[ReduceOp]
     ) -> Domain:
-        routes = self.routes(tensor, units)
+        routes = self.routes(tensor, units, partials)
         key = (what, id(routes), partials)
         found = self._made.get(key)
         if found is None:
-            holdings = _holdings(what, units, tuple(op for op in REDUCE_OPS if op in partials))
+            ops: tuple[ReduceOp, ...] = tuple(op for op in REDUCE_OPS if op in partials)
+            if self.nodes is None:
+                holdings = _holdings(what, units, ops)
+            else:
+                holdings = _grid_holdings(what, units, ops, self.nodes)
             base = [routes.index[h.base] for h in holdings]
             extra = [routes.index[h.base if h.extra is None else h.extra] for h in holdings]
             same = (holdings, id(routes))
@@ -156,3 +185,33 @@ def _holdings(what: str, units: Sequence[int], partials: Iterable[ReduceOp]) -> 
             *(Holding(a, b) for a in apart for b in others if a != b and not isinstance(b, Partial)),
         )
     return one
+
+
+def grids(single: Sequence[Single], nodes: tuple[int, ...]) -> tuple[Placement, ...]:
+    """All placements on two axes that are made of these on one, R first."""
+    return tuple(
+        dict.fromkeys(
+            grid(a, b, nodes)
+            for a in single
+            for b in single
+            if not (isinstance(a, Partial) and isinstance(b, Partial) and a != b)
+        )
+    )
+
+
+def _grid_holdings(
+    what: str, units: Sequence[int], partials: Iterable[ReduceOp], nodes: tuple[int, ...]
+) -> tuple[Holding, ...]:
+    """On two axes a tensor is held in one placement; one handed in also in what gathering makes of it."""
+    if what == "whole":
+        return (Holding(R),)
+    apart = grids((R, *shards(units), *(Partial(op) for op in partials)), nodes)[1:]
+    one = (Holding(R), *map(Holding, apart))
+    if what != "given":
+        return one
+    pairs: dict[Holding, None] = {}
+    for base in apart:
+        across, within = components(base)
+        gathered = (grid(R, within, nodes), grid(across, R, nodes), R)
+        pairs.update((Holding(base, g), None) for g in gathered if g != base and reduction(g) is None)
+    return (*one, *pairs)

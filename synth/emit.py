@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import Atom, Equation, Value
-from shardwright.ir.placement import Partial, Placement, R
+from shardwright.ir.placement import Placement, R, reduction
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
 from shardwright.ir.regions import boundary, outer_placement
 from shardwright.ir.rules import Signature
@@ -107,7 +107,7 @@ class _Emitter:
         return min(self.prices.distance(routes, p, placement) for p in self.established[value])
 
     def routes(self, value: Value) -> Routes:
-        return self.space.domains.routes(value.type, self.space.units.of(value))
+        return self.space.routes(value)
 
     def need(self, value: Value, placement: Placement) -> None:
         """Establish `value` in `placement` by the cheapest moves."""
@@ -126,10 +126,10 @@ class _Emitter:
         if not isinstance(atom, Value):
             return R
         if wanted is None:
-            whole = [p for p in self.established[atom] if not isinstance(p, Partial)]
+            whole = [p for p in self.established[atom] if reduction(p) is None]
             domain = self.frame.held(atom).domain
             options = whole or [
-                h.base for h in domain.holdings if h.extra is None and not isinstance(h.base, Partial)
+                h.base for h in domain.holdings if h.extra is None and reduction(h.base) is None
             ]
             wanted = min(options, key=lambda p: self.distance(atom, p))
         self.need(atom, wanted)

@@ -28,7 +28,7 @@ import numpy as np
 from shardwright.cost.model import Traffic
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Equation
-from shardwright.ir.placement import Partial, Placement, R, Shard
+from shardwright.ir.placement import Placement, R, Shard, reduction
 from shardwright.ir.regions import outer_placement
 from shardwright.ir.rules import Rule, Signature
 from shardwright.synth.conversions import Domain
@@ -85,7 +85,7 @@ class LinkFactor:
         if self.kind == "hold":
             return matrices.hold(first) * self.weight
         if self.kind == "hand out":
-            whole = [k for k, p in enumerate(first.routes.placements) if not isinstance(p, Partial)]
+            whole = [k for k, p in enumerate(first.routes.placements) if reduction(p) is None]
             return matrices.use(first)[:, whole].min(axis=1) * self.weight
         if self.kind == "hand out whole":
             return matrices.use(first)[:, first.routes.index[R]] * self.weight
@@ -94,7 +94,7 @@ class LinkFactor:
         if self.kind == "first dimension":
             return _possible([isinstance(h.base, Shard) and h.base.dim == 0 for h in first.holdings])
         if self.kind == "not partial":
-            return _possible([not isinstance(h.base, Partial) for h in first.holdings])
+            return _possible([reduction(h.base) is None for h in first.holdings])
         if self.kind == "same":
             return _possible([[a.base == b.base for b in last.holdings] for a in first.holdings])
         if self.kind in ("exit", "leave"):

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 
 from shardwright.cost.bill import Item
 from shardwright.ir.collectives import registry as collectives
-from shardwright.ir.placement import Partial, Placement
+from shardwright.ir.placement import Placement, reduction
 from shardwright.synth.conversions import Domain
 from shardwright.synth.factors import Conversion, EquationFactor, Factor, Use
-from shardwright.synth.pricing import Prices
+from shardwright.synth.pricing import PriceList, Prices
 
 
 class Ledger:
@@ -26,18 +26,26 @@ class Ledger:
         for use in uses:
             self._scopes.setdefault(use.factor, []).append(use.scope)
 
-    def bill(self, assignment: Sequence[int], prices: Prices) -> list[Item]:
-        """Items of the program that an assignment stands for, at the prices under which it was found."""
+    def lines(self, assignment: Sequence[int], prices: Prices) -> dict[tuple[int, str, bool], float]:
+        """Executions per step by line of the price list, label and whether it is an exchange.
+
+        Of the program that an assignment stands for, at the prices under which it was found.
+        """
         weights: dict[tuple[int, str, bool], float] = {}
         for factor, scopes in self._scopes.items():
             times = Counter([tuple([assignment[choice] for choice in scope]) for scope in scopes])
             for at, count in times.items():
                 for entry in _entries(factor, at, prices):
                     weights[entry] = weights.get(entry, 0.0) + factor.weight * count
+        return weights
+
+    def bill(self, assignment: Sequence[int], prices: Prices) -> list[Item]:
+        """The same as items of a bill, on one mesh axis."""
         listed = prices.list
+        assert isinstance(listed, PriceList), "items are of programs on one axis"
         return [
             Item(label, listed.costs[line], weight, (listed.units[line] or 1, 1), exchange)
-            for (line, label, exchange), weight in weights.items()
+            for (line, label, exchange), weight in self.lines(assignment, prices).items()
         ]
 
 
@@ -84,5 +92,5 @@ def _moves(
 def _wanted(domain: Domain, held: Sequence[Placement], conversion: Conversion, prices: Prices) -> Placement:
     if conversion.mode != "whole":
         return conversion.placement
-    whole = [p for p in domain.routes.placements if not isinstance(p, Partial)]
+    whole = [p for p in domain.routes.placements if reduction(p) is None]
     return min(whole, key=lambda p: min(prices.distance(domain.routes, h, p) for h in held))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,8 @@ from shardwright.ir.rules import Signature
 from shardwright.synth.conversions import Domain, Routes
 from shardwright.synth.factors import EquationFactor, Factor, TableFactor
 
-#: Seconds of the lines of a price list, given their costs and the units of the axis each cuts (0: none).
-Evaluate: TypeAlias = Callable[[CostStack, NDArray[np.int64]], Floats]
+#: Seconds of lines of a price list, given their costs and how each is cut (see `PriceList.fresh`).
+Evaluate: TypeAlias = Callable[..., Floats]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,35 @@ class Step:
     post: Placement
     strategies: tuple[str, ...]
     lines: tuple[int, ...]
+
+
+class Listed(Protocol):
+    """A price list, as `Prices` reads it: of programs on one mesh axis, or on two."""
+
+    @property
+    def model(self) -> CostModel:
+        """Prices on one axis."""
+        ...
+
+    def __len__(self) -> int:
+        """Lines so far."""
+        ...
+
+    def fresh(self, known: int) -> tuple[Any, Any]:
+        """The lines from number `known` on: a stack of their costs, and how each is cut."""
+        ...
+
+    def kernels(self, factor: EquationFactor) -> NDArray[np.intp]:
+        """The lines of an equation's kernels, one per signature."""
+        ...
+
+    def steps(self, routes: Routes) -> tuple[Step, ...]:
+        """All single moves between placements of a tensor."""
+        ...
+
+    def step(self, tensor: TensorType, pre: Placement, post: Placement) -> Step | None:
+        """The move from `pre` to `post`, None where there is none."""
+        ...
 
 
 class PriceList:
@@ -98,6 +127,14 @@ class PriceList:
         lines = tuple([self.line(self.model.move(kind, s, tensor, pre, post), cut) for s in strategies])
         return Step(kind, pre, post, strategies, lines)
 
+    def __len__(self) -> int:
+        return len(self.costs)
+
+    def fresh(self, known: int) -> tuple[CostStack, NDArray[np.int64]]:
+        """The lines from number `known` on: their costs, and the units of the axis each cuts (0: none)."""
+        lines = np.arange(known, len(self.costs))
+        return self.stack().take(lines), np.array(self.units[known:], dtype=np.int64)
+
     def stack(self) -> CostStack:
         """The costs of all lines so far."""
         if self._stack is None or len(self._stack.constant) < len(self.costs):
@@ -108,7 +145,7 @@ class PriceList:
 class Prices:
     """One set of prices. What is asked for together is worked out together: see `tables`."""
 
-    def __init__(self, listed: PriceList, evaluate: Evaluate, allowed: frozenset[str] | None = None) -> None:
+    def __init__(self, listed: Listed, evaluate: Evaluate, allowed: frozenset[str] | None = None) -> None:
         self.list = listed
         self.model = listed.model
         self._evaluate = evaluate
@@ -180,15 +217,13 @@ class Prices:
     def seconds(self) -> Floats:
         """Seconds of every line of the list."""
         known = len(self._seconds)
-        if known < len(self.list.costs):
-            stack = self.list.stack()
-            fresh = np.arange(known, len(self.list.costs))
-            units = np.array(self.list.units[known:], dtype=np.int64)
-            self._seconds = np.concatenate([self._seconds, self._evaluate(stack.take(fresh), units)])
+        if known < len(self.list):
+            self._seconds = np.concatenate([self._seconds, self._evaluate(*self.list.fresh(known))])
         return self._seconds
 
     def evaluate(self, cost: ShareCost, cut: Cut | None) -> float:
         """Seconds of one instruction that cuts the axis `cut`."""
+        assert isinstance(self.list, PriceList), "on two axes instructions are not cut along one"
         line = self.list.line(cost, cut)
         return float(self.seconds[line])
 
@@ -292,6 +327,14 @@ class Prices:
         """The tables of factors, those asked for the first time worked out together."""
         wanted = list(factors)
         fresh = [f for f in wanted if f not in self._tables]
+        self._prepare(fresh)
+        for factor in fresh:
+            self._tables[factor] = self._table(factor)
+        return [self._tables[f] for f in wanted]
+
+    def _prepare(self, factors: Iterable[Factor]) -> None:
+        """Price all lines that factors need at once."""
+        fresh = list(factors)
         for factor in fresh:
             if isinstance(factor, EquationFactor):
                 self.list.kernels(factor)
@@ -299,9 +342,6 @@ class Prices:
         for r in routes:
             self.list.steps(r)
         self._learn(routes)
-        for factor in fresh:
-            self._tables[factor] = self._table(factor)
-        return [self._tables[f] for f in wanted]
 
     def table(self, factor: Factor) -> Floats:
         """The table of one factor."""

@@ -21,7 +21,7 @@ from shardwright.synth.factors import Factor, Use
 from shardwright.synth.fold import Folded, Scope, cook, fold, rounded
 from shardwright.synth.order import full_order, simple_order
 from shardwright.synth.pricing import Prices
-from shardwright.synth.prune import prune
+from shardwright.synth.prune import Kept, prune
 from shardwright.synth.search import MOST_NODES, Layer, a_star
 from shardwright.synth.space import Space
 
@@ -58,7 +58,7 @@ class Solution:
 
 
 @dataclass(slots=True)
-class _Stage:
+class Stage:
     """A folded problem, and the tape that eliminates the choices of one stage.
 
     A tape serves all prices under which no class is open that it holds settled, and no table outgrows what
@@ -69,7 +69,7 @@ class _Stage:
     room: list[int] = field(default_factory=list[int])
     order: list[int] = field(default_factory=list[int])
     tapes: dict[int, Tape] = field(default_factory=dict[int, Tape])
-    following: _Stage | None = None
+    following: Stage | None = None
 
     def prepare(self, sizes: Sequence[int], simple: tuple[int, int] | None, most_cells: int) -> Tape:
         """The tape for these sizes; `simple` says which choices to eliminate, None for all."""
@@ -92,7 +92,7 @@ class _Stage:
             return False
         return all(math.prod([sizes[k] for k in step.kinds]) <= most_cells for step in tape.operations)
 
-    def next(self, tape: Tape) -> _Stage:
+    def next(self, tape: Tape) -> Stage:
         """What is left, folded again; its factors are the sources of `tape.left`, in order of appearance."""
         if self.following is None:
             numbers: dict[object, int] = {}
@@ -100,8 +100,41 @@ class _Stage:
             present = {v for _, scope in uses for v in scope}
             # Choices that are done with stay, for the numbers' sake, in classes apart.
             kinds = [(kind, v in present) for v, kind in enumerate(self.folded.class_of)]
-            self.following = _Stage(fold(kinds, uses))
+            self.following = Stage(fold(kinds, uses))
         return self.following
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """A problem whose simple choices have been eliminated.
+
+    Attributes:
+        done: the stages so far.
+        stage: what is left.
+        sizes: values of every class that is left.
+        cooked: table of every recipe.
+    """
+
+    done: Sequence[Layer]
+    stage: Stage
+    sizes: Sequence[int]
+    cooked: Sequence[Floats]
+
+    @property
+    def folded(self) -> Folded:
+        """Choices and terms that are left."""
+        return self.stage.folded
+
+    @property
+    def constant(self) -> float:
+        """What the choices eliminated so far cost at least, apart from what the tables say."""
+        return sum(layer.elimination.constant for layer in self.done)
+
+    def finish(self, kept: Kept, most_cells: int) -> list[Layer]:
+        """All stages, the last one over the values of `kept`, with buckets of at most `most_cells`."""
+        tape = self.stage.prepare([len(values) for values in kept.values], None, most_cells)
+        values = original(self.folded, kept.values, self.done)
+        return [*self.done, Layer(self.folded.class_of, values, eliminate(tape, kept))]
 
 
 class Solver:
@@ -124,7 +157,7 @@ class Solver:
         stages: Sequence[tuple[int, int]] = STAGES,
     ) -> None:
         self.first = fold(domains, uses)
-        self._start = _Stage(self.first)
+        self._start = Stage(self.first)
         self._sizes = [sizes[members[0]] for members in self.first.classes]
         self._most_cells = most_cells
         self._levels = (*(cells for cells in _SMALLER if cells < most_cells), most_cells)
@@ -132,23 +165,28 @@ class Solver:
         # Only the last stage may split buckets: what is pruned after a split is pruned by a relaxation.
         self._stages = tuple((degree, min(cells, most_cells)) for degree, cells in stages)
 
-    def layers(self, tables: Sequence[Floats], most_cells: int | None = None) -> list[Layer]:
-        """All stages at the prices of `tables`, one per factor, with buckets of at most `most_cells`."""
+    def core(self, tables: Sequence[Floats], most_cells: int | None = None) -> Core:
+        """All stages but the last at the prices of `tables`, one per factor: what is left to be decided."""
         most_cells = self._most_cells if most_cells is None else most_cells
         stage, layers = self._start, list[Layer]()
         cooked, sizes = rounded(stage.folded, cook(stage.folded, tables)), self._sizes
-        for simple in (*self._stages, None):
+        for simple in self._stages:
             folded = stage.folded
             kept = prune(folded, sizes, cooked)
             tape = stage.prepare([len(values) for values in kept.values], simple, most_cells)
             elimination = eliminate(tape, kept)
-            layers.append(Layer(folded.class_of, _original(folded, kept.values, layers), elimination))
-            if simple is not None:
-                stage = stage.next(tape)
-                cooked = cook(stage.folded, _distinct(elimination))
-                before = [folded.class_of[members[0]] for members in stage.folded.classes]
-                sizes = [kept.size(kind) for kind in before]
-        return layers
+            layers.append(Layer(folded.class_of, original(folded, kept.values, layers), elimination))
+            stage = stage.next(tape)
+            cooked = cook(stage.folded, _distinct(elimination))
+            before = [folded.class_of[members[0]] for members in stage.folded.classes]
+            sizes = [kept.size(kind) for kind in before]
+        return Core(layers, stage, sizes, cooked)
+
+    def layers(self, tables: Sequence[Floats], most_cells: int | None = None) -> list[Layer]:
+        """All stages at the prices of `tables`, with buckets of at most `most_cells`."""
+        most_cells = self._most_cells if most_cells is None else most_cells
+        core = self.core(tables, most_cells)
+        return core.finish(prune(core.folded, core.sizes, core.cooked), most_cells)
 
     def bound(self, tables: Sequence[Floats]) -> float:
         """What no assignment costs less than (the least cost itself unless a bucket was split)."""
@@ -177,7 +215,7 @@ class Solver:
         raise AssertionError("there is always a last level")
 
 
-def _original(
+def original(
     folded: Folded, kept: Sequence[NDArray[np.intp]], layers: Sequence[Layer]
 ) -> list[NDArray[np.intp]]:
     """Per class, the values left, as values of the first stage's domains."""

@@ -14,8 +14,8 @@ from shardwright.cost.traffic import traffic
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, Value, per_form
 from shardwright.ir.placement import Partial, ReduceOp, Shard
 from shardwright.ir.regions import Boundary, boundary
-from shardwright.ir.rules import Signature, cuts, registry, rule_of, signatures
-from shardwright.synth.conversions import Domain, Domains
+from shardwright.ir.rules import Signature, cuts, paired, registry, rule_of, signatures
+from shardwright.synth.conversions import Domain, Domains, Routes
 from shardwright.synth.factors import Choice, EquationFactor, LinkFactor, Slot, Use
 from shardwright.synth.fuse import FusedClass, Fusion, fuse, same_shape
 from shardwright.synth.units import Units
@@ -60,18 +60,24 @@ class Space:
         uses: all factors, with the choices they tie.
         replicated: primitives without a rule, which run replicated, with one equation of each.
         assumptions: what prices assume about loops, in words.
+
+    Args:
+        graph: the step.
+        nodes: devices of every node, for programs on two mesh axes; None for programs on one.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, nodes: tuple[int, ...] | None = None) -> None:
+        self.nodes = nodes
         self.choices: list[Choice] = []
         self.uses: list[Use] = []
         self.replicated: dict[str, Equation] = {}
         self.assumptions: dict[str, None] = {}
-        self.domains = Domains()
+        self.domains = Domains(nodes)
         self._partials: dict[Value, frozenset[ReduceOp]] = {}
         self._signatures: dict[tuple[object, ...], tuple[Signature, ...]] = {}
         self._arising: dict[tuple[object, ...], tuple[frozenset[ReduceOp], ...]] = {}
         self._of_equation: dict[Equation, tuple[Signature, ...]] = {}
+        self._pairs: dict[int, tuple[Signature, ...]] = {}
         self._links: dict[tuple[object, ...], LinkFactor] = {}
         self._factors: dict[tuple[object, ...], EquationFactor] = {}
         known = registry()
@@ -110,6 +116,19 @@ class Space:
             found = self._signatures[key] = self._signatures.setdefault(same, found)
         self._of_equation[equation] = found
         return found
+
+    def _on_mesh(self, found: tuple[Signature, ...]) -> tuple[Signature, ...]:
+        """Signatures on the space's mesh axes: these, or all pairs of them."""
+        if self.nodes is None:
+            return found
+        if id(found) not in self._pairs:
+            pairs = [paired(a, b, self.nodes) for a in found for b in found]
+            self._pairs[id(found)] = tuple(dict.fromkeys(pair for pair in pairs if pair is not None))
+        return self._pairs[id(found)]
+
+    def routes(self, value: Value) -> Routes:
+        """The placements between which a value is converted."""
+        return self.domains.routes(value.type, self.units.of(value), self._partials[value])
 
     def _find_partials(self, graph: Graph, carried: frozenset[Value]) -> None:
         """Which reductions each value may have outstanding; carries of a loop may, if they are sums."""
@@ -181,7 +200,7 @@ class Space:
             slots.append(_slot(scope, choice, "exact" if inside else "use"))
         for value in equation.outputs:
             slots.append(_slot(scope, frame.choice[value], "derive" if fused is None else "exact"))
-        found = self.signatures(equation)
+        found = self._on_mesh(self.signatures(equation))
         domains = tuple([choice.domain for choice in scope.values()])
         key = (id(found), through, tuple(slots), domains, frame.weight)
         factor = self._factors.get(key)

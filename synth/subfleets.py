@@ -28,6 +28,7 @@ from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Synthesis, Timer, synthesize
 from shardwright.synth.factors import EquationFactor, Use
 from shardwright.synth.fallback import best_baseline, fits, fitting
+from shardwright.synth.grid_alternate import synthesize_on_grid
 from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import too_small
 from shardwright.synth.solve import SpaceSolver
@@ -103,6 +104,15 @@ def _parts(fleet: Fleet) -> Iterator[Members]:
 
 def _union(parts: Sequence[Members]) -> Members:
     return tuple(sorted(device for part in parts for device in part))
+
+
+def on_two_axes(graph: Graph, fleet: Fleet, timer: Timer) -> Choice:
+    """The plan on two mesh axes for all devices of a fleet."""
+    model = CostModel(fleet)
+    with timer.search():
+        space = Space(graph, tuple(len(node.devices) for node in fleet.nodes))
+    found = synthesize_on_grid(graph, space, model, timer)
+    return Choice(found, tuple(range(len(fleet.devices))), model)
 
 
 class _Part:

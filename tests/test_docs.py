@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from shardwright.backends import mpi_moves
+from shardwright.backends import mpi_moves, spmd_moves
 from shardwright.cli import main
 from shardwright.cost import moves
 from shardwright.ir import collectives, rules
@@ -70,7 +70,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(ROOT), *sys.path])
     loaded = set(sys.modules)
-    tables: list[Any] = [rules.registry(), moves.strategies(), mpi_moves.lowerings()]
+    tables: list[Any] = [rules.registry(), moves.strategies(), mpi_moves.lowerings(), spmd_moves.lowerings()]
     before = [dict(table) for table in tables]
     strategies = {type(c): type(c).strategies for c in collectives.registry().values()}
     yield tmp_path

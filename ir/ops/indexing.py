@@ -181,7 +181,7 @@ def _localize_gather(local: Local, operand: Any, indices: Any) -> Any:
     zero = jnp.zeros((), operand.dtype)
     if params["mode"].name != "FILL_OR_DROP":
         return jnp.where(spread(held), taken, zero)
-    fill = jnp.asarray(params["fill_value"], operand.dtype) if extent.offset == 0 else zero
+    fill = jnp.where(extent.offset == 0, jnp.asarray(params["fill_value"], operand.dtype), zero)
     return jnp.where(spread(valid), jnp.where(spread(held), taken, zero), fill)
 
 

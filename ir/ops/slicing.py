@@ -41,15 +41,16 @@ def _localize_slice(local: Local, operand: Any) -> Any:
     padding = [(0, 0, 0)] * len(starts)
     for i, (into, out) in enumerate(zip(local.inputs[0], local.outputs[0], strict=True)):
         start, stride = starts[i], params["strides"][i] if params["strides"] else 1
-        first, last = out.offset, out.offset + out.length
         if _side_by_side(params, i, into.size, out.size):
             limits[i] = into.length
             continue
+        first, last = out.offset, out.offset + out.length
         if not into.whole:
             # Which elements of the slice lie in this stretch.
-            first = max(0, -(-(into.offset - start) // stride))
-            last = max(first, min(out.size, -(-(into.offset + into.length - start) // stride)))
-            padding[i] = (first, out.size - last, 0) if first < last else (out.size, 0, 0)
+            end = last
+            first = max(first, -(-(into.offset - start) // stride))
+            last = max(first, min(end, -(-(into.offset + into.length - start) // stride)))
+            padding[i] = (first - out.offset, end - last, 0) if first < last else (out.length, 0, 0)
         starts[i] = start + first * stride - into.offset if first < last else 0
         limits[i] = starts[i] + (last - first - 1) * stride + 1 if first < last else 0
     result = local.bind(
@@ -100,7 +101,8 @@ def _localize_dynamic_slice(local: Local, operand: Any, *starts: Any) -> Any:
     sizes = [local.inputs[0][i].length if i in masked else size for i, size in enumerate(sizes)]
     result = local.bind(operand, *_one_dtype(kept), slice_sizes=tuple(sizes))
     for i in masked:
-        extent, wanted = local.inputs[0][i], jnp.arange(local.outputs[0][i].size)
+        out = local.outputs[0][i]
+        extent, wanted = local.inputs[0][i], out.offset + jnp.arange(out.length)
         result = _masked_take(local.jax, result, i, at[i] + wanted.astype(at[i].dtype), extent)
     return result
 

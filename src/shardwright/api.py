@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
 import numpy as np
@@ -23,6 +23,7 @@ from shardwright.cost.timeline import predict
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.patterns import patterns
+from shardwright.ir.program import nodes_of
 from shardwright.ir.rules import rule_of
 from shardwright.ir.trace import StateMap, Traced, source_line, trace
 from shardwright.plan import Plan
@@ -30,9 +31,13 @@ from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused, sp
 from shardwright.synth.alternate import Timer
 from shardwright.synth.baselines import Baseline, Baselines, Workshop
 from shardwright.synth.fallback import fits
+from shardwright.synth.grid_alternate import is_mesh
 from shardwright.synth.recipes import RECIPES
 from shardwright.synth.space import Space
-from shardwright.synth.subfleets import Choice, candidates, choose, unsearched
+from shardwright.synth.subfleets import Choice, candidates, choose, on_two_axes, unsearched
+
+#: Mesh axes of programs.
+Axes: TypeAlias = Literal[1, 2, "auto"]
 
 
 class ReplicatedWarning(UserWarning):
@@ -47,6 +52,7 @@ def synthesize(
     constraints: Constraints | None = None,
     time_limit_s: float | None = None,
     devices: Literal["auto", "all"] = "auto",
+    axes: Axes = "auto",
     tick: Callable[[str], None] = lambda what: None,
 ) -> Plan:
     """Plan a single-device training step for a fleet.
@@ -65,14 +71,17 @@ def synthesize(
             it is the best baseline on all devices that fits.
         devices: "auto" leaves nodes or classes of devices out where the step is faster without them; with
             "all" every device takes part.
+        axes: mesh axes. With 1 a tensor lies on all devices alike; with 2 first on the nodes, then in each of
+            them on its devices, all of which take part; "auto" takes whichever is faster, where a fleet has
+            several nodes of several devices.
         tick: told what begins (for progress displays).
 
     Returns:
         The best plan found, with its certificate.
 
     Raises:
-        InputError: an argument is no array, a state entry does not match, a pin cannot be kept, or `devices`
-            is something else.
+        InputError: an argument is no array, a state entry does not match, a pin cannot be kept, `devices`
+            or `axes` is something else, or pins are given for two axes.
         TraceError: the step cannot be traced or has side effects.
 
     Warns:
@@ -82,8 +91,9 @@ def synthesize(
     _check_limit(time_limit_s, constraints)
     if devices not in ("auto", "all"):
         raise InputError(place="devices", reason=f"is {devices!r}", remedy="Pass 'auto' or 'all'")
+    _check_axes(axes, constraints)
     with _collector_paused():
-        return _synthesize(train_step, args, fleet, state, constraints, time_limit_s, devices, tick)
+        return _synthesize(train_step, args, fleet, state, constraints, time_limit_s, devices, axes, tick)
 
 
 @contextmanager
@@ -106,6 +116,7 @@ def _synthesize(
     constraints: Constraints | None,
     time_limit_s: float | None,
     devices: Literal["auto", "all"],
+    axes: Axes,
     tick: Callable[[str], None],
 ) -> Plan:
     tick("tracing the step")
@@ -117,7 +128,9 @@ def _synthesize(
     pins = () if constraints is None else resolve(constraints, traced.graph, space)
     timer = Timer(tick, time_limit_s)
     parts = candidates(fleet)[: 1 if devices == "all" else None]
-    if time_limit_s == 0:
+    if axes == 2 and is_mesh(fleet) and time_limit_s != 0:
+        chosen = on_two_axes(traced.graph, fleet, timer)
+    elif time_limit_s == 0:
         chosen = unsearched(traced.graph, space, fleet, timer, parts)
     else:
         try:
@@ -150,7 +163,7 @@ def baselines(
     *args: Any,
     fleet: Fleet,
     state: StateMap | None = None,
-    axes: Literal[1, "auto"] = "auto",
+    axes: Axes = "auto",
     plan: Plan | None = None,
     tick: Callable[[str], None] = lambda what: None,
 ) -> Baselines:
@@ -161,7 +174,7 @@ def baselines(
         args: see `synthesize`.
         fleet: the devices.
         state: see `synthesize`.
-        axes: mesh axes of the programs; one is all there is.
+        axes: mesh axes of the programs. Each of these uses one, which is a special case of two.
         plan: a plan of the same step and fleet, to which each baseline's cost is related (`relative`).
         tick: told what begins (for progress displays).
 
@@ -174,8 +187,7 @@ def baselines(
         TraceError: the step cannot be traced or has side effects.
     """
     _check_fleet(fleet)
-    if axes not in (1, "auto"):
-        raise InputError(place="axes", reason=f"is {axes!r}", remedy="Pass 1 or 'auto'")
+    _check_axes(axes, None)
     tick("tracing the step")
     if plan is not None and plan.fleet != fleet:
         raise PlanError(place="plan", reason="is for another fleet", remedy="Pass a plan for this fleet")
@@ -206,6 +218,17 @@ def _check_fleet(fleet: object) -> None:
             place="fleet",
             reason=f"is a {type(fleet).__name__}",
             remedy="Pass shardwright.Fleet.load('fleet.yaml')",
+        )
+
+
+def _check_axes(axes: object, constraints: Constraints | None) -> None:
+    if axes not in (1, 2, "auto"):
+        raise InputError(place="axes", reason=f"is {axes!r}", remedy="Pass 1, 2 or 'auto'")
+    if axes == 2 and constraints:
+        raise InputError(
+            place="axes",
+            reason="is 2, but pins say how arguments lie on one axis",
+            remedy="Pass axes=1, or leave the pins out",
         )
 
 
@@ -256,6 +279,7 @@ def _plan(
         versions={"shardwright": version("shardwright"), "jax": jax.__version__},
         stats=stats,
         search_gap=found.search_gap,
+        axes=1 if nodes_of(found.program) is None else 2,
         pins=pins,
         spent=spread(Spent.of(laid_out), used, count, Spent(0.0, 0.0, 0.0)),
         used=used,

@@ -9,7 +9,7 @@ import jax
 
 from shardwright.backends.reference import ReferenceExecutable
 from shardwright.ir.errors import InputError, PlanError
-from shardwright.ir.program import Program
+from shardwright.ir.program import Program, nodes_of
 from shardwright.ir.trace import Traced
 from shardwright.ir.wiring import Seats
 
@@ -20,21 +20,46 @@ class Executable(Protocol):
     def __call__(self, *flat: Any) -> Sequence[Any]: ...
 
 
-def _reference(traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None) -> Executable:
+def _reference(
+    traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None, donate: bool = False
+) -> Executable:
     # Its collectives are their own definitions: who shares a node makes no difference.
     return ReferenceExecutable(traced, program, ratios)
 
 
-def _mpi(traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None) -> Executable:
+def _mpi(
+    traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None, donate: bool = False
+) -> Executable:
+    _on_one_axis(program, "mpi")
     # Importing the backend imports mpi4py, which initialises MPI: only for those who ask for it.
     from shardwright.backends.mpi import MpiExecutable
 
     return MpiExecutable(traced, program, ratios, seats=seats)
 
 
-BACKENDS: dict[str, Callable[[Traced, Program, Sequence[float], Seats | None], Executable]] = {
+def _spmd(
+    traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None, donate: bool = False
+) -> Executable:
+    _on_one_axis(program, "spmd")
+    from shardwright.backends.spmd import SpmdExecutable
+
+    return SpmdExecutable(traced, program, ratios, seats=seats, donate=donate)
+
+
+def _on_one_axis(program: Program, backend: str) -> None:
+    if nodes_of(program) is not None:
+        raise PlanError(
+            place=f"backend {backend}",
+            reason="does not run programs on two mesh axes yet",
+            remedy="Plan with axes=1, or run the plan with backend='reference'",
+        )
+
+
+#: From a step, a program, its ratios and its seats; those that have a use for it also take `donate`.
+BACKENDS: dict[str, Callable[..., Executable]] = {
     "reference": _reference,
     "mpi": _mpi,
+    "spmd": _spmd,
 }
 
 
@@ -48,6 +73,7 @@ class CompiledStep:
         ratios: share of every device of the program.
         backend: a name in `BACKENDS`.
         seats: which devices of a fleet these are; None: all of it.
+        donate: the memory of state that is passed in may be used for the results.
 
     Raises:
         PlanError: there is no such backend.
@@ -60,6 +86,8 @@ class CompiledStep:
         ratios: Sequence[float],
         backend: str,
         seats: Seats | None = None,
+        *,
+        donate: bool = False,
     ) -> None:
         if backend not in BACKENDS:
             raise PlanError(
@@ -72,10 +100,12 @@ class CompiledStep:
         self._ratios = ratios
         self._backend = backend
         self._seats = seats
+        self._donate = donate
         self._ready: tuple[Traced, Executable] | None = None
 
     def __call__(self, *args: Any) -> Any:
-        """The step's outputs: global arrays on `reference`, `ShardedArray` leaves on `mpi`.
+        """The step's outputs: global arrays on `reference`, `ShardedArray` leaves on `mpi`; on `spmd` global
+        arrays, sharded where they are cut evenly, and `PaddedArray` leaves where they are not.
 
         Raises:
             PlanError: the arguments do not fit the plan, or the plan was made for another step.
@@ -84,7 +114,9 @@ class CompiledStep:
         if self._ready is None:
             abstract = jax.tree.unflatten(structure, [_abstract(leaf) for leaf in flat])
             traced = self._attach(*abstract)
-            self._ready = traced, BACKENDS[self._backend](traced, self._program, self._ratios, self._seats)
+            make = BACKENDS[self._backend]
+            options = {"donate": True} if self._donate else {}
+            self._ready = traced, make(traced, self._program, self._ratios, self._seats, **options)
         traced, run = self._ready
         if structure != traced.in_tree:
             raise InputError(

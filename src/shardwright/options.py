@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from re import fullmatch
+from typing import Literal
 
 import click
 
@@ -17,7 +18,18 @@ fleet_option = click.option(
 all_devices_option = click.option(
     "--all-devices", is_flag=True, help="Use every device, even where fewer are faster."
 )
+axes_option = click.option(
+    "--axes",
+    type=click.Choice(["1", "2", "auto"]),
+    default="auto",
+    help="Mesh axes: all devices alike, or nodes and the devices in each.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+
+
+def parse_axes(given: str) -> Literal[1, 2, "auto"]:
+    """The value of `--axes` as `shardwright.synthesize` takes it."""
+    return 1 if given == "1" else 2 if given == "2" else "auto"
 
 
 def parse_pins(given: Sequence[str]) -> Mapping[str, str] | None:

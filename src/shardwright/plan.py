@@ -18,6 +18,7 @@ from shardwright import plan_file
 from shardwright.backends.verify import VerifyResult, verify_program
 from shardwright.cost.bill import bill
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.grid import pricing
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.cost.timeline import Timeline, timeline
@@ -30,6 +31,7 @@ from shardwright.ir.program import verify as check_program
 from shardwright.ir.text import format_program
 from shardwright.ir.trace import StateMap, Traced, trace
 from shardwright.ir.wiring import Seats
+from shardwright.partition import PartitionSpecs, partition_specs
 from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused
 from shardwright.report import describe
 from shardwright.synth.baselines import Baseline
@@ -150,7 +152,7 @@ class Plan:
         """
         graph = self._step(traced).graph
         model = CostModel(self.part)
-        items = bill(self.program, graph, model)
+        items = bill(self.program, graph, pricing(self.program, model, self.used_ratios))
         return timeline(items, model, self.used_ratios, overlap=overlap, bucket_bytes=bucket_bytes)
 
     def save_report(
@@ -262,17 +264,38 @@ class Plan:
 
         return verify_program(traced, self.program, self.used_ratios, leaves, flat_step)
 
-    def compile(self, train_step: Callable[..., Any], backend: str = "reference") -> Callable[..., Any]:
+    def compile(
+        self, train_step: Callable[..., Any], backend: str = "reference", *, donate: bool = False
+    ) -> Callable[..., Any]:
         """A callable with the signature of `train_step` that runs this plan.
 
         Args:
             train_step: the step the plan was made for.
-            backend: "reference" (all devices in this process, global arrays) or "mpi" (one process per
+            backend: "reference" (all devices in this process, global arrays), "mpi" (one process per
                 device under mpiexec, or one per device that the plan uses; leaves are `ShardedArray`, with
-                `gather()`).
+                `gather()`) or "spmd" (one jitted program on JAX's own devices; leaves are global arrays, or
+                `PaddedArray`, with `gather()`, where the plan cuts unevenly).
+            donate: results may take over the memory of the state that is passed in, which must not be used
+                again. "spmd" does so; the others have no use for it.
 
         Raises:
             PlanError: there is no such backend; on the first call, the plan was made for another step.
         """
         seats = Seats(self.used, len(self.ratios), Topology.of(self.part).wiring)
-        return CompiledStep(partial(self.attach, train_step), self.program, self.used_ratios, backend, seats)
+        attach = partial(self.attach, train_step)
+        return CompiledStep(attach, self.program, self.used_ratios, backend, seats, donate=donate)
+
+    def partition_specs(self, traced: Traced | None = None) -> PartitionSpecs:
+        """How arguments and results of the step lie, in JAX's own terms, for `jax.jit`.
+
+        Args:
+            traced: the step of a plan that was loaded from a file (see `attach`).
+
+        Returns:
+            PartitionSpecs over one mesh axis, "devices", which has the devices that the plan uses in the
+            plan's order.
+
+        Raises:
+            PlanError: the plan cuts unevenly, which PartitionSpecs cannot say.
+        """
+        return partition_specs(self._step(traced), self.program, self.used_ratios)

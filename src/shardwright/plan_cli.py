@@ -17,9 +17,11 @@ from shardwright.factory import load_factory
 from shardwright.files import check_writable, write_whole
 from shardwright.options import (
     all_devices_option,
+    axes_option,
     factory_argument,
     fleet_option,
     json_option,
+    parse_axes,
     parse_pins,
     parse_time_limit,
 )
@@ -39,6 +41,7 @@ from shardwright.synth.baselines import Baseline
 @click.option("--timeline", "trace_path", metavar="TRACE.json", help="Write the step in time, for Perfetto.")
 @click.option("--report", "page_path", metavar="PAGE.html", help="Write a page about it, for a browser.")
 @all_devices_option
+@axes_option
 @json_option
 def plan(
     target: str,
@@ -51,6 +54,7 @@ def plan(
     trace_path: str | None,
     page_path: str | None,
     all_devices: bool,
+    axes: str,
     as_json: bool,
 ) -> None:
     """Plan the step that FACTORY() returns, as (train_step, args), for a fleet."""
@@ -62,7 +66,13 @@ def plan(
     check_writable(page_path, "--report")
     step, args = load_factory(target)
     made = make_plan(
-        step, args, fleet, all_devices=all_devices, constraints=constraints, time_limit_s=limit_s
+        step,
+        args,
+        fleet,
+        all_devices=all_devices,
+        constraints=constraints,
+        time_limit_s=limit_s,
+        axes=parse_axes(axes),
     )
     if output is not None:
         made.save(output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
@@ -15,7 +16,7 @@ import jsonschema
 
 from shardwright.cost.fleet import Fleet
 from shardwright.ir.errors import PlanError
-from shardwright.ir.program import Move, Program
+from shardwright.ir.program import Move, Program, nodes_of
 from shardwright.ir.serialize import program_from_json, program_to_json
 from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused
 
@@ -157,6 +158,9 @@ def _mismatch(data: Mapping[str, Any], fleet: Fleet, program: Program) -> tuple[
     }
     if max(named, default=0) >= len(used):
         return "program", f"names device {max(named)}, the last one is {len(used) - 1}"
+    nodes = nodes_of(program)
+    if nodes is not None and nodes != tuple(Counter(fleet.devices[d].node for d in used).values()):
+        return "program", f"is for nodes of {', '.join(map(str, nodes))} devices, which the used ones are not"
     return None
 
 

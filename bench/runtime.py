@@ -1,0 +1,141 @@
+"""What the runtime adds: our backends against the same step written by hand, on the same plans.
+
+    python -m bench runtime
+
+`mpi`: two equal ranks, data parallelism, against plain JAX with mpi4py (bench/runtime_mpi.py). `spmd`: four
+devices simulated on the CPU, data parallelism, tensor parallelism and fully sharded, against plain `jax.jit`
+with NamedShardings; and the uneven step of 4 : 2 : 1 : 1 against the even one of equal total work
+(bench/runtime_spmd.py). Both of a pair run in turns; seconds are medians over the rounds, the ratio is the
+median of the rounds' own ratios. Written to bench/results/runtime.json and .md with the machine's load.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jax
+
+from bench.record import EXAMPLES, markdown, table, write
+from shardwright import Fleet
+from shardwright.backends.launch import launch, rank_environment
+
+ROUNDS = 15
+#: Long enough to be timed, short enough for many rounds.
+SAMPLE_S = 0.5
+DEVICES = 4
+RANKS = 2
+
+#: A small GPT-2, whose step takes tens of milliseconds on a core.
+SIZES = {"batch": 16, "vocabulary": 512, "sequence": 64, "layers": 2, "d": 256, "heads": 4}
+
+
+def model() -> Any:
+    """The module of the step, examples/gpt2.py."""
+    if str(EXAMPLES) not in sys.path:
+        sys.path.insert(0, str(EXAMPLES))
+    import gpt2
+
+    return gpt2
+
+
+def arguments() -> tuple[Any, ...]:
+    """Concrete arguments of its `train_step`: parameters, state of the optimizer, a batch."""
+    return jax.jit(partial(model().arguments, **SIZES))()
+
+
+def fleet(devices: int) -> Fleet:
+    """Equal devices; the programs are baselines, which do not depend on how fast these are."""
+    cpu = {"name": "cpu", "flops": "20 GFLOP/s", "memory_bandwidth": "8 GB/s", "memory": "2 GB"}
+    node = {"devices": {"type": cpu, "count": devices}, "link": {"bandwidth": "2 GB/s", "latency": "50 us"}}
+    return Fleet.from_dict({"name": "equal", "nodes": [node]})
+
+
+@dataclass
+class Contestant:
+    """A step that runs again and again, its state fed back.
+
+    Attributes:
+        step: from the state and the batch to the new state and the loss.
+        state: what comes back.
+        batch: what stays.
+        meet: called before each sample.
+    """
+
+    step: Callable[..., tuple[Any, ...]]
+    state: tuple[Any, ...]
+    batch: tuple[Any, ...]
+    meet: Callable[[], None] = lambda: None
+    loss: float = 0.0
+
+    def run(self, steps: int) -> float:
+        """Seconds of a step, over so many."""
+        self.meet()
+        begin = time.perf_counter()
+        for _ in range(steps):
+            *state, loss = self.step(*self.state, *self.batch)
+            self.state = tuple(state)
+        # The loss depends on all devices, but not on the last update.
+        jax.block_until_ready([ready(leaf) for leaf in (loss, *jax.tree.leaves(self.state))])
+        took = (time.perf_counter() - begin) / steps
+        self.loss = float(loss)
+        return took
+
+
+def ready(leaf: Any) -> Any:
+    """What JAX can wait for."""
+    return getattr(leaf, "stored", getattr(leaf, "local", leaf))
+
+
+def steps_for(seconds: float) -> int:
+    """Steps of a sample."""
+    return max(1, round(SAMPLE_S / seconds))
+
+
+def compare(
+    case: str, backend: str, ours: Sequence[float], by_hand: Sequence[float], losses: tuple[float, float]
+) -> dict[str, Any]:
+    """A row, from the seconds of both by round.
+
+    Raises:
+        SystemExit: the two do not compute the same.
+    """
+    if abs(losses[0] - losses[1]) > 1e-3 * abs(losses[1]):
+        raise SystemExit(f"{case}, {backend}: the losses are {losses[0]} and {losses[1]}")
+    return {
+        "case": case,
+        "backend": backend,
+        "ours_s": median(ours),
+        "handwritten_s": median(by_hand),
+        "ratio": median(a / b for a, b in zip(ours, by_hand, strict=True)),
+        "rounds": len(ours),
+    }
+
+
+def main(rounds: int = ROUNDS) -> Path:
+    """All rows, written as JSON and as a table."""
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder) / "rows.json"
+        if status := launch(RANKS, ["-m", "bench.runtime_mpi", str(found), str(rounds)]):
+            raise SystemExit(status)
+        rows += json.loads(found.read_text())
+        # Each simulated device computes on one thread, as the ranks above do.
+        flags = f"--xla_force_host_platform_device_count={DEVICES} --xla_cpu_multi_thread_eigen=false"
+        environment = rank_environment(1) | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+        command = [sys.executable, "-m", "bench.runtime_spmd", str(found), str(rounds)]
+        subprocess.run(command, env=os.environ | environment, check=True)
+        rows += json.loads(found.read_text())
+    table(rows, header=True)
+    markdown("runtime", rows)
+    return write("runtime", rows, sizes=SIZES)

@@ -1,0 +1,90 @@
+"""One rank of the mpi half of bench/runtime.
+
+python -m bench.runtime_mpi ROWS.json ROUNDS
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from bench.runtime import Contestant, arguments, compare, fleet, model, steps_for
+from shardwright import baselines
+from shardwright.backends.mpi import abort_on_error
+from shardwright.backends.mpi_link import mpi
+from shardwright.execute import CompiledStep
+from shardwright.ir.trace import trace
+
+
+def by_hand(args: tuple[Any, ...], comm: Any) -> Contestant:
+    """Data parallelism as one writes it with mpi4py: two compiled functions, one all-reduce between them."""
+    gpt2 = model()
+    params, opt_state, batch = args
+    rows = len(batch) // comm.size
+    mine = jnp.asarray(batch[comm.rank * rows : (comm.rank + 1) * rows])
+    sizes = np.cumsum([leaf.size for leaf in jax.tree.leaves(params)])
+
+    @jax.jit
+    def local(params: Any, batch: Any) -> jax.Array:
+        loss, gradients = jax.value_and_grad(gpt2.loss_of)(params, batch)
+        flat = [leaf.ravel() for leaf in jax.tree.leaves(gradients)]
+        return jnp.concatenate([*flat, loss[None]]) / comm.size
+
+    def update(params: Any, opt_state: Any, flat: Any) -> tuple[Any, Any, Any]:
+        leaves, structure = jax.tree.flatten(params)
+        parts = jnp.split(flat[:-1], sizes[:-1])
+        gradients = structure.unflatten([p.reshape(x.shape) for p, x in zip(parts, leaves, strict=True)])
+        updates, opt_state = gpt2.optimizer.update(gradients, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, flat[-1]
+
+    updated = jax.jit(update, donate_argnums=(0, 1))
+
+    def step(params: Any, opt_state: Any, batch: Any) -> tuple[Any, Any, Any]:
+        own = np.asarray(local(params, batch))
+        total = np.empty_like(own)
+        comm.Allreduce(own, total)
+        return updated(params, opt_state, total)
+
+    state = jax.tree.map(jnp.array, (params, opt_state))
+    return Contestant(step, state, (mine,), comm.Barrier)
+
+
+def ours(args: tuple[Any, ...], comm: Any) -> Contestant:
+    """The baseline's program on our backend."""
+    traced = trace(model().train_step, *args)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = {b.name: b for b in baselines(model().train_step, *args, fleet=fleet(comm.size))}
+    chosen = found["even data parallelism"]
+    step = CompiledStep(lambda *given: traced, chosen.program, chosen.ratios, "mpi", donate=True)
+    *state, batch = args
+    return Contestant(step, tuple(state), (batch,), comm.Barrier)
+
+
+def main(path: Path, rounds: int) -> None:
+    comm = mpi().COMM_WORLD
+    with abort_on_error(comm):
+        args = jax.tree.map(np.asarray, arguments())
+        pair = ours(args, comm), by_hand(args, comm)
+        for contestant in pair:
+            contestant.run(1)
+        steps = min(comm.allgather(steps_for(min(contestant.run(2) for contestant in pair))))
+        taken: tuple[list[float], list[float]] = ([], [])
+        for turn in range(rounds):
+            for which in (0, 1) if turn % 2 else (1, 0):
+                taken[which].append(max(comm.allgather(pair[which].run(steps))))
+        if comm.rank == 0:
+            losses = pair[0].loss, pair[1].loss
+            path.write_text(json.dumps([compare("data parallelism, 2 ranks", "mpi", *taken, losses)]))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,121 @@
+"""The spmd half of bench/runtime: one process with four simulated devices.
+
+python -m bench.runtime_spmd ROWS.json ROUNDS
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from bench.runtime import DEVICES, Contestant, arguments, compare, fleet, model, steps_for
+from shardwright import baselines
+from shardwright.execute import CompiledStep
+from shardwright.ir.program import Program
+from shardwright.ir.trace import Traced, trace
+
+EVEN, UNEVEN = (0.25,) * DEVICES, (0.5, 0.25, 0.125, 0.125)
+
+
+def whole(path: str, shape: tuple[int, ...]) -> P:
+    """Data parallelism: every device has all parameters."""
+    return P()
+
+
+def cut(path: str, shape: tuple[int, ...]) -> P:
+    """Fully sharded: every parameter is cut along its first dimension that can be."""
+    dim = next((i for i, size in enumerate(shape) if size % DEVICES == 0), None)
+    return P() if dim is None else P(*[None] * dim, "x")
+
+
+def megatron(path: str, shape: tuple[int, ...]) -> P:
+    """Tensor parallelism: attention by heads, the hidden layer by units, the vocabulary by words."""
+    by_name = {
+        "['tokens']": P("x"),
+        "['qkv']": P(None, None, "x"),
+        "['qkv_bias']": P(None, "x"),
+        "['out']": P("x"),
+        "['up']['weight']": P(None, "x"),
+        "['up']['bias']": P("x"),
+        "['down']['weight']": P("x"),
+    }
+    return next((spec for name, spec in by_name.items() if path.endswith(name)), P())
+
+
+#: The baseline that is the same plan, where its author would put a parameter, and where the batch.
+CASES = {
+    "data parallelism": ("even data parallelism", whole, P("x")),
+    "tensor parallelism": ("tensor parallelism", megatron, P()),
+    "fully sharded": ("fully sharded", cut, P("x")),
+}
+
+
+def by_hand(args: tuple[Any, ...], case: str) -> Contestant:
+    """Plain `jax.jit` with NamedShardings; the optimizer's state lies as the parameters it belongs to."""
+    _, spec_of, of_batch = CASES[case]
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+
+    def placed(tree: Any) -> Any:
+        return jax.tree.map_with_path(
+            lambda path, x: NamedSharding(mesh, spec_of(jax.tree_util.keystr(path), x.shape)), tree
+        )
+
+    params, opt_state, batch = args
+    state = placed(params), placed(opt_state)
+    shardings = (*state, NamedSharding(mesh, of_batch))
+    step = jax.jit(
+        model().train_step,
+        in_shardings=shardings,
+        out_shardings=(*state, NamedSharding(mesh, P())),
+        donate_argnums=(0, 1),
+    )
+    params, opt_state = jax.device_put((params, opt_state), state, may_alias=False)
+    return Contestant(step, (params, opt_state), (batch,))
+
+
+def ours(traced: Traced, program: Program, ratios: tuple[float, ...], args: tuple[Any, ...]) -> Contestant:
+    """A plan's program on our backend; the batch comes from the host in every step, as it does there."""
+    step = CompiledStep(lambda *given: traced, program, ratios, "spmd", donate=True)
+    *state, batch = args
+    return Contestant(step, tuple(jax.tree.map(np.asarray, state)), (batch,))
+
+
+def rows(rounds: int) -> list[dict[str, Any]]:
+    """Every case of this half."""
+    args = jax.tree.map(np.asarray, arguments())
+    traced = trace(model().train_step, *args)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        programs = {b.name: b.program for b in baselines(model().train_step, *args, fleet=fleet(DEVICES))}
+    found: list[dict[str, Any]] = []
+    for case, (name, _, _) in CASES.items():
+        pair = ours(traced, programs[name], EVEN, args), by_hand(args, case)
+        found.append(race(case, pair, rounds))
+        uneven = ours(traced, programs[name], UNEVEN, args)
+        again = by_hand(args, case)
+        found.append(race(f"{case}, 4:2:1:1 against even", (uneven, again), rounds))
+    return found
+
+
+def race(case: str, pair: tuple[Contestant, Contestant], rounds: int) -> dict[str, Any]:
+    """Both in turns, the one that begins changing from round to round."""
+    for contestant in pair:
+        contestant.run(1)
+    steps = steps_for(min(contestant.run(2) for contestant in pair))
+    taken: tuple[list[float], list[float]] = ([], [])
+    for turn in range(rounds):
+        for which in (0, 1) if turn % 2 else (1, 0):
+            taken[which].append(pair[which].run(steps))
+    return compare(case, "spmd", *taken, (pair[0].loss, pair[1].loss))
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(json.dumps(rows(int(sys.argv[2]))))

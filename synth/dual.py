@@ -1,0 +1,241 @@
+"""A lower bound where buckets would be too large: the dual of the linear relaxation, by message passing.
+
+    bound = sum over factors  min (factor - its messages)  +  sum over choices  min (messages to it)
+
+holds for any messages. MPLP (Globerson and Jaakkola 2007) raises it factor by factor: what a factor adds to
+each of its choices at least, value by value (its min-marginals), is passed on to them in equal parts.
+
+Equal layers share their messages: factors of one kind, between choices of one colour, have one message. Any
+messages make a bound, also shared ones; where the bound adds up choices, their shade says exactly which
+messages each of them gets.
+
+Afterwards every value of every choice has a bound of its own: what all programs with that value cost at
+least. Values whose bound lies above what a known program costs can go, and what is left is small enough to
+be solved exactly (`shardwright.synth.grid_solve`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardwright.cost.share_cost import Floats
+from shardwright.synth.fold import Scope
+
+#: Seconds that stand for "impossible": far beyond any program, and small enough to be added up.
+_NEVER = 1e9
+
+#: Rounds of refinement by which layers are told apart: with too few, layers near the ends get messages that
+#: are right in the middle, and the bound stops rising.
+_ROUNDS = 8
+
+#: Sweeps between two looks at the bound.
+_PER_ROUND = 4
+
+#: So many factors of a kind at one choice move together well; choices of more move every so many sweeps.
+_FEW, _SELDOM = 3, 8
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Factors that share their messages.
+
+    Attributes:
+        table: seconds, by the values of its choices.
+        scope: colours of its choices.
+        count: how many there are.
+        close: positions of choices that few factors of the kind share.
+        damping: part of an update of these that may be made at once, since neighbours move together.
+        slow: the same for an update of all.
+        messages: to each choice.
+    """
+
+    table: Floats
+    scope: Scope
+    count: int
+    close: tuple[int, ...] = ()
+    damping: float = 1.0
+    slow: float = 1.0
+    messages: list[Floats] = field(default_factory=list[Floats])
+
+    def with_messages(self, messages: Sequence[Floats]) -> Floats:
+        """The table with a vector added along each axis."""
+        total = self.table
+        for axis, message in enumerate(messages):
+            total = total + message.reshape([-1 if a == axis else 1 for a in range(total.ndim)])
+        return total
+
+    def marginals(self, incoming: Sequence[Floats]) -> list[Floats]:
+        """Per choice and value, the least of the factor plus all that comes in."""
+        total = self.with_messages(incoming)
+        axes = range(total.ndim)
+        return [total.min(axis=tuple(a for a in axes if a != axis)) for axis in axes]
+
+
+class Dual:
+    """Messages of one problem at one set of prices.
+
+    Args:
+        colours: of every choice, what tells it from others.
+        sizes: values of every choice.
+        uses: factor (by number) and the choices on its axes.
+        tables: of every factor, infinite where something is impossible.
+    """
+
+    def __init__(
+        self,
+        colours: Sequence[Hashable],
+        sizes: Sequence[int],
+        uses: Sequence[tuple[int, Scope]],
+        tables: Sequence[Floats],
+    ) -> None:
+        colour = _refined(colours, uses, _ROUNDS)
+        numbers: dict[tuple[int, Scope], int] = {}
+        number = [
+            numbers.setdefault((f, tuple([colour[v] for v in scope])), len(numbers)) for f, scope in uses
+        ]
+        self._uses = [(k, scope) for k, (_, scope) in zip(number, uses, strict=True)]
+        counts = Counter(number)
+        finite = [np.where(np.isfinite(table), table, _NEVER) for table in tables]
+        self.kinds = [_Kind(finite[f], scope, counts[k]) for (f, scope), k in numbers.items()]
+        incident: list[Counter[tuple[int, int]]] = [Counter() for _ in colour]
+        for k, (_, scope) in zip(number, uses, strict=True):
+            for position, choice in enumerate(scope):
+                incident[choice][k, position] += 1
+        shades: dict[tuple[int, frozenset[tuple[tuple[int, int], int]]], int] = {}
+        self.shade_of = [
+            shades.setdefault((c, frozenset(mine.items())), len(shades))
+            for c, mine in zip(colour, incident, strict=True)
+        ]
+        first = {shade: choice for choice, shade in reversed(list(enumerate(self.shade_of)))}
+        self._incident = [incident[first[s]] for s in range(len(shades))]
+        self._counts = Counter(self.shade_of)
+        self._of_colour: dict[int, list[int]] = {}
+        for s in range(len(shades)):
+            self._of_colour.setdefault(colour[first[s]], []).append(s)
+        #: Per shade, the messages that its choices get, added up.
+        self._sums = [np.zeros(sizes[first[s]]) for s in range(len(shades))]
+        for k, kind in enumerate(self.kinds):
+            touching = [self._touching(k, c) for c in kind.scope]
+            kind.close = tuple(p for p, n in enumerate(touching) if n <= _FEW and kind.table.shape[p] > 1)
+            kind.damping = 1.0 / max([touching[p] for p in kind.close], default=1)
+            kind.slow = 1.0 / max(touching, default=1)
+            kind.messages = [np.zeros(size) for size in kind.table.shape]
+        self.sweeps = 0
+
+    def _touching(self, kind: int, colour: int) -> int:
+        """How many factors of a kind one choice of a colour is in, at most."""
+        return max(
+            sum(times for (other, _), times in self._incident[s].items() if other == kind)
+            for s in self._of_colour[colour]
+        )
+
+    def _seen(self, colour: int) -> Floats:
+        """What choices of a colour get in all, on average over their shades."""
+        shades = self._of_colour[colour]
+        if len(shades) == 1:
+            return self._sums[shades[0]]
+        weights = np.array([self._counts[s] for s in shades], dtype=np.float64)
+        return np.average([self._sums[s] for s in shades], axis=0, weights=weights)
+
+    def sweep(self) -> None:
+        """Update the messages of every kind of factor once."""
+        numbered = list(enumerate(self.kinds))
+        everybody = self.sweeps % _SELDOM == _SELDOM - 1
+        for number, kind in numbered if self.sweeps % 2 == 0 else reversed(numbered):
+            positions = tuple(range(len(kind.scope))) if everybody else kind.close
+            if not positions:
+                continue
+            damping = kind.slow if everybody else kind.damping
+            incoming = [self._seen(c) - m for c, m in zip(kind.scope, kind.messages, strict=True)]
+            marginals = kind.marginals(incoming)
+            for position in positions:
+                new = marginals[position] / len(positions) - incoming[position]
+                change = damping * (new - kind.messages[position])
+                kind.messages[position] = kind.messages[position] + change
+                for shade in self._of_colour[kind.scope[position]]:
+                    times = self._incident[shade].get((number, position), 0)
+                    if times:
+                        self._sums[shade] = self._sums[shade] + times * change
+        self.sweeps += 1
+
+    def bound(self) -> float:
+        """What no assignment costs less than, by these messages."""
+        total = sum(self._counts[s] * float(sums.min()) for s, sums in enumerate(self._sums))
+        return total + sum(
+            kind.count * float(kind.with_messages([-m for m in kind.messages]).min()) for kind in self.kinds
+        )
+
+    def excess(self) -> list[Floats]:
+        """Per shade and value, by how much an assignment with that value exceeds the bound at least."""
+        found = [sums - sums.min() for sums in self._sums]
+        for number, kind in enumerate(self.kinds):
+            for position, marginal in enumerate(kind.marginals([-m for m in kind.messages])):
+                over = marginal - marginal.min()
+                for shade in self._of_colour[kind.scope[position]]:
+                    times = self._incident[shade].get((number, position), 0)
+                    if times:
+                        found[shade] = found[shade] + times * over
+        return found
+
+    def reparametrised(self) -> tuple[list[tuple[int, Scope]], list[Floats]]:
+        """The same problem with what the messages moved: factors with the choices they tie, and tables.
+
+        Every assignment costs the same; but what each factor says is now close to what all of it costs.
+        """
+        tables = [kind.with_messages([-m for m in kind.messages]) for kind in self.kinds]
+        tables = [np.where(table > _NEVER / 2, np.inf, table) for table in tables]
+        sums = [np.where(mine > _NEVER / 2, np.inf, mine) for mine in self._sums]
+        alone = [
+            (len(tables) + shade, (choice,))
+            for choice, shade in enumerate(self.shade_of)
+            if self._incident[shade]
+        ]
+        return [*self._uses, *alone], [*tables, *sums]
+
+    def rise(self, most_sweeps: int, enough: float, stop: Callable[[], bool]) -> float:
+        """Sweep until a round raises the bound by less than `enough`, as a part of it; the bound then.
+
+        Shared messages may lower it in the end: those of the best round are the ones that stay.
+        """
+        best, kept = self.bound(), self._state()
+        while self.sweeps < most_sweeps and not stop():
+            for _ in range(_PER_ROUND):
+                self.sweep()
+            here = self.bound()
+            done = here < best + enough * abs(here)
+            if here > best:
+                best, kept = here, self._state()
+            if done:
+                break
+        self._sums, messages = kept
+        for kind, mine in zip(self.kinds, messages, strict=True):
+            kind.messages = mine
+        return best
+
+    def _state(self) -> tuple[list[Floats], list[list[Floats]]]:
+        return list(self._sums), [list(kind.messages) for kind in self.kinds]
+
+
+def _refined(colours: Sequence[Hashable], uses: Sequence[tuple[int, Scope]], rounds: int) -> list[int]:
+    """Colours after so many rounds of refinement: choices of one colour have equal surroundings so far."""
+    known: dict[Hashable, int] = {}
+    colour = [known.setdefault(c, len(known)) for c in colours]
+    for _ in range(rounds):
+        around: list[list[tuple[int, int, Scope]]] = [[] for _ in colour]
+        for factor, scope in uses:
+            seen = tuple([colour[v] for v in scope])
+            for position, choice in enumerate(scope):
+                around[choice].append((factor, position, seen))
+        numbers: dict[Hashable, int] = {}
+        before = len(set(colour))
+        colour = [
+            numbers.setdefault((c, tuple(sorted(mine))), len(numbers))
+            for c, mine in zip(colour, around, strict=True)
+        ]
+        if len(numbers) == before:
+            break
+    return colour

@@ -1,0 +1,179 @@
+"""Program and ratios on two mesh axes: search and linear programs in turns.
+
+As on one axis (`shardwright.synth.alternate`): the first start is the program that is best when every
+instruction has the shares it likes most, whose price is the bound; a start ends when it no longer gets
+better; the pair that costs least after rounding is kept. Here a device's ratio is the share of its node times
+its own in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.bill import bill
+from shardwright.cost.fleet import Fleet
+from shardwright.cost.grid import GridModel, Settled
+from shardwright.cost.memory import peaks_by_device
+from shardwright.cost.model import CostModel
+from shardwright.ir.graph import Graph
+from shardwright.ir.program import verify
+from shardwright.synth.alternate import Synthesis, Timer, starts
+from shardwright.synth.bounds import ENOUGH
+from shardwright.synth.emit import emit
+from shardwright.synth.factors import Use
+from shardwright.synth.grid_pricing import GridPriceList, grid_floors, grid_prices
+from shardwright.synth.grid_ratios import GridBill
+from shardwright.synth.grid_solve import GridSolver
+from shardwright.synth.ledger import Ledger
+from shardwright.synth.pricing import Prices
+from shardwright.synth.solve import Solution
+from shardwright.synth.space import Space
+
+_MOST_TURNS, _MOST_STARTS = 3, 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    solution: Solution
+    prices: Prices
+    ratios: tuple[float, ...]
+    cost_s: float
+
+
+class _Turns:
+    """Search and linear programs in turns; remembers what was tried."""
+
+    def __init__(self, space: Space, model: CostModel, timer: Timer, extra: tuple[Use, ...]) -> None:
+        self.space, self.timer = space, timer
+        self.grid = GridModel(model)
+        self.listed = GridPriceList(self.grid)
+        self.solver = GridSolver(space, extra)
+        self.ledger = Ledger((*space.uses, *extra))
+        self.expanded = self.searches = 0
+        self._seen: dict[tuple[float, ...], tuple[Solution, Prices]] = {}
+
+    def solve(self, prices: Prices) -> Solution:
+        """The best program at some prices."""
+        with self.timer.search():
+            solution = self.solver.solve(prices, self.timer.late)
+        self.expanded, self.searches = self.expanded + solution.expanded, self.searches + 1
+        return solution
+
+    def search(self, ratios: tuple[float, ...]) -> tuple[Solution, Prices]:
+        """The best program at some ratios."""
+        if ratios not in self._seen:
+            prices = grid_prices(self.listed, ratios)
+            self._seen[ratios] = self.solve(prices), prices
+        return self._seen[ratios]
+
+    def best_ratios(
+        self, solution: Solution, prices: Prices, start: tuple[float, ...]
+    ) -> tuple[tuple[float, ...], float]:
+        """The ratios at which a program costs least, and what it costs there."""
+        with self.timer.ratios():
+            weights: dict[int, float] = {}
+            for (line, _, _), weight in self.ledger.lines(solution.assignment, prices).items():
+                weights[line] = weights.get(line, 0.0) + weight
+            lines = np.array(list(weights), dtype=np.intp)
+            cuts = [self.listed.cuts[k] for k in lines]
+            found = GridBill(self.listed.stack().take(lines), cuts, list(weights.values()), self.grid.mesh)
+            ratios = found.best_ratios(start)
+            return ratios, found.seconds(ratios)
+
+    def take(self, ratios: tuple[float, ...]) -> _Found:
+        """Turns from `ratios` on, until it no longer gets better."""
+        reached: _Found | None = None
+        for _ in range(_MOST_TURNS):
+            solution, prices = self.search(ratios)
+            ratios, cost_s = self.best_ratios(solution, prices, ratios)
+            if reached is not None and not cost_s < reached.cost_s * (1 - 1e-6):
+                break
+            reached = _Found(solution, prices, ratios, cost_s)
+            if self.timer.late() or len(self.grid.model.types) == 1:
+                break
+        assert reached is not None
+        return reached
+
+
+def is_mesh(fleet: Fleet) -> bool:
+    """Whether two mesh axes are more than one: several nodes, some of which have several devices."""
+    return 1 < len(fleet.nodes) < len(fleet.devices)
+
+
+def synthesize_on_grid(
+    graph: Graph, space: Space, model: CostModel, timer: Timer, extra: tuple[Use, ...] = ()
+) -> Synthesis:
+    """Search for program and ratios on two mesh axes; see the module's docstring.
+
+    Args:
+        graph: the step.
+        space: its programs, on the nodes of the model's fleet.
+        model: prices on one axis.
+        timer: is told where time goes, and says when it is over.
+        extra: factors that pin choices.
+
+    Raises:
+        PlanError: no program keeps to the pins.
+    """
+    with timer.search():
+        turns = _Turns(space, model, timer, extra)
+        floors = grid_floors(turns.listed)
+    ideal = turns.solve(floors)
+    best: _Found | None = None
+    for ratios in _starts(turns, ideal, floors):
+        reached = turns.take(ratios)
+        if best is None or reached.cost_s < best.cost_s * (1 - 1e-9):
+            best = reached
+        if timer.late() or ideal.bound_s >= best.cost_s * (1 - ENOUGH):
+            break
+    assert best is not None
+    return _settled(graph, turns, best, ideal.bound_s)
+
+
+def _starts(turns: _Turns, ideal: Solution, floors: Prices) -> Iterator[tuple[float, ...]]:
+    mesh = turns.grid.mesh
+    even = mesh.ratios(*mesh.even())
+    if len(turns.grid.model.types) == 1 and len(set(mesh.nodes)) == 1:
+        yield even
+        return
+    yield turns.best_ratios(ideal, floors, even)[0]
+    for shares in starts(turns.grid.model)[:_MOST_STARTS]:
+        yield tuple(float(shares[c]) for c in turns.grid.model.class_of)
+
+
+def _settled(graph: Graph, turns: _Turns, best: _Found, bound_s: float) -> Synthesis:
+    """The program of what was found, priced as it will run."""
+    model = turns.grid.model
+    ratios = best.ratios
+    solution, prices = turns.search(ratios)
+    program = emit(turns.space, solution.assignment, prices)
+    items = bill(program, graph, Settled(turns.grid, ratios))
+    cost = sum(item.weight * float(item.cost.constant.max()) for item in items)
+    with turns.timer.search():
+        verify(program, graph)
+    peaks = peaks_by_device(program, graph, ratios)
+    limit = np.array([device.memory_bytes for device in model.types])[model.class_of]
+    notes: list[str] = []
+    if (np.asarray(peaks.bytes) > limit).any():
+        notes.append("no ratios tried fit a program found into every device's memory")
+    least = min(solution.bound_s, cost)
+    gap = max(0.0, 1 - least / cost) if cost > 0 else 0.0
+    if solution.bound_s < solution.seconds:
+        notes.append(f"the search stopped early: at these ratios a program could be {gap:.1%} cheaper")
+    if turns.timer.late():
+        notes.append("the time limit ended the search before all starts were tried")
+    return Synthesis(
+        program,
+        ratios,
+        cost,
+        min(bound_s, cost),
+        gap,
+        turns.expanded,
+        turns.searches,
+        tuple(notes),
+        tuple(items),
+        peaks,
+    )

@@ -1,0 +1,173 @@
+"""Ratios on two mesh axes: of the nodes, and of the devices in each, one linear program after the other.
+
+    minimise    sum_k weight_k t_k
+    subject to  t_k >= constant_krc + slope_krc x_v(c)      rows r of the cost, classes c
+                sum over devices of an axis of x_v = 1,  x >= 0
+
+With the devices' shares q fixed, the cost of every instruction is affine in the nodes' shares r, and the
+other way round; products are taken by their tangent where they are. r is one variable per kind of nodes, q
+one per device class. Solved by HiGHS, as on one axis (`shardwright.synth.ratios`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.optimize import linprog
+
+from shardwright.cost.grid import GridCut, GridShares, GridStack, Mesh, tangent_in_devices, tangent_in_nodes
+from shardwright.cost.share_cost import Floats
+from shardwright.ir.placement import lengths
+
+_MOST_ROUNDS, _MOST_MOVES = 3, 12
+
+
+class GridBill:
+    """The instructions of a program: lines of a price list, and how often each runs per step."""
+
+    def __init__(
+        self, stack: GridStack, cuts: Sequence[GridCut], weights: Sequence[float], mesh: Mesh
+    ) -> None:
+        self.stack, self.cuts, self.mesh = stack, list(cuts), mesh
+        self.weights = np.asarray(weights, dtype=np.float64)
+        self._known: dict[tuple[float, ...], float] = {}
+
+    def seconds(self, ratios: Sequence[float]) -> float:
+        """cost_s at the rounded shares of ratios per device."""
+        key = tuple(ratios)
+        if key not in self._known:
+            each = GridShares(key, self.mesh).stack(self.stack, self.cuts)
+            self._known[key] = float(self.weights @ each)
+        return self._known[key]
+
+    def best_ratios(self, start: Sequence[float]) -> tuple[float, ...]:
+        """Ratios per device at which the program costs least, as far as linear programs and rounding know."""
+        mesh = self.mesh
+        r, q = per_class(start, mesh)
+        for _ in range(_MOST_ROUNDS):
+            before = r, q
+            if len(mesh.kind_counts) > 1:
+                r = self._nodes(r, q)
+            if len(np.unique(mesh.kind_of)) < len(mesh.kind_of):
+                q = self._devices(r, q)
+            if all(np.allclose(a, b, rtol=1e-4) for a, b in zip(before, (r, q), strict=True)):
+                break
+        return self._rounded([mesh.ratios(r, q), tuple(start), mesh.ratios(*mesh.even())])
+
+    def _nodes(self, r: Floats, q: Floats) -> Floats:
+        constant, slope = tangent_in_nodes(self.stack, r, q)
+        found = _least(
+            constant, slope, self.weights, self.mesh.kind_of, [self.mesh.kind_counts.astype(np.float64)]
+        )
+        return r if found is None else found[self.mesh.kind_of]
+
+    def _devices(self, r: Floats, q: Floats) -> Floats:
+        constant, slope = tangent_in_devices(self.stack, r, q)
+        classes = np.arange(len(q))
+        whole = [
+            np.where(self.mesh.kind_of == k, self.mesh.inside, 0.0) for k in range(len(self.mesh.kind_counts))
+        ]
+        found = _least(constant, slope, self.weights, classes, whole)
+        return q if found is None else found
+
+    def _rounded(self, options: list[tuple[float, ...]]) -> tuple[float, ...]:
+        """The best option, its nodes' shares moved by single units of the axis that matters most."""
+        best = min(dict.fromkeys(options), key=self.seconds)
+        units = self._dominant(lambda cut: cut.across)
+        for _ in range(_MOST_MOVES if units else 0):
+            better = min(self._moves(best, units), key=self.seconds, default=best)
+            if not self.seconds(better) < self.seconds(best):
+                break
+            best = better
+        return best
+
+    def _dominant(self, count: Callable[[GridCut], int]) -> int:
+        even = GridShares(self.mesh.ratios(*self.mesh.even()), self.mesh).stack(self.stack, self.cuts)
+        spent: dict[int, float] = {}
+        for cut, seconds in zip(self.cuts, self.weights * even, strict=True):
+            if count(cut):
+                spent[count(cut)] = spent.get(count(cut), 0.0) + float(seconds)
+        return max(spent, key=lambda units: (spent[units], -units), default=0)
+
+    def _moves(self, ratios: tuple[float, ...], units: int) -> list[tuple[float, ...]]:
+        """With the nodes' shares in whole units, and one unit moved between nodes of any two kinds."""
+        mesh, shares = self.mesh, GridShares(ratios, self.mesh)
+        counts = lengths(units, 1, shares.of_nodes.tolist())
+        kind_of_node = mesh.kind_of[mesh.class_of[np.cumsum((0, *mesh.nodes))[:-1]]]
+        givers: dict[tuple[int, int], int] = {}
+        takers: dict[tuple[int, int], int] = {}
+        for node, (kind, have) in enumerate(zip(kind_of_node.tolist(), counts, strict=True)):
+            if have:
+                givers.setdefault((kind, have), node)
+            takers.setdefault((kind, have), node)
+        changes = [(), *((g, t) for g in givers.values() for t in takers.values() if g != t)]
+        found: list[tuple[float, ...]] = []
+        for change in changes:
+            moved = np.array(counts, dtype=np.float64)
+            for node, by in zip(change, (-1, 1), strict=False):
+                moved[node] += by
+            found.append(tuple((moved[mesh.node_of] / units * shares.inside).tolist()))
+        return found
+
+
+def per_class(ratios: Sequence[float], mesh: Mesh) -> tuple[Floats, Floats]:
+    """Shares r of the nodes and q of the devices in them, by device class: those of its first member."""
+    shares = GridShares(ratios, mesh)
+    first = [int(np.flatnonzero(mesh.class_of == c)[0]) for c in range(len(mesh.kind_of))]
+    return shares.of_nodes[mesh.node_of[first]], shares.inside[first]
+
+
+def _least(
+    constant: Floats, slope: Floats, weights: Floats, variable: NDArray[np.int64], whole: Sequence[Floats]
+) -> Floats | None:
+    """The variables at the optimum; None where the solver finds none.
+
+    Args:
+        constant, slope: (instructions, rows, classes).
+        weights: executions of every instruction.
+        variable: of every class.
+        whole: rows that add up to one.
+    """
+    varies = np.flatnonzero(np.abs(slope).max(axis=(1, 2)) > 0)
+    if not len(varies):
+        return None
+    merged: dict[bytes, int] = {}
+    weight: list[float] = []
+    picked: list[int] = []
+    for k in varies.tolist():
+        key = constant[k].tobytes() + slope[k].tobytes()
+        if key not in merged:
+            merged[key] = len(weight)
+            weight.append(0.0)
+            picked.append(k)
+        weight[merged[key]] += float(weights[k])
+    scale = float(np.abs(slope[picked]).max())
+    count, rows, classes = len(picked), constant.shape[1], constant.shape[2]
+    variables = int(variable.max()) + 1
+    flat_constant = constant[picked].reshape(-1) / scale
+    flat_slope = slope[picked].reshape(-1) / scale
+    line = np.arange(count * rows * classes)
+    columns = np.concatenate([np.tile(variable, count * rows), variables + line // (rows * classes)])
+    values = np.concatenate([flat_slope, -np.ones(len(line))])
+    matrix = sparse.csr_matrix((values, (np.tile(line, 2), columns)), shape=(len(line), variables + count))
+    equal = np.zeros((len(whole), variables + count))
+    equal[:, :variables] = np.stack(whole)
+    solved = linprog(
+        np.concatenate([np.zeros(variables), weight]),
+        A_ub=matrix,
+        b_ub=-flat_constant,
+        A_eq=equal,
+        b_eq=np.ones(len(whole)),
+        bounds=[(0.0, None)] * variables + [(None, None)] * count,
+        method="highs",
+    )
+    if solved.status != 0:
+        return None
+    found = np.maximum(np.asarray(solved.x[:variables], dtype=np.float64), 0.0)
+    for row in whole:
+        mine = row > 0
+        found[mine] /= float(row @ found)
+    return found

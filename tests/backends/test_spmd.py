@@ -1,0 +1,65 @@
+"""The SPMD backend: collectives and programs in processes with several devices, the rest on one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from shardwright.backends.spmd import check_strategies
+from shardwright.backends.spmd_layout import mesh_of
+from shardwright.backends.spmd_moves import lowerings
+from shardwright.ir import collectives
+from shardwright.ir.errors import PlanError
+from shardwright.ir.placement import Partial, R
+from shardwright.ir.program import Move, Program
+
+HERE = Path(__file__).parent
+#: Compiling is most of the work, and what is checked does not depend on how well it is done.
+QUICKLY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+
+def on_devices(count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `python arguments…` where JAX has so many devices."""
+    flags = f"--xla_force_host_platform_device_count={count} {QUICKLY}"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    print(done.stdout)
+    return done
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+def test_devices_conform(devices: int, tmp_path: Path) -> None:
+    done = on_devices(devices, str(HERE / "spmd_checks.py"), str(tmp_path))
+    assert (tmp_path / "summary.json").exists(), done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    print(summary)
+    assert summary["failures"] == []
+    assert done.returncode == 0
+    assert summary["checked"] > 100 * devices
+
+
+def test_plans_in_a_loop() -> None:
+    done = on_devices(4, "-W", "error", str(HERE / "spmd_plans.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_strategy_is_lowered_and_nothing_else() -> None:
+    moves = {k: c for k, c in collectives.registry().items() if not c.local}
+    assert set(lowerings()) == {(kind, strategy) for kind, c in moves.items() for strategy in c.strategies}
+
+
+def test_a_strategy_without_a_lowering_is_refused_before_the_first_step() -> None:
+    move = Move("all_reduce", 0, Partial("sum"), R, strategy="gathered")
+    with pytest.raises(PlanError, match=r"all_reduce\.gathered, which this backend cannot run.*spmd="):
+        check_strategies(Program((), (move,), ()))
+
+
+def test_too_few_devices_are_one_error_with_its_remedy() -> None:
+    remedy = r"uses 4 devices, JAX has 1 \(cpu\)\. Set XLA_FLAGS=--xla_force_host_platform_device_count=4"
+    with pytest.raises(PlanError, match=remedy):
+        mesh_of(4, devices=jax.devices("cpu")[:1])

@@ -1,0 +1,101 @@
+"""Messages, the bound they make and what may be left out for it, on problems that can be enumerated."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_search import Problem, as_milp, problems
+
+from shardwright.synth.dual import Dual
+from shardwright.synth.grid_solve import DualSolver
+
+
+def dual_of(problem: Problem) -> Dual:
+    return Dual(problem.sizes, problem.sizes, problem.uses, problem.tables)
+
+
+def never() -> bool:
+    return False
+
+
+@given(problem=problems(), sweeps=st.integers(0, 24))
+def test_every_state_of_the_messages_is_a_bound(problem: Problem, sweeps: int) -> None:
+    dual = dual_of(problem)
+    for _ in range(sweeps):
+        dual.sweep()
+    best = problem.best()
+    assert dual.bound() <= best + 1e-6
+
+
+@given(problem=problems(impossible=False))
+def test_sweeps_raise_the_bound(problem: Problem) -> None:
+    dual = dual_of(problem)
+    before = dual.bound()
+    assert dual.rise(60, 1e-6, never) >= before
+    assert dual.rise(60, 1e-6, never) == pytest.approx(dual.bound())
+
+
+@settings(max_examples=40)
+@given(problem=problems())
+def test_no_value_is_said_to_cost_more_than_it_does(problem: Problem) -> None:
+    dual = dual_of(problem)
+    bound, excess = dual.rise(40, 1e-4, never), dual.excess()
+    for choice, size in enumerate(problem.sizes):
+        others = [range(n) for n in problem.sizes]
+        for value in range(size):
+            others[choice] = range(value, value + 1)
+            least = min(map(problem.cost, itertools.product(*others)))
+            assert bound + excess[dual.shade_of[choice]][value] <= least + 1e-6
+
+
+@settings(max_examples=40)
+@given(problem=problems(impossible=False), data=st.data())
+def test_messages_move_costs_and_change_none(problem: Problem, data: st.DataObject) -> None:
+    dual = dual_of(problem)
+    dual.rise(24, 1e-4, never)
+    uses, tables = dual.reparametrised()
+    at = tuple(data.draw(st.integers(0, size - 1)) for size in problem.sizes)
+    moved = sum(float(tables[k][tuple(at[v] for v in scope)]) for k, scope in uses)
+    assert moved == pytest.approx(problem.cost(at), abs=1e-6)
+
+
+STAGINGS = ((), ((1, 16),), ((2, 64), (3, 64)))
+
+
+@given(problem=problems(), stages=st.sampled_from(STAGINGS))
+def test_the_best_assignment_is_found(problem: Problem, stages: tuple[tuple[int, int], ...]) -> None:
+    best = problem.best()
+    found = DualSolver(problem.sizes, problem.sizes, problem.uses, stages).solve(problem.tables)
+    if not np.isfinite(best):
+        assert found is None
+        return
+    assert found is not None
+    assert found.seconds == pytest.approx(problem.cost(found.assignment), abs=1e-6)
+    assert found.seconds == pytest.approx(best, abs=1e-6)
+    assert found.bound_s <= best + 1e-6
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_highs_agrees(seed: int) -> None:
+    """Chains of equal layers with loops, of continuous costs: folded messages, and the optimum of a MILP."""
+    rng = np.random.default_rng(seed)
+    sizes = [int(n) for n in rng.integers(2, 5, 3)] * 4
+    inside = [((0, 1, 2), sizes[:3]), ((0, 2), [sizes[0], sizes[2]]), ((1,), [sizes[1]])]
+    tables = [rng.exponential(size=shape) for _, shape in inside]
+    across = rng.exponential(size=(sizes[2], sizes[0]))
+    terms = []
+    for layer in range(4):
+        terms += [
+            (tuple(3 * layer + v for v in scope), table)
+            for (scope, _), table in zip(inside, tables, strict=True)
+        ]
+        if layer:
+            terms.append(((3 * layer - 1, 3 * layer), across))
+    problem = Problem(tuple(sizes), tuple(terms))
+    found = DualSolver(sizes, sizes, problem.uses, ()).solve(problem.tables)
+    assert found is not None and found.bound_s == pytest.approx(found.seconds)
+    assert found.seconds == pytest.approx(as_milp(sizes, terms), rel=1e-9)

@@ -1,0 +1,241 @@
+"""Programs on two mesh axes: prices, ratios, search and plans, on nodes of unequal size."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_search import as_milp
+
+import shardwright
+from shardwright.cost.bill import bill
+from shardwright.cost.fleet import Fleet
+from shardwright.cost.grid import (
+    GridCut,
+    GridModel,
+    GridShares,
+    Mesh,
+    Settled,
+    tangent_in_devices,
+    tangent_in_nodes,
+)
+from shardwright.cost.model import CostModel
+from shardwright.ir.errors import InputError
+from shardwright.ir.graph import Graph
+from shardwright.ir.placement import Grid, Shard, region
+from shardwright.ir.program import nodes_of, verify
+from shardwright.ir.trace import trace
+from shardwright.synth.emit import emit
+from shardwright.synth.grid_pricing import GridPriceList, grid_floors, grid_prices
+from shardwright.synth.grid_ratios import GridBill, per_class
+from shardwright.synth.grid_solve import GridSolver
+from shardwright.synth.space import Space
+
+
+def fleet(*nodes: tuple[tuple[int, int], ...], network: str = "1 Gbit/s") -> Fleet:
+    """Nodes of (GFLOP/s, how many) devices with a fast link each, on a slow network."""
+
+    def kind(speed: int) -> dict[str, str]:
+        memory = f"{speed / 4} GB/s"
+        return {
+            "name": f"cpu-{speed}",
+            "flops": f"{speed} GFLOP/s",
+            "memory_bandwidth": memory,
+            "memory": "2 GB",
+        }
+
+    entries: list[dict[str, Any]] = []
+    for node in nodes:
+        entry: dict[str, Any] = {"devices": [{"type": kind(speed), "count": count} for speed, count in node]}
+        if sum(count for _, count in node) > 1:
+            entry["link"] = {"bandwidth": "20 GB/s", "latency": "5 us"}
+        entries.append(entry)
+    link = {"bandwidth": network, "latency": "30 us"}
+    return Fleet.from_dict({"name": "mesh", "nodes": entries, "network": link})
+
+
+FLEETS = {
+    "1 + 3": fleet(((40, 1),), ((20, 3),)),
+    "2 + 3, one of them mixed": fleet(((40, 2),), ((20, 2), (10, 1))),
+    "2 + 2": fleet(((40, 2),), ((40, 2),)),
+}
+
+
+def train_step(params: Any, batch: Any) -> Any:
+    x, y = batch
+
+    def loss_of(params: Any) -> Any:
+        hidden = jax.nn.relu(x @ params["w1"])
+        return jnp.mean((hidden @ params["w2"] - y) ** 2)
+
+    loss, gradients = jax.value_and_grad(loss_of)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
+
+
+def arguments(batch: int = 48, wide: int = 64) -> tuple[Any, Any]:
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = {"w1": jax.random.normal(keys[0], (24, wide)), "w2": jax.random.normal(keys[1], (wide, 12))}
+    return params, (jax.random.normal(keys[2], (batch, 24)), jax.random.normal(keys[3], (batch, 12)))
+
+
+@cache
+def graph() -> Graph:
+    return trace(train_step, *jax.eval_shape(arguments)).graph
+
+
+@cache
+def listed(name: str) -> tuple[Space, GridSolver, GridPriceList]:
+    """The space on a fleet, with a price list that has all of its lines."""
+    model = GridModel(CostModel(FLEETS[name]))
+    space = Space(graph(), model.mesh.nodes)
+    solver, prices = GridSolver(space), GridPriceList(model)
+    grid_floors(prices).tables(solver.factors)
+    return space, solver, prices
+
+
+@st.composite
+def shares(draw: st.DrawFn, name: str) -> tuple[float, ...]:
+    parts = draw(
+        st.lists(st.integers(0, 9), min_size=len(FLEETS[name].devices), max_size=len(FLEETS[name].devices))
+    )
+    parts[0] += not any(parts)
+    return tuple(part / sum(parts) for part in parts)
+
+
+@pytest.mark.parametrize("name", FLEETS)
+@settings(max_examples=15)
+@given(data=st.data())
+def test_floors_are_below_every_price(name: str, data: st.DataObject) -> None:
+    _, _, prices = listed(name)
+    exact = grid_prices(prices, data.draw(shares(name))).seconds
+    floors = grid_floors(prices).seconds
+    assert len(floors) > 500
+    assert (floors <= exact * (1 + 1e-9) + 1e-12).all()
+
+
+@pytest.mark.parametrize("name", FLEETS)
+@settings(max_examples=10)
+@given(data=st.data())
+def test_tangents_touch_where_they_are_taken(name: str, data: st.DataObject) -> None:
+    _, _, prices = listed(name)
+    mesh = prices.grid.mesh
+    r, q = per_class(data.draw(shares(name)), mesh)
+    stack = prices.stack()
+    there = np.einsum("kfrc,fc->krc", stack.terms, _features(r, q))
+    for tangent, at in ((tangent_in_nodes, r), (tangent_in_devices, q)):
+        constant, slope = tangent(stack, r, q)
+        assert np.allclose(constant + slope * at, there, rtol=1e-9, atol=1e-15)
+
+
+def _features(r: Any, q: Any) -> Any:
+    rq = r * q
+    return np.stack([r**0, r, q, rq, r - r * r, q - q * q, rq - rq * rq, rq * (1 - q)])
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_the_search_agrees_with_highs(name: str) -> None:
+    space, solver, prices = listed(name)
+    mesh = prices.grid.mesh
+    at = grid_prices(prices, mesh.ratios(*mesh.even()))
+    found = solver.solve(at)
+    assert found.bound_s == pytest.approx(found.seconds, rel=1e-9)
+    tables = dict(zip(solver.factors, at.tables(solver.factors), strict=True))
+    terms = [(use.scope, tables[use.factor]) for use in space.uses]
+    sizes = [len(choice.domain) for choice in space.choices]
+    assert found.seconds == pytest.approx(as_milp(sizes, terms), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", FLEETS)
+@settings(max_examples=4)
+@given(data=st.data())
+def test_programs_cost_what_the_search_says(name: str, data: st.DataObject) -> None:
+    space, solver, prices = listed(name)
+    ratios = data.draw(shares(name))
+    at = grid_prices(prices, ratios)
+    found = solver.solve(at)
+    program = emit(space, found.assignment, at)
+    verify(program, graph())
+    paid = sum(
+        item.weight * float(item.cost.constant.max())
+        for item in bill(program, graph(), Settled(prices.grid, ratios))
+    )
+    # Where two users convert one tensor alike, the program pays once.
+    assert paid <= found.seconds * (1 + 1e-9)
+    assert paid >= 0.8 * found.seconds
+    floor = solver.solve(grid_floors(prices))
+    assert floor.bound_s <= found.seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_plans_are_right_and_no_dearer_than_on_one_axis(name: str, tmp_path: Any) -> None:
+    args = arguments()
+    one = shardwright.synthesize(train_step, *args, fleet=FLEETS[name], axes=1, devices="all")
+    two = shardwright.synthesize(train_step, *args, fleet=FLEETS[name], axes=2)
+    assert (one.axes, two.axes) == (1, 2)
+    assert two.bound_s <= two.cost_s <= one.cost_s * 1.02
+    assert nodes_of(two.program) == tuple(len(node.devices) for node in FLEETS[name].nodes)
+    assert two.verify(train_step, *args).ok
+    two.save(tmp_path / "plan.json")
+    again = shardwright.Plan.load(tmp_path / "plan.json")
+    assert again.program == two.program and again.axes == 2
+    out, loss = again.compile(train_step, backend="reference")(*args)
+    expected, expected_loss = train_step(*args)
+    assert jnp.allclose(loss, expected_loss, rtol=1e-5)
+    assert all(
+        jnp.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(out.values(), expected.values(), strict=True)
+    )
+
+
+def test_a_slow_network_keeps_exchanges_in_the_nodes() -> None:
+    """With a network a thousand times slower than the links, a plan for two nodes uses both axes."""
+    slow = fleet(((40, 2),), ((40, 2),), network="100 Mbit/s")
+    plan = shardwright.synthesize(train_step, *arguments(480, 640), fleet=slow, axes=2)
+    assert any(isinstance(p, Grid) for p in plan.program.inputs)
+
+
+@pytest.mark.parametrize(("axes", "reason"), [(3, "is 3"), ("two", "is 'two'"), (0, "is 0")])
+def test_there_are_no_such_axes(axes: Any, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        shardwright.synthesize(train_step, *arguments(), fleet=FLEETS["1 + 3"], axes=axes)
+
+
+def test_pins_are_of_one_axis() -> None:
+    with pytest.raises(InputError, match="pins say how arguments lie on one axis"):
+        shardwright.synthesize(
+            train_step, *arguments(), fleet=FLEETS["1 + 3"], axes=2, constraints={"params/w1": "S(0)"}
+        )
+
+
+def test_one_node_has_one_axis() -> None:
+    single = fleet(((40, 2), (20, 1)))
+    assert shardwright.synthesize(train_step, *arguments(), fleet=single, axes=2).axes == 1
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_ratios_do_not_make_a_program_dearer(name: str) -> None:
+    _, _, prices = listed(name)
+    mesh = prices.grid.mesh
+    even = mesh.ratios(*mesh.even())
+    stack, cuts = prices.stack(), prices.cuts
+    rng = np.random.default_rng(1)
+    lines = rng.choice(len(cuts), 40, replace=False)
+    whole = GridBill(stack.take(lines), [cuts[k] for k in lines], rng.random(40).tolist(), mesh)
+    best = whole.best_ratios(even)
+    assert sum(best) == pytest.approx(1.0)
+    assert whole.seconds(best) <= whole.seconds(even) * (1 + 1e-12)
+
+
+def test_shares_of_nested_cuts_are_those_of_the_shards() -> None:
+    """What a device is priced for is what it holds: node first, then its part of what the node has."""
+    mesh = Mesh.of(CostModel(FLEETS["1 + 3"]))
+    ratios = (0.4, 0.3, 0.1, 0.2)
+    r, q = GridShares(ratios, mesh).shares(GridCut(7, 7, nested=True))
+    placement = Grid(Shard(0), Shard(0), (1, 3))
+    held = [region((7,), placement, device, ratios)[0][1] for device in range(4)]
+    assert np.allclose(r * q * 7, held)
