@@ -32,6 +32,7 @@ from shardwright.synth.factors import Use
 from shardwright.synth.ledger import Ledger
 from shardwright.synth.pricing import PriceList, Prices
 from shardwright.synth.ratios import solve_ratios
+from shardwright.synth.rent import too_small
 from shardwright.synth.rounding import round_ratios
 from shardwright.synth.solve import Solution, SpaceSolver
 from shardwright.synth.space import Space
@@ -356,16 +357,21 @@ def _within(turns: _Turns, found: _Candidate, renting: Renting) -> _Candidate:
                 items, memory = bill(program, graph, model), footprint(program, graph)
                 near, _ = turns.best_ratios(items, ratios, memory)
                 here = _candidate(program, near, items, memory, model)
+            if not here.fits:
+                # Nothing in the linear program keeps the ratios small where its program cannot fit.
+                there = _candidate(program, ratios, items, memory, model)
+                here = there if there.over < here.over else here
             fits = fits or here.fits
-            if here.beats(best) or (not best.fits and here.over < best.over):
-                best = here
+            better = here.beats(best) if here.fits or best.fits else here.over < best.over
+            best = here if better else best
             if near == ratios:
                 break
             ratios = near
         return fits
 
     low = 0.0
-    for scale in SCALES:
+    possible = not too_small(graph, limits)
+    for scale in SCALES if possible else SCALES[3:5]:
         if stop():
             break
         if not rented(scale):
