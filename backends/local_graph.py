@@ -8,7 +8,7 @@ from shardwright.backends.layout import holds
 from shardwright.backends.local import local_shape
 from shardwright.backends.segments import Segment, find, inputs, reads, writes
 from shardwright.ir.graph import Atom, Equation, Forms, Graph, Literal, TensorType, Value
-from shardwright.ir.placement import Placement, Shard
+from shardwright.ir.placement import Partial, Placement, Replicate
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property
 
 _Env = dict[Property, Atom]
@@ -16,7 +16,7 @@ _Env = dict[Property, Atom]
 
 def local_type(tensor: TensorType, placement: Placement, device: int, ratios: Sequence[float]) -> TensorType:
     """What a device holds of a tensor."""
-    if not isinstance(placement, Shard):
+    if isinstance(placement, Replicate | Partial):
         return tensor
     return TensorType(local_shape(tensor, placement, device, ratios), tensor.dtype)
 

@@ -48,6 +48,7 @@ def row(target: str, repeat: int) -> dict[str, Any]:
     trace_s: list[float] = []
     profile_s: list[float] = []
     for _ in range(repeat + 1):
+        jax.clear_caches()
         traced = trace(step, *args)
         start = time.perf_counter()
         found = profile_step(traced.graph)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from shardwright.ir.graph import TensorType
-from shardwright.ir.placement import Placement, Shard, lengths
+from shardwright.ir.placement import Placement, Shard, lengths, region
 from shardwright.ir.program import Move
 
 
@@ -33,7 +34,7 @@ def exchange_bytes(move: Move, tensor: TensorType, device: int, ratios: Sequence
 
 def held_bytes(tensor: TensorType, placement: Placement, device: int, ratios: Sequence[float]) -> int:
     """Bytes that a device holds of a tensor in a placement."""
-    if not isinstance(placement, Shard) or not tensor.shape[placement.dim]:
-        return tensor.nbytes
-    cut = lengths(tensor.shape[placement.dim], placement.unit, ratios)
-    return tensor.nbytes // tensor.shape[placement.dim] * cut[device]
+    if not tensor.size:
+        return 0
+    own = prod(length for _, length in region(tensor.shape, placement, device, tuple(ratios)))
+    return tensor.nbytes // tensor.size * own

@@ -19,7 +19,7 @@ import numpy as np
 from shardwright.cost.model import ALIASES
 from shardwright.cost.share_cost import Floats
 from shardwright.cost.traffic import traffic
-from shardwright.ir.graph import Graph, TensorType, Value
+from shardwright.ir.graph import Graph, TensorType, Value, per_graph
 from shardwright.ir.placement import Placement, R, Shard, by_node, region, seat
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, nodes_of
 
@@ -107,7 +107,7 @@ def _held(
 def _moments(program: Program, graph: Graph, top: bool, size: Size = _size) -> Floats:
     """(time, 2): fixed and shared bytes after every instruction, `size` being those of one tensor."""
     types = {value.index: value.type for value in graph.values()}
-    stored = _stored(graph)
+    written = stored(graph)
     inputs = [(v.index, p) for v, p in zip(graph.inputs, program.inputs, strict=True)]
     handed_out = list(_keys(graph, program))
     reused = {key for out, key in enumerate(handed_out) if top and out in graph.state}
@@ -142,7 +142,7 @@ def _moments(program: Program, graph: Graph, top: bool, size: Size = _size) -> F
             ]
             inner.extend((time, _front_array(body)) for body in bodies)
         for key, used in zip(keys_made(instruction, graph), until[time], strict=True):
-            if key in seen or key[0] not in stored or key in reused:
+            if key in seen or key[0] not in written or key in reused:
                 continue
             nbytes = np.asarray(size(types[key[0]], key[1]))
             change[time + 1] += nbytes
@@ -164,8 +164,9 @@ def _keys(graph: Graph, program: Program) -> Iterator[Key | None]:
         yield (atom.index, placement) if isinstance(atom, Value) else None
 
 
-def _stored(graph: Graph) -> set[int]:
-    """Values that are written to memory."""
+@per_graph
+def stored(graph: Graph) -> frozenset[int]:
+    """Indices of values that are written to memory."""
     through = traffic(graph)
     found = {value.index for value in graph.inputs}
     for equation in graph.equations:
@@ -173,7 +174,7 @@ def _stored(graph: Graph) -> set[int]:
             found.update(v.index for v in equation.outputs)
             continue
         found.update(v.index for v, out in zip(equation.outputs, through[equation].outs, strict=True) if out)
-    return found
+    return frozenset(found)
 
 
 def keys_read(instruction: Instruction, graph: Graph) -> list[Key]:

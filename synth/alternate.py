@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -25,11 +26,13 @@ from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
 from shardwright.synth.bounds import ENOUGH, certify
+from shardwright.synth.budgets import HALVINGS, SCALES, Limits, Renting
 from shardwright.synth.emit import emit
 from shardwright.synth.factors import Use
 from shardwright.synth.ledger import Ledger
 from shardwright.synth.pricing import PriceList, Prices
 from shardwright.synth.ratios import solve_ratios
+from shardwright.synth.rent import too_small
 from shardwright.synth.rounding import round_ratios
 from shardwright.synth.solve import Solution, SpaceSolver
 from shardwright.synth.space import Space
@@ -198,7 +201,10 @@ class _Turns:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A program at ratios; one that fits the devices' memory is better than any that does not."""
+    """A program at ratios; one that fits the devices' memory is better than any that does not.
+
+    `over` is the largest part of its memory that a device would need.
+    """
 
     program: Program
     ratios: tuple[float, ...]
@@ -206,6 +212,7 @@ class _Candidate:
     fits: bool
     items: tuple[Item, ...]
     memory: Footprint
+    over: float
 
     def beats(self, other: _Candidate | None) -> bool:
         if other is None or self.fits != other.fits:
@@ -260,6 +267,15 @@ def synthesize(
             break
     assert found is not None
     best = _settle(graph, turns, found)
+    limits = Limits.of(model)
+    renting = cache(lambda: Renting(graph, space, limits, extra))
+    if not best.fits:
+        best = _within(turns, best, renting())
+    # Where memory made the plan dearer, it has a say in the bound, too.
+    dearer = best.fits and best.cost_s > found.cost_s * (1 + 1e-6)
+    if dearer and bound_s < best.cost_s * (1 - ENOUGH):
+        with timer.search():
+            bound_s = max(bound_s, renting().bound_within(turns.listed, bound_s, best.cost_s, stop))
     with timer.search():
         verify(best.program, graph)
         solution, _ = turns.search(best.ratios)
@@ -270,7 +286,7 @@ def synthesize(
     search_gap = max(0.0, 1 - least / (solution.seconds if same else best.cost_s)) if least > 0 else 0.0
     notes: list[str] = []
     if not best.fits:
-        notes.append("no ratios tried fit a program found into every device's memory")
+        notes.append(_shortage(best, model))
     if solution.bound_s < solution.seconds:
         notes.append(f"the search stopped early: at these ratios a program could be {search_gap:.1%} cheaper")
     if stop():
@@ -289,6 +305,20 @@ def synthesize(
     )
 
 
+def _shortage(best: _Candidate, model: CostModel) -> str:
+    """What the smallest program found would need."""
+    devices = model.fleet.devices
+    peaks = best.memory.peak(np.asarray(best.ratios))
+    limits = np.array([device.type.memory_bytes for device in devices])
+    worst = int((peaks / limits).argmax())
+    name = f"{devices[worst].name} ({devices[worst].type.name})"
+    return (
+        f"no program found fits into every device's memory: the smallest needs {peaks[worst] / 1e9:.4g} GB "
+        f"on {name}, which has {limits[worst] / 1e9:.4g} GB; with {best.over:.3g} times the memory "
+        "everywhere it would fit"
+    )
+
+
 def _starts(
     turns: _Turns, ideal: Solution, floors: Prices, first: tuple[float, ...] | None
 ) -> Iterator[tuple[float, ...]]:
@@ -304,6 +334,64 @@ def _starts(
     yield liked
     for shares in starts(model):
         yield tuple(float(shares[c]) for c in model.class_of)
+
+
+def _within(turns: _Turns, found: _Candidate, renting: Renting) -> _Candidate:
+    """The cheapest program found under rent that fits, or else the smallest."""
+    model, stop, graph = turns.model, turns.stop, renting.graph
+    limits = renting.limits.nbytes
+    unit = found.cost_s / sum(limits)
+    by_memory = tuple(limit / sum(limits) for limit in limits)
+    best = found
+
+    def rented(scale: float) -> bool:
+        """Whether a program fits at that rent; the best so far is kept."""
+        if turns_from(best.ratios, scale):
+            return True
+        return not best.fits and turns_from(by_memory, scale)
+
+    def turns_from(ratios: tuple[float, ...], scale: float) -> bool:
+        nonlocal best
+        fits = False
+        for _ in range(2):
+            with turns.timer.search():
+                prices = Prices.at(turns.listed, ratios)
+                solution = renting.solve(prices, ratios, scale * unit, stop)
+                turns.searches, turns.expanded = turns.searches + 1, turns.expanded + solution.expanded
+            with turns.timer.ratios():
+                program = emit(turns.space, solution.assignment, prices)
+                items, memory = bill(program, graph, model), footprint(program, graph)
+                near, _ = turns.best_ratios(items, ratios, memory)
+                here = _candidate(program, near, items, memory, model)
+            if not here.fits:
+                # Nothing in the linear program keeps the ratios small where its program cannot fit.
+                there = _candidate(program, ratios, items, memory, model)
+                here = there if there.over < here.over else here
+            fits = fits or here.fits
+            better = here.beats(best) if here.fits or best.fits else here.over < best.over
+            best = here if better else best
+            if near == ratios:
+                break
+            ratios = near
+        return fits
+
+    low = 0.0
+    possible = not too_small(graph, limits)
+    for scale in SCALES if possible else SCALES[3:5]:
+        if stop():
+            break
+        if not rented(scale):
+            low = scale
+            continue
+        high = scale
+        for _ in range(HALVINGS):
+            middle = (low * high) ** 0.5 if low else high / 4
+            if rented(middle):
+                high = middle
+            else:
+                low = middle
+        break
+    return best
 
 
 def _settle(graph: Graph, turns: _Turns, found: _Found) -> _Candidate:
@@ -332,5 +420,5 @@ def _candidate(
     program: Program, ratios: tuple[float, ...], items: list[Item], memory: Footprint, model: CostModel
 ) -> _Candidate:
     limit = np.array([device.memory_bytes for device in model.types])[model.class_of]
-    fits = bool((memory.peak(np.asarray(ratios)) <= limit).all())
-    return _Candidate(program, ratios, seconds(items, model, ratios), fits, tuple(items), memory)
+    over = float((memory.peak(np.asarray(ratios)) / limit).max())
+    return _Candidate(program, ratios, seconds(items, model, ratios), over <= 1, tuple(items), memory, over)

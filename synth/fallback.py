@@ -14,6 +14,7 @@ from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Synthesis, Timer
 from shardwright.synth.baselines import Workshop
 from shardwright.synth.pricing import Prices
+from shardwright.synth.rent import too_small
 from shardwright.synth.solve import bound
 from shardwright.synth.space import Space
 
@@ -61,14 +62,15 @@ def best_baseline(graph: Graph, space: Space, model: CostModel, timer: Timer) ->
 
 def fitting(graph: Graph, space: Space, model: CostModel, found: Synthesis, timer: Timer) -> Synthesis:
     """What was found if it fits; else the best baseline on all devices that does, if there is one."""
-    if fits(found, model):
+    limits = [device.type.memory_bytes for device in model.fleet.devices]
+    if fits(found, model) or too_small(graph, limits):
         return found
     with timer.search():
         best = Workshop(graph, space, model).whole_fleet().best_fitting()
     if best is None:
         return found
     note = f"what was searched does not fit into memory; this is {best.name}, which does"
-    notes = (*(n for n in found.notes if "fit a program found" not in n), note)
+    notes = (*(n for n in found.notes if "fits into every device" not in n), note)
     return replace(
         found,
         program=best.program,

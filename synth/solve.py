@@ -8,7 +8,7 @@ again. Each such round is a *stage*; the last one eliminates all that is left.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -256,13 +256,17 @@ class SpaceSolver:
         prices: Prices,
         most_nodes: int = MOST_NODES,
         stop: Callable[[], bool] = lambda: False,
+        rents: Mapping[Factor, Floats] | None = None,
     ) -> Solution:
-        """The cheapest program at `prices`.
+        """The cheapest program at `prices`, with `rents` in place of the tables of some factors.
 
         Raises:
             PlanError: no assignment is possible at all.
         """
-        found = self.solver.solve(prices.tables(self.factors), most_nodes, stop)
+        tables = prices.tables(self.factors)
+        if rents:
+            tables = [rents.get(factor, table) for factor, table in zip(self.factors, tables, strict=True)]
+        found = self.solver.solve(tables, most_nodes, stop)
         if found is None:
             raise PlanError(
                 place="search",

@@ -30,6 +30,7 @@ from shardwright.synth.factors import EquationFactor, Use
 from shardwright.synth.fallback import best_baseline, fits, fitting
 from shardwright.synth.grid_alternate import synthesize_on_grid
 from shardwright.synth.pricing import Prices
+from shardwright.synth.rent import too_small
 from shardwright.synth.solve import SpaceSolver
 from shardwright.synth.space import Space
 
@@ -127,6 +128,7 @@ class _Part:
         self.bounded = False
         self.found: Synthesis | None = None
         self.fits = False
+        self.impossible = False
 
     @property
     def cost_s(self) -> float:
@@ -199,14 +201,13 @@ def choose(
         _plan(best, graph, space, timer, extra, solver, first)
         queue = queue[1:]
     heapq.heapify(queue)
-    held_bytes = sum(value.type.nbytes for value in graph.inputs)
     while queue and not (best is not None and timer.late()):
         bound_s, number = heapq.heappop(queue)
         part = made[number]
         if best is not None and best.fits and bound_s >= best.cost_s * (1 - 1e-9):
             break
-        if number and held_bytes > sum(device.type.memory_bytes for device in part.model.fleet.devices):
-            part.fits = False
+        if number and too_small(graph, [device.type.memory_bytes for device in part.model.fleet.devices]):
+            part.impossible = True
         elif part.bounded:
             _plan(part, graph, space, timer, extra, solver, first)
             best = part if best is None or part.beats(best) else best
@@ -244,7 +245,8 @@ def _choice(best: _Part, parts: Sequence[_Part], fleet: Fleet, *, ended: bool) -
         notes = (*notes, "the time limit ended the search before all parts of the fleet were tried")
     found = replace(
         best.found,
-        bound_s=min((best.cost_s, *(part.bound_s for part in parts))),
+        # Of a plan that fits, the bound is that of all that fit: parts too small for any have no say.
+        bound_s=min((best.cost_s, *(p.bound_s for p in parts if not (best.fits and p.impossible)))),
         expanded=sum(each.expanded for each in made),
         searches=sum(each.searches for each in made),
         notes=notes,

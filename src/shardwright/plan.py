@@ -338,6 +338,8 @@ class Plan:
         def flat_step(*flat: Any) -> list[Any]:
             return jax.tree.leaves(train_step(*jax.tree.unflatten(traced.in_tree, flat)))
 
+        from shardwright.backends.verify import verify_program
+
         return verify_program(traced, self.program, self.used_ratios, leaves, flat_step)
 
     def compile(

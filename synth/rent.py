@@ -1,0 +1,239 @@
+"""Rent: what a placement costs for its memory, in seconds per byte (Lagrange multipliers of the budgets).
+
+A tensor that every device holds pays for all of them, one that they hold in stretches pays once. Inputs pay
+for where they lie between steps; what the forward part keeps for the backward part pays for the least of its
+placements.
+
+With multipliers a >= 0 (on the memory of all devices together) and b >= 0 (on that of the smallest device),
+every program that fits satisfies
+
+    cost_s  >=  cost_s + a (bytes on all devices - all memory) + b (bytes on the smallest - its memory),
+
+so the least of the right hand side over all programs is a lower bound on the cost of every plan that fits. At
+prices that are floors over all shares it bounds all ratios, too.
+
+Memory also bounds ratios directly (`most_shares`): of every tensor a device holds its share at least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.memory import stored
+from shardwright.cost.model import ALIASES
+from shardwright.cost.share_cost import Floats
+from shardwright.ir.graph import Graph, Value, per_graph
+from shardwright.ir.placement import Placement, Shard
+from shardwright.synth.conversions import Domain
+from shardwright.synth.factors import Conversion, Factor, Matrices, Use
+from shardwright.synth.space import Space
+
+#: Moments looked at of each kind, see `must_live`.
+_MOMENTS = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RentFactor:
+    """Bytes of what one choice holds; free by itself, see `Rents.tables`.
+
+    Attributes:
+        domain: of the choice.
+        input_bytes: of inputs, which lie in the base of a holding throughout.
+        kept_bytes: of what the backward part reads, in some placement of the holding.
+    """
+
+    domain: Domain
+    input_bytes: int
+    kept_bytes: int
+    weight: float = 1.0
+
+    @property
+    def domains(self) -> tuple[Domain, ...]:
+        """Of the choice."""
+        return (self.domain,)
+
+    def table(self, matrices: Matrices) -> Floats:
+        """Nothing: rent is added by whoever knows the multipliers."""
+        return np.zeros(len(self.domain))
+
+    def conversions(self, at: Sequence[int]) -> tuple[Conversion, ...]:
+        """None: rent makes nothing necessary."""
+        return ()
+
+    def whole(self, *, kept: bool) -> Floats:
+        """[holding]: bytes that every device holds, what is kept included or not."""
+        base = np.array([0.0 if _cut(h.base) else self.input_bytes for h in self.domain.holdings])
+        if not kept:
+            return base
+        return base + [0.0 if any(map(_cut, h.all)) else self.kept_bytes for h in self.domain.holdings]
+
+
+def _cut(placement: Placement) -> bool:
+    return isinstance(placement, Shard)
+
+
+class Rents:
+    """The rent factors of a space.
+
+    Attributes:
+        uses: to be given to a solver in addition to the space's factors.
+    """
+
+    def __init__(self, graph: Graph, space: Space) -> None:
+        held: dict[int, list[int]] = {}
+        root = space.root
+        for value in graph.inputs:
+            held.setdefault(root.choice[value].index, [0, 0])[0] += value.type.nbytes
+        for value in dict.fromkeys((*kept_values(graph), *must_live(graph))):
+            held.setdefault(root.held(value).index, [0, 0])[1] += value.type.nbytes
+        made: dict[tuple[Domain, int, int], RentFactor] = {}
+        uses: list[Use] = []
+        for index, (inputs, later) in held.items():
+            domain = space.choices[index].domain
+            factor = made.setdefault((domain, inputs, later), RentFactor(domain, inputs, later))
+            uses.append(Use(factor, (index,)))
+        self.uses = tuple(uses)
+        self._factors = tuple(made.values())
+        self._constant_bytes = sum(value.type.nbytes for value in graph.constants)
+        self._input_bytes = sum(value.type.nbytes for value in graph.inputs)
+        self._sure_bytes = sum(value.type.nbytes for value in must_live(graph))
+
+    def tables(self, all_s: float, smallest_s: float, devices: int, share: float) -> Mapping[Factor, Floats]:
+        """Rent in seconds by holding.
+
+        Args:
+            all_s: per byte on any device.
+            smallest_s: per byte on the smallest device, in addition.
+            devices: how many there are.
+            share: of the smallest device.
+        """
+        found: dict[Factor, Floats] = {}
+        for factor in self._factors:
+            whole = factor.whole(kept=True)
+            cut = factor.input_bytes + factor.kept_bytes - whole
+            found[factor] = whole * (all_s * devices + smallest_s) + cut * (all_s + smallest_s * share)
+        return found
+
+    def floors(self, all_s: float, smallest_s: float, devices: int) -> Mapping[Factor, Floats]:
+        """Rent in seconds by holding at least, whatever the shares; what is kept is in `constant_s`."""
+        found: dict[Factor, Floats] = {}
+        for factor in self._factors:
+            whole = factor.whole(kept=False)
+            found[factor] = whole * (all_s * devices + smallest_s) + (factor.input_bytes - whole) * all_s
+        return found
+
+    def constant_s(self, all_s: float, smallest_s: float, limits: Sequence[float]) -> float:
+        """Rent of what every program holds, less that of all the memory there is.
+
+        Args:
+            all_s, smallest_s: see `tables`.
+            limits: bytes of memory per device.
+        """
+        everywhere = self._constant_bytes * (all_s * len(limits) + smallest_s)
+        return everywhere + all_s * (self._sure_bytes - sum(limits)) - smallest_s * min(limits)
+
+    def whole_bytes(self, assignment: Sequence[int]) -> float:
+        """Bytes of inputs that every device holds."""
+        whole = (use.factor.whole(kept=False)[assignment[use.scope[0]]] for use in self._rented())
+        return float(sum(whole)) + self._constant_bytes
+
+    def excess_bytes(self, assignment: Sequence[int], limits: Sequence[float]) -> tuple[float, float]:
+        """By how much an assignment exceeds all memory, and the smallest device's: the subgradient."""
+        whole = self.whole_bytes(assignment)
+        cut = self._input_bytes + self._constant_bytes - whole
+        together = whole * len(limits) + cut + self._sure_bytes
+        return together - sum(limits), whole - min(limits)
+
+    def _rented(self) -> list[_Rented]:
+        return [_Rented(use.factor, use.scope) for use in self.uses if isinstance(use.factor, RentFactor)]
+
+
+def most_shares(graph: Graph, limits: Sequence[float]) -> Floats:
+    """The largest ratio that each device can have, whatever the program; they may sum to less than one.
+
+    Args:
+        graph: the step.
+        limits: bytes of memory per device.
+    """
+    constants = sum(value.type.nbytes for value in graph.constants)
+    certain = sum(value.type.nbytes for value in (*graph.inputs, *must_live(graph)))
+    room = np.maximum(np.asarray(limits, dtype=np.float64) - constants, 0.0)
+    return np.minimum(room / max(certain, 1), 1.0)
+
+
+def too_small(graph: Graph, limits: Sequence[float]) -> bool:
+    """Whether no program can fit, whatever its ratios."""
+    written = stored(graph)
+    everything = sum(v.type.nbytes for v in graph.values() if v.index in written or v in graph.constants)
+    # Looking for the fullest moment takes time; often all tensors there are would not fill the devices.
+    return everything > sum(limits) and bool(most_shares(graph, limits).sum() < 1 - 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rented:
+    factor: RentFactor
+    scope: tuple[int, ...]
+
+
+@per_graph
+def kept_values(graph: Graph) -> tuple[Value, ...]:
+    """What the forward part keeps for the backward part in memory; of tensors that share it, one."""
+    return _apart(graph, [value for _, value in graph.residuals if value is not None])
+
+
+def _apart(graph: Graph, values: Iterable[Value]) -> tuple[Value, ...]:
+    """Those that equations make and that are in memory; of tensors that share it, one."""
+    written = stored(graph)
+    made = {value: equation for equation in graph.equations for value in equation.outputs}
+    found: dict[Value, None] = {}
+    roots: set[Value] = set()
+    for value in values:
+        if value.index not in written:
+            continue
+        root = value
+        while root in made and made[root].primitive in ALIASES and made[root].input_values:
+            root = made[root].input_values[0]
+        if root in made and root not in roots:
+            roots.add(root)
+            found[value] = None
+    return tuple(found)
+
+
+@per_graph
+def must_live(graph: Graph) -> tuple[Value, ...]:
+    """Many tensors that live at one moment in every order of the equations.
+
+    The moment is when some value z is made: what z depends on was made, and what has a reader that depends on
+    z, or makes it, is not freed. Of the moments when large tensors are made, or the last that the backward
+    part needs, the fullest counts.
+    """
+    equations = graph.equations
+    values = _apart(graph, [value for equation in equations for value in equation.outputs])
+    makers = {value: equation.index for equation in equations for value in equation.outputs}
+    before_of = [[makers[v] for v in equation.input_values if v in makers] for equation in equations]
+    last_readers: dict[Value, list[int]] = {}
+    for equation in equations:
+        for value in equation.input_values:
+            last_readers.setdefault(value, []).append(equation.index)
+    large = sorted(values, key=lambda v: (-v.type.nbytes, v.index))[:_MOMENTS]
+    late = sorted(kept_values(graph), key=lambda v: makers[v])[-_MOMENTS:]
+    best: tuple[Value, ...] = ()
+    for z in dict.fromkeys((*large, *late)):
+        at = makers[z]
+        before, after = [False] * len(equations), [False] * len(equations)
+        before[at] = after[at] = True
+        for number in range(at, -1, -1):
+            if before[number]:
+                for source in before_of[number]:
+                    before[source] = True
+        for number in range(at + 1, len(equations)):
+            after[number] = any(after[source] for source in before_of[number])
+        alive = tuple(
+            v for v in values if before[makers[v]] and any(after[r] for r in last_readers.get(v, ()))
+        )
+        if sum(v.type.nbytes for v in alive) > sum(v.type.nbytes for v in best):
+            best = alive
+    return best
