@@ -168,3 +168,10 @@ def gather(parts: Sequence[Any], tensor: TensorType, placement: Placement) -> ja
     if isinstance(placement, Partial):
         return from_numpy(combine(placement.op, [to_numpy(part) for part in parts]), tensor.dtype)
     return parts[0]
+
+
+def wire_type(tensor: TensorType) -> tuple[tuple[int, ...], Any]:
+    """Shape and numpy dtype in which a tensor travels: of typed PRNG keys their data."""
+    if not is_key(tensor.dtype):
+        return tensor.shape, dtype_of(tensor.dtype)
+    return (*tensor.shape, *key_data_shape(tensor.dtype)), np.dtype(np.uint32)

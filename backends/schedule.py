@@ -20,15 +20,17 @@ from typing import Any
 import jsonschema
 import numpy as np
 
-from shardwright.backends.layout import dtype_of, is_key, key_data_shape, members, stretches
+from shardwright.backends.layout import members, stretches, wire_type
+from shardwright.backends.schedule_grid import on_one_axis, routine_on_grid
 from shardwright.backends.schedule_lower import Geometry, Member
 from shardwright.backends.schedule_ops import Combine, Copy, Local, Routine, Slot, Transfer, View
 from shardwright.backends.schedule_order import Launch, Order, Repeat
 from shardwright.backends.schedule_table import builders, routine_of
+from shardwright.ir.collectives import step
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import TensorType
 from shardwright.ir.patterns import patterns
-from shardwright.ir.placement import parse_placement
+from shardwright.ir.placement import Grid, Placement, parse_placement
 from shardwright.ir.program import Move
 from shardwright.ir.wiring import Wiring
 
@@ -60,6 +62,7 @@ class Planned:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as it stands in a plan file."""
         first = self.moves[0]
+        nodes = next((p.nodes for p in (first.pre, first.post) if isinstance(p, Grid)), None)
         return {
             "number": self.number,
             "where": [list(place) for place in self.where],
@@ -68,6 +71,7 @@ class Planned:
             "strategy": first.strategy,
             "group": None if first.group is None else list(first.group),
             "root": first.root,
+            **({} if nodes is None else {"nodes": list(nodes)}),
             "after": list(self.after),
             "pattern": self.pattern,
             "members": [
@@ -86,12 +90,13 @@ class Planned:
     def from_dict(data: Mapping[str, Any]) -> Planned:
         """Inverse of `to_dict`."""
         group = None if data["group"] is None else tuple(data["group"])
+        nodes = tuple(data["nodes"]) if "nodes" in data else None
         moves = tuple(
             Move(
                 data["collective"],
                 m["value"],
-                parse_placement(m["pre"]),
-                parse_placement(m["post"]),
+                parse_placement(m["pre"], nodes),
+                parse_placement(m["post"], nodes),
                 data["strategy"],
                 group,
                 data["root"],
@@ -114,9 +119,9 @@ def planned(order: Order) -> tuple[Planned, ...]:
     named = patterns(order.program, order.graph)
 
     def walk(inner: Order, where: tuple[tuple[int, int], ...]) -> Iterator[Planned]:
-        for step in inner.steps:
-            if isinstance(step, Launch):
-                message = step.message
+        for act in inner.steps:
+            if isinstance(act, Launch):
+                message = act.message
                 tensors = tuple(inner.types[move.value] for move in message.moves)
                 labels = {named.get(id(move), "") for move in message.moves}
                 yield Planned(
@@ -128,18 +133,11 @@ def planned(order: Order) -> tuple[Planned, ...]:
                     message.after,
                     labels.pop() if len(labels) == 1 else "",
                 )
-            elif isinstance(step, Repeat):
-                for number, body in enumerate(step.bodies):
-                    yield from walk(body, (*where, (step.first, number)))
+            elif isinstance(act, Repeat):
+                for number, body in enumerate(act.bodies):
+                    yield from walk(body, (*where, (act.first, number)))
 
     return tuple(walk(order, ()))
-
-
-def wire_type(tensor: TensorType) -> tuple[tuple[int, ...], Any]:
-    """Shape and numpy dtype in which a tensor travels: of typed PRNG keys their data."""
-    if not is_key(tensor.dtype):
-        return tensor.shape, dtype_of(tensor.dtype)
-    return (*tensor.shape, *key_data_shape(tensor.dtype)), np.dtype(np.uint32)
 
 
 def geometry_of(
@@ -167,8 +165,7 @@ def geometry_of(
         found.append(
             Member(
                 wire_type(tensor)[0],
-                move.pre,
-                move.post,
+                *_on_all(move),
                 stretches(tensor, move.pre, move.group, ratios),
                 stretches(tensor, move.post, move.group, ratios),
             )
@@ -194,19 +191,41 @@ def geometry_of(
     )
 
 
-def routine_for(move: Move, geometry: Geometry) -> Routine:
-    """A participant's routine.
+def _on_all(move: Move) -> tuple[Placement, Placement]:
+    """Placements before and after, as one axis of all devices has them."""
+    found = step(move.pre, move.post)
+    assert found is not None, f"no single move turns {move.pre} into {move.post}"
+    return found.pre, found.post
+
+
+def routine_for(
+    moves: Sequence[Move],
+    tensors: Sequence[TensorType],
+    ratios: Sequence[float],
+    device: int,
+    wiring: Wiring | None,
+) -> Routine | None:
+    """A device's routine of exchanges of one kind, see `geometry_of`; None where it takes no part.
 
     Raises:
         PlanError: the strategy is carried out by a function of its own.
     """
+    move = moves[0]
+    _check_written(move)
+    if on_one_axis(move):
+        (tensor,) = tensors
+        return routine_on_grid(move, tensor, ratios, device)
+    geometry = geometry_of(moves, tensors, ratios, device, wiring)
+    return None if geometry is None else routine_of(move.kind, move.strategy, geometry)
+
+
+def _check_written(move: Move) -> None:
     if (move.kind, move.strategy) not in builders():
         raise PlanError(
             place=f"{move.kind}.{move.strategy}",
             reason="is carried out by a function of its own (add_strategy), which no schedule can express",
             remedy="Plan without it, or write it as a routine (backends/schedule_lower.py)",
         )
-    return routine_of(move.kind, move.strategy, geometry)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -266,7 +285,8 @@ def _messages(
         geometry = geometry_of(message.moves, message.tensors, ratios, rank, wiring)
         if geometry is None:
             continue
-        routine = routine_for(message.moves[0], geometry)
+        routine = routine_for(message.moves, message.tensors, ratios, rank, wiring)
+        assert routine is not None, "it has a geometry"
         common = message.to_dict()
         del common["group"]
         common["participants"] = list(geometry.participants)

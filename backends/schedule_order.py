@@ -28,7 +28,7 @@ from shardwright.backends.layout import dtype_of, is_key
 from shardwright.backends.schedule_lower import MERGED
 from shardwright.backends.segments import Segment, find, inputs, is_local, outputs, reads, writes
 from shardwright.ir.graph import Graph, TensorType
-from shardwright.ir.placement import Partial, Placement
+from shardwright.ir.placement import Grid, Partial, Placement
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property
 
 #: Messages under way at most; another one lands the first. They keep operands and results alive.
@@ -285,6 +285,8 @@ class _Flow:
         tensor = self.types[move.value]
         if move.kind not in MERGED or is_key(tensor.dtype):
             return (position,)
+        if isinstance(move.pre, Grid) or isinstance(move.post, Grid):
+            return (position,)  # its groups are its own
 
         def shape(placement: Placement) -> object:
             return placement if isinstance(placement, Partial) else type(placement)

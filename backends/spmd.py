@@ -26,7 +26,7 @@ from shardwright.backends.spmd_moves import lowerings, move
 from shardwright.ir import collectives
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Atom, Graph, Literal, TensorType
-from shardwright.ir.placement import Partial, Placement, R
+from shardwright.ir.placement import Partial, Placement, R, Replicate, Shard
 from shardwright.ir.program import Move, Program, Property
 from shardwright.ir.regions import scan_counts
 from shardwright.ir.trace import Traced
@@ -64,7 +64,7 @@ class SpmdExecutable:
         devices: Sequence[Any] | None = None,
         donate: bool = False,
     ) -> None:
-        check_strategies(program)
+        check_program(program)
         graph = traced.graph
         self.traced = traced
         self.program = program
@@ -121,10 +121,17 @@ class SpmdExecutable:
         return self._step.lower(*self.held(flat))
 
 
-def check_strategies(program: Program) -> None:
-    """Raises PlanError where an exchange of the program has no lowering here."""
+def check_program(program: Program) -> None:
+    """Raises PlanError where a program does what this backend cannot: before anything is compiled."""
+    for placement in (*program.inputs, *program.outputs):
+        _check_placement(placement)
     for instruction in program.all_instructions():
-        if not isinstance(instruction, Move) or collectives.registry()[instruction.kind].local:
+        if not isinstance(instruction, Move):
+            for placement in (*instruction.signature.ins, *instruction.signature.outs):
+                _check_placement(placement)
+            continue
+        _check_placement(instruction.post)
+        if collectives.registry()[instruction.kind].local:
             continue
         if (instruction.kind, instruction.strategy) not in lowerings():
             name = f"{instruction.kind}.{instruction.strategy}"
@@ -134,6 +141,15 @@ def check_strategies(program: Program) -> None:
                 remedy=f"Give {name} a lowering (shardwright.add_strategy(…, spmd=…)), plan without it, or "
                 "use another backend",
             )
+
+
+def _check_placement(placement: Placement) -> None:
+    if type(placement) not in (Replicate, Shard, Partial):
+        raise PlanError(
+            place="backend spmd",
+            reason=f"the plan places a tensor as {placement}, and this backend knows R, S and P alone",
+            remedy="Use another backend, or plan on one mesh axis",
+        )
 
 
 @dataclass(frozen=True, eq=False)

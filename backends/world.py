@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwright.backends.layout import dtype_of, members, stretches, to_numpy
+from shardwright.backends.layout import dtype_of, members, stretches, to_numpy, wire_type
 from shardwright.backends.mpi_link import Division, Link, mpi
 from shardwright.backends.mpi_moves import lowerings
-from shardwright.backends.schedule import geometry_of, routine_for, wire_type
+from shardwright.backends.schedule import routine_for
 from shardwright.backends.transport import Exchanger, Lane, Pool
 from shardwright.backends.transport_mpi import MpiTransport
 from shardwright.backends.wire import aligned, as_bytes, to_jax
@@ -116,10 +116,9 @@ class World:
         """
         key = tuple((m.kind, m.strategy, m.pre, m.post, m.group, m.root) for m in moves), tensors
         if key not in self._exchangers:
-            geometry = geometry_of(moves, tensors, self.ratios, self.rank, self.wiring)
-            if geometry is None:
+            routine = routine_for(moves, tensors, self.ratios, self.rank, self.wiring)
+            if routine is None:
                 return None
-            routine = routine_for(moves[0], geometry)
             self._exchangers[key] = Exchanger(routine, self.transport, self.pool)
         return self._exchangers[key]
 

@@ -132,7 +132,9 @@ def main(rounds: int = ROUNDS) -> Path:
         rows += json.loads(found.read_text())
         # Each simulated device computes on one thread, as the ranks above do.
         flags = f"--xla_force_host_platform_device_count={DEVICES} --xla_cpu_multi_thread_eigen=false"
-        environment = rank_environment(1) | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+        # XLA asks for memory in threads, whose arenas give back what is larger than 64 MiB: see docs/spmd.md.
+        memory = {"MALLOC_ARENA_MAX": "1"}
+        environment = rank_environment(1) | memory | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
         command = [sys.executable, "-m", "bench.runtime_spmd", str(found), str(rounds)]
         subprocess.run(command, env=os.environ | environment, check=True)
         rows += json.loads(found.read_text())

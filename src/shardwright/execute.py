@@ -37,7 +37,6 @@ def _mpi(
     donate: bool = False,
     options: RunOptions | None = None,
 ) -> Executable:
-    _on_one_axis(program, "mpi")
     # Importing the backend imports mpi4py, which initialises MPI: only for those who ask for it.
     from shardwright.backends.mpi import MpiExecutable
 

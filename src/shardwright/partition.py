@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from shardwright.backends.spmd import check_program
 from shardwright.backends.spmd_layout import obstacle, spec_of
 from shardwright.ir.errors import PlanError
 from shardwright.ir.program import Program
@@ -27,6 +28,7 @@ class PartitionSpecs(NamedTuple):
 
 def partition_specs(traced: Traced, program: Program, ratios: Sequence[float]) -> PartitionSpecs:
     """How a program's arguments and results lie; see `Plan.partition_specs`."""
+    check_program(program)
     if problem := obstacle(program, traced.graph, ratios):
         raise PlanError(
             place="partition specs",

@@ -29,7 +29,7 @@ from shardwright.cost.topology import Topology
 from shardwright.execute import CompiledStep, concrete, run_options
 from shardwright.files import write_whole
 from shardwright.ir.errors import PlanError, ProgramError
-from shardwright.ir.program import Move, Program, nodes_of
+from shardwright.ir.program import Move, Program
 from shardwright.ir.program import verify as check_program
 from shardwright.ir.text import format_program
 from shardwright.ir.trace import StateMap, Traced, trace
@@ -177,12 +177,6 @@ class Plan:
                 from a file that does not have its messages.
         """
         messages = self.planned_messages()
-        if nodes_of(self.program) is not None:
-            raise PlanError(
-                place="plan",
-                reason="is on two mesh axes, whose exchanges no schedule expresses yet",
-                remedy="Plan with axes=1",
-            )
         if messages is None:
             raise PlanError(
                 place="plan",
@@ -199,9 +193,7 @@ class Plan:
         )
 
     def planned_messages(self) -> tuple[Planned, ...] | None:
-        """What travels together; None where neither the step nor the file says, and on two mesh axes."""
-        if nodes_of(self.program) is not None:
-            return None
+        """What travels together; None where neither the step nor the file says."""
         if self.traced is not None:
             return planned(arrange(self.program, self.traced.graph, self.bucket_bytes))
         has_none = not any(isinstance(i, Move) and not is_local(i) for i in self.program.all_instructions())
