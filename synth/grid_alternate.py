@@ -15,7 +15,7 @@ import numpy as np
 
 from shardwright.cost.bill import bill
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.grid import GridModel, Settled
+from shardwright.cost.grid_model import GridModel, Settled
 from shardwright.cost.memory import peaks_by_device
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.grid import WHOLE, GridCost, GridCut, GridModel, GridShares, GridStack, grid_cut
+from shardwright.cost.grid import WHOLE, GridCost, GridCut, GridShares, GridStack
+from shardwright.cost.grid_model import GridModel, grid_cut
 from shardwright.cost.model import CostModel, kernel_key
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.collectives import between

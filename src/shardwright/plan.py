@@ -20,7 +20,7 @@ from shardwright.backends.schedule_order import arrange
 from shardwright.backends.segments import is_local
 from shardwright.cost.bill import Item, bill
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.grid import pricing
+from shardwright.cost.grid_model import pricing
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.cost.timeline import Timeline, timeline

@@ -18,13 +18,12 @@ from shardwright.cost.bill import bill
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.grid import (
     GridCut,
-    GridModel,
     GridShares,
     Mesh,
-    Settled,
     tangent_in_devices,
     tangent_in_nodes,
 )
+from shardwright.cost.grid_model import GridModel, Settled
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import InputError
 from shardwright.ir.graph import Graph
