@@ -61,15 +61,20 @@ def best_baseline(graph: Graph, space: Space, model: CostModel, timer: Timer) ->
 
 
 def fitting(graph: Graph, space: Space, model: CostModel, found: Synthesis, timer: Timer) -> Synthesis:
-    """What was found if it fits; else the best baseline on all devices that does, if there is one."""
+    """What was found if it fits and memory did not make it dearer; else the best baseline if that is better.
+
+    Under tight budgets the search may miss programs, so that a baseline on all devices may be cheaper.
+    """
     limits = [device.type.memory_bytes for device in model.fleet.devices]
-    if fits(found, model) or too_small(graph, limits):
+    fitted = fits(found, model)
+    if (fitted and found.search_gap == 0.0) or too_small(graph, limits):
         return found
     with timer.search():
         best = Workshop(graph, space, model).whole_fleet().best_fitting()
-    if best is None:
+    if best is None or (fitted and found.cost_s <= best.cost_s):
         return found
-    note = f"what was searched does not fit into memory; this is {best.name}, which does"
+    missing = "is dearer within memory" if fitted else "does not fit into memory"
+    note = f"what was searched {missing}; this is {best.name}"
     notes = (*(n for n in found.notes if "fits into every device" not in n), note)
     return replace(
         found,

@@ -382,8 +382,8 @@ def test_the_function_relates_them_to_a_plan() -> None:
     assert best is not None and best.cost_s == min(b.cost_s for b in found)
     none_fits = Baselines([replace(b, fits=False) for b in found])
     assert none_fits.best_fitting() is None
-    with pytest.raises(InputError, match="axes: is 2"):
-        baselines(step, *args, fleet=fleet, axes=2)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="axes: is 3"):
+        baselines(step, *args, fleet=fleet, axes=3)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="another fleet"):
         baselines(step, *args, fleet=slow(3, 2), plan=plan)
 
@@ -422,7 +422,7 @@ def test_no_plan_is_worse_than_a_baseline(name: str, where: str) -> None:
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_where_the_search_finds_nothing_that_fits_a_baseline_that_does_is_the_plan(name: str) -> None:
+def test_where_memory_is_tight_no_baseline_that_fits_is_better_than_the_plan(name: str) -> None:
     step, args = STEPS[name]()
     roomy = baselines(step, *args, fleet=slow(2000, 1000, nodes=2, network="1 MB/s"))
     limit = min(max(b.memory_bytes) for b in roomy if len(b.devices) == 4)
@@ -432,5 +432,4 @@ def test_where_the_search_finds_nothing_that_fits_a_baseline_that_does_is_the_pl
     assert best is not None and plan.fits
     assert plan.cost_s <= best.cost_s
     assert plan.bound_s <= plan.cost_s
-    assert any("does not fit into memory; this is" in note for note in plan.assumptions)
     assert plan.verify(step, *args).ok
