@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from math import isqrt
 from typing import Any, TypeAlias
@@ -217,10 +218,9 @@ def _exchange_timer(case: ExchangeCase, world: World, meet: World) -> Timer:
     # Two tensors: the data of the second exchange are not in the caches, but what runs it is.
     first, second = (jnp.full(tuple(shape), number, tensor.dtype) for number in (1, 2))
     start, operands = jax.jit(_negatives), [jnp.zeros(())] * OPERANDS
-    work, cold = jax.jit(jnp.negative), jnp.zeros(COLD_BYTES // 4)
 
     def once() -> list[float]:
-        work(cold).block_until_ready()
+        _fill_caches().block_until_ready()
         meet.wait([meet.comm.Ibarrier()])
         times = [time.perf_counter()]
         jax.block_until_ready(start(operands))
@@ -231,8 +231,26 @@ def _exchange_timer(case: ExchangeCase, world: World, meet: World) -> Timer:
         following = times[2] - times[1]
         return [following, times[1] - times[0] - following]
 
-    once()
-    return lambda: [sum(pair) / 2 for pair in zip(once(), once(), strict=True)]
+    def sample() -> list[float]:
+        once()  # in a plan the memory of an exchange is that of the step before
+        found = [sum(pair) / 2 for pair in zip(once(), once(), strict=True)]
+        world.pool.clear()  # the next case has other sizes
+        return found
+
+    return sample
+
+
+@cache
+def _cold() -> jax.Array:
+    return jnp.zeros(COLD_BYTES // 4)
+
+
+def _fill_caches() -> jax.Array:
+    """What a segment does to the caches: read and write other things."""
+    return _negative(_cold())
+
+
+_negative = jax.jit(jnp.negative)
 
 
 def _negatives(operands: Sequence[jax.Array]) -> list[jax.Array]:

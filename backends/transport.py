@@ -92,6 +92,11 @@ class Pool:
         kept.append(memory)
         return memory
 
+    def clear(self) -> None:
+        """Give back what nobody refers to."""
+        for nbytes in list(self._free):
+            self._free[nbytes] = [m for m in self._free[nbytes] if sys.getrefcount(m) != _ALONE]
+
     @property
     def nbytes(self) -> int:
         """All that it holds."""

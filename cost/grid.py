@@ -207,12 +207,18 @@ class GridStack:
         The products are never negative. Of the three shares r, q and rq, whichever alone says most is kept,
         each at its own best: the nodes' shares sum to one over the nodes, the devices' in each node, and rq
         over all devices. What the other two would add at least (nothing, or all of it where it is negative)
-        is added to the constant.
+        is added to the constant. No instruction costs less than any of its rows at its best corner, either.
         """
         one, kinds = self.terms[:, ONE], range(len(mesh.kind_counts))
         least = {f: np.minimum(self.terms[:, f], 0.0) for f in (R, Q, RQ)}
-        everything = one + least[R] + least[Q] + least[RQ]
-        level = everything.max(axis=(1, 2))
+        # Without the products a row is least at a corner of 0 <= r, q <= 1.
+        r, q, both = (
+            self.terms[:, R],
+            self.terms[:, Q],
+            self.terms[:, R] + self.terms[:, Q] + self.terms[:, RQ],
+        )
+        corners = one + np.minimum(np.minimum(r, q), np.minimum(both, 0.0))
+        level = corners.max(axis=(1, 2))
         if self.terms[:, RQ].any():
             base = one + least[R] + least[Q]
             level = np.maximum(

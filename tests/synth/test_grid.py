@@ -238,3 +238,10 @@ def test_shares_of_nested_cuts_are_those_of_the_shards() -> None:
     placement = Grid(Shard(0), Shard(0), (1, 3))
     held = [region((7,), placement, device, ratios)[0][1] for device in range(4)]
     assert np.allclose(r * q * 7, held)
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_no_floor_is_below_nothing(name: str) -> None:
+    """A conversion that earned something would be made for ever."""
+    _, _, prices = listed(name)
+    assert grid_floors(prices).seconds.min() >= 0.0
