@@ -66,8 +66,8 @@ def synthesize(
             it is the best baseline on all devices that fits.
         devices: "auto" leaves nodes or classes of devices out where the step is faster without them; with
             "all" every device takes part.
-        axes: mesh axes. With 1 a tensor lies on all devices alike; with 2 first on the nodes, then in each of
-            them on its devices, all of which take part (a fleet of one node, or of nodes of one device, has one
+        axes: mesh axes. With 1 a tensor lies on all devices alike; with 2 first on the nodes, then in each
+            on its devices, all of which take part (a fleet of one node, or of nodes of one device, has one
             axis). "auto" is one axis, as long as two take much longer to plan.
         tick: told what begins (for progress displays).
 
