@@ -119,10 +119,11 @@ def damage(folder: Path, plan: Plan) -> None:
     if comm.rank == 0:
         (folder / "half" / "7").mkdir(parents=True)
         (folder / "half" / ".8.123.unfinished").mkdir()
-        broken = max((folder / "saved" / "1").rglob("d/*"), key=lambda p: p.stat().st_size)
-        content = bytearray(broken.read_bytes())
-        content[len(content) // 2 :] = b"x" * (len(content) - len(content) // 2)
-        broken.write_bytes(bytes(content))
+        # Which of the files hold numbers that are read again is the library's own affair: all are damaged.
+        for broken in (folder / "saved" / "1").rglob("d/*"):
+            content = bytearray(broken.read_bytes())
+            content[len(content) // 2 :] = b"x" * (len(content) - len(content) // 2)
+            broken.write_bytes(bytes(content))
     comm.Barrier()
     check("a half-written one is the latest", shardwright.latest(folder / "half") is None)
     raised("half-written", InputError, lambda: shardwright.restore(folder / "half" / "7", SHAPES[:3], plan))
