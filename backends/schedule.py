@@ -21,7 +21,7 @@ import jsonschema
 import numpy as np
 
 from shardwright.backends.layout import members, stretches, wire_type
-from shardwright.backends.schedule_grid import on_one_axis, routine_on_grid
+from shardwright.backends.schedule_grid import is_by_node, routine_on_grid
 from shardwright.backends.schedule_lower import Geometry, Member
 from shardwright.backends.schedule_ops import Combine, Copy, Local, Routine, Slot, Transfer, View
 from shardwright.backends.schedule_order import Launch, Order, Repeat
@@ -212,7 +212,7 @@ def routine_for(
     """
     move = moves[0]
     _check_written(move)
-    if on_one_axis(move):
+    if is_by_node(move):
         (tensor,) = tensors
         return routine_on_grid(move, tensor, ratios, device)
     geometry = geometry_of(moves, tensors, ratios, device, wiring)

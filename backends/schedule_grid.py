@@ -37,8 +37,8 @@ from shardwright.ir.placement import (
 from shardwright.ir.program import Move
 
 
-def on_one_axis(move: Move) -> bool:
-    """Whether a move is across or within nodes, and so an exchange for `routine_on_grid`."""
+def is_by_node(move: Move) -> bool:
+    """Whether a move is across or within nodes, and not over all devices at once."""
     return _step(move).axis != "all"
 
 

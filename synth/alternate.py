@@ -378,7 +378,7 @@ def _within(turns: _Turns, found: _Candidate, renting: Renting) -> _Candidate:
     low = 0.0
     possible = not too_small(graph, limits)
     if possible and not rented(SCALES[-1]):
-        return best  # where the highest rent makes nothing small enough, no lower one does
+        return best  # where the highest rent makes nothing small enough, a lower one hardly does
     for scale in SCALES if possible else SCALES[3:5]:
         if stop():
             break
