@@ -1,7 +1,7 @@
 """Bytes that each device holds over a program, by liveness.
 
 What is written is what a compiler writes for the whole step (`cost/written.py`), and beside it what an
-exchange reads or makes. Everything else is computed where it is read, so that what it is made of lives until then.
+exchange reads or makes. All else is computed where it is read, so that what it is made of lives until then.
 
 - Between two exchanges a device runs one compiled program: what that reads from outside is there until it
   ends, and what it hands on has its place from its beginning.
@@ -303,9 +303,7 @@ class _Walk:
         helds = self.held.regions[loop.equation]
         for body, inside, held in zip(loop.bodies, regions, helds, strict=True):
             moments = _front_array(_moments(body, inside, held, top=False, size=self.size))
-            if _exchanges(
-                loop
-            ):  # the host runs it: operands of an iteration, and results until they are stacked
+            if _exchanges(loop):  # run by the host: operands of an iteration, results until they are stacked
                 for value, placement in zip(inside.inputs, body.inputs, strict=True):
                     moments = moments + self.size(value.type, placement)
                 pairs = zip(self.graph.equations[loop.equation].outputs, loop.signature.outs, strict=True)

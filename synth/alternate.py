@@ -6,7 +6,7 @@ The first start is the program that is best when every instruction has the share
 also what proves the bound; others follow while the certified gap is wide. A start ends when it no longer gets
 better. The pair with the least exact cost after rounding is kept; program, ratios and cost returned
 therefore belong together. Where it does not fit the devices' memory, the turns are taken again with
-memory as rows of the LP, and what fits is better than whatever does not. Who says what fits: `synth/judge.py`.
+memory as rows of the LP, and what fits is better than whatever does not. `synth/judge.py` says what fits.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 
 import numpy as np
 
@@ -39,6 +40,10 @@ from shardwright.synth.solve import Solution, SpaceSolver
 from shardwright.synth.space import Space
 
 _MOST_TURNS = 4
+
+#: Steps of no more choices are small (see `_closed`); programs gone through, times choices.
+_FEW_CHOICES = 40
+_MOST_CELLS = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +156,9 @@ class _Turns:
         solver: SpaceSolver,
         stop: Callable[[], bool],
         judge: Judge,
+        extra: Sequence[Use] = (),
     ) -> None:
-        self.judge = judge
+        self.judge, self.extra = judge, extra
         self.space, self.listed, self.timer, self.solver, self.stop = space, listed, timer, solver, stop
         self.model = listed.model
         self.ledger = Ledger(space.uses)
@@ -260,7 +266,7 @@ def synthesize(
         solver = solver or SpaceSolver(space, extra)
         floors = floors or Prices.floors(model)
         assert isinstance(floors.list, PriceList), "floors are of programs on one axis"
-        turns = _Turns(space, floors.list, timer, solver, stop, judge)
+        turns = _Turns(space, floors.list, timer, solver, stop, judge, extra)
         ideal = solver.solve(floors, stop=stop)
     found: _Found | None = None
     bound_s = ideal.bound_s
@@ -333,12 +339,42 @@ def _judged(
         if rounds == MOST_LOOKS or (rounds and stop()):
             break
         judge.learn(peaks, best.ratios, best.memory, rounds)
-        found = _within(turns, _again(turns, best), renting())
+        found = _closed(turns, _within(turns, _again(turns, best), renting()), renting())
         if rounds and not found.fits and found.over > 1.1:
             break
         best = found
     assert fallen is not None
     return fallen
+
+
+def _closed(turns: _Turns, best: _Candidate, renting: Renting) -> _Candidate:
+    """The best that fits, after a small step's programs were gone through in order of their costs.
+
+    Rent finds the corners of what cost and memory allow, and misses what lies between. At the ratios that are
+    likely to be good, the first program that fits is the best.
+    """
+    choices = len(turns.space.choices)
+    if choices > _FEW_CHOICES:
+        return best
+    model, limits = turns.model, renting.limits.nbytes
+    shares = [best.ratios, tuple(limit / sum(limits) for limit in limits)]
+    shares += [tuple(float(each[c]) for c in model.class_of) for each in starts(model)]
+    solver = SpaceSolver(turns.space, turns.extra, stages=())
+    for ratios in dict.fromkeys(shares):
+        with turns.timer.search():
+            prices = Prices.at(turns.listed, ratios)
+            programs = islice(solver.in_order(prices), _MOST_CELLS // max(choices, 1))
+        for assignment, cost_s in programs:
+            if turns.stop() or (best.fits and cost_s >= best.cost_s * (1 - 1e-9)):
+                break
+            program = emit(turns.space, assignment, prices)
+            memory = turns.judge.footprint(program)
+            if turns.judge.over(memory, ratios) > 1 and best.fits:
+                continue
+            items = bill(program, renting.graph, model)
+            here = _candidate(turns, program, ratios, items, memory)
+            best = here if here.beats(best) and (here.fits or here.over < best.over) else best
+    return best
 
 
 def _again(turns: _Turns, found: _Candidate) -> _Candidate:

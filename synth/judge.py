@@ -1,8 +1,8 @@
 """Whether a program fits into the devices' memory: a model for many programs, a closer look at the best.
 
 The search asks the model of `cost/memory.py`, the LP has its rows. What the model takes for the best is then
-looked at as it will run (`Look`); where that says otherwise, the model's budgets are scaled by how much the two
-differ, and the search goes on. What is said to fit has been looked at.
+looked at as it will run (`Look`); where that says otherwise, the model's budgets are scaled by how much the
+two differ, and the search goes on. What is said to fit has been looked at.
 """
 
 from __future__ import annotations

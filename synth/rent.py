@@ -22,9 +22,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.memory import stored
+from shardwright.cost.memory import all_bytes, stored
 from shardwright.cost.model import ALIASES
 from shardwright.cost.share_cost import Floats
+from shardwright.cost.written import written
 from shardwright.ir.graph import Graph, Value, per_graph
 from shardwright.ir.placement import Placement, Shard
 from shardwright.synth.conversions import Domain
@@ -166,10 +167,8 @@ def most_shares(graph: Graph, limits: Sequence[float]) -> Floats:
 
 def too_small(graph: Graph, limits: Sequence[float]) -> bool:
     """Whether no program can fit, whatever its ratios."""
-    written = stored(graph)
-    everything = sum(v.type.nbytes for v in graph.values() if v.index in written or v in graph.constants)
     # Looking for the fullest moment takes time; often all tensors there are would not fill the devices.
-    return everything > sum(limits) and bool(most_shares(graph, limits).sum() < 1 - 1e-9)
+    return all_bytes(graph) > sum(limits) and bool(most_shares(graph, limits).sum() < 1 - 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,22 +206,25 @@ def must_live(graph: Graph) -> tuple[Value, ...]:
     """Many tensors that live at one moment in every order of the equations.
 
     The moment is when some value z is made: what z depends on was made, and what has a reader that depends on
-    z, or makes it, is not freed. Of the moments when large tensors are made, or the last that the backward
-    part needs, the fullest counts.
+    z is not freed; nor is what z is made of, unless z may be written over it. Of the moments when large
+    tensors are made, or the last that the backward part needs, the fullest counts.
     """
     equations = graph.equations
     values = _apart(graph, [value for equation in equations for value in equation.outputs])
     makers = {value: equation.index for equation in equations for value in equation.outputs}
     before_of = [[makers[v] for v in equation.input_values if v in makers] for equation in equations]
     last_readers: dict[Value, list[int]] = {}
+    held = written(graph)
     for equation in equations:
+        if equation.outputs and all(value.index in held.same for value in equation.outputs):
+            continue  # computed already
         for value in equation.input_values:
             last_readers.setdefault(value, []).append(equation.index)
     large = sorted(values, key=lambda v: (-v.type.nbytes, v.index))[:_MOMENTS]
     late = sorted(kept_values(graph), key=lambda v: makers[v])[-_MOMENTS:]
     best: tuple[Value, ...] = ()
     for z in dict.fromkeys((*large, *late)):
-        at = makers[z]
+        at, stays = makers[z], z.index not in held.over
         before, after = [False] * len(equations), [False] * len(equations)
         before[at] = after[at] = True
         for number in range(at, -1, -1):
@@ -232,7 +234,9 @@ def must_live(graph: Graph) -> tuple[Value, ...]:
         for number in range(at + 1, len(equations)):
             after[number] = any(after[source] for source in before_of[number])
         alive = tuple(
-            v for v in values if before[makers[v]] and any(after[r] for r in last_readers.get(v, ()))
+            v
+            for v in values
+            if before[makers[v]] and any(after[r] and (r != at or stays) for r in last_readers.get(v, ()))
         )
         if sum(v.type.nbytes for v in alive) > sum(v.type.nbytes for v in best):
             best = alive

@@ -29,6 +29,7 @@ from shardwright.synth.alternate import Synthesis, Timer, synthesize
 from shardwright.synth.factors import EquationFactor, Use
 from shardwright.synth.fallback import best_baseline, fits, fitting
 from shardwright.synth.grid_alternate import synthesize_on_grid
+from shardwright.synth.judge import Look
 from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import too_small
 from shardwright.synth.solve import SpaceSolver
@@ -173,6 +174,7 @@ def choose(
     extra: Sequence[Use] = (),
     parts: Sequence[Members] | None = None,
     first: Sequence[float] | None = None,
+    look: Look | None = None,
 ) -> Choice:
     """The best plan on the whole fleet or a part of it.
 
@@ -184,6 +186,7 @@ def choose(
         extra: factors that pin choices.
         parts: the parts to consider, the whole fleet first; `candidates(fleet)` by default.
         first: a share per device of the fleet that the search for ratios starts from.
+        look: see `shardwright.synth.alternate.synthesize`.
 
     Raises:
         PlanError: no program keeps to the pins.
@@ -198,7 +201,7 @@ def choose(
     if timer.limited:
         # Whatever happens, there is a plan for the fleet that was asked for.
         best = made[0]
-        _plan(best, graph, space, timer, extra, solver, first)
+        _plan(best, graph, space, timer, extra, solver, first, look)
         queue = queue[1:]
     heapq.heapify(queue)
     while queue and not (best is not None and timer.late()):
@@ -209,7 +212,7 @@ def choose(
         if number and too_small(graph, [device.type.memory_bytes for device in part.model.fleet.devices]):
             part.impossible = True
         elif part.bounded:
-            _plan(part, graph, space, timer, extra, solver, first)
+            _plan(part, graph, space, timer, extra, solver, first, look)
             best = part if best is None or part.beats(best) else best
         else:
             with timer.search():
@@ -227,12 +230,15 @@ def _plan(
     extra: Sequence[Use],
     solver: SpaceSolver,
     first: Sequence[float] | None,
+    look: Look | None,
 ) -> None:
     shares = [] if first is None else [first[d] for d in part.members]
     own = tuple(x / sum(shares) for x in shares) if sum(shares) > 0 else None
-    found = synthesize(graph, space, part.model, timer, extra, solver=solver, floors=part.floors, first=own)
+    found = synthesize(
+        graph, space, part.model, timer, extra, solver=solver, floors=part.floors, first=own, look=look
+    )
     if part.whole and not extra:
-        found = fitting(graph, space, part.model, found, timer)
+        found = fitting(graph, space, part.model, found, timer, look)
     part.found, part.fits, part.bounded = found, fits(found, part.model), True
     part.bound_s = max(part.bound_s, found.bound_s)
 

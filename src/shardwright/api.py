@@ -16,8 +16,10 @@ import numpy as np
 from shardwright.constraints import Constraints, conflict, factors, priced, resolve
 from shardwright.cost.bill import Item
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.memory import Peaks
 from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import predict
+from shardwright.device_memory import peaks
 from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
 from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.jaxpr import source_line
@@ -33,6 +35,7 @@ from shardwright.synth.alternate import Timer
 from shardwright.synth.baselines import Baseline, Baselines, Workshop
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid_alternate import is_mesh
+from shardwright.synth.judge import Look
 from shardwright.synth.recipes import RECIPES
 from shardwright.synth.space import Space
 from shardwright.synth.subfleets import Choice, candidates, choose, on_two_axes, unsearched
@@ -165,11 +168,14 @@ def _synthesize(
         chosen = unsearched(traced.graph, space, fleet, timer, parts)
     else:
         try:
-            chosen = choose(traced.graph, space, fleet, timer, factors(pins, space), parts, first)
+            chosen = choose(
+                traced.graph, space, fleet, timer, factors(pins, space), parts, first, looking(traced)
+            )
         except PlanError as error:
             if not pins:
                 raise
             raise conflict(pins, space, CostModel(fleet)) from error
+    chosen = _looked_at(chosen, traced, timer)
     found = chosen.found
     prices = priced(pins, traced.graph, space, chosen.model, found.ratios, found.cost_s)
     replicated = _replicated(traced.graph, space)
@@ -187,6 +193,16 @@ def _synthesize(
         replicated=replicated,
     )
     return _plan(traced, space, fleet, chosen, stats, state, prices)
+
+
+def _looked_at(chosen: Choice, traced: Traced, timer: Timer) -> Choice:
+    """With the memory that the program takes as it will run, where nobody has looked yet."""
+    found = chosen.found
+    if isinstance(found.memory, Peaks) and found.memory.seen:
+        return chosen
+    with timer.ratios():
+        seen = Peaks(peaks(found.program, traced.graph, found.ratios), seen=True)
+    return replace(chosen, found=replace(found, memory=seen))
 
 
 def baselines(
@@ -224,7 +240,7 @@ def baselines(
         raise PlanError(place="plan", reason="is for another fleet", remedy="Pass a plan for this fleet")
     traced = trace(train_step, *args, state=state) if plan is None else plan.attach(train_step, *args)
     tick("building the choice graph")
-    found = Workshop(traced.graph, Space(traced.graph), CostModel(fleet), tick).all()
+    found = _workshop(traced, fleet, tick).all()
     if plan is None or not plan.cost_s:
         return found
     return Baselines([replace(b, relative=b.cost_s / plan.cost_s) for b in found], found.left_out)
@@ -233,14 +249,23 @@ def baselines(
 def data_parallel(traced: Traced, fleet: Fleet) -> tuple[Baseline, ...]:
     """Even and proportional data parallelism of a traced step, priced like a plan."""
     recipes = [recipe for recipe in RECIPES if recipe.name.endswith("data parallelism")]
-    return tuple(Workshop(traced.graph, Space(traced.graph), CostModel(fleet)).whole_fleet(recipes))
+    return tuple(_workshop(traced, fleet).whole_fleet(recipes))
 
 
 def on_the_whole_fleet(
     traced: Traced, fleet: Fleet, tick: Callable[[str], None] = lambda what: None
 ) -> Baselines:
     """Every baseline of a traced step that uses all devices, priced like a plan."""
-    return Workshop(traced.graph, Space(traced.graph), CostModel(fleet), tick).whole_fleet()
+    return _workshop(traced, fleet, tick).whole_fleet()
+
+
+def looking(traced: Traced) -> Look:
+    """What says how much memory a program of a step takes on every device, as the MPI backend runs it."""
+    return lambda program, ratios: peaks(program, traced.graph, ratios)
+
+
+def _workshop(traced: Traced, fleet: Fleet, tick: Callable[[str], None] = lambda what: None) -> Workshop:
+    return Workshop(traced.graph, Space(traced.graph), CostModel(fleet), tick, looking(traced))
 
 
 def _check_fleet(fleet: object) -> None:

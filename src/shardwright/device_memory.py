@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from shardwright.backends.local_graph import LocalGraphs
 from shardwright.backends.segments import Exchange, LoopStep, Schedule, Segment, schedule
-from shardwright.cost.buffers import scratch_bytes
+from shardwright.cost.buffers import layout_apart, scratch_bytes
 from shardwright.cost.exchange_buffers import exchange_bytes, held_bytes
-from shardwright.ir.graph import Graph, TensorType, Value, value_types
+from shardwright.ir.graph import Equation, Graph, TensorType, Value, value_types
 from shardwright.ir.placement import Grid, cuts, lengths, seat
 from shardwright.ir.program import Move, Program, Property
+from shardwright.ir.trace import source_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,70 @@ def peaks(program: Program, graph: Graph, ratios: Sequence[float]) -> tuple[int,
             known[kind] = _device_memory(planned, ratios, device).peak_bytes
         found.append(known[kind])
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Something that is in memory, and its bytes."""
+
+    what: str
+    nbytes: int
+
+
+def fullest(
+    program: Program, graph: Graph, ratios: Sequence[float], device: int, most: int = 6
+) -> tuple[Held, ...]:
+    """What is in a device's memory when it is fullest, the largest first: inputs by name, the rest by source.
+
+    Args:
+        program: a verified program.
+        graph: what it computes.
+        ratios: share of every device.
+        device: its position in the program.
+        most: entries, the last of which sums up what is left.
+    """
+    planned = schedule(program, graph)
+    moments = _device_memory(planned, ratios, device).moments
+    peak = max(range(len(moments)), key=lambda i: moments[i].nbytes, default=-1)
+    found: dict[str, int] = {}
+
+    def note(what: str, nbytes: int) -> None:
+        found[what] = found.get(what, 0) + nbytes
+
+    state = set(graph.state.values())
+    for number, (value, placement) in enumerate(zip(graph.inputs, program.inputs, strict=True)):
+        note("state" if number in state else "data", held_bytes(value.type, placement, device, ratios))
+    makers = {v.index: e for e in graph.equations for v in e.outputs}
+    alive: set[Property] = set()
+    for number, step in enumerate(planned.steps[: peak + 1]):
+        alive.update(step.gives)
+        if number == peak and isinstance(step, Segment):
+            own = layout_apart(LocalGraphs(device, ratios).segment(step, graph))
+            at = own.peak_kernel
+            for buffer in own.buffers:
+                if buffer.first <= at <= buffer.last:
+                    note(_made_by(buffer.equation, buffer.role), buffer.nbytes)
+        if number < peak:
+            alive.difference_update(step.drops)
+    for prop in alive:
+        maker = makers.get(prop.value)
+        if maker is not None:
+            nbytes = held_bytes(planned.types[prop.value], prop.placement, device, ratios)
+            note(_made_by(maker, "held between programs"), nbytes)
+        else:
+            note("inputs gathered", held_bytes(planned.types[prop.value], prop.placement, device, ratios))
+    rows = sorted((Held(*row) for row in found.items() if row[1]), key=lambda row: (-row.nbytes, row.what))
+    if len(rows) > most:
+        rest = sum(row.nbytes for row in rows[most - 1 :])
+        rows = [*rows[: most - 1], Held(f"{len(found) - most + 1} others", rest)]
+    return tuple(rows)
+
+
+def _made_by(equation: Equation | None, role: str) -> str:
+    if equation is None:
+        return "copies of inputs"
+    where = source_text(equation.source)
+    return f"{role}: {equation.primitive}{f' at {where}' if where else ''}"
 
 
 def _kinds(program: Program, graph: Graph, ratios: Sequence[float]) -> Iterator[Hashable]:
