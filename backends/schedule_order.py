@@ -25,7 +25,7 @@ from typing import TypeAlias
 import numpy as np
 
 from shardwright.backends.layout import dtype_of, is_key
-from shardwright.backends.schedule_lower import MERGED
+from shardwright.backends.schedule_geometry import MERGED
 from shardwright.backends.segments import Segment, find, inputs, is_local, outputs, reads, writes
 from shardwright.ir.graph import Graph, TensorType
 from shardwright.ir.placement import Grid, Partial, Placement
