@@ -12,13 +12,14 @@ import numpy as np
 
 from shardwright.backends.compile import Compiler, Device, Local
 from shardwright.backends.faults import Watch, check_finite
+from shardwright.backends.flow import inputs
 from shardwright.backends.layout import holds, is_key, to_numpy
 from shardwright.backends.local import filled, operand
 from shardwright.backends.mpi_moves import lowerings
 from shardwright.backends.runner import iterate
 from shardwright.backends.schedule import wire_type
 from shardwright.backends.schedule_order import Act, Land, Launch, Order, Repeat
-from shardwright.backends.segments import Segment, inputs
+from shardwright.backends.segments import Segment
 from shardwright.backends.transport import POLL_S
 from shardwright.backends.wire import to_jax
 from shardwright.backends.world import World

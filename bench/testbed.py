@@ -1,11 +1,13 @@
 """A mixed fleet on one machine: the plan against data parallelism, even and proportional to speed.
 
-    python -m bench testbed [CASE…]
+    python -m bench testbed
+    python -m bench.testbed CASE…
 
-Ranks are pinned and capped to unlike speeds, links are shaped (`testbed_machine.py`). For every case: the
-ranks are calibrated in their seats, the step is planned for what came out, and plan, even and proportional
-data parallelism run in turns. A rank that does not get its quota, because something else runs, ends the case
-without a row. Written to bench/results/testbed.json; skipped, with the reason, where this is not root.
+Ranks are pinned and capped to unlike speeds, links are shaped (`testbed_machine.py`). A core is calibrated
+once (`testbed_fleet.py`). For every case the step is planned for ranks of the quotas, and plan, even and
+proportional data parallelism run in turns. A rank that does not get its quota, because something else runs,
+ends the case without a row. Written to bench/results/testbed.json, in place of the rows of the same cases;
+skipped, with the reason, where this is not root.
 """
 
 from __future__ import annotations
@@ -22,16 +24,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import yaml
-
 from bench import testbed_machine
-from bench.record import ROOT, markdown, table, write
+from bench.record import RESULTS, ROOT, markdown, table, write
+from bench.testbed_fleet import fleet_of, measured_cores
 from bench.testbed_models import step_of
 from shardwright import Fleet, Plan, synthesize
 from shardwright.api import data_parallel
 from shardwright.backends.launch import find_mpiexec, rank_environment
 
 STEPS = 15
+#: Of messages that overlap with computation.
+BUCKET_BYTES = 4 << 20
+#: Byte per second of the links, by their names; None: shared memory.
+RATES = {"": None, "1gbit": 1.25e8}
 #: How far a rank's share of its core may be from its quota.
 TOLERANCE = 0.06
 
@@ -61,6 +66,7 @@ CASES = (
     Case("gradients", (1, 1 / 2), "1gbit"),
     Case("gradients", (1, 1, 1 / 2, 1 / 2), "1gbit"),
 )
+OVERLAP = Case("layers", (1, 1), "1gbit")
 
 
 class Seats:
@@ -92,34 +98,6 @@ class Seats:
         )
 
 
-def blank_fleet(case: Case) -> dict[str, Any]:
-    """A fleet to be measured: every rank a kind of its own; over links, a node of its own, too."""
-
-    def node(ranks: Sequence[int]) -> dict[str, Any]:
-        kinds = [
-            {
-                "type": {
-                    "name": f"rank{rank}",
-                    "flops": "20 GFLOP/s",
-                    "memory_bandwidth": "8 GB/s",
-                    "memory": "2 GB",
-                },
-                "count": 1,
-            }
-            for rank in ranks
-        ]
-        return {"devices": kinds, "link": {"bandwidth": "2 GB/s", "latency": "50 us"}}
-
-    ranks = range(len(case.speeds))
-    fleet: dict[str, Any] = {"name": "testbed"}
-    if case.rate:
-        fleet["nodes"] = [node([rank]) for rank in ranks]
-        fleet["network"] = {"bandwidth": "125 MB/s", "latency": "50 us"}
-    else:
-        fleet["nodes"] = [node(ranks)]
-    return fleet
-
-
 def plans_of(case: Case, fleet: Fleet) -> dict[str, Plan]:
     """The planner's, and data parallelism with even and with proportional shares."""
     step, args = step_of(case.model)
@@ -134,16 +112,19 @@ def plans_of(case: Case, fleet: Fleet) -> dict[str, Plan]:
     return found
 
 
-def run_case(case: Case, steps: int = STEPS) -> dict[str, Any] | None:
+def run_case(case: Case, cores: Fleet, steps: int = STEPS) -> dict[str, Any] | None:
     """A row; None where the quotas do not bind."""
+    quotas, _ = testbed_machine.share_out(case.speeds, sorted(os.sched_getaffinity(0)))
+    plans = plans_of(case, fleet_of(cores, quotas, RATES[case.rate]))
+    measured = measured_plans(case, plans, steps)
+    return None if measured is None else row_of(case, plans, measured, quotas)
+
+
+def measured_plans(case: Case, plans: Mapping[str, Plan], steps: int) -> dict[str, Any] | None:
+    """What the ranks write down after they ran the plans in turns; None where the quotas do not bind."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         seats = Seats(case, folder, stack)
-        blank, fleet_path = folder / "blank.yaml", folder / "fleet.yaml"
-        blank.write_text(yaml.safe_dump(blank_fleet(case)))
-        calibrate = ["-m", "shardwright", "calibrate", "--fleet", str(blank), "-o", str(fleet_path)]
-        seats.run(*calibrate, "--force", "--quiet")
-        plans = plans_of(case, Fleet.load(fleet_path))
         for kind, plan in plans.items():
             plan.save(folder / f"{kind}.json")
         asked = {"model": case.model, "plans": list(plans), "steps": steps}
@@ -153,7 +134,29 @@ def run_case(case: Case, steps: int = STEPS) -> dict[str, Any] | None:
     if wrong := unbound(seats.quotas, measured["shares"]):
         print(f"{case.name}: {wrong}; nothing is reported")
         return None
-    return row_of(case, plans, measured, seats.quotas)
+    return measured
+
+
+def overlap_row(case: Case, cores: Fleet, steps: int = STEPS) -> dict[str, Any] | None:
+    """Even data parallelism, every exchange by itself and waited for, against buckets beside computation."""
+    quotas, _ = testbed_machine.share_out(case.speeds, sorted(os.sched_getaffinity(0)))
+    blocking = plans_of(case, fleet_of(cores, quotas, RATES[case.rate]))["even"]
+    plans = {"blocking": blocking, "overlapping": replace(blocking, bucket_bytes=BUCKET_BYTES)}
+    measured = measured_plans(case, plans, steps)
+    if measured is None:
+        return None
+    seconds = {kind: median(taken) for kind, taken in measured["seconds"].items()}
+    segments = {kind: max(p["segments"] for p in found) for kind, found in measured["profiles"].items()}
+    exposed = {kind: seconds[kind] - segments["blocking"] for kind in plans}
+    return {
+        "case": case.name,
+        "blocking_s": seconds["blocking"],
+        "overlapping_s": seconds["overlapping"],
+        "compute_s": segments["blocking"],
+        "exchange part": exposed["blocking"] / seconds["blocking"],
+        "exposed part left": exposed["overlapping"] / exposed["blocking"],
+        "load": measured["load"],
+    }
 
 
 def unbound(quotas: Sequence[float], got: Sequence[float]) -> str:
@@ -189,21 +192,49 @@ def row_of(
 SHOWN = ("case", "even_s", "proportional_s", "plan_s", "predicted_s", "ideal_speedup", "load")
 
 
-def main(cases: Sequence[Case] = CASES, steps: int = STEPS) -> Path:
-    """Run all cases; an empty list of rows, and the reason, where that is impossible."""
+def main(cases: Sequence[Case] = (OVERLAP, *CASES), steps: int = STEPS) -> Path:
+    """Run the cases; an empty list of rows, and the reason, where that is impossible."""
     if reason := testbed_machine.why_not(any(case.rate for case in cases)):
         print(f"testbed: skipped: {reason}")
         return write("testbed", [], skipped=reason)
-    rows: list[dict[str, Any]] = []
-    refused: list[str] = []
+    cores = measured_cores(RESULTS / "testbed_cores.yaml")
+    known = RESULTS / "testbed.json"
+    before: dict[str, Any] = {}
+    if known.exists() and len(cases) <= len(CASES):
+        before = json.loads(known.read_text())
+    rows: dict[str, dict[str, Any]] = {row["case"]: row for row in before.get("rows", [])}
+    overlap = before.get("overlap")
     for case in cases:
-        row = run_case(case, steps)
-        if row is None:
-            refused.append(case.name)
-            continue
-        rows.append(row)
-        table([{key: row[key] for key in SHOWN}], header=len(rows) == 1)
+        if case == OVERLAP:
+            overlap = overlap_row(case, cores, steps)
+            table([overlap or {}], header=True)
+        elif row := run_case(case, cores, steps):
+            rows[case.name] = row
+            table([shown(row)], header=True)
+        save([rows[known.name] for known in CASES if known.name in rows], overlap)
+    return known
+
+
+def save(rows: Sequence[Mapping[str, Any]], overlap: Mapping[str, Any] | None) -> None:
+    """Write what there is so far."""
     if rows:
-        markdown("testbed", [{key: row[key] for key in SHOWN} for row in rows])
+        markdown("testbed", [shown(row) for row in rows])
+    if overlap:
+        markdown("testbed_overlap", [overlap])
     errors = [abs(row["predicted_s"] / row["plan_s"] - 1) for row in rows]
-    return write("testbed", rows, refused=refused, MAPE=sum(errors) / len(errors) if errors else None)
+    write("testbed", rows, overlap=overlap, MAPE=sum(errors) / len(errors) if errors else None)
+
+
+def shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the table: what is written, and what it says of the plan."""
+    speed = row["even_s"] / row["plan_s"]
+    return {key: row[key] for key in SHOWN} | {
+        "over even": speed,
+        "of the ideal": speed / row["ideal_speedup"],
+        "over proportional": row["proportional_s"] / row["plan_s"],
+    }
+
+
+if __name__ == "__main__":
+    asked = sys.argv[1:]
+    main([case for case in (OVERLAP, *CASES) if case.name in asked])

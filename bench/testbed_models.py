@@ -38,6 +38,8 @@ def step_of(model: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """A training step and its arguments, by name."""
     if model == "perceptron":
         return perceptron(batch=1536, width=512, layers=4)
+    if model == "layers":
+        return perceptron(batch=1024, width=1024, layers=6)
     if model == "gradients":
         return perceptron(batch=96, width=1536, layers=3)
     assert model == "gpt", f"no model {model}"

@@ -18,6 +18,7 @@ from shardwright import Plan
 from shardwright.backends.measure import LoadGauge
 from shardwright.backends.mpi import MpiExecutable, abort_on_error
 from shardwright.backends.mpi_link import mpi
+from shardwright.backends.run_options import RunOptions
 
 SPIN_S = 2.0
 
@@ -36,7 +37,8 @@ class Runner:
     def __init__(self, model: str, plan: Plan, comm: Any) -> None:
         step, args = step_of(model)
         traced = plan.attach(step, *args)
-        self.run = MpiExecutable(traced, plan.program, plan.ratios, comm, poll=True)
+        options = RunOptions(bucket_bytes=plan.bucket_bytes, donate=True)
+        self.run = MpiExecutable(traced, plan.program, plan.ratios, comm, poll=True, options=options)
         self.state = traced.graph.state
         self.flat: list[Any] = list(jax.tree.leaves(args))
         self.comm = comm
