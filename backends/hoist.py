@@ -1,8 +1,8 @@
 """Rearrangements before a reduction instead of behind it.
 
 Where a product's transpose is wanted, XLA hands the product out the other way round. Behind an exchange it
-cannot: what was received lies as it lies, and is transposed in memory. Both orders cost the plan the same, and
-it may have either.
+cannot: what was received lies as it lies, and is transposed in memory. Both orders cost the plan the same, so
+that it may have either.
 """
 
 from __future__ import annotations
