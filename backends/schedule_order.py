@@ -237,7 +237,8 @@ class _Early:
         self.arranger, self.flow, self.bucket_bytes = arranger, flow, bucket_bytes
         self.missing = [len(producers) for producers in flow.producers]
         self.unread = [len(consumers) for consumers in flow.consumers]
-        self.ready: list[int] = []
+        self.key = _urgency(flow)
+        self.ready: list[tuple[int, int]] = []
         self.buckets: dict[Kind, list[int]] = {}
         self.under_way: deque[Message] = deque()
         self.gathers: list[int] = []  # whose operand is there, and which may not leave yet
@@ -250,7 +251,7 @@ class _Early:
                 yield from self._released(position)
         while True:
             while self.ready:
-                position = heapq.heappop(self.ready)
+                _, position = heapq.heappop(self.ready)
                 for producer in self.flow.producers[position]:
                     self.of[position] |= self.of[producer]
                 yield "compute", position
@@ -282,7 +283,7 @@ class _Early:
     def _released(self, position: int) -> Iterator[_Act]:
         """An instruction's operands are there."""
         if not self.flow.exchange[position]:
-            heapq.heappush(self.ready, position)
+            heapq.heappush(self.ready, (self.key[position], position))
         elif isinstance(self.flow.move(position).pre, Partial):
             yield from self._leave(position)
         else:
@@ -319,6 +320,24 @@ class _Early:
         yield "land", message
         for position in message.positions:
             yield from self._done(position)
+
+
+def _urgency(flow: Flow) -> list[int]:
+    """Per instruction what it is sorted by among those that can run: the program's order, but what a reduction
+    waits for goes as soon as it can."""
+    count = len(flow.program.instructions)
+    urgent = [False] * count
+    for position in reversed(range(count)):
+        if flow.exchange[position]:
+            urgent[position] = isinstance(flow.move(position).pre, Partial)
+        else:
+            after = flow.consumers[position]
+            urgent[position] = any(urgent[i] and (flow.exchange[i] or len(flow.needs[i]) == 1) for i in after)
+    key = list(range(count))
+    for position in range(count):
+        if urgent[position] and flow.producers[position]:
+            key[position] = max(key[i] for i in flow.producers[position])
+    return key
 
 
 def _with_lifetimes(steps: Sequence[Act], kept: Iterable[Property]) -> tuple[Act, ...]:

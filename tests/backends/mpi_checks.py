@@ -68,7 +68,7 @@ def check_moves() -> None:
 
 
 def check_direct() -> None:
-    """MPI is given addresses of JAX's own memory; on a CPU it can read these, whatever it is told they are."""
+    """MPI is given addresses of JAX's memory; on a CPU it can read these, whatever it is told they are."""
     direct = 0
     for case in cases(comm.size, local=False):
         if case.tensor.dtype == "float32":
