@@ -323,8 +323,7 @@ class _Early:
 
 
 def _urgency(flow: Flow) -> list[int]:
-    """Per instruction what it is sorted by among those that can run: the program's order, but what a reduction
-    waits for goes as soon as it can."""
+    """What instructions that can run are sorted by: the program's order, what a reduction waits for first."""
     count = len(flow.program.instructions)
     urgent = [False] * count
     for position in reversed(range(count)):
