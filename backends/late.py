@@ -89,11 +89,28 @@ class _Late:
         for position in sorted(self.computed, reverse=True):
             if self._is_light(position):
                 self.at[position] = self._best(position)
+        for position in self._leaving():
+            self.at[position] = (max(self.at[i][0] for i in self.flow.producers[position]),)
         found: list[list[int]] = [[] for _ in self.before]
         for position in sorted(self.computed):
             for run in self.at[position]:
                 found[run].append(position)
         return found
+
+    def _leaving(self) -> list[int]:
+        """What exchanges alone need, of one operand that is computed here: it goes where that is made.
+
+        No segment is there for it alone.
+        """
+        found: set[int] = set()
+        for position in sorted(self.computed, reverse=True):
+            flow = self.flow
+            one = len(flow.needs[position]) == 1 and flow.producers[position] <= self.computed
+            after = flow.consumers[position]
+            sent = bool(after) and all(flow.exchange[i] or i in found for i in after)
+            if one and sent and flow.producers[position] and self._is_light(position):
+                found.add(position)
+        return sorted(found.difference(p for p in found if self.kept.intersection(self.flow.gives[p])))
 
     def _is_light(self, position: int) -> bool:
         instruction = self.flow.program.instructions[position]

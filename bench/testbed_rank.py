@@ -81,9 +81,10 @@ def main(folder: Path) -> None:
         gauge = LoadGauge(comm)
         gauge.start()
         seconds: dict[str, list[float]] = {name: [] for name in runners}
-        for _ in range(asked["steps"]):
-            for name, runner in runners.items():
-                seconds[name].append(runner.timed())
+        for turn in range(asked["steps"]):
+            names = list(runners)
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                seconds[name].append(runners[name].timed())
         load = gauge.stop()
         profiles = {name: comm.allgather(runner.profile(3)) for name, runner in runners.items()}
         if comm.rank == 0:
