@@ -76,7 +76,8 @@ class Seats:
         cores = sorted(os.sched_getaffinity(0))
         self.quotas, seats = testbed_machine.share_out(case.speeds, cores)
         procs = stack.enter_context(testbed_machine.quotas(self.quotas))
-        entries = [{"procs": str(p), "cores": [core]} for p, core in zip(procs, seats, strict=True)]
+        self.procs = [str(p) for p in procs]
+        entries = [{"cores": [core]} for core in seats]
         self.file = folder / "seats.json"
         self.file.write_text(json.dumps(entries))
         ranks = len(case.speeds)
@@ -127,7 +128,7 @@ def measured_plans(case: Case, plans: Mapping[str, Plan], steps: int) -> dict[st
         seats = Seats(case, folder, stack)
         for kind, plan in plans.items():
             plan.save(folder / f"{kind}.json")
-        asked = {"model": case.model, "plans": list(plans), "steps": steps}
+        asked = {"model": case.model, "plans": list(plans), "steps": steps, "procs": seats.procs}
         (folder / "asked.json").write_text(json.dumps(asked))
         seats.run("-m", "bench.testbed_rank", str(folder))
         measured = json.loads((folder / "measured.json").read_text())

@@ -1,4 +1,4 @@
-"""One rank of bench/testbed, in its seat: checks the quota, then runs the plans in turns.
+"""One rank of bench/testbed: compiles, takes its quota and checks it, then runs the plans in turns.
 
 python -m bench.testbed_rank FOLDER
 """
@@ -6,6 +6,7 @@ python -m bench.testbed_rank FOLDER
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -70,11 +71,15 @@ def main(folder: Path) -> None:
     comm = mpi().COMM_WORLD
     with abort_on_error(comm):
         asked = json.loads((folder / "asked.json").read_text())
-        comm.Barrier()
-        got = comm.allgather(spin())
         runners = {
             name: Runner(asked["model"], Plan.load(folder / f"{name}.json"), comm) for name in asked["plans"]
         }
+        for runner in runners.values():
+            runner.step()
+        # Compiled at full speed; from here on the quota holds, for all of the process's threads.
+        Path(asked["procs"][comm.rank]).write_text(str(os.getpid()))
+        comm.Barrier()
+        got = comm.allgather(spin())
         for runner in runners.values():
             for _ in range(3):
                 runner.step()

@@ -28,7 +28,7 @@ comm = MPI.COMM_WORLD
 
 
 def train(noisy: bool) -> dict[str, Any]:
-    """Train for 2,000 steps; `noisy` adds a unit in the last place to the last rank's state in each of them."""
+    """Train for 2,000 steps; `noisy` adds a unit in the last place to one rank's state in each of them."""
     step, args = STEPS["mlp"]()
     traced = trace(step, *args)
     graph = traced.graph
