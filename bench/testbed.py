@@ -4,8 +4,9 @@
     python -m bench.testbed CASE…
 
 Ranks are pinned and capped to unlike speeds, links are shaped (`testbed_machine.py`). A core is calibrated
-once (`testbed_fleet.py`). For every case the step is planned for ranks of the quotas, and plan, even and
-proportional data parallelism run in turns. A rank that does not get its quota, because something else runs,
+once (`testbed_fleet.py`). For every case it is measured what part of a core the ranks reach
+(`testbed_speed.py`), the step is planned for such ranks, and plan, even and proportional data parallelism run
+in turns. A rank that does not get its quota, because something else runs,
 ends the case without a row. Written to bench/results/testbed.json, in place of the rows of the same cases;
 skipped, with the reason, where this is not root.
 """
@@ -17,12 +18,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 from bench import testbed_machine
 from bench.record import RESULTS, ROOT, markdown, table, write
@@ -69,6 +71,9 @@ CASES = (
 OVERLAP = Case("layers", (1, 1), "1gbit")
 
 
+Plans: TypeAlias = dict[str, Plan]
+
+
 class Seats:
     """Ranks in their seats, for as long as the context lasts."""
 
@@ -99,7 +104,7 @@ class Seats:
         )
 
 
-def plans_of(case: Case, fleet: Fleet) -> dict[str, Plan]:
+def plans_of(case: Case, fleet: Fleet) -> Plans:
     """The planner's, and data parallelism with even and with proportional shares."""
     step, args = step_of(case.model)
     plan = synthesize(step, *args, fleet=fleet, devices="all")
@@ -115,37 +120,47 @@ def plans_of(case: Case, fleet: Fleet) -> dict[str, Plan]:
 
 def run_case(case: Case, cores: Fleet, steps: int = STEPS) -> dict[str, Any] | None:
     """A row; None where the quotas do not bind."""
-    quotas, _ = testbed_machine.share_out(case.speeds, sorted(os.sched_getaffinity(0)))
-    plans = plans_of(case, fleet_of(cores, quotas, RATES[case.rate]))
-    measured = measured_plans(case, plans, steps)
-    return None if measured is None else row_of(case, plans, measured, quotas)
+    found = measured_plans(case, cores, partial(plans_of, case), steps)
+    return None if found is None else row_of(case, *found)
 
 
-def measured_plans(case: Case, plans: Mapping[str, Plan], steps: int) -> dict[str, Any] | None:
-    """What the ranks write down after they ran the plans in turns; None where the quotas do not bind."""
+def measured_plans(
+    case: Case, cores: Fleet, make: Callable[[Fleet], Plans], steps: int
+) -> tuple[Plans, dict[str, Any]] | None:
+    """Plans for the ranks in their seats, and what these write down after they ran them in turns.
+
+    None where the quotas do not bind.
+    """
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         seats = Seats(case, folder, stack)
+        asked: dict[str, Any] = {"model": case.model, "steps": steps, "procs": seats.procs}
+        (folder / "asked.json").write_text(json.dumps(asked))
+        seats.run("-m", "bench.testbed_speed", str(folder))
+        speeds = json.loads((folder / "speeds.json").read_text())
+        plans = make(fleet_of(cores, speeds, RATES[case.rate]))
         for kind, plan in plans.items():
             plan.save(folder / f"{kind}.json")
-        asked = {"model": case.model, "plans": list(plans), "steps": steps, "procs": seats.procs}
-        (folder / "asked.json").write_text(json.dumps(asked))
+        (folder / "asked.json").write_text(json.dumps(asked | {"plans": list(plans)}))
         seats.run("-m", "bench.testbed_rank", str(folder))
         measured = json.loads((folder / "measured.json").read_text())
     if wrong := unbound(seats.quotas, measured["shares"]):
         print(f"{case.name}: {wrong}; nothing is reported")
         return None
-    return measured
+    return plans, measured | {"quotas": seats.quotas, "speeds": speeds}
 
 
 def overlap_row(case: Case, cores: Fleet, steps: int = STEPS) -> dict[str, Any] | None:
     """Even data parallelism, every exchange by itself and waited for, against buckets beside computation."""
-    quotas, _ = testbed_machine.share_out(case.speeds, sorted(os.sched_getaffinity(0)))
-    blocking = plans_of(case, fleet_of(cores, quotas, RATES[case.rate]))["even"]
-    plans = {"blocking": blocking, "overlapping": replace(blocking, bucket_bytes=BUCKET_BYTES)}
-    measured = measured_plans(case, plans, steps)
-    if measured is None:
+
+    def make(fleet: Fleet) -> Plans:
+        even = plans_of(case, fleet)["even"]
+        return {"blocking": even, "overlapping": replace(even, bucket_bytes=BUCKET_BYTES)}
+
+    found = measured_plans(case, cores, make, steps)
+    if found is None:
         return None
+    plans, measured = found
     seconds = {kind: median(taken) for kind, taken in measured["seconds"].items()}
     segments = {kind: max(p["segments"] for p in found) for kind, found in measured["profiles"].items()}
     exposed = {kind: seconds[kind] - segments["blocking"] for kind in plans}
@@ -168,9 +183,7 @@ def unbound(quotas: Sequence[float], got: Sequence[float]) -> str:
     return ""
 
 
-def row_of(
-    case: Case, plans: Mapping[str, Plan], measured: Mapping[str, Any], quotas: Sequence[float]
-) -> dict[str, Any]:
+def row_of(case: Case, plans: Plans, measured: Mapping[str, Any]) -> dict[str, Any]:
     """One line of the table."""
     seconds = {kind: median(taken) for kind, taken in measured["seconds"].items()}
     return {
@@ -184,8 +197,9 @@ def row_of(
         "predicted_even_s": plans["even"].iteration_s,
         "predicted_proportional_s": plans["proportional"].iteration_s,
         "ratios": list(plans["plan"].ratios),
-        "quotas": list(quotas),
+        "quotas": measured["quotas"],
         "shares": measured["shares"],
+        "speeds": measured["speeds"],
         "profiles": measured["profiles"],
     }
 

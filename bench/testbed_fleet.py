@@ -1,9 +1,9 @@
-"""The testbed's ranks as a fleet: one core as it was measured, times the quota of each rank.
+"""The testbed's ranks as a fleet: one core as it was measured, times the part of it that each rank reaches.
 
 Within a quota a short kernel either runs at full speed or waits for the next period, so that timing kernels
-there tells little. What a quota is, the spin test says: a part of a core. So two ranks are calibrated with a
-core each and no quota, once, and rates are multiplied by quotas, delays divided by them. An exchange through
-shared memory is copying: it goes as fast as its slowest rank. Links are what they are shaped to.
+there tells little. So two ranks are calibrated with a core each and no quota, once; rates are multiplied by
+the ranks' speeds (`testbed_speed.py`), delays divided by them. An exchange through shared memory is copying:
+it goes as fast as its slowest rank. Links are what they are shaped to.
 """
 
 from __future__ import annotations
@@ -50,53 +50,53 @@ def measured_cores(path: Path) -> Fleet:
     return Fleet.load(path)
 
 
-def scaled(kind: DeviceType, quota: float, name: str) -> DeviceType:
+def scaled(kind: DeviceType, part: float, name: str) -> DeviceType:
     """A rank with a part of a core."""
 
-    def part(rate: float | None) -> float | None:
-        return None if rate is None else rate * quota
+    def times(rate: float | None) -> float | None:
+        return None if rate is None else rate * part
 
     return replace(
         kind,
         name=name,
-        float32_flop_per_s=kind.float32_flop_per_s * quota,
-        float64_flop_per_s=part(kind.float64_flop_per_s),
-        float16_flop_per_s=part(kind.float16_flop_per_s),
-        bfloat16_flop_per_s=part(kind.bfloat16_flop_per_s),
-        tf32_flop_per_s=part(kind.tf32_flop_per_s),
-        memory_bandwidth_byte_per_s=kind.memory_bandwidth_byte_per_s * quota,
-        launch_s=kind.launch_s / quota,
-        resume_s=kind.resume_s / quota,
+        float32_flop_per_s=kind.float32_flop_per_s * part,
+        float64_flop_per_s=times(kind.float64_flop_per_s),
+        float16_flop_per_s=times(kind.float16_flop_per_s),
+        bfloat16_flop_per_s=times(kind.bfloat16_flop_per_s),
+        tf32_flop_per_s=times(kind.tf32_flop_per_s),
+        memory_bandwidth_byte_per_s=kind.memory_bandwidth_byte_per_s * part,
+        launch_s=kind.launch_s / part,
+        resume_s=kind.resume_s / part,
     )
 
 
-def slowed(link: Link, quota: float) -> Link:
+def slowed(link: Link, part: float) -> Link:
     """A link through shared memory whose slowest rank has a part of a core."""
     strategies = tuple(
         replace(
             strategy,
             ranges=tuple(
-                replace(r, latency_s=r.latency_s / quota, bandwidth_byte_per_s=r.bandwidth_byte_per_s * quota)
+                replace(r, latency_s=r.latency_s / part, bandwidth_byte_per_s=r.bandwidth_byte_per_s * part)
                 for r in strategy.ranges
             ),
         )
         for strategy in link.strategies
     )
-    return Link(link.bandwidth_byte_per_s * quota, link.latency_s / quota, strategies)
+    return Link(link.bandwidth_byte_per_s * part, link.latency_s / part, strategies)
 
 
-def fleet_of(cores: Fleet, quotas: Sequence[float], rate_byte_per_s: float | None) -> Fleet:
-    """Ranks of these quotas: in one node, or each in its own where they are joined by shaped links.
+def fleet_of(cores: Fleet, speeds: Sequence[float], rate_byte_per_s: float | None) -> Fleet:
+    """Ranks of these speeds: in one node, or each in its own where they are joined by shaped links.
 
     Args:
         cores: of `measured_cores`.
-        quotas: of every rank, in cores.
+        speeds: of every rank, as parts of a core.
         rate_byte_per_s: of the links; None: shared memory.
     """
-    kinds = tuple(scaled(cores.devices[0].type, quota, f"core × {quota:.3g}") for quota in quotas)
+    kinds = tuple(scaled(cores.devices[0].type, speed, f"core × {speed:.3g}") for speed in speeds)
     if rate_byte_per_s is None:
         link = cores.nodes[0].link
         assert link is not None
-        return Fleet("testbed", (Node("n0", kinds, slowed(link, min(quotas))),), None)
+        return Fleet("testbed", (Node("n0", kinds, slowed(link, min(speeds))),), None)
     network = Link(rate_byte_per_s * PAYLOAD, LINK_LATENCY_S)
     return Fleet("testbed", tuple(Node(f"n{i}", (kind,), None) for i, kind in enumerate(kinds)), network)

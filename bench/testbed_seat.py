@@ -1,7 +1,7 @@
 """`python testbed_seat.py SEATS.json COMMAND…`: take the cores of this rank, then become the command.
 
-SEATS.json lists the cores of every rank; its quota it takes later, when all is compiled. Started by path: a rank
-must be pinned before its libraries start threads. Nothing but the standard library is at hand.
+SEATS.json lists the cores of every rank; its quota it takes later, when all is compiled. Started by path: a
+rank must be pinned before its libraries start threads. Nothing but the standard library is at hand.
 """
 
 from __future__ import annotations
