@@ -30,7 +30,7 @@ from bench import testbed_machine
 from bench.record import RESULTS, ROOT, markdown, table, write
 from bench.testbed_fleet import fleet_of, measured_cores
 from bench.testbed_models import step_of
-from shardwright import Fleet, Plan, synthesize
+from shardwright import Fleet, Plan, bucketed, synthesize
 from shardwright.api import data_parallel
 from shardwright.backends.launch import find_mpiexec, rank_environment
 
@@ -115,7 +115,8 @@ def plans_of(case: Case, fleet: Fleet) -> Plans:
         found[kind] = replace(
             plan, program=baseline.program, ratios=baseline.ratios, iteration_s=baseline.iteration_s
         )
-    return found
+    # Over links, exchanges of all of them run beside computation, in messages of the size predicted best.
+    return {kind: bucketed(plan) for kind, plan in found.items()} if case.rate else found
 
 
 def run_case(case: Case, cores: Fleet, steps: int = STEPS) -> dict[str, Any] | None:
@@ -155,6 +156,7 @@ def overlap_row(case: Case, cores: Fleet, steps: int = STEPS) -> dict[str, Any] 
 
     def make(fleet: Fleet) -> Plans:
         even = plans_of(case, fleet)["even"]
+        even = replace(even, bucket_bytes=None)
         return {"blocking": even, "overlapping": replace(even, bucket_bytes=BUCKET_BYTES)}
 
     found = measured_plans(case, cores, make, steps)
