@@ -17,7 +17,7 @@ def bucketed(plan: Plan, traced: Traced | None = None) -> Plan:
     """The plan with the `bucket_bytes` for which the shortest step is predicted, and that step's seconds.
 
     Exchanges between nodes run beside computation; within a node they are copies, which take the cores that
-    compute. Where no size is predicted to save anything, the plan stays as it is: exchanges travel one by one.
+    compute. Where no size is predicted to save anything, exchanges go on travelling one by one.
 
     Args:
         plan: a plan for the backend `mpi`.
