@@ -5,8 +5,7 @@
 Per example: time to trace and to profile; peak bytes against `memory_analysis()` of the step that XLA
 compiles with its state donated (nothing is run); bytes of the state against its leaves. Then the same under
 plans on three fleets, and time against budget (`bench/memory_plans.py`). Written to bench/results/memory.json
-and .md,
-and docs/memory-frontier.svg.
+and .md, and docs/memory-frontier.svg.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Memory under plans: the tiny examples on three fleets against XLA, and time against budget.
 
 Per example, fleet and kind of device: peak bytes that the plan states, over those of the programs that XLA
-compiles for that device (`memory_analysis()`, nothing is run) with what is held beside them and what exchanges
+compiles for that device (`memory_analysis()`, nothing is run), what is held beside them and what exchanges
 hold and pack. The frontier is one step planned for ever less memory.
 """
 
