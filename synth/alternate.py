@@ -16,7 +16,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import islice
 
 import numpy as np
 
@@ -354,18 +353,20 @@ def _closed(turns: _Turns, best: _Candidate, renting: Renting) -> _Candidate:
     likely to be good, the first program that fits is the best.
     """
     choices = len(turns.space.choices)
-    if choices > _FEW_CHOICES:
-        return best
     model, limits = turns.model, renting.limits.nbytes
+    if choices > _FEW_CHOICES or too_small(renting.graph, limits):
+        return best
+    left = _MOST_CELLS // max(choices, 1)
     shares = [best.ratios, tuple(limit / sum(limits) for limit in limits)]
     shares += [tuple(float(each[c]) for c in model.class_of) for each in starts(model)]
     solver = SpaceSolver(turns.space, turns.extra, stages=())
     for ratios in dict.fromkeys(shares):
         with turns.timer.search():
             prices = Prices.at(turns.listed, ratios)
-            programs = islice(solver.in_order(prices), _MOST_CELLS // max(choices, 1))
+            programs = solver.in_order(prices)
         for assignment, cost_s in programs:
-            if turns.stop() or (best.fits and cost_s >= best.cost_s * (1 - 1e-9)):
+            left -= 1
+            if left < 0 or turns.stop() or (best.fits and cost_s >= best.cost_s * (1 - 1e-9)):
                 break
             program = emit(turns.space, assignment, prices)
             memory = turns.judge.footprint(program)
@@ -455,16 +456,17 @@ def _within(turns: _Turns, found: _Candidate, renting: Renting) -> _Candidate:
 
     low = 0.0
     possible = not too_small(graph, limits)
-    if possible and not rented(SCALES[-1]):
+    again = renting.helped > 0
+    if possible and not again and not rented(SCALES[-1]):
         return best  # where the highest rent makes nothing small enough, a lower one hardly does
-    for scale in SCALES if possible else SCALES[3:5]:
+    for scale in [s for s in SCALES if s >= renting.helped] if possible else SCALES[3:5]:
         if stop():
             break
         if not rented(scale):
             low = scale
             continue
-        high = scale
-        for _ in range(HALVINGS):
+        high = renting.helped = scale
+        for _ in range(1 if again else HALVINGS):
             middle = (low * high) ** 0.5 if low else high / 4
             if rented(middle):
                 high = middle

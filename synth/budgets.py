@@ -57,10 +57,14 @@ class Renting:
         graph: the step.
         limits: memory of the devices.
         extra: factors that pin choices.
+
+    Attributes:
+        helped: the scale of the rent at which a program fitted, when one did: see `SCALES`.
     """
 
     def __init__(self, graph: Graph, space: Space, limits: Limits, extra: Sequence[Use] = ()) -> None:
         self.graph, self.limits = graph, limits
+        self.helped = 0.0
         self.rents = rents = Rents(graph, space)
         self._solver = SpaceSolver(space, (*extra, *rents.uses))
 
