@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.backends.compile import QUICK, Compiler, Device, Local
+from shardwright.backends.flow import inputs
 from shardwright.backends.layout import (
     as_array,
     check_inputs,
@@ -27,7 +28,7 @@ from shardwright.backends.layout import (
 )
 from shardwright.backends.local import filled, operand
 from shardwright.backends.runner import run
-from shardwright.backends.segments import Exchange, Segment, Step, inputs, schedule
+from shardwright.backends.segments import Exchange, Segment, Step, schedule
 from shardwright.ir import collectives
 from shardwright.ir.collectives import Array, step
 from shardwright.ir.collectives import Step as MeshStep
