@@ -343,6 +343,7 @@ def _within(turns: _Turns, found: _Candidate, renting: Renting) -> _Candidate:
     unit = found.cost_s / sum(limits)
     by_memory = tuple(limit / sum(limits) for limit in limits)
     best = found
+    tried: dict[tuple[tuple[int, ...], tuple[float, ...]], bool] = {}
 
     def rented(scale: float) -> bool:
         """Whether a program fits at that rent; the best so far is kept."""
@@ -358,6 +359,10 @@ def _within(turns: _Turns, found: _Candidate, renting: Renting) -> _Candidate:
                 prices = Prices.at(turns.listed, ratios)
                 solution = renting.solve(prices, ratios, scale * unit, stop)
                 turns.searches, turns.expanded = turns.searches + 1, turns.expanded + solution.expanded
+            key = solution.assignment, ratios
+            if key in tried:
+                fits = fits or tried[key]
+                break
             with turns.timer.ratios():
                 program = emit(turns.space, solution.assignment, prices)
                 items, memory = bill(program, graph, model), footprint(program, graph)
@@ -368,6 +373,7 @@ def _within(turns: _Turns, found: _Candidate, renting: Renting) -> _Candidate:
                 there = _candidate(program, ratios, items, memory, model)
                 here = there if there.over < here.over else here
             fits = fits or here.fits
+            tried[key] = here.fits
             better = here.beats(best) if here.fits or best.fits else here.over < best.over
             best = here if better else best
             if near == ratios:
@@ -375,24 +381,25 @@ def _within(turns: _Turns, found: _Candidate, renting: Renting) -> _Candidate:
             ratios = near
         return fits
 
-    low = 0.0
     possible = not too_small(graph, limits)
     if possible and not rented(SCALES[-1]):
         return best  # where the highest rent makes nothing small enough, a lower one hardly does
-    for scale in SCALES if possible else SCALES[3:5]:
+    if not possible:
+        for scale in SCALES[3:5]:
+            if stop() or rented(scale):
+                break
+        return best
+    # The least rent that helps, by bisection: first among the scales, then between two of them.
+    low, high = -1, len(SCALES) - 1
+    while high - low > 1 and not stop():
+        middle = (low + high) // 2
+        low, high = (low, middle) if rented(SCALES[middle]) else (middle, high)
+    least, most = (SCALES[low] if low >= 0 else 0.0), SCALES[high]
+    for _ in range(HALVINGS):
         if stop():
             break
-        if not rented(scale):
-            low = scale
-            continue
-        high = scale
-        for _ in range(HALVINGS):
-            middle = (low * high) ** 0.5 if low else high / 4
-            if rented(middle):
-                high = middle
-            else:
-                low = middle
-        break
+        scale = (least * most) ** 0.5 if least else most / 4
+        least, most = (least, scale) if rented(scale) else (scale, most)
     return best
 
 

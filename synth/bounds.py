@@ -11,7 +11,8 @@ own optimum, and the least of them bounds all.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from shardwright.synth.pricing import PriceList, Prices
 from shardwright.synth.solve import SpaceSolver
@@ -46,18 +47,47 @@ def certify(
     devices = len(listed.model.class_of)
     if loose >= cost_s * (1 - enough) or devices == 1:
         return min(loose, cost_s)
+    count = 0
 
-    def bound(ends: tuple[float, float], below: float) -> tuple[float, tuple[float, float]]:
-        return (below if stop() else max(below, solver.bound(Prices.floors(listed, ends), stop))), ends
+    def bounded(below: float, some: Sequence[tuple[float, float]]) -> Iterator[_Piece]:
+        """Pieces with a first bound; each is looked at closely when it is the least of all."""
+        nonlocal count
+        several = Prices.of_all([Prices.floors(listed, ends) for ends in some])
+        for number, bound_s in enumerate(solver.bounds(several)):
+            count += 1
+            yield _Piece(max(below, float(bound_s)), count, some[number], several.one(number))
 
-    pieces = [bound(ends, loose) for ends in _pieces(devices)]
+    pieces = list(bounded(loose, tuple(_pieces(devices))))
     heapq.heapify(pieces)
-    while len(pieces) < most and pieces[0][0] < cost_s * (1 - enough) and not stop():
-        below, (low, high) = heapq.heappop(pieces)
+    while pieces[0].bound_s < cost_s and not stop():
+        piece = heapq.heappop(pieces)
+        if piece.prices is not None:
+            found = max(piece.bound_s, solver.bound(piece.prices, stop))
+            heapq.heappush(pieces, piece._replace(bound_s=found, prices=None))
+            continue
+        if len(pieces) + 1 == most or piece.bound_s >= cost_s * (1 - enough):
+            return min(piece.bound_s, cost_s)
+        low, high = piece.ends
         middle = (low * high) ** 0.5
-        for ends in ((low, middle), (middle, high)):
-            heapq.heappush(pieces, bound(ends, below))
-    return min(pieces[0][0], cost_s)
+        for half in bounded(piece.bound_s, ((low, middle), (middle, high))):
+            heapq.heappush(pieces, half)
+    return min(pieces[0].bound_s, cost_s)
+
+
+class _Piece(NamedTuple):
+    """A range of the largest ratio.
+
+    Attributes:
+        bound_s: of every plan in it.
+        number: which piece it is.
+        ends: of the range.
+        prices: at which it can be bounded better; None once it was.
+    """
+
+    bound_s: float
+    number: int
+    ends: tuple[float, float]
+    prices: Prices | None
 
 
 def _pieces(devices: int) -> Iterator[tuple[float, float]]:

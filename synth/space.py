@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shardwright.cost.model import Traffic
+from shardwright.cost.lines import Traffic
 from shardwright.cost.traffic import traffic
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, Value, per_form
 from shardwright.ir.placement import Partial, ReduceOp, Shard

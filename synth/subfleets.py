@@ -3,10 +3,10 @@
     candidates   the parts of a fleet worth considering, the whole fleet first
     choose       branch and bound over them, one full synthesis for each that a bound cannot rule out
 
-A part is bounded twice before it is planned: by its arithmetic alone (every equation at the least that any of
-its kernels can cost), then by the best program at the floors of all its prices. Parts wait in a queue by
-their bounds; the least one is bounded better, or planned if it cannot be. When the least bound is no less
-than the cost of the best plan, nothing is left to find.
+All parts are priced and bounded together first, without large tables: what each costs at least at the floors
+of all its prices. Parts wait in a queue by their bounds. The least one is planned; once there is a plan it
+is first bounded exactly, and planned if that does not rule it out. When the least bound is no less than the
+cost of the best plan, nothing is left to find.
 
 Bounds are taken under the part's own prices. They may not be carried over from one part to another: the rate
 of a kernel is taken at the even share, and thus depends on how many devices there are.
@@ -29,7 +29,7 @@ from shardwright.synth.alternate import Synthesis, Timer, synthesize
 from shardwright.synth.factors import EquationFactor, Use
 from shardwright.synth.fallback import best_baseline, fits, fitting
 from shardwright.synth.grid_alternate import synthesize_on_grid
-from shardwright.synth.pricing import Prices
+from shardwright.synth.pricing import Catalogue, PriceList, Prices
 from shardwright.synth.rent import too_small
 from shardwright.synth.solve import SpaceSolver
 from shardwright.synth.space import Space
@@ -118,12 +118,11 @@ def on_two_axes(graph: Graph, fleet: Fleet, timer: Timer) -> Choice:
 class _Part:
     """A part of the fleet, with what is known of its plans so far."""
 
-    def __init__(self, fleet: Fleet, members: Members) -> None:
-        whole = len(members) == len(fleet.devices)
+    def __init__(self, members: Members, model: CostModel, catalogue: Catalogue, *, whole: bool) -> None:
         self.members = members
         self.whole = whole
-        self.model = CostModel(fleet if whole else subfleet(fleet, members, fleet.name))
-        self.floors = Prices.floors(self.model)
+        self.model = model
+        self.floors = Prices.floors(PriceList(model, catalogue))
         self.bound_s = 0.0
         self.bounded = False
         self.found: Synthesis | None = None
@@ -142,6 +141,19 @@ class _Part:
         return self.cost_s < other.cost_s * (1 - 1e-9)
 
 
+def _parts_of(fleet: Fleet, parts: Sequence[Members] | None) -> list[_Part]:
+    """The parts to consider, the whole fleet first, with prices of one catalogue."""
+    catalogue, whole = Catalogue(), CostModel(fleet)
+    made: list[_Part] = []
+    for members in parts or candidates(fleet):
+        if len(members) == len(fleet.devices):
+            made.append(_Part(members, whole, catalogue, whole=True))
+        else:
+            model = CostModel(subfleet(fleet, members, fleet.name), whole.known_products)
+            made.append(_Part(members, model, catalogue, whole=False))
+    return made
+
+
 def arithmetic_s(space: Space, floors: Prices) -> float:
     """What the kernels of every program cost at least, each under shares of its own; no exchange counts."""
     uses = Counter([use.factor for use in space.uses])
@@ -158,7 +170,7 @@ def unsearched(
     Raises:
         PlanError: no baseline applies to the step.
     """
-    whole, *rest = [_Part(fleet, members) for members in parts or candidates(fleet)]
+    whole, *rest = _parts_of(fleet, parts)
     found = best_baseline(graph, space, whole.model, timer)
     with timer.search():
         bounds = [arithmetic_s(space, part.floors) for part in rest]
@@ -190,9 +202,10 @@ def choose(
     """
     with timer.search():
         solver = SpaceSolver(space, extra)
-        made = [_Part(fleet, members) for members in parts or candidates(fleet)]
-        for part in made:
-            part.bound_s = arithmetic_s(space, part.floors)
+        made = _parts_of(fleet, parts)
+        several = Prices.of_all([part.floors for part in made])
+        for number, bound_s in enumerate(solver.bounds(several) if len(made) > 1 else ()):
+            made[number].bound_s, made[number].floors = float(bound_s), several.one(number)
     queue = [(part.bound_s, number) for number, part in enumerate(made)]
     best: _Part | None = None
     if timer.limited:
@@ -208,7 +221,7 @@ def choose(
             break
         if number and too_small(graph, [device.type.memory_bytes for device in part.model.fleet.devices]):
             part.impossible = True
-        elif part.bounded:
+        elif part.bounded or best is None:
             _plan(part, graph, space, timer, extra, solver, first)
             best = part if best is None or part.beats(best) else best
         else:
