@@ -110,8 +110,18 @@ class Topology:
         devices, classes = fleet.devices, fleet.classes
         staged = fleet.transport == "host-mpi"
         several = len(fleet.nodes) > 1
-        host = [Pace.of(_host_link(d.type, d.host_link)) if staged else Pace() for d in devices]
-        inside = [_inside(node, staged) for node in fleet.nodes]
+        paces: dict[tuple[int, int], Pace] = {}  # many devices are alike, and so are many nodes
+        for d in devices if staged else ():
+            key = (id(d.type), id(d.host_link))
+            if key not in paces:
+                paces[key] = Pace.of(_host_link(d.type, d.host_link))
+        host = [paces[id(d.type), id(d.host_link)] if staged else Pace() for d in devices]
+        within: dict[tuple[int, ...], Pace] = {}
+        for node in fleet.nodes:
+            parts = (id(node.devices), id(node.link), id(node.host_links))
+            if parts not in within:
+                within[parts] = _inside(node, staged)
+        inside = [within[id(node.devices), id(node.link), id(node.host_links)] for node in fleet.nodes]
         links = [node.uplink or fleet.network if several else None for node in fleet.nodes]
         uplink = [Pace.of(link, fleet.oversubscription) for link in links]
         across = Pace.slowest(uplink)

@@ -112,13 +112,13 @@ def loss_of(
 
 
 def train_step(
-    params: Params, statistics: Params, opt_state: optax.OptState, images: jax.Array, labels: jax.Array
-) -> tuple[Params, Params, optax.OptState, jax.Array]:
+    params: Params, opt_state: optax.OptState, statistics: Params, images: jax.Array, labels: jax.Array
+) -> tuple[Params, optax.OptState, Params, jax.Array]:
     (loss, statistics), gradients = jax.value_and_grad(loss_of, has_aux=True)(
         params, statistics, images, labels
     )
     updates, opt_state = optimizer.update(gradients, opt_state, params)
-    return optax.apply_updates(params, updates), statistics, opt_state, loss
+    return optax.apply_updates(params, updates), opt_state, statistics, loss
 
 
 def arguments(batch: int, pixels: int, width: int, blocks: tuple[int, ...], classes: int) -> tuple[Any, ...]:
@@ -126,7 +126,7 @@ def arguments(batch: int, pixels: int, width: int, blocks: tuple[int, ...], clas
     images_key, labels_key = jax.random.split(jax.random.key(1))
     images = jax.random.normal(images_key, (batch, pixels, pixels, 3))
     labels = jax.random.randint(labels_key, (batch,), 0, classes)
-    return params, statistics_of(params), optimizer.init(params), images, labels
+    return params, optimizer.init(params), statistics_of(params), images, labels
 
 
 BASE = {"batch": 256, "pixels": 224, "width": 64, "blocks": BLOCKS, "classes": 1000}

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from shardwright.ir import collectives
 from shardwright.ir.errors import ProgramError
@@ -31,8 +31,7 @@ from shardwright.ir.rules import Signature, allows, rule_of
 Group: TypeAlias = tuple[int, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Property:
+class Property(NamedTuple):
     """`value` is held in `placement` by the devices of `group`."""
 
     value: int

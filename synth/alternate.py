@@ -229,6 +229,7 @@ def synthesize(
     *,
     solver: SpaceSolver | None = None,
     floors: Prices | None = None,
+    ideal: Solution | None = None,
     first: tuple[float, ...] | None = None,
 ) -> Synthesis:
     """Search for program and ratios; see the module's docstring.
@@ -241,6 +242,7 @@ def synthesize(
         extra: factors that pin choices.
         solver: of the space with these factors, where there is one already; it serves any prices.
         floors: the floors of the model's prices, where they are known already.
+        ideal: what the search finds at the floors, where it is known already.
         first: shares to start from, before all others.
 
     Raises:
@@ -252,7 +254,7 @@ def synthesize(
         floors = floors or Prices.floors(model)
         assert isinstance(floors.list, PriceList), "floors are of programs on one axis"
         turns = _Turns(space, floors.list, timer, solver, stop)
-        ideal = solver.solve(floors, stop=stop)
+        ideal = ideal or solver.solve(floors, stop=stop)
     found: _Found | None = None
     bound_s = ideal.bound_s
     for ratios in _starts(turns, ideal, floors, first):

@@ -169,7 +169,8 @@ class Solver:
         stages: Sequence[tuple[int, int]] = STAGES,
     ) -> None:
         self.first = fold(domains, uses)
-        self._start = Stage(self.first)
+        # Where prices are several, more values are open: those have tapes of their own.
+        self._start, self._start_several = Stage(self.first), Stage(self.first)
         self._sizes = [sizes[members[0]] for members in self.first.classes]
         self._most_cells = most_cells
         self._levels = (*(cells for cells in _SMALLER if cells < most_cells), most_cells)
@@ -179,8 +180,10 @@ class Solver:
     def core(self, tables: Sequence[Floats], most_cells: int | None = None) -> Core:
         """All stages but the last at the prices of `tables`, one per factor: what is left to be decided."""
         most_cells = self._most_cells if most_cells is None else most_cells
-        stage, layers = self._start, list[Layer]()
-        cooked, sizes = rounded(stage.folded, cook(stage.folded, tables)), self._sizes
+        layers = list[Layer]()
+        cooked, sizes = rounded(self.first, cook(self.first, tables)), self._sizes
+        several = any(t.ndim > len(r[0][1]) for t, r in zip(cooked, self.first.recipes, strict=True))
+        stage = self._start_several if several else self._start
         for simple in self._stages:
             folded = stage.folded
             kept = prune(folded, sizes, cooked)

@@ -31,7 +31,7 @@ from shardwright.synth.fallback import best_baseline, fits, fitting
 from shardwright.synth.grid_alternate import synthesize_on_grid
 from shardwright.synth.pricing import Catalogue, PriceList, Prices
 from shardwright.synth.rent import too_small
-from shardwright.synth.solve import SpaceSolver
+from shardwright.synth.solve import Solution, SpaceSolver
 from shardwright.synth.space import Space
 
 #: Parts of a fleet that are considered at most, the whole included.
@@ -124,7 +124,7 @@ class _Part:
         self.model = model
         self.floors = Prices.floors(PriceList(model, catalogue))
         self.bound_s = 0.0
-        self.bounded = False
+        self.ideal: Solution | None = None
         self.found: Synthesis | None = None
         self.fits = False
         self.impossible = False
@@ -221,12 +221,13 @@ def choose(
             break
         if number and too_small(graph, [device.type.memory_bytes for device in part.model.fleet.devices]):
             part.impossible = True
-        elif part.bounded or best is None:
+        elif part.ideal is not None or best is None:
             _plan(part, graph, space, timer, extra, solver, first)
             best = part if best is None or part.beats(best) else best
         else:
             with timer.search():
-                part.bound_s, part.bounded = max(bound_s, solver.bound(part.floors)), True
+                part.ideal = solver.solve(part.floors, stop=timer.late)
+                part.bound_s = max(bound_s, part.ideal.bound_s)
             heapq.heappush(queue, (part.bound_s, number))
     assert best is not None
     return _choice(best, made, fleet, ended=bool(queue) and timer.late())
@@ -243,10 +244,20 @@ def _plan(
 ) -> None:
     shares = [] if first is None else [first[d] for d in part.members]
     own = tuple(x / sum(shares) for x in shares) if sum(shares) > 0 else None
-    found = synthesize(graph, space, part.model, timer, extra, solver=solver, floors=part.floors, first=own)
+    found = synthesize(
+        graph,
+        space,
+        part.model,
+        timer,
+        extra,
+        solver=solver,
+        floors=part.floors,
+        ideal=part.ideal,
+        first=own,
+    )
     if part.whole and not extra:
         found = fitting(graph, space, part.model, found, timer)
-    part.found, part.fits, part.bounded = found, fits(found, part.model), True
+    part.found, part.fits = found, fits(found, part.model)
     part.bound_s = max(part.bound_s, found.bound_s)
 
 
