@@ -127,7 +127,7 @@ class CostModel:
         self._kernels, self._rows = {}, {}
         self._modelled = tuple(i for i, device in enumerate(self.types) if follows_kernel_model(device))
         modelled = [self.types[i] for i in self._modelled]
-        self._products = self.products or Products(dict.fromkeys(modelled))
+        self._products = self.products or Products(tuple(dict.fromkeys(modelled)))
         self._in_products = np.array([self._products.types.index(t) for t in modelled], dtype=np.intp)
         self._launch_s = np.array([device.launch_s for device in self.types])
         both = [

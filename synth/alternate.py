@@ -25,7 +25,7 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
-from shardwright.synth.bounds import ENOUGH, certify
+from shardwright.synth.bounds import ENOUGH, Certificate
 from shardwright.synth.budgets import HALVINGS, SCALES, Limits, Renting
 from shardwright.synth.emit import emit
 from shardwright.synth.factors import Use
@@ -55,6 +55,7 @@ class Synthesis:
         notes: what went otherwise than hoped, in words.
         items: the program's bill.
         memory: the program's footprint.
+        certificate: raises the bound further, if there is one.
     """
 
     program: Program
@@ -67,6 +68,7 @@ class Synthesis:
     notes: tuple[str, ...]
     items: tuple[Item, ...]
     memory: Footprint | Peaks
+    certificate: Certificate | None = None
 
 
 class Timer:
@@ -257,12 +259,13 @@ def synthesize(
         ideal = ideal or solver.solve(floors, stop=stop)
     found: _Found | None = None
     bound_s = ideal.bound_s
+    certificate = Certificate(solver, turns.listed, bound_s, stop)
     for ratios in _starts(turns, ideal, floors, first):
         reached = turns.take(ratios)
         if found is None:
             # Is there anything left to find? The bound says so before other starts are tried.
             with timer.search():
-                bound_s = certify(solver, turns.listed, ideal.bound_s, reached.cost_s, stop=stop)
+                bound_s = certificate.reach(reached.cost_s * (1 - ENOUGH))
         if found is None or reached.cost_s < found.cost_s * (1 - 1e-9):
             found = reached
         if stop() or bound_s >= found.cost_s * (1 - ENOUGH):
@@ -304,6 +307,7 @@ def synthesize(
         tuple(notes),
         best.items,
         best.memory,
+        certificate,
     )
 
 

@@ -24,54 +24,86 @@ _ENDS = (1.0, 1.2, 2.0, 4.0)
 ENOUGH = 0.05
 
 
+class Certificate:
+    """A lower bound on the cost of every program of the space at every ratios, raised as far as is asked for.
+
+    Args:
+        solver: of the space.
+        listed: its prices.
+        loose: the optimum at the floors of all prices (`Prices.floors`), a bound already.
+        stop: asked before every step whether to leave it at that.
+    """
+
+    def __init__(
+        self,
+        solver: SpaceSolver,
+        listed: PriceList,
+        loose: float,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._solver, self._listed, self._stop = solver, listed, stop
+        self._count = 0
+        self._pieces = [_Piece(loose, 0, None, None)]
+
+    @property
+    def bound_s(self) -> float:
+        """The bound so far."""
+        return self._pieces[0].bound_s
+
+    def reach(self, wanted: float, most: int = 6) -> float:
+        """Raise the bound to `wanted`, if cutting the ratios into `most` pieces at most does that."""
+        while self.bound_s < wanted and not self._stop():
+            piece = heapq.heappop(self._pieces)
+            if piece.prices is not None:
+                self._look_closely(piece, piece.prices)
+            elif piece.ends is None and len(self._listed.model.class_of) > 1:
+                self._cut(piece, tuple(_pieces(len(self._listed.model.class_of))))
+            elif piece.ends is not None and len(self._pieces) + 1 < most:
+                low, high = piece.ends
+                middle = (low * high) ** 0.5
+                self._cut(piece, ((low, middle), (middle, high)))
+            else:
+                heapq.heappush(self._pieces, piece)
+                break
+        return self.bound_s
+
+    def settle(self, cost_s: float) -> float:
+        """Make the least bound of a piece exact, where that is below `cost_s`."""
+        while self.bound_s < cost_s and self._pieces[0].prices is not None and not self._stop():
+            piece = heapq.heappop(self._pieces)
+            assert piece.prices is not None
+            self._look_closely(piece, piece.prices)
+        return self.bound_s
+
+    def _look_closely(self, piece: _Piece, prices: Prices) -> None:
+        found = max(piece.bound_s, self._solver.bound(prices, self._stop))
+        heapq.heappush(self._pieces, piece._replace(bound_s=found, prices=None))
+
+    def _cut(self, piece: _Piece, ends: Sequence[tuple[float, float]]) -> None:
+        """Put pieces in the place of one, each with a first bound."""
+        several = Prices.of_all([Prices.floors(self._listed, each) for each in ends])
+        for number, bound_s in enumerate(self._solver.bounds(several)):
+            self._count += 1
+            found = max(piece.bound_s, float(bound_s))
+            heapq.heappush(self._pieces, _Piece(found, self._count, ends[number], several.one(number)))
+
+
 def certify(
-    solver: SpaceSolver,
-    listed: PriceList,
-    loose: float,
-    cost_s: float,
-    enough: float = ENOUGH,
-    most: int = 6,
-    stop: Callable[[], bool] = lambda: False,
+    solver: SpaceSolver, listed: PriceList, loose: float, cost_s: float, enough: float = ENOUGH, most: int = 6
 ) -> float:
     """A lower bound on the cost of every program of the space at every ratios, and at most `cost_s`.
 
     Args:
         solver: of the space.
         listed: its prices.
-        loose: the optimum at the floors of all prices (`Prices.floors`), a bound already.
+        loose: the optimum at the floors of all prices, a bound already.
         cost_s: cost of a program that exists.
-        enough: gap with which to be content.
+        enough: gap, as a fraction of the cost, with which to be content.
         most: pieces into which the range of the largest ratio is cut at most.
-        stop: asked before every piece whether to leave it at that.
     """
-    devices = len(listed.model.class_of)
-    if loose >= cost_s * (1 - enough) or devices == 1:
-        return min(loose, cost_s)
-    count = 0
-
-    def bounded(below: float, some: Sequence[tuple[float, float]]) -> Iterator[_Piece]:
-        """Pieces with a first bound; each is looked at closely when it is the least of all."""
-        nonlocal count
-        several = Prices.of_all([Prices.floors(listed, ends) for ends in some])
-        for number, bound_s in enumerate(solver.bounds(several)):
-            count += 1
-            yield _Piece(max(below, float(bound_s)), count, some[number], several.one(number))
-
-    pieces = list(bounded(loose, tuple(_pieces(devices))))
-    heapq.heapify(pieces)
-    while pieces[0].bound_s < cost_s and not stop():
-        piece = heapq.heappop(pieces)
-        if piece.prices is not None:
-            found = max(piece.bound_s, solver.bound(piece.prices, stop))
-            heapq.heappush(pieces, piece._replace(bound_s=found, prices=None))
-            continue
-        if len(pieces) + 1 == most or piece.bound_s >= cost_s * (1 - enough):
-            return min(piece.bound_s, cost_s)
-        low, high = piece.ends
-        middle = (low * high) ** 0.5
-        for half in bounded(piece.bound_s, ((low, middle), (middle, high))):
-            heapq.heappush(pieces, half)
-    return min(pieces[0].bound_s, cost_s)
+    certificate = Certificate(solver, listed, loose)
+    certificate.reach(cost_s * (1 - enough), most)
+    return min(certificate.settle(cost_s), cost_s)
 
 
 class _Piece(NamedTuple):
@@ -80,13 +112,13 @@ class _Piece(NamedTuple):
     Attributes:
         bound_s: of every plan in it.
         number: which piece it is.
-        ends: of the range.
+        ends: of the range; None where it is all ratios.
         prices: at which it can be bounded better; None once it was.
     """
 
     bound_s: float
     number: int
-    ends: tuple[float, float]
+    ends: tuple[float, float] | None
     prices: Prices | None
 
 

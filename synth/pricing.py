@@ -46,12 +46,29 @@ class Step:
     lines: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Moves:
+    """The single moves of several routes, as arrays: their lines, one stretch of strategies per move."""
+
+    lines: NDArray[np.intp]
+    starts: NDArray[np.intp]
+    kinds: tuple[str, ...]
+    routes: NDArray[np.intp]
+    pre: NDArray[np.intp]
+    post: NDArray[np.intp]
+
+
 class Listed(Protocol):
     """A price list, as `Prices` reads it: of programs on one mesh axis, or on two."""
 
     @property
     def model(self) -> CostModel:
         """Prices on one axis."""
+        ...
+
+    @property
+    def moves(self) -> dict[tuple[Routes, ...], Moves]:
+        """Single moves of several routes, as far as they were asked for."""
         ...
 
     def __len__(self) -> int:
@@ -82,6 +99,7 @@ class Catalogue:
         self.lines: list[Line] = []
         self.units: list[int] = []
         self._numbers: dict[tuple[Line, int], int] = {}
+        self.moves: dict[tuple[Routes, ...], Moves] = {}
         self._steps: dict[Routes, tuple[Step, ...]] = {}
         self._kernels: dict[EquationFactor, NDArray[np.intp]] = {}
         self._of_kernels: dict[tuple[object, ...], NDArray[np.intp]] = {}
@@ -148,6 +166,7 @@ class PriceList:
         self.kernels = self.catalogue.kernels
         self.steps = self.catalogue.steps
         self.step = self.catalogue.step
+        self.moves = self.catalogue.moves
         self._stack: CostStack | None = None
 
     def __len__(self) -> int:
@@ -184,6 +203,7 @@ class Several:
         first = self.lists[0]
         self.model, self.catalogue = first.model, first.catalogue
         self.kernels, self.steps, self.step = first.kernels, first.steps, first.step
+        self.moves = first.moves
 
     def __len__(self) -> int:
         return len(self.catalogue.lines)
@@ -476,27 +496,13 @@ class Prices:
         return min(range(len(seconds)), key=lambda k: (round(float(seconds[k]), 15), moves[k]))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Moves:
-    """The single moves of several routes, as arrays: their lines, one stretch of strategies per move."""
-
-    lines: NDArray[np.intp]
-    starts: NDArray[np.intp]
-    kinds: tuple[str, ...]
-    routes: NDArray[np.intp]
-    pre: NDArray[np.intp]
-    post: NDArray[np.intp]
-
-
-def _moves_of(listed: Listed, routes: tuple[Routes, ...]) -> _Moves:
+def _moves_of(listed: Listed, routes: tuple[Routes, ...]) -> Moves:
     """Remembered per catalogue: all prices of a space ask for the same."""
-    source = getattr(listed, "catalogue", listed)
-    memo: dict[tuple[Routes, ...], _Moves] = source.__dict__.setdefault("moves", {})
-    found = memo.get(routes)
+    found = listed.moves.get(routes)
     if found is None:
         flat = [(k, r, step) for k, r in enumerate(routes) for step in listed.steps(r)]
         counts = [len(step.lines) for _, _, step in flat]
-        found = memo[routes] = _Moves(
+        found = listed.moves[routes] = Moves(
             np.array([line for _, _, step in flat for line in step.lines], dtype=np.intp),
             np.cumsum([0, *counts[:-1]], dtype=np.intp),
             tuple([step.kind for _, _, step in flat]),

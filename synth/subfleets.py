@@ -230,6 +230,8 @@ def choose(
                 part.bound_s = max(bound_s, part.ideal.bound_s)
             heapq.heappush(queue, (part.bound_s, number))
     assert best is not None
+    with timer.search():
+        _settle(made, best)
     return _choice(best, made, fleet, ended=bool(queue) and timer.late())
 
 
@@ -259,6 +261,24 @@ def _plan(
         found = fitting(graph, space, part.model, found, timer)
     part.found, part.fits = found, fits(found, part.model)
     part.bound_s = max(part.bound_s, found.bound_s)
+
+
+def _settle(parts: Sequence[_Part], best: _Part) -> None:
+    """Raise the bounds of parts that were planned, the least first, until that of the whole is exact."""
+    queue = [(part.bound_s, number) for number, part in enumerate(parts)]
+    heapq.heapify(queue)
+    while queue:
+        bound_s, number = heapq.heappop(queue)
+        part = parts[number]
+        if best.fits and part.impossible:
+            continue
+        if bound_s >= best.cost_s or part.found is None or part.found.certificate is None:
+            break
+        raised = part.found.certificate.settle(best.cost_s)
+        if raised <= bound_s:
+            break
+        part.bound_s = raised
+        heapq.heappush(queue, (raised, number))
 
 
 def _choice(best: _Part, parts: Sequence[_Part], fleet: Fleet, *, ended: bool) -> Choice:
