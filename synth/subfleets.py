@@ -134,6 +134,10 @@ class _Part:
         """What its plan costs; infinite where there is none."""
         return math.inf if self.found is None else self.found.cost_s
 
+    def turn(self, number: int) -> tuple[float, int, int]:
+        """When its turn comes: by its bound; of parts with equal bounds the one of fewest devices first."""
+        return float(f"{self.bound_s:.9g}"), len(self.members), number
+
     def beats(self, other: _Part) -> bool:
         """Whether its plan is better: one that fits into memory is better than any that does not."""
         if self.fits != other.fits:
@@ -206,7 +210,7 @@ def choose(
         several = Prices.of_all([part.floors for part in made])
         for number, bound_s in enumerate(solver.bounds(several) if len(made) > 1 else ()):
             made[number].bound_s, made[number].floors = float(bound_s), several.one(number)
-    queue = [(part.bound_s, number) for number, part in enumerate(made)]
+    queue = [part.turn(number) for number, part in enumerate(made)]
     best: _Part | None = None
     if timer.limited:
         # Whatever happens, there is a plan for the fleet that was asked for.
@@ -215,9 +219,9 @@ def choose(
         queue = queue[1:]
     heapq.heapify(queue)
     while queue and not (best is not None and timer.late()):
-        bound_s, number = heapq.heappop(queue)
+        number = heapq.heappop(queue)[-1]
         part = made[number]
-        if best is not None and best.fits and bound_s >= best.cost_s * (1 - 1e-9):
+        if best is not None and best.fits and part.bound_s >= best.cost_s * (1 - 1e-9):
             break
         if number and too_small(graph, [device.type.memory_bytes for device in part.model.fleet.devices]):
             part.impossible = True
@@ -227,8 +231,8 @@ def choose(
         else:
             with timer.search():
                 part.ideal = solver.solve(part.floors, stop=timer.late)
-                part.bound_s = max(bound_s, part.ideal.bound_s)
-            heapq.heappush(queue, (part.bound_s, number))
+                part.bound_s = max(part.bound_s, part.ideal.bound_s)
+            heapq.heappush(queue, part.turn(number))
     assert best is not None
     with timer.search():
         _settle(made, best)
