@@ -5,8 +5,9 @@
 
 Every figure comes from fresh processes, each of which traces a step once, cold, and plans it: medians. Rows
 are the full-size examples on a fleet, GPT-2 by depth (unrolled and scanned), by the number of devices, and on
-two mesh axes. Written to bench/results/search.json and .md, row by row, with the machine's load at each, and
-drawn to docs/planning-time.svg. `python -m bench.compare OLD.json NEW.json` compares two runs.
+two mesh axes. Written row by row to bench/results/search.json and .md, with the machine's load at each, and
+to docs/benchmarks.md; drawn to docs/planning-time.svg. `python -m bench.compare OLD.json NEW.json` compares two
+runs.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ CLASSES = ("A100-40GB", "V100-16GB", "P100-16GB", "T4")
 BATCH = 16
 
 PICTURE = ROOT / "docs" / "planning-time.svg"
+PAGE = ROOT / "docs" / "benchmarks.md"
 SHOWN = (
     "model", "fleet", "trace_s", "search_s", "ratio_s", "planning_over_trace", "expanded", "search_gap",
     "gap", "peak_MiB",
@@ -197,7 +199,12 @@ def main(repeat: int = 5, wanted: str = "") -> Path:
 
 
 def _write(rows: Sequence[Mapping[str, Any]]) -> None:
-    markdown("search", [{name: row[name] for name in SHOWN} for row in rows])
+    shown = markdown("search", [{name: row[name] for name in SHOWN} for row in rows]).read_text()
+    before, after = (
+        PAGE.read_text().split("<!-- search -->")[0],
+        PAGE.read_text().split("<!-- /search -->")[1],
+    )
+    PAGE.write_text(f"{before}<!-- search -->\n\n{shown}\n<!-- /search -->{after}")
     write("search", rows)
 
 
