@@ -6,8 +6,8 @@
 Every figure comes from fresh processes, each of which traces a step once, cold, and plans it: medians. Rows
 are the full-size examples on a fleet, GPT-2 by depth (unrolled and scanned), by the number of devices, and on
 two mesh axes. Written row by row to bench/results/search.json and .md, with the machine's load at each, and
-to docs/benchmarks.md; drawn to docs/planning-time.svg. `python -m bench.compare OLD.json NEW.json` compares two
-runs.
+to docs/benchmarks.md; drawn to docs/planning-time.svg. `python -m bench.compare OLD.json NEW.json` compares
+two runs.
 """
 
 from __future__ import annotations

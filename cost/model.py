@@ -205,7 +205,7 @@ class CostModel:
         else:
             stack = entry.prices(self.topology, list(nbytes), len(self.types)).take(which)
         never = [not entry.supported(self.topology, (move.pre, move.post)) for move in moves]
-        stack.constant[never] = np.inf
+        stack.constant[never], stack.linear[never], stack.product[never] = np.inf, 0.0, 0.0
         return stack
 
     def kernels(self, lines: Sequence[Kernel]) -> CostStack:

@@ -139,5 +139,5 @@ def base() -> tuple[Any, Any]:
 
 
 def tiny() -> tuple[Any, Any]:
-    """The same bottlenecks, three of them, narrower and on 32 x 32 pixels."""
+    """The same bottlenecks, three of them, narrower: 34,194 parameters; 32 x 32 pixels."""
     return train_step, arguments(**TINY)

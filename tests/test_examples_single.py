@@ -21,7 +21,7 @@ TINY = {
     "bert:tiny": 31_013,
     "bert_moe:tiny": 72_965,
     "vgg19:tiny": 20_029_514,
-    "resnet50:tiny": 0,
+    "resnet50:tiny": 34_194,
     "demo_model:byte_gpt": 254_592,
 }
 FULL = {
