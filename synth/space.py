@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import shardwright.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (rules, before planning begins)
 from shardwright.cost.lines import Traffic
 from shardwright.cost.traffic import traffic
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, Value, per_form
