@@ -114,12 +114,15 @@ def live(folded: Folded, size_of: Sequence[int]) -> list[Scope]:
     return [tuple([v for v in scope if sizes[v] > 1]) for scope in folded.scopes]
 
 
-def record(folded: Folded, size_of: Sequence[int], order: Sequence[int], most_cells: int) -> Tape:
+def record(
+    folded: Folded, room: Sequence[int], size_of: Sequence[int], order: Sequence[int], most_cells: int
+) -> Tape:
     """Find the distinct operations that eliminate the choices of `order`.
 
     Args:
         folded: the problem.
-        size_of: values left of every class.
+        room: values that every class may have left; those of one are settled.
+        size_of: values that it has left now, which say how large tables are.
         order: choices to eliminate, each of which has more than one value left.
         most_cells: largest table; beyond it buckets are split.
     """
@@ -134,7 +137,7 @@ def record(folded: Folded, size_of: Sequence[int], order: Sequence[int], most_ce
         mine = [place[v] for v in scope if v in place]
         (waiting[order[min(mine)]] if mine else left).append((source, scope))
 
-    for scope, recipe, free in zip(folded.scopes, folded.recipe_of, live(folded, size_of), strict=True):
+    for scope, recipe, free in zip(folded.scopes, folded.recipe_of, live(folded, room), strict=True):
         # Axes of settled choices have length one; they are dropped when the table is read.
         source = ("term", recipe, *[class_of[v] for v in scope])
         if free:
@@ -162,7 +165,7 @@ def record(folded: Folded, size_of: Sequence[int], order: Sequence[int], most_ce
             if rest:
                 hand_on(("message", number), rest)
         buckets.append(Bucket(v, tuple(parts)))
-    opened = frozenset(kind for kind, size in enumerate(size_of) if size > 1)
+    opened = frozenset(kind for kind, size in enumerate(room) if size > 1)
     return Tape(tuple(numbers), tuple(buckets), opened, tuple(left), tuple(constants.items()), split, width)
 
 

@@ -34,10 +34,10 @@ _SMALLER = (1 << 16, 1 << 19)
 _PATIENCE = 400
 
 #: Unless all tables together are no larger than this.
-_AT_ONCE = 1 << 24
+_AT_ONCE = 1 << 25
 
 #: The same where several prices are worked out together: more parts of a fleet than are worth a closer look.
-_SEVERAL_CELLS = 1 << 12
+_SEVERAL_CELLS = 1 << 14
 
 #: See `Solver`.
 STAGES = ((3, 1 << 14), (4, 1 << 15))
@@ -68,7 +68,8 @@ class Stage:
     """A folded problem, and the tape that eliminates the choices of one stage.
 
     A tape serves all prices under which no class is open that it holds settled, and no table outgrows what
-    a bucket may have.
+    a bucket may have. `room` are the most values that any class had so far: making a tape takes longer than
+    carrying along classes that are settled at some prices.
     """
 
     folded: Folded
@@ -89,7 +90,7 @@ class Stage:
             self.order = full_order(sized, scopes) if simple is None else simple_order(sized, scopes, *simple)
             self.room, self.following = room, None
             self.tapes.clear()
-        tape = self.tapes[most_cells] = record(self.folded, room, self.order, most_cells)
+        tape = self.tapes[most_cells] = record(self.folded, room, sizes, self.order, most_cells)
         return tape
 
     @staticmethod
@@ -169,8 +170,7 @@ class Solver:
         stages: Sequence[tuple[int, int]] = STAGES,
     ) -> None:
         self.first = fold(domains, uses)
-        # Where prices are several, more values are open: those have tapes of their own.
-        self._start, self._start_several = Stage(self.first), Stage(self.first)
+        self._start = Stage(self.first)
         self._sizes = [sizes[members[0]] for members in self.first.classes]
         self._most_cells = most_cells
         self._levels = (*(cells for cells in _SMALLER if cells < most_cells), most_cells)
@@ -180,10 +180,8 @@ class Solver:
     def core(self, tables: Sequence[Floats], most_cells: int | None = None) -> Core:
         """All stages but the last at the prices of `tables`, one per factor: what is left to be decided."""
         most_cells = self._most_cells if most_cells is None else most_cells
-        layers = list[Layer]()
-        cooked, sizes = rounded(self.first, cook(self.first, tables)), self._sizes
-        several = any(t.ndim > len(r[0][1]) for t, r in zip(cooked, self.first.recipes, strict=True))
-        stage = self._start_several if several else self._start
+        stage, layers = self._start, list[Layer]()
+        cooked, sizes = rounded(stage.folded, cook(stage.folded, tables)), self._sizes
         for simple in self._stages:
             folded = stage.folded
             kept = prune(folded, sizes, cooked)
