@@ -200,10 +200,8 @@ def main(repeat: int = 5, wanted: str = "") -> Path:
 
 def _write(rows: Sequence[Mapping[str, Any]]) -> None:
     shown = markdown("search", [{name: row[name] for name in SHOWN} for row in rows]).read_text()
-    before, after = (
-        PAGE.read_text().split("<!-- search -->")[0],
-        PAGE.read_text().split("<!-- /search -->")[1],
-    )
+    page = PAGE.read_text()
+    before, after = page.split("<!-- search -->")[0], page.split("<!-- /search -->")[1]
     PAGE.write_text(f"{before}<!-- search -->\n\n{shown}\n<!-- /search -->{after}")
     write("search", rows)
 
