@@ -58,7 +58,7 @@ class Builder:
         return found or around
 
     def users(self, source: Any, caller: Any) -> Any:
-        """Source information of the user's code: JAX's own functions (jnp.linalg.cholesky) are traced apart."""
+        """Source of the user's code: JAX's own functions (jnp.linalg.cholesky) are traced apart."""
         if caller is None:
             return source
         # Equations of one line have equal tracebacks: what these say is looked up once.
