@@ -24,7 +24,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from shardwright.cost.model import ALIASES
+from shardwright.cost.lines import ALIASES
 from shardwright.cost.share_cost import Floats
 from shardwright.cost.written import Written, written
 from shardwright.ir.collectives import registry

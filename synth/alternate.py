@@ -25,7 +25,7 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
-from shardwright.synth.bounds import ENOUGH, certify
+from shardwright.synth.bounds import ENOUGH, Certificate
 from shardwright.synth.budgets import HALVINGS, SCALES, Limits, Renting
 from shardwright.synth.emit import emit
 from shardwright.synth.factors import Use
@@ -60,6 +60,7 @@ class Synthesis:
         notes: what went otherwise than hoped, in words.
         items: the program's bill.
         memory: the program's footprint.
+        certificate: raises the bound further, if there is one.
     """
 
     program: Program
@@ -72,6 +73,7 @@ class Synthesis:
     notes: tuple[str, ...]
     items: tuple[Item, ...]
     memory: Footprint | Peaks
+    certificate: Certificate | None = None
 
 
 class Timer:
@@ -240,6 +242,7 @@ def synthesize(
     *,
     solver: SpaceSolver | None = None,
     floors: Prices | None = None,
+    ideal: Solution | None = None,
     first: tuple[float, ...] | None = None,
     look: Look | None = None,
 ) -> Synthesis:
@@ -253,6 +256,7 @@ def synthesize(
         extra: factors that pin choices.
         solver: of the space with these factors, where there is one already; it serves any prices.
         floors: the floors of the model's prices, where they are known already.
+        ideal: what the search finds at the floors, where it is known already.
         first: shares to start from, before all others.
         look: what says how much memory a program takes; by default the model of `cost/memory.py`.
 
@@ -266,15 +270,16 @@ def synthesize(
         floors = floors or Prices.floors(model)
         assert isinstance(floors.list, PriceList), "floors are of programs on one axis"
         turns = _Turns(space, floors.list, timer, solver, stop, judge, extra)
-        ideal = solver.solve(floors, stop=stop)
+        ideal = ideal or solver.solve(floors, stop=stop)
     found: _Found | None = None
     bound_s = ideal.bound_s
+    certificate = Certificate(solver, turns.listed, bound_s, stop)
     for ratios in _starts(turns, ideal, floors, first):
         reached = turns.take(ratios)
         if found is None:
             # Is there anything left to find? The bound says so before other starts are tried.
             with timer.search():
-                bound_s = certify(solver, turns.listed, ideal.bound_s, reached.cost_s, stop=stop)
+                bound_s = certificate.reach(reached.cost_s * (1 - ENOUGH))
         if found is None or reached.cost_s < found.cost_s * (1 - 1e-9):
             found = reached
         if stop() or bound_s >= found.cost_s * (1 - ENOUGH):
@@ -315,6 +320,7 @@ def synthesize(
         tuple(notes),
         best.items,
         memory,
+        certificate,
     )
 
 
@@ -422,6 +428,7 @@ def _within(turns: _Turns, found: _Candidate, renting: Renting) -> _Candidate:
     unit = found.cost_s / sum(limits)
     by_memory = tuple(limit / sum(limits) for limit in limits)
     best = found
+    tried: dict[tuple[tuple[int, ...], tuple[float, ...]], bool] = {}
 
     def rented(scale: float) -> bool:
         """Whether a program fits at that rent; the best so far is kept."""
@@ -437,6 +444,10 @@ def _within(turns: _Turns, found: _Candidate, renting: Renting) -> _Candidate:
                 prices = Prices.at(turns.listed, ratios)
                 solution = renting.solve(prices, ratios, scale * unit, stop)
                 turns.searches, turns.expanded = turns.searches + 1, turns.expanded + solution.expanded
+            key = solution.assignment, ratios
+            if key in tried:
+                fits = fits or tried[key]
+                break
             with turns.timer.ratios():
                 program = emit(turns.space, solution.assignment, prices)
                 items, memory = bill(program, graph, model), turns.judge.footprint(program)
@@ -447,6 +458,7 @@ def _within(turns: _Turns, found: _Candidate, renting: Renting) -> _Candidate:
                 there = _candidate(turns, program, ratios, items, memory)
                 here = there if there.over < here.over else here
             fits = fits or here.fits
+            tried[key] = here.fits
             better = here.beats(best) if here.fits or best.fits else here.over < best.over
             best = here if better else best
             if near == ratios:
@@ -454,25 +466,31 @@ def _within(turns: _Turns, found: _Candidate, renting: Renting) -> _Candidate:
             ratios = near
         return fits
 
-    low = 0.0
     possible = not too_small(graph, limits)
-    again = renting.helped > 0
-    if possible and not again and not rented(SCALES[-1]):
-        return best  # where the highest rent makes nothing small enough, a lower one hardly does
-    for scale in [s for s in SCALES if s >= renting.helped] if possible else SCALES[3:5]:
+    last = len(SCALES) - 1
+    top = min(renting.helped + 1, last) if renting.helped else last
+    if possible and not rented(SCALES[top]):
+        # Where the highest rent makes nothing small enough, a lower one hardly does.
+        if top == last or not rented(SCALES[last]):
+            return best
+        top = last
+    if not possible:
+        for scale in SCALES[3:5]:
+            if stop() or rented(scale):
+                break
+        return best
+    # The least rent that helps, by bisection: first among the scales, then between two of them.
+    low, high = -1, top
+    while high - low > 1 and not stop():
+        middle = (low + high) // 2
+        low, high = (low, middle) if rented(SCALES[middle]) else (middle, high)
+    renting.helped = high
+    least, most = (SCALES[low] if low >= 0 else 0.0), SCALES[high]
+    for _ in range(HALVINGS):
         if stop():
             break
-        if not rented(scale):
-            low = scale
-            continue
-        high = renting.helped = scale
-        for _ in range(1 if again else HALVINGS):
-            middle = (low * high) ** 0.5 if low else high / 4
-            if rented(middle):
-                high = middle
-            else:
-                low = middle
-        break
+        scale = (least * most) ** 0.5 if least else most / 4
+        least, most = (least, scale) if rented(scale) else (scale, most)
     return best
 
 
