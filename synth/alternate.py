@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 
 import numpy as np
 
@@ -43,6 +44,9 @@ _MOST_TURNS = 4
 #: Steps of no more choices are small (see `_closed`); programs gone through, times choices.
 _FEW_CHOICES = 40
 _MOST_CELLS = 4000
+
+#: As many programs, times those, may be passed over because their inputs alone do not fit.
+_PASSED_OVER = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +366,9 @@ def _closed(turns: _Turns, best: _Candidate, renting: Renting) -> _Candidate:
     model, limits = turns.model, renting.limits.nbytes
     if choices > _FEW_CHOICES or too_small(renting.graph, limits):
         return best
-    left = _MOST_CELLS // max(choices, 1)
+    whole = renting.rents.whole_tables()
+    inputs = renting.rents.input_bytes
+    budgets = turns.judge.budgets[model.class_of]
     shares = [best.ratios, tuple(limit / sum(limits) for limit in limits)]
     shares += [tuple(float(each[c]) for c in model.class_of) for each in starts(model)]
     solver = SpaceSolver(turns.space, turns.extra, stages=())
@@ -370,10 +376,14 @@ def _closed(turns: _Turns, best: _Candidate, renting: Renting) -> _Candidate:
         with turns.timer.search():
             prices = Prices.at(turns.listed, ratios)
             programs = solver.in_order(prices)
-        for assignment, cost_s in programs:
-            left -= 1
+        left = _MOST_CELLS // max(choices, 1)
+        room = float(((budgets - inputs * np.array(ratios)) / np.maximum(1 - np.array(ratios), 1e-9)).min())
+        for assignment, cost_s in islice(programs, _PASSED_OVER * left):
             if left < 0 or turns.stop() or (best.fits and cost_s >= best.cost_s * (1 - 1e-9)):
                 break
+            if sum([table[assignment[choice]] for choice, table in whole]) > room:
+                continue  # what every device holds of the inputs leaves no room for its share of the rest
+            left -= 1
             program = emit(turns.space, assignment, prices)
             memory = turns.judge.footprint(program)
             if turns.judge.over(memory, ratios) > 1 and best.fits:
