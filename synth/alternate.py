@@ -292,7 +292,7 @@ def synthesize(
     best = _settle(graph, turns, found)
     limits = Limits.of(model)
     renting = cache(lambda: Renting(graph, space, limits, extra))
-    best, memory = _judged(turns, best, renting)
+    best, memory = _judged(turns, best, found.cost_s, renting)
     # Where memory made the plan dearer, it has a say in the bound, too.
     dearer = best.fits and best.cost_s > found.cost_s * (1 + 1e-6)
     if dearer and bound_s < best.cost_s * (1 - ENOUGH):
@@ -329,31 +329,44 @@ def synthesize(
 
 
 def _judged(
-    turns: _Turns, best: _Candidate, renting: Callable[[], Renting]
+    turns: _Turns, best: _Candidate, free_s: float, renting: Callable[[], Renting]
 ) -> tuple[_Candidate, Footprint | Peaks]:
-    """The best candidate that fits as it will run; searched for with rent where the best of all does not."""
+    """The best candidate that fits as it will run; searched for with rent where the best of all does not.
+
+    Args:
+        turns: the search so far.
+        best: what it found, with memory in the linear program where it would not fit otherwise.
+        free_s: what it found if memory were no limit.
+        renting: makes programs smaller.
+    """
     judge, stop = turns.judge, turns.stop
     if judge.roomy:
         return best, best.memory
     fallen: tuple[_Candidate, Peaks] | None = None
+    fitting: tuple[_Candidate, Peaks] | None = None
     for rounds in range(MOST_LOOKS + 1):
         with turns.timer.ratios():
             peaks = judge.peaks(best.program, best.ratios, best.memory)
         over = judge.excess(peaks)
         best = replace(best, fits=over <= 1, over=over)
         if best.fits:
-            return best, peaks
-        if fallen is None or over < fallen[0].over:
+            if fitting is None or best.cost_s < fitting[0].cost_s:
+                fitting = best, peaks
+            if rounds or best.cost_s <= free_s * (1 + ENOUGH):
+                return fitting
+        elif fallen is None or over < fallen[0].over:
             fallen = best, peaks
         if rounds == MOST_LOOKS or (rounds and stop()):
             break
-        judge.learn(peaks, best.ratios, best.memory, rounds)
+        if not best.fits:
+            judge.learn(peaks, best.ratios, best.memory, rounds)
         found = _closed(turns, _within(turns, _again(turns, best), renting()), renting())
         if rounds and not found.fits and found.over > 1.1:
             break
         best = found
-    assert fallen is not None
-    return fallen
+    kept = fitting or fallen
+    assert kept is not None
+    return kept
 
 
 def _closed(turns: _Turns, best: _Candidate, renting: Renting) -> _Candidate:
