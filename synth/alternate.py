@@ -364,9 +364,15 @@ def _judged(
         if rounds and not found.fits and found.over > 1.1:
             break
         best = found
-    kept = fitting or fallen
-    assert kept is not None
-    return kept
+    if fitting is not None:
+        return fitting
+    assert fallen is not None
+    best, peaks = fallen
+    if not peaks.seen:
+        peaks = judge.peaks(best.program, best.ratios, best.memory, sure=True)
+        over = judge.excess(peaks)
+        best = replace(best, fits=over <= 1, over=over)
+    return best, peaks
 
 
 def _closed(turns: _Turns, best: _Candidate, renting: Renting) -> _Candidate:

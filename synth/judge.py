@@ -24,7 +24,7 @@ Look: TypeAlias = Callable[[Program, Sequence[float]], tuple[int, ...]]
 #: How often the search may go on after a look.
 MOST_LOOKS = 4
 
-#: Beyond this part of a budget, by the model, a program that does not fit is not looked at.
+#: Beyond this multiple of a budget, by the model, a program is not looked at while there may be others.
 _FAR = 1.5
 
 
@@ -46,8 +46,11 @@ class Judge:
         self.graph, self.look, self._class_of = graph, look, model.class_of
         self.limits: Floats = np.array([float(device.memory_bytes) for device in model.types])
         self.budgets = self.limits
-        self.roomy = bool(all_bytes(graph) <= self.limits.min())
-        self._whole = Footprint(np.array([float(all_bytes(graph))]), np.zeros(1))
+        # A padded exchange takes as many blocks as there are devices, and one more.
+        largest = max((value.type.nbytes for value in graph.values()), default=0)
+        most = float(all_bytes(graph) + (len(self._class_of) + 1) * largest)
+        self.roomy = bool(most <= self.limits.min())
+        self._whole = Footprint(np.array([most]), np.zeros(1))
 
     def footprint(self, program: Program) -> Footprint:
         """By the model; of a step that fits anyway, an upper bound."""
@@ -61,9 +64,18 @@ class Judge:
         """The largest part of its memory that a device needs."""
         return float((np.asarray(peaks.bytes) / self.limits[self._class_of]).max())
 
-    def peaks(self, program: Program, ratios: Sequence[float], memory: Footprint) -> Peaks:
-        """Of a program as it will run; by the model where there is no other word, or none is needed."""
-        if self.look is None or self.roomy or self.over(memory, ratios) > _FAR:
+    def peaks(
+        self, program: Program, ratios: Sequence[float], memory: Footprint, *, sure: bool = False
+    ) -> Peaks:
+        """Of a program as it will run; by the model where there is no other word, or none is needed.
+
+        Args:
+            program: the program.
+            ratios: share of every device.
+            memory: its footprint.
+            sure: look at it, however far beyond the budgets the model has it.
+        """
+        if self.look is None or self.roomy or (self.over(memory, ratios) > _FAR and not sure):
             return Peaks(tuple(int(b) for b in memory.peak(np.asarray(ratios))))
         return Peaks(self.look(program, ratios), seen=True)
 

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from shardwright import Fleet, InputError, synthesize
 from shardwright.cli import main
+from shardwright.remedies import shortage, with_memory
 from shardwright.what_if import changed, cheapest, price_per_hour, what_if
 
 
@@ -108,6 +109,22 @@ def test_the_cheapest_part_of_a_fleet_depends_on_its_prices() -> None:
     assert made.traced is not None
     with pytest.raises(InputError, match="no price of T4"):
         cheapest(made.traced, made.fleet)
+
+
+def test_where_nothing_fits_the_answer_says_what_would() -> None:
+    tight = with_memory(fleet(), 3e-5)
+    plan = synthesize(step, *ARGS, fleet=tight)
+    assert not plan.fits
+    found = shortage(plan, step, *ARGS)
+    assert found is not None
+    assert found.needs_bytes > found.has_bytes
+    assert 1 <= found.tried < found.factor
+    assert synthesize(step, *ARGS, fleet=with_memory(tight, found.factor)).fits
+    assert sum(each.nbytes for each in found.held) <= found.needs_bytes
+    assert [r.price for r in found.remedies] == sorted(r.price for r in found.remedies)
+    assert any("a batch of" in remedy.what for remedy in found.remedies)
+    assert "does not fit" in found.text() and found.to_dict()["device"] in found.text()
+    assert shortage(synthesize(step, *ARGS, fleet=fleet()), step, *ARGS) is None
 
 
 def test_the_command_answers_in_words_and_as_json(tmp_path: Path) -> None:
