@@ -43,10 +43,10 @@ _MOST_TURNS = 4
 
 #: Steps of no more choices are small (see `_closed`); programs gone through, times choices.
 _FEW_CHOICES = 40
-_MOST_CELLS = 4000
+_MOST_CELLS = 1500
 
 #: As many programs, times those, may be passed over because their inputs alone do not fit.
-_PASSED_OVER = 20
+_PASSED_OVER = 10
 
 
 @dataclass(frozen=True, slots=True)
