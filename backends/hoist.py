@@ -7,10 +7,11 @@ that it may have either.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardwright.backends.flow import nbytes_of, outputs, reads
+from shardwright.backends.flow import nbytes_of, outputs, reads, writes
 from shardwright.ir.graph import Graph, TensorType, Value
 from shardwright.ir.placement import Partial, R
 from shardwright.ir.program import Compute, Instruction, Move, Program, Property
@@ -27,6 +28,7 @@ def hoisted(program: Program, graph: Graph) -> Program:
     found = list(program.instructions)
     kept = frozenset(outputs(program, graph))
     readers: dict[Property, list[int]] = {}
+    made = Counter(prop for instruction in found for prop in writes(instruction, graph))
     for position, instruction in enumerate(found):
         for prop in reads(instruction, graph):
             readers.setdefault(prop, []).append(position)
@@ -37,6 +39,10 @@ def hoisted(program: Program, graph: Graph) -> Program:
             assert isinstance(move, Move)
             assert isinstance(compute, Compute)
             result = graph.equations[compute.equation].outputs[0].index
+            if made[Property(move.value, R)] > 1 or made[Property(result, R)] > 1:
+                break
+            if made[Property(result, move.pre)]:
+                break  # what is established twice is not the same twice
             found[at] = replace(compute, signature=Signature((move.pre,), (move.pre,)))
             found[after] = replace(move, value=result)
             at = after
