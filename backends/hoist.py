@@ -18,14 +18,17 @@ from shardwright.ir.program import Compute, Instruction, Move, Program, Property
 from shardwright.ir.rules import Signature, registry, rule_of, signatures
 
 
-def hoisted(program: Program, graph: Graph) -> Program:
+def hoisted(program: Program, graph: Graph) -> tuple[Program, tuple[int, ...]]:
     """An equal program: what alone reads the result of an all-reduce and rearranges it does so before.
 
-    Exchanges keep their number and order; those that change places with an instruction carry another name of
-    the same elements.
+    An exchange that changes places with an instruction carries another name of the same elements.
+
+    Returns:
+        The program, and where the instruction that stands at each position stood.
     """
     types = {value.index: value.type for value in graph.values()}
     found = list(program.instructions)
+    stood = list(range(len(found)))
     kept = frozenset(outputs(program, graph))
     readers: dict[Property, list[int]] = {}
     made = Counter(prop for instruction in found for prop in writes(instruction, graph))
@@ -45,8 +48,9 @@ def hoisted(program: Program, graph: Graph) -> Program:
                 break  # what is established twice is not the same twice
             found[at] = replace(compute, signature=Signature((move.pre,), (move.pre,)))
             found[after] = replace(move, value=result)
+            stood[at], stood[after] = stood[after], stood[at]
             at = after
-    return replace(program, instructions=tuple(found))
+    return replace(program, instructions=tuple(found)), tuple(stood)
 
 
 def _follower(
