@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardwright.backends.flow import nbytes_of, outputs, reads, writes
-from shardwright.ir.graph import Graph, TensorType, Value
+from shardwright.backends.flow import Flow, nbytes_of, outputs
+from shardwright.ir.graph import Graph, Value
 from shardwright.ir.placement import Partial, R
 from shardwright.ir.program import Compute, Instruction, Move, Program, Property
 from shardwright.ir.rules import Signature, registry, rule_of, signatures
@@ -26,18 +26,18 @@ def hoisted(program: Program, graph: Graph) -> tuple[Program, tuple[int, ...]]:
     Returns:
         The program, and where the instruction that stands at each position stood.
     """
-    types = {value.index: value.type for value in graph.values()}
     found = list(program.instructions)
     stood = list(range(len(found)))
     kept = frozenset(outputs(program, graph))
+    flow = Flow(program, graph)
     readers: dict[Property, list[int]] = {}
-    made = Counter(prop for instruction in found for prop in writes(instruction, graph))
-    for position, instruction in enumerate(found):
-        for prop in reads(instruction, graph):
+    made = Counter(prop for gives in flow.gives for prop in gives)
+    for position, needs in enumerate(flow.needs):
+        for prop in needs:
             readers.setdefault(prop, []).append(position)
     for position in range(len(found)):
         at = position
-        while (after := _follower(found, at, readers, kept, graph, types)) is not None:
+        while (after := _follower(found, at, readers, kept, flow)) is not None:
             move, compute = found[at], found[after]
             assert isinstance(move, Move)
             assert isinstance(compute, Compute)
@@ -58,8 +58,7 @@ def _follower(
     position: int,
     readers: dict[Property, list[int]],
     kept: frozenset[Property],
-    graph: Graph,
-    types: dict[int, TensorType],
+    flow: Flow,
 ) -> int | None:
     """The one reader of an all-reduce, if it rearranges as well what is not reduced yet."""
     move = found[position]
@@ -72,11 +71,11 @@ def _follower(
     compute = found[after[0]]
     if not isinstance(compute, Compute) or compute.signature != Signature((R,), (R,)):
         return None
-    equation = graph.equations[compute.equation]
+    equation = flow.graph.equations[compute.equation]
     op = registry().get(equation.primitive)
     if op is None or op.kind not in ("movement", "reduction") or not isinstance(equation.inputs[0], Value):
         return None
-    if nbytes_of(equation.output_types[0]) != nbytes_of(types[move.value]):
+    if nbytes_of(equation.output_types[0]) != nbytes_of(flow.types[move.value]):
         return None
     partial = Signature((move.pre,), (move.pre,))
     return after[0] if partial in signatures(rule_of(equation), equation) else None
