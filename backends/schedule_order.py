@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
@@ -26,7 +26,16 @@ import numpy as np
 
 from shardwright.backends.layout import dtype_of, is_key
 from shardwright.backends.schedule_lower import MERGED
-from shardwright.backends.segments import Segment, find, inputs, is_local, outputs, reads, writes
+from shardwright.backends.segments import (
+    Segment,
+    begins_again,
+    find,
+    inputs,
+    is_local,
+    outputs,
+    reads,
+    writes,
+)
 from shardwright.ir.graph import Graph, TensorType
 from shardwright.ir.placement import Grid, Partial, Placement
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property
@@ -204,7 +213,11 @@ class _Arranger:
             if act == "compute":
                 assert isinstance(what, int)
                 instruction = flow.program.instructions[what]
-                if is_local(instruction):
+                if is_local(instruction, flow.graph):
+                    if begins_again(instruction, flow.graph, [flow.program.instructions[i] for i in pending]):
+                        flush()
+                        steps += leaving
+                        leaving.clear()
                     pending.append(what)
                     continue
                 # The segment that follows a launch is handed to the device before the launch waits for its
@@ -257,6 +270,7 @@ class _Flow:
             )
             gives = writes(instruction, graph)
             producers = {made_by[prop] for prop in needs if prop in made_by}
+            producers |= _waits_for(instruction, graph, made_first)
             for producer in producers:
                 self.consumers[producer].append(position)
             for prop in gives:
@@ -264,6 +278,7 @@ class _Flow:
                 if prop not in known:
                     known.append(prop)
                 made_by[prop] = position
+                made_first.setdefault(prop.value, position)
             self.needs.append(needs)
             self.gives.append(gives)
             self.producers.append(producers)
@@ -292,6 +307,12 @@ class _Flow:
             return placement if isinstance(placement, Partial) else type(placement)
 
         return move.kind, move.strategy, shape(move.pre), shape(move.post), move.group, tensor.dtype
+
+
+def _waits_for(instruction: Instruction, graph: Graph, made_first: Mapping[int, int]) -> set[int]:
+    """Where what an instruction is not to run before is made, beside its operands."""
+    after = None if isinstance(instruction, Move) else graph.equations[instruction.equation].after
+    return {made_first[after.index]} if after is not None and after.index in made_first else set()
 
 
 class _Early:

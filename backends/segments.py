@@ -1,7 +1,8 @@
 """A program as a list of steps: local stretches that are compiled whole, and the exchanges between them.
 
     schedule ::= step*
-    step     ::= segment     instructions that every device runs alone, as one compiled function
+    step     ::= segment     instructions that every device runs alone, as one compiled function; it ends
+                             where something is computed again (a compiler would make it one with the first time)
                | exchange    one collective
                | loop        a loop whose body exchanges: its schedules, run iteration by iteration
 
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from shardwright.ir import collectives
-from shardwright.ir.graph import Atom, Graph, TensorType, Value
+from shardwright.ir.graph import Atom, Graph, TensorType, Value, per_graph
 from shardwright.ir.placement import Placement, R
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property, covers
 
@@ -94,7 +95,9 @@ def schedule(program: Program, graph: Graph, *, inspect: bool = False) -> Schedu
             pending.clear()
 
     for position, instruction in enumerate(program.instructions):
-        if is_local(instruction) and not (isinstance(instruction, Loop) and inspect):
+        if is_local(instruction, graph) and not (isinstance(instruction, Loop) and inspect):
+            if begins_again(instruction, graph, pending):
+                flush()
             if not pending:
                 first = position
             pending.append(instruction)
@@ -115,13 +118,35 @@ def schedule(program: Program, graph: Graph, *, inspect: bool = False) -> Schedu
     return Schedule(program, graph, _with_lifetimes(steps, outputs(program, graph), inspect), types)
 
 
-def is_local(instruction: Instruction) -> bool:
-    """Whether every device can run the instruction alone."""
+def is_local(instruction: Instruction, graph: Graph | None = None) -> bool:
+    """Whether every device can run the instruction alone, and in the `graph` it is over as one function."""
     if isinstance(instruction, Move):
         return collectives.registry()[instruction.kind].local
     if isinstance(instruction, Loop):
+        if graph is not None and any(map(_repeats, graph.equations[instruction.equation].regions)):
+            return False
         return all(is_local(inner) for body in instruction.bodies for inner in body.all_instructions())
     return True
+
+
+@per_graph
+def _repeats(graph: Graph) -> bool:
+    """Whether something in it is computed again, in another executable than at first."""
+    return any(equation.after is not None for equation in graph.all_equations())
+
+
+def begins_again(instruction: Instruction, graph: Graph, pending: Sequence[Instruction]) -> bool:
+    """Whether an instruction begins to compute a stretch again that the `pending` ones have no part in."""
+    number = _copied(instruction, graph)
+    return bool(number) and all(_copied(other, graph) != number for other in pending)
+
+
+def _copied(instruction: Instruction, graph: Graph) -> int:
+    """Number of the stretch that an instruction computes again; 0 for none."""
+    if isinstance(instruction, Move):
+        return 0
+    equation = graph.equations[instruction.equation]
+    return equation.copy if equation.after is not None else 0
 
 
 def reads(instruction: Instruction, graph: Graph) -> tuple[Property, ...]:

@@ -208,11 +208,16 @@ def exchanges(instruction: Instruction) -> bool:
 def _in_rounds(instructions: Sequence[Instruction], equations: Sequence[Equation]) -> tuple[Instruction, ...]:
     """Stable order by round: local instructions of a round first, then its exchanges."""
     ready: dict[tuple[int, Placement], int] = {}
+    made_in: dict[int, int] = {}
     keyed: list[tuple[int, bool, int]] = []
     for position, instruction in enumerate(instructions):
         start = max((ready.get(need, 0) for need in _needs(instruction, equations)), default=0)
+        # What is computed again waits for the backward part to come by, in whatever placement.
+        after = None if isinstance(instruction, Move) else equations[instruction.equation].after
+        start = max(start, 0 if after is None else made_in.get(after.index, 0))
         talks = exchanges(instruction)
         keyed.append((start, talks, position))
         for made in _makes(instruction, equations):
             ready.setdefault(made, start + talks)
+            made_in.setdefault(made[0], start + talks)
     return tuple(instructions[position] for _, _, position in sorted(keyed))
