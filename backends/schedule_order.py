@@ -26,19 +26,11 @@ import numpy as np
 
 from shardwright.backends.layout import dtype_of, is_key
 from shardwright.backends.schedule_lower import MERGED
-from shardwright.backends.segments import (
-    Segment,
-    begins_again,
-    find,
-    inputs,
-    is_local,
-    outputs,
-    reads,
-    writes,
-)
+from shardwright.backends.segments import Segment, find, inputs, is_local, outputs, reads, writes
 from shardwright.ir.graph import Graph, TensorType
 from shardwright.ir.placement import Grid, Partial, Placement
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property
+from shardwright.ir.recompute import begins_again
 
 #: Messages under way at most; another one lands the first. They keep operands and results alive.
 UNDER_WAY = 16
@@ -258,6 +250,7 @@ class _Flow:
         self.types = {value.index: value.type for value in graph.values()}
         held: dict[int, list[Property]] = {}
         made_by: dict[Property, int] = {}
+        made_first: dict[int, int] = {}
         for prop in inputs(program, graph):
             held.setdefault(prop.value, []).append(prop)
         self.needs: list[tuple[Property, ...]] = []

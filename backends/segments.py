@@ -2,7 +2,7 @@
 
     schedule ::= step*
     step     ::= segment     instructions that every device runs alone, as one compiled function; it ends
-                             where something is computed again (a compiler would make it one with the first time)
+                             where something is computed again: a compiler would do it once
                | exchange    one collective
                | loop        a loop whose body exchanges: its schedules, run iteration by iteration
 
@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from shardwright.ir import collectives
-from shardwright.ir.graph import Atom, Graph, TensorType, Value, per_graph
+from shardwright.ir.graph import Atom, Graph, TensorType, Value
 from shardwright.ir.placement import Placement, R
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property, covers
+from shardwright.ir.recompute import begins_again, repeats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,30 +124,10 @@ def is_local(instruction: Instruction, graph: Graph | None = None) -> bool:
     if isinstance(instruction, Move):
         return collectives.registry()[instruction.kind].local
     if isinstance(instruction, Loop):
-        if graph is not None and any(map(_repeats, graph.equations[instruction.equation].regions)):
+        if graph is not None and any(map(repeats, graph.equations[instruction.equation].regions)):
             return False
         return all(is_local(inner) for body in instruction.bodies for inner in body.all_instructions())
     return True
-
-
-@per_graph
-def _repeats(graph: Graph) -> bool:
-    """Whether something in it is computed again, in another executable than at first."""
-    return any(equation.after is not None for equation in graph.all_equations())
-
-
-def begins_again(instruction: Instruction, graph: Graph, pending: Sequence[Instruction]) -> bool:
-    """Whether an instruction begins to compute a stretch again that the `pending` ones have no part in."""
-    number = _copied(instruction, graph)
-    return bool(number) and all(_copied(other, graph) != number for other in pending)
-
-
-def _copied(instruction: Instruction, graph: Graph) -> int:
-    """Number of the stretch that an instruction computes again; 0 for none."""
-    if isinstance(instruction, Move):
-        return 0
-    equation = graph.equations[instruction.equation]
-    return equation.copy if equation.after is not None else 0
 
 
 def reads(instruction: Instruction, graph: Graph) -> tuple[Property, ...]:

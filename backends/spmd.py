@@ -28,6 +28,7 @@ from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Atom, Graph, Literal, TensorType
 from shardwright.ir.placement import Partial, Placement, R, Replicate, Shard
 from shardwright.ir.program import Move, Program, Property
+from shardwright.ir.recompute import begins_again
 from shardwright.ir.regions import scan_counts
 from shardwright.ir.trace import Traced
 from shardwright.ir.wiring import Seats
@@ -241,7 +242,11 @@ class Walk:
         for step in steps.steps:
             with At(steps, step):
                 if isinstance(step, Segment):
-                    results = self.branches[step](here, *(env[prop] for prop in step.needs))
+                    held = [env[prop] for prop in step.needs]
+                    if begins_again(step.instructions[0], graph, ()):
+                        # What is computed again waits for the gradient among what the segment needs.
+                        held = jax.lax.optimization_barrier(held)
+                    results = self.branches[step](here, *held)
                 elif isinstance(step, Exchange):
                     tensor = steps.types[step.move.value]
                     results = [move(step.move, tensor, self.layout, here, env[step.needs[0]])]

@@ -138,8 +138,8 @@ class Equation:
 
     `regions` are the graphs of a control-flow primitive; `source` is JAX's source information, read by
     `trace.source_line`. `part` says what differentiation made of it: "forward", "backward" or "" (neither).
-    `copy` numbers the stretch of the forward part that is computed again, if this is a part of that (from 1 on;
-    see `shardwright.ir.recompute`); such an equation is not run before the value `after` is there, and not
+    `copy` numbers, from 1 on, the stretch of the forward part that this is computed again for (0: none; see
+    `shardwright.ir.recompute`); such an equation is not run before the value `after` is there, and is not
     compiled together with what it repeats.
     """
 

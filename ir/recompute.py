@@ -2,14 +2,14 @@
 
     recomputing(graph, stretches)     the graph in which these stretches of the forward part run twice
 
-A *stretch* is a run of forward equations. Of what they make and backward equations read, only these are kept:
+A *stretch* is a run of forward equations. Of what they make and backward equations read, only this is kept:
 what other equations before the backward part read as well (the output of a layer is the input of the next),
 and, with `keep="products"`, results of contractions. The rest the backward part gets from copies of the
-equations, which read what is kept. Copies are ordinary equations with the same forms: rules, prices, search and
-backends need not know of them. Only their place is special. They stand before their first reader, and wait for
-a gradient that this reader waits for (`Equation.after`): otherwise they would run as soon as their operands are
-there, which is right after the originals. Backends run them in another executable than the originals, because
-compilers merge equal computations.
+equations, which read what is kept. Copies are ordinary equations with the same forms: rules, prices, search
+need not know of them. Only their place is special. They stand before their first reader, and wait for a
+gradient that a reader waits for (`Equation.after`): otherwise they would run as soon as their operands are
+there, right after the originals. Backends run them in another executable than the originals: a compiler would
+make one of two equal computations.
 
 A stretch that is a scan is computed again inside the loop that walks back over it, iteration by iteration:
 what an iteration was handed over by the one before it is kept, and what it makes is made again.
@@ -17,14 +17,15 @@ what an iteration was handed over by the one before it is kept, and what it make
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from shardwright.ir.errors import PlanError
-from shardwright.ir.graph import Atom, Equation, Form, Graph, TensorType, Value
+from shardwright.ir.graph import Atom, Equation, Form, Graph, TensorType, Value, per_graph
+from shardwright.ir.program import Instruction, Loop, Move, Program
 from shardwright.ir.regions import scan_counts
-from shardwright.ir.rewrite import fresh, renumbered, with_inputs
+from shardwright.ir.rewrite import fresh, renumbered, saved, with_inputs
 from shardwright.ir.rules import registry
 
 #: What of a stretch is kept beside its inputs and outputs.
@@ -68,14 +69,33 @@ def recomputing(graph: Graph, stretches: Sequence[Stretch]) -> Graph:
     return renumbered(graph, edit.equations())
 
 
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What computing a stretch again saves and takes.
+
+    Attributes:
+        freed_bytes: by how much less is kept for the backward part, each tensor whole.
+        again: the equations that run once more, and how often.
+    """
+
+    freed_bytes: int
+    again: tuple[tuple[Equation, int], ...]
+
+
+def gains(graph: Graph, stretches: Sequence[Stretch]) -> list[Gain]:
+    """What computing each of these stretches again, and no other, would save and take."""
+    edit = _Edit(graph)
+    return [edit.gain(stretch) for stretch in stretches]
+
+
 def _check(graph: Graph, stretches: Sequence[Stretch]) -> None:
     end = 0
     for stretch in sorted(stretches, key=lambda each: each.first):
         if not end <= stretch.first < stretch.last <= len(graph.equations):
             raise PlanError(
                 place=f"stretch {stretch.name}",
-                reason=f"is equations {stretch.first} to {stretch.last} of {len(graph.equations)}, or overlaps "
-                "another stretch",
+                reason=f"is equations {stretch.first} to {stretch.last} of {len(graph.equations)}, or "
+                "overlaps another stretch",
                 remedy="Plan again: this is another step",
             )
         end = stretch.last
@@ -90,10 +110,29 @@ class _Edit:
         for equation in graph.equations:
             for value in dict.fromkeys(equation.input_values):
                 self.readers.setdefault(value, []).append(equation)
+        self.makers = {value for equation in graph.equations for value in equation.outputs}
         self.handed_out = {atom for atom in graph.outputs if isinstance(atom, Value)}
         self.before: dict[int, list[Equation]] = {}
         self.instead: dict[int, Equation] = {}
         self.copies: dict[Value, Value] = {}
+
+    def gain(self, stretch: Stretch) -> Gain:
+        """What computing a stretch again would save and take."""
+        equations = self.graph.equations[stretch.first : stretch.last]
+        if len(equations) == 1 and equations[0].primitive == "scan":
+            again = recomputing(self.graph, [stretch])
+            freed = sum(_nbytes(saved(g)) * sign for g, sign in ((self.graph, 1), (again, -1)))
+            loops = (
+                (r, e.params["length"]) for e in again.equations if e.primitive == "scan" for r in e.regions
+            )
+            return Gain(freed, tuple((e, length) for r, length in loops for e in r.equations if e.copy))
+        inside = [e for e in equations if e.part != "backward"]
+        values, kept = self._again(inside, stretch), self._kept(inside, stretch)
+        needed = _closure(inside, values, kept)
+        own = {value for equation in needed for value in equation.outputs}
+        read = dict.fromkeys(v for e in needed for v in e.input_values if v not in own and v in self.makers)
+        newly = [v for v in read if not any(r.part == "backward" for r in self.readers[v])]
+        return Gain(_nbytes(values) - _nbytes(newly), tuple((equation, 1) for equation in needed))
 
     def equations(self) -> list[Equation]:
         """The equations of the changed graph."""
@@ -125,7 +164,9 @@ class _Edit:
             outs = tuple(fresh(value.type) for value in equation.outputs)
             ins = [copied.get(a, a) if isinstance(a, Value) else a for a in equation.inputs]
             copied.update(zip(equation.outputs, outs, strict=True))
-            copy = replace(equation, inputs=tuple(ins), outputs=outs, part="backward", copy=number, after=mark)
+            copy = replace(
+                equation, inputs=tuple(ins), outputs=outs, part="backward", copy=number, after=mark
+            )
             self.before.setdefault(at.index, []).append(copy)
         self.copies.update((value, copied[value]) for value in again)
 
@@ -296,7 +337,9 @@ class _Body:
             return inner.get(atom, atom) if isinstance(atom, Value) else atom
 
         kept = [
-            (operand, own) for operand, own in zip(self.operands, self.inputs, strict=True) if own not in inner
+            (operand, own)
+            for operand, own in zip(self.operands, self.inputs, strict=True)
+            if own not in inner
         ]
         self.operands, self.inputs = [operand for operand, _ in kept], [own for _, own in kept]
         rest = [with_inputs(equation, map(name, equation.inputs)) for equation in self.equations]
@@ -336,9 +379,45 @@ def scan_of(
     return replace(like, form=form, inputs=tuple(operands), outputs=tuple(results), regions=(region,))
 
 
-def _closure(
-    equations: Sequence[Equation], wanted: Iterable[Atom], given: Iterable[Value]
-) -> list[Equation]:
+# ---------------------------------------------------------------------------------------------------
+# Programs
+
+
+@per_graph
+def repeats(graph: Graph) -> bool:
+    """Whether something in it is computed again, in another executable than at first."""
+    return any(equation.after is not None for equation in graph.all_equations())
+
+
+def begins_again(instruction: Instruction, graph: Graph, pending: Sequence[Instruction]) -> bool:
+    """Whether an instruction begins to compute a stretch again in which the `pending` ones have no part.
+
+    What is compiled together ends there.
+    """
+    number = _repeated(instruction, graph)
+    return bool(number) and all(_repeated(other, graph) != number for other in pending)
+
+
+def computed_again(program: Program, graph: Graph) -> Iterator[bool]:
+    """Of every instruction but loops, bodies where their loop is: whether it computes something again."""
+    for instruction in program.instructions:
+        if isinstance(instruction, Loop):
+            regions = graph.equations[instruction.equation].regions
+            for body, region in zip(instruction.bodies, regions, strict=True):
+                yield from computed_again(body, region)
+        else:
+            yield not isinstance(instruction, Move) and graph.equations[instruction.equation].copy > 0
+
+
+def _repeated(instruction: Instruction, graph: Graph) -> int:
+    """Number of the stretch that an instruction computes again; 0 for none."""
+    if isinstance(instruction, Move):
+        return 0
+    equation = graph.equations[instruction.equation]
+    return equation.copy if equation.after is not None else 0
+
+
+def _closure(equations: Sequence[Equation], wanted: Iterable[Atom], given: Iterable[Value]) -> list[Equation]:
     """The equations, in order, that make `wanted` from what is `given` and what others make."""
     missing = {atom for atom in wanted if isinstance(atom, Value)}
     there = set(given)
@@ -348,6 +427,10 @@ def _closure(
             found.append(equation)
             missing.update(value for value in equation.input_values if value not in there)
     return found[::-1]
+
+
+def _nbytes(values: Iterable[Value]) -> int:
+    return sum(value.type.nbytes for value in values)
 
 
 def _is_product(equation: Equation) -> bool:

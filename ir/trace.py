@@ -42,6 +42,8 @@ class Traced:
         trace_s: seconds that JAX took to trace (make_jaxpr alone).
         primitives: JAX primitive objects by name, for the backends.
         fingerprint: content hash of the graph, equal in every process and for every PYTHONHASHSEED.
+        origin, rewriting: of a step that was changed since, the step as it was traced and how it was changed
+            (see `shardwright.ir.rewriting`); None of any other.
     """
 
     graph: Graph
@@ -51,6 +53,8 @@ class Traced:
     trace_s: float
     primitives: Mapping[str, Any]
     fingerprint: str
+    origin: Traced | None = None
+    rewriting: object = None
 
 
 def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -> Traced:

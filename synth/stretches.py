@@ -7,30 +7,14 @@ fewest bytes. A scan is a stretch of its own, and its iterations are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
+from shardwright.cost.model import CostModel
 from shardwright.cost.roles import roles
 from shardwright.ir.graph import Equation, Graph, Value, per_graph
-from shardwright.ir.recompute import Keep, Stretch, recomputing
-from shardwright.ir.rewrite import saved
+from shardwright.ir.recompute import Gain, Keep, Stretch, gains
 from shardwright.ir.rules import flop_count, rule_of
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A stretch that may be computed again.
-
-    Attributes:
-        stretch: which, and what of it is kept.
-        freed_bytes: by how much less is kept for the backward part.
-        flop: what computing it again takes.
-    """
-
-    stretch: Stretch
-    freed_bytes: int
-    flop: float
 
 
 @per_graph
@@ -84,43 +68,49 @@ def _crossing(graph: Graph, end: int) -> list[int]:
     return found
 
 
-@per_graph
-def candidates(graph: Graph) -> tuple[Candidate, ...]:
-    """Every stretch under every policy that frees something."""
-    found: list[Candidate] = []
-    before = saved_bytes(graph)
-    for stretch in stretches(graph):
-        for keep in _POLICIES:
-            one = replace(stretch, keep=keep)
-            again = recomputing(graph, [one])
-            freed = before - saved_bytes(again)
-            if freed > 0:
-                found.append(Candidate(one, freed, _copied_flop(again)))
-    return tuple(found)
-
-
+#: From what is cheap to compute again to what frees most.
 _POLICIES: tuple[Keep, ...] = ("products", "nothing")
 
 
-def saved_bytes(graph: Graph) -> int:
-    """Bytes that are kept for the backward part, each tensor whole."""
-    return sum(value.type.nbytes for value in saved(graph))
+def ladder(graph: Graph, model: CostModel) -> tuple[tuple[Stretch, ...], ...]:
+    """Ways to compute more and more of the forward part again, each keeping less than the one before.
+
+    Every rung adds a stretch, or keeps less of one, whichever frees the most bytes for its time; of equal
+    layers the first one goes first.
+    """
+    layers = stretches(graph)
+    found = {keep: gains(graph, [replace(s, keep=keep) for s in layers]) for keep in _POLICIES}
+    steps: list[tuple[float, int, int]] = []
+    for number in range(len(layers)):
+        before, spent_s = 0, 0.0
+        least = float("inf")
+        for policy, keep in enumerate(_POLICIES):
+            gain = found[keep][number]
+            freed, seconds = gain.freed_bytes - before, _seconds(gain, model) - spent_s
+            if freed <= 0:
+                continue
+            # What frees more for its time cannot be had before what it builds on.
+            least = min(least, freed / max(seconds, 1e-12))
+            steps.append((-least, number, policy))
+            before, spent_s = gain.freed_bytes, _seconds(gain, model)
+    chosen: dict[int, Stretch] = {}
+    rungs: list[tuple[Stretch, ...]] = []
+    for _, number, policy in sorted(steps):
+        chosen[number] = replace(layers[number], keep=_POLICIES[policy])
+        rungs.append(tuple(chosen[layer] for layer in sorted(chosen)))
+    return tuple(rungs)
 
 
-def _copied_flop(graph: Graph) -> float:
-    """Operations of equations that compute something again."""
-    return sum(map(_flop, _copies(graph.equations)))
+def _seconds(gain: Gain, model: CostModel) -> float:
+    """About how long the whole fleet computes what runs again: for an order, not for a price."""
+    devices = [device.type for device in model.fleet.devices]
+    rate = sum(device.flop_rate("float32", None)[0] for device in devices)
+    bandwidth = sum(device.bandwidth_byte_per_s for device in devices)
+    return sum(_flop(e) * times / rate + _moved(e) * times / bandwidth for e, times in gain.again)
 
 
-def _copies(equations: Sequence[Equation]) -> list[Equation]:
-    found: list[Equation] = []
-    for equation in equations:
-        if equation.copy:
-            found.append(equation)
-        else:
-            for region in equation.regions:
-                found += _copies(region.equations)
-    return found
+def _moved(equation: Equation) -> int:
+    return sum(tensor.nbytes for tensor in (*equation.input_types, *equation.output_types))
 
 
 def _flop(equation: Equation) -> float:

@@ -23,12 +23,15 @@ from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.jaxpr import source_line
 from shardwright.ir.patterns import patterns
 from shardwright.ir.program import nodes_of
+from shardwright.ir.recompute import computed_again
+from shardwright.ir.rewriting import original, rewriting_of
 from shardwright.ir.rules import rule_of
 from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced, trace
 from shardwright.pause import collector_paused
 from shardwright.plan import Plan
 from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused, spread
+from shardwright.rewritings import Recompute, best_plan, check_recompute
 from shardwright.synth.alternate import Timer
 from shardwright.synth.baselines import Baseline, Baselines, Workshop
 from shardwright.synth.fallback import fits
@@ -50,6 +53,7 @@ def synthesize(
     time_limit_s: float | None = None,
     devices: Literal["auto", "all"] = "auto",
     axes: Axes = "auto",
+    recompute: Recompute = "auto",
     tick: Callable[[str], None] = lambda what: None,
 ) -> Plan:
     """Plan a single-device training step for a fleet.
@@ -71,14 +75,17 @@ def synthesize(
         axes: mesh axes. With 1 a tensor lies on all devices alike; with 2 first on the nodes, then in each
             on its devices, all of which take part (a fleet of one node, or of nodes of one device, has one
             axis). "auto" is one axis, as long as two take much longer to plan.
+        recompute: "auto" computes parts of the forward pass again in the backward pass where memory is short,
+            as few of them as need be; with "off" nothing is, with "all" every layer; a `Rewriting` (such as
+            that of another plan) says exactly what is.
         tick: told what begins (for progress displays).
 
     Returns:
         The best plan found, with its certificate.
 
     Raises:
-        InputError: an argument is no array, a state entry does not match, a pin cannot be kept, `devices`
-            or `axes` is something else, or pins are given for two axes.
+        InputError: an argument is no array, a state entry does not match, a pin cannot be kept, `devices`,
+            `axes` or `recompute` is something else, or pins are given for two axes.
         TraceError: the step cannot be traced or has side effects.
 
     Warns:
@@ -96,6 +103,7 @@ def synthesize(
         time_limit_s=time_limit_s,
         devices=devices,
         axes=axes,
+        recompute=recompute,
         tick=tick,
     )
 
@@ -109,6 +117,7 @@ def synthesize_traced(
     time_limit_s: float | None = None,
     devices: Literal["auto", "all"] = "auto",
     axes: Axes = "auto",
+    recompute: Recompute = "auto",
     first: Sequence[float] | None = None,
     tick: Callable[[str], None] = lambda what: None,
 ) -> Plan:
@@ -122,6 +131,7 @@ def synthesize_traced(
         time_limit_s: see `synthesize`.
         devices: see `synthesize`.
         axes: see `synthesize`.
+        recompute: see `synthesize`.
         first: a share per device of the fleet from which the search for ratios starts, such as those of a
             plan for a fleet much like this one.
         tick: see `synthesize`.
@@ -137,8 +147,17 @@ def synthesize_traced(
     if devices not in ("auto", "all"):
         raise InputError(place="devices", reason=f"is {devices!r}", remedy="Pass 'auto' or 'all'")
     _check_axes(axes, constraints)
+    check_recompute(recompute)
+    timer = Timer(tick, time_limit_s)
+
+    def plan_of(step: Traced) -> Plan:
+        return _synthesize(step, fleet, state, constraints, time_limit_s, devices, axes, first, tick, timer)
+
     with collector_paused():
-        return _synthesize(traced, fleet, state, constraints, time_limit_s, devices, axes, first, tick)
+        found = best_plan(original(traced), fleet, recompute, plan_of, timer.late)
+    for primitive, why in found.stats.replicated.items():
+        warnings.warn(f"{primitive} runs replicated: {why}", ReplicatedWarning, stacklevel=3)
+    return found
 
 
 def _synthesize(
@@ -151,13 +170,14 @@ def _synthesize(
     axes: Axes,
     first: Sequence[float] | None,
     tick: Callable[[str], None],
+    timer: Timer,
 ) -> Plan:
+    """The plan of a step as it is; times are all that `timer` has taken so far."""
     tick("building the choice graph")
     start = time.perf_counter()
     space = Space(traced.graph)
     space_s = time.perf_counter() - start
     pins = () if constraints is None else resolve(constraints, traced.graph, space)
-    timer = Timer(tick, time_limit_s)
     parts = candidates(fleet)[: 1 if devices == "all" else None]
     if axes == 2 and is_mesh(fleet) and time_limit_s != 0:
         chosen = on_two_axes(traced.graph, fleet, timer)
@@ -173,8 +193,6 @@ def _synthesize(
     found = chosen.found
     prices = priced(pins, traced.graph, space, chosen.model, found.ratios, found.cost_s)
     replicated = _replicated(traced.graph, space)
-    for primitive, why in replicated.items():
-        warnings.warn(f"{primitive} runs replicated: {why}", ReplicatedWarning, stacklevel=4)
     stats = Stats(
         trace_s=traced.trace_s,
         space_s=space_s,
@@ -223,6 +241,7 @@ def baselines(
     if plan is not None and plan.fleet != fleet:
         raise PlanError(place="plan", reason="is for another fleet", remedy="Pass a plan for this fleet")
     traced = trace(train_step, *args, state=state) if plan is None else plan.attach(train_step, *args)
+    traced = original(traced)
     tick("building the choice graph")
     found = Workshop(traced.graph, Space(traced.graph), CostModel(fleet), tick).all()
     if plan is None or not plan.cost_s:
@@ -232,6 +251,7 @@ def baselines(
 
 def data_parallel(traced: Traced, fleet: Fleet) -> tuple[Baseline, ...]:
     """Even and proportional data parallelism of a traced step, priced like a plan."""
+    traced = original(traced)
     recipes = [recipe for recipe in RECIPES if recipe.name.endswith("data parallelism")]
     return tuple(Workshop(traced.graph, Space(traced.graph), CostModel(fleet)).whole_fleet(recipes))
 
@@ -240,6 +260,7 @@ def on_the_whole_fleet(
     traced: Traced, fleet: Fleet, tick: Callable[[str], None] = lambda what: None
 ) -> Baselines:
     """Every baseline of a traced step that uses all devices, priced like a plan."""
+    traced = original(traced)
     return Workshop(traced.graph, Space(traced.graph), CostModel(fleet), tick).whole_fleet()
 
 
@@ -315,6 +336,12 @@ def _plan(
         spent=spread(Spent.of(laid_out), used, count, Spent(0.0, 0.0, 0.0)),
         used=used,
         unused=tuple(Unused(tuple(devices[d].name for d in some), why) for some, why in chosen.unused),
+        rewriting=rewriting_of(traced),
+        again_s=sum(
+            item.seconds(model, found.ratios)
+            for item, again in zip(items, computed_again(found.program, traced.graph), strict=True)
+            if again
+        ),
         traced=traced,
     )
 

@@ -24,6 +24,12 @@ axes_option = click.option(
     default="auto",
     help="Mesh axes: all devices alike, or nodes and the devices in each.",
 )
+recompute_option = click.option(
+    "--recompute",
+    type=click.Choice(["auto", "off", "all"]),
+    default="auto",
+    help="Compute parts of the forward pass again in the backward pass: where memory is short, never, all.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 
 

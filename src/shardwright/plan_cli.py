@@ -25,6 +25,7 @@ from shardwright.options import (
     parse_axes,
     parse_pins,
     parse_time_limit,
+    recompute_option,
 )
 from shardwright.plan import Plan
 from shardwright.report import against, baselines_to_json, layout
@@ -43,6 +44,7 @@ from shardwright.synth.baselines import Baseline
 @click.option("--report", "page_path", metavar="PAGE.html", help="Write a page about it, for a browser.")
 @all_devices_option
 @axes_option
+@recompute_option
 @json_option
 def plan(
     target: str,
@@ -56,6 +58,7 @@ def plan(
     page_path: str | None,
     all_devices: bool,
     axes: str,
+    recompute: str,
     as_json: bool,
 ) -> None:
     """Plan the step that FACTORY() returns, as (train_step, args), for a fleet."""
@@ -74,6 +77,7 @@ def plan(
         constraints=constraints,
         time_limit_s=limit_s,
         axes=parse_axes(axes),
+        recompute=recompute,
     )
     if output is not None:
         made.save(output)

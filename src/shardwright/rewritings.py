@@ -1,0 +1,132 @@
+"""Which rewriting of the step a plan uses: what is computed again, jointly with placements and ratios.
+
+Where the plan of the step as it is fits into memory and memory made it no dearer, that is the plan: what is
+computed twice costs more at equal placements. Otherwise rewritings are planned, placements, ratios and all,
+on a ladder on which each keeps less for the backward part than the one before
+(`shardwright.synth.stretches.ladder`): the first rung that fits is found by bisection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
+
+from shardwright.cost.fleet import Fleet
+from shardwright.cost.model import CostModel
+from shardwright.ir.errors import InputError
+from shardwright.ir.recompute import Stretch
+from shardwright.ir.rewriting import Rewriting, rewritten
+from shardwright.ir.trace import Traced
+from shardwright.plan import Plan
+from shardwright.synth.rent import too_small
+from shardwright.synth.stretches import ladder
+
+#: What may be computed again: whatever makes the plan better, nothing, everything; or what exactly is.
+Recompute: TypeAlias = Literal["auto", "off", "all"] | Rewriting
+
+#: A device that uses less than this part of its memory is taken not to have made the plan dearer.
+_BINDING = 0.8
+
+#: A plan this near its bound is not planned again in other ways.
+_NEAR = 0.03
+
+
+def check_recompute(recompute: object) -> None:
+    """Raises InputError if that is no way to say what may be computed again."""
+    if not isinstance(recompute, Rewriting) and recompute not in ("auto", "off", "all"):
+        raise InputError(place="recompute", reason=f"is {recompute!r}", remedy="Pass 'auto', 'off' or 'all'")
+
+
+def best_plan(
+    traced: Traced,
+    fleet: Fleet,
+    recompute: Recompute,
+    plan_of: Callable[[Traced], Plan],
+    late: Callable[[], bool],
+) -> Plan:
+    """The best plan of a step over its rewritings.
+
+    Args:
+        traced: the step as it was traced.
+        fleet: the devices.
+        recompute: what may be computed again.
+        plan_of: plans a step.
+        late: whether no further plan may be made.
+    """
+    if isinstance(recompute, Rewriting):
+        return plan_of(rewritten(traced, recompute))
+    if recompute == "off":
+        return plan_of(traced)
+    if recompute == "all":
+        rungs = ladder(traced.graph, CostModel(fleet))
+        return plan_of(rewritten(traced, Rewriting(rungs[-1])) if rungs else traced)
+    base = plan_of(traced)
+    if late() or not _binds(base):
+        return base
+    rungs = ladder(traced.graph, CostModel(fleet))
+    found = _Ladder(traced, fleet, rungs, plan_of)
+    if base.fits:
+        # Memory is enough, but it may be cheaper to have more of it.
+        return min((base, *found.some(late)), key=lambda plan: (not plan.fits, plan.cost_s))
+    return found.first_that_fits(late) or base
+
+
+def _binds(plan: Plan) -> bool:
+    """Whether a plan might be cheaper with more memory."""
+    if not plan.fits:
+        return True
+    limits = [device.type.memory_bytes for device in plan.fleet.devices]
+    full = any(have > _BINDING * limit for have, limit in zip(plan.memory_bytes, limits, strict=True))
+    return full and plan.gap > _NEAR
+
+
+class _Ladder:
+    """Plans of rewritings that keep less and less."""
+
+    def __init__(
+        self,
+        traced: Traced,
+        fleet: Fleet,
+        rungs: Sequence[tuple[Stretch, ...]],
+        plan_of: Callable[[Traced], Plan],
+    ) -> None:
+        self.traced, self.rungs, self.plan_of = traced, rungs, plan_of
+        self.limits = [device.type.memory_bytes for device in fleet.devices]
+        self.known: dict[int, Plan | None] = {}
+
+    def plan(self, rung: int) -> Plan | None:
+        """The plan of a rung; None where none can fit."""
+        if rung not in self.known:
+            step = rewritten(self.traced, Rewriting(self.rungs[rung]))
+            self.known[rung] = None if too_small(step.graph, self.limits) else self.plan_of(step)
+        return self.known[rung]
+
+    def fits(self, rung: int) -> bool:
+        """Whether the plan of a rung fits."""
+        plan = self.plan(rung)
+        return plan is not None and plan.fits
+
+    def first_that_fits(self, late: Callable[[], bool]) -> Plan | None:
+        """The cheapest plan that fits of those seen while looking for the first rung that does."""
+        low, high = 0, len(self.rungs) - 1
+        if high < 0 or not self.fits(high):
+            return None
+        while low < high and not late():
+            middle = (low + high) // 2
+            if self.fits(middle):
+                high = middle
+            else:
+                low = middle + 1
+        return min((p for p in self.known.values() if p is not None and p.fits), key=lambda p: p.cost_s)
+
+    def some(self, late: Callable[[], bool]) -> list[Plan]:
+        """Plans of a few rungs, from the one that keeps most on."""
+        found: list[Plan] = []
+        for rung in dict.fromkeys(len(self.rungs) * part // 4 for part in (1, 2, 3)):
+            if late() or rung >= len(self.rungs):
+                break
+            plan = self.plan(rung)
+            if plan is None or (found and plan.fits and plan.cost_s > found[-1].cost_s):
+                break
+            found.append(plan)
+        return found

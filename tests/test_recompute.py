@@ -1,0 +1,276 @@
+"""Recomputation: the same results, less kept, and chosen where memory is short."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardwright import Fleet, Plan, synthesize
+from shardwright.api import synthesize_traced
+from shardwright.backends.compile import Device, local_function
+from shardwright.backends.layout import abstract
+from shardwright.backends.reference import ReferenceExecutable
+from shardwright.backends.segments import Segment, schedule
+from shardwright.cost.model import CostModel
+from shardwright.ir.errors import InputError, PlanError
+from shardwright.ir.graph import Graph, Literal
+from shardwright.ir.recompute import Stretch, gains, recomputing
+from shardwright.ir.rewrite import saved
+from shardwright.ir.rewriting import Rewriting, original, rewritten
+from shardwright.ir.trace import Traced, trace
+from shardwright.synth.stretches import ladder, stretches
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def fleet(memory: str = "1 GB", speeds: tuple[int, ...] = (3, 1)) -> Fleet:
+    types = [
+        {"name": f"cpu-{s}", "flops": f"{s} GFLOP/s", "memory_bandwidth": f"{s} GB/s", "memory": memory}
+        for s in speeds
+    ]
+    link = {"bandwidth": "1 GB/s", "latency": "10 us"}
+    return Fleet.from_dict(
+        {"name": "two", "nodes": [{"devices": [{"type": t} for t in types], "link": link}]}
+    )
+
+
+def layered(scan: bool, layers: int = 3, width: int = 16, batch: int = 64) -> tuple[Any, tuple[Any, ...]]:
+    """Residual layers whose activations are much larger than their weights."""
+
+    def layer(x: Any, w: Any) -> Any:
+        hidden = jnp.tanh(x @ w["up"])
+        return x + jnp.sin(hidden * hidden) @ w["down"]
+
+    def loss_of(params: Any, x: Any, y: Any) -> Any:
+        if scan:
+            x, sums = jax.lax.scan(lambda x, w: (layer(x, w), x.sum()), x, params)
+            return jnp.mean((x - y) ** 2) + 1e-3 * sums.sum()
+        for w in params:
+            x = layer(x, w)
+        return jnp.mean((x - y) ** 2)
+
+    def train_step(params: Any, x: Any, y: Any) -> Any:
+        loss, gradients = jax.value_and_grad(loss_of)(params, x, y)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
+
+    rng = np.random.default_rng(0)
+
+    def array(*sizes: int) -> Any:
+        return (0.3 * rng.normal(size=sizes)).astype(np.float32)
+
+    if scan:
+        params: Any = {"up": array(layers, width, 2 * width), "down": array(layers, 2 * width, width)}
+    else:
+        params = [{"up": array(width, 2 * width), "down": array(2 * width, width)} for _ in range(layers)]
+    return train_step, (params, array(batch, width), array(batch, width))
+
+
+@cache
+def traced_layers(scan: bool) -> Traced:
+    step, args = layered(scan)
+    return trace(step, *args)
+
+
+def kept(graph: Graph) -> int:
+    return sum(value.type.nbytes for value in saved(graph))
+
+
+def on_reference(plan: Plan, args: tuple[Any, ...]) -> list[np.ndarray[Any, Any]]:
+    assert plan.traced is not None
+    run = ReferenceExecutable(plan.traced, plan.program, plan.used_ratios)
+    return [np.asarray(x) for x in run(*jax.tree.leaves(args))]
+
+
+@pytest.mark.parametrize("keep", ["products", "nothing"])
+@pytest.mark.parametrize("scan", [False, True])
+def test_less_is_kept_and_results_are_the_same(scan: bool, keep: Any) -> None:
+    step, args = layered(scan)
+    traced = traced_layers(scan)
+    every = tuple(replace(each, keep=keep) for each in stretches(traced.graph))
+    again = rewritten(traced, Rewriting(every))
+    freed = kept(traced.graph) - kept(again.graph)
+    assert freed > 0.4 * kept(traced.graph)
+    # Layers are handed on by one tensor each, so what each frees adds up.
+    assert sum(max(gain.freed_bytes, 0) for gain in gains(traced.graph, every)) >= freed
+    plan = synthesize_traced(traced, fleet=fleet(), recompute="all")
+    wanted = [np.asarray(x) for x in jax.tree.leaves(jax.jit(step)(*args))]
+    for got, expected in zip(on_reference(plan, args), wanted, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=2e-5, atol=1e-6)
+
+
+def test_copies_wait_and_run_in_executables_of_their_own() -> None:
+    step, args = layered(False)
+    plan = synthesize(step, *args, fleet=fleet(), recompute="all")
+    assert plan.traced is not None and plan.verify(step, *args).ok
+    graph = plan.traced.graph
+    first: dict[tuple[str, int], int] = {}
+    for number, part in enumerate(schedule(plan.program, graph).steps):
+        for instruction in part.instructions if isinstance(part, Segment) else ():
+            equation = getattr(instruction, "equation", None)
+            if equation is not None:
+                e = graph.equations[equation]
+                first.setdefault(("copy" if e.copy else e.part, e.copy), number)
+    copies = [where for (kind, _), where in first.items() if kind == "copy"]
+    assert len(copies) == len(set(copies)) == len(plan.rewriting.recompute)
+    assert min(copies) > first["forward", 0]
+    # One layer is there at a time: the memory of what is compiled falls.
+    plain = synthesize(step, *args, fleet=fleet(), recompute="off")
+    assert compiled_bytes(plan) < 0.8 * compiled_bytes(plain)
+
+
+def compiled_bytes(plan: Plan) -> int:
+    """Peak of device 0 as XLA has it: what is held between its segments, their results and scratch."""
+    assert plan.traced is not None
+    graph, ratios = plan.traced.graph, plan.used_ratios
+    types = {value.index: value.type for value in graph.values()}
+    device = Device(0, ratios, plan.traced.primitives)
+
+    def size(prop: Any) -> int:
+        tensor = types[prop.value]
+        return int(np.prod(device.shape(tensor, prop.placement))) * tensor.nbytes // max(tensor.size, 1)
+
+    held: dict[Any, int] = {}
+    peak = 0
+    for part in schedule(plan.program, graph).steps:
+        own = sum(map(size, part.gives))
+        if isinstance(part, Segment):
+            avals = [abstract(types[p.value], device.shape(types[p.value], p.placement)) for p in part.needs]
+            function = jax.jit(local_function(part, graph, device), keep_unused=True)
+            own += function.lower(*avals).compile().memory_analysis().temp_size_in_bytes
+        peak = max(peak, sum(held.values()) + own)
+        held |= {prop: size(prop) for prop in part.gives}
+        for prop in part.drops:
+            held.pop(prop, None)
+    return peak
+
+
+def test_the_ladder_keeps_less_and_less() -> None:
+    graph = traced_layers(False).graph
+    rungs = ladder(graph, CostModel(fleet()))
+    sizes = [kept(recomputing(graph, rung)) for rung in rungs]
+    assert len(rungs) >= 4 and sizes == sorted(sizes, reverse=True) and len(set(sizes)) == len(sizes)
+
+
+def test_what_is_seen_from_outside_of_a_stretch_is_kept() -> None:
+    """A tensor that a later layer reads too is no one's to drop, wherever stretches are cut."""
+    _, args = layered(False)
+    traced = traced_layers(False)
+    flat = jax.tree.leaves(args)
+    end = min(e.index for e in traced.graph.equations if e.part == "backward")
+    chance = random.Random(0)
+    wanted = evaluated(traced, flat)
+    for _ in range(20):
+        cuts = sorted(chance.sample(range(end + 1), chance.choice((2, 3, 4))))
+        some = [
+            Stretch(f"{a}", a, b, chance.choice(("nothing", "products"))) for a, b in itertools.pairwise(cuts)
+        ]
+        graph = recomputing(traced.graph, some)
+        assert graph.state == traced.graph.state and kept(graph) <= kept(traced.graph) * 2
+        for got, expected in zip(evaluated(replace(traced, graph=graph), flat), wanted, strict=True):
+            np.testing.assert_array_equal(got, expected)
+
+
+def evaluated(traced: Traced, flat: list[Any]) -> list[np.ndarray[Any, Any]]:
+    """A graph, equation by equation."""
+    env: dict[Any, Any] = dict(zip(traced.graph.inputs, flat, strict=True)) | dict(traced.graph.constants)
+
+    def value(atom: Any) -> Any:
+        return jnp.asarray(atom.value if isinstance(atom, Literal) else env[atom])
+
+    for equation in traced.graph.equations:
+        primitive = traced.primitives[equation.primitive]
+        results = primitive.bind(*map(value, equation.inputs), **equation.params)
+        env.update(zip(equation.outputs, results if primitive.multiple_results else [results], strict=True))
+    return [np.asarray(value(atom)) for atom in traced.graph.outputs]
+
+
+def test_a_plan_file_has_the_rewriting_and_other_steps_are_refused(tmp_path: Path) -> None:
+    step, args = layered(False)
+    plan = synthesize(step, *args, fleet=fleet(), recompute="all")
+    assert plan.again_s > 0 and "computed again in the backward pass" in str(plan)
+    plan.save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    assert loaded.rewriting == plan.rewriting and loaded.again_s == plan.again_s
+    attached = loaded.attach(step, *args)
+    assert original(attached).fingerprint == plan.fingerprint
+    assert loaded.text(attached) == plan.text() == loaded.text(original(attached))
+    result = loaded.compile(step, "reference")(*args)
+    for got, expected in zip(jax.tree.leaves(result), on_reference(plan, args), strict=True):
+        np.testing.assert_array_equal(np.asarray(got), expected)
+    with pytest.raises(PlanError, match="or overlaps another stretch"):
+        recomputing(attached.graph, [Stretch("a", 0, 9), Stretch("b", 5, 12)])
+    with pytest.raises(InputError, match="Pass 'auto', 'off' or 'all'"):
+        synthesize(step, *args, fleet=fleet(), recompute="some")  # type: ignore[arg-type]
+
+
+def test_under_budgets_the_choice_is_that_of_brute_force() -> None:
+    """Of every subset of layers under every policy, each planned by itself, none that fits is cheaper by more
+    than the gap that the plan states."""
+    step, args = layered(False, layers=2)
+    traced = trace(step, *args)
+    layers = [s for s in stretches(traced.graph) if gains(traced.graph, [s])[0].freed_bytes > 0]
+    ways: list[tuple[Stretch, ...]] = []
+    for keeps in itertools.product((None, "products", "nothing"), repeat=len(layers)):
+        ways.append(tuple(replace(s, keep=k) for s, k in zip(layers, keeps, strict=True) if k is not None))
+    free = synthesize_traced(traced, fleet=fleet(), recompute="off", devices="all")
+    most = max(free.memory_bytes)
+    costs: list[float] = []
+    for part in (1.0, 0.75, 0.55):
+        small = fleet(f"{int(most * part)} B")
+        found = synthesize_traced(traced, fleet=small, devices="all")
+        every = [
+            synthesize_traced(traced, fleet=small, devices="all", recompute=Rewriting(way)) for way in ways
+        ]
+        fitting = [plan.cost_s for plan in every if plan.fits]
+        assert found.fits == bool(fitting)
+        if fitting:
+            assert found.cost_s <= min(fitting) * 1.02
+            costs.append(found.cost_s)
+    assert costs and costs == sorted(costs)
+
+
+@pytest.mark.parametrize("backend", ["mpi", "spmd"])
+def test_backends_run_what_is_computed_again(backend: str, tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(_SCRIPT.format(tests=str(Path(__file__).parent), backend=backend))
+    command = [sys.executable, str(script)]
+    if backend == "mpi":
+        from shardwright.backends.launch import find_mpiexec
+
+        command = [str(find_mpiexec()), "-n", "2", *command]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+_SCRIPT = """
+import os, sys
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+sys.path.insert(0, {tests!r})
+import jax
+import numpy as np
+from test_recompute import fleet, layered, on_reference
+from shardwright import synthesize
+for scan in (False, True):
+    for speeds in ((3, 1), (1, 1)):
+        step, args = layered(scan)
+        plan = synthesize(step, *args, fleet=fleet(speeds=speeds), devices="all", recompute="all")
+        for bucket in (None, 1 << 16) if {backend!r} == "mpi" else (None,):
+            options = dict() if bucket is None else dict(bucket_bytes=bucket)
+            leaves = jax.tree.leaves(
+                plan.compile(step, {backend!r}, **options)(*args), is_leaf=lambda x: hasattr(x, "gather")
+            )
+            got = [np.asarray(x.gather() if hasattr(x, "gather") else x) for x in leaves]
+            for a, b in zip(got, on_reference(plan, args), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+"""
