@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from shardwright.ir.errors import InputError
+from shardwright.ir.microbatch import microbatched
 from shardwright.ir.recompute import Stretch, recomputing
 from shardwright.ir.trace import Traced
 
@@ -20,9 +22,11 @@ class Rewriting:
     Attributes:
         recompute: stretches of the forward part that the backward part computes again, by equations of the
             traced step, ascending.
+        microbatches: in so many equal pieces of the batch forward and backward part run, one after another.
     """
 
     recompute: tuple[Stretch, ...] = ()
+    microbatches: int = 1
 
     def __bool__(self) -> bool:
         return self != AS_TRACED
@@ -33,12 +37,14 @@ class Rewriting:
             "recompute": [
                 {"name": s.name, "first": s.first, "last": s.last, "keep": s.keep} for s in self.recompute
             ],
+            "microbatches": self.microbatches,
         }
 
     @staticmethod
     def from_dict(data: Any) -> Rewriting:
         """Inverse of `to_dict`."""
-        return Rewriting(recompute=tuple(Stretch(**entry) for entry in data.get("recompute", ())))
+        again = tuple(Stretch(**entry) for entry in data.get("recompute", ()))
+        return Rewriting(recompute=again, microbatches=data.get("microbatches", 1))
 
 
 #: No change.
@@ -62,6 +68,7 @@ def rewritten(traced: Traced, rewriting: Rewriting) -> Traced:
 
     Raises:
         PlanError: the rewriting is of another step.
+        InputError: the step cannot be run in so many micro-batches, or is to be changed in both ways.
     """
     if rewriting_of(traced) == rewriting:
         return traced
@@ -70,6 +77,15 @@ def rewritten(traced: Traced, rewriting: Rewriting) -> Traced:
         return source
     known = cast("dict[Rewriting, Traced]", source.graph.memo.setdefault(Rewriting, {}))
     if rewriting not in known:
-        graph = recomputing(source.graph, rewriting.recompute)
-        known[rewriting] = replace(source, graph=graph, origin=source, rewriting=rewriting)
+        if rewriting.microbatches == 1:
+            changed = replace(source, graph=recomputing(source.graph, rewriting.recompute))
+        elif rewriting.recompute:
+            raise InputError(
+                place="microbatches",
+                reason="nothing can be computed again within micro-batches yet",
+                remedy="Plan with recompute='off', or with microbatches=1",
+            )
+        else:
+            changed = microbatched(source, rewriting.microbatches)
+        known[rewriting] = replace(changed, origin=source, rewriting=rewriting)
     return known[rewriting]

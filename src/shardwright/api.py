@@ -31,7 +31,7 @@ from shardwright.ir.trace import Traced, trace
 from shardwright.pause import collector_paused
 from shardwright.plan import Plan
 from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused, spread
-from shardwright.rewritings import Recompute, best_plan, check_recompute
+from shardwright.rewritings import Microbatches, Recompute, best_plan, check_rewriting
 from shardwright.synth.alternate import Timer
 from shardwright.synth.baselines import Baseline, Baselines, Workshop
 from shardwright.synth.fallback import fits
@@ -54,6 +54,7 @@ def synthesize(
     devices: Literal["auto", "all"] = "auto",
     axes: Axes = "auto",
     recompute: Recompute = "auto",
+    microbatches: Microbatches = "auto",
     tick: Callable[[str], None] = lambda what: None,
 ) -> Plan:
     """Plan a single-device training step for a fleet.
@@ -78,6 +79,8 @@ def synthesize(
         recompute: "auto" computes parts of the forward pass again in the backward pass where memory is short,
             as few of them as need be; with "off" nothing is, with "all" every layer; a `Rewriting` (such as
             that of another plan) says exactly what is.
+        microbatches: in how many equal pieces of the batch, one after another, forward and backward pass run,
+            gradients being added up; "auto" is one, or where the step does not fit as many as need be.
         tick: told what begins (for progress displays).
 
     Returns:
@@ -85,7 +88,8 @@ def synthesize(
 
     Raises:
         InputError: an argument is no array, a state entry does not match, a pin cannot be kept, `devices`,
-            `axes` or `recompute` is something else, or pins are given for two axes.
+            `axes`, `recompute` or `microbatches` is something else, the step cannot be run in so many
+            micro-batches, or pins are given for two axes.
         TraceError: the step cannot be traced or has side effects.
 
     Warns:
@@ -104,6 +108,7 @@ def synthesize(
         devices=devices,
         axes=axes,
         recompute=recompute,
+        microbatches=microbatches,
         tick=tick,
     )
 
@@ -118,6 +123,7 @@ def synthesize_traced(
     devices: Literal["auto", "all"] = "auto",
     axes: Axes = "auto",
     recompute: Recompute = "auto",
+    microbatches: Microbatches = "auto",
     first: Sequence[float] | None = None,
     tick: Callable[[str], None] = lambda what: None,
 ) -> Plan:
@@ -132,6 +138,7 @@ def synthesize_traced(
         devices: see `synthesize`.
         axes: see `synthesize`.
         recompute: see `synthesize`.
+        microbatches: see `synthesize`.
         first: a share per device of the fleet from which the search for ratios starts, such as those of a
             plan for a fleet much like this one.
         tick: see `synthesize`.
@@ -147,14 +154,14 @@ def synthesize_traced(
     if devices not in ("auto", "all"):
         raise InputError(place="devices", reason=f"is {devices!r}", remedy="Pass 'auto' or 'all'")
     _check_axes(axes, constraints)
-    check_recompute(recompute)
+    check_rewriting(recompute, microbatches)
     timer = Timer(tick, time_limit_s)
 
     def plan_of(step: Traced) -> Plan:
         return _synthesize(step, fleet, state, constraints, time_limit_s, devices, axes, first, tick, timer)
 
     with collector_paused():
-        found = best_plan(original(traced), fleet, recompute, plan_of, timer.late)
+        found = best_plan(original(traced), fleet, recompute, microbatches, plan_of, timer.late)
     for primitive, why in found.stats.replicated.items():
         warnings.warn(f"{primitive} runs replicated: {why}", ReplicatedWarning, stacklevel=3)
     return found

@@ -22,7 +22,9 @@ from shardwright.options import (
     factory_argument,
     fleet_option,
     json_option,
+    microbatches_option,
     parse_axes,
+    parse_microbatches,
     parse_pins,
     parse_time_limit,
     recompute_option,
@@ -45,6 +47,7 @@ from shardwright.synth.baselines import Baseline
 @all_devices_option
 @axes_option
 @recompute_option
+@microbatches_option
 @json_option
 def plan(
     target: str,
@@ -59,6 +62,7 @@ def plan(
     all_devices: bool,
     axes: str,
     recompute: str,
+    microbatches: str,
     as_json: bool,
 ) -> None:
     """Plan the step that FACTORY() returns, as (train_step, args), for a fleet."""
@@ -78,6 +82,7 @@ def plan(
         time_limit_s=limit_s,
         axes=parse_axes(axes),
         recompute=recompute,
+        microbatches=parse_microbatches(microbatches),
     )
     if output is not None:
         made.save(output)

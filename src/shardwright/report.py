@@ -111,7 +111,11 @@ def _rewriting(plan: Plan) -> list[str]:
     part = plan.again_s / plan.cost_s if plan.cost_s else 0.0
     layers = f"{count} layers are" if count > 1 else "a layer is"
     price = f"{duration(plan.again_s)} ({part:.1%})"
-    return [f"  memory          {layers} computed again in the backward pass: {price}"] if count else []
+    pieces = plan.rewriting.microbatches
+    return [
+        *([f"  memory          {layers} computed again in the backward pass: {price}"] if count else []),
+        *([f"  memory          {pieces} micro-batches, one after another"] if pieces > 1 else []),
+    ]
 
 
 def _shares(plan: Plan) -> Table:

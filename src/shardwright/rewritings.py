@@ -1,19 +1,22 @@
-"""Which rewriting of the step a plan uses: what is computed again, jointly with placements and ratios.
+"""How a plan changes the step, jointly with placements and ratios: recomputation, micro-batches.
 
 Where the plan of the step as it is fits into memory and memory made it no dearer, that is the plan: what is
 computed twice costs more at equal placements. Otherwise rewritings are planned, placements, ratios and all,
 on a ladder on which each keeps less for the backward part than the one before
-(`shardwright.synth.stretches.ladder`): the first rung that fits is found by bisection.
+(`shardwright.synth.stretches.ladder`): the first rung that fits is found by bisection. Beside it 2, 4, 8, …
+micro-batches are planned until they fit. The cheapest of these plans is taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import InputError
+from shardwright.ir.microbatch import NotInPiecesError
 from shardwright.ir.recompute import Stretch
 from shardwright.ir.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced
@@ -31,8 +34,20 @@ _BINDING = 0.8
 _NEAR = 0.03
 
 
-def check_recompute(recompute: object) -> None:
-    """Raises InputError if that is no way to say what may be computed again."""
+#: In how many pieces the batch may come: as many as need be, or so many.
+Microbatches: TypeAlias = Literal["auto"] | int
+
+#: Micro-batches tried at most.
+_MOST_PIECES = 64
+
+
+def check_rewriting(recompute: object, microbatches: object) -> None:
+    """Raises InputError if that is no way to say what may be computed again, and in how many pieces."""
+    whole = isinstance(microbatches, int) and not isinstance(microbatches, bool) and microbatches >= 1
+    if microbatches != "auto" and not whole:
+        raise InputError(
+            place="microbatches", reason=f"is {microbatches!r}", remedy="Pass 'auto', or a number from 1 on"
+        )
     if not isinstance(recompute, Rewriting) and recompute not in ("auto", "off", "all"):
         raise InputError(place="recompute", reason=f"is {recompute!r}", remedy="Pass 'auto', 'off' or 'all'")
 
@@ -41,6 +56,7 @@ def best_plan(
     traced: Traced,
     fleet: Fleet,
     recompute: Recompute,
+    microbatches: Microbatches,
     plan_of: Callable[[Traced], Plan],
     late: Callable[[], bool],
 ) -> Plan:
@@ -50,25 +66,61 @@ def best_plan(
         traced: the step as it was traced.
         fleet: the devices.
         recompute: what may be computed again.
+        microbatches: in how many pieces the batch may come.
         plan_of: plans a step.
         late: whether no further plan may be made.
+
+    Raises:
+        InputError: the step cannot be run in so many micro-batches, or is to be changed in both ways.
     """
     if isinstance(recompute, Rewriting):
         return plan_of(rewritten(traced, recompute))
-    if recompute == "off":
-        return plan_of(traced)
+    rungs = () if recompute == "off" else ladder(traced.graph, CostModel(fleet))
     if recompute == "all":
-        rungs = ladder(traced.graph, CostModel(fleet))
-        return plan_of(rewritten(traced, Rewriting(rungs[-1])) if rungs else traced)
+        pieces = 1 if microbatches == "auto" else microbatches
+        return plan_of(rewritten(traced, Rewriting(rungs[-1] if rungs else (), pieces)))
+    if microbatches not in ("auto", 1):
+        return plan_of(rewritten(traced, Rewriting(microbatches=microbatches)))
     base = plan_of(traced)
     if late() or not _binds(base):
         return base
-    rungs = ladder(traced.graph, CostModel(fleet))
+    plans = [base]
     found = _Ladder(traced, fleet, rungs, plan_of)
     if base.fits:
-        # Memory is enough, but it may be cheaper to have more of it.
-        return min((base, *found.some(late)), key=lambda plan: (not plan.fits, plan.cost_s))
-    return found.first_that_fits(late) or base
+        # Memory is enough, but it may be cheaper to need less of it.
+        plans += found.some(late)
+    else:
+        plans += found.first_that_fits(late)
+        plans += _in_pieces(traced, fleet, plan_of, late) if microbatches == "auto" else []
+    best = min(plans, key=lambda plan: (not plan.fits, plan.cost_s))
+    return best if best is base else replace(best, assumptions=(*best.assumptions, _compared(base)))
+
+
+def _compared(base: Plan) -> str:
+    """What changing the step was for."""
+    fits = "" if base.fits else ", which does not fit"
+    cost = f"{1e3 * base.cost_s:.4g} ms"
+    return (
+        f"as traced, the best plan found costs {cost}{fits}; the bound is that of the step as it is changed"
+    )
+
+
+def _in_pieces(
+    traced: Traced, fleet: Fleet, plan_of: Callable[[Traced], Plan], late: Callable[[], bool]
+) -> list[Plan]:
+    """The plan with the fewest micro-batches, in powers of two, that fits, if there is one."""
+    limits = [device.type.memory_bytes for device in fleet.devices]
+    pieces = 2
+    while pieces <= _MOST_PIECES and not late():
+        try:
+            step = rewritten(traced, Rewriting(microbatches=pieces))
+        except NotInPiecesError:
+            break
+        plan = None if too_small(step.graph, limits) else plan_of(step)
+        if plan is not None and plan.fits:
+            return [plan]
+        pieces *= 2
+    return []
 
 
 def _binds(plan: Plan) -> bool:
@@ -106,18 +158,18 @@ class _Ladder:
         plan = self.plan(rung)
         return plan is not None and plan.fits
 
-    def first_that_fits(self, late: Callable[[], bool]) -> Plan | None:
-        """The cheapest plan that fits of those seen while looking for the first rung that does."""
+    def first_that_fits(self, late: Callable[[], bool]) -> list[Plan]:
+        """The plans that fit of those seen while looking for the first rung that does."""
         low, high = 0, len(self.rungs) - 1
         if high < 0 or not self.fits(high):
-            return None
+            return []
         while low < high and not late():
             middle = (low + high) // 2
             if self.fits(middle):
                 high = middle
             else:
                 low = middle + 1
-        return min((p for p in self.known.values() if p is not None and p.fits), key=lambda p: p.cost_s)
+        return [plan for plan in self.known.values() if plan is not None and plan.fits]
 
     def some(self, late: Callable[[], bool]) -> list[Plan]:
         """Plans of a few rungs, from the one that keeps most on."""
