@@ -21,7 +21,7 @@ from shardwright.api import synthesize_traced
 from shardwright.backends.compile import Device, local_function
 from shardwright.backends.layout import abstract
 from shardwright.backends.reference import ReferenceExecutable
-from shardwright.backends.segments import Segment, schedule
+from shardwright.backends.segments import LoopStep, Schedule, Segment, schedule
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.graph import Graph, Literal
@@ -132,22 +132,28 @@ def test_copies_wait_and_run_in_executables_of_their_own() -> None:
 def compiled_bytes(plan: Plan) -> int:
     """Peak of device 0 as XLA has it: what is held between its segments, their results and scratch."""
     assert plan.traced is not None
-    graph, ratios = plan.traced.graph, plan.used_ratios
-    types = {value.index: value.type for value in graph.values()}
-    device = Device(0, ratios, plan.traced.primitives)
+    device = Device(0, plan.used_ratios, plan.traced.primitives)
+    return scheduled_bytes(schedule(plan.program, plan.traced.graph), device)
 
+
+def scheduled_bytes(steps: Schedule, device: Device) -> int:
     def size(prop: Any) -> int:
-        tensor = types[prop.value]
+        tensor = steps.types[prop.value]
         return int(np.prod(device.shape(tensor, prop.placement))) * tensor.nbytes // max(tensor.size, 1)
 
     held: dict[Any, int] = {}
     peak = 0
-    for part in schedule(plan.program, graph).steps:
+    for part in steps.steps:
         own = sum(map(size, part.gives))
         if isinstance(part, Segment):
-            avals = [abstract(types[p.value], device.shape(types[p.value], p.placement)) for p in part.needs]
-            function = jax.jit(local_function(part, graph, device), keep_unused=True)
+            needs = part.needs
+            avals = [
+                abstract(steps.types[p.value], device.shape(steps.types[p.value], p.placement)) for p in needs
+            ]
+            function = jax.jit(local_function(part, steps.graph, device), keep_unused=True)
             own += function.lower(*avals).compile().memory_analysis().temp_size_in_bytes
+        elif isinstance(part, LoopStep):
+            own += max(scheduled_bytes(body, device) for body in part.bodies)
         peak = max(peak, sum(held.values()) + own)
         held |= {prop: size(prop) for prop in part.gives}
         for prop in part.drops:
@@ -240,10 +246,22 @@ def test_under_budgets_the_choice_is_that_of_brute_force() -> None:
     assert costs and costs == sorted(costs)
 
 
-@pytest.mark.parametrize("backend", ["mpi", "spmd"])
+#: Layers under a scan or not, speeds of the devices, micro-batches, options of the backend.
+CASES: dict[str, list[tuple[bool, tuple[int, ...], int, dict[str, int]]]] = {
+    "mpi": [
+        (False, (3, 1), 1, {}),
+        (False, (3, 1), 1, {"bucket_bytes": 1 << 16}),
+        (True, (3, 1), 1, {}),
+        (False, (3, 1), 2, {}),
+    ],
+    "spmd": [(False, (3, 1), 1, {}), (False, (1, 1), 1, {}), (True, (1, 1), 1, {}), (False, (3, 1), 2, {})],
+}
+
+
+@pytest.mark.parametrize("backend", CASES)
 def test_backends_run_what_is_computed_again(backend: str, tmp_path: Path) -> None:
     script = tmp_path / "run.py"
-    script.write_text(_SCRIPT.format(tests=str(Path(__file__).parent), backend=backend))
+    script.write_text(_SCRIPT.format(tests=str(Path(__file__).parent), backend=backend, cases=CASES[backend]))
     command = [sys.executable, str(script)]
     if backend == "mpi":
         from shardwright.backends.launch import find_mpiexec
@@ -261,16 +279,14 @@ import jax
 import numpy as np
 from test_recompute import fleet, layered, on_reference
 from shardwright import synthesize
-for scan in (False, True):
-    for speeds in ((3, 1), (1, 1)):
-        step, args = layered(scan)
-        plan = synthesize(step, *args, fleet=fleet(speeds=speeds), devices="all", recompute="all")
-        for bucket in (None, 1 << 16) if {backend!r} == "mpi" else (None,):
-            options = dict() if bucket is None else dict(bucket_bytes=bucket)
-            leaves = jax.tree.leaves(
-                plan.compile(step, {backend!r}, **options)(*args), is_leaf=lambda x: hasattr(x, "gather")
-            )
-            got = [np.asarray(x.gather() if hasattr(x, "gather") else x) for x in leaves]
-            for a, b in zip(got, on_reference(plan, args), strict=True):
-                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+for scan, speeds, pieces, options in {cases!r}:
+    step, args = layered(scan)
+    plan = synthesize(
+        step, *args, fleet=fleet(speeds=speeds), devices="all", recompute="all", microbatches=pieces
+    )
+    run = plan.compile(step, {backend!r}, **options)
+    leaves = jax.tree.leaves(run(*args), is_leaf=lambda x: hasattr(x, "gather"))
+    got = [np.asarray(x.gather() if hasattr(x, "gather") else x) for x in leaves]
+    for a, b in zip(got, on_reference(plan, args), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 """

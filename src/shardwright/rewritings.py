@@ -18,11 +18,11 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.errors import InputError
 from shardwright.ir.microbatch import NotInPiecesError
 from shardwright.ir.recompute import Stretch
-from shardwright.ir.rewriting import Rewriting, rewritten
+from shardwright.ir.rewriting import Rewriting, differentiated, rewritten
 from shardwright.ir.trace import Traced
 from shardwright.plan import Plan
 from shardwright.synth.rent import too_small
-from shardwright.synth.stretches import ladder
+from shardwright.synth.stretches import ladder as ladder_of
 
 #: What may be computed again: whatever makes the plan better, nothing, everything; or what exactly is.
 Recompute: TypeAlias = Literal["auto", "off", "all"] | Rewriting
@@ -75,23 +75,20 @@ def best_plan(
     """
     if isinstance(recompute, Rewriting):
         return plan_of(rewritten(traced, recompute))
-    rungs = () if recompute == "off" else ladder(traced.graph, CostModel(fleet))
+    pieces = 1 if microbatches == "auto" else microbatches
+    ladder = _Ladder(traced, fleet, recompute, pieces, plan_of)
     if recompute == "all":
-        pieces = 1 if microbatches == "auto" else microbatches
-        return plan_of(rewritten(traced, Rewriting(rungs[-1] if rungs else (), pieces)))
-    if microbatches not in ("auto", 1):
-        return plan_of(rewritten(traced, Rewriting(microbatches=microbatches)))
-    base = plan_of(traced)
+        return ladder.top()
+    base = plan_of(rewritten(traced, Rewriting(microbatches=pieces)))
     if late() or not _binds(base):
         return base
     plans = [base]
-    found = _Ladder(traced, fleet, rungs, plan_of)
     if base.fits:
         # Memory is enough, but it may be cheaper to need less of it.
-        plans += found.some(late)
+        plans += ladder.some(late)
     else:
-        plans += found.first_that_fits(late)
-        plans += _in_pieces(traced, fleet, plan_of, late) if microbatches == "auto" else []
+        plans += ladder.first_that_fits(late)
+        plans += _in_pieces(traced, fleet, recompute, plan_of, late) if microbatches == "auto" else []
     best = min(plans, key=lambda plan: (not plan.fits, plan.cost_s))
     return best if best is base else replace(best, assumptions=(*best.assumptions, _compared(base)))
 
@@ -106,20 +103,31 @@ def _compared(base: Plan) -> str:
 
 
 def _in_pieces(
-    traced: Traced, fleet: Fleet, plan_of: Callable[[Traced], Plan], late: Callable[[], bool]
+    traced: Traced,
+    fleet: Fleet,
+    recompute: Recompute,
+    plan_of: Callable[[Traced], Plan],
+    late: Callable[[], bool],
 ) -> list[Plan]:
-    """The plan with the fewest micro-batches, in powers of two, that fits, if there is one."""
+    """The plan with the fewest micro-batches, in powers of two, that fits; or with what is computed again."""
     limits = [device.type.memory_bytes for device in fleet.devices]
+    tried: list[int] = []
     pieces = 2
     while pieces <= _MOST_PIECES and not late():
         try:
             step = rewritten(traced, Rewriting(microbatches=pieces))
         except NotInPiecesError:
             break
+        tried.append(pieces)
         plan = None if too_small(step.graph, limits) else plan_of(step)
         if plan is not None and plan.fits:
             return [plan]
         pieces *= 2
+    # Pieces alone are not enough, however small.
+    for pieces in tried:
+        found = [] if late() else _Ladder(traced, fleet, recompute, pieces, plan_of).first_that_fits(late)
+        if found:
+            return found
     return []
 
 
@@ -133,23 +141,33 @@ def _binds(plan: Plan) -> bool:
 
 
 class _Ladder:
-    """Plans of rewritings that keep less and less."""
+    """Plans of rewritings that keep less and less, in so many pieces."""
 
     def __init__(
         self,
         traced: Traced,
         fleet: Fleet,
-        rungs: Sequence[tuple[Stretch, ...]],
+        recompute: Recompute,
+        pieces: int,
         plan_of: Callable[[Traced], Plan],
     ) -> None:
-        self.traced, self.rungs, self.plan_of = traced, rungs, plan_of
+        self.traced, self.pieces, self.plan_of = traced, pieces, plan_of
+        self.rungs: Sequence[tuple[Stretch, ...]] = ()
+        if recompute != "off":
+            step = rewritten(traced, Rewriting(microbatches=pieces))
+            self.rungs = ladder_of(differentiated(step), CostModel(fleet))
         self.limits = [device.type.memory_bytes for device in fleet.devices]
         self.known: dict[int, Plan | None] = {}
+
+    def top(self) -> Plan:
+        """The plan of the rung that keeps least."""
+        again = self.rungs[-1] if self.rungs else ()
+        return self.plan_of(rewritten(self.traced, Rewriting(again, self.pieces)))
 
     def plan(self, rung: int) -> Plan | None:
         """The plan of a rung; None where none can fit."""
         if rung not in self.known:
-            step = rewritten(self.traced, Rewriting(self.rungs[rung]))
+            step = rewritten(self.traced, Rewriting(self.rungs[rung], self.pieces))
             self.known[rung] = None if too_small(step.graph, self.limits) else self.plan_of(step)
         return self.known[rung]
 
