@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -440,7 +441,7 @@ class _Runner:
             return op.localize(Local(params, ins, outs, signature.ins, primitive.bind, jax), *args)
 
         if op.localize is not None:
-            texts = {str(jax.make_jaxpr(lambda *a, m=m: run(m, *a))(*args)) for m in (0, self.count - 1)}
+            texts = {str(jax.make_jaxpr(partial(run, member))(*args)) for member in (0, self.count - 1)}
             if len(texts) > 1:
                 raise _refuse(
                     "depends on where in the batch it is",

@@ -218,9 +218,10 @@ class _Edit:
         makers = {value: e for e in ahead.region.equations for value in e.outputs}
         again: dict[Value, Value] = {}
         for outer, inner in zip(loop.outputs[ahead.carries :], ahead.outputs[ahead.carries :], strict=True):
-            readers = self.readers.get(outer, [])
-            kept = stretch.keep == "products" and inner in makers and _is_product(makers[inner])
-            if inner in makers and readers == [back] and outer not in self.handed_out and not kept:
+            if not isinstance(inner, Value) or inner not in makers:
+                continue
+            kept = stretch.keep == "products" and _is_product(makers[inner])
+            if self.readers.get(outer) == [back] and outer not in self.handed_out and not kept:
                 again[outer] = inner
         needed = _closure(
             ahead.region.equations,
