@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -48,8 +48,8 @@ from shardwright.ir.trace import Traced
 
 #: What a value is, see above.
 Kind: TypeAlias = Literal["invariant", "later"] | Shard | Partial
-INVARIANT: Kind = "invariant"
-LATER: Kind = "later"
+INVARIANT: Final[Literal["invariant"]] = "invariant"
+LATER: Final[Literal["later"]] = "later"
 SUM = Partial("sum")
 
 
@@ -168,7 +168,7 @@ class _Pieces:
         return _refuse(why, f"{equation.primitive} at {source_text(equation.source)}")
 
     def _outs(self, equation: Equation, found: _Split, top: bool) -> Sequence[Kind]:
-        kinds = [found.kind(atom) for atom in equation.inputs]
+        kinds: list[Kind] = [found.kind(atom) for atom in equation.inputs]
         count = len(equation.outputs)
         if all(kind == INVARIANT for kind in kinds):
             spread = equation.primitive in ("broadcast_in_dim", "convert_element_type", "reshape")

@@ -21,7 +21,10 @@ from shardwright.ir.recompute import Stretch
 from shardwright.ir.rewriting import Rewriting, differentiated, rewritten
 from shardwright.ir.trace import Traced
 from shardwright.plan import Plan
+from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import too_small
+from shardwright.synth.solve import bound
+from shardwright.synth.space import Space
 from shardwright.synth.stretches import ladder as ladder_of
 
 #: What may be computed again: whatever makes the plan better, nothing, everything; or what exactly is.
@@ -86,6 +89,8 @@ def best_plan(
     if base.fits:
         # Memory is enough, but it may be cheaper to need less of it.
         plans += ladder.some(late)
+        if microbatches == "auto" and not late():
+            plans += _in_pieces(traced, fleet, "off", plan_of, late)
     else:
         plans += ladder.first_that_fits(late)
         plans += _in_pieces(traced, fleet, recompute, plan_of, late) if microbatches == "auto" else []
@@ -137,7 +142,11 @@ def _binds(plan: Plan) -> bool:
         return True
     limits = [device.type.memory_bytes for device in plan.fleet.devices]
     full = any(have > _BINDING * limit for have, limit in zip(plan.memory_bytes, limits, strict=True))
-    return full and plan.gap > _NEAR
+    if not full or plan.gap > _NEAR:
+        return full
+    # Its own bound is that of plans within memory: without, there may be cheaper ones.
+    free_s = bound(Space(plan.step().graph), Prices.floors(CostModel(plan.part)))
+    return plan.cost_s > free_s * (1 + _NEAR)
 
 
 class _Ladder:
@@ -190,13 +199,13 @@ class _Ladder:
         return [plan for plan in self.known.values() if plan is not None and plan.fits]
 
     def some(self, late: Callable[[], bool]) -> list[Plan]:
-        """Plans of a few rungs, from the one that keeps most on."""
+        """Plans of a few rungs, from the one that keeps least on."""
         found: list[Plan] = []
-        for rung in dict.fromkeys(len(self.rungs) * part // 4 for part in (1, 2, 3)):
-            if late() or rung >= len(self.rungs):
+        count = len(self.rungs)
+        for rung in dict.fromkeys(count * part // 4 - 1 for part in (4, 2, 1)):
+            if late() or rung < 0:
                 break
             plan = self.plan(rung)
-            if plan is None or (found and plan.fits and plan.cost_s > found[-1].cost_s):
-                break
-            found.append(plan)
+            if plan is not None:
+                found.append(plan)
         return found
