@@ -16,10 +16,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from shardwright.backends.flow import inputs
 from shardwright.backends.layout import check_inputs, dtype_of
 from shardwright.backends.local import neutral, operand
 from shardwright.backends.runner import At
-from shardwright.backends.segments import Exchange, LoopStep, Schedule, Segment, inputs, schedule
+from shardwright.backends.segments import Exchange, LoopStep, Schedule, Segment, schedule
 from shardwright.backends.spmd_layout import AXIS, Layout, PaddedArray, mesh_of, obstacle, spec_of
 from shardwright.backends.spmd_local import Branches, Whole
 from shardwright.backends.spmd_moves import lowerings, move
@@ -243,7 +244,7 @@ class Walk:
             with At(steps, step):
                 if isinstance(step, Segment):
                     held = [env[prop] for prop in step.needs]
-                    if begins_again(step.instructions[0], graph, ()):
+                    if any(begins_again(instruction, graph, ()) for instruction in step.instructions):
                         # What is computed again waits for the gradient among what the segment needs.
                         held = jax.lax.optimization_barrier(held)
                     results = self.branches[step](here, *held)
