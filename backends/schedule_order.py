@@ -242,8 +242,8 @@ class _Arranger:
 def _ends(flow: Flow, pending: Sequence[int], position: int) -> bool:
     """Whether a segment of the `pending` instructions ends before another, which computes something again."""
     instructions = flow.program.instructions
-    again = begins_again(instructions[position], flow.graph, [instructions[i] for i in pending])
-    return bool(pending) and again
+    before = (instructions[i] for i in pending)
+    return bool(pending) and begins_again(instructions[position], flow.graph, before)
 
 
 _Act: TypeAlias = tuple[str, "int | Message"]

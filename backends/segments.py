@@ -99,8 +99,7 @@ def schedule(program: Program, graph: Graph, *, inspect: bool = False, early: bo
     barriers: list[int] = []
     for position, instruction in enumerate(program.instructions):
         if is_local(instruction, graph) and not (isinstance(instruction, Loop) and inspect):
-            pending = [program.instructions[i] for i in runs[-1]]
-            if pending and begins_again(instruction, graph, pending):
+            if runs[-1] and begins_again(instruction, graph, (program.instructions[i] for i in runs[-1])):
                 barriers.append(_CUT)
                 runs.append([])
             runs[-1].append(position)

@@ -390,7 +390,7 @@ def repeats(graph: Graph) -> bool:
     return any(equation.after is not None for equation in graph.all_equations())
 
 
-def begins_again(instruction: Instruction, graph: Graph, pending: Sequence[Instruction]) -> bool:
+def begins_again(instruction: Instruction, graph: Graph, pending: Iterable[Instruction]) -> bool:
     """Whether an instruction begins to compute a stretch again in which the `pending` ones have no part.
 
     What is compiled together ends there.
