@@ -142,6 +142,8 @@ def _binds(plan: Plan) -> bool:
         return True
     limits = [device.type.memory_bytes for device in plan.fleet.devices]
     full = any(have > _BINDING * limit for have, limit in zip(plan.memory_bytes, limits, strict=True))
+    if plan.search_gap > _NEAR / 10:
+        return True  # at these ratios there is a cheaper program, which does not fit
     if not full or plan.gap > _NEAR:
         return full
     # Its own bound is that of plans within memory: without, there may be cheaper ones.

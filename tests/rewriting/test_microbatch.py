@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_recompute import compiled_bytes, evaluated, fleet, layered, on_reference
+from rewriting_cases import compiled_bytes, evaluated, fleet, layered, on_reference
 
 from shardwright import Plan, synthesize
 from shardwright.ir.errors import InputError
