@@ -40,6 +40,7 @@ class Traced:
         input_types: abstract values of the flat arguments.
         state_names: argument -> output that continues it, for the printout.
         trace_s: seconds that JAX took to trace (make_jaxpr alone).
+        graph_s: seconds that it took to make a graph of that.
         primitives: JAX primitive objects by name, for the backends.
         fingerprint: content hash of the graph, equal in every process and for every PYTHONHASHSEED.
         origin, rewriting: of a step that was changed since, the step as it was traced and how it was changed
@@ -53,6 +54,7 @@ class Traced:
     trace_s: float
     primitives: Mapping[str, Any]
     fingerprint: str
+    graph_s: float = 0.0
     origin: Traced | None = None
     rewriting: object = None
 
@@ -104,6 +106,7 @@ def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -
         state_map,
         graph.residuals,
     )
+    content = fingerprint(graph)
     return Traced(
         graph=graph,
         in_tree=tree_structure(tuple(args)),
@@ -111,7 +114,8 @@ def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -
         state_names=state_names,
         trace_s=trace_s,
         primitives=builder.primitives,
-        fingerprint=fingerprint(graph),
+        fingerprint=content,
+        graph_s=time.perf_counter() - start - trace_s,
     )
 
 
