@@ -150,9 +150,9 @@ class _Pieces:
     def __init__(self, count: int) -> None:
         self.count = count
 
-    def split(self, graph: Graph, given: Sequence[Kind], *, top: bool) -> _Split:
-        """The kinds of a graph's values, given those of its inputs."""
-        found = _Split()
+    def split(self, graph: Graph, given: Sequence[Kind], *, top: bool, zeros: Iterable[Value] = ()) -> _Split:
+        """The kinds of a graph's values, given those of its inputs, of which some are zero."""
+        found = _Split(zeros=set(zeros))
         found.kinds.update(zip(graph.inputs, given, strict=True))
         found.kinds.update(dict.fromkeys(graph.constants, INVARIANT))
         for equation in graph.equations:
@@ -257,8 +257,14 @@ class _Pieces:
                     raise self._stuck(equation, "walks along the batch")
                 kind = Shard(kind.dim - 1, kind.unit)
             inside.append(kind)
+        zeros = {
+            body.inputs[consts + i]: i
+            for i in range(carries)
+            if inside[consts + i] == INVARIANT and found.is_zero(equation.inputs[consts + i])
+        }
         while True:
-            split = self.split(body, inside, top=False)
+            # What begins as zero may turn out to be a sum; if it does not, it is zero at first only.
+            split = self.split(body, inside, top=False, zeros=zeros)
             after = [split.kind(atom) for atom in body.outputs]
             changed = False
             for i in range(carries):
@@ -267,13 +273,12 @@ class _Pieces:
                     continue
                 zero = found.is_zero(equation.inputs[consts + i])
                 if before != INVARIANT or (after[i] == SUM and not zero):
-                    if before == SUM and after[i] == INVARIANT:
-                        continue
                     raise self._stuck(equation, "carries on what comes in other pieces")
                 inside[consts + i] = after[i]
                 changed = True
-            if not changed:
+            if not changed and not zeros:
                 break
+            zeros = {v: i for v, i in zeros.items() if inside[consts + i] == INVARIANT} if changed else {}
         found.inner[equation.index] = split
         ins: list[Placement] = [k if isinstance(k, Shard | Partial) else R for k in inside]
         outs: list[Kind] = list(inside[consts : consts + carries])

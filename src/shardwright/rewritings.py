@@ -88,7 +88,7 @@ def best_plan(
     plans = [base]
     if base.fits:
         # Memory is enough, but it may be cheaper to need less of it.
-        plans += ladder.cheaper(base.cost_s, late)
+        plans += ladder.some(late)
         if microbatches == "auto" and not late():
             plans += _in_pieces(traced, fleet, "off", plan_of, late)
     else:
@@ -200,15 +200,14 @@ class _Ladder:
                 low = middle + 1
         return [plan for plan in self.known.values() if plan is not None and plan.fits]
 
-    def cheaper(self, cost_s: float, late: Callable[[], bool]) -> list[Plan]:
-        """Plans of a few rungs, from the one that keeps least on, as long as they cost less than that."""
+    def some(self, late: Callable[[], bool]) -> list[Plan]:
+        """Plans of a few rungs."""
         found: list[Plan] = []
         count = len(self.rungs)
         for rung in dict.fromkeys(count * part // 4 - 1 for part in (4, 2, 1)):
             if late() or rung < 0:
                 break
             plan = self.plan(rung)
-            if plan is None or not plan.fits or plan.cost_s >= cost_s:
-                break
-            found.append(plan)
+            if plan is not None:
+                found.append(plan)
         return found
