@@ -21,8 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -46,10 +47,17 @@ from shardwright.ir.rules import (
 )
 from shardwright.ir.trace import Traced
 
+
+class Apart(Enum):
+    """What is made outside of the loop: before it, of no data, or after it, of sums."""
+
+    INVARIANT = "invariant"
+    LATER = "later"
+
+
 #: What a value is, see above.
-Kind: TypeAlias = Literal["invariant", "later"] | Shard | Partial
-INVARIANT: Final[Literal["invariant"]] = "invariant"
-LATER: Final[Literal["later"]] = "later"
+Kind: TypeAlias = Apart | Shard | Partial
+INVARIANT, LATER = Apart.INVARIANT, Apart.LATER
 SUM = Partial("sum")
 
 
