@@ -20,49 +20,20 @@ in one go, and the results differ by that rounding.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from shardwright.ir.errors import InputError
 from shardwright.ir.graph import Atom, Equation, Graph, TensorType, Value
-from shardwright.ir.graph import Literal as Scalar
 from shardwright.ir.jaxpr import Builder, source_text
-from shardwright.ir.placement import Partial, Placement, R, Shard, region
+from shardwright.ir.pieces import INVARIANT, LATER, SUM, Pieces, Split, batch_of, refuse
+from shardwright.ir.placement import Placement, Shard, region
 from shardwright.ir.regions import scan_counts
-from shardwright.ir.rules import (
-    Extent,
-    Local,
-    Signature,
-    cuts,
-    letter_signature,
-    registry,
-    rule_of,
-    signatures,
-)
+from shardwright.ir.rules import Extent, Local, Signature, registry
 from shardwright.ir.trace import Traced
-
-
-class Apart(Enum):
-    """What is made outside of the loop: before it, of no data, or after it, of sums."""
-
-    INVARIANT = "invariant"
-    LATER = "later"
-
-
-#: What a value is, see above.
-Kind: TypeAlias = Apart | Shard | Partial
-INVARIANT, LATER = Apart.INVARIANT, Apart.LATER
-SUM = Partial("sum")
-
-
-class NotInPiecesError(InputError):
-    """A step that cannot be run in micro-batches."""
 
 
 def microbatched(traced: Traced, count: int) -> Traced:
@@ -74,8 +45,8 @@ def microbatched(traced: Traced, count: int) -> Traced:
         NotInPiecesError: the batch has no such number of equal pieces, or something needs all of it at once.
     """
     graph = traced.graph
-    pieces = _Pieces(count)
-    split = pieces.split(graph, _batch(graph, count), top=True)
+    pieces = Pieces(count)
+    split = pieces.split(graph, batch_of(graph, count), top=True)
     avals = [_abstract(value.type) for value in graph.inputs]
     closed = jax.make_jaxpr(_Runner(traced.primitives, count).step(graph, split))(*avals)
     builder = Builder()
@@ -92,216 +63,8 @@ def microbatched(traced: Traced, count: int) -> Traced:
 
 def _abstract(tensor: TensorType) -> jax.ShapeDtypeStruct:
     if tensor.dtype.startswith("key<"):
-        raise _refuse("keys among the arguments are of a dtype that has no name: pass raw keys")
+        raise refuse("keys among the arguments are of a dtype that has no name: pass raw keys")
     return jax.ShapeDtypeStruct(tensor.shape, jnp.dtype(tensor.dtype))
-
-
-def _refuse(reason: str, place: str = "microbatches") -> NotInPiecesError:
-    return NotInPiecesError(
-        place=place, reason=reason, remedy="Plan with microbatches=1, or with recompute='auto'"
-    )
-
-
-def _batch(graph: Graph, count: int) -> list[Kind]:
-    """Which inputs come in pieces."""
-    state = set(graph.state.values())
-    data = [v for i, v in enumerate(graph.inputs) if i not in state and v.type.rank]
-    if not data:
-        raise _refuse("no argument but state has rows")
-    rows = max(data, key=lambda value: value.type.nbytes).type.shape[0]
-    if rows % count or rows < count:
-        raise _refuse(f"a batch of {rows} has no {count} equal pieces")
-    own = set(data)
-    return [Shard(0) if v in own and v.type.shape[0] == rows else INVARIANT for v in graph.inputs]
-
-
-# ---------------------------------------------------------------------------------------------------
-# What is what
-
-
-@dataclass(slots=True)
-class _Split:
-    """A graph by kinds.
-
-    Attributes:
-        kinds: of every value.
-        local: how every equation in the loop is done on a piece.
-        inner: bodies of scans in the loop.
-        zeros: values that are known to be zero throughout.
-        makers: equation of every value.
-    """
-
-    kinds: dict[Value, Kind] = field(default_factory=dict[Value, "Kind"])
-    local: dict[int, Signature] = field(default_factory=dict[int, Signature])
-    inner: dict[int, _Split] = field(default_factory=dict[int, "_Split"])
-    zeros: set[Value] = field(default_factory=set[Value])
-    makers: dict[Value, Equation] = field(default_factory=dict[Value, Equation])
-
-    def kind(self, atom: Atom) -> Kind:
-        """Literals are invariant."""
-        return self.kinds[atom] if isinstance(atom, Value) else INVARIANT
-
-    def is_zero(self, atom: Atom) -> bool:
-        """Whether all of it is known to be zero."""
-        if isinstance(atom, Scalar):
-            return not isinstance(atom.value, str) and bool(np.all(np.asarray(atom.value) == 0))
-        return atom in self.zeros
-
-
-class _Pieces:
-    """Finds out what every value is.
-
-    Args:
-        count: of pieces.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def split(self, graph: Graph, given: Sequence[Kind], *, top: bool, zeros: Iterable[Value] = ()) -> _Split:
-        """The kinds of a graph's values, given those of its inputs, of which some are zero."""
-        found = _Split(zeros=set(zeros))
-        found.kinds.update(zip(graph.inputs, given, strict=True))
-        found.kinds.update(dict.fromkeys(graph.constants, INVARIANT))
-        for equation in graph.equations:
-            found.makers.update(dict.fromkeys(equation.outputs, equation))
-            outs = self._outs(equation, found, top)
-            found.kinds.update(zip(equation.outputs, outs, strict=True))
-            for value, kind in zip(equation.outputs, outs, strict=True):
-                if isinstance(kind, Shard) and value.type.shape[kind.dim] % (self.count * kind.unit):
-                    raise self._stuck(equation, "does not come in equal pieces")
-        return found
-
-    def _stuck(self, equation: Equation, why: str) -> NotInPiecesError:
-        return _refuse(why, f"{equation.primitive} at {source_text(equation.source)}")
-
-    def _outs(self, equation: Equation, found: _Split, top: bool) -> Sequence[Kind]:
-        kinds: list[Kind] = [found.kind(atom) for atom in equation.inputs]
-        count = len(equation.outputs)
-        if all(kind == INVARIANT for kind in kinds):
-            spread = equation.primitive in ("broadcast_in_dim", "convert_element_type", "reshape")
-            if spread and found.is_zero(equation.inputs[0]):
-                found.zeros.update(equation.outputs)
-            return [INVARIANT] * count
-        in_pieces = any(isinstance(kind, Shard) for kind in kinds)
-        if LATER in kinds or (SUM in kinds and not in_pieces):
-            passed = None if LATER in kinds else self._passes(equation, found, kinds, top)
-            if passed is not None:
-                found.local[equation.index] = passed
-                return [SUM] * count
-            if in_pieces or not top:
-                raise self._stuck(equation, "needs a sum over the whole batch before all of it was seen")
-            return [LATER] * count
-        if equation.regions:
-            return self._scan(equation, found, kinds)
-        signature = self._signature(equation, found, kinds)
-        if signature is None:
-            raise self._stuck(equation, "works on the whole batch at once")
-        found.local[equation.index] = signature
-        return [out for out in signature.outs if isinstance(out, Shard | Partial)]
-
-    def _passes(
-        self, equation: Equation, found: _Split, kinds: Sequence[Kind], top: bool
-    ) -> Signature | None:
-        """How a sum passes an equation piece by piece; None where that is not right, or no use."""
-        if equation.regions or (top and not equation.part):
-            return None
-        grows = sum(t.nbytes for t in equation.output_types) > sum(
-            t.nbytes for t, kind in zip(equation.input_types, kinds, strict=True) if kind == SUM
-        )
-        if top and grows:
-            return None
-        for signature in signatures(rule_of(equation), equation):
-            if all(out == SUM for out in signature.outs) and self._serves(equation, found, kinds, signature):
-                return signature
-        return None
-
-    def _signature(self, equation: Equation, found: _Split, kinds: Sequence[Kind]) -> Signature | None:
-        """The signature that an equation is done with on a piece; the one that takes fewest other pieces."""
-        rule, best = rule_of(equation), None
-        for letter in rule.letters:
-            cut_ins, _ = cuts(rule, equation, letter)
-            units = {
-                kind.unit // cut.minor if cut is not None and cut.dim == kind.dim else 0
-                for kind, cut in zip(kinds, cut_ins, strict=True)
-                if isinstance(kind, Shard)
-            }
-            if len(units) != 1 or not min(units):
-                continue
-            signature = letter_signature(rule, equation, letter, min(units))
-            placed = all(isinstance(out, Shard) or out == SUM for out in signature.outs)
-            if placed and self._serves(equation, found, kinds, signature):
-                taken = sum(isinstance(p, Shard) for p in signature.ins)
-                if best is None or taken < best[0]:
-                    best = taken, signature
-        return None if best is None else best[1]
-
-    def _serves(self, equation: Equation, found: _Split, kinds: Sequence[Kind], signature: Signature) -> bool:
-        """Whether operands of these kinds can be had as a signature wants them."""
-        for atom, kind, wanted in zip(equation.inputs, kinds, signature.ins, strict=True):
-            if isinstance(kind, Shard | Partial):
-                good = wanted == kind
-            elif isinstance(wanted, Shard):
-                tensor = atom.type
-                good = tensor.shape[wanted.dim] % (self.count * wanted.unit) == 0
-            else:
-                good = wanted == R or (wanted == SUM and found.is_zero(atom))
-            if not good:
-                return False
-        return True
-
-    def _scan(self, equation: Equation, found: _Split, kinds: Sequence[Kind]) -> Sequence[Kind]:
-        """A scan inside of the loop: its carry is what it turns out to be."""
-        if equation.primitive != "scan":
-            raise self._stuck(equation, "decides by the data where control goes")
-        (body,) = equation.regions
-        consts, carries = scan_counts(equation.params)
-        inside: list[Kind] = []
-        for position, kind in enumerate(kinds):
-            if kind in (SUM, LATER):
-                raise self._stuck(equation, "needs a sum over the whole batch before all of it was seen")
-            if position >= consts + carries and isinstance(kind, Shard):
-                if kind.dim == 0:
-                    raise self._stuck(equation, "walks along the batch")
-                kind = Shard(kind.dim - 1, kind.unit)
-            inside.append(kind)
-        zeros = {
-            body.inputs[consts + i]: i
-            for i in range(carries)
-            if inside[consts + i] == INVARIANT and found.is_zero(equation.inputs[consts + i])
-        }
-        while True:
-            # What begins as zero may turn out to be a sum; if it does not, it is zero at first only.
-            split = self.split(body, inside, top=False, zeros=zeros)
-            after = [split.kind(atom) for atom in body.outputs]
-            changed = False
-            for i in range(carries):
-                before = inside[consts + i]
-                if before == after[i]:
-                    continue
-                zero = found.is_zero(equation.inputs[consts + i])
-                if before != INVARIANT or (after[i] == SUM and not zero):
-                    raise self._stuck(equation, "carries on what comes in other pieces")
-                inside[consts + i] = after[i]
-                changed = True
-            if not changed and not zeros:
-                break
-            zeros = {v: i for v, i in zeros.items() if inside[consts + i] == INVARIANT} if changed else {}
-        found.inner[equation.index] = split
-        ins: list[Placement] = [k if isinstance(k, Shard | Partial) else R for k in inside]
-        outs: list[Kind] = list(inside[consts : consts + carries])
-        for kind in after[carries:]:
-            outs.append(Shard(kind.dim + 1, kind.unit) if isinstance(kind, Shard) else kind)
-        # An invariant result of a loop over pieces is there in every one of them: it may as well wait.
-        if INVARIANT in outs:
-            raise self._stuck(equation, "makes something of the batch and something else of none")
-        placed: list[Placement] = [k for k in outs if isinstance(k, Shard | Partial)]
-        found.local[equation.index] = Signature(tuple(ins), tuple(placed))
-        return outs
-
-
-# ---------------------------------------------------------------------------------------------------
-# The loop
 
 
 Env: TypeAlias = dict[Value, Any]
@@ -319,7 +82,7 @@ class _Runner:
         self.primitives, self.count = primitives, count
         self.ratios = (1.0 / count,) * count
 
-    def step(self, graph: Graph, split: _Split) -> Callable[..., list[Any]]:
+    def step(self, graph: Graph, split: Split) -> Callable[..., list[Any]]:
         """The step, as a function of flat arguments."""
         in_loop = [e for e in graph.equations if e.index in split.local]
         outside = [v for e in graph.equations if e.index not in split.local for v in e.input_values]
@@ -362,7 +125,7 @@ class _Runner:
         return run
 
     def _sliced(
-        self, graph: Graph, in_loop: Sequence[Equation], split: _Split
+        self, graph: Graph, in_loop: Sequence[Equation], split: Split
     ) -> Iterable[tuple[Value, Shard]]:
         """What the loop takes in pieces: the batch, and invariant tensors that go with it row by row."""
         found: dict[tuple[Value, Shard], None] = {}
@@ -382,7 +145,7 @@ class _Runner:
                     found[atom, wanted] = None
         return found
 
-    def _local_maker(self, value: Value, split: _Split) -> Equation | None:
+    def _local_maker(self, value: Value, split: Split) -> Equation | None:
         """The equation that makes an invariant tensor from a number: it can make a piece of it as well."""
         maker = split.makers.get(value)
         if maker is None or maker.primitive != "broadcast_in_dim" or maker.inputs[0].type.rank:
@@ -392,7 +155,7 @@ class _Runner:
     def _piece(
         self,
         equations: Sequence[Equation],
-        split: _Split,
+        split: Split,
         env: Env,
         here: dict[tuple[Value, Placement], Any],
     ) -> None:
@@ -419,7 +182,7 @@ class _Runner:
         self,
         atom: Atom,
         wanted: Placement,
-        split: _Split,
+        split: Split,
         env: Env,
         here: dict[tuple[Value, Placement], Any],
     ) -> Any:
@@ -430,7 +193,7 @@ class _Runner:
         if isinstance(wanted, Shard) and split.kinds[atom] == INVARIANT:
             maker = self._local_maker(atom, split)
             if maker is None:
-                raise _refuse("a loop inside needs a piece of what is the same for all")
+                raise refuse("a loop inside needs a piece of what is the same for all")
             shape = list(atom.type.shape)
             shape[wanted.dim] //= self.count
             x = self._read(maker.inputs[0], env)
@@ -456,7 +219,7 @@ class _Runner:
         if op.localize is not None:
             texts = {str(jax.make_jaxpr(partial(run, member))(*args)) for member in (0, self.count - 1)}
             if len(texts) > 1:
-                raise _refuse(
+                raise refuse(
                     "depends on where in the batch it is",
                     f"{equation.primitive} at {source_text(equation.source)}",
                 )
@@ -470,7 +233,7 @@ class _Runner:
 
         return of
 
-    def _scan(self, equation: Equation, split: _Split, args: Sequence[Any]) -> list[Any]:
+    def _scan(self, equation: Equation, split: Split, args: Sequence[Any]) -> list[Any]:
         """A scan on a piece."""
         (body,) = equation.regions
         consts, carries = scan_counts(equation.params)

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import InputError
-from shardwright.ir.microbatch import NotInPiecesError
+from shardwright.ir.pieces import NotInPiecesError
 from shardwright.ir.recompute import Stretch
 from shardwright.ir.rewriting import Rewriting, differentiated, rewritten
 from shardwright.ir.trace import Traced

@@ -12,7 +12,8 @@ from rewriting_cases import compiled_bytes, evaluated, fleet, layered, on_refere
 
 from shardwright import Plan, synthesize
 from shardwright.ir.errors import InputError
-from shardwright.ir.microbatch import NotInPiecesError, microbatched
+from shardwright.ir.microbatch import microbatched
+from shardwright.ir.pieces import NotInPiecesError
 from shardwright.ir.trace import trace
 
 
