@@ -145,7 +145,7 @@ def record(folded: Folded, size_of: Sequence[int], order: Sequence[int], most_ce
     split, width = False, 0
     for v in order:
         parts: list[tuple[int, Scope]] = []
-        groups = _groups(waiting.pop(v), sizes, most_cells)
+        groups = in_groups(waiting.pop(v), sizes, most_cells)
         split = split or len(groups) > 1
         for group in groups:
             tied = {u for _, scope in group for u in scope}
@@ -165,7 +165,7 @@ def record(folded: Folded, size_of: Sequence[int], order: Sequence[int], most_ce
     return Tape(tuple(numbers), tuple(buckets), opened, tuple(left), tuple(constants.items()), split, width)
 
 
-def _groups(
+def in_groups(
     terms: list[tuple[Source, Scope]], sizes: Sequence[int], most_cells: int
 ) -> list[list[tuple[Source, Scope]]]:
     """All terms together if their table fits, else greedily, largest first, into tables that fit."""

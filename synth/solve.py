@@ -146,6 +146,7 @@ class Solver:
         uses: factor (by number) and the choices on its axes.
         most_cells: largest table of an exact bucket.
         stages: of every stage before the last, most ties of a choice to eliminate, and its largest table.
+        pruned: whether to prune before each of them. Where not, what is left does not depend on prices.
     """
 
     def __init__(
@@ -155,7 +156,10 @@ class Solver:
         uses: Sequence[tuple[int, Scope]],
         most_cells: int = MOST_CELLS,
         stages: Sequence[tuple[int, int]] = STAGES,
+        *,
+        pruned: bool = True,
     ) -> None:
+        self._pruned = pruned
         self.first = fold(domains, uses)
         self._start = Stage(self.first)
         self._sizes = [sizes[members[0]] for members in self.first.classes]
@@ -172,7 +176,7 @@ class Solver:
         cooked, sizes = rounded(stage.folded, cook(stage.folded, tables)), self._sizes
         for simple in self._stages:
             folded = stage.folded
-            kept = prune(folded, sizes, cooked)
+            kept = prune(folded, sizes, cooked) if self._pruned else Kept(folded, sizes, cooked)
             tape = stage.prepare([len(values) for values in kept.values], simple, most_cells)
             elimination = eliminate(tape, kept)
             layers.append(Layer(folded.class_of, original(folded, kept.values, layers), elimination))
