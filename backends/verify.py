@@ -44,10 +44,11 @@ from shardwright.backends.reference import Locals, ReferenceMachine, scatter
 from shardwright.backends.runner import run
 from shardwright.backends.segments import Exchange, Segment, Step, find, reads, schedule, writes
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType, Value
+from shardwright.ir.jaxpr import source_line
 from shardwright.ir.placement import Grid, Partial, Replicate, Shard, reduction
 from shardwright.ir.program import Compute, Move, Program, Property, nodes_of
 from shardwright.ir.rules import Signature, letter_sizes, registry, rule_of
-from shardwright.ir.trace import Traced, source_line
+from shardwright.ir.trace import Traced
 
 TOLERANCE = 1e-5
 TOLERANCE_NARROW = 2e-2

@@ -20,7 +20,8 @@ from jax.experimental import io_callback
 from shardwright.backends.verify import evaluate_graph
 from shardwright.ir.errors import InputError, TraceError
 from shardwright.ir.graph import Graph, Literal, Value
-from shardwright.ir.trace import CALLS, REGIONS, Traced, trace
+from shardwright.ir.jaxpr import CALLS, REGIONS
+from shardwright.ir.trace import Traced, trace
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 

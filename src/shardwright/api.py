@@ -20,10 +20,12 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import predict
 from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
 from shardwright.ir.graph import Equation, Graph
+from shardwright.ir.jaxpr import source_line
 from shardwright.ir.patterns import patterns
 from shardwright.ir.program import nodes_of
 from shardwright.ir.rules import rule_of
-from shardwright.ir.trace import StateMap, Traced, source_line, trace
+from shardwright.ir.state import StateMap
+from shardwright.ir.trace import Traced, trace
 from shardwright.pause import collector_paused
 from shardwright.plan import Plan
 from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused, spread

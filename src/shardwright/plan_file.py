@@ -22,7 +22,7 @@ from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused
 if TYPE_CHECKING:
     import jsonschema
 
-    from shardwright.ir.trace import StateMap
+    from shardwright.ir.state import StateMap
     from shardwright.plan import Plan
 
 FORMAT = 1

@@ -12,7 +12,9 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.profile import ROLES, EquationRow, LayerRow, StepProfile, profile_step
 from shardwright.device_memory import DeviceMemory, device_memory
 from shardwright.ir.errors import InputError
-from shardwright.ir.trace import StateMap, source_text, trace
+from shardwright.ir.jaxpr import source_text
+from shardwright.ir.state import StateMap
+from shardwright.ir.trace import trace
 from shardwright.plan import Plan
 
 

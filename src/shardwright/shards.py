@@ -19,8 +19,9 @@ from shardwright.backends.local import extents
 from shardwright.direct import direct
 from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
 from shardwright.ir.graph import TensorType
+from shardwright.ir.jaxpr import source_line
 from shardwright.ir.placement import Placement, R, cuts, reduction
-from shardwright.ir.trace import Traced, source_line, trace
+from shardwright.ir.trace import Traced, trace
 from shardwright.ir.wiring import Seats
 
 if TYPE_CHECKING:

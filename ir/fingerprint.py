@@ -1,0 +1,48 @@
+"""A graph's content as a hash that is the same in every process."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+from jax.extend import core as jex
+
+from shardwright.ir.graph import Graph
+
+
+def fingerprint(graph: Graph) -> str:
+    """SHA-256 over the graph's structure, types and parameters (not the contents of constants)."""
+    digest = hashlib.sha256()
+    _digest(graph, digest)
+    return digest.hexdigest()
+
+
+def _digest(graph: Graph, digest: Any) -> None:
+    digest.update(",".join(f"{v}:{v.type}" for v in (*graph.inputs, *graph.constants)).encode())
+    for equation in graph.equations:
+        digest.update(f"{equation}|{params_text(equation.params)}\n".encode())
+        for region in equation.regions:
+            _digest(region, digest)
+    digest.update(f"{','.join(map(str, graph.outputs))}|{sorted(graph.state.items())}".encode())
+
+
+def params_text(params: Mapping[str, Any]) -> str:
+    """Parameters as stable text: what prints an address or repeats a region is named by its type alone."""
+    return ";".join(f"{key}={_stable(params[key])}" for key in sorted(params))
+
+
+def _stable(value: Any) -> str:
+    if value is None or isinstance(value, (bool, int, float, str, bytes, np.dtype, np.generic)):
+        return str(value)
+    if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
+        return "(" + ",".join(map(_stable, cast(Sequence[Any], value))) + ")"
+    if isinstance(value, (jex.Jaxpr, jex.ClosedJaxpr)) or callable(value):
+        return type(value).__name__
+    if isinstance(value, (set, frozenset)):
+        return "{" + ",".join(sorted(map(_stable, cast(frozenset[Any], value)))) + "}"
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{value.shape}{value.tolist()}"
+    text = str(value)
+    return type(value).__name__ if " at 0x" in text else text

@@ -1,0 +1,242 @@
+"""From a jaxpr to a graph: calls inlined, control flow as regions, what nobody uses dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from jax.extend import core as jex
+
+from shardwright.ir.errors import TraceError
+from shardwright.ir.graph import Atom, Equation, Forms, Graph, Literal, TensorType, Value
+
+#: Call primitives and the parameter that holds what they call.
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
+
+#: Control flow and the parameters that hold its regions, in the order of `shardwright.ir.regions`.
+REGIONS = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
+
+UNKNOWN_LINE = "an unknown source line"
+
+
+class Builder:
+    """Collects primitive objects, types and forms over all regions of one trace."""
+
+    def __init__(self) -> None:
+        self.primitives: dict[str, Any] = {}
+        self.forms = Forms()
+        self._types: dict[tuple[tuple[int, ...], Any], TensorType] = {}
+        self._parts: dict[Any, str] = {}
+
+    def graph(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], caller: Any = None, part: str = "") -> Graph:
+        return _Region(self).build(jaxpr, consts, caller, part)
+
+    def part_of(self, eqn: jex.JaxprEqn, around: str) -> str:
+        """What differentiation made of an equation, by JAX's stack of transformations."""
+        if around == "backward":
+            return around
+        stack = eqn.source_info.name_stack
+        found = self._parts.get(stack)
+        if found is None:
+            names = str(stack)
+            found = "backward" if "transpose(" in names else "forward" if "jvp(" in names else ""
+            self._parts[stack] = found
+        return found or around
+
+    def type_of(self, aval: Any) -> TensorType:
+        """One object for equal types: comparing them is then comparing addresses."""
+        key = (aval.shape, aval.dtype)
+        found = self._types.get(key)
+        if found is None:
+            found = self._types[key] = TensorType(tuple(aval.shape), str(aval.dtype))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Met:
+    """An equation as it was met: values are numbers until it is known which of them are needed."""
+
+    name: str
+    params: Mapping[str, Any]
+    ins: tuple[int | Literal, ...]
+    outs: tuple[int, ...]
+    regions: tuple[Graph, ...]
+    source: Any
+    part: str
+
+
+class _Region:
+    """Builds the graph of one jaxpr, inlining calls and dropping what nobody needs."""
+
+    def __init__(self, builder: Builder) -> None:
+        self.builder = builder
+        self.types: list[TensorType] = []
+        self.constants: dict[int, Any] = {}
+        self.by_identity: dict[int, int] = {}
+        self.met: list[_Met] = []
+        self.backward: set[int] = set()
+        self.residuals: dict[int, None] = {}
+
+    def build(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], caller: Any, part: str) -> Graph:
+        inputs = [self.value(var.aval) for var in jaxpr.invars]
+        env: dict[jex.Var, int | Literal] = dict(zip(jaxpr.invars, inputs, strict=True))
+        self.bind_constants(jaxpr, consts, env)
+        self.walk(jaxpr, env, caller, part)
+        for number in (*inputs, *self.constants):
+            self.residuals.pop(number, None)
+        return self.needed(inputs, [self.read(atom, env) for atom in jaxpr.outvars])
+
+    def value(self, aval: Any) -> int:
+        self.types.append(self.builder.type_of(aval))
+        return len(self.types) - 1
+
+    def bind_constants(
+        self, jaxpr: jex.Jaxpr, consts: Sequence[Any], env: dict[jex.Var, int | Literal]
+    ) -> None:
+        for var, const in zip(jaxpr.constvars, consts, strict=True):
+            env[var] = self.constant(const, var.aval)
+
+    def constant(self, array: Any, aval: Any) -> int:
+        """A closed-over array; the same array is one constant however often it is met."""
+        if id(array) not in self.by_identity:
+            number = self.value(aval)
+            self.by_identity[id(array)] = number
+            self.constants[number] = array
+        return self.by_identity[id(array)]
+
+    def read(self, atom: Any, env: Mapping[jex.Var, int | Literal]) -> int | Literal:
+        if not isinstance(atom, jex.Literal):
+            return env[cast(jex.Var, atom)]
+        aval: Any = atom.aval
+        if aval.shape != ():
+            return self.constant(atom.val, aval)
+        return Literal(np.asarray(atom.val)[()], self.builder.type_of(aval))
+
+    def walk(
+        self, jaxpr: jex.Jaxpr, env: dict[jex.Var, int | Literal], caller: Any, around: str = ""
+    ) -> None:
+        """Append the equations of a jaxpr; `caller` and `around` are source and part of the call or loop."""
+        for eqn in jaxpr.eqns:
+            name = eqn.primitive.name
+            operands = tuple([self.read(atom, env) for atom in eqn.invars])
+            part, before = self.builder.part_of(eqn, around), len(self.types)
+            if part == "backward" and around != part:
+                # What JAX hands over is read off its own equations, calls as a whole: the backward part of a
+                # call may not need all that the forward part kept for it.
+                kept = (atom for atom in operands if isinstance(atom, int) and atom not in self.backward)
+                self.residuals.update(dict.fromkeys(kept))
+            if name in CALLS:
+                called = eqn.params[CALLS[name]]
+                inner, consts = (
+                    (called.jaxpr, called.consts) if isinstance(called, jex.ClosedJaxpr) else (called, ())
+                )
+                inner_env: dict[jex.Var, int | Literal] = dict(zip(inner.invars, operands, strict=True))
+                self.bind_constants(inner, consts, inner_env)
+                self.walk(inner, inner_env, _users(eqn.source_info, caller), part)
+                env.update(
+                    zip(eqn.outvars, (self.read(atom, inner_env) for atom in inner.outvars), strict=True)
+                )
+                if part == "backward":
+                    self.backward.update(range(before, len(self.types)))
+                continue
+            source = _users(eqn.source_info, caller)
+            regions = tuple([self.builder.graph(r.jaxpr, r.consts, source, part) for r in _regions(eqn)])
+            if not regions and eqn.effects:
+                raise TraceError(
+                    place=f"{name} at {summary(source) or UNKNOWN_LINE}",
+                    reason="it has side effects, which cannot be distributed",
+                    remedy="Remove the print, callback or effect from the training step",
+                )
+            if name == "rng_uniform":
+                raise TraceError(
+                    place=f"{name} at {summary(source) or UNKNOWN_LINE}",
+                    reason="it draws anew on every device, so that replicas would disagree",
+                    remedy="Use jax.random with a key",
+                )
+            self.builder.primitives.setdefault(name, eqn.primitive)
+            outputs = tuple([self.value(var.aval) for var in eqn.outvars])
+            # A barrier of several operands is one of each: they may be placed differently.
+            each = name == "optimization_barrier"
+            parts = zip(operands, outputs, strict=True) if each else ()
+            for ins, outs in [((a,), (v,)) for a, v in parts] or [(operands, outputs)]:
+                self.met.append(_Met(name, eqn.params, ins, outs, regions, source, part))
+            env.update(zip(eqn.outvars, outputs, strict=True))
+            if part == "backward":
+                self.backward.update(outputs)
+
+    def needed(self, inputs: Sequence[int], outputs: Sequence[int | Literal]) -> Graph:
+        """The graph without equations and constants nobody needs, its values numbered densely."""
+        used = [False] * len(self.types)
+        for atom in outputs:
+            if isinstance(atom, int):
+                used[atom] = True
+        kept: list[_Met] = []
+        for met in reversed(self.met):
+            if any(used[number] for number in met.outs):
+                kept.append(met)
+                for atom in met.ins:
+                    if isinstance(atom, int):
+                        used[atom] = True
+        values: dict[int, Value] = {}
+
+        def name(atom: int | Literal) -> Atom:
+            return atom if isinstance(atom, Literal) else values[atom]
+
+        def made(number: int) -> Value:
+            value = values[number] = Value(len(values), self.types[number])
+            return value
+
+        new_inputs = tuple([made(number) for number in inputs])
+        new_constants = {made(number): array for number, array in self.constants.items() if used[number]}
+        equations: list[Equation] = []
+        for met in reversed(kept):
+            ins = tuple([name(atom) for atom in met.ins])
+            outs = tuple([made(number) for number in met.outs])
+            form = self.builder.forms.of(met.name, met.params, ins, outs)
+            equations.append(Equation(len(equations), form, ins, outs, met.regions, met.source, met.part))
+        results = tuple([name(atom) for atom in outputs])
+        residuals = tuple([(self.types[number], values.get(number)) for number in self.residuals])
+        return Graph(new_inputs, new_constants, tuple(equations), results, residuals=residuals)
+
+
+def _users(source: Any, caller: Any) -> Any:
+    """Source information of the user's code: JAX's own functions (jnp.linalg.cholesky) are traced apart."""
+    return source if caller is None or summary(source) else caller
+
+
+def _regions(eqn: jex.JaxprEqn) -> list[jex.ClosedJaxpr]:
+    found: list[jex.ClosedJaxpr] = []
+    for key in REGIONS.get(eqn.primitive.name, ()):
+        region = eqn.params[key]
+        found.extend(region if isinstance(region, tuple) else (region,))
+    return found
+
+
+def source_line(equation: Equation) -> str:
+    """`file:line (function)` of the user's code that made an equation, relative to the working directory."""
+    return source_text(equation.source)
+
+
+def source_text(source: Any) -> str:
+    """`source_line` of JAX's source information."""
+    return summary(source).removeprefix(f"{Path.cwd()}/") or UNKNOWN_LINE
+
+
+def summary(source: Any) -> str:
+    """`file:line (function)` of JAX's source information, "" where no frame of it is the user's."""
+    from jax._src import source_info_util  # (no public name for it)
+
+    return source_info_util.summarize(source)

@@ -1,0 +1,119 @@
+"""What a plan is made of, and what follows from that alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shardwright.backends.schedule import Planned
+from shardwright.cost.fleet import Fleet
+from shardwright.cost.subfleet import subfleet
+from shardwright.cost.topology import Topology
+from shardwright.ir.program import Program
+from shardwright.ir.state import StateMap
+from shardwright.ir.trace import Traced
+from shardwright.ir.wiring import Seats
+from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused
+
+
+@dataclass(frozen=True)
+class PlanRecord:
+    """What is known of a plan: program, ratios, costs and certificate.
+
+    Attributes:
+        program: the distributed program.
+        ratios: share of every device, in fleet order; 0 for those that the plan does not use.
+        iteration_s: predicted seconds of a step (the timeline's).
+        cost_s: sum over instructions of the slowest device's seconds, which search and bound speak of.
+        bound_s: no program of the space with any ratios costs less than this, on the fleet or any part of it
+            that was considered.
+        memory_bytes: predicted peak per device.
+        fits: whether that is within every device's memory.
+        exchanges: exchanges by strategy.
+        held: where state and the other inputs lie, by name.
+        state: argument -> output that continues it.
+        state_override: what the user said about state, None if it was inferred.
+        assumptions: what was assumed rather than measured or known, in words.
+        fleet: the fleet.
+        fingerprint: of the traced step.
+        versions: shardwright and jax versions the plan was made with.
+        stats: where planning time went.
+        spent: where the predicted step goes, by device.
+        search_gap: how much cheaper a program could be at ratios that were searched; 0 if no search stopped
+            early.
+        axes: mesh axes of the space.
+        pins: placements that the user fixed, and what each costs.
+        used: indices of the devices that the program is for, ascending: its device i is `used[i]`; by default
+            all of them.
+        unused: the other devices, and why the plan leaves them out.
+        bucket_bytes: exchanges of one kind travel together up to so many bytes, as early as they can, on
+            backends that can do so; None: one by one, where the program has them.
+        resync_every: K: replicated state that devices compute for themselves is compared every K steps, and
+            sent anew by its owner where it differs; 0: never.
+        messages: what travels together, where the plan was loaded (otherwise see `schedule`).
+        traced: the step, where the plan was made in this process; not saved.
+    """
+
+    program: Program
+    ratios: tuple[float, ...]
+    iteration_s: float
+    cost_s: float
+    bound_s: float
+    memory_bytes: tuple[int, ...]
+    fits: bool
+    exchanges: tuple[Exchanged, ...]
+    held: Mapping[str, str]
+    state: Mapping[str, str]
+    state_override: StateMap | None
+    assumptions: tuple[str, ...]
+    fleet: Fleet
+    fingerprint: str
+    versions: Mapping[str, str]
+    stats: Stats
+    spent: tuple[Spent, ...]
+    search_gap: float = 0.0
+    axes: int = 1
+    pins: tuple[PinPrice, ...] = ()
+    used: tuple[int, ...] = ()
+    unused: tuple[Unused, ...] = ()
+    bucket_bytes: int | None = None
+    resync_every: int = 100
+    messages: tuple[Planned, ...] = field(default=(), compare=False, repr=False)
+    traced: Traced | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.used:
+            object.__setattr__(self, "used", tuple(range(len(self.ratios))))
+
+    @property
+    def gap(self) -> float:
+        """How much cheaper another plan could be at most: (cost_s - bound_s) / cost_s."""
+        return (self.cost_s - self.bound_s) / self.cost_s if self.cost_s > 0 else 0.0
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names of the devices, in fleet order."""
+        return tuple(device.name for device in self.fleet.devices)
+
+    @property
+    def used_devices(self) -> tuple[str, ...]:
+        """Names of the devices that the plan uses."""
+        names = self.devices
+        return tuple(names[d] for d in self.used)
+
+    @property
+    def used_ratios(self) -> tuple[float, ...]:
+        """Shares of the devices that the plan uses: those of the program's devices."""
+        return tuple(self.ratios[d] for d in self.used)
+
+    @property
+    def part(self) -> Fleet:
+        """The fleet of the devices that the plan uses, for which it is priced."""
+        if len(self.used) == len(self.ratios):
+            return self.fleet
+        return subfleet(self.fleet, self.used, self.fleet.name)
+
+    @property
+    def seats(self) -> Seats:
+        """Which devices of the fleet the program is for, and how they are joined."""
+        return Seats(self.used, len(self.ratios), Topology.of(self.part).wiring)
