@@ -232,4 +232,3 @@ class Dual:
 
     def _state(self) -> tuple[list[Floats], list[list[Floats]]]:
         return list(self._sums), [list(kind.messages) for kind in self.kinds]
-

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from shardwright.synth.prune import Kept
 
 #: Where a table comes from: ("term", recipe, classes...) or ("message", operation).
 Source: TypeAlias = tuple[object, ...]
+
+T = TypeVar("T", bound=tuple[object, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +168,8 @@ def record(folded: Folded, size_of: Sequence[int], order: Sequence[int], most_ce
 
 
 def in_groups(
-    terms: list[tuple[Source, Scope]], sizes: Sequence[int], most_cells: int
-) -> list[list[tuple[Source, Scope]]]:
+    terms: list[tuple[T, Scope]], sizes: Sequence[int], most_cells: int
+) -> list[list[tuple[T, Scope]]]:
     """All terms together if their table fits, else greedily, largest first, into tables that fit."""
 
     def cells(scope: set[int]) -> int:
@@ -175,7 +177,7 @@ def in_groups(
 
     if cells({u for _, scope in terms for u in scope}) <= most_cells:
         return [terms] if terms else []
-    groups: list[tuple[set[int], list[tuple[Source, Scope]]]] = []
+    groups: list[tuple[set[int], list[tuple[T, Scope]]]] = []
     for term in sorted(terms, key=lambda t: (-cells(set(t[1])), t)):
         for scope, members in groups:
             if cells(scope | set(term[1])) <= most_cells:

@@ -139,7 +139,7 @@ class Buckets:
         return Bounds(bound, not self._split, self._back())
 
     def greedy(self) -> dict[int, int]:
-        """The best assignment if nothing was split, else one that seems good: position of every choice's value."""
+        """The best assignment if nothing was split, else one that seems good: positions of values."""
         at: dict[int, int] = {}
         parts = len(self._parts)
         for v in reversed(self._order):
@@ -174,7 +174,7 @@ class Buckets:
         shape = tuple([self._sizes[u] for u in axis])
         key = (shape, *map(tuple, content))
         if key not in self._known:
-            over = [tuple([0, *[axis[u] for u in scope]]) for scope in scopes]
+            over = [(0, *[axis[u] for u in scope]) for scope in scopes]
             self._known[key] = self._sent(content, over, shape)
         self._split = self._split or len(groups) > 1
         for group, rest, (table, message, least) in zip(groups, scopes, self._known[key], strict=True):
@@ -228,7 +228,7 @@ class Buckets:
             said.append(total.min(axis=others) if others else total)
         mean = np.floor(sum(said) / len(said) / self._step) * self._step
         moved = [mean - mine for mine in said[1:]]
-        moved.insert(0, -sum(moved))
+        moved = [-np.sum(moved, axis=0), *moved]
         return [
             total + move.reshape([n if a in common else 1 for n, a in zip(total.shape, axes, strict=True)])
             for total, axes, move in zip(sums, over, moved, strict=True)
@@ -237,7 +237,7 @@ class Buckets:
     # -- and back ------------------------------------------------------------------------------------
 
     def _back(self) -> list[Floats | None]:
-        """Per class, the excess of its values: what the parts say of their own choices, knowing of all others."""
+        """Per class, the excess of its values: what parts say of their choices, knowing of all others."""
         nothing = self._store.add(np.zeros(()))
         coming = [nothing] * len(self._parts)  # what all other parts cost at least, by the rest of a part
         known: dict[object, tuple[Floats, list[int]]] = {}

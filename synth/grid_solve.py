@@ -80,6 +80,7 @@ class DualSolver:
         stop: Callable[[], bool] = lambda: False,
         known: Sequence[int] | None = None,
         enough: float = 0.0,
+        target_s: float = math.inf,
     ) -> Solution | None:
         """The cheapest assignment, and a bound on all: equal where the search ended by itself.
 
@@ -88,6 +89,7 @@ class DualSolver:
             stop: whether to stop before that.
             known: an assignment that is thought to be good.
             enough: part of its cost by which the bound may miss it.
+            target_s: a bound that is good enough whatever the best assignment costs.
 
         Returns:
             None where every assignment is impossible.
@@ -98,10 +100,9 @@ class DualSolver:
         search = _Search(core, prune(core.folded, core.sizes, core.cooked), self._memory, stop)
         if known is not None:
             search.offer(known)
-        search.run(enough)
-        if not math.isfinite(search.seconds):
+        search.run(enough, target_s)
+        if not search.best:
             return None
-        assert search.best is not None
         assignment = _completed(core, search.best)
         return Solution(assignment, search.seconds, search.proven, search.expanded, search.width)
 
@@ -126,13 +127,14 @@ class GridSolver:
         stop: Callable[[], bool] = lambda: False,
         known: Sequence[int] | None = None,
         enough: float = 0.0,
+        target_s: float = math.inf,
     ) -> Solution:
         """The cheapest program at `prices`; see `DualSolver.solve` for the other arguments.
 
         Raises:
             PlanError: no assignment is possible at all.
         """
-        found = self._solver.solve(prices.tables(self.factors), stop, known, enough)
+        found = self._solver.solve(prices.tables(self.factors), stop, known, enough, target_s)
         if found is None:
             raise PlanError(
                 place="search",
@@ -184,7 +186,7 @@ class _Search:
         if seconds < self.seconds:
             self.seconds, self.best = seconds, list(values)
 
-    def run(self, enough: float) -> None:
+    def run(self, enough: float, target_s: float) -> None:
         """Narrow down what is left until the bound meets the best assignment, or nothing helps any more."""
         sweeps = FEW_SWEEPS if self.memory.messages else MOST_SWEEPS
         for _ in range(_MOST_ROUNDS):
@@ -192,13 +194,13 @@ class _Search:
             for cells in _CELLS:
                 before = rest.left()
                 self._narrow(rest, cells, enough)
-                if self._done(enough) or self.stop():
+                if self._done(enough) or self.proven >= target_s or self.stop():
                     return
                 if cells > _CELLS[0] and rest.left() > before * (1 - _PROGRESS):
                     break
             rest.leave_out(self.kept)
             sweeps = FEW_SWEEPS
-        self._finish(rest)
+        self._finish(_Rest(self.core, self.kept, self._swept(0), self.memory))
 
     def _done(self, enough: float) -> bool:
         if self.seconds <= self.proven * (1 + _CLOSE):
@@ -251,7 +253,9 @@ class _Search:
         found = a_star([layer], nodes, self.stop)
         if found is not None:
             self.expanded, self.width = self.expanded + found.expanded, layer.elimination.tape.width
-            self.offer([int(rest.values[k][v]) for v, k in zip(found.assignment, folded.class_of, strict=True)])
+            self.offer(
+                [int(rest.values[k][v]) for v, k in zip(found.assignment, folded.class_of, strict=True)]
+            )
         return found
 
     def _finish(self, rest: _Rest) -> None:
@@ -305,12 +309,21 @@ class _Rest:
                 if len(mine) < len(excess):
                     self.some.keep(kind, self.some.values[kind][mine])
 
-    def few(self, found: Bounds, above: float) -> Kept | None:
-        """The values that exceed the bound by no more."""
-        few = Kept(self.stage.folded, [len(values) for values in self.values], self._cooked)
+    def few(self, found: Bounds, above: float) -> Kept:
+        """The values that exceed the bound by no more, whichever of equal layers they are of."""
+        least: dict[int, Floats] = {}
         for kind, excess in enumerate(found.of_value):
+            if excess is not None:
+                full = np.full(self.core.sizes[self._kind_of[kind]], np.inf)
+                full[self.values[kind][self.some.values[kind]]] = excess - excess.min()
+                before = least.get(self._kind_of[kind])
+                least[self._kind_of[kind]] = full if before is None else np.minimum(before, full)
+        few = Kept(self.stage.folded, [len(values) for values in self.values], self._cooked)
+        for kind, mine in enumerate(self._kind_of):
             values = self.some.values[kind]
-            few.keep(kind, values if excess is None else values[excess <= above + float(excess.min())])
+            if mine in least:
+                values = values[least[mine][self.values[kind][values]] <= above]
+            few.keep(kind, values)
         return few
 
     def leave_out(self, kept: Kept) -> None:
