@@ -5,9 +5,9 @@
 Choices tied to few others are eliminated as on one axis. Of what is left, the *core*, exact tables would not
 fit. Messages between factors move costs to where they arise (`shardwright.synth.dual`), after which
 mini-buckets bound what every value of every choice costs at least (`shardwright.synth.grid_buckets`). The
-values that cost least make a first program; those that cost more than the best one known are left out, which
-makes tables smaller and bounds better, until no bucket has to be split: then the bound is the optimum. Where
-that does not come about by itself, A* finishes what is left.
+values that cost more than a program may cost are left out, which makes tables smaller and bounds better,
+until no bucket has to be split: then the bound is the optimum. Where that does not come about by itself, A*
+finishes what is left.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ MOST_SWEEPS, FEW_SWEEPS, ENOUGH = 56, 16, 1e-3
 #: Most ties of a choice to eliminate before messages are passed, and its largest table.
 _STAGES = ((3, 1 << 17), (4, 1 << 20), (4, 1 << 20))
 
-#: Largest tables of the ways there and back between two rounds of messages, and rounds at most.
-_CELLS, _MOST_ROUNDS = (1 << 14, *(1 << 16,) * 6), 5
+#: Largest tables of the ways there and back, and rounds of messages at most.
+_CELLS, _MOST_ROUNDS = (1 << 14, *(1 << 16,) * 8), 4
 
-#: Parts of the bound by which values may exceed it that are tried for a first program.
-_MARGINS = (3e-5, 3e-4, 3e-3, 3e-2, 0.3, math.inf)
+#: What assignments are assumed to cost at most: a part above the bound, and the factor by which that grows.
+_SLACK, _MORE_SLACK = 0.01, 4.0
 
 #: A way there and back is worth repeating while it leaves out such a part of the values.
 _PROGRESS = 0.08
@@ -52,10 +52,7 @@ _PROGRESS = 0.08
 _NEVER = 2.0**14
 
 #: A* has tables of so many cells to guide it, and expands so many nodes at most.
-_MOST_CELLS, _MOST_NODES = 1 << 20, 4_000
-
-#: The same for a first program.
-_FEW_CELLS, _FEW_NODES = 1 << 17, 1_500
+_MOST_CELLS, _MOST_NODES = 1 << 20, 2_500
 
 #: Bounds that are so close to a cost are equal to it.
 _CLOSE = 1e-9
@@ -187,20 +184,27 @@ class _Search:
             self.seconds, self.best = seconds, list(values)
 
     def run(self, enough: float, target_s: float) -> None:
-        """Narrow down what is left until the bound meets the best assignment, or nothing helps any more."""
-        sweeps = FEW_SWEEPS if self.memory.messages else MOST_SWEEPS
+        """Narrow down what is left until the bound meets the best assignment, or nothing helps any more.
+
+        What assignments may cost is assumed to be little more than the bound. Either one is found that does
+        not cost more, and is the best; or there is none, which makes a better bound.
+        """
+        sweeps, slack = FEW_SWEEPS if self.memory.messages else MOST_SWEEPS, _SLACK
         for _ in range(_MOST_ROUNDS):
             rest = _Rest(self.core, self.kept, self._swept(sweeps), self.memory)
-            for cells in _CELLS:
-                before = rest.left()
-                self._narrow(rest, cells, enough)
-                if self._done(enough) or self.proven >= target_s or self.stop():
-                    return
-                if cells > _CELLS[0] and rest.left() > before * (1 - _PROGRESS):
+            self._look_at(rest, rest.some, _CELLS[0], self.seconds)
+            settled = True
+            while settled and not (self._done(enough) or self.proven >= target_s or self.stop()):
+                assumed = self.proven + slack * max(abs(self.proven), rest.scale * 1e-6)
+                assumed = min(self.seconds, assumed if assumed < rest.scale else math.inf)
+                settled = self._assume(rest, assumed)
+                if assumed == math.inf:
                     break
+                slack *= _MORE_SLACK
+            if settled:
+                break
             rest.leave_out(self.kept)
             sweeps = FEW_SWEEPS
-        self._finish(_Rest(self.core, self.kept, self._swept(0), self.memory))
 
     def _done(self, enough: float) -> bool:
         if self.seconds <= self.proven * (1 + _CLOSE):
@@ -215,55 +219,63 @@ class _Search:
                 full = self.memory.messages[name]
                 values = [self.kept.values[kind] for kind in kinds]
                 dual.start_from(number, [m[v] for m, v in zip(full, values, strict=True)])
-        dual.rise(sweeps, ENOUGH, self.stop)
+        # Messages of other prices are nearly right everywhere: no round of sweeps adds much at once.
+        dual.rise(sweeps, -1.0 if sweeps == FEW_SWEEPS else ENOUGH, self.stop)
         for number, (name, kinds) in enumerate(names):
             full = self.memory.messages.setdefault(name, [np.zeros(self.core.sizes[k]) for k in kinds])
             for whole, kind, message in zip(full, kinds, dual.kinds[number].messages, strict=True):
                 whole[self.kept.values[kind]] = message
         return dual
 
-    def _narrow(self, rest: _Rest, cells: int, enough: float) -> None:
-        """There and back: a better bound, perhaps a better program, and fewer values."""
+    def _assume(self, rest: _Rest, assumed: float) -> bool:
+        """Look for the best assignment that costs no more than assumed.
+
+        Returns:
+            Whether it was found, or there is none.
+        """
+        some = rest.copy()
+        for cells in _CELLS[1:]:
+            before = sum(map(len, some.values))
+            if self._look_at(rest, some, cells, assumed) or self.stop():
+                return True
+            if sum(map(len, some.values)) > before * (1 - _PROGRESS):
+                break
+        found = self._searched(rest, some)
+        bound = math.inf if found is None else self.core.constant + found.bound
+        self._prove(min(bound, assumed))
+        return found is None or found.cost <= found.bound
+
+    def _look_at(self, rest: _Rest, some: Kept, cells: int, assumed: float) -> bool:
+        """There and back through some values; leave out those that cost more than assumed.
+
+        Returns:
+            Whether nothing is left to be found among them.
+        """
         scale = self.seconds if math.isfinite(self.seconds) else rest.scale
-        buckets = Buckets(rest.some, rest.order, cells, scale * _NEVER)
+        buckets = Buckets(some, rest.order, cells, scale * _NEVER)
         found = buckets.bounds()
         bound = self.core.constant + found.bound
-        self.proven = max(self.proven, min(bound, self.seconds))
         if found.exact:
-            self.offer(rest.original(buckets.greedy(), rest.some))
-            self.proven = max(self.proven, min(bound, self.seconds))
-        elif self.seconds > bound * (1 + max(enough, ENOUGH)):
-            self._look(rest, found)
-        rest.keep(found, self.seconds * (1 + _CLOSE) - bound)
+            self.offer(rest.original(buckets.greedy(), some))
+        possible = _keep(some, found, assumed * (1 + _CLOSE) - bound)
+        self._prove(min(bound, assumed) if possible else assumed)
+        return found.exact or not possible or bound >= assumed
 
-    def _look(self, rest: _Rest, found: Bounds) -> None:
-        """Look for a program among the values that cost least."""
-        for margin in _MARGINS:
-            few = rest.few(found, margin * abs(self.core.constant + found.bound))
-            got = self._searched(rest, few, _FEW_CELLS, _FEW_NODES)
-            if got is not None and math.isfinite(got.cost):
-                return
+    def _prove(self, bound: float) -> None:
+        self.proven = max(self.proven, min(bound, self.seconds))
 
-    def _searched(self, rest: _Rest, some: Kept, cells: int, nodes: int) -> Found | None:
+    def _searched(self, rest: _Rest, some: Kept) -> Found | None:
         """A* among some values; what it finds is offered."""
         folded = rest.stage.folded
         sizes = [len(values) for values in some.values]
         order = [v for v in rest.order if sizes[folded.class_of[v]] > 1]
-        layer = Layer(folded.class_of, some.values, eliminate(record(folded, sizes, order, cells), some))
-        found = a_star([layer], nodes, self.stop)
+        tape = record(folded, sizes, order, _MOST_CELLS)
+        found = a_star([Layer(folded.class_of, some.values, eliminate(tape, some))], _MOST_NODES, self.stop)
         if found is not None:
-            self.expanded, self.width = self.expanded + found.expanded, layer.elimination.tape.width
-            self.offer(
-                [int(rest.values[k][v]) for v, k in zip(found.assignment, folded.class_of, strict=True)]
-            )
+            self.expanded, self.width = self.expanded + found.expanded, tape.width
+            kinds = zip(found.assignment, folded.class_of, strict=True)
+            self.offer([int(rest.values[kind][value]) for value, kind in kinds])
         return found
-
-    def _finish(self, rest: _Rest) -> None:
-        """A* on what is left."""
-        found = self._searched(rest, rest.some, _MOST_CELLS, _MOST_NODES)
-        bound = math.inf if found is None else self.core.constant + found.bound
-        self.proven = max(self.proven, min(bound, self.seconds))
-        self._done(0.0)
 
 
 class _Rest:
@@ -297,34 +309,12 @@ class _Rest:
             memory.order = full_order([sizes[kind] for kind in folded.class_of], scopes)
         self.order = memory.order
 
-    def left(self) -> int:
-        """How many values are left, by classes."""
-        return sum(map(len, self.some.values))
-
-    def keep(self, found: Bounds, above: float) -> None:
-        """Leave out the values that exceed the bound by more, all but the least one of a class."""
-        for kind, excess in enumerate(found.of_value):
-            if excess is not None:
-                mine = np.flatnonzero(excess <= max(above, float(excess.min())))
-                if len(mine) < len(excess):
-                    self.some.keep(kind, self.some.values[kind][mine])
-
-    def few(self, found: Bounds, above: float) -> Kept:
-        """The values that exceed the bound by no more, whichever of equal layers they are of."""
-        least: dict[int, Floats] = {}
-        for kind, excess in enumerate(found.of_value):
-            if excess is not None:
-                full = np.full(self.core.sizes[self._kind_of[kind]], np.inf)
-                full[self.values[kind][self.some.values[kind]]] = excess - excess.min()
-                before = least.get(self._kind_of[kind])
-                least[self._kind_of[kind]] = full if before is None else np.minimum(before, full)
-        few = Kept(self.stage.folded, [len(values) for values in self.values], self._cooked)
-        for kind, mine in enumerate(self._kind_of):
-            values = self.some.values[kind]
-            if mine in least:
-                values = values[least[mine][self.values[kind][values]] <= above]
-            few.keep(kind, values)
-        return few
+    def copy(self) -> Kept:
+        """The values that still matter, to be narrowed down further."""
+        copied = Kept(self.stage.folded, [len(values) for values in self.values], self._cooked)
+        for kind, values in enumerate(self.some.values):
+            copied.keep(kind, values)
+        return copied
 
     def leave_out(self, kept: Kept) -> None:
         """Leave out of the core's values those that none of a class's choices has left."""
@@ -339,6 +329,18 @@ class _Rest:
         """The core's value of every choice, from positions among the values of `some`."""
         kinds = enumerate(self.stage.folded.class_of)
         return [int(self.values[kind][some.values[kind][at.get(v, 0)]]) for v, kind in kinds]
+
+
+def _keep(some: Kept, found: Bounds, above: float) -> bool:
+    """Leave out values that exceed the bound by more; whether any are left of every class."""
+    for kind, excess in enumerate(found.of_value):
+        if excess is not None:
+            mine = np.flatnonzero(excess <= above)
+            if not len(mine):
+                return False
+            if len(mine) < len(excess):
+                some.keep(kind, some.values[kind][mine])
+    return True
 
 
 def _dual(folded: Folded, kept: Kept) -> tuple[Dual, list[tuple[tuple[object, ...], list[int]]]]:

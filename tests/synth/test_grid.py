@@ -175,7 +175,7 @@ def test_programs_cost_what_the_search_says(name: str, data: st.DataObject) -> N
 def test_plans_are_right_and_no_dearer_than_on_one_axis(name: str, tmp_path: Any) -> None:
     args = arguments()
     one = shardwright.synthesize(train_step, *args, fleet=FLEETS[name], axes=1, devices="all")
-    two = shardwright.synthesize(train_step, *args, fleet=FLEETS[name], axes=2)
+    two = shardwright.synthesize(train_step, *args, fleet=FLEETS[name], axes=2, devices="all")
     assert (one.axes, two.axes) == (1, 2)
     assert two.bound_s <= two.cost_s <= one.cost_s * 1.02
     assert nodes_of(two.program) == tuple(len(node.devices) for node in FLEETS[name].nodes)
