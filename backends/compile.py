@@ -16,9 +16,10 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from shardwright.backends.flow import find, inputs, reads
 from shardwright.backends.layout import abstract, holds, members, stretches
 from shardwright.backends.local import evaluate, local_shape, neutral, operand
-from shardwright.backends.segments import Segment, find, inputs, reads
+from shardwright.backends.segments import Segment
 from shardwright.ir.collectives import step
 from shardwright.ir.graph import Atom, Graph, Literal, TensorType, value_type
 from shardwright.ir.placement import Grid, Placement, Shard, region, seat

@@ -204,10 +204,12 @@ def facts(traced: Traced, program: Program, ratios: Sequence[float], options: Ru
 
 def transport_note(aware: bool) -> str:
     """How exchanges reach the memory of devices that have their own, in words."""
-    staged = "exchanges pass through host memory"
     if aware:
-        return f"{staged}, although this MPI could read the devices' own"
-    return f"{staged}: this MPI is not CUDA-aware"
+        return (
+            "exchanges go from device to device where nothing is packed or added up on the way, through host "
+            "memory otherwise: this MPI is CUDA-aware"
+        )
+    return "exchanges pass through host memory: this MPI is not CUDA-aware"
 
 
 def _name(names: Sequence[str], i: int) -> str:

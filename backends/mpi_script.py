@@ -11,14 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.backends.compile import Compiler, Device, Local
+from shardwright.backends.direct import DirectExchanger
 from shardwright.backends.faults import Watch, check_finite
+from shardwright.backends.flow import inputs
 from shardwright.backends.layout import holds, is_key, to_numpy
 from shardwright.backends.local import filled, operand
 from shardwright.backends.mpi_moves import lowerings
 from shardwright.backends.runner import iterate
 from shardwright.backends.schedule import wire_type
 from shardwright.backends.schedule_order import Act, Land, Launch, Order, Repeat
-from shardwright.backends.segments import Segment, inputs
+from shardwright.backends.segments import Segment
 from shardwright.backends.transport import POLL_S
 from shardwright.backends.wire import to_jax
 from shardwright.backends.world import World
@@ -211,12 +213,12 @@ class Script:
         exchanger = machine.world.exchanger(message.moves, tensors)
         if exchanger is None:
             return lambda env: None
-        nothing = np.empty(0, wire_type(tensors[0])[1])
+        nothing, direct = np.empty(0, wire_type(tensors[0])[1]), isinstance(exchanger, DirectExchanger)
         lane, name = machine.lane, f"{move.kind}.{move.strategy}"
 
         def start(env: Env) -> None:
             operands = [env[slot] for slot in needs]
-            arrays = [nothing if value is None else machine.ready(value) for value in operands]
+            arrays = operands if direct else [nothing if v is None else machine.ready(v) for v in operands]
             begin = time.perf_counter()
             env[flight] = lane.launch(exchanger, arrays), operands
             if machine.spent is not None:
@@ -240,7 +242,7 @@ class Script:
         if exchanger is None:
             return lambda env: None
         lane, same, name = machine.lane, exchanger.same, f"{move.kind}.{move.strategy}"
-        dtypes = [tensor.dtype for tensor in tensors]
+        dtypes, direct = [tensor.dtype for tensor in tensors], isinstance(exchanger, DirectExchanger)
 
         def finish(env: Env) -> None:
             begin = time.perf_counter()
@@ -249,7 +251,7 @@ class Script:
             for slot, result, operand_, itself, dtype in zip(
                 gives, lane.land(running), operands, same, dtypes, strict=True
             ):
-                env[slot] = operand_ if itself else to_jax(result, dtype)
+                env[slot] = operand_ if itself else result if direct else to_jax(result, dtype)
             if machine.spent is not None:
                 _book(machine.spent, name, begin)
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, TypeAlias, TypeVar
 
-from shardwright.backends.segments import Exchange, LoopStep, Schedule, Segment, Step, inputs
+from shardwright.backends.flow import inputs
+from shardwright.backends.segments import Exchange, LoopStep, Schedule, Segment, Step
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType, Value
 from shardwright.ir.placement import Placement
 from shardwright.ir.program import Property

@@ -21,8 +21,8 @@ import jsonschema
 import numpy as np
 
 from shardwright.backends.layout import members, stretches, wire_type
+from shardwright.backends.schedule_geometry import Geometry, Member
 from shardwright.backends.schedule_grid import is_by_node, routine_on_grid
-from shardwright.backends.schedule_lower import Geometry, Member
 from shardwright.backends.schedule_ops import Combine, Copy, Local, Routine, Slot, Transfer, View
 from shardwright.backends.schedule_order import Launch, Order, Repeat
 from shardwright.backends.schedule_table import builders, routine_of

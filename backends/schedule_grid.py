@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from shardwright.backends.layout import wire_type
-from shardwright.backends.schedule_lower import Geometry, Member
+from shardwright.backends.schedule_geometry import Geometry, Member
 from shardwright.backends.schedule_ops import Builder, Copy, Routine, Slot, Transfer, View, whole
 from shardwright.backends.schedule_table import routine_of
 from shardwright.ir.collectives import Step, step

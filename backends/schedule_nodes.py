@@ -10,22 +10,19 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Protocol
 
-from shardwright.backends.schedule_lower import (
-    Gathering,
+from shardwright.backends.schedule_geometry import (
     Geometry,
     Lowering,
     Regions,
-    Scattering,
     gathered,
     in_order,
     operands,
-    piece_of,
-    piece_views,
     region_views,
     results,
     scattered,
     starts,
 )
+from shardwright.backends.schedule_lower import Gathering, Scattering, piece_of, piece_views
 from shardwright.backends.schedule_ops import Builder, Routine, Slot, Transfer, View, whole
 from shardwright.backends.schedule_rounds import Reduction
 

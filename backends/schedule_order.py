@@ -19,16 +19,14 @@ import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import TypeAlias
 
-import numpy as np
-
-from shardwright.backends.layout import dtype_of, is_key
-from shardwright.backends.schedule_lower import MERGED
-from shardwright.backends.segments import Segment, find, inputs, is_local, outputs, reads, writes
+from shardwright.backends.flow import Flow, Kind, is_local, outputs
+from shardwright.backends.hoist import hoisted
+from shardwright.backends.late import Run, late
+from shardwright.backends.segments import Segment
 from shardwright.ir.graph import Graph, TensorType
-from shardwright.ir.placement import Grid, Partial, Placement
+from shardwright.ir.placement import Partial
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property
 
 #: Messages under way at most; another one lands the first. They keep operands and results alive.
@@ -132,14 +130,6 @@ def arrange(program: Program, graph: Graph, bucket_bytes: int | None = None) -> 
     return _Arranger(bucket_bytes).order(program, graph)
 
 
-def nbytes_of(tensor: TensorType) -> int:
-    """Bytes of a tensor; of keys, nominal ones."""
-    return prod(tensor.shape) * (8 if is_key(tensor.dtype) else np.dtype(dtype_of(tensor.dtype)).itemsize)
-
-
-_Kind: TypeAlias = tuple[object, ...]
-
-
 class _Arranger:
     """Numbers messages through all bodies."""
 
@@ -148,12 +138,12 @@ class _Arranger:
         self.count = 0
 
     def order(self, program: Program, graph: Graph) -> Order:
-        flow = _Flow(program, graph)
-        acts = self._early(flow) if self.bucket_bytes is not None else self._as_written(flow)
-        steps = self._steps(flow, acts)
+        program = hoisted(program, graph)
+        flow = Flow(program, graph)
+        steps = self._steps(flow, self._acts(flow), self._runs(flow))
         return Order(program, graph, _with_lifetimes(steps, outputs(program, graph)), flow.types)
 
-    def message(self, flow: _Flow, positions: Sequence[int], after: Iterable[int] = ()) -> Message:
+    def message(self, flow: Flow, positions: Sequence[int], after: Iterable[int] = ()) -> Message:
         moves = tuple(flow.program.instructions[i] for i in positions)
         number, self.count = self.count, self.count + 1
         return Message(
@@ -166,7 +156,7 @@ class _Arranger:
             tuple(sorted(after)),
         )
 
-    def _as_written(self, flow: _Flow) -> Iterator[_Act]:
+    def _as_written(self, flow: Flow) -> Iterator[_Act]:
         of: dict[int, set[int]] = {}
         for position in range(len(flow.program.instructions)):
             before = {m for p in flow.producers[position] for m in of[p]}
@@ -179,130 +169,77 @@ class _Arranger:
             else:
                 yield "compute", position
 
-    def _early(self, flow: _Flow) -> Iterator[_Act]:
-        yield from _Early(self, flow, self.bucket_bytes or 0).acts()
+    def _acts(self, flow: Flow) -> Iterator[_Act]:
+        if self.bucket_bytes is None:
+            return self._as_written(flow)
+        return _Early(self, flow, self.bucket_bytes).acts()
 
-    def _steps(self, flow: _Flow, acts: Iterable[_Act]) -> list[Act]:
+    def _runs(self, flow: Flow) -> list[Run]:
+        """What is computed before, between and after the other acts."""
+        count = self.count
+        runs: list[list[int]] = [[]]
+        between: list[tuple[int, ...]] = []
+        for act, what in self._acts(flow):
+            if isinstance(what, Message):
+                between.append(what.positions if act == "launch" else ())
+            elif is_local(flow.program.instructions[what]):
+                runs[-1].append(what)
+                continue
+            else:
+                between.append((what,))
+            runs.append([])
+        self.count = count  # nothing is numbered yet
+        return late(flow, runs, between)
+
+    def _steps(self, flow: Flow, acts: Iterable[_Act], runs: Sequence[Run]) -> list[Act]:
         steps: list[Act] = []
-        pending: list[int] = []
+        rest = iter(runs)
 
-        def flush() -> None:
-            if not pending:
-                return
-            found = tuple(flow.program.instructions[i] for i in pending)
-            given = dict.fromkeys(prop for i in pending for prop in flow.gives[i])
-            made: set[Property] = set()
-            needed: dict[Property, None] = {}
-            for i in pending:
-                needed |= dict.fromkeys(prop for prop in flow.needs[i] if prop not in made)
-                made.update(flow.gives[i])
-            steps.append(Segment(min(pending), found, tuple(needed), tuple(given)))
-            pending.clear()
+        def segment() -> bool:
+            run = next(rest)
+            if run.positions:
+                instructions = tuple(flow.program.instructions[i] for i in run.positions)
+                steps.append(Segment(run.first, instructions, *run.interface(flow)))
+            return bool(run.positions)
 
         leaving: list[Act] = []
         for act, what in acts:
-            if act == "compute":
-                assert isinstance(what, int)
-                instruction = flow.program.instructions[what]
-                if is_local(instruction):
-                    pending.append(what)
-                    continue
-                # The segment that follows a launch is handed to the device before the launch waits for its
-                # operand, so that the device does not pause meanwhile.
-                flush()
-                steps += leaving
-                leaving.clear()
-                assert isinstance(instruction, Loop)
-                regions = flow.graph.equations[instruction.equation].regions
-                bodies = tuple(
-                    self.order(body, region) for body, region in zip(instruction.bodies, regions, strict=True)
-                )
-                steps.append(Repeat(what, instruction, bodies, flow.needs[what], flow.gives[what]))
+            if isinstance(what, int) and is_local(flow.program.instructions[what]):
                 continue
-            assert isinstance(what, Message)
-            if pending:
-                flush()
+            # The segment that follows a launch is handed to the device before the launch waits for its
+            # operand, so that the device does not pause meanwhile.
+            if segment() or act != "launch":
                 steps += leaving
                 leaving.clear()
-            if act == "launch":
+            if isinstance(what, int):
+                loop = flow.program.instructions[what]
+                assert isinstance(loop, Loop)
+                regions = flow.graph.equations[loop.equation].regions
+                bodies = tuple(
+                    self.order(body, region) for body, region in zip(loop.bodies, regions, strict=True)
+                )
+                steps.append(Repeat(what, loop, bodies, flow.needs[what], flow.gives[what]))
+            elif act == "launch":
                 leaving.append(Launch(what, tuple(dict.fromkeys(what.needs))))
             else:
-                steps += leaving
-                leaving.clear()
                 steps.append(Land(what, what.gives))
-        flush()
+        segment()
         return steps + leaving
 
 
 _Act: TypeAlias = tuple[str, "int | Message"]
 
 
-class _Flow:
-    """What each instruction reads, writes and waits for."""
-
-    def __init__(self, program: Program, graph: Graph) -> None:
-        self.program, self.graph = program, graph
-        self.types = {value.index: value.type for value in graph.values()}
-        held: dict[int, list[Property]] = {}
-        made_by: dict[Property, int] = {}
-        for prop in inputs(program, graph):
-            held.setdefault(prop.value, []).append(prop)
-        self.needs: list[tuple[Property, ...]] = []
-        self.gives: list[tuple[Property, ...]] = []
-        self.producers: list[set[int]] = []
-        self.consumers: list[list[int]] = [[] for _ in program.instructions]
-        for position, instruction in enumerate(program.instructions):
-            needs = tuple(
-                dict.fromkeys(find(want, held.get(want.value, ())) for want in reads(instruction, graph))
-            )
-            gives = writes(instruction, graph)
-            producers = {made_by[prop] for prop in needs if prop in made_by}
-            for producer in producers:
-                self.consumers[producer].append(position)
-            for prop in gives:
-                known = held.setdefault(prop.value, [])
-                if prop not in known:
-                    known.append(prop)
-                made_by[prop] = position
-            self.needs.append(needs)
-            self.gives.append(gives)
-            self.producers.append(producers)
-        self.exchange = [isinstance(i, Move) and not is_local(i) for i in program.instructions]
-
-    def move(self, position: int) -> Move:
-        """The exchange at a position."""
-        move = self.program.instructions[position]
-        assert isinstance(move, Move)
-        return move
-
-    def nbytes(self, position: int) -> int:
-        """Bytes of the tensor that an exchange is about."""
-        return nbytes_of(self.types[self.move(position).value])
-
-    def kind(self, position: int) -> _Kind:
-        """Exchanges of equal kind may share a message."""
-        move = self.move(position)
-        tensor = self.types[move.value]
-        if move.kind not in MERGED or is_key(tensor.dtype):
-            return (position,)
-        if isinstance(move.pre, Grid) or isinstance(move.post, Grid):
-            return (position,)  # its groups are its own
-
-        def shape(placement: Placement) -> object:
-            return placement if isinstance(placement, Partial) else type(placement)
-
-        return move.kind, move.strategy, shape(move.pre), shape(move.post), move.group, tensor.dtype
-
-
 class _Early:
     """List scheduling; see the head of this file."""
 
-    def __init__(self, arranger: _Arranger, flow: _Flow, bucket_bytes: int) -> None:
+    def __init__(self, arranger: _Arranger, flow: Flow, bucket_bytes: int) -> None:
         self.arranger, self.flow, self.bucket_bytes = arranger, flow, bucket_bytes
         self.missing = [len(producers) for producers in flow.producers]
         self.unread = [len(consumers) for consumers in flow.consumers]
-        self.ready: list[int] = []
-        self.buckets: dict[_Kind, list[int]] = {}
+        self.key = _urgency(flow)
+        self.ready: list[tuple[int, int]] = []
+        self.buckets: dict[Kind, list[int]] = {}
         self.under_way: deque[Message] = deque()
         self.gathers: list[int] = []  # whose operand is there, and which may not leave yet
         self.ahead: dict[int, int] = {}  # bytes of gathers that left and were not read yet, by position
@@ -314,7 +251,7 @@ class _Early:
                 yield from self._released(position)
         while True:
             while self.ready:
-                position = heapq.heappop(self.ready)
+                _, position = heapq.heappop(self.ready)
                 for producer in self.flow.producers[position]:
                     self.of[position] |= self.of[producer]
                 yield "compute", position
@@ -346,7 +283,7 @@ class _Early:
     def _released(self, position: int) -> Iterator[_Act]:
         """An instruction's operands are there."""
         if not self.flow.exchange[position]:
-            heapq.heappush(self.ready, position)
+            heapq.heappush(self.ready, (self.key[position], position))
         elif isinstance(self.flow.move(position).pre, Partial):
             yield from self._leave(position)
         else:
@@ -364,7 +301,7 @@ class _Early:
         if held + nbytes >= self.bucket_bytes:
             yield from self._close(kind)
 
-    def _close(self, kind: _Kind) -> Iterator[_Act]:
+    def _close(self, kind: Kind) -> Iterator[_Act]:
         """The bucket leaves as a message."""
         positions = self.buckets.pop(kind, None)
         if positions is None:
@@ -383,6 +320,23 @@ class _Early:
         yield "land", message
         for position in message.positions:
             yield from self._done(position)
+
+
+def _urgency(flow: Flow) -> list[int]:
+    """What instructions that can run are sorted by: the program's order, what a reduction waits for first."""
+    count = len(flow.program.instructions)
+    urgent = [False] * count
+    for position in reversed(range(count)):
+        if flow.exchange[position]:
+            urgent[position] = isinstance(flow.move(position).pre, Partial)
+        else:
+            after = flow.consumers[position]
+            urgent[position] = any(urgent[i] and (flow.exchange[i] or len(flow.needs[i]) == 1) for i in after)
+    key = list(range(count))
+    for position in range(count):
+        if urgent[position] and flow.producers[position]:
+            key[position] = max(key[i] for i in flow.producers[position])
+    return key
 
 
 def _with_lifetimes(steps: Sequence[Act], kept: Iterable[Property]) -> tuple[Act, ...]:

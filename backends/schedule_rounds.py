@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from math import prod
 
-from shardwright.backends.schedule_lower import Geometry, Lowering, on_the_wire, operands, padding, results
+from shardwright.backends.schedule_geometry import Geometry, Lowering, on_the_wire, operands, padding, results
 from shardwright.backends.schedule_ops import Builder, Routine, Transfer, View, whole
 from shardwright.ir.placement import Partial, ReduceOp
 

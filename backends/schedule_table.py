@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardwright.backends.schedule_lower import ONE_STAGE, Geometry, Lowering, operands
+from shardwright.backends.schedule_geometry import Geometry, Lowering, operands
+from shardwright.backends.schedule_lower import ONE_STAGE
 from shardwright.backends.schedule_nodes import NODES
 from shardwright.backends.schedule_ops import Builder, Routine
 from shardwright.backends.schedule_rounds import ROUNDS

@@ -5,8 +5,9 @@
                | exchange    one collective
                | loop        a loop whose body exchanges: its schedules, run iteration by iteration
 
-The order is the program's. Every step names the properties it reads and those it hands on; what no
-later step reads is dropped, so that buffers live no longer than needed.
+The order is the program's, but for cheap instructions that only later steps need (`late.py`). Every step
+names the properties it reads and those it hands on; what no later step reads is dropped, so that buffers live
+no longer than needed.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from shardwright.ir import collectives
-from shardwright.ir.graph import Atom, Graph, TensorType, Value
-from shardwright.ir.placement import Placement, R
-from shardwright.ir.program import Instruction, Loop, Move, Program, Property, covers
+from shardwright.backends.flow import Flow, is_local, outputs
+from shardwright.backends.hoist import hoisted
+from shardwright.backends.late import as_they_are, late
+from shardwright.ir.graph import Graph, TensorType
+from shardwright.ir.program import Instruction, Loop, Move, Program, Property
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,31 +78,36 @@ class Schedule:
     types: Mapping[int, TensorType]
 
 
-def schedule(program: Program, graph: Graph, *, inspect: bool = False) -> Schedule:
+def schedule(program: Program, graph: Graph, *, inspect: bool = False, early: bool = False) -> Schedule:
     """Cut a verified program into steps.
 
     Args:
         inspect: segments hand on everything they compute and every loop is run by the host, so that
             each single value can be looked at.
+        early: all instructions stay where the program has them.
     """
-    holders = _Holders(program, graph)
-    steps: list[Step] = []
-    pending: list[Instruction] = []
-    first = 0
-
-    def flush() -> None:
-        if pending:
-            steps.append(Segment(first, tuple(pending), *holders.interface(pending)))
-            pending.clear()
-
+    if not inspect and not early:
+        program = hoisted(program, graph)
+    flow = Flow(program, graph)
+    runs: list[list[int]] = [[]]
+    barriers: list[int] = []
     for position, instruction in enumerate(program.instructions):
         if is_local(instruction) and not (isinstance(instruction, Loop) and inspect):
-            if not pending:
-                first = position
-            pending.append(instruction)
-            continue
-        flush()
-        needs, gives = holders.interface([instruction])
+            runs[-1].append(position)
+        else:
+            barriers.append(position)
+            runs.append([])
+    found = (
+        as_they_are(runs) if inspect or early else late(flow, runs, [(position,) for position in barriers])
+    )
+    steps: list[Step] = []
+    for run, position in zip(found, (*barriers, -1), strict=True):
+        if run.positions:
+            instructions = tuple(program.instructions[i] for i in run.positions)
+            steps.append(Segment(run.first, instructions, *run.interface(flow)))
+        if position < 0:
+            break
+        instruction, needs, gives = program.instructions[position], flow.needs[position], flow.gives[position]
         if isinstance(instruction, Move):
             steps.append(Exchange(position, instruction, (needs[0],), (gives[0],)))
         elif isinstance(instruction, Loop):
@@ -110,89 +117,7 @@ def schedule(program: Program, graph: Graph, *, inspect: bool = False) -> Schedu
                 for body, region in zip(instruction.bodies, regions, strict=True)
             )
             steps.append(LoopStep(position, instruction, bodies, needs, gives))
-    flush()
-    types = {value.index: value.type for value in graph.values()}
-    return Schedule(program, graph, _with_lifetimes(steps, outputs(program, graph), inspect), types)
-
-
-def is_local(instruction: Instruction) -> bool:
-    """Whether every device can run the instruction alone."""
-    if isinstance(instruction, Move):
-        return collectives.registry()[instruction.kind].local
-    if isinstance(instruction, Loop):
-        return all(is_local(inner) for body in instruction.bodies for inner in body.all_instructions())
-    return True
-
-
-def reads(instruction: Instruction, graph: Graph) -> tuple[Property, ...]:
-    """Properties an instruction names as preconditions."""
-    if isinstance(instruction, Move):
-        group = instruction.group if instruction.root is None else (instruction.root,)
-        return (Property(instruction.value, instruction.pre, group),)
-    return _of(graph.equations[instruction.equation].inputs, instruction.signature.ins)
-
-
-def writes(instruction: Instruction, graph: Graph) -> tuple[Property, ...]:
-    """Properties an instruction establishes."""
-    if isinstance(instruction, Move):
-        return (Property(instruction.value, instruction.post, instruction.group),)
-    return _of(graph.equations[instruction.equation].outputs, instruction.signature.outs)
-
-
-def outputs(program: Program, graph: Graph) -> tuple[Property, ...]:
-    """Properties the program ends with (literal outputs need none)."""
-    return _of(graph.outputs, program.outputs)
-
-
-def inputs(program: Program, graph: Graph) -> tuple[Property, ...]:
-    """Properties the program starts with, the constants last."""
-    return (*_of(graph.inputs, program.inputs), *(Property(value.index, R) for value in graph.constants))
-
-
-def _of(atoms: Iterable[Atom], placements: Iterable[Placement]) -> tuple[Property, ...]:
-    pairs = zip(atoms, placements, strict=True)
-    return tuple(Property(atom.index, p) for atom, p in pairs if isinstance(atom, Value))
-
-
-class _Holders:
-    """Finds, for every property read, the one that was established and covers it."""
-
-    def __init__(self, program: Program, graph: Graph) -> None:
-        self.graph = graph
-        self.of_value: dict[int, list[Property]] = {}
-        for prop in inputs(program, graph):
-            self.add(prop)
-
-    def add(self, prop: Property) -> None:
-        held = self.of_value.setdefault(prop.value, [])
-        if prop not in held:
-            held.append(prop)
-
-    def find(self, wanted: Property) -> Property:
-        return find(wanted, self.of_value.get(wanted.value, ()))
-
-    def interface(
-        self, instructions: Sequence[Instruction]
-    ) -> tuple[tuple[Property, ...], tuple[Property, ...]]:
-        """What a run of instructions reads from outside and what it writes."""
-        needs: dict[Property, None] = {}
-        written: dict[Property, None] = {}
-        for instruction in instructions:
-            for wanted in reads(instruction, self.graph):
-                held = self.find(wanted)
-                if held not in written:
-                    needs[held] = None
-            for prop in writes(instruction, self.graph):
-                written[prop] = None
-                self.add(prop)
-        return tuple(needs), tuple(written)
-
-
-def find(wanted: Property, held: Iterable[Property]) -> Property:
-    """The property among `held` that covers `wanted` (itself, before any other)."""
-    covering = [prop for prop in held if covers(prop, wanted)]
-    assert covering, f"{wanted} is nowhere established: the program was not verified"
-    return wanted if wanted in covering else covering[0]
+    return Schedule(program, graph, _with_lifetimes(steps, outputs(program, graph), inspect), flow.types)
 
 
 def _with_lifetimes(steps: Sequence[Step], kept: Iterable[Property], inspect: bool) -> tuple[Step, ...]:

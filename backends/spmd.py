@@ -16,10 +16,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from shardwright.backends.flow import inputs
 from shardwright.backends.layout import check_inputs, dtype_of
 from shardwright.backends.local import neutral, operand
 from shardwright.backends.runner import At
-from shardwright.backends.segments import Exchange, LoopStep, Schedule, Segment, inputs, schedule
+from shardwright.backends.segments import Exchange, LoopStep, Schedule, Segment, schedule
 from shardwright.backends.spmd_layout import AXIS, Layout, PaddedArray, mesh_of, obstacle, spec_of
 from shardwright.backends.spmd_local import Branches, Whole
 from shardwright.backends.spmd_moves import lowerings, move

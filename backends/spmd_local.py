@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.backends.compile import Device, Env, Local
+from shardwright.backends.flow import find, inputs, reads
 from shardwright.backends.layout import holds, members, shares, stretches
 from shardwright.backends.local import evaluate, extents, filled, neutral, operand
-from shardwright.backends.segments import Schedule, Segment, find, inputs, reads
+from shardwright.backends.segments import Schedule, Segment
 from shardwright.backends.spmd_layout import Layout, starts
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType
 from shardwright.ir.placement import Partial, Placement, Shard, lengths

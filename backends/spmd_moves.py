@@ -176,8 +176,11 @@ def own_stretch(whole: Any, dim: int, lengths: Sequence[int], me: Any) -> Any:
 
 
 def _padding_pays(lengths: Sequence[int]) -> bool:
-    """Whether m blocks move less than an all-reduce: (m-1)·block against 2(m-1)/m · total elements."""
-    return len(lengths) * max(lengths) <= 2 * sum(lengths)
+    """Whether m blocks move less than an all-reduce: (m-1)·block against 2(m-1)/m · total elements.
+
+    Where both move as much, the all-reduce is better: there are no blocks to be put together and taken apart.
+    """
+    return len(lengths) * max(lengths) < 2 * sum(lengths)
 
 
 def _chosen(site: Site, array: Any, mine: Any) -> Any:

@@ -155,7 +155,7 @@ class Exchanger:
         self.dtypes = [np.dtype(dtype_of(name)) for name in names]
         for group in routine.groups():
             transport.join(group)
-        self.stages = [
+        self.stages: list[tuple[list[Any], list[Any]]] = [
             (
                 [_operation(local, self.dtypes) for local in stage.locals],
                 [transport.prepare(transfer, names) for transfer in stage.transfers],
@@ -195,12 +195,27 @@ def _bytes(array: NDArray[Any]) -> Memory:
     return array.reshape(-1).view(np.uint8)
 
 
+class Carrier(Protocol):
+    """What carries out exchanges as one message, run after run."""
+
+    stages: list[tuple[list[Any], list[Any]]]
+    same: list[bool]
+
+    def memory(self, operands: Sequence[Any]) -> list[Any]:
+        """Buffers for one run."""
+        ...
+
+    def results(self, memory: Sequence[Any]) -> list[Any]:
+        """The results of a finished run."""
+        ...
+
+
 class Running:
     """One run of an exchanger."""
 
     __slots__ = ("exchanger", "memory", "requests", "stage")
 
-    def __init__(self, exchanger: Exchanger, operands: Sequence[NDArray[Any]]) -> None:
+    def __init__(self, exchanger: Carrier, operands: Sequence[Any]) -> None:
         self.exchanger = exchanger
         self.memory = exchanger.memory(operands)
         self.stage = 0
@@ -240,7 +255,7 @@ class Lane:
         self._starting: deque[Running] = deque()
         self._under_way: list[Running] = []
 
-    def launch(self, exchanger: Exchanger, operands: Sequence[NDArray[Any]]) -> Running:
+    def launch(self, exchanger: Carrier, operands: Sequence[Any]) -> Running:
         """Start an exchange behind those that were launched before."""
         running = Running(exchanger, operands)
         self._starting.append(running)
@@ -259,7 +274,7 @@ class Lane:
         self._under_way = [running for running in self._under_way if running.requests]
         self._pump()
 
-    def land(self, running: Running) -> list[NDArray[Any]]:
+    def land(self, running: Running) -> list[Any]:
         """Wait for an exchange and give its results."""
         with np.errstate(all="ignore"):  # padding holds anything
             while not running.finished:

@@ -39,10 +39,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.backends.compile import QUICK, Compiler
+from shardwright.backends.flow import find, reads, writes
 from shardwright.backends.layout import as_array, check_inputs, from_numpy, gather, members, to_numpy
 from shardwright.backends.reference import Locals, ReferenceMachine, scatter
 from shardwright.backends.runner import run
-from shardwright.backends.segments import Exchange, Segment, Step, find, reads, schedule, writes
+from shardwright.backends.segments import Exchange, Segment, Step, schedule
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType, Value
 from shardwright.ir.jaxpr import source_line
 from shardwright.ir.placement import Grid, Partial, Replicate, Shard, reduction

@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwright.backends.layout import dtype_of, members, stretches, to_numpy, wire_type
+from shardwright.backends.direct import DirectExchanger, is_direct
+from shardwright.backends.layout import dtype_of, is_key, members, stretches, to_numpy, wire_type
 from shardwright.backends.mpi_link import Division, Link, mpi
 from shardwright.backends.mpi_moves import lowerings
 from shardwright.backends.schedule import routine_for
 from shardwright.backends.transport import Exchanger, Lane, Pool
-from shardwright.backends.transport_mpi import MpiTransport
-from shardwright.backends.wire import aligned, as_bytes, to_jax
+from shardwright.backends.transport_mpi import MpiTransport, cuda_aware
+from shardwright.backends.wire import aligned, as_bytes, on_host, to_jax
 from shardwright.ir.collectives import between
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import TensorType
@@ -40,6 +41,8 @@ class World:
             and those that share memory share a node.
         poll: sleep between looks at unfinished transfers instead of spinning in MPI; by default where
             more ranks run on this machine than they may use cores between them.
+        direct: hand MPI the memory of devices where nothing is packed or added up on the way; by default
+            where devices have memory of their own and the MPI says that it reads and writes it.
 
     Attributes:
         comm: the ranks of devices that are used; a null communicator on idle ranks.
@@ -57,6 +60,7 @@ class World:
         *,
         seats: Seats | None = None,
         poll: bool | None = None,
+        direct: bool | None = None,
     ) -> None:
         whole = mpi().COMM_WORLD if comm is None else comm
         self.ratios = tuple(ratios)
@@ -86,7 +90,8 @@ class World:
         self.transport = MpiTransport(self.comm)
         self.lane = Lane(self.transport, poll)
         self.pool = Pool()
-        self._exchangers: dict[tuple[Any, ...], Exchanger] = {}
+        self.direct = not on_host() and cuda_aware() if direct is None else direct
+        self._exchangers: dict[tuple[Any, ...], Exchanger | DirectExchanger] = {}
         self._divisions: dict[tuple[int, ...], Division] = {}
 
     @property
@@ -109,7 +114,9 @@ class World:
         """Before a collective call of the caller's own: everything launched so far is started."""
         self.lane.settle()
 
-    def exchanger(self, moves: tuple[Move, ...], tensors: tuple[TensorType, ...]) -> Exchanger | None:
+    def exchanger(
+        self, moves: tuple[Move, ...], tensors: tuple[TensorType, ...]
+    ) -> Exchanger | DirectExchanger | None:
         """What carries out exchanges as one message; None on ranks that take no part.
 
         The first call for these is a collective one among the participants.
@@ -119,7 +126,11 @@ class World:
             routine = routine_for(moves, tensors, self.ratios, self.rank, self.wiring)
             if routine is None:
                 return None
-            self._exchangers[key] = Exchanger(routine, self.transport, self.pool)
+            keys = any(is_key(tensor.dtype) for tensor in tensors)
+            if self.direct and not keys and is_direct(routine):
+                self._exchangers[key] = DirectExchanger(routine, self.transport)
+            else:
+                self._exchangers[key] = Exchanger(routine, self.transport, self.pool)
         return self._exchangers[key]
 
     def _divide(self, devices: tuple[int, ...]) -> Division:
@@ -143,6 +154,9 @@ class World:
         exchanger = self.exchanger((move,), (tensor,))
         if exchanger is None:
             return None
+        if isinstance(exchanger, DirectExchanger):
+            (result,) = self.lane.land(self.lane.launch(exchanger, [value]))
+            return value if exchanger.same[0] else result
         operand = np.empty(0, wire_type(tensor)[1]) if value is None else to_numpy(value)
         (result,) = self.lane.land(self.lane.launch(exchanger, [operand]))
         return value if exchanger.same[0] else to_jax(result, tensor.dtype)

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import accuracy, collectives, memory, runtime, search, secant, testbed
+from bench import accuracy, baselines, collectives, memory, runtime, search, secant, testbed
 
 BENCHMARKS: dict[str, Callable[[], Path]] = {
     "search": search.main,
+    "baselines": baselines.main,
     "secant": secant.main,
     "accuracy": accuracy.main,
     "collectives": collectives.main,

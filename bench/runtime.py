@@ -5,8 +5,10 @@
 `mpi`: two equal ranks, data parallelism, against plain JAX with mpi4py (bench/runtime_mpi.py). `spmd`: four
 devices simulated on the CPU, data parallelism, tensor parallelism and fully sharded, against plain `jax.jit`
 with NamedShardings; and the uneven step of 4 : 2 : 1 : 1 against the even one of equal total work
-(bench/runtime_spmd.py). Both of a pair run in turns; seconds are medians over the rounds, the ratio is the
-median of the rounds' own ratios. Written to bench/results/runtime.json and .md with the machine's load.
+(bench/runtime_spmd.py). Beside: what compiling takes against the step for one device under `jax.jit`, and
+what the runtime itself takes (bench/runtime_overhead.py). Both of a pair run in turns; seconds are medians
+over the rounds, the ratio is the median of the rounds' own ratios. Written to bench/results/runtime.json and
+.md with the machine's load.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ class Contestant:
         meet: called before each sample.
     """
 
-    step: Callable[..., tuple[Any, ...]]
+    step: Any
     state: tuple[Any, ...]
     batch: tuple[Any, ...]
     meet: Callable[[], None] = lambda: None
@@ -102,6 +104,17 @@ def steps_for(seconds: float) -> int:
     return max(1, round(SAMPLE_S / seconds))
 
 
+def against_jit(compile_ours: Callable[[], object], args: tuple[Any, ...]) -> dict[str, float]:
+    """Processor seconds that compiling takes: our program, and the step for one device under `jax.jit`."""
+    single = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
+    begin = time.process_time()
+    jax.jit(model().train_step).lower(*single).compile()
+    between = time.process_time()
+    compile_ours()
+    took = time.process_time() - between
+    return {"ours_s": took, "jit_s": between - begin, "ratio": took / (between - begin)}
+
+
 def compare(
     case: str, backend: str, ours: Sequence[float], by_hand: Sequence[float], losses: tuple[float, float]
 ) -> dict[str, Any]:
@@ -124,20 +137,33 @@ def compare(
 
 def main(rounds: int = ROUNDS) -> Path:
     """All rows, written as JSON and as a table."""
-    rows: list[dict[str, Any]] = []
+    found: dict[str, list[dict[str, Any]]] = {"rows": [], "compile": []}
     with tempfile.TemporaryDirectory() as folder:
-        found = Path(folder) / "rows.json"
-        if status := launch(RANKS, ["-m", "bench.runtime_mpi", str(found), str(rounds)]):
-            raise SystemExit(status)
-        rows += json.loads(found.read_text())
+        part = Path(folder) / "found.json"
+
+        def read() -> dict[str, Any]:
+            return json.loads(part.read_text())
+
+        def ranks(count: int, module: str) -> None:
+            if status := launch(count, ["-m", module, str(part), str(rounds)]):
+                raise SystemExit(status)
+
+        ranks(1, "bench.runtime_overhead")
+        overhead = read()
+        ranks(RANKS, "bench.runtime_mpi")
+        found = {key: found[key] + read()[key] for key in found}
         # Each simulated device computes on one thread, as the ranks above do.
         flags = f"--xla_force_host_platform_device_count={DEVICES} --xla_cpu_multi_thread_eigen=false"
         # XLA asks for memory in threads, whose arenas give back what is larger than 64 MiB: see docs/spmd.md.
         memory = {"MALLOC_ARENA_MAX": "1"}
         environment = rank_environment(1) | memory | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-        command = [sys.executable, "-m", "bench.runtime_spmd", str(found), str(rounds)]
+        command = [sys.executable, "-m", "bench.runtime_spmd", str(part), str(rounds)]
         subprocess.run(command, env=os.environ | environment, check=True)
-        rows += json.loads(found.read_text())
+        found = {key: found[key] + read()[key] for key in found}
+    rows, compiling = found["rows"], found["compile"]
     table(rows, header=True)
+    table(compiling, header=True)
+    print(f"{overhead['per_instruction_s'] * 1e6:.1f} µs per instruction")
     markdown("runtime", rows)
-    return write("runtime", rows, sizes=SIZES)
+    markdown("runtime_compile", compiling)
+    return write("runtime", rows, compile=compiling, overhead=overhead, sizes=SIZES)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bench.runtime import DEVICES, Contestant, arguments, compare, fleet, model, steps_for
+from bench.runtime import DEVICES, Contestant, against_jit, arguments, compare, fleet, model, steps_for
 from shardwright import baselines
 from shardwright.execute import CompiledStep
 from shardwright.ir.program import Program
@@ -88,21 +89,30 @@ def ours(traced: Traced, program: Program, ratios: tuple[float, ...], args: tupl
     return Contestant(step, tuple(jax.tree.map(np.asarray, state)), (batch,))
 
 
-def rows(rounds: int) -> list[dict[str, Any]]:
-    """Every case of this half."""
+def rows(rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """Every case of this half, and what compiling the uneven ones takes."""
     args = jax.tree.map(np.asarray, arguments())
     traced = trace(model().train_step, *args)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         programs = {b.name: b.program for b in baselines(model().train_step, *args, fleet=fleet(DEVICES))}
     found: list[dict[str, Any]] = []
+    compiling: list[dict[str, Any]] = []
     for case, (name, _, _) in CASES.items():
         pair = ours(traced, programs[name], EVEN, args), by_hand(args, case)
         found.append(race(case, pair, rounds))
         uneven = ours(traced, programs[name], UNEVEN, args)
+        took = against_jit(partial(compiled, uneven), args)
+        compiling.append({"case": f"{case}, 4:2:1:1", "backend": "spmd", **took})
         again = by_hand(args, case)
         found.append(race(f"{case}, 4:2:1:1 against even", (uneven, again), rounds))
-    return found
+    return {"rows": found, "compile": compiling}
+
+
+def compiled(contestant: Contestant) -> None:
+    """Compile a contestant's program."""
+    flat = jax.tree.leaves((*contestant.state, *contestant.batch))
+    contestant.step.prepared(*contestant.state, *contestant.batch).lower(*flat).compile()
 
 
 def race(case: str, pair: tuple[Contestant, Contestant], rounds: int) -> dict[str, Any]:

@@ -1,11 +1,14 @@
 """A mixed fleet on one machine: the plan against data parallelism, even and proportional to speed.
 
-    python -m bench testbed [CASE…]
+    python -m bench testbed
+    python -m bench.testbed CASE…
 
-Ranks are pinned and capped to unlike speeds, links are shaped (`testbed_machine.py`). For every case: the
-ranks are calibrated in their seats, the step is planned for what came out, and plan, even and proportional
-data parallelism run in turns. A rank that does not get its quota, because something else runs, ends the case
-without a row. Written to bench/results/testbed.json; skipped, with the reason, where this is not root.
+Ranks are pinned and capped to unlike speeds, links are shaped (`testbed_machine.py`). A core is calibrated
+once (`testbed_fleet.py`). For every case it is measured what part of a core the ranks reach
+(`testbed_speed.py`), the step is planned for such ranks, and plan, even and proportional data parallelism run
+in turns. A rank that does not get its quota, because something else runs,
+ends the case without a row. Written to bench/results/testbed.json, in place of the rows of the same cases;
+skipped, with the reason, where this is not root.
 """
 
 from __future__ import annotations
@@ -15,23 +18,27 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
-
-import yaml
+from typing import Any, TypeAlias
 
 from bench import testbed_machine
-from bench.record import ROOT, markdown, table, write
+from bench.record import RESULTS, ROOT, markdown, table, write
+from bench.testbed_fleet import fleet_of, measured_cores
 from bench.testbed_models import step_of
-from shardwright import Fleet, Plan, synthesize
+from shardwright import Fleet, Plan, bucketed, synthesize
 from shardwright.api import data_parallel
 from shardwright.backends.launch import find_mpiexec, rank_environment
 
 STEPS = 15
+#: Of messages that overlap with computation.
+BUCKET_BYTES = 4 << 20
+#: Byte per second of the links, by their names; None: shared memory.
+RATES = {"": None, "1gbit": 1.25e8}
 #: How far a rank's share of its core may be from its quota.
 TOLERANCE = 0.06
 
@@ -61,6 +68,10 @@ CASES = (
     Case("gradients", (1, 1 / 2), "1gbit"),
     Case("gradients", (1, 1, 1 / 2, 1 / 2), "1gbit"),
 )
+OVERLAP = Case("layers", (1, 1), "1gbit")
+
+
+Plans: TypeAlias = dict[str, Plan]
 
 
 class Seats:
@@ -70,7 +81,8 @@ class Seats:
         cores = sorted(os.sched_getaffinity(0))
         self.quotas, seats = testbed_machine.share_out(case.speeds, cores)
         procs = stack.enter_context(testbed_machine.quotas(self.quotas))
-        entries = [{"procs": str(p), "cores": [core]} for p, core in zip(procs, seats, strict=True)]
+        self.procs = [str(p) for p in procs]
+        entries = [{"cores": [core]} for core in seats]
         self.file = folder / "seats.json"
         self.file.write_text(json.dumps(entries))
         ranks = len(case.speeds)
@@ -92,35 +104,7 @@ class Seats:
         )
 
 
-def blank_fleet(case: Case) -> dict[str, Any]:
-    """A fleet to be measured: every rank a kind of its own; over links, a node of its own, too."""
-
-    def node(ranks: Sequence[int]) -> dict[str, Any]:
-        kinds = [
-            {
-                "type": {
-                    "name": f"rank{rank}",
-                    "flops": "20 GFLOP/s",
-                    "memory_bandwidth": "8 GB/s",
-                    "memory": "2 GB",
-                },
-                "count": 1,
-            }
-            for rank in ranks
-        ]
-        return {"devices": kinds, "link": {"bandwidth": "2 GB/s", "latency": "50 us"}}
-
-    ranks = range(len(case.speeds))
-    fleet: dict[str, Any] = {"name": "testbed"}
-    if case.rate:
-        fleet["nodes"] = [node([rank]) for rank in ranks]
-        fleet["network"] = {"bandwidth": "125 MB/s", "latency": "50 us"}
-    else:
-        fleet["nodes"] = [node(ranks)]
-    return fleet
-
-
-def plans_of(case: Case, fleet: Fleet) -> dict[str, Plan]:
+def plans_of(case: Case, fleet: Fleet) -> Plans:
     """The planner's, and data parallelism with even and with proportional shares."""
     step, args = step_of(case.model)
     plan = synthesize(step, *args, fleet=fleet, devices="all")
@@ -131,29 +115,66 @@ def plans_of(case: Case, fleet: Fleet) -> dict[str, Plan]:
         found[kind] = replace(
             plan, program=baseline.program, ratios=baseline.ratios, iteration_s=baseline.iteration_s
         )
-    return found
+    # Over links, exchanges of all of them run beside computation, in messages of the size predicted best.
+    return {kind: bucketed(plan) for kind, plan in found.items()} if case.rate else found
 
 
-def run_case(case: Case, steps: int = STEPS) -> dict[str, Any] | None:
+def run_case(case: Case, cores: Fleet, steps: int = STEPS) -> dict[str, Any] | None:
     """A row; None where the quotas do not bind."""
+    found = measured_plans(case, cores, partial(plans_of, case), steps)
+    return None if found is None else row_of(case, *found)
+
+
+def measured_plans(
+    case: Case, cores: Fleet, make: Callable[[Fleet], Plans], steps: int
+) -> tuple[Plans, dict[str, Any]] | None:
+    """Plans for the ranks in their seats, and what these write down after they ran them in turns.
+
+    None where the quotas do not bind.
+    """
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         seats = Seats(case, folder, stack)
-        blank, fleet_path = folder / "blank.yaml", folder / "fleet.yaml"
-        blank.write_text(yaml.safe_dump(blank_fleet(case)))
-        calibrate = ["-m", "shardwright", "calibrate", "--fleet", str(blank), "-o", str(fleet_path)]
-        seats.run(*calibrate, "--force", "--quiet")
-        plans = plans_of(case, Fleet.load(fleet_path))
+        asked: dict[str, Any] = {"model": case.model, "steps": steps, "procs": seats.procs}
+        (folder / "asked.json").write_text(json.dumps(asked))
+        seats.run("-m", "bench.testbed_speed", str(folder))
+        speeds = json.loads((folder / "speeds.json").read_text())
+        plans = make(fleet_of(cores, speeds, RATES[case.rate]))
         for kind, plan in plans.items():
             plan.save(folder / f"{kind}.json")
-        asked = {"model": case.model, "plans": list(plans), "steps": steps}
-        (folder / "asked.json").write_text(json.dumps(asked))
+        (folder / "asked.json").write_text(json.dumps(asked | {"plans": list(plans)}))
         seats.run("-m", "bench.testbed_rank", str(folder))
         measured = json.loads((folder / "measured.json").read_text())
     if wrong := unbound(seats.quotas, measured["shares"]):
         print(f"{case.name}: {wrong}; nothing is reported")
         return None
-    return row_of(case, plans, measured, seats.quotas)
+    return plans, measured | {"quotas": seats.quotas, "speeds": speeds}
+
+
+def overlap_row(case: Case, cores: Fleet, steps: int = STEPS) -> dict[str, Any] | None:
+    """Even data parallelism, every exchange by itself and waited for, against buckets beside computation."""
+
+    def make(fleet: Fleet) -> Plans:
+        even = plans_of(case, fleet)["even"]
+        even = replace(even, bucket_bytes=None)
+        return {"blocking": even, "overlapping": replace(even, bucket_bytes=BUCKET_BYTES)}
+
+    found = measured_plans(case, cores, make, steps)
+    if found is None:
+        return None
+    plans, measured = found
+    seconds = {kind: median(taken) for kind, taken in measured["seconds"].items()}
+    segments = {kind: max(p["segments"] for p in found) for kind, found in measured["profiles"].items()}
+    exposed = {kind: seconds[kind] - segments["blocking"] for kind in plans}
+    return {
+        "case": case.name,
+        "blocking_s": seconds["blocking"],
+        "overlapping_s": seconds["overlapping"],
+        "compute_s": segments["blocking"],
+        "exchange part": exposed["blocking"] / seconds["blocking"],
+        "exposed part left": exposed["overlapping"] / exposed["blocking"],
+        "load": measured["load"],
+    }
 
 
 def unbound(quotas: Sequence[float], got: Sequence[float]) -> str:
@@ -164,9 +185,7 @@ def unbound(quotas: Sequence[float], got: Sequence[float]) -> str:
     return ""
 
 
-def row_of(
-    case: Case, plans: Mapping[str, Plan], measured: Mapping[str, Any], quotas: Sequence[float]
-) -> dict[str, Any]:
+def row_of(case: Case, plans: Plans, measured: Mapping[str, Any]) -> dict[str, Any]:
     """One line of the table."""
     seconds = {kind: median(taken) for kind, taken in measured["seconds"].items()}
     return {
@@ -180,8 +199,9 @@ def row_of(
         "predicted_even_s": plans["even"].iteration_s,
         "predicted_proportional_s": plans["proportional"].iteration_s,
         "ratios": list(plans["plan"].ratios),
-        "quotas": list(quotas),
+        "quotas": measured["quotas"],
         "shares": measured["shares"],
+        "speeds": measured["speeds"],
         "profiles": measured["profiles"],
     }
 
@@ -189,21 +209,49 @@ def row_of(
 SHOWN = ("case", "even_s", "proportional_s", "plan_s", "predicted_s", "ideal_speedup", "load")
 
 
-def main(cases: Sequence[Case] = CASES, steps: int = STEPS) -> Path:
-    """Run all cases; an empty list of rows, and the reason, where that is impossible."""
+def main(cases: Sequence[Case] = (OVERLAP, *CASES), steps: int = STEPS) -> Path:
+    """Run the cases; an empty list of rows, and the reason, where that is impossible."""
     if reason := testbed_machine.why_not(any(case.rate for case in cases)):
         print(f"testbed: skipped: {reason}")
         return write("testbed", [], skipped=reason)
-    rows: list[dict[str, Any]] = []
-    refused: list[str] = []
+    cores = measured_cores(RESULTS / "testbed_cores.yaml")
+    known = RESULTS / "testbed.json"
+    before: dict[str, Any] = {}
+    if known.exists() and len(cases) <= len(CASES):
+        before = json.loads(known.read_text())
+    rows: dict[str, dict[str, Any]] = {row["case"]: row for row in before.get("rows", [])}
+    overlap = before.get("overlap")
     for case in cases:
-        row = run_case(case, steps)
-        if row is None:
-            refused.append(case.name)
-            continue
-        rows.append(row)
-        table([{key: row[key] for key in SHOWN}], header=len(rows) == 1)
+        if case == OVERLAP:
+            overlap = overlap_row(case, cores, steps)
+            table([overlap or {}], header=True)
+        elif row := run_case(case, cores, steps):
+            rows[case.name] = row
+            table([shown(row)], header=True)
+        save([rows[known.name] for known in CASES if known.name in rows], overlap)
+    return known
+
+
+def save(rows: Sequence[Mapping[str, Any]], overlap: Mapping[str, Any] | None) -> None:
+    """Write what there is so far."""
     if rows:
-        markdown("testbed", [{key: row[key] for key in SHOWN} for row in rows])
+        markdown("testbed", [shown(row) for row in rows])
+    if overlap:
+        markdown("testbed_overlap", [overlap])
     errors = [abs(row["predicted_s"] / row["plan_s"] - 1) for row in rows]
-    return write("testbed", rows, refused=refused, MAPE=sum(errors) / len(errors) if errors else None)
+    write("testbed", rows, overlap=overlap, MAPE=sum(errors) / len(errors) if errors else None)
+
+
+def shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the table: what is written, and what it says of the plan."""
+    speed = row["even_s"] / row["plan_s"]
+    return {key: row[key] for key in SHOWN} | {
+        "over even": speed,
+        "of the ideal": speed / row["ideal_speedup"],
+        "over proportional": row["proportional_s"] / row["plan_s"],
+    }
+
+
+if __name__ == "__main__":
+    asked = sys.argv[1:]
+    main([case for case in (OVERLAP, *CASES) if case.name in asked])

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from bench.record import EXAMPLES
 
-GPT = {"batch": 48, "vocabulary": 512, "sequence": 32, "layers": 2, "d": 128, "heads": 4}
+GPT = {"batch": 64, "vocabulary": 512, "sequence": 32, "layers": 6, "d": 128, "heads": 4}
 
 
 def perceptron(batch: int, width: int, layers: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -37,7 +37,9 @@ def perceptron(batch: int, width: int, layers: int) -> tuple[Callable[..., Any],
 def step_of(model: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """A training step and its arguments, by name."""
     if model == "perceptron":
-        return perceptron(batch=1536, width=512, layers=4)
+        return perceptron(batch=4096, width=512, layers=4)
+    if model == "layers":
+        return perceptron(batch=2560, width=1024, layers=6)
     if model == "gradients":
         return perceptron(batch=96, width=1536, layers=3)
     assert model == "gpt", f"no model {model}"

@@ -1,4 +1,4 @@
-"""One rank of bench/testbed, in its seat: checks the quota, then runs the plans in turns.
+"""One rank of bench/testbed: compiles, takes its quota and checks it, then runs the plans in turns.
 
 python -m bench.testbed_rank FOLDER
 """
@@ -6,6 +6,7 @@ python -m bench.testbed_rank FOLDER
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from shardwright import Plan
 from shardwright.backends.measure import LoadGauge
 from shardwright.backends.mpi import MpiExecutable, abort_on_error
 from shardwright.backends.mpi_link import mpi
+from shardwright.backends.run_options import RunOptions
 
 SPIN_S = 2.0
 
@@ -36,7 +38,8 @@ class Runner:
     def __init__(self, model: str, plan: Plan, comm: Any) -> None:
         step, args = step_of(model)
         traced = plan.attach(step, *args)
-        self.run = MpiExecutable(traced, plan.program, plan.ratios, comm, poll=True)
+        options = RunOptions(bucket_bytes=plan.bucket_bytes, donate=True)
+        self.run = MpiExecutable(traced, plan.program, plan.ratios, comm, poll=True, options=options)
         self.state = traced.graph.state
         self.flat: list[Any] = list(jax.tree.leaves(args))
         self.comm = comm
@@ -68,20 +71,25 @@ def main(folder: Path) -> None:
     comm = mpi().COMM_WORLD
     with abort_on_error(comm):
         asked = json.loads((folder / "asked.json").read_text())
-        comm.Barrier()
-        got = comm.allgather(spin())
         runners = {
             name: Runner(asked["model"], Plan.load(folder / f"{name}.json"), comm) for name in asked["plans"]
         }
+        for runner in runners.values():
+            runner.step()
+        # Compiled at full speed; from here on the quota holds, for all of the process's threads.
+        Path(asked["procs"][comm.rank]).write_text(str(os.getpid()))
+        comm.Barrier()
+        got = comm.allgather(spin())
         for runner in runners.values():
             for _ in range(3):
                 runner.step()
         gauge = LoadGauge(comm)
         gauge.start()
         seconds: dict[str, list[float]] = {name: [] for name in runners}
-        for _ in range(asked["steps"]):
-            for name, runner in runners.items():
-                seconds[name].append(runner.timed())
+        for turn in range(asked["steps"]):
+            names = list(runners)
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                seconds[name].append(runners[name].timed())
         load = gauge.stop()
         profiles = {name: comm.allgather(runner.profile(3)) for name, runner in runners.items()}
         if comm.rank == 0:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardwright.api import baselines, synthesize
     from shardwright.backends.verify import VerifyResult
+    from shardwright.buckets import bucketed
     from shardwright.checkpoints import latest, restore, save
     from shardwright.compare import StrategyRow, compare_collectives
     from shardwright.cost.device import DeviceType
@@ -64,6 +65,7 @@ __all__ = [
     "__version__",
     "add_strategy",
     "baselines",
+    "bucketed",
     "compare_collectives",
     "gather",
     "kernel_s",
@@ -81,6 +83,7 @@ __all__ = [
 _WHERE = {
     "api": ("baselines", "synthesize"),
     "backends.verify": ("VerifyResult",),
+    "buckets": ("bucketed",),
     "checkpoints": ("latest", "restore", "save"),
     "compare": ("StrategyRow", "compare_collectives"),
     "cost.device": ("DeviceType",),

@@ -139,15 +139,7 @@ class CompiledStep:
             PlanError: the arguments do not fit the plan, or the plan was made for another step.
         """
         flat, structure = jax.tree.flatten(args)
-        if self._ready is None:
-            abstract = jax.tree.unflatten(structure, [_abstract(leaf) for leaf in flat])
-            traced = self._attach(*abstract)
-            make = BACKENDS[self._backend]
-            options: dict[str, Any] = {"donate": True} if self._donate else {}
-            if self._options is not None:
-                options["options"] = self._options
-            self._ready = traced, make(traced, self._program, self._ratios, self._seats, **options)
-        traced, run = self._ready
+        traced, run = self._ready or self._made(flat, structure)
         if structure != traced.in_tree:
             raise InputError(
                 place="arguments",
@@ -155,6 +147,24 @@ class CompiledStep:
                 remedy=f"Pass {traced.in_tree}",
             )
         return jax.tree.unflatten(traced.out_tree, run(*concrete(flat)))
+
+    def prepared(self, *args: Any) -> Any:
+        """The backend's executable, made for arguments such as these if it is not there yet.
+
+        Raises:
+            PlanError: the plan was made for another step.
+        """
+        return (self._ready or self._made(*jax.tree.flatten(args)))[1]
+
+    def _made(self, flat: Sequence[Any], structure: Any) -> tuple[Traced, Executable]:
+        abstract = jax.tree.unflatten(structure, [_abstract(leaf) for leaf in flat])
+        traced = self._attach(*abstract)
+        make = BACKENDS[self._backend]
+        options: dict[str, Any] = {"donate": True} if self._donate else {}
+        if self._options is not None:
+            options["options"] = self._options
+        self._ready = traced, make(traced, self._program, self._ratios, self._seats, **options)
+        return self._ready
 
 
 def _abstract(leaf: Any) -> Any:

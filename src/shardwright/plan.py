@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from shardwright import plan_file
+from shardwright.backends.flow import is_local
 from shardwright.backends.schedule import Planned, emit, planned
 from shardwright.backends.schedule_order import arrange
-from shardwright.backends.segments import is_local
 from shardwright.cost.bill import Item, bill
 from shardwright.cost.grid_model import pricing
 from shardwright.cost.model import CostModel

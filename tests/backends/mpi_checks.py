@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from cases import Case, before, cases, expected, same
 from mpi4py import MPI
 from steps import STEPS
 
+from shardwright.backends.direct import DirectExchanger
 from shardwright.backends.mpi import MpiExecutable, abort_on_error
 from shardwright.backends.run_options import RunOptions
 from shardwright.backends.world import ShardedArray, World
@@ -62,6 +64,19 @@ def check_moves() -> None:
             if key not in worlds:
                 worlds[key] = World(case.ratios, comm, seats=everybody(wiring), poll=len(worlds) % 2 == 0)
             check_move(case, worlds[key])
+    check_direct()
+
+
+def check_direct() -> None:
+    """MPI is given addresses of JAX's memory; on a CPU it can read these, whatever it is told they are."""
+    direct = 0
+    for case in cases(comm.size, local=False):
+        if case.tensor.dtype == "float32":
+            world = World(case.ratios, comm, seats=everybody(None), direct=True)
+            check_move(case, world)
+            exchanger = world.exchanger((case.move,), (case.tensor,))
+            direct += isinstance(exchanger, DirectExchanger)
+    check(direct >= 5, f"{direct} cases were direct")
 
 
 def check_move(case: Case, world: World) -> None:
@@ -70,6 +85,8 @@ def check_move(case: Case, world: World) -> None:
     mine = arrays[comm.rank]
     if case.move.root not in (None, comm.rank):
         mine = None
+    elif world.direct:
+        mine = jnp.asarray(mine)
     got = world.move(case.move, case.tensor, mine)
     check(same(got, expected(case, arrays)[comm.rank]), str(case))
 

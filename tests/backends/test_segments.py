@@ -3,11 +3,13 @@
 import random
 
 import jax
+import jax.numpy as jnp
 import pytest
 from greedy import build
 from steps import STEPS, array, starts
 
-from shardwright.backends.segments import Exchange, LoopStep, Schedule, Segment, inputs, outputs, schedule
+from shardwright.backends.flow import inputs, is_local, outputs
+from shardwright.backends.segments import Exchange, LoopStep, Schedule, Segment, schedule
 from shardwright.ir.placement import R, Shard
 from shardwright.ir.program import Compute, Loop, Move, Program, Property
 from shardwright.ir.trace import trace
@@ -45,14 +47,43 @@ def walk(cut: Schedule) -> None:
     assert held >= kept
 
 
-def test_segments_are_maximal_and_keep_the_order() -> None:
+def test_segments_are_maximal_and_have_every_instruction() -> None:
     cut = made("mlp", "data", 0)
     flat = [i for s in cut.steps for i in (s.instructions if isinstance(s, Segment) else (s_of(s),))]
-    assert flat == list(cut.program.instructions)
+    assert set(flat) == set(cut.program.instructions)
+    exchanges = [i for i in cut.program.instructions if not is_local(i)]
+    assert [i for i in flat if not is_local(i)] == exchanges
     assert not any(
         isinstance(a, Segment) and isinstance(b, Segment)
         for a, b in zip(cut.steps, cut.steps[1:], strict=False)
     )
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_late_instructions_hand_on_less(name: str) -> None:
+    step, args = STEPS[name]()
+    graph = trace(step, *args).graph
+    program = build(graph, starts(graph)["data"])
+
+    def handed_on(cut: Schedule) -> int:
+        given = [prop for s in cut.steps if isinstance(s, Segment) for prop in s.gives]
+        return sum(cut.types[prop.value].nbytes for prop in given)
+
+    assert handed_on(schedule(program, graph)) <= handed_on(schedule(program, graph, early=True))
+
+
+def test_what_an_update_needs_besides_its_gradient_is_computed_with_it() -> None:
+    def step(w: jax.Array, m: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        m = 0.9 * m + jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w)))(w)
+        return w - 0.1 * m, m
+
+    graph = trace(step, array(4, 4), array(4, 4), array(8, 4)).graph
+    program = build(graph, [R, R, Shard(0)])
+    first, *_ = schedule(program, graph).steps
+    written, *_ = schedule(program, graph, early=True).steps
+    assert isinstance(first, Segment)
+    assert isinstance(written, Segment)
+    assert (len(first.gives), len(written.gives)) == (1, 2)
 
 
 def s_of(step: Exchange | LoopStep) -> Move | Loop:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.backends.schedule_lower import Geometry, Member
+from shardwright.backends.schedule_geometry import Geometry, Member
 from shardwright.backends.schedule_ops import Transfer
 from shardwright.backends.schedule_table import routine_of
 from shardwright.backends.transport import Exchanger, Lane, Pool

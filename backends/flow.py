@@ -1,0 +1,127 @@
+"""What instructions read, write and wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import TypeAlias
+
+import numpy as np
+
+from shardwright.backends.layout import dtype_of, is_key
+from shardwright.backends.schedule_geometry import MERGED
+from shardwright.ir import collectives
+from shardwright.ir.graph import Atom, Graph, TensorType, Value
+from shardwright.ir.placement import Grid, Partial, Placement, R
+from shardwright.ir.program import Instruction, Loop, Move, Program, Property, covers
+
+#: Exchanges of equal kind may share a message.
+Kind: TypeAlias = tuple[object, ...]
+
+
+def is_local(instruction: Instruction) -> bool:
+    """Whether every device can run the instruction alone."""
+    if isinstance(instruction, Move):
+        return collectives.registry()[instruction.kind].local
+    if isinstance(instruction, Loop):
+        return all(is_local(inner) for body in instruction.bodies for inner in body.all_instructions())
+    return True
+
+
+def reads(instruction: Instruction, graph: Graph) -> tuple[Property, ...]:
+    """Properties an instruction names as preconditions."""
+    if isinstance(instruction, Move):
+        group = instruction.group if instruction.root is None else (instruction.root,)
+        return (Property(instruction.value, instruction.pre, group),)
+    return _of(graph.equations[instruction.equation].inputs, instruction.signature.ins)
+
+
+def writes(instruction: Instruction, graph: Graph) -> tuple[Property, ...]:
+    """Properties an instruction establishes."""
+    if isinstance(instruction, Move):
+        return (Property(instruction.value, instruction.post, instruction.group),)
+    return _of(graph.equations[instruction.equation].outputs, instruction.signature.outs)
+
+
+def outputs(program: Program, graph: Graph) -> tuple[Property, ...]:
+    """Properties the program ends with (literal outputs need none)."""
+    return _of(graph.outputs, program.outputs)
+
+
+def inputs(program: Program, graph: Graph) -> tuple[Property, ...]:
+    """Properties the program starts with, the constants last."""
+    return (*_of(graph.inputs, program.inputs), *(Property(value.index, R) for value in graph.constants))
+
+
+def _of(atoms: Iterable[Atom], placements: Iterable[Placement]) -> tuple[Property, ...]:
+    pairs = zip(atoms, placements, strict=True)
+    return tuple(Property(atom.index, p) for atom, p in pairs if isinstance(atom, Value))
+
+
+def find(wanted: Property, held: Iterable[Property]) -> Property:
+    """The property among `held` that covers `wanted` (itself, before any other)."""
+    covering = [prop for prop in held if covers(prop, wanted)]
+    assert covering, f"{wanted} is nowhere established: the program was not verified"
+    return wanted if wanted in covering else covering[0]
+
+
+def nbytes_of(tensor: TensorType) -> int:
+    """Bytes of a tensor; of keys, nominal ones."""
+    return prod(tensor.shape) * (8 if is_key(tensor.dtype) else np.dtype(dtype_of(tensor.dtype)).itemsize)
+
+
+class Flow:
+    """What each instruction reads, writes and waits for."""
+
+    def __init__(self, program: Program, graph: Graph) -> None:
+        self.program, self.graph = program, graph
+        self.types = {value.index: value.type for value in graph.values()}
+        held: dict[int, list[Property]] = {}
+        made_by: dict[Property, int] = {}
+        for prop in inputs(program, graph):
+            held.setdefault(prop.value, []).append(prop)
+        self.needs: list[tuple[Property, ...]] = []
+        self.gives: list[tuple[Property, ...]] = []
+        self.producers: list[set[int]] = []
+        self.consumers: list[list[int]] = [[] for _ in program.instructions]
+        for position, instruction in enumerate(program.instructions):
+            needs = tuple(
+                dict.fromkeys(find(want, held.get(want.value, ())) for want in reads(instruction, graph))
+            )
+            gives = writes(instruction, graph)
+            producers = {made_by[prop] for prop in needs if prop in made_by}
+            for producer in producers:
+                self.consumers[producer].append(position)
+            for prop in gives:
+                known = held.setdefault(prop.value, [])
+                if prop not in known:
+                    known.append(prop)
+                made_by[prop] = position
+            self.needs.append(needs)
+            self.gives.append(gives)
+            self.producers.append(producers)
+        self.exchange = [isinstance(i, Move) and not is_local(i) for i in program.instructions]
+
+    def move(self, position: int) -> Move:
+        """The exchange at a position."""
+        move = self.program.instructions[position]
+        assert isinstance(move, Move)
+        return move
+
+    def nbytes(self, position: int) -> int:
+        """Bytes of the tensor that an exchange is about."""
+        return nbytes_of(self.types[self.move(position).value])
+
+    def kind(self, position: int) -> Kind:
+        """Exchanges of equal kind may share a message."""
+        move = self.move(position)
+        tensor = self.types[move.value]
+        if move.kind not in MERGED or is_key(tensor.dtype):
+            return (position,)
+        if isinstance(move.pre, Grid) or isinstance(move.post, Grid):
+            return (position,)  # its groups are its own
+
+        def shape(placement: Placement) -> object:
+            return placement if isinstance(placement, Partial) else type(placement)
+
+        return move.kind, move.strategy, shape(move.pre), shape(move.post), move.group, tensor.dtype

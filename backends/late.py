@@ -1,0 +1,161 @@
+"""Cheap computations where their results are read: less is handed from one compiled segment to the next.
+
+A program has a local instruction as early as it can be. What a later segment alone reads would then be
+written to memory at the end of one compiled function and read again in another; computed there, XLA fuses it
+with its reader. Broadcasts and reshapes may be computed in several segments, each from the same operand.
+
+Only elementwise instructions and rearrangements move, and only where no more bytes are handed on than before:
+contractions stay, and can run beside the exchanges that they do not wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardwright.backends.flow import Flow, nbytes_of, outputs
+from shardwright.ir.placement import Shard
+from shardwright.ir.program import Compute, Move, Property
+from shardwright.ir.rules import registry
+
+#: Rearrangements that cost XLA nothing, inside of several readers, too. Transposes do: three readers of a
+#: transposed gradient would walk across its rows three times.
+COPIED = frozenset({"broadcast_in_dim", "iota", "reshape", "squeeze"})
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Local instructions that are computed together.
+
+    Attributes:
+        positions: theirs, in order.
+        first: of those that the program has there; for messages.
+    """
+
+    positions: tuple[int, ...]
+    first: int
+
+    def interface(self, flow: Flow) -> tuple[tuple[Property, ...], tuple[Property, ...]]:
+        """What the run reads from outside and what it writes."""
+        needs: dict[Property, None] = {}
+        made: dict[Property, None] = {}
+        for position in self.positions:
+            needs |= dict.fromkeys(prop for prop in flow.needs[position] if prop not in made)
+            made |= dict.fromkeys(flow.gives[position])
+        return tuple(needs), tuple(made)
+
+
+def as_they_are(runs: Sequence[Sequence[int]]) -> list[Run]:
+    """Every instruction where the program has it."""
+    return [Run(tuple(run), min(run, default=-1)) for run in runs]
+
+
+def late(flow: Flow, runs: Sequence[Sequence[int]], between: Sequence[Sequence[int]]) -> list[Run]:
+    """Move instructions to later runs.
+
+    Args:
+        flow: the program.
+        runs: positions of the local instructions that are computed together, in order.
+        between: positions of what is read when a run is finished, of all runs but the last.
+
+    Returns:
+        The runs; an instruction may be in several. A run that was empty stays so.
+    """
+    found = _Late(flow, runs, between).runs()
+    pairs = zip(found, runs, strict=True)
+    return [
+        Run(tuple(new), min(set(new).intersection(old), default=min(new, default=-1))) for new, old in pairs
+    ]
+
+
+class _Late:
+    def __init__(self, flow: Flow, runs: Sequence[Sequence[int]], between: Sequence[Sequence[int]]) -> None:
+        self.flow = flow
+        self.before = runs
+        self.filled = [i for i, run in enumerate(runs) if run]
+        #: The runs that each instruction is computed in, or after which it reads.
+        self.at: dict[int, tuple[int, ...]] = {p: (i,) for i, run in enumerate(runs) for p in run}
+        self.at |= {position: (i,) for i, positions in enumerate(between) for position in positions}
+        self.computed = {position for run in runs for position in run}
+        self.readers: dict[Property, list[int]] = {}
+        self.made: set[Property] = set()
+        for position in self.at:
+            self.made.update(flow.gives[position])
+            for prop in flow.needs[position]:
+                self.readers.setdefault(prop, []).append(position)
+        self.kept = frozenset(outputs(flow.program, flow.graph))
+
+    def runs(self) -> list[list[int]]:
+        for position in sorted(self.computed, reverse=True):
+            if self._is_light(position):
+                self.at[position] = self._best(position)
+        for position in self._leaving():
+            self.at[position] = (max(self.at[i][0] for i in self.flow.producers[position]),)
+        found: list[list[int]] = [[] for _ in self.before]
+        for position in sorted(self.computed):
+            for run in self.at[position]:
+                found[run].append(position)
+        return found
+
+    def _leaving(self) -> list[int]:
+        """What exchanges alone need, of one operand that is computed here: it goes where that is made.
+
+        No segment is there for it alone.
+        """
+        found: set[int] = set()
+        for position in sorted(self.computed, reverse=True):
+            flow = self.flow
+            one = len(flow.needs[position]) == 1 and flow.producers[position] <= self.computed
+            after = flow.consumers[position]
+            sent = bool(after) and all(flow.exchange[i] or i in found for i in after)
+            if one and sent and flow.producers[position] and self._is_light(position):
+                found.add(position)
+        return sorted(found.difference(p for p in found if self.kept.intersection(self.flow.gives[p])))
+
+    def _is_light(self, position: int) -> bool:
+        instruction = self.flow.program.instructions[position]
+        if isinstance(instruction, Move):
+            return True
+        if not isinstance(instruction, Compute):
+            return False
+        op = registry().get(self.flow.graph.equations[instruction.equation].primitive)
+        return op is not None and op.kind in ("elementwise", "movement")
+
+    def _best(self, position: int) -> tuple[int, ...]:
+        """The runs in which an instruction is best computed."""
+        flow, (home,) = self.flow, self.at[position]
+        gives = flow.gives[position]
+        if self.kept.intersection(gives):
+            return (home,)  # it is written to memory wherever it is computed
+        wanted = {run for prop in gives for run in self._read_at(prop)}
+        runs = sorted({max(i for i in self.filled if i <= run) for run in wanted})
+        if not runs:
+            return (home,)
+        saved = sum(map(self._nbytes, gives))
+        chosen = [runs[0] if self._handed_on(position, runs[0]) <= saved else home]
+        instruction = flow.program.instructions[position]
+        if (
+            isinstance(instruction, Compute)
+            and flow.graph.equations[instruction.equation].primitive in COPIED
+        ):
+            chosen += [run for run in runs[1:] if self._handed_on(position, run) <= saved]
+        return tuple(dict.fromkeys(chosen))
+
+    def _handed_on(self, position: int, run: int) -> int:
+        """Bytes that must be kept until `run` for an instruction to be computed there."""
+        more = 0
+        for prop in self.flow.needs[position]:
+            others = self._read_at(prop, position)
+            if prop in self.made and max(others, default=-1) < run:
+                more += self._nbytes(prop)
+        return more
+
+    def _read_at(self, prop: Property, but: int = -1) -> list[int]:
+        """Runs in which, or after which, a property is read."""
+        found = [run for reader in self.readers.get(prop, ()) if reader != but for run in self.at[reader]]
+        return [*found, self.filled[-1]] if prop in self.kept else found
+
+    def _nbytes(self, prop: Property) -> int:
+        """Of a device's part: of what is cut, at most about half."""
+        nbytes = nbytes_of(self.flow.types[prop.value])
+        return nbytes // 2 if isinstance(prop.placement, Shard) else nbytes

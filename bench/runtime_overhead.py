@@ -1,0 +1,71 @@
+"""What the runtime itself takes of a step: a program of 100 tiny instructions on one rank.
+
+python -m bench.runtime_overhead FOUND.json ROUNDS
+
+Every other instruction is computed, on 8 × 8 numbers, the others are exchanges, so that nothing is compiled
+together. XLA's own calls are part of what is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from shardwright.backends.mpi import MpiExecutable, abort_on_error
+from shardwright.backends.mpi_link import mpi
+from shardwright.ir.placement import Partial, R
+from shardwright.ir.program import Compute, Instruction, Move, Program
+from shardwright.ir.rules import Signature
+from shardwright.ir.trace import trace
+
+INSTRUCTIONS = 100
+STEPS = 50
+
+SUM = Partial("sum")
+
+
+def step(x: jax.Array) -> jax.Array:
+    """One equation for every two instructions."""
+    for _ in range(INSTRUCTIONS // 2):
+        x = -x
+    return x
+
+
+def program(equations: Any) -> Program:
+    """Every equation on a part of a sum, which is added up afterwards."""
+    found: list[Instruction] = []
+    for number, equation in enumerate(equations):
+        (value,), (result,) = equation.inputs, equation.outputs
+        found.append(Move("own", value.index, R, SUM))
+        found.append(Compute(number, Signature((SUM,), (SUM,))))
+        found.append(Move("all_reduce", result.index, SUM, R, "ring"))
+    return Program((R,), tuple(found), (R,))
+
+
+def main(path: Path, rounds: int) -> None:
+    with abort_on_error(mpi().COMM_WORLD):
+        x = jnp.ones((8, 8))
+        traced = trace(step, x)
+        run = MpiExecutable(traced, program(traced.graph.equations), (1.0,))
+        run(x)
+        taken: list[float] = []
+        for _ in range(rounds):
+            held = x
+            begin = time.perf_counter()
+            for _ in range(STEPS):
+                (held,) = run(held)
+            held.local.block_until_ready()
+            taken.append((time.perf_counter() - begin) / STEPS)
+        seconds = median(taken) / INSTRUCTIONS
+        path.write_text(json.dumps({"instructions": INSTRUCTIONS, "per_instruction_s": seconds}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,102 @@
+"""The testbed's ranks as a fleet: one core as it was measured, times the part of it that each rank reaches.
+
+Within a quota a short kernel either runs at full speed or waits for the next period, so that timing kernels
+there tells little. So two ranks are calibrated with a core each and no quota, once; rates are multiplied by
+the ranks' speeds (`testbed_speed.py`), delays divided by them. An exchange through shared memory is copying:
+it goes as fast as its slowest rank. Links are what they are shaped to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from shardwright import Fleet
+from shardwright.calibrate import calibrate
+from shardwright.calibrate_cli import write_fleet
+from shardwright.cost.device import DeviceType
+from shardwright.cost.fleet import Link, Node
+
+#: Of a shaped rate, the part that is data: 1448 of the 1538 bytes that a full frame takes on Ethernet.
+PAYLOAD = 1448 / 1538
+#: A message over TCP between two namespaces of this machine, polled every 50 µs.
+LINK_LATENCY_S = 1e-4
+
+_MEASURED = {
+    "name": "one core",
+    "nodes": [
+        {
+            "devices": {
+                "type": {
+                    "name": "core",
+                    "flops": "20 GFLOP/s",
+                    "memory_bandwidth": "8 GB/s",
+                    "memory": "2 GB",
+                },
+                "count": 2,
+            },
+            "link": {"bandwidth": "2 GB/s", "latency": "50 us"},
+        }
+    ],
+}
+
+
+def measured_cores(path: Path) -> Fleet:
+    """Two ranks with a core each, read from `path` or measured and written there."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_fleet(calibrate(2, Fleet.from_dict(_MEASURED), force=True).fleet, str(path))
+    return Fleet.load(path)
+
+
+def scaled(kind: DeviceType, part: float, name: str) -> DeviceType:
+    """A rank with a part of a core."""
+
+    def times(rate: float | None) -> float | None:
+        return None if rate is None else rate * part
+
+    return replace(
+        kind,
+        name=name,
+        float32_flop_per_s=kind.float32_flop_per_s * part,
+        float64_flop_per_s=times(kind.float64_flop_per_s),
+        float16_flop_per_s=times(kind.float16_flop_per_s),
+        bfloat16_flop_per_s=times(kind.bfloat16_flop_per_s),
+        tf32_flop_per_s=times(kind.tf32_flop_per_s),
+        memory_bandwidth_byte_per_s=kind.memory_bandwidth_byte_per_s * part,
+        launch_s=kind.launch_s / part,
+        resume_s=kind.resume_s / part,
+    )
+
+
+def slowed(link: Link, part: float) -> Link:
+    """A link through shared memory whose slowest rank has a part of a core."""
+    strategies = tuple(
+        replace(
+            strategy,
+            ranges=tuple(
+                replace(r, latency_s=r.latency_s / part, bandwidth_byte_per_s=r.bandwidth_byte_per_s * part)
+                for r in strategy.ranges
+            ),
+        )
+        for strategy in link.strategies
+    )
+    return Link(link.bandwidth_byte_per_s * part, link.latency_s / part, strategies)
+
+
+def fleet_of(cores: Fleet, speeds: Sequence[float], rate_byte_per_s: float | None) -> Fleet:
+    """Ranks of these speeds: in one node, or each in its own where they are joined by shaped links.
+
+    Args:
+        cores: of `measured_cores`.
+        speeds: of every rank, as parts of a core.
+        rate_byte_per_s: of the links; None: shared memory.
+    """
+    kinds = tuple(scaled(cores.devices[0].type, speed, f"core × {speed:.3g}") for speed in speeds)
+    if rate_byte_per_s is None:
+        link = cores.nodes[0].link
+        assert link is not None
+        return Fleet("testbed", (Node("n0", kinds, slowed(link, min(speeds))),), None)
+    network = Link(rate_byte_per_s * PAYLOAD, LINK_LATENCY_S)
+    return Fleet("testbed", tuple(Node(f"n{i}", (kind,), None) for i, kind in enumerate(kinds)), network)

@@ -1,0 +1,35 @@
+"""How many bytes of exchanges should travel together, by what the timeline predicts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwright.ir.trace import Traced
+from shardwright.plan import Plan
+
+#: Sizes of messages that are looked at.
+SIZES = (1 << 20, 4 << 20, 16 << 20, 64 << 20)
+#: Part of a step that a message size must save to be chosen over none: predictions are not better than that.
+WORTH = 0.02
+
+
+def bucketed(plan: Plan, traced: Traced | None = None) -> Plan:
+    """The plan with the `bucket_bytes` for which the shortest step is predicted, and that step's seconds.
+
+    Exchanges between nodes run beside computation; within a node they are copies, which take the cores that
+    compute. Where no size is predicted to save anything, exchanges go on travelling one by one.
+
+    Args:
+        plan: a plan for the backend `mpi`.
+        traced: the step of a plan that was loaded from a file (see `Plan.attach`).
+
+    Raises:
+        PlanError: the plan was loaded from a file and no step is given.
+    """
+    overlap = len(plan.part.nodes) > 1
+    found = {size: plan.timeline(traced, overlap=overlap, bucket_bytes=size).iteration_s for size in SIZES}
+    best = min(found, key=lambda size: found[size])
+    apart_s = plan.timeline(traced).iteration_s
+    if found[best] > (1 - WORTH) * apart_s:
+        return plan
+    return replace(plan, bucket_bytes=best, iteration_s=found[best])
