@@ -57,7 +57,7 @@ def plan_once(model: str, layers: int | None, scan: bool, fleet: str) -> dict[st
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        plan = synthesize(step, *args, fleet=inventory, axes=1)
+        plan = synthesize(step, *args, fleet=inventory)
     total_s = time.perf_counter() - start
     stats = plan.stats
     return {
