@@ -106,7 +106,7 @@ class Buckets:
         self._known: dict[object, list[tuple[int, int, float]]] = {}
         self._cut: dict[object, Floats] = {}
         #: Tables are multiples of the step, and so are all sums of them: equal ones are equal to the bit.
-        self._step = 2.0 ** math.floor(math.log2(max(never, 1e-300)) - 46)
+        self._step = 2.0 ** math.floor(math.log2(max(never, 1e-300)) - 50)
         for scope, recipe, free in zip(
             self._folded.scopes,
             self._folded.recipe_of,

@@ -28,13 +28,13 @@ from shardwright.synth.grid_buckets import Bounds, Buckets
 from shardwright.synth.order import full_order
 from shardwright.synth.pricing import Prices
 from shardwright.synth.prune import Kept, prune
-from shardwright.synth.search import Found, Layer, a_star
+from shardwright.synth.search import MOST_NODES, Layer, a_star
 from shardwright.synth.solve import Core, Solution, Solver, Stage
 from shardwright.synth.space import Space
 
 #: Most sweeps of messages, from nothing and from messages that were right at other prices; and the part of
 #: the bound that a round of them must add to go on.
-MOST_SWEEPS, FEW_SWEEPS, ENOUGH = 56, 16, 1e-3
+MOST_SWEEPS, FEW_SWEEPS, ENOUGH = 64, 16, 5e-4
 
 #: Most ties of a choice to eliminate before messages are passed, and its largest table.
 _STAGES = ((3, 1 << 17), (4, 1 << 20), (4, 1 << 20))
@@ -43,10 +43,10 @@ _STAGES = ((3, 1 << 17), (4, 1 << 20), (4, 1 << 20))
 _CELLS, _MOST_ROUNDS = (1 << 14, *(1 << 16,) * 8), 4
 
 #: What assignments are assumed to cost at most: a part above the bound, and the factor by which that grows.
-_SLACK, _MORE_SLACK = 0.01, 4.0
+_SLACK, _MORE_SLACK = 0.01, 1.5
 
 #: A way there and back is worth repeating while it leaves out such a part of the values.
-_PROGRESS = 0.08
+_PROGRESS = 0.02
 
 #: What stands for "impossible", in units of the largest cost at hand; a power of two.
 _NEVER = 2.0**14
@@ -194,17 +194,20 @@ class _Search:
             rest = _Rest(self.core, self.kept, self._swept(sweeps), self.memory)
             self._look_at(rest, rest.some, _CELLS[0], self.seconds)
             settled = True
-            while settled and not (self._done(enough) or self.proven >= target_s or self.stop()):
+            while settled and not (self._done(enough) or self.proven >= target_s or self._late()):
                 assumed = self.proven + slack * max(abs(self.proven), rest.scale * 1e-6)
                 assumed = min(self.seconds, assumed if assumed < rest.scale else math.inf)
                 settled = self._assume(rest, assumed)
-                if assumed == math.inf:
-                    break
+                if settled:  # up to the rounding of tables, some 1e-8 of the cost at most
+                    self._prove(assumed)
                 slack *= _MORE_SLACK
-            if settled:
+            if settled or self._late():
                 break
             rest.leave_out(self.kept)
             sweeps = FEW_SWEEPS
+        if not self.best and math.isfinite(self.proven):
+            rest = _Rest(self.core, self.kept, self._swept(0), self.memory)
+            self._searched(rest, rest.some, MOST_NODES)
 
     def _done(self, enough: float) -> bool:
         if self.seconds <= self.proven * (1 + _CLOSE):
@@ -236,14 +239,15 @@ class _Search:
         some = rest.copy()
         for cells in _CELLS[1:]:
             before = sum(map(len, some.values))
-            if self._look_at(rest, some, cells, assumed) or self.stop():
+            if self._look_at(rest, some, cells, assumed):
                 return True
+            if self._late():
+                return False
             if sum(map(len, some.values)) > before * (1 - _PROGRESS):
                 break
-        found = self._searched(rest, some)
-        bound = math.inf if found is None else self.core.constant + found.bound
+        bound, settled = self._searched(rest, some)
         self._prove(min(bound, assumed))
-        return found is None or found.cost <= found.bound
+        return settled
 
     def _look_at(self, rest: _Rest, some: Kept, cells: int, assumed: float) -> bool:
         """There and back through some values; leave out those that cost more than assumed.
@@ -264,18 +268,25 @@ class _Search:
     def _prove(self, bound: float) -> None:
         self.proven = max(self.proven, min(bound, self.seconds))
 
-    def _searched(self, rest: _Rest, some: Kept) -> Found | None:
-        """A* among some values; what it finds is offered."""
+    def _late(self) -> bool:
+        """Whether time is over, and there is something to show."""
+        return bool(self.best) and self.stop()
+
+    def _searched(self, rest: _Rest, some: Kept, nodes: int = _MOST_NODES) -> tuple[float, bool]:
+        """A* among some values, which offers what it finds: a bound on them, and whether that is settled."""
         folded = rest.stage.folded
         sizes = [len(values) for values in some.values]
         order = [v for v in rest.order if sizes[folded.class_of[v]] > 1]
         tape = record(folded, sizes, order, _MOST_CELLS)
-        found = a_star([Layer(folded.class_of, some.values, eliminate(tape, some))], _MOST_NODES, self.stop)
-        if found is not None:
-            self.expanded, self.width = self.expanded + found.expanded, tape.width
-            kinds = zip(found.assignment, folded.class_of, strict=True)
-            self.offer([int(rest.values[kind][value]) for value, kind in kinds])
-        return found
+        done = eliminate(tape, some)
+        found = a_star([Layer(folded.class_of, some.values, done)], nodes, self._late)
+        least = self.core.constant + float(done.constant)
+        if found is None:  # all impossible, or none found
+            return least, not math.isfinite(least)
+        self.expanded, self.width = self.expanded + found.expanded, tape.width
+        kinds = zip(found.assignment, folded.class_of, strict=True)
+        self.offer([int(rest.values[kind][value]) for value, kind in kinds])
+        return self.core.constant + found.bound, found.cost <= found.bound
 
 
 class _Rest:
