@@ -1,109 +1,218 @@
 """How long planning takes, against the time JAX takes to trace the same step, and how good plans are.
 
-    python -m bench search
+    python -m bench search                                        all rows, five fresh processes each
+    python -m bench.search --rows 'depth|hap_testbed' --repeat 1  some rows, the others stay as they are
 
-Every figure comes from a fresh process, which traces a step once, cold, and plans it; medians over five of
-them. Rows: the full-size examples on a fleet, GPT-2 by depth (unrolled and scanned), and by the number of
-devices. Written to bench/results/search.json and .md with the machine's load; `python -m bench.compare`
-compares two runs.
+Every figure comes from fresh processes, each of which traces a step once, cold, and plans it: medians. Rows
+are the full-size examples on a fleet, GPT-2 by depth (unrolled and scanned), by the number of devices, and on
+two mesh axes. Written row by row to bench/results/search.json and .md, with the machine's load at each, and
+to docs/benchmarks.md; drawn to docs/planning-time.svg. `python -m bench.compare OLD.json NEW.json` compares
+two runs.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
+import os
+import re
 import resource
 import statistics
 import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
-from bench.record import EXAMPLES, FLEETS, markdown, table, write
+from bench.record import EXAMPLES, FLEETS, RESULTS, ROOT, markdown, table, write
 from shardwright import Fleet, synthesize
 from shardwright.factory import load_factory
+from shardwright.picture import figure, save
 
-FACTORY = {"gpt2": "small", "vit": "base", "bert": "base", "bert_moe": "base", "vgg19": "base"}
-DEPTHS = (12, 24, 48)
+FACTORY = {
+    "gpt2": "small",
+    "vit": "base",
+    "bert": "base",
+    "bert_moe": "base",
+    "vgg19": "base",
+    "resnet50": "base",
+}
+UNROLLED = (12, 24, 48)
 SCANNED = (12, 48, 96)
 DEVICES = (64, 512, 4096)
 CLASSES = ("A100-40GB", "V100-16GB", "P100-16GB", "T4")
+#: Sequences per step at which 48 unrolled layers fit the testbed's memory with room to spare.
+BATCH = 16
+
+PICTURE = ROOT / "docs" / "planning-time.svg"
+PAGE = ROOT / "docs" / "benchmarks.md"
+SHOWN = (
+    "model", "fleet", "trace_s", "search_s", "ratio_s", "planning_over_trace", "expanded", "search_gap",
+    "gap", "peak_MiB",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is planned; `layers` is None for the example as it is."""
+
+    group: str
+    model: str
+    fleet: str
+    layers: int | None = None
+    scan: bool = False
+    batch: int | None = None
+    axes: Literal[1, 2] = 1
+
+    @property
+    def name(self) -> str:
+        """As the table shows it."""
+        layers = "" if self.layers is None else f" {self.layers}"
+        batch = "" if self.batch is None else f", batch {self.batch}"
+        return f"{self.model}{layers}{' scanned' * self.scan}{batch}{', two axes' * (self.axes == 2)}"
+
+
+CASES = (
+    *(Case("models", model, "hap_testbed") for model in FACTORY),
+    *(Case("depth", "gpt2", "hap_testbed", layers, batch=BATCH) for layers in UNROLLED),
+    *(Case("depth scanned", "gpt2", "hap_testbed", layers, scan=True, batch=BATCH) for layers in SCANNED),
+    Case("memory", "gpt2", "hap_testbed", 48),
+    *(Case("devices", "gpt2", f"{devices} devices") for devices in DEVICES),
+    *(Case("axes", "gpt2", fleet, axes=2) for fleet in ("2 x 4", "8 x 8")),
+)
 
 
 def fleet_of(name: str) -> Fleet:
-    """An example fleet, or "N devices": N in four classes, in nodes of eight."""
-    if not name.endswith(" devices"):
-        return Fleet.load(FLEETS / f"{name}.yaml")
-    count = int(name.split()[0]) // (8 * len(CLASSES))
+    """An example fleet; "N devices" in four classes, in nodes of eight; or "N x D": nodes of D V100."""
     link = {"bandwidth": "16 GB/s", "latency": "10 us"}
-    nodes = [{"count": count, "devices": {"type": kind, "count": 8}, "link": link} for kind in CLASSES]
     network = {"bandwidth": "100 Gbit/s", "latency": "10 us"}
+    if name.endswith(" devices"):
+        count = int(name.split()[0]) // (8 * len(CLASSES))
+        nodes = [{"count": count, "devices": {"type": kind, "count": 8}, "link": link} for kind in CLASSES]
+    elif " x " in name:
+        count, size = map(int, name.split(" x "))
+        nodes = [{"count": count, "devices": {"type": "V100-16GB", "count": size}, "link": link}]
+    else:
+        return Fleet.load(FLEETS / f"{name}.yaml")
     return Fleet.from_dict({"name": name, "nodes": nodes, "network": network})
 
 
-def plan_once(model: str, layers: int | None, scan: bool, fleet: str) -> dict[str, Any]:
+def plan_once(case: Case) -> dict[str, Any]:
     """Trace and plan in this process; what `synthesize` took, and what JAX's tracing took of that."""
-    inventory = fleet_of(fleet)
-    step, args = load_factory(f"{EXAMPLES / model}.py:{FACTORY[model]}")
-    if layers is not None:
-        example = importlib.import_module(model)
-        sizes = example.SMALL | {"layers": layers, "scan": scan}
+    inventory = fleet_of(case.fleet)
+    step, args = load_factory(f"{EXAMPLES / case.model}.py:{FACTORY[case.model]}")
+    if case.layers is not None:
+        example = importlib.import_module(case.model)
+        batch = example.SMALL["batch"] if case.batch is None else case.batch
+        sizes = example.SMALL | {"layers": case.layers, "scan": case.scan, "batch": batch}
         args = jax.eval_shape(partial(example.arguments, **sizes))
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        plan = synthesize(step, *args, fleet=inventory)
+        plan = synthesize(step, *args, fleet=inventory, axes=case.axes)
     total_s = time.perf_counter() - start
     stats = plan.stats
     return {
         "equations": stats.equations,
         "choices": stats.choices,
         "trace_s": stats.trace_s,
-        "planning_s": total_s - stats.trace_s,
-        "search_s": stats.search_s + stats.space_s,
+        "search_s": stats.search_s,
         "ratio_s": stats.ratio_s,
+        "total_s": total_s,
+        "planning_over_trace": (stats.search_s + stats.ratio_s) / stats.trace_s,
+        "searches": stats.searches,
         "expanded": stats.expanded,
         "search_gap": plan.search_gap,
         "gap": plan.gap,
         "cost_s": plan.cost_s,
         "bound_s": plan.bound_s,
+        "devices_used": len(plan.used),
         "fits": plan.fits,
         "peak_MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
 
 
-def median_of(repeat: int, model: str, layers: int | None, scan: bool, fleet: str) -> dict[str, Any]:
+def median_of(repeat: int, case: Case) -> dict[str, Any]:
     """The median of every number over fresh processes."""
-    command = [sys.executable, "-m", "bench.search", json.dumps([model, layers, scan, fleet])]
+    command = [sys.executable, "-m", "bench.search", "--once", json.dumps(asdict(case))]
     runs = [
         json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
         for _ in range(repeat)
     ]
     middle = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
-    ratio = statistics.median(run["planning_s"] / run["trace_s"] for run in runs)
-    what = model + ("" if layers is None else f" {layers}") + (" scanned" if scan else "")
-    return {"model": what, "fleet": fleet, **middle, "planning_over_trace": ratio}
+    middle["fits"] = all(run["fits"] for run in runs)
+    row = {"model": case.name, "fleet": case.fleet, **middle}
+    return row | {"repeat": repeat, "load_1min": os.getloadavg()[0]}
 
 
-def main(repeat: int = 5) -> Path:
-    """All rows, written as JSON and as a table."""
-    cases: list[tuple[str, int | None, bool, str]] = [(m, None, False, "hap_testbed") for m in FACTORY]
-    cases += [("gpt2", layers, False, "hap_testbed") for layers in DEPTHS]
-    cases += [("gpt2", layers, True, "hap_testbed") for layers in SCANNED]
-    cases += [("gpt2", None, False, f"{devices} devices") for devices in DEVICES]
-    rows: list[dict[str, Any]] = []
-    for case in cases:
-        rows.append(median_of(repeat, *case))
-        table(rows[-1:], header=len(rows) == 1)
-    shown = ("model", "fleet", "trace_s", "planning_s", "planning_over_trace", "search_gap", "gap")
-    markdown("search", [{name: row[name] for name in shown} for row in rows])
-    return write("search", rows, repeat=repeat)
+def draw(rows: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
+    """Seconds of tracing and of planning, against depth and devices."""
+    drawn = figure(9, 3.6)
+    by_group: dict[str, list[Case]] = {}
+    for case in CASES:
+        if (case.name, case.fleet) in rows:
+            by_group.setdefault(case.group, []).append(case)
+    depth, devices = drawn.subplots(1, 2)
+    lines = (
+        (depth, "depth", "unrolled", "o"),
+        (depth, "depth scanned", "scanned", "s"),
+        (devices, "devices", "12 layers", "o"),
+    )
+    for axes, group, label, marker in lines:
+        cases = by_group.get(group, [])
+        x = [case.layers or int(case.fleet.split()[0]) for case in cases]
+        mine = [rows[case.name, case.fleet] for case in cases]
+        planning = [row["search_s"] + row["ratio_s"] for row in mine]
+        axes.plot(x, planning, marker=marker, label=f"planning, {label}")
+        axes.plot(
+            x, [row["trace_s"] for row in mine], marker=marker, linestyle=":", label=f"tracing, {label}"
+        )
+    depth.set(xlabel="layers of GPT-2", ylabel="seconds", ylim=(0, None))
+    devices.set(xlabel="devices in four classes", xscale="log", ylim=(0, None))
+    devices.set_xticks(DEVICES, [str(count) for count in DEVICES], minor=False)
+    for axes in (depth, devices):
+        axes.legend(fontsize=8)
+    save(drawn, str(PICTURE))
+
+
+def main(repeat: int = 5, wanted: str = "") -> Path:
+    """The rows that the pattern finds in "group: model on fleet", as JSON, as a table and as a picture."""
+    path = RESULTS / "search.json"
+    known = json.loads(path.read_text())["rows"] if path.exists() and wanted else []
+    rows = {(row["model"], row["fleet"]): row for row in known}
+    chosen = [case for case in CASES if re.search(wanted, f"{case.group}: {case.name} on {case.fleet}")]
+    if not chosen:
+        sys.exit(f"bench.search: no row matches {wanted!r}")
+    for case in chosen:
+        row = rows[case.name, case.fleet] = median_of(repeat, case)
+        table([{name: row[name] for name in SHOWN}], header=case is chosen[0])
+        _write([rows[c.name, c.fleet] for c in CASES if (c.name, c.fleet) in rows])
+    draw(rows)
+    return path
+
+
+def _write(rows: Sequence[Mapping[str, Any]]) -> None:
+    shown = markdown("search", [{name: row[name] for name in SHOWN} for row in rows]).read_text()
+    page = PAGE.read_text()
+    before, after = page.split("<!-- search -->")[0], page.split("<!-- /search -->")[1]
+    PAGE.write_text(f"{before}<!-- search -->\n\n{shown}\n<!-- /search -->{after}")
+    write("search", rows)
 
 
 if __name__ == "__main__":
-    print(json.dumps(plan_once(*json.loads(sys.argv[1]))))
+    parser = argparse.ArgumentParser(prog="bench.search")
+    parser.add_argument("--rows", default="", metavar="PATTERN", help="a regular expression: which rows")
+    parser.add_argument("--repeat", type=int, default=5, help="fresh processes per row")
+    parser.add_argument("--once", default="", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.once:
+        print(json.dumps(plan_once(Case(**json.loads(given.once)))))
+    else:
+        main(given.repeat, given.rows)

@@ -20,7 +20,8 @@ from bench.record import EXAMPLES, table, write
 from shardwright.cost.contractions import like_linear, product_sizes, sharded_size
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.kernels import products_s
-from shardwright.cost.model import CostModel, Traffic
+from shardwright.cost.lines import Traffic
+from shardwright.cost.model import CostModel
 from shardwright.factory import load_factory
 from shardwright.ir.graph import Equation
 from shardwright.ir.rules import Signature, flop_count, rule_of, signatures

@@ -10,7 +10,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.model import CostModel, Traffic
+from shardwright.cost.lines import Traffic
+from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import CostStack, Floats, ShareCost
 from shardwright.cost.traffic import traffic
 from shardwright.ir.collectives import registry as collectives

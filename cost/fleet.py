@@ -23,11 +23,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import groupby
 from os import PathLike
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from shardwright.cost.catalogue import catalogue, device_type
 from shardwright.cost.device import DeviceType
@@ -148,6 +148,7 @@ class Fleet:
     network: Link | None
     oversubscription: float = 1.0
     transport: str = TRANSPORTS[0]
+    _memo: dict[str, Any] = field(default_factory=dict[str, Any], init=False, repr=False, compare=False)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Fleet:
@@ -190,22 +191,39 @@ class Fleet:
     @property
     def devices(self) -> tuple[Device, ...]:
         """Every device, node by node."""
-        placed = (
-            (f"{node.name}.d{d}", kind, n, host_link)
-            for n, node in enumerate(self.nodes)
-            for d, (kind, host_link) in enumerate(node.equipped)
-        )
-        return tuple(Device(index, *rest) for index, rest in enumerate(placed))
+        if "devices" not in self._memo:
+            placed = (
+                (f"{node.name}.d{d}", kind, n, host_link)
+                for n, node in enumerate(self.nodes)
+                for d, (kind, host_link) in enumerate(node.equipped)
+            )
+            self._memo["devices"] = tuple([Device(index, *rest) for index, rest in enumerate(placed)])
+        return self._memo["devices"]
 
     @property
     def classes(self) -> tuple[DeviceClass, ...]:
         """The devices grouped into classes, in order of first appearance."""
-        kinds = [node.kind for node in self.nodes]
-        members: dict[object, list[Device]] = {}
-        for device in self.devices:
-            members.setdefault((device.type, device.host_link, kinds[device.node]), []).append(device)
+        if "classes" not in self._memo:
+            self._memo["classes"] = self._grouped()
+        return self._memo["classes"]
+
+    def _grouped(self) -> tuple[DeviceClass, ...]:
+        members: dict[object, list[int]] = {}
+        # Nodes of one entry of a fleet file share their parts: what these are is looked at once.
+        groups: dict[tuple[int, ...], dict[object, list[int]]] = {}
+        first = 0
+        for node in self.nodes:
+            parts = (id(node.devices), id(node.link), id(node.uplink), node.rails, id(node.host_links))
+            if parts not in groups:
+                kind, mine = node.kind, groups.setdefault(parts, {})
+                for place, (device, host_link) in enumerate(node.equipped):
+                    mine.setdefault((device, host_link, kind), []).append(place)
+            for key, places in groups[parts].items():
+                members.setdefault(key, []).extend([first + place for place in places])
+            first += len(node.devices)
+        devices = self.devices
         return tuple(
-            DeviceClass(index, group[0].type, tuple(device.index for device in group))
+            DeviceClass(index, devices[group[0]].type, tuple(group))
             for index, group in enumerate(members.values())
         )
 

@@ -28,7 +28,8 @@ from shardwright.cost.grid import (
     R,
     padded_rows,
 )
-from shardwright.cost.model import ALIASES, CostModel, Traffic
+from shardwright.cost.lines import ALIASES, Traffic
+from shardwright.cost.model import CostModel
 from shardwright.cost.moves import STAGED, strategies
 from shardwright.cost.share_cost import Floats, ShareCost
 from shardwright.cost.subfleet import subfleet

@@ -110,8 +110,11 @@ def products_s(
         linear: whether k is the last dimension of both operands of single products, as `kernel_s` has it.
         memory: whether reading and writing the matrices counts.
     """
+    # Shapes that are halved over and over soon meet: each is priced once.
     halved = [_halves(shape, kept=1) for shape in shapes]
-    sizes = np.array([half for halves in halved for half in halves], dtype=np.float64).T
+    numbers: dict[tuple[int, ...], int] = {}
+    which = [numbers.setdefault(half, len(numbers)) for halves in halved for half in halves]
+    sizes = np.array(list(numbers), dtype=np.float64).T
     sheets = [_sheet(device, dtype) for device, dtype in zip(devices, dtypes, strict=True)]
 
     def repeat(values: Sequence[float]) -> Array:
@@ -135,7 +138,7 @@ def products_s(
                 row[at] *= correction_factor(table, sheet.tables[table], sheet.card, part)
         row[:] = np.maximum(row, 2 * sizes.prod(axis=0) / sheet.card.matrix)
     starts = np.cumsum([0, *(len(halves) for halves in halved[:-1])])
-    return np.maximum.reduceat(work, starts, axis=1)
+    return np.maximum.reduceat(work[:, which], starts, axis=1)
 
 
 def bandwidths(device: DeviceType) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from shardwright.cost.model import ALIASES
+from shardwright.cost.lines import ALIASES
 from shardwright.ir.graph import Equation, Graph, Literal, TensorType, Value
 from shardwright.ir.regions import boundary
 from shardwright.ir.rules import registry

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from shardwright.cost.model import ALIASES
+from shardwright.cost.lines import ALIASES
 from shardwright.cost.share_cost import Floats
 from shardwright.cost.traffic import traffic
 from shardwright.ir.graph import Graph, TensorType, Value, per_graph

@@ -18,29 +18,27 @@ waves and a floor of latency make of the shape: docs/kernels.md has figures.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from math import ceil
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.cost.catalogue import catalogue
-from shardwright.cost.contractions import Sizes, even_share, like_linear, product_sizes, sharded_size
+from shardwright.cost.contractions import Sizes, like_linear, product_sizes, sharded_size
 from shardwright.cost.device import DeviceType, arithmetic
 from shardwright.cost.fleet import DeviceClass, Fleet
 from shardwright.cost.kernels import DTYPES, bandwidths, products_s
+from shardwright.cost.lines import Exchange, Kernel, Line, Traffic, kernel_lines, precision
 from shardwright.cost.moves import strategies
-from shardwright.cost.share_cost import Floats, ShareCost
+from shardwright.cost.share_cost import CostStack, Floats, ShareCost
 from shardwright.cost.topology import Topology
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import Equation, Form, TensorType
-from shardwright.ir.placement import Placement, Shard
-from shardwright.ir.rules import Rule, Signature, flop_count, registry, rule_of
-
-#: Primitives that only rename or reinterpret memory.
-ALIASES = frozenset(
-    {"reshape", "squeeze", "copy", "stop_gradient", "optimization_barrier", "random_wrap", "random_unwrap"}
-)
+from shardwright.ir.placement import Placement
+from shardwright.ir.rules import Rule, Signature, registry, rule_of
 
 
 def follows_kernel_model(device: DeviceType) -> bool:
@@ -52,12 +50,27 @@ def follows_kernel_model(device: DeviceType) -> bool:
     return device.sm_count is not None and (known or not device.measured)
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """Which operands and results of an equation go through memory."""
+class Products:
+    """Seconds of matrix products on types of device that follow the kernel model, memory aside; remembered.
 
-    ins: tuple[bool, ...]
-    outs: tuple[bool, ...]
+    Args:
+        types: of device.
+    """
+
+    def __init__(self, types: Sequence[DeviceType]) -> None:
+        self.types = tuple(types)
+        self._known: dict[tuple[str, bool], dict[Sizes, Floats]] = {}
+
+    def of(self, dtype: str, linear: bool, shapes: Sequence[Sizes]) -> Floats:
+        """(shapes, types): seconds of products of these sizes; all new ones are priced in one go."""
+        known = self._known.setdefault((dtype, linear), {})
+        fresh = [shape for shape in dict.fromkeys(shapes) if shape not in known]
+        if fresh:
+            # TF32 is allowed, not demanded: a card without it uses float32.
+            used = ["float32" if dtype == "tf32" and t.tf32_flop_per_s is None else dtype for t in self.types]
+            prices = products_s(self.types, used, fresh, linear=linear, memory=False)
+            known.update(zip(fresh, prices.T, strict=True))
+        return np.array([known[shape] for shape in shapes])
 
 
 @dataclass(slots=True)
@@ -66,6 +79,7 @@ class CostModel:
 
     Attributes:
         fleet: the fleet.
+        products: of its types of device at least; models of parts of one fleet may share them.
         assumptions: what had to be assumed, in words, collected while pricing.
         classes: the fleet's device classes.
         types: device type of every class.
@@ -75,21 +89,26 @@ class CostModel:
     """
 
     fleet: Fleet
+    products: Products | None = None
     assumptions: dict[str, None] = field(default_factory=dict[str, None])
     classes: tuple[DeviceClass, ...] = field(init=False)
     types: tuple[DeviceType, ...] = field(init=False)
-    counts: np.typing.NDArray[np.int64] = field(init=False)
-    class_of: np.typing.NDArray[np.int64] = field(init=False)
+    counts: NDArray[np.int64] = field(init=False)
+    class_of: NDArray[np.int64] = field(init=False)
     topology: Topology = field(init=False)
     _modelled: tuple[int, ...] = field(init=False)
     _launch_s: Floats = field(init=False)
     _stream_byte_per_s: Floats = field(init=False)
     _product_byte_per_s: Floats = field(init=False)
-    _products: dict[tuple[str, Sizes, bool], Floats] = field(init=False)
-    _moves: dict[tuple[str, str, int, Placement, Placement], ShareCost] = field(init=False)
+    _products: Products = field(init=False)
+    _in_products: NDArray[np.intp] = field(init=False)
+    _moves: dict[Exchange, ShareCost] = field(init=False)
+    _transfers: dict[tuple[str, str, int], ShareCost] = field(init=False)
+    _fitted: bool = field(init=False)
     _free: ShareCost = field(init=False)
     _never: ShareCost = field(init=False)
-    _kernels: dict[tuple[object, ...], ShareCost] = field(init=False)
+    _kernels: dict[Kernel, ShareCost] = field(init=False)
+    _rows: dict[Kernel, tuple[CostStack, int]] = field(init=False)
     _of_form: dict[tuple[Form, Signature, Traffic], ShareCost] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -100,10 +119,16 @@ class CostModel:
         for c in classes:
             self.class_of[list(c.members)] = c.index
         self.topology = Topology.of(self.fleet)
+        links = (self.fleet.network, *(node.link for node in self.fleet.nodes))
+        self._fitted = any(link is not None and link.strategies for link in links)
         self._free = ShareCost.free(len(classes))
         self._never = ShareCost.fixed([np.inf] * len(classes))
-        self._moves, self._kernels, self._of_form, self._products = {}, {}, {}, {}
+        self._moves, self._transfers, self._of_form = {}, {}, {}
+        self._kernels, self._rows = {}, {}
         self._modelled = tuple(i for i, device in enumerate(self.types) if follows_kernel_model(device))
+        modelled = [self.types[i] for i in self._modelled]
+        self._products = self.products or Products(tuple(dict.fromkeys(modelled)))
+        self._in_products = np.array([self._products.types.index(t) for t in modelled], dtype=np.intp)
         self._launch_s = np.array([device.launch_s for device in self.types])
         both = [
             bandwidths(device) if i in self._modelled else (device.bandwidth_byte_per_s,) * 2
@@ -115,6 +140,11 @@ class CostModel:
                 self.assumptions[f"achieved rates of {c.type.name} are assumed, not measured"] = None
         self.assumptions.update(dict.fromkeys(self.topology.assumptions))
 
+    @property
+    def known_products(self) -> Products:
+        """Seconds of products known so far, to be shared with models of parts of the fleet."""
+        return self._products
+
     def kernel(self, equation: Equation, signature: Signature, traffic: Traffic) -> ShareCost:
         """`compute` by the equation's registered rule, remembered."""
         key = (equation.form, signature, traffic)
@@ -125,31 +155,108 @@ class CostModel:
 
     def compute(self, equation: Equation, rule: Rule, signature: Signature, traffic: Traffic) -> ShareCost:
         """Cost of one equation on local shards; one object for equal kernels."""
-        flop = flop_count(rule, equation)
-        key = (*kernel_key(equation, flop), signature, traffic)
-        if key not in self._kernels:
-            self._kernels[key] = self._compute(equation, flop, signature, traffic)
-        return self._kernels[key]
+        (kernel,) = kernel_lines(equation, rule, (signature,), traffic)
+        return self.cost(kernel)
 
-    def _compute(self, equation: Equation, flop: float, signature: Signature, traffic: Traffic) -> ShareCost:
-        if equation.primitive in ALIASES:
+    def cost(self, line: Line) -> ShareCost:
+        """Cost of one instruction; one object for equal ones."""
+        if line is None:
             return self._free
-        placements = (*signature.ins, *signature.outs)
-        tensors = (*equation.input_types, *equation.output_types)
-        through = (*traffic.ins, *traffic.outs)
-        sharded = any(isinstance(p, Shard) for p in placements)
-        split_bytes = whole_bytes = 0
-        for tensor, placement, counts in zip(tensors, placements, through, strict=True):
-            if counts and isinstance(placement, Shard):
-                split_bytes += tensor.nbytes
-            elif counts:
-                whole_bytes += tensor.nbytes
-        share = even_share(tensors, placements, len(self.class_of))
-        compute = self.arithmetic_s(equation, flop, ((signature, share),))
-        launch, byte_per_s = self.overheads(equation, traffic)
-        constant = np.stack([launch + (0.0 if sharded else compute), launch + whole_bytes / byte_per_s])
-        linear = np.stack([compute if sharded else np.zeros_like(compute), split_bytes / byte_per_s])
-        return ShareCost(constant, linear, np.zeros_like(linear))
+        if isinstance(line, Exchange):
+            return self.move(line.kind, line.strategy, line.nbytes, line.pre, line.post)
+        found = self._kernels.get(line)
+        if found is None:
+            stack, row = self._rows.get(line) or (self.kernels([line]), 0)
+            found = ShareCost(stack.constant[row], stack.linear[row], stack.product[row])
+            self._kernels[line] = found
+        return found
+
+    def costs(self, lines: Sequence[Line]) -> CostStack:
+        """Costs of many instructions, as one stack."""
+        places: list[list[int]] = []
+        stacks: list[CostStack] = []
+        groups: dict[tuple[str, str], list[int]] = {}
+        own: list[int] = []
+        for k, line in enumerate(lines):
+            if isinstance(line, Kernel):
+                own.append(k)
+            else:
+                groups.setdefault(("", "") if line is None else (line.kind, line.strategy), []).append(k)
+        for (kind, strategy), at in groups.items():
+            places.append(at)
+            stacks.append(self._exchanges(kind, strategy, [lines[k] for k in at]))
+        kernels = [line for line in lines if isinstance(line, Kernel)]
+        places.append(own)
+        stacks.append(self.kernels(kernels))
+        self._rows.update(zip(kernels, zip(repeat(stacks[-1]), range(len(kernels))), strict=False))
+        return CostStack.joined(stacks).take(np.argsort(np.concatenate(places).astype(np.intp)))
+
+    def _exchanges(self, kind: str, strategy: str, lines: Sequence[Line]) -> CostStack:
+        """Costs of moves by one strategy, or of as many instructions that cost nothing."""
+        moves = [line for line in lines if isinstance(line, Exchange)]
+        if len(moves) < len(lines) or len(self.class_of) == 1:
+            free = np.zeros((len(lines), 1, len(self.types)))
+            return CostStack(free, free, free)
+        entry = strategies()[kind, strategy]
+        nbytes: dict[int, int] = {}
+        which = np.array([nbytes.setdefault(move.nbytes, len(nbytes)) for move in moves], dtype=np.intp)
+        if self._fitted:
+            stack = CostStack.of([self._transfer(kind, strategy, each) for each in nbytes]).take(which)
+        else:
+            stack = entry.prices(self.topology, list(nbytes), len(self.types)).take(which)
+        never = [not entry.supported(self.topology, (move.pre, move.post)) for move in moves]
+        stack.constant[never], stack.linear[never], stack.product[never] = np.inf, 0.0, 0.0
+        return stack
+
+    def kernels(self, lines: Sequence[Kernel]) -> CostStack:
+        """Costs of many kernels, as one stack: the rows are arithmetic and memory."""
+        if not lines:
+            nothing = np.zeros((0, 1, len(self.types)))
+            return CostStack(nothing, nothing, nothing)
+        columns = list(zip(*lines, strict=True))
+        dtypes, precisions, contracts, flop, launches, sharded, split, whole, *_ = columns
+        kinds: dict[tuple[str, str | None, bool], int] = {}
+        which = [kinds.setdefault(k, len(kinds)) for k in zip(dtypes, precisions, contracts, strict=True)]
+        rates = np.array([[self._rate(device, *kind) for device in self.types] for kind in kinds])[which]
+        compute = np.array(flop)[:, None] / rates
+        for (dtype, linear), (at, shapes) in self._shapes(lines).items():
+            sizes = np.array([lines[k].sizes for k in at], dtype=np.float64)
+            part = (np.array(shapes) / sizes).prod(axis=1)
+            seconds = self._products.of(dtype, linear, shapes)[:, self._in_products] / part[:, None]
+            compute[np.ix_(at, self._modelled)] = seconds
+        cut = np.array(sharded)[:, None]
+        launch = self._launch_s * np.array(launches)[:, None]
+        byte_per_s = np.where(np.array(contracts)[:, None], self._product_byte_per_s, self._stream_byte_per_s)
+        constant = np.stack(
+            [launch + np.where(cut, 0.0, compute), launch + np.array(whole)[:, None] / byte_per_s], axis=1
+        )
+        linear = np.stack([np.where(cut, compute, 0.0), np.array(split)[:, None] / byte_per_s], axis=1)
+        return CostStack(constant, linear, np.zeros_like(linear))
+
+    def products_of(self, lines: Sequence[Line]) -> dict[tuple[str, bool], list[Sizes]]:
+        """The products that `costs` of these lines will ask for: parts of a fleet `learn` theirs together."""
+        found = self._shapes([line for line in lines if isinstance(line, Kernel)])
+        return {key: shapes for key, (_, shapes) in found.items()}
+
+    def learn(self, wanted: Mapping[tuple[str, bool], Sequence[Sizes]]) -> None:
+        """Price products ahead, all of a kind in one go."""
+        for (dtype, linear), shapes in wanted.items():
+            self._products.of(dtype, linear, shapes)
+
+    def _shapes(self, lines: Sequence[Kernel]) -> dict[tuple[str, bool], tuple[list[int], list[Sizes]]]:
+        """By what is multiplied how: numbers of the lines that the kernel model prices, and local sizes."""
+        found: dict[tuple[str, bool], tuple[list[int], list[Sizes]]] = {}
+        devices = len(self.class_of)
+        for k, line in enumerate(lines if self._modelled else ()):
+            sizes = line.sizes
+            used = _kernel_dtype(line.dtype, line.precision) if sizes is not None else None
+            if sizes is None or used is None:
+                continue
+            share = -(-line.units // devices) / line.units if line.units else 1.0
+            at, shapes = found.setdefault((used, line.linear), ([], []))
+            at.append(k)
+            shapes.append(_local_sizes(sizes, line.cut, share))
+        return found
 
     def overheads(self, equation: Equation, traffic: Traffic) -> tuple[Floats, Floats]:
         """Seconds of a launch, and bytes per second through memory, on every class."""
@@ -168,40 +275,29 @@ class CostModel:
             flop: how many operations it has.
             cuts: how it is cut, one mesh axis after another: the signature, and the share that is left.
         """
-        precision = _precision(equation)
-        rates = np.array([self._rate(device, equation, precision) for device in self.types])
+        given = precision(equation)
+        dtype = equation.input_types[0].dtype if equation.inputs else "float32"
+        contracts = _kind(equation) == "contraction"
+        rates = np.array([self._rate(device, dtype, given, contracts) for device in self.types])
         seconds = flop / rates
         sizes = product_sizes(equation, flop) if self._modelled else None
-        used = _kernel_dtype(equation.input_types[0].dtype, precision) if sizes else None
+        used = _kernel_dtype(dtype, given) if sizes else None
         if sizes is None or used is None:
             return seconds
         local, ways = sizes, {sizes}
         for signature, share in cuts:
             local = _local_sizes(local, sharded_size(signature), share)
             ways = {_local_sizes(way, k, share) for way in ways for k in (None, *range(len(sizes)))} | {local}
-        key = (used, local, like_linear(equation))
-        if key not in self._products:
-            # All ways to cut a product are asked for sooner or later: one call prices them.
-            self._price_products(used, sorted(ways), like_linear(equation))
+        # All ways to cut a product are asked for sooner or later: one call prices them.
+        priced = self._products.of(used, like_linear(equation), [local, *sorted(ways)])[0]
         part = float(np.prod([a / b for a, b in zip(local, sizes, strict=True)]))
-        seconds[list(self._modelled)] = self._products[key] / part
+        seconds[list(self._modelled)] = priced[self._in_products] / part
         return seconds
 
-    def _price_products(self, dtype: str, shapes: Sequence[Sizes], linear: bool) -> None:
-        """Remember seconds of products, memory aside, on the classes that follow the kernel model."""
-        types = [self.types[i] for i in self._modelled]
-        # TF32 is allowed, not demanded: a card without it uses float32.
-        used = ["float32" if dtype == "tf32" and t.tf32_flop_per_s is None else dtype for t in types]
-        prices = products_s(types, used, shapes, linear=linear, memory=False)
-        self._products.update(
-            ((dtype, shape, linear), price) for shape, price in zip(shapes, prices.T, strict=True)
-        )
-
-    def _rate(self, device: DeviceType, equation: Equation, precision: str | None) -> float:
-        dtype = equation.input_types[0].dtype if equation.inputs else "float32"
-        if _kind(equation) != "contraction":
+    def _rate(self, device: DeviceType, dtype: str, given: str | None, contracts: bool) -> float:
+        if not contracts:
             return device.vector_rate(dtype)
-        rate, assumption = device.flop_rate(dtype, precision)
+        rate, assumption = device.flop_rate(dtype, given)
         if assumption:
             self.assumptions[assumption] = None
         return rate
@@ -214,26 +310,41 @@ class CostModel:
         return tuple([n for n in names if strategies()[kind, n].supported(self.topology, (pre, post))])
 
     def move(
-        self, kind: str, strategy: str, tensor: TensorType, pre: Placement, post: Placement
+        self, kind: str, strategy: str, tensor: TensorType | int, pre: Placement, post: Placement
     ) -> ShareCost:
-        """Cost of one move of a tensor over all devices of the fleet; infinite if it makes no sense there."""
+        """Cost of one move of a tensor over all devices of the fleet; infinite if it makes no sense there.
+
+        Args:
+            kind: the collective.
+            strategy: how it is carried out.
+            tensor: what is moved, or how many bytes it has.
+            pre, post: its placements before and after.
+        """
         if collectives()[kind].local or len(self.class_of) == 1:
             return self._free
-        key = (kind, strategy, tensor.nbytes, pre, post)
-        if key not in self._moves:
-            supported = strategy in self.strategies(kind, pre, post)
-            seen = self.fleet.under(f"{kind}.{strategy}", tensor.nbytes)
-            topology = self.topology if seen is self.fleet else Topology.of(seen)
+        nbytes = tensor if isinstance(tensor, int) else tensor.nbytes
+        line = Exchange(kind, strategy, nbytes, pre, post)
+        found = self._moves.get(line)
+        if found is None:
             entry = strategies()[kind, strategy]
-            price = entry.price(topology, tensor.nbytes, len(self.types)) if supported else self._never
-            self._moves[key] = price
-        return self._moves[key]
+            supported = entry.supported(self.topology, (pre, post))
+            found = self._moves[line] = self._transfer(kind, strategy, nbytes) if supported else self._never
+        return found
+
+    def _transfer(self, kind: str, strategy: str, nbytes: int) -> ShareCost:
+        key = kind, strategy, nbytes
+        if key not in self._transfers:
+            topology = self.topology
+            if self._fitted:
+                topology = Topology.of(self.fleet.under(f"{kind}.{strategy}", nbytes))
+            self._transfers[key] = strategies()[kind, strategy].price(topology, nbytes, len(self.types))
+        return self._transfers[key]
 
 
 def kernel_key(equation: Equation, flop: float) -> tuple[object, ...]:
     """Equal for equations of `flop` operations whose kernels cost the same."""
     types = (equation.input_types, equation.output_types)
-    return equation.primitive, flop, _precision(equation), types, like_linear(equation)
+    return equation.primitive, flop, precision(equation), types, like_linear(equation)
 
 
 def _kind(equation: Equation) -> str:
@@ -251,16 +362,3 @@ def _kernel_dtype(dtype: str, precision: str | None) -> str | None:
     """What such operands are multiplied in, in the kernel model's words; None where it has none."""
     used, passes = arithmetic(dtype, precision)
     return None if passes != 1 or used not in DTYPES or dtype.startswith("complex") else used
-
-
-def _precision(equation: Equation) -> str | None:
-    """The operation's own precision, the less precise one where the operands differ."""
-    precision = equation.params.get("precision")
-    if precision is None:
-        return None
-    both = precision if isinstance(precision, tuple) else (precision,)
-    return min((str(getattr(p, "name", p)) for p in both), key=_order)
-
-
-def _order(name: str) -> int:
-    return {"DEFAULT": 0, "HIGH": 1, "HIGHEST": 2}.get(name, 0)

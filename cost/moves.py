@@ -28,20 +28,22 @@ take a node's share to be up to `size` times that of any device in it, which is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import ceil, log2
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from shardwright.cost.share_cost import Floats, ShareCost
+from shardwright.cost.share_cost import CostStack, Floats, ShareCost
 from shardwright.cost.topology import Topology
 from shardwright.ir.collectives import name_strategy
 from shardwright.ir.placement import Placement
 
+#: Of a tensor, or of many: see `Strategy.many`.
+Bytes: TypeAlias = Any
 #: Seconds on the links, staging excepted, from topology and bytes of the tensor.
-Transfer: TypeAlias = Callable[[Topology, int], ShareCost]
+Transfer: TypeAlias = Callable[[Topology, Bytes], ShareCost]
 #: Bytes that the busiest link carries in one direction; the shares are per device of the fleet.
 LinkBytes: TypeAlias = Callable[[Topology, int, Floats], float]
 #: Whether a strategy makes sense on a topology, between two placements.
@@ -73,6 +75,8 @@ class Strategy:
         link_bytes: bytes that the busiest link carries in one direction: a device's link, or all uplinks of
             a node together; from topology, bytes of the tensor and shares per device.
         supported: whether it can be planned on a topology, between two placements.
+        many: whether `transfer` also takes bytes as an array (tensors, 1, 1), for many tensors at once; its
+            arrays then have an axis of tensors in front, or none where bytes do not matter.
     """
 
     kind: str
@@ -80,8 +84,19 @@ class Strategy:
     transfer: Transfer
     link_bytes: LinkBytes
     supported: Supported = _always
+    many: bool = False
 
-    def price(self, topology: Topology, nbytes: int, classes: int) -> ShareCost:
+    def prices(self, topology: Topology, nbytes: Sequence[int], classes: int) -> CostStack:
+        """`price` of many tensors."""
+        if not self.many:
+            return CostStack.of([self.price(topology, each, classes) for each in nbytes])
+        cost = self.price(topology, np.array(nbytes, dtype=np.float64)[:, None, None], classes)
+        arrays = (cost.constant, cost.linear, cost.product)
+        shape = (len(nbytes), *np.broadcast_shapes(*(array.shape[-2:] for array in arrays)))
+        constant, linear, product = (np.broadcast_to(array, shape) for array in arrays)
+        return CostStack(constant, linear, product)
+
+    def price(self, topology: Topology, nbytes: Bytes, classes: int) -> ShareCost:
         """Seconds by shares, staging included.
 
         Args:
@@ -122,7 +137,10 @@ def affine(
     """A cost of one row: constant + linear s + product s (1 - s); numbers hold for all classes."""
 
     def row(value: float | Floats) -> Floats:
-        return np.broadcast_to(np.asarray(value, dtype=np.float64), (1, topology.classes)).copy()
+        array = np.asarray(value, dtype=np.float64)
+        whole = np.empty((*array.shape[:-2], 1, topology.classes))
+        whole[:] = array
+        return whole
 
     return ShareCost(row(constant), row(linear), row(product))
 
@@ -131,17 +149,17 @@ def affine(
 # Rings and broadcasts over all devices
 
 
-def _padded(t: Topology, nbytes: int) -> ShareCost:
+def _padded(t: Topology, nbytes: Bytes) -> ShareCost:
     steps = t.devices - 1
     return affine(t, steps * t.ring.latency_s, steps * nbytes * t.ring.s_per_byte)
 
 
-def _exact(t: Topology, nbytes: int) -> ShareCost:
+def _exact(t: Topology, nbytes: Bytes) -> ShareCost:
     whole = nbytes * t.ring.s_per_byte
     return affine(t, (t.devices - 1) * t.ring.latency_s + whole, -whole)
 
 
-def _grouped(t: Topology, nbytes: int) -> ShareCost:
+def _grouped(t: Topology, nbytes: Bytes) -> ShareCost:
     return affine(t, t.devices * t.hops * t.ring.latency_s + nbytes * t.ring.s_per_byte)
 
 
@@ -153,7 +171,7 @@ def _exact_bytes(_t: Topology, nbytes: int, shares: Floats) -> float:
     return nbytes * (1.0 - float(shares.min()))
 
 
-def _all_reduce_ring(t: Topology, nbytes: int) -> ShareCost:
+def _all_reduce_ring(t: Topology, nbytes: Bytes) -> ShareCost:
     return affine(t, 2 * (t.devices - 1) * t.ring.seconds(nbytes / t.devices))
 
 
@@ -169,15 +187,15 @@ def _leaving(t: Topology) -> tuple[float, Floats]:
     return 1 / t.nodes**2, np.array([(1 - 2 / t.nodes) * size for size in t.size])
 
 
-def _all_to_all(t: Topology, nbytes: int) -> ShareCost:
+def _all_to_all(t: Topology, nbytes: Bytes) -> ShareCost:
     latency, (constant, linear) = (t.devices - 1) * t.ring.latency_s, _leaving(t)
     # Rows: a device's own link, and its node's uplink.
-    own = nbytes * np.array([pace.s_per_byte for pace in t.inside])
-    nothing, uplink = np.zeros_like(own), nbytes * t.outward
+    own = nbytes * np.array([[pace.s_per_byte for pace in t.inside]])
+    nothing, uplink = np.zeros_like(own), nbytes * t.outward[None, :]
     return ShareCost(
-        np.stack([nothing, constant * uplink]) + latency,
-        np.stack([nothing, linear * uplink]),
-        np.stack([own, nothing]),
+        np.concatenate([nothing, constant * uplink], axis=-2) + latency,
+        np.concatenate([nothing, linear * uplink], axis=-2),
+        np.concatenate([own, nothing], axis=-2),
     )
 
 
@@ -186,7 +204,7 @@ def _all_to_all_bytes(t: Topology, nbytes: int, shares: Floats) -> float:
     return nbytes * float(max((nodes * (1 - nodes)).max(), (shares * (1 - shares)).max()))
 
 
-def _broadcast(t: Topology, nbytes: int) -> ShareCost:
+def _broadcast(t: Topology, nbytes: Bytes) -> ShareCost:
     return affine(t, t.hops * t.ring.seconds(nbytes))
 
 
@@ -194,12 +212,12 @@ def _broadcast_bytes(t: Topology, nbytes: int, _shares: Floats) -> float:
     return float(t.hops * nbytes)
 
 
-def _scatter_ag(t: Topology, nbytes: int) -> ShareCost:
+def _scatter_ag(t: Topology, nbytes: Bytes) -> ShareCost:
     steps = t.devices - 1
     return affine(t, (t.hops + steps) * t.ring.latency_s + 2 * steps / t.devices * nbytes * t.ring.s_per_byte)
 
 
-def _send(t: Topology, nbytes: int) -> ShareCost:
+def _send(t: Topology, nbytes: Bytes) -> ShareCost:
     return affine(t, t.pair.seconds(nbytes))
 
 
@@ -211,7 +229,7 @@ def _send_bytes(_t: Topology, nbytes: int, _shares: Floats) -> float:
 # Recursive doubling
 
 
-def _tree(t: Topology, nbytes: int) -> ShareCost:
+def _tree(t: Topology, nbytes: Bytes) -> ShareCost:
     fold = 0.0 if t.fold is None else 2 * t.fold.pace.seconds(nbytes)
     return affine(t, fold + sum(r.pace.seconds(nbytes) for r in t.rounds))
 
@@ -221,7 +239,7 @@ def _tree_bytes(t: Topology, nbytes: int, _shares: Floats) -> float:
     return float(nbytes * max(len(t.rounds) + (t.fold is not None), uplink))
 
 
-def _rs_ag(t: Topology, nbytes: int) -> ShareCost:
+def _rs_ag(t: Topology, nbytes: Bytes) -> ShareCost:
     fold = 0.0 if t.fold is None else 2 * t.fold.pace.seconds(nbytes)
     return affine(t, fold + 2 * sum(r.pace.seconds(nbytes / 2**k) for k, r in enumerate(t.rounds, 1)))
 
@@ -240,20 +258,21 @@ def _nested(t: Topology, _placements: tuple[Placement, Placement]) -> bool:
     return 1 < t.nodes < t.devices
 
 
-def _rooted(t: Topology, nbytes: int) -> tuple[float, float]:
+def _rooted(t: Topology, nbytes: Bytes) -> tuple[Bytes, Bytes]:
     """Reducing to the leader, or broadcasting from it, in the slowest node: seconds, and bytes at the leader.
 
     MPI takes a binomial tree for few bytes, a reduce-scatter and a gather (or a scatter and an all-gather)
     for many.
     """
-    slowest, most = 0.0, 0.0
+    slowest: Bytes = 0.0
+    most: Bytes = 0.0
     for pace, size in zip(t.inside, t.size.tolist(), strict=True):
         hops = ceil(log2(size))
         tree = hops * pace.seconds(nbytes)
         sent = 2 * (size - 1) / size * nbytes
         chain = (hops + size - 1) * pace.latency_s + sent * pace.s_per_byte
-        slowest = max(slowest, min(tree, chain))
-        most = max(most, hops * nbytes if tree <= chain else sent)
+        slowest = np.maximum(slowest, np.minimum(tree, chain))
+        most = np.maximum(most, np.where(tree <= chain, hops * nbytes, sent))
     return slowest, most
 
 
@@ -263,24 +282,26 @@ def _inside(t: Topology) -> tuple[Floats, Floats]:
     return latency, np.array([pace.s_per_byte for pace in t.inside])
 
 
-def _gathered_by_leaders(t: Topology, nbytes: int) -> ShareCost:
+def _gathered_by_leaders(t: Topology, nbytes: Bytes) -> ShareCost:
     """All-gather; backwards, reduce-scatter: the leader's own part counts as if it were sent, too."""
     latency, s_per_byte = _inside(t)
     rooted, _ = _rooted(t, nbytes)
     fixed = latency + (t.nodes - 1) * t.across.latency_s + rooted
-    own, ring = nbytes * t.size * s_per_byte, nbytes * t.across.s_per_byte
+    own, ring = nbytes * (t.size * s_per_byte)[None, :], nbytes * t.across.s_per_byte
+    fixed = fixed + 0 * own
     # The second row: however large the share, the ring takes no less than nothing.
-    constant, linear = np.stack([fixed + ring, fixed]), np.stack([own - ring * t.size, own])
+    constant = np.concatenate([fixed + ring, fixed], axis=-2)
+    linear = np.concatenate([own - ring * t.size, own], axis=-2)
     return ShareCost(constant, linear, np.zeros_like(linear))
 
 
 def _gathered_by_leaders_bytes(t: Topology, nbytes: int, shares: Floats) -> float:
     nodes = t.per_node(shares)
     own = shares[list(t.wiring.leaders)]
-    return max(nbytes * float(max((1 - nodes).max(), (nodes - own).max())), _rooted(t, nbytes)[1])
+    return max(nbytes * float(max((1 - nodes).max(), (nodes - own).max())), float(_rooted(t, nbytes)[1]))
 
 
-def _swapped_by_leaders(t: Topology, nbytes: int) -> ShareCost:
+def _swapped_by_leaders(t: Topology, nbytes: Bytes) -> ShareCost:
     latency, s_per_byte = _inside(t)
     constant, linear = _leaving(t)
     ring = nbytes * t.across.s_per_byte
@@ -293,32 +314,40 @@ def _swapped_by_leaders_bytes(t: Topology, nbytes: int, shares: Floats) -> float
     return nbytes * float(max((nodes * (1 - nodes)).max(), (nodes - own).max()))
 
 
-def _reduced_by_leaders(t: Topology, nbytes: int) -> ShareCost:
+def _reduced_by_leaders(t: Topology, nbytes: Bytes) -> ShareCost:
     rooted, _ = _rooted(t, nbytes)
     return affine(t, 2 * rooted + 2 * (t.nodes - 1) * t.across.seconds(nbytes / t.nodes))
 
 
 def _reduced_by_leaders_bytes(t: Topology, nbytes: int, _shares: Floats) -> float:
-    return max(2 * (t.nodes - 1) / t.nodes * nbytes, _rooted(t, nbytes)[1])
+    return max(2 * (t.nodes - 1) / t.nodes * nbytes, float(_rooted(t, nbytes)[1]))
 
 
 for _strategy in (
     Strategy("all_gather", "padded", _padded, _padded_bytes),
     Strategy("all_gather", "grouped", _grouped, _exact_bytes),
     Strategy("all_gather", "exact", _exact, _exact_bytes),
-    Strategy("all_gather", "hierarchical", _gathered_by_leaders, _gathered_by_leaders_bytes, _nested),
+    Strategy(
+        "all_gather", "hierarchical", _gathered_by_leaders, _gathered_by_leaders_bytes, _nested, many=True
+    ),
     Strategy("reduce_scatter", "padded", _padded, _padded_bytes),
     Strategy("reduce_scatter", "grouped", _grouped, _exact_bytes),
     Strategy("reduce_scatter", "exact", _exact, _exact_bytes),
-    Strategy("reduce_scatter", "hierarchical", _gathered_by_leaders, _gathered_by_leaders_bytes, _nested),
+    Strategy(
+        "reduce_scatter", "hierarchical", _gathered_by_leaders, _gathered_by_leaders_bytes, _nested, many=True
+    ),
     Strategy("all_reduce", "ring", _all_reduce_ring, _all_reduce_ring_bytes),
     Strategy("all_reduce", "rs_ag", _rs_ag, _rs_ag_bytes),
     Strategy("all_reduce", "tree", _tree, _tree_bytes),
-    Strategy("all_reduce", "hierarchical", _reduced_by_leaders, _reduced_by_leaders_bytes, _nested),
+    Strategy(
+        "all_reduce", "hierarchical", _reduced_by_leaders, _reduced_by_leaders_bytes, _nested, many=True
+    ),
     Strategy("all_to_all", "exact", _all_to_all, _all_to_all_bytes),
-    Strategy("all_to_all", "hierarchical", _swapped_by_leaders, _swapped_by_leaders_bytes, _nested),
+    Strategy(
+        "all_to_all", "hierarchical", _swapped_by_leaders, _swapped_by_leaders_bytes, _nested, many=True
+    ),
     Strategy("broadcast", "tree", _broadcast, _broadcast_bytes),
     Strategy("broadcast", "scatter_ag", _scatter_ag, _all_reduce_ring_bytes),
     Strategy("send", "direct", _send, _send_bytes),
 ):
-    register(_strategy)
+    register(replace(_strategy, many=True))

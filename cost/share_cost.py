@@ -110,6 +110,21 @@ class CostStack:
             stacked([cost.product for cost in costs]),
         )
 
+    @staticmethod
+    def joined(stacks: Sequence[CostStack]) -> CostStack:
+        """Stacks of equal classes one after another; those with fewer rows repeat their first."""
+        rows = max((stack.constant.shape[1] for stack in stacks), default=1)
+
+        def padded(array: Floats) -> Floats:
+            return np.concatenate([array, array[:, :1].repeat(rows - array.shape[1], 1)], axis=1)
+
+        stacks = [stack for stack in stacks if len(stack.constant)] or stacks[:1]
+        return CostStack(
+            np.concatenate([padded(stack.constant) for stack in stacks]),
+            np.concatenate([padded(stack.linear) for stack in stacks]),
+            np.concatenate([padded(stack.product) for stack in stacks]),
+        )
+
     def take(self, which: NDArray[np.intp]) -> CostStack:
         """The stack of some of the instructions."""
         return CostStack(self.constant[which], self.linear[which], self.product[which])

@@ -31,6 +31,8 @@ def subfleet(fleet: Fleet, members: Collection[int], name: str) -> Fleet:
 
 
 def _part(node: Node, here: list[int], name: str) -> Node:
+    if len(here) == len(node.devices) > 1:
+        return replace(node, name=name)
     host_links = tuple(node.host_links[d] for d in here) if node.host_links else ()
     return replace(
         node,

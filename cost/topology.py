@@ -11,7 +11,7 @@ then copied from host memory to host memory, which is taken to be no faster than
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, log2
 
 import numpy as np
@@ -73,6 +73,7 @@ class Topology:
         size: per class, devices of its node.
         outward: per class, seconds per byte that its node sends to others while all of its devices do.
         host: per class, its link to the host, if exchanges are staged.
+        host_latency_s, host_s_per_byte: the same, as arrays: one copy between device and host.
         fold: what comes before and after recursive doubling where the devices are no power of two: their
             excess over one hands its data to a neighbour.
         rounds: recursive doubling among devices in order: partners at distance 1, 2, 4, ...
@@ -96,6 +97,12 @@ class Topology:
     node_of: NDArray[np.int64]
     wiring: Wiring
     assumptions: tuple[str, ...]
+    host_latency_s: Floats = field(init=False)
+    host_s_per_byte: Floats = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "host_latency_s", np.array([pace.latency_s for pace in self.host]))
+        object.__setattr__(self, "host_s_per_byte", np.array([pace.s_per_byte for pace in self.host]))
 
     @staticmethod
     def of(fleet: Fleet) -> Topology:
@@ -103,8 +110,18 @@ class Topology:
         devices, classes = fleet.devices, fleet.classes
         staged = fleet.transport == "host-mpi"
         several = len(fleet.nodes) > 1
-        host = [Pace.of(_host_link(d.type, d.host_link)) if staged else Pace() for d in devices]
-        inside = [_inside(node, staged) for node in fleet.nodes]
+        paces: dict[tuple[int, int], Pace] = {}  # many devices are alike, and so are many nodes
+        for d in devices if staged else ():
+            key = (id(d.type), id(d.host_link))
+            if key not in paces:
+                paces[key] = Pace.of(_host_link(d.type, d.host_link))
+        host = [paces[id(d.type), id(d.host_link)] if staged else Pace() for d in devices]
+        within: dict[tuple[int, ...], Pace] = {}
+        for node in fleet.nodes:
+            parts = (id(node.devices), id(node.link), id(node.host_links))
+            if parts not in within:
+                within[parts] = _inside(node, staged)
+        inside = [within[id(node.devices), id(node.link), id(node.host_links)] for node in fleet.nodes]
         links = [node.uplink or fleet.network if several else None for node in fleet.nodes]
         uplink = [Pace.of(link, fleet.oversubscription) for link in links]
         across = Pace.slowest(uplink)
@@ -138,16 +155,6 @@ class Topology:
     def classes(self) -> int:
         """How many device classes there are."""
         return len(self.inside)
-
-    @property
-    def host_latency_s(self) -> Floats:
-        """Per class, latency of one copy between device and host."""
-        return np.array([pace.latency_s for pace in self.host])
-
-    @property
-    def host_s_per_byte(self) -> Floats:
-        """Per class, seconds per byte copied between device and host."""
-        return np.array([pace.s_per_byte for pace in self.host])
 
     def per_node(self, shares: Floats) -> Floats:
         """Sums over the devices of every node of `shares`, one per device."""

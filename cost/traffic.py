@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardwright.cost.model import ALIASES, Traffic
+from shardwright.cost.lines import ALIASES, Traffic
 from shardwright.ir.graph import Equation, Graph, Literal, Value, per_graph
 from shardwright.ir.rules import registry
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 from jax.extend import core as jex
 
-from shardwright.ir.graph import Graph
+from shardwright.ir.graph import Equation, Graph, per_form
 
 
 def fingerprint(graph: Graph) -> str:
@@ -22,10 +22,19 @@ def fingerprint(graph: Graph) -> str:
 def _digest(graph: Graph, digest: Any) -> None:
     digest.update(",".join(f"{v}:{v.type}" for v in (*graph.inputs, *graph.constants)).encode())
     for equation in graph.equations:
-        digest.update(f"{equation}|{params_text(equation.params)}\n".encode())
+        types, rest = _of_form(equation)
+        outs = ", ".join([f"%{v.index}:{kind}" for v, kind in zip(equation.outputs, types, strict=True)])
+        ins = ", ".join([str(atom) for atom in equation.inputs])
+        digest.update(f"{outs} = {equation.primitive}({ins})|{rest}\n".encode())
         for region in equation.regions:
             _digest(region, digest)
     digest.update(f"{','.join(map(str, graph.outputs))}|{sorted(graph.state.items())}".encode())
+
+
+@per_form
+def _of_form(equation: Equation) -> tuple[tuple[str, ...], str]:
+    """The types of its results and its parameters, as text."""
+    return tuple(map(str, equation.output_types)), params_text(equation.params)
 
 
 def params_text(params: Mapping[str, Any]) -> str:

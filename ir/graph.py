@@ -183,9 +183,11 @@ def per_form(function: Callable[[Equation], _T]) -> Callable[[Equation], _T]:
     @wraps(function)
     def remembered(equation: Equation) -> _T:
         memo = equation.form.memo
-        if function not in memo:
-            memo[function] = function(equation)
-        return cast(_T, memo[function])
+        try:
+            return memo[function]
+        except KeyError:
+            found = memo[function] = function(equation)
+            return found
 
     return remembered
 

@@ -40,6 +40,7 @@ class Builder:
         self.forms = Forms()
         self._types: dict[tuple[tuple[int, ...], Any], TensorType] = {}
         self._parts: dict[Any, str] = {}
+        self._of_user: dict[Any, bool] = {}
 
     def graph(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], caller: Any = None, part: str = "") -> Graph:
         return _Region(self).build(jaxpr, consts, caller, part)
@@ -55,6 +56,16 @@ class Builder:
             found = "backward" if "transpose(" in names else "forward" if "jvp(" in names else ""
             self._parts[stack] = found
         return found or around
+
+    def users(self, source: Any, caller: Any) -> Any:
+        """Source of the user's code: JAX's own functions (jnp.linalg.cholesky) are traced apart."""
+        if caller is None:
+            return source
+        # Equations of one line have equal tracebacks: what these say is looked up once.
+        known = self._of_user.get(source.traceback)
+        if known is None:
+            known = self._of_user[source.traceback] = bool(summary(source))
+        return source if known else caller
 
     def type_of(self, aval: Any) -> TensorType:
         """One object for equal types: comparing them is then comparing addresses."""
@@ -145,14 +156,14 @@ class _Region:
                 )
                 inner_env: dict[jex.Var, int | Literal] = dict(zip(inner.invars, operands, strict=True))
                 self.bind_constants(inner, consts, inner_env)
-                self.walk(inner, inner_env, _users(eqn.source_info, caller), part)
+                self.walk(inner, inner_env, self.builder.users(eqn.source_info, caller), part)
                 env.update(
                     zip(eqn.outvars, (self.read(atom, inner_env) for atom in inner.outvars), strict=True)
                 )
                 if part == "backward":
                     self.backward.update(range(before, len(self.types)))
                 continue
-            source = _users(eqn.source_info, caller)
+            source = self.builder.users(eqn.source_info, caller)
             regions = tuple([self.builder.graph(r.jaxpr, r.consts, source, part) for r in _regions(eqn)])
             if not regions and eqn.effects:
                 raise TraceError(
@@ -210,11 +221,6 @@ class _Region:
         results = tuple([name(atom) for atom in outputs])
         residuals = tuple([(self.types[number], values.get(number)) for number in self.residuals])
         return Graph(new_inputs, new_constants, tuple(equations), results, residuals=residuals)
-
-
-def _users(source: Any, caller: Any) -> Any:
-    """Source information of the user's code: JAX's own functions (jnp.linalg.cholesky) are traced apart."""
-    return source if caller is None or summary(source) else caller
 
 
 def _regions(eqn: jex.JaxprEqn) -> list[jex.ClosedJaxpr]:

@@ -7,7 +7,7 @@ products (an all-reduce of the gradient) they gather its factors, and each compu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 
 from shardwright.ir.graph import Equation, Graph, Value
 from shardwright.ir.placement import Partial, R, Shard
@@ -36,8 +36,9 @@ def _factors(program: Program, graph: Graph) -> Iterator[Move]:
     if not gathers:
         return
     gradients = _gradients(graph)
+    readers = _readers(program, graph, {gather.value for gather in gathers})
     for gather in gathers:
-        uses = list(_uses(program, graph, gather.value))
+        uses = readers[gather.value]
         if uses and all(
             isinstance(gather.pre, Shard)
             and equation in gradients
@@ -47,22 +48,24 @@ def _factors(program: Program, graph: Graph) -> Iterator[Move]:
             yield gather
 
 
-def _uses(program: Program, graph: Graph, value: int) -> Iterator[tuple[Equation | None, int]]:
-    """Who reads the gathered value whole: equation and operand; None for a move or for the caller."""
+def _readers(
+    program: Program, graph: Graph, gathered: Set[int]
+) -> Mapping[int, list[tuple[Equation | None, int]]]:
+    """Who reads gathered values whole: equation and operand; None for a move or for the caller."""
+    found: dict[int, list[tuple[Equation | None, int]]] = {value: [] for value in gathered}
     for instruction in program.instructions:
         if isinstance(instruction, Move):
-            if instruction.value == value and instruction.pre == R:
-                yield None, 0
+            if instruction.value in gathered and instruction.pre == R:
+                found[instruction.value].append((None, 0))
             continue
         equation = graph.equations[instruction.equation]
-        for operand, (atom, placement) in enumerate(
-            zip(equation.inputs, instruction.signature.ins, strict=True)
-        ):
-            if isinstance(atom, Value) and atom.index == value and placement == R:
-                yield (equation if isinstance(instruction, Compute) else None), operand
+        for operand, atom in enumerate(equation.inputs):
+            if isinstance(atom, Value) and atom.index in gathered and instruction.signature.ins[operand] == R:
+                found[atom.index].append((equation if isinstance(instruction, Compute) else None, operand))
     for atom, placement in zip(graph.outputs, program.outputs, strict=True):
-        if isinstance(atom, Value) and atom.index == value and placement == R:
-            yield None, 0
+        if isinstance(atom, Value) and atom.index in gathered and placement == R:
+            found[atom.index].append((None, 0))
+    return found
 
 
 def _contracts(equation: Equation | None, operand: int, dim: int) -> bool:

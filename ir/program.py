@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from shardwright.ir import collectives
 from shardwright.ir.errors import ProgramError
@@ -31,8 +31,7 @@ from shardwright.ir.rules import Signature, allows, rule_of
 Group: TypeAlias = tuple[int, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Property:
+class Property(NamedTuple):
     """`value` is held in `placement` by the devices of `group`."""
 
     value: int
@@ -214,7 +213,7 @@ def _check(
             # A literal is known to every device, and a Partial of it is free: one owner keeps it.
             if cuts(placement):
                 return f"literal {atom} cannot be sharded"
-        elif Property(atom.index, placement) not in established:
+        elif (atom.index, placement, None) not in established:
             held = (
                 ", ".join(sorted(str(p.placement) for p in established if p.value == atom.index)) or "nothing"
             )
@@ -229,9 +228,8 @@ def _check(
             "" if _allowed(equation, signature) else f"no rule of {equation.primitive} allows {signature}"
         )
     if not problem:
-        established.update(
-            Property(v.index, p) for v, p in zip(equation.outputs, signature.outs, strict=True)
-        )
+        for value, placement in zip(equation.outputs, signature.outs, strict=True):
+            established.add(Property(value.index, placement))
     return problem
 
 

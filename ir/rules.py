@@ -177,6 +177,24 @@ def cuts(
     rule: Rule, equation: Equation, letter: str
 ) -> tuple[tuple[Cut | None, ...], tuple[Cut | None, ...]]:
     """Where `letter` is cut in every operand and every result; None where it does not appear."""
+    known = _known_cuts(equation)
+    found = known.get((rule.axes, letter))
+    if found is None:
+        found = known[rule.axes, letter] = _cuts(rule, equation, letter)
+    return found
+
+
+@per_form
+def _known_cuts(
+    equation: Equation,
+) -> dict[tuple[str, str], tuple[tuple[Cut | None, ...], tuple[Cut | None, ...]]]:
+    """By axis string and letter, what `cuts` found for equations of this form."""
+    return {}
+
+
+def _cuts(
+    rule: Rule, equation: Equation, letter: str
+) -> tuple[tuple[Cut | None, ...], tuple[Cut | None, ...]]:
     sizes = letter_sizes(rule, equation)
 
     def find(axes: Axes) -> Cut | None:

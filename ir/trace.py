@@ -40,6 +40,7 @@ class Traced:
         input_types: abstract values of the flat arguments.
         state_names: argument -> output that continues it, for the printout.
         trace_s: seconds that JAX took to trace (make_jaxpr alone).
+        graph_s: seconds that it took to make a graph of that.
         primitives: JAX primitive objects by name, for the backends.
         fingerprint: content hash of the graph, equal in every process and for every PYTHONHASHSEED.
     """
@@ -51,6 +52,7 @@ class Traced:
     trace_s: float
     primitives: Mapping[str, Any]
     fingerprint: str
+    graph_s: float = 0.0
 
 
 def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -> Traced:
@@ -100,6 +102,7 @@ def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -
         state_map,
         graph.residuals,
     )
+    content = fingerprint(graph)
     return Traced(
         graph=graph,
         in_tree=tree_structure(tuple(args)),
@@ -107,7 +110,8 @@ def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -
         state_names=state_names,
         trace_s=trace_s,
         primitives=builder.primitives,
-        fingerprint=fingerprint(graph),
+        fingerprint=content,
+        graph_s=time.perf_counter() - start - trace_s,
     )
 
 

@@ -25,7 +25,7 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
-from shardwright.synth.bounds import ENOUGH, certify
+from shardwright.synth.bounds import ENOUGH, Certificate
 from shardwright.synth.budgets import HALVINGS, SCALES, Limits, Renting
 from shardwright.synth.emit import emit
 from shardwright.synth.factors import Use
@@ -55,6 +55,7 @@ class Synthesis:
         notes: what went otherwise than hoped, in words.
         items: the program's bill.
         memory: the program's footprint.
+        certificate: raises the bound further, if there is one.
     """
 
     program: Program
@@ -67,6 +68,7 @@ class Synthesis:
     notes: tuple[str, ...]
     items: tuple[Item, ...]
     memory: Footprint | Peaks
+    certificate: Certificate | None = None
 
 
 class Timer:
@@ -229,6 +231,7 @@ def synthesize(
     *,
     solver: SpaceSolver | None = None,
     floors: Prices | None = None,
+    ideal: Solution | None = None,
     first: tuple[float, ...] | None = None,
 ) -> Synthesis:
     """Search for program and ratios; see the module's docstring.
@@ -241,6 +244,7 @@ def synthesize(
         extra: factors that pin choices.
         solver: of the space with these factors, where there is one already; it serves any prices.
         floors: the floors of the model's prices, where they are known already.
+        ideal: what the search finds at the floors, where it is known already.
         first: shares to start from, before all others.
 
     Raises:
@@ -252,15 +256,16 @@ def synthesize(
         floors = floors or Prices.floors(model)
         assert isinstance(floors.list, PriceList), "floors are of programs on one axis"
         turns = _Turns(space, floors.list, timer, solver, stop)
-        ideal = solver.solve(floors, stop=stop)
+        ideal = ideal or solver.solve(floors, stop=stop)
     found: _Found | None = None
     bound_s = ideal.bound_s
+    certificate = Certificate(solver, turns.listed, bound_s, stop)
     for ratios in _starts(turns, ideal, floors, first):
         reached = turns.take(ratios)
         if found is None:
             # Is there anything left to find? The bound says so before other starts are tried.
             with timer.search():
-                bound_s = certify(solver, turns.listed, ideal.bound_s, reached.cost_s, stop=stop)
+                bound_s = certificate.reach(reached.cost_s * (1 - ENOUGH))
         if found is None or reached.cost_s < found.cost_s * (1 - 1e-9):
             found = reached
         if stop() or bound_s >= found.cost_s * (1 - ENOUGH):
@@ -302,6 +307,7 @@ def synthesize(
         tuple(notes),
         best.items,
         best.memory,
+        certificate,
     )
 
 
@@ -343,6 +349,7 @@ def _within(turns: _Turns, found: _Candidate, renting: Renting) -> _Candidate:
     unit = found.cost_s / sum(limits)
     by_memory = tuple(limit / sum(limits) for limit in limits)
     best = found
+    tried: dict[tuple[tuple[int, ...], tuple[float, ...]], bool] = {}
 
     def rented(scale: float) -> bool:
         """Whether a program fits at that rent; the best so far is kept."""
@@ -358,6 +365,10 @@ def _within(turns: _Turns, found: _Candidate, renting: Renting) -> _Candidate:
                 prices = Prices.at(turns.listed, ratios)
                 solution = renting.solve(prices, ratios, scale * unit, stop)
                 turns.searches, turns.expanded = turns.searches + 1, turns.expanded + solution.expanded
+            key = solution.assignment, ratios
+            if key in tried:
+                fits = fits or tried[key]
+                break
             with turns.timer.ratios():
                 program = emit(turns.space, solution.assignment, prices)
                 items, memory = bill(program, graph, model), footprint(program, graph)
@@ -368,6 +379,7 @@ def _within(turns: _Turns, found: _Candidate, renting: Renting) -> _Candidate:
                 there = _candidate(program, ratios, items, memory, model)
                 here = there if there.over < here.over else here
             fits = fits or here.fits
+            tried[key] = here.fits
             better = here.beats(best) if here.fits or best.fits else here.over < best.over
             best = here if better else best
             if near == ratios:
@@ -375,24 +387,25 @@ def _within(turns: _Turns, found: _Candidate, renting: Renting) -> _Candidate:
             ratios = near
         return fits
 
-    low = 0.0
     possible = not too_small(graph, limits)
     if possible and not rented(SCALES[-1]):
         return best  # where the highest rent makes nothing small enough, a lower one hardly does
-    for scale in SCALES if possible else SCALES[3:5]:
+    if not possible:
+        for scale in SCALES[3:5]:
+            if stop() or rented(scale):
+                break
+        return best
+    # The least rent that helps, by bisection: first among the scales, then between two of them.
+    low, high = -1, len(SCALES) - 1
+    while high - low > 1 and not stop():
+        middle = (low + high) // 2
+        low, high = (low, middle) if rented(SCALES[middle]) else (middle, high)
+    least, most = (SCALES[low] if low >= 0 else 0.0), SCALES[high]
+    for _ in range(HALVINGS):
         if stop():
             break
-        if not rented(scale):
-            low = scale
-            continue
-        high = scale
-        for _ in range(HALVINGS):
-            middle = (low * high) ** 0.5 if low else high / 4
-            if rented(middle):
-                high = middle
-            else:
-                low = middle
-        break
+        scale = (least * most) ** 0.5 if least else most / 4
+        least, most = (least, scale) if rented(scale) else (scale, most)
     return best
 
 

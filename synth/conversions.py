@@ -86,18 +86,18 @@ class Domain:
 
     def use(self, cost: Costs) -> Costs:
         """[holding, placement]: seconds until a user has the placement, given those of `routes`."""
-        return np.minimum(cost[self.base], cost[self.extra])
+        return np.minimum(cost[..., self.base, :], cost[..., self.extra, :])
 
     def derive(self, cost: Costs) -> Costs:
         """[holding, placement]: seconds until all of it is held, from a tensor made in the placement."""
-        to_base, to_extra = cost[:, self.base], cost[:, self.extra]
-        between = cost[self.base, self.extra], cost[self.extra, self.base]
-        first = to_base + np.minimum(to_extra, between[0])
-        return np.minimum(first, to_extra + between[1]).T
+        to_base, to_extra = cost[..., self.base], cost[..., self.extra]
+        onward, back = cost[..., None, self.base, self.extra], cost[..., None, self.extra, self.base]
+        first = to_base + np.minimum(to_extra, onward)
+        return np.swapaxes(np.minimum(first, to_extra + back), -1, -2)
 
     def hold(self, cost: Costs) -> Costs:
         """[holding]: seconds until `extra` is held too, of a tensor handed in as `base`."""
-        return cost[self.base, self.extra]
+        return cost[..., self.base, self.extra]
 
 
 def shards(units: Sequence[int]) -> tuple[Shard, ...]:

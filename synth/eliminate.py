@@ -14,6 +14,7 @@ themselves (the turnpike property), so that even a chain is worked out for its e
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
@@ -21,7 +22,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 from shardwright.cost.share_cost import Floats
-from shardwright.synth.fold import Folded, Scope
+from shardwright.synth.fold import Folded, Scope, least
 from shardwright.synth.prune import Kept
 
 #: Where a table comes from: ("term", recipe, classes...) or ("message", operation).
@@ -81,12 +82,12 @@ class Done:
     Attributes:
         sources: tables that were added up, with their axes among (choice, *rest).
         message: their minimum over the choice, less its own least entry; None where nothing else is in it.
-        least: that entry.
+        least: that entry; where prices are several, an array of them, and tables have one more axis in front.
     """
 
     sources: tuple[tuple[Floats, tuple[int, ...]], ...]
     message: Floats | None
-    least: float
+    least: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +99,14 @@ class Elimination:
         done: per operation.
         left: tables of what is left, in the order of the tape.
         constant: what was settled. If nothing is left: the least cost of any assignment, or a lower bound on
-            it where the tape is split.
+            it where the tape is split. Where prices are several, one for each.
         cells: size of all tables that were added up.
     """
 
     tape: Tape
     done: tuple[Done, ...]
     left: tuple[Floats, ...]
-    constant: float
+    constant: Floats
     cells: int
 
 
@@ -115,12 +116,15 @@ def live(folded: Folded, size_of: Sequence[int]) -> list[Scope]:
     return [tuple([v for v in scope if sizes[v] > 1]) for scope in folded.scopes]
 
 
-def record(folded: Folded, size_of: Sequence[int], order: Sequence[int], most_cells: int) -> Tape:
+def record(
+    folded: Folded, room: Sequence[int], size_of: Sequence[int], order: Sequence[int], most_cells: int
+) -> Tape:
     """Find the distinct operations that eliminate the choices of `order`.
 
     Args:
         folded: the problem.
-        size_of: values left of every class.
+        room: values that every class may have left; those of one are settled.
+        size_of: values that it has left now, which say how large tables are.
         order: choices to eliminate, each of which has more than one value left.
         most_cells: largest table; beyond it buckets are split.
     """
@@ -135,7 +139,7 @@ def record(folded: Folded, size_of: Sequence[int], order: Sequence[int], most_ce
         mine = [place[v] for v in scope if v in place]
         (waiting[order[min(mine)]] if mine else left).append((source, scope))
 
-    for scope, recipe, free in zip(folded.scopes, folded.recipe_of, live(folded, size_of), strict=True):
+    for scope, recipe, free in zip(folded.scopes, folded.recipe_of, live(folded, room), strict=True):
         # Axes of settled choices have length one; they are dropped when the table is read.
         source = ("term", recipe, *[class_of[v] for v in scope])
         if free:
@@ -163,7 +167,7 @@ def record(folded: Folded, size_of: Sequence[int], order: Sequence[int], most_ce
             if rest:
                 hand_on(("message", number), rest)
         buckets.append(Bucket(v, tuple(parts)))
-    opened = frozenset(kind for kind, size in enumerate(size_of) if size > 1)
+    opened = frozenset(kind for kind, size in enumerate(room) if size > 1)
     return Tape(tuple(numbers), tuple(buckets), opened, tuple(left), tuple(constants.items()), split, width)
 
 
@@ -208,7 +212,8 @@ def eliminate(tape: Tape, kept: Kept) -> Elimination:
         key = (kept.key(recipe, kinds), settled)  # pyright: ignore[reportArgumentType]
         if key not in squeezed:
             table = kept.table(recipe, kinds)  # pyright: ignore[reportArgumentType]
-            squeezed[key] = table.squeeze(settled) if settled else table
+            front = table.ndim - len(kinds)
+            squeezed[key] = table.squeeze(tuple([front + k for k in settled])) if settled else table
         return squeezed[key]
 
     for operation in tape.operations:
@@ -217,18 +222,21 @@ def eliminate(tape: Tape, kept: Kept) -> Elimination:
         key = (shape, *sorted([(id(table), axes) for table, axes in sources]))
         found = by_inputs.get(key)
         if found is None:
-            least, size = _minimum(sources, shape)
+            lowest, size = _minimum(sources, shape)
             cells += size
-            low = float(least.min())
+            rest = len(shape) - 1
+            low = least(lowest, rest) if rest else lowest
             message = None
-            if least.ndim:
-                message = least - low if np.isfinite(low) else least
+            if rest:
+                away = np.where(np.isfinite(low), low, 0.0)
+                message = lowest - away.reshape(*away.shape, *(1,) * rest)
                 message = by_content.setdefault((message.shape, message.tobytes()), message)
             found = by_inputs[key] = Done(sources, message, low)
         done.append(found)
         messages.append(found.message)
-    constant = sum(float(read(source)) * times for source, times in tape.constants)
-    constant += sum(done[number].least for bucket in tape.buckets for number, _ in bucket.parts)
+    constant = sum((read(source) * times for source, times in tape.constants), np.zeros(()))
+    times = Counter([number for bucket in tape.buckets for number, _ in bucket.parts])
+    constant = constant + sum((done[number].least * count for number, count in times.items()), np.zeros(()))
     return Elimination(tape, tuple(done), tuple([read(source) for source, _ in tape.left]), constant, cells)
 
 
@@ -244,19 +252,25 @@ def _minimum(sources: Sequence[tuple[Floats, tuple[int, ...]]], shape: tuple[int
         wide = [1] * len(shape)
         for axis in axes:
             wide[axis] = shape[axis]
-        spread.append(table.transpose(ascending).reshape(wide))
+        front = table.ndim - len(axes)
+        turned = table.transpose(*range(front), *[front + k for k in ascending])
+        spread.append(turned.reshape(*table.shape[:front], *wide))
     spread.sort(key=lambda table: table.size)
-    cells = math.prod(shape)
+    fronts = max([table.shape[: table.ndim - len(shape)] for table in spread], key=len)
+    cells = math.prod(shape) * math.prod(fronts)
+    first = -len(shape)
     if cells <= _LARGE or len(spread) == 1:
         total = spread[0]
         for table in spread[1:]:
             total = total + table
-        return np.broadcast_to(total, shape).min(axis=0), cells
-    least, slice_ = np.full(shape[1:], np.inf), np.empty(shape[1:])
+        return np.broadcast_to(total, (*fronts, *shape)).min(axis=first), cells
+    lowest, slice_ = np.full((*fronts, *shape[1:]), np.inf), np.empty((*fronts, *shape[1:]))
+    others = (slice(None),) * (len(shape) - 1)
     for k in range(shape[0]):
-        total = spread[0][k]
-        for table in spread[1:-1]:
-            total = total + table[k]
-        np.add(total, spread[-1][k], out=slice_)
-        np.minimum(least, slice_, out=least)
-    return least, cells
+        parts = [table[(..., k, *others)] for table in spread]
+        total = parts[0]
+        for table in parts[1:-1]:
+            total = total + table
+        np.add(total, parts[-1], out=slice_)
+        np.minimum(lowest, slice_, out=lowest)
+    return lowest, cells

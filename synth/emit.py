@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import Atom, Equation, Value
@@ -69,9 +70,7 @@ class _Emitter:
             self.output(atom, placement) for atom, placement in zip(graph.outputs, wanted, strict=True)
         )
         needed = {(a.index, p) for a, p in zip(graph.outputs, outputs, strict=True) if isinstance(a, Value)}
-        return Program(
-            inputs, _in_rounds(_live(self.instructions, needed, graph.equations), graph.equations), outputs
-        )
+        return Program(inputs, _in_rounds(_live(self.instructions, needed, graph.equations)), outputs)
 
     def equation(self, equation: Equation) -> None:
         use = self.frame.uses[equation]
@@ -97,9 +96,11 @@ class _Emitter:
         for choice in (self.frame.choice[value], self.frame.exits.get(value)):
             if choice is None:
                 continue
-            missing = [p for p in self.holding(choice).all if p not in self.established[value]]
+            established = self.established[value]
+            missing = [p for p in self.holding(choice).all if p not in established]
             while missing:
-                missing.sort(key=lambda p: self.distance(value, p))
+                if len(missing) > 1:
+                    missing.sort(key=lambda p: self.distance(value, p))
                 self.need(value, missing.pop(0))
 
     def distance(self, value: Value, placement: Placement) -> float:
@@ -115,7 +116,9 @@ class _Emitter:
         if placement in held:
             return
         routes = self.routes(value)
-        source = min(held, key=lambda p: self.prices.distance(routes, p, placement))
+        source = held[0]
+        if len(held) > 1:
+            source = min(held, key=lambda p: self.prices.distance(routes, p, placement))
         for pre, post in self.prices.path(routes, source, placement):
             if post not in held:
                 kind, strategy, _ = self.prices.strategy(routes, pre, post)
@@ -171,6 +174,10 @@ class _Emitter:
 # Order
 
 
+#: An instruction, what it needs and what it makes.
+_Wired: TypeAlias = tuple[Instruction, list[tuple[int, Placement]], list[tuple[int, Placement]]]
+
+
 def _needs(instruction: Instruction, equations: Sequence[Equation]) -> list[tuple[int, Placement]]:
     if isinstance(instruction, Move):
         return [(instruction.value, instruction.pre)]
@@ -188,13 +195,15 @@ def _makes(instruction: Instruction, equations: Sequence[Equation]) -> list[tupl
 
 def _live(
     instructions: Sequence[Instruction], needed: set[tuple[int, Placement]], equations: Sequence[Equation]
-) -> list[Instruction]:
+) -> list[_Wired]:
     """Without instructions that make nothing anybody needs."""
-    kept: list[Instruction] = []
+    kept: list[_Wired] = []
     for instruction in reversed(instructions):
-        if any(made in needed for made in _makes(instruction, equations)):
-            kept.append(instruction)
-            needed.update(_needs(instruction, equations))
+        made = _makes(instruction, equations)
+        if not needed.isdisjoint(made):
+            needs = _needs(instruction, equations)
+            kept.append((instruction, needs, made))
+            needed.update(needs)
     return kept[::-1]
 
 
@@ -205,14 +214,16 @@ def exchanges(instruction: Instruction) -> bool:
     return isinstance(instruction, Move) and not collectives()[instruction.kind].local
 
 
-def _in_rounds(instructions: Sequence[Instruction], equations: Sequence[Equation]) -> tuple[Instruction, ...]:
+def _in_rounds(instructions: Sequence[_Wired]) -> tuple[Instruction, ...]:
     """Stable order by round: local instructions of a round first, then its exchanges."""
     ready: dict[tuple[int, Placement], int] = {}
     keyed: list[tuple[int, bool, int]] = []
-    for position, instruction in enumerate(instructions):
-        start = max((ready.get(need, 0) for need in _needs(instruction, equations)), default=0)
-        talks = exchanges(instruction)
+    for position, (instruction, needs, makes) in enumerate(instructions):
+        start = 0
+        for need in needs:
+            start = max(start, ready.get(need, 0))
+        talks = not isinstance(instruction, Compute) and exchanges(instruction)
         keyed.append((start, talks, position))
-        for made in _makes(instruction, equations):
+        for made in makes:
             ready.setdefault(made, start + talks)
-    return tuple(instructions[position] for _, _, position in sorted(keyed))
+    return tuple([instructions[position][0] for _, _, position in sorted(keyed)])

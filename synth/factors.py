@@ -20,12 +20,13 @@ layers share their factors, each *used* once per layer. Prices are filled in by 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shardwright.cost.model import Traffic
+from shardwright.cost.lines import Traffic
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Equation
 from shardwright.ir.placement import Placement, R, Shard, reduction
@@ -43,8 +44,7 @@ class Choice:
     domain: Domain
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """How a choice meets the placement that one operand or result of an equation needs.
 
     Attributes:
@@ -68,6 +68,52 @@ class EquationFactor:
     slots: tuple[Slot | None, ...]
     domains: tuple[Domain, ...]
     weight: float
+    memo: list[Needs] = field(default_factory=list["Needs"], repr=False)
+
+    def needs(self) -> Needs:
+        """What the signatures that are possible at all need of the choices; worked out once."""
+        if not self.memo:
+            self.memo.append(_needs(self))
+        return self.memo[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Needs:
+    """What an equation's signatures need.
+
+    Attributes:
+        signatures: numbers of those for which every choice has a holding.
+        of: per choice in scope, mode and placements needed (as positions in its routes) by signature, one
+            entry per slot.
+    """
+
+    signatures: NDArray[np.intp]
+    of: tuple[tuple[tuple[str, NDArray[np.intp]], ...], ...]
+
+
+def by_operand(signatures: Sequence[Signature]) -> list[tuple[Placement, ...]]:
+    """Per operand and result, the placement that every signature needs."""
+    return list(zip(*((*s.ins, *s.outs) for s in signatures), strict=True))
+
+
+def positions(domain: Domain, needed: Sequence[Placement]) -> NDArray[np.intp]:
+    """Positions of placements in a domain's routes, -1 where these tensors do not know them."""
+    index = domain.routes.index
+    return np.array([index.get(p, -1) for p in needed], dtype=np.intp)
+
+
+def _needs(factor: EquationFactor) -> Needs:
+    of: list[list[tuple[str, NDArray[np.intp]]]] = [[] for _ in factor.domains]
+    possible = np.ones(len(factor.signatures), dtype=np.bool_)
+    for slot, needed in zip(factor.slots, by_operand(factor.signatures), strict=True):
+        if slot is not None:
+            domain = factor.domains[slot.position]
+            where = positions(domain, needed)
+            of[slot.position].append((slot.mode, where))
+            reached = np.isin(where, domain.base) if slot.mode == "exact" else where >= 0
+            possible &= reached
+    keep = np.flatnonzero(possible) if possible.any() else np.arange(len(possible))
+    return Needs(keep, tuple(tuple((mode, where[keep]) for mode, where in mine) for mine in of))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,15 +126,15 @@ class LinkFactor:
     stacked: bool = False
 
     def table(self, matrices: Matrices) -> Floats:
-        """Seconds by holding, one axis per choice in scope."""
+        """Seconds by holding, one axis per choice in scope; one more in front where prices are several."""
         first, last = self.domains[0], self.domains[-1]
         if self.kind == "hold":
             return matrices.hold(first) * self.weight
         if self.kind == "hand out":
             whole = [k for k, p in enumerate(first.routes.placements) if reduction(p) is None]
-            return matrices.use(first)[:, whole].min(axis=1) * self.weight
+            return matrices.use(first)[..., whole].min(axis=-1) * self.weight
         if self.kind == "hand out whole":
-            return matrices.use(first)[:, first.routes.index[R]] * self.weight
+            return matrices.use(first)[..., first.routes.index[R]] * self.weight
         if self.kind == "whole":
             return _possible([h.base == R for h in first.holdings])
         if self.kind == "first dimension":
@@ -99,7 +145,7 @@ class LinkFactor:
             return _possible([[a.base == b.base for b in last.holdings] for a in first.holdings])
         if self.kind in ("exit", "leave"):
             made = [outer_placement(h.base, self.kind == "leave") for h in first.holdings]
-            return _columns(matrices.derive(last), last, made).T * self.weight
+            return np.swapaxes(_columns(matrices.derive(last), last, made), -1, -2) * self.weight
         assert self.kind in ("return", "enter"), self.kind
         needed = [outer_placement(h.base, self.stacked) for h in last.holdings]
         return _columns(matrices.use(first), first, needed) * self.weight
@@ -193,8 +239,7 @@ def _possible(cells: object) -> Floats:
 
 def _columns(matrix: Floats, domain: Domain, placements: Sequence[Placement]) -> Floats:
     """Columns of placements; one that these tensors do not know is impossible."""
-    index = domain.routes.index
-    known = [index.get(p, -1) for p in placements]
-    found = matrix[:, known]
-    found[:, [k < 0 for k in known]] = np.inf
+    known = positions(domain, placements)
+    found = matrix[..., known]
+    found[..., known < 0] = np.inf
     return found

@@ -112,12 +112,26 @@ def _refined(kinds: Sequence[Hashable], scopes: Sequence[Scope], recipe_of: Sequ
 
 
 def cook(folded: Folded, tables: Sequence[Floats]) -> list[Floats]:
-    """The table of every recipe, from those of the factors."""
+    """The table of every recipe, from those of the factors; either may have one more axis in front."""
     cooked: list[Floats] = []
     for recipe in folded.recipes:
-        turned = [tables[factor].transpose(order) for factor, order in recipe]
-        cooked.append(turned[0] if len(turned) == 1 else np.sum(turned, axis=0))
+        turned = [_turned(tables[factor], order) for factor, order in recipe]
+        total = turned[0]
+        for table in turned[1:]:
+            total = total + table
+        cooked.append(total)
     return cooked
+
+
+def _turned(table: Floats, order: tuple[int, ...]) -> Floats:
+    """The table with its last axes in another order."""
+    front = table.ndim - len(order)
+    return table.transpose(*range(front), *[front + k for k in order])
+
+
+def least(table: Floats, axes: int) -> Floats:
+    """The least entry over the last axes: a number, or one for each entry of the axis in front."""
+    return table.min(axis=tuple(range(-axes, 0)))
 
 
 def rounded(folded: Folded, cooked: Sequence[Floats]) -> list[Floats]:
@@ -126,10 +140,11 @@ def rounded(folded: Folded, cooked: Sequence[Floats]) -> list[Floats]:
     Values are rounded to multiples of a power of two so small that nobody can care, yet sums are exact.
     Equal prices then stay equal in whatever order they are added: ties are real ties, A* does not chase
     rounding errors, and messages of equal layers are equal. The step is 2^-44 of the sum of all terms'
-    least entries.
+    least entries (of the largest such sum where prices are several).
     """
-    least = [float(table.min()) for table in cooked]
-    scale = sum(least[recipe] for recipe in folded.recipe_of)
+    lowest = [least(table, len(recipe[0][1])) for table, recipe in zip(cooked, folded.recipes, strict=True)]
+    times = Counter(folded.recipe_of)
+    scale = float(np.max(sum((lowest[recipe] * count for recipe, count in times.items()), np.zeros(()))))
     if not (0 < scale < np.inf):
         return list(cooked)
     step = 2.0 ** (np.ceil(np.log2(scale)) - 44)

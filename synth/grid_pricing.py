@@ -17,7 +17,7 @@ from shardwright.ir.placement import Placement
 from shardwright.ir.rules import flop_count
 from shardwright.synth.conversions import Routes
 from shardwright.synth.factors import EquationFactor
-from shardwright.synth.pricing import Prices, Step
+from shardwright.synth.pricing import Moves, Prices, Step
 
 
 class GridPriceList:
@@ -27,6 +27,7 @@ class GridPriceList:
         self.grid = grid
         self.costs: list[GridCost] = []
         self.cuts: list[GridCut] = []
+        self.moves: dict[tuple[Routes, ...], Moves] = {}
         self._lines: dict[tuple[int, GridCut], int] = {}
         self._steps: dict[Routes, tuple[Step, ...]] = {}
         self._pairs: dict[tuple[Placement, ...], list[tuple[str, Placement, Placement]]] = {}

@@ -44,7 +44,7 @@ class Ledger:
         listed = prices.list
         assert isinstance(listed, PriceList), "items are of programs on one axis"
         return [
-            Item(label, listed.costs[line], weight, (listed.units[line] or 1, 1), exchange)
+            listed.item(line, label, weight, exchange)
             for (line, label, exchange), weight in self.lines(assignment, prices).items()
         ]
 

@@ -32,13 +32,25 @@ class _Ties:
 
     def eliminate(self, v: int) -> list[int]:
         """Take a choice out; its neighbours, now tied to each other, in ascending order."""
-        tied = self.of.pop(v)
+        return sorted(self.take(v)[0])
+
+    def take(self, v: int) -> tuple[set[int], set[int]]:
+        """Take a choice out: its neighbours, now tied to each other, and all whose fill may have changed."""
+        of = self.of
+        tied = of.pop(v)
+        changed = set(tied)
         for a in tied:
-            mine = self.of[a]
+            of[a].discard(v)
+        for a in tied:
+            for b in tied - of[a]:
+                if b > a:
+                    # What is tied to both lacks one tie less.
+                    changed |= of[a] & of[b]
+        for a in tied:
+            mine = of[a]
             mine |= tied
             mine.discard(a)
-            mine.discard(v)
-        return sorted(tied)
+        return tied, changed
 
 
 def simple_order(sizes: Sequence[int], scopes: Sequence[Scope], degree: int, cells: int) -> list[int]:
@@ -90,11 +102,7 @@ def full_order(sizes: Sequence[int], scopes: Sequence[Scope]) -> list[int]:
         if v not in ties.of or (fill, table) != latest[v]:
             continue
         order.append(v)
-        near = ties.eliminate(v)
-        touched = set(near)
-        for a in near:
-            touched |= ties.of[a]
-        for a in touched:
+        for a in ties.take(v)[1]:
             now = cost(a)
             if now != latest[a]:
                 latest[a] = now

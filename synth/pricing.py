@@ -1,11 +1,13 @@
 """Prices: from factors and a cost model to tables of seconds.
 
-    PriceList   every instruction that a program of the space could contain, as one stack of costs
-    Prices      what they cost at given shares, or at least under any (for the bound); the tables of factors
+    Catalogue   every instruction that a program of the space could contain, whatever the fleet: the lines
+    PriceList   what the lines cost on one fleet, or on a part of it, as one stack of costs
+    Prices      seconds at given shares, or at least under any (for the bound); the tables of factors
 
-A price list is made once per step and fleet; prices are made for every set of shares, and all of their
+A catalogue is made once per step, a price list once per part of a fleet, prices for every set of shares. All
 arithmetic is done on whole arrays: kernels and exchanges by their stack, the cheapest ways between
-placements for all types of tensors at once.
+placements for all types of tensors at once. Several sets of prices of one catalogue may be worked out
+together (`Prices.of_all`): everything then has an axis in front, one entry per set.
 """
 
 from __future__ import annotations
@@ -17,16 +19,17 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.bill import Cut, Shares, cut_of
+from shardwright.cost.bill import Cut, Item, Shares, cut_of
+from shardwright.cost.contractions import Sizes
+from shardwright.cost.lines import Exchange, Line, kernel_lines
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import CostStack, Floats, ShareCost
 from shardwright.ir.collectives import between
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Placement
-from shardwright.ir.rules import Signature
 from shardwright.synth.conversions import Domain, Routes
-from shardwright.synth.factors import EquationFactor, Factor, TableFactor
+from shardwright.synth.factors import EquationFactor, Factor, TableFactor, by_operand, positions
 
 #: Seconds of lines of a price list, given their costs and how each is cut (see `PriceList.fresh`).
 Evaluate: TypeAlias = Callable[..., Floats]
@@ -43,12 +46,29 @@ class Step:
     lines: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Moves:
+    """The single moves of several routes, as arrays: their lines, one stretch of strategies per move."""
+
+    lines: NDArray[np.intp]
+    starts: NDArray[np.intp]
+    kinds: tuple[str, ...]
+    routes: NDArray[np.intp]
+    pre: NDArray[np.intp]
+    post: NDArray[np.intp]
+
+
 class Listed(Protocol):
     """A price list, as `Prices` reads it: of programs on one mesh axis, or on two."""
 
     @property
     def model(self) -> CostModel:
         """Prices on one axis."""
+        ...
+
+    @property
+    def moves(self) -> dict[tuple[Routes, ...], Moves]:
+        """Single moves of several routes, as far as they were asked for."""
         ...
 
     def __len__(self) -> int:
@@ -72,27 +92,26 @@ class Listed(Protocol):
         ...
 
 
-class PriceList:
-    """The lines of all instructions asked for so far; equal costs of equally cut axes are one line."""
+class Catalogue:
+    """The lines of all instructions asked for so far; equal instructions that cut equal axes are one line."""
 
-    def __init__(self, model: CostModel) -> None:
-        self.model = model
-        self.costs: list[ShareCost] = []
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
         self.units: list[int] = []
-        self._lines: dict[tuple[int, int], int] = {}
+        self._numbers: dict[tuple[Line, int], int] = {}
+        self.moves: dict[tuple[Routes, ...], Moves] = {}
         self._steps: dict[Routes, tuple[Step, ...]] = {}
         self._kernels: dict[EquationFactor, NDArray[np.intp]] = {}
-        self._stack: CostStack | None = None
+        self._of_kernels: dict[tuple[object, ...], NDArray[np.intp]] = {}
 
-    def line(self, cost: ShareCost, cut: Cut | None) -> int:
-        """The line of an instruction that costs `cost` and cuts the axis `cut`."""
-        units = cut[0] // cut[1] if cut is not None and cost.varies else 0
-        key = (id(cost), units)
-        found = self._lines.get(key)
+    def line(self, line: Line, units: int) -> int:
+        """The number of an instruction that cuts an axis of so many units (0: none)."""
+        key = (line, units if line is not None else 0)
+        found = self._numbers.get(key)
         if found is None:
-            found = self._lines[key] = len(self.costs)
-            self.costs.append(cost)
-            self.units.append(units)
+            found = self._numbers[key] = len(self.lines)
+            self.lines.append(line)
+            self.units.append(key[1])
         return found
 
     def kernels(self, factor: EquationFactor) -> NDArray[np.intp]:
@@ -100,12 +119,13 @@ class PriceList:
         found = self._kernels.get(factor)
         if found is None:
             equation = factor.equation
-            tensors = (*equation.input_types, *equation.output_types)
-            lines: list[int] = []
-            for signature in factor.signatures:
-                cost = self.model.compute(equation, factor.rule, signature, factor.traffic)
-                lines.append(self.line(cost, cut_of(tensors, (*signature.ins, *signature.outs))))
-            found = self._kernels[factor] = np.array(lines, dtype=np.intp)
+            key = (equation.form, id(factor.rule), id(factor.signatures), factor.traffic)
+            found = self._of_kernels.get(key)
+            if found is None:
+                kernels = kernel_lines(equation, factor.rule, factor.signatures, factor.traffic)
+                numbers = [self.line(kernel, 0 if kernel is None else kernel.units) for kernel in kernels]
+                found = self._of_kernels[key] = np.array(numbers, dtype=np.intp)
+            self._kernels[factor] = found
         return found
 
     def steps(self, routes: Routes) -> tuple[Step, ...]:
@@ -114,7 +134,7 @@ class PriceList:
         if found is None:
             pairs = [(a, b) for a in routes.placements for b in routes.placements if a != b]
             steps = (self.step(routes.type, a, b) for a, b in pairs)
-            found = self._steps[routes] = tuple(step for step in steps if step is not None)
+            found = self._steps[routes] = tuple([step for step in steps if step is not None])
         return found
 
     def step(self, tensor: TensorType, pre: Placement, post: Placement) -> Step | None:
@@ -122,24 +142,81 @@ class PriceList:
         collective = between(pre, post)
         if collective is None:
             return None
-        kind, cut = collective.kind, cut_of((tensor, tensor), (pre, post))
-        strategies = self.model.strategies(kind, pre, post)
-        lines = tuple([self.line(self.model.move(kind, s, tensor, pre, post), cut) for s in strategies])
-        return Step(kind, pre, post, strategies, lines)
+        kind, nbytes, names = collective.kind, tensor.nbytes, collective.strategies
+        if collective.local:
+            lines = [self.line(None, 0) for _ in names]
+        else:
+            cut = cut_of((tensor, tensor), (pre, post))
+            units = 0 if cut is None else cut[0] // cut[1]
+            lines = [self.line(Exchange(kind, name, nbytes, pre, post), units) for name in names]
+        return Step(kind, pre, post, names, tuple(lines))
+
+
+class PriceList:
+    """What the lines of a catalogue cost on one fleet.
+
+    Args:
+        model: prices instructions.
+        catalogue: of the lines; one of its own by default.
+    """
+
+    def __init__(self, model: CostModel, catalogue: Catalogue | None = None) -> None:
+        self.model = model
+        self.catalogue = catalogue or Catalogue()
+        self.kernels = self.catalogue.kernels
+        self.steps = self.catalogue.steps
+        self.step = self.catalogue.step
+        self.moves = self.catalogue.moves
+        self._stack: CostStack | None = None
 
     def __len__(self) -> int:
-        return len(self.costs)
+        return len(self.catalogue.lines)
 
     def fresh(self, known: int) -> tuple[CostStack, NDArray[np.int64]]:
         """The lines from number `known` on: their costs, and the units of the axis each cuts (0: none)."""
-        lines = np.arange(known, len(self.costs))
-        return self.stack().take(lines), np.array(self.units[known:], dtype=np.int64)
+        stack = self.stack()
+        units = np.array(self.catalogue.units[known:], dtype=np.int64)
+        return (stack.take(np.arange(known, len(self))) if known else stack), units
 
     def stack(self) -> CostStack:
         """The costs of all lines so far."""
-        if self._stack is None or len(self._stack.constant) < len(self.costs):
-            self._stack = CostStack.of(self.costs)
-        return self._stack
+        stack = self._stack
+        known = 0 if stack is None else len(stack.constant)
+        if stack is None or known < len(self):
+            fresh = self.model.costs(self.catalogue.lines[known:])
+            stack = self._stack = fresh if stack is None else CostStack.joined((stack, fresh))
+        return stack
+
+    def item(self, line: int, label: str, weight: float, exchange: bool) -> Item:
+        """A line of a bill."""
+        cost, units = self.model.cost(self.catalogue.lines[line]), self.catalogue.units[line]
+        return Item(label, cost, weight, (units or 1, 1), exchange)
+
+
+class Several:
+    """Prices of one catalogue, to be evaluated together."""
+
+    def __init__(self, prices: Sequence[Prices]) -> None:
+        self.prices = tuple(prices)
+        self.lists = tuple([each.list for each in prices if isinstance(each.list, PriceList)])
+        assert len(self.lists) == len(prices), "on two axes there is no catalogue"
+        first = self.lists[0]
+        self.model, self.catalogue = first.model, first.catalogue
+        self.kernels, self.steps, self.step = first.kernels, first.steps, first.step
+        self.moves = first.moves
+
+    def __len__(self) -> int:
+        return len(self.catalogue.lines)
+
+    def fresh(self, known: int) -> tuple[list[CostStack], NDArray[np.int64]]:
+        """See `PriceList.fresh`: a stack for each."""
+        wanted: dict[tuple[str, bool], list[Sizes]] = {}
+        for each in self.lists:
+            for key, shapes in each.model.products_of(self.catalogue.lines[known:]).items():
+                wanted.setdefault(key, []).extend(shapes)
+        self.model.learn(wanted)
+        found = [each.fresh(known) for each in self.lists]
+        return [stack for stack, _ in found], found[0][1]
 
 
 class Prices:
@@ -148,7 +225,7 @@ class Prices:
     def __init__(self, listed: Listed, evaluate: Evaluate, allowed: frozenset[str] | None = None) -> None:
         self.list = listed
         self.model = listed.model
-        self._evaluate = evaluate
+        self.work_out = evaluate
         self._allowed = allowed
         self._seconds: Floats = np.zeros(0)
         self._ways: dict[Routes, tuple[Floats, NDArray[np.intp]]] = {}
@@ -192,6 +269,16 @@ class Prices:
         return Prices(listed, evaluate)
 
     @staticmethod
+    def of_all(some: Sequence[Prices]) -> Prices:
+        """Several prices of one catalogue at once; whatever is asked of them has an axis in front."""
+
+        def evaluate(stacks: Sequence[CostStack], units: NDArray[np.int64]) -> Floats:
+            pairs = zip(some, stacks, strict=True)
+            return np.stack([each.work_out(stack, units) for each, stack in pairs])
+
+        return Prices(Several(some), evaluate)
+
+    @staticmethod
     def floors_between(listed: PriceList, least: Floats, most: Floats) -> Prices:
         """What every instruction costs at least if each device's ratio is in a range.
 
@@ -211,21 +298,37 @@ class Prices:
 
         return Prices(listed, evaluate)
 
+    def one(self, number: int) -> Prices:
+        """One of several prices by itself, with all that is known of it."""
+        assert isinstance(self.list, Several), "these prices are not several"
+        each = self.list.prices[number]
+        each.take_over(self, number)
+        return each
+
+    def take_over(self, several: Prices, number: int) -> None:
+        """Take over what was worked out for several prices, of which these are one."""
+        self._seconds = several.seconds[number]
+        self._ways = {r: (cost[number], follow[number]) for r, (cost, follow) in several._ways.items()}
+        self._tables = {
+            factor: table[number] if table.ndim > len(factor.domains) else table
+            for factor, table in several._tables.items()
+        }
+
     # -- lines ---------------------------------------------------------------------------------------
 
     @property
     def seconds(self) -> Floats:
         """Seconds of every line of the list."""
-        known = len(self._seconds)
+        known = self._seconds.shape[-1]
         if known < len(self.list):
-            self._seconds = np.concatenate([self._seconds, self._evaluate(*self.list.fresh(known))])
+            fresh = self.work_out(*self.list.fresh(known))
+            self._seconds = np.concatenate([self._seconds, fresh], axis=-1) if known else fresh
         return self._seconds
 
     def evaluate(self, cost: ShareCost, cut: Cut | None) -> float:
         """Seconds of one instruction that cuts the axis `cut`."""
-        assert isinstance(self.list, PriceList), "on two axes instructions are not cut along one"
-        line = self.list.line(cost, cut)
-        return float(self.seconds[line])
+        units = cut[0] // cut[1] if cut is not None and cost.varies else 0
+        return float(self.work_out(CostStack.of([cost]), np.array([units]))[0])
 
     def step(self, tensor: TensorType, pre: Placement, post: Placement) -> float:
         """Seconds of one move by its cheapest strategy; infinite where there is none."""
@@ -238,34 +341,29 @@ class Prices:
 
     def _learn(self, routes: Iterable[Routes]) -> None:
         """Find the cheapest ways of all `routes` at once: all-pairs shortest paths (Floyd-Warshall)."""
-        fresh = [r for r in dict.fromkeys(routes) if r not in self._ways]
+        fresh = tuple([r for r in dict.fromkeys(routes) if r not in self._ways])
         if not fresh:
             return
-        steps = [self.list.steps(r) for r in fresh]
+        moves = _moves_of(self.list, fresh)
         n = max(len(r.placements) for r in fresh)
-        cost = np.full((len(fresh), n, n), np.inf)
-        cost[:, range(n), range(n)] = 0.0
-        flat = [(k, step) for k, mine in enumerate(steps) for step in mine]
-        if flat:
-            seconds = self.seconds
-            lines = [step.lines for _, step in flat]
-            starts = np.cumsum([0, *(len(options) for options in lines[:-1])])
-            cheapest = np.minimum.reduceat(seconds[[line for options in lines for line in options]], starts)
+        seconds = self.seconds
+        cost = np.full((*seconds.shape[:-1], len(fresh), n, n), np.inf)
+        cost[..., range(n), range(n)] = 0.0
+        if len(moves.lines):
+            cheapest = np.minimum.reduceat(seconds[..., moves.lines], moves.starts, axis=-1)
             if self._allowed is not None:
-                barred = [not self._may(step.kind) for _, step in flat]
+                barred = [not self._may(kind) for kind in moves.kinds]
                 cheapest = np.where(barred, np.inf, cheapest)
-            pre = [fresh[k].index[step.pre] for k, step in flat]
-            post = [fresh[k].index[step.post] for k, step in flat]
-            cost[[k for k, _ in flat], pre, post] = cheapest
+            cost[..., moves.routes, moves.pre, moves.post] = cheapest
         follow = np.broadcast_to(np.arange(n), cost.shape).copy()
         for k in range(n):
-            through = cost[:, :, k, None] + cost[:, None, k, :]
+            through = cost[..., k, None] + cost[..., None, k, :]
             shorter = through < cost - 1e-15
-            follow = np.where(shorter, follow[:, :, k, None], follow)
+            follow = np.where(shorter, follow[..., k, None], follow)
             cost = np.where(shorter, through, cost)
         for k, r in enumerate(fresh):
             size = len(r.placements)
-            self._ways[r] = cost[k, :size, :size], follow[k, :size, :size]
+            self._ways[r] = cost[..., k, :size, :size], follow[..., k, :size, :size]
 
     def _may(self, kind: str) -> bool:
         return self._allowed is None or collectives()[kind].local or kind in self._allowed
@@ -350,37 +448,30 @@ class Prices:
     def _table(self, factor: EquationFactor | TableFactor) -> Floats:
         if not isinstance(factor, EquationFactor):
             return factor.table(self)
-        kernels, vectors = self._parts(factor)
+        needs = factor.needs()
         # (signatures, holdings of the first choice, of the second, ...), then the cheapest signature.
-        total = kernels
-        for vector in vectors:
-            total = total[..., None] + vector.reshape(len(vector), *(1,) * (total.ndim - 1), -1)
-        return total.min(axis=0) * factor.weight
+        total = self.seconds[..., self.list.kernels(factor)[needs.signatures]]
+        for position, domain in enumerate(factor.domains):
+            vector: Floats | None = None
+            for mode, where in needs.of[position]:
+                found = self._conversion(domain, mode, where)
+                vector = found if vector is None else vector + found
+            assert vector is not None, "a choice in scope is some operand's or result's"
+            wide = (*vector.shape[:-1], *(1,) * position, vector.shape[-1])
+            total = total[..., None] + vector.reshape(wide)
+        return total.min(axis=-1 - len(factor.domains)) * factor.weight
 
-    def _parts(self, factor: EquationFactor) -> tuple[Floats, list[Floats]]:
-        """Seconds of the kernels by signature; per choice, of conversions by signature and holding."""
-        kernels = self.seconds[self.list.kernels(factor)]
-        vectors: list[Floats] = [np.zeros((len(kernels), len(domain))) for domain in factor.domains]
-        for slot, needed in zip(factor.slots, _by_operand(factor.signatures), strict=True):
-            if slot is not None:
-                vectors[slot.position] = vectors[slot.position] + self._conversion(
-                    factor.domains[slot.position], slot.mode, needed
-                )
-        possible = np.all([np.isfinite(vector).any(axis=1) for vector in vectors], axis=0)
-        if not possible.all() and possible.any():
-            return kernels[possible], [vector[possible] for vector in vectors]
-        return kernels, vectors
+    def _conversion(self, domain: Domain, mode: str, where: NDArray[np.intp]) -> Floats:
+        """[signature, holding]: seconds of bringing the placements needed and the holding together.
 
-    def _conversion(self, domain: Domain, mode: str, needed: Sequence[Placement]) -> Floats:
-        """[signature, holding]: seconds of bringing the placements needed and the holding together."""
-        index = domain.routes.index
-        where = [index.get(p, -1) for p in needed]
+        `where` are the positions of the placements in the routes, -1 for one that the tensor does not know.
+        """
         if mode == "exact":
-            return np.where(domain.base[None, :] == np.array(where)[:, None], 0.0, np.inf)
-        found = (self.use(domain) if mode == "use" else self.derive(domain)).T[where]
-        unknown = [k < 0 for k in where]
-        if any(unknown):
-            found[unknown] = np.inf
+            return np.where(domain.base[None, :] == where[:, None], 0.0, np.inf)
+        costs = self.use(domain) if mode == "use" else self.derive(domain)
+        found = np.moveaxis(costs[..., where], -1, -2)
+        if (where < 0).any():
+            found[..., where < 0, :] = np.inf
         return found
 
     def best(self, factor: EquationFactor, at: tuple[int, ...]) -> int:
@@ -394,19 +485,32 @@ class Prices:
     def _cheapest(self, factor: EquationFactor, at: tuple[int, ...]) -> int:
         seconds = self.seconds[self.list.kernels(factor)]
         moves = np.zeros(len(seconds))
-        for slot, needed in zip(factor.slots, _by_operand(factor.signatures), strict=True):
+        for slot, needed in zip(factor.slots, by_operand(factor.signatures), strict=True):
             if slot is not None:
                 domain = factor.domains[slot.position]
                 holding = at[slot.position]
-                seconds = seconds + self._conversion(domain, slot.mode, needed)[:, holding]
+                where = positions(domain, needed)
+                seconds = seconds + self._conversion(domain, slot.mode, where)[:, holding]
                 held = domain.holdings[holding].all
                 moves = moves + [placement not in held for placement in needed]
         return min(range(len(seconds)), key=lambda k: (round(float(seconds[k]), 15), moves[k]))
 
 
-def _by_operand(signatures: Sequence[Signature]) -> list[tuple[Placement, ...]]:
-    """Per operand and result, the placement that every signature needs."""
-    return list(zip(*((*s.ins, *s.outs) for s in signatures), strict=True))
+def _moves_of(listed: Listed, routes: tuple[Routes, ...]) -> Moves:
+    """Remembered per catalogue: all prices of a space ask for the same."""
+    found = listed.moves.get(routes)
+    if found is None:
+        flat = [(k, r, step) for k, r in enumerate(routes) for step in listed.steps(r)]
+        counts = [len(step.lines) for _, _, step in flat]
+        found = listed.moves[routes] = Moves(
+            np.array([line for _, _, step in flat for line in step.lines], dtype=np.intp),
+            np.cumsum([0, *counts[:-1]], dtype=np.intp),
+            tuple([step.kind for _, _, step in flat]),
+            np.array([k for k, _, _ in flat], dtype=np.intp),
+            np.array([r.index[step.pre] for _, r, step in flat], dtype=np.intp),
+            np.array([r.index[step.post] for _, r, step in flat], dtype=np.intp),
+        )
+    return found
 
 
 def _rounded_range(low: float, high: float, units: NDArray[np.int64], devices: int) -> tuple[Floats, Floats]:

@@ -54,7 +54,7 @@ class Kept:
         found = self._cut.get(key)
         if found is None:
             found = self._cooked[recipe]
-            for axis, kind in enumerate(kinds):
+            for axis, kind in enumerate(kinds, found.ndim - len(kinds)):
                 if self._mark[kind]:
                     found = found.take(self.values[kind], axis)
             self._cut[key] = found
@@ -94,35 +94,42 @@ def _survivors(
 ) -> NDArray[np.bool_]:
     """Which values of a class are neither impossible nor dominated."""
     size = kept.size(kind)
-    worst = np.zeros((size, size))
-    possible = np.ones(size, dtype=np.bool_)
+    worst, possible = np.zeros((size, size)), np.ones(size, dtype=np.bool_)
     for (recipe, kinds, axis), times in kept.folded.incident[kind].items():
         key = (kept.key(recipe, kinds), axis)
         found = known.get(key)
         if found is None:
-            found = known[key] = _differences(kept.table(recipe, kinds), axis)
-        worst += found[0] if times == 1 else found[0] * times
-        possible &= found[1]
-    if not possible.any():
-        possible[0] = True  # no assignment is possible at all; the search will find that out
+            found = known[key] = _differences(kept.table(recipe, kinds), axis - len(kinds), len(kinds))
+        worst = worst + (found[0] if times == 1 else found[0] * times)
+        possible = possible & found[1]
+    hopeless = ~possible.any(axis=-1)
+    possible[..., 0] |= hopeless  # no assignment is possible at all; the search will find that out
     dominates = worst <= 0
-    dominates[~possible] = False
-    np.fill_diagonal(dominates, False)
+    dominates &= possible[..., :, None]
+    dominates[..., range(size), range(size)] = False
     keep = possible
     if dominates.any():
         # b goes if a living a is nowhere worse; walking from the last value keeps the first of equals.
-        for b in np.flatnonzero(dominates.any(axis=0) & possible)[::-1]:
-            keep[b] = not (dominates[:, b] & keep).any()
-    return keep
+        candidates = dominates.any(axis=-2) & possible
+        for b in np.flatnonzero(candidates.reshape(-1, size).any(axis=0))[::-1]:
+            keep[..., b] &= ~(dominates[..., b] & keep).any(axis=-1)
+    # Where prices are several, what any of them keeps stays.
+    return np.asarray(keep.reshape(-1, size).any(axis=0))
 
 
-def _differences(table: Floats, axis: int) -> tuple[Floats, NDArray[np.bool_]]:
-    """[a, b]: max of table[a] - table[b] over contexts possible for b; and which values are possible."""
-    rows = table if table.ndim == 1 else np.moveaxis(table, axis, -1).reshape(-1, table.shape[axis])
-    rows = rows.reshape(-1, table.shape[axis])
+def _differences(table: Floats, axis: int, axes: int) -> tuple[Floats, NDArray[np.bool_]]:
+    """[a, b]: max of table[a] - table[b] over contexts possible for b; and which values are possible.
+
+    Args:
+        table: over its last `axes` axes; where prices are several, the results too have one more in front.
+        axis: of the values, from the end.
+    """
+    size = table.shape[axis]
+    rows = np.moveaxis(table, axis, -1) if axes > 1 else table
+    rows = rows.reshape(*table.shape[: table.ndim - axes], -1, size)
     finite = np.isfinite(rows)
-    possible = np.asarray(finite.any(axis=0))
+    possible = np.asarray(finite.any(axis=-2))
     if finite.all():
-        return (rows[:, :, None] - rows[:, None, :]).max(axis=0), possible
+        return (rows[..., :, None] - rows[..., None, :]).max(axis=-3), possible
     left, right = np.where(finite, rows, _HUGE), np.where(finite, rows, 3 * _HUGE)
-    return (left[:, :, None] - right[:, None, :]).max(axis=0), possible
+    return (left[..., :, None] - right[..., None, :]).max(axis=-3), possible

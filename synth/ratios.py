@@ -22,7 +22,7 @@ from scipy.optimize import linprog
 from shardwright.cost.bill import Item
 from shardwright.cost.memory import Footprint
 from shardwright.cost.model import CostModel
-from shardwright.cost.share_cost import Floats
+from shardwright.cost.share_cost import Floats, ShareCost
 
 OPTIMAL = "optimal"
 _STATUS = {0: OPTIMAL, 2: "infeasible", 3: "unbounded"}
@@ -63,19 +63,25 @@ def solve_ratios(
     weights: list[float] = []
     group_of: dict[bytes, int] = {}
     fixed = 0.0
+    # Equal layers have equal costs: each is looked at once.
+    times: dict[int, float] = {}
+    costs: dict[int, ShareCost] = {}
     for item in items:
-        if not item.cost.varies:
-            fixed += item.weight * item.cost.exact(at)
+        costs[id(item.cost)] = item.cost
+        times[id(item.cost)] = times.get(id(item.cost), 0.0) + item.weight
+    for number, cost in costs.items():
+        if not cost.varies:
+            fixed += times[number] * cost.exact(at)
             continue
-        constant, linear = item.cost.affine_at(at)
+        constant, linear = cost.affine_at(at)
         key = constant.tobytes() + linear.tobytes()
         if key in group_of:
-            weights[group_of[key]] += item.weight
+            weights[group_of[key]] += times[number]
             continue
         group_of[key] = len(weights)
         constants.append(constant)
         slopes.append(linear)
-        weights.append(item.weight)
+        weights.append(times[number])
     classes = len(model.counts)
     if not weights:
         return RatioSolution(OPTIMAL, np.full(classes, 1.0 / model.counts.sum()), fixed)

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.cost.lines import ALIASES
 from shardwright.cost.memory import stored
-from shardwright.cost.model import ALIASES
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph, Value, per_graph
 from shardwright.ir.placement import Placement, Shard
@@ -220,20 +220,28 @@ def must_live(graph: Graph) -> tuple[Value, ...]:
             last_readers.setdefault(value, []).append(equation.index)
     large = sorted(values, key=lambda v: (-v.type.nbytes, v.index))[:_MOMENTS]
     late = sorted(kept_values(graph), key=lambda v: makers[v])[-_MOMENTS:]
-    best: tuple[Value, ...] = ()
-    for z in dict.fromkeys((*large, *late)):
-        at = makers[z]
-        before, after = [False] * len(equations), [False] * len(equations)
-        before[at] = after[at] = True
-        for number in range(at, -1, -1):
-            if before[number]:
-                for source in before_of[number]:
-                    before[source] = True
-        for number in range(at + 1, len(equations)):
-            after[number] = any(after[source] for source in before_of[number])
-        alive = tuple(
-            v for v in values if before[makers[v]] and any(after[r] for r in last_readers.get(v, ()))
-        )
-        if sum(v.type.nbytes for v in alive) > sum(v.type.nbytes for v in best):
-            best = alive
-    return best
+    moments = tuple(dict.fromkeys((*large, *late)))
+    # Sets of moments as bits: those before which an equation must have run, and those that it waits for.
+    before = [0] * len(equations)
+    for bit, z in enumerate(moments):
+        before[makers[z]] |= 1 << bit
+    after = before.copy()
+    for number in range(len(equations) - 1, -1, -1):
+        if before[number]:
+            for source in before_of[number]:
+                before[source] |= before[number]
+    for number, sources in enumerate(before_of):
+        for source in sources:
+            after[number] |= after[source]
+    alive: list[list[Value]] = [[] for _ in moments]
+    for value in values:
+        waiting = 0
+        for reader in last_readers.get(value, ()):
+            waiting |= after[reader]
+        both = before[makers[value]] & waiting
+        if both:
+            for bit, mine in enumerate(alive):
+                if both >> bit & 1:
+                    mine.append(value)
+    nbytes = [sum(value.type.nbytes for value in mine) for mine in alive]
+    return tuple(alive[nbytes.index(max(nbytes))]) if alive else ()

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardwright.cost.bill import Item
 from shardwright.cost.model import CostModel
-from shardwright.cost.share_cost import Floats
+from shardwright.cost.share_cost import Floats, ShareCost
 from shardwright.ir.placement import lengths
 
 _MOST_MOVES = 16
@@ -53,13 +53,18 @@ def _on_grid(ratios: Sequence[float], units: int) -> tuple[float, ...]:
 
 def _dominant_units(items: Sequence[Item], model: CostModel, ratios: Sequence[float]) -> int:
     """Number of units of the cut axis on which most seconds are spent."""
-    spent: dict[int, float] = {}
     exact = np.asarray(ratios)
+    weights: dict[tuple[int, int], float] = {}
+    costs: dict[int, ShareCost] = {}
     for item in items:
         if item.cut is not None:
-            units = item.cut[0] // item.cut[1]
-            cost = float(item.cost.per_device(exact, model.class_of).max())
-            spent[units] = spent.get(units, 0.0) + item.weight * cost
+            key = (item.cut[0] // item.cut[1], id(item.cost))
+            costs[key[1]] = item.cost
+            weights[key] = weights.get(key, 0.0) + item.weight
+    slowest = {which: float(cost.per_device(exact, model.class_of).max()) for which, cost in costs.items()}
+    spent: dict[int, float] = {}
+    for (units, which), weight in weights.items():
+        spent[units] = spent.get(units, 0.0) + weight * slowest[which]
     return max(spent, key=lambda units: (spent[units], -units), default=0)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -27,7 +28,7 @@ from shardwright.synth.eliminate import Bucket, Elimination
 MOST_NODES = 30_000
 
 #: How many of the most promising nodes are then completed.
-_DIVES = 16
+DIVES = 16
 
 #: Values of the next choice, best first, with what each adds to f.
 Successors: TypeAlias = tuple[tuple[float, int], ...]
@@ -85,6 +86,7 @@ def a_star(
     layers: Sequence[Layer],
     most_nodes: int = MOST_NODES,
     stop: Callable[[], bool] = lambda: False,
+    dives: int = DIVES,
 ) -> Found | None:
     """The cheapest assignment of all choices, None if every one of them costs infinitely much.
 
@@ -92,6 +94,8 @@ def a_star(
         layers: stages of the elimination, the last eliminates what is left; messages are the heuristic.
         most_nodes: expansions after which to stop searching (see the module's docstring).
         stop: asked now and then whether to stop searching before that.
+        dives: how many of the most promising nodes are then completed; with none, what is found costs
+            infinitely much.
     """
     tree = _Tree(layers)
     if not np.isfinite(tree.root.f):
@@ -111,7 +115,9 @@ def a_star(
         for following in (tree.child(node, 0), tree.sibling(node)):
             if following is not None:
                 heapq.heappush(heap, (following.f, -following.depth, next(tie), following))
-    ends = [end for end in map(tree.dive, [entry[-1] for entry in heapq.nsmallest(_DIVES, heap)]) if end]
+    if not dives:
+        return Found((), math.inf, heap[0][0], expanded)
+    ends = [end for end in map(tree.dive, [entry[-1] for entry in heapq.nsmallest(dives, heap)]) if end]
     if not ends:
         return None
     best = min(ends, key=lambda end: end.f)
@@ -133,7 +139,7 @@ class _Tree:
             for layer in reversed(layers)
             for bucket in reversed(layer.elimination.tape.buckets)
         ]
-        bound = sum(layer.elimination.constant for layer in layers)
+        bound = sum(float(layer.elimination.constant) for layer in layers)
         self.root = Node(bound, 0, 0, None, 0)
         self._known: dict[tuple[object, ...], Successors] = {}
         self._place: dict[tuple[int, int], dict[int, int]] = {}
@@ -195,7 +201,7 @@ class _Tree:
             rest = [self._index(layer, u, values[u]) for u in others]
             for table, axes in done.sources:
                 total = total + table[tuple([slice(None) if axis == 0 else rest[axis - 1] for axis in axes])]
-            left += done.least + (0.0 if done.message is None else float(done.message[tuple(rest)]))
+            left += float(done.least) + (0.0 if done.message is None else float(done.message[tuple(rest)]))
         mine = layer.values[layer.class_of[bucket.choice]]
         added = np.atleast_1d(total - left)
         order = np.argsort(added, kind="stable")

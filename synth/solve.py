@@ -22,7 +22,7 @@ from shardwright.synth.fold import Folded, Scope, cook, fold, rounded
 from shardwright.synth.order import full_order, simple_order
 from shardwright.synth.pricing import Prices
 from shardwright.synth.prune import Kept, prune
-from shardwright.synth.search import MOST_NODES, Layer, a_star
+from shardwright.synth.search import DIVES, MOST_NODES, Layer, a_star
 from shardwright.synth.space import Space
 
 #: Largest table of an exact bucket; beyond it mini-buckets keep the heuristic admissible, and A* searches.
@@ -32,6 +32,12 @@ MOST_CELLS = 1 << 23
 #: at a fraction of the time. Nodes beyond the shortest path say that they do not.
 _SMALLER = (1 << 16, 1 << 19)
 _PATIENCE = 400
+
+#: Unless all tables together are no larger than this.
+_AT_ONCE = 1 << 25
+
+#: The same where several prices are worked out together: more parts of a fleet than are worth a closer look.
+_SEVERAL_CELLS = 1 << 14
 
 #: See `Solver`.
 STAGES = ((3, 1 << 14), (4, 1 << 15))
@@ -62,7 +68,8 @@ class Stage:
     """A folded problem, and the tape that eliminates the choices of one stage.
 
     A tape serves all prices under which no class is open that it holds settled, and no table outgrows what
-    a bucket may have.
+    a bucket may have. `room` are the most values that any class had so far: making a tape takes longer than
+    carrying along classes that are settled at some prices.
     """
 
     folded: Folded
@@ -83,7 +90,7 @@ class Stage:
             self.order = full_order(sized, scopes) if simple is None else simple_order(sized, scopes, *simple)
             self.room, self.following = room, None
             self.tapes.clear()
-        tape = self.tapes[most_cells] = record(self.folded, room, self.order, most_cells)
+        tape = self.tapes[most_cells] = record(self.folded, room, sizes, self.order, most_cells)
         return tape
 
     @staticmethod
@@ -128,7 +135,13 @@ class Core:
     @property
     def constant(self) -> float:
         """What the choices eliminated so far cost at least, apart from what the tables say."""
-        return sum(layer.elimination.constant for layer in self.done)
+        return sum(float(layer.elimination.constant) for layer in self.done)
+
+    def cells(self, kept: Kept, most_cells: int) -> int:
+        """Cells of all tables of `finish`."""
+        sizes = [len(values) for values in kept.values]
+        tape = self.stage.prepare(sizes, None, most_cells)
+        return sum(math.prod([sizes[kind] for kind in step.kinds]) for step in tape.operations)
 
     def finish(self, kept: Kept, most_cells: int) -> list[Layer]:
         """All stages, the last one over the values of `kept`, with buckets of at most `most_cells`."""
@@ -166,7 +179,6 @@ class Solver:
         self._most_cells = most_cells
         self._levels = (*(cells for cells in _SMALLER if cells < most_cells), most_cells)
         self._level = 0
-        # Only the last stage may split buckets: what is pruned after a split is pruned by a relaxation.
         self._stages = tuple((degree, min(cells, most_cells)) for degree, cells in stages)
 
     def core(self, tables: Sequence[Floats], most_cells: int | None = None) -> Core:
@@ -177,7 +189,9 @@ class Solver:
         for simple in self._stages:
             folded = stage.folded
             kept = prune(folded, sizes, cooked) if self._pruned else Kept(folded, sizes, cooked)
-            tape = stage.prepare([len(values) for values in kept.values], simple, most_cells)
+            # Only the last stage may split buckets: what is pruned after a split is pruned by a relaxation.
+            room = max(most_cells, simple[1])
+            tape = stage.prepare([len(values) for values in kept.values], simple, room)
             elimination = eliminate(tape, kept)
             layers.append(Layer(folded.class_of, original(folded, kept.values, layers), elimination))
             stage = stage.next(tape)
@@ -194,7 +208,28 @@ class Solver:
 
     def bound(self, tables: Sequence[Floats]) -> float:
         """What no assignment costs less than (the least cost itself unless a bucket was split)."""
-        return sum(layer.elimination.constant for layer in self.layers(tables))
+        return sum(float(layer.elimination.constant) for layer in self.layers(tables))
+
+    def least(self, tables: Sequence[Floats], stop: Callable[[], bool] = lambda: False) -> float:
+        """The least cost of any assignment, or a lower bound where the search does not get there."""
+        core = self.core(tables)
+        kept = prune(core.folded, core.sizes, core.cooked)
+        if core.cells(kept, self._most_cells) <= _AT_ONCE:
+            layers = core.finish(kept, self._most_cells)
+            if not any(layer.elimination.tape.split for layer in layers):
+                return sum(float(layer.elimination.constant) for layer in layers)
+        found = self.solve(tables, stop=stop)
+        return math.inf if found is None else found.bound_s
+
+    def bounds(self, tables: Sequence[Floats], most_cells: int) -> Floats:
+        """What no assignment costs less than at each of several prices, without large tables.
+
+        Args:
+            tables: one per factor, with an axis of prices in front where they differ.
+            most_cells: largest table.
+        """
+        layers = self.layers(tables, most_cells)
+        return np.asarray(sum((layer.elimination.constant for layer in layers), np.zeros(())))
 
     def solve(
         self,
@@ -203,20 +238,27 @@ class Solver:
         stop: Callable[[], bool] = lambda: False,
     ) -> Solution | None:
         """The cheapest assignment; None where all of them are impossible."""
-        for most_cells in self._levels[self._level :]:
-            layers = self.layers(tables, most_cells)
+        core = self.core(tables)
+        kept = prune(core.folded, core.sizes, core.cooked)
+        for most_cells in self._cells(core, kept):
+            layers = core.finish(kept, most_cells)
             shortest = sum(len(layer.elimination.tape.buckets) for layer in layers)
             last = most_cells == self._levels[-1]
-            nodes = most_nodes if last else min(most_nodes, shortest + _PATIENCE)
-            found = a_star(layers, nodes, stop)
+            found = a_star(layers, most_nodes if last else shortest + _PATIENCE, stop, DIVES if last else 0)
+            if found is not None and not found.assignment and stop():
+                found = a_star(layers, 0)
             if found is None:
                 return None
-            width = max(layer.elimination.tape.width for layer in layers)
-            solution = Solution(found.assignment, found.cost, found.bound, found.expanded, width)
-            if found.bound == found.cost or last or stop():
-                return solution
+            if found.assignment or last:
+                width = max(layer.elimination.tape.width for layer in layers)
+                return Solution(found.assignment, found.cost, found.bound, found.expanded, width)
             self._level = self._levels.index(most_cells) + 1  # other prices will hardly be easier
         raise AssertionError("there is always a last level")
+
+    def _cells(self, core: Core, kept: Kept) -> Sequence[int]:
+        """Sizes of tables to be tried, one after another."""
+        levels = self._levels[self._level :]
+        return levels[-1:] if core.cells(kept, levels[-1]) <= _AT_ONCE else levels
 
 
 def original(
@@ -279,10 +321,13 @@ class SpaceSolver:
             )
         return found
 
+    def bounds(self, prices: Prices) -> Floats:
+        """A lower bound on the cost of every program at each of several prices (`Prices.of_all`)."""
+        return self.solver.bounds(prices.tables(self.factors), _SEVERAL_CELLS)
+
     def bound(self, prices: Prices, stop: Callable[[], bool] = lambda: False) -> float:
         """A lower bound on the cost of every program at `prices` (the least cost, where A* gets there)."""
-        found = self.solver.solve(prices.tables(self.factors), stop=stop)
-        return math.inf if found is None else found.bound_s
+        return self.solver.least(prices.tables(self.factors), stop)
 
 
 def solve(

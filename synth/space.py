@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shardwright.cost.model import Traffic
+import shardwright.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (rules, before planning begins)
+from shardwright.cost.lines import Traffic
 from shardwright.cost.traffic import traffic
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, Value, per_form
 from shardwright.ir.placement import Partial, ReduceOp, Shard
@@ -189,7 +190,7 @@ class Space:
         """The equation's factor with its choices, added to `uses`."""
         fused = frame.fusion.of_equation.get(equation)
         alike = same_shape(equation) if fused is not None else ()
-        scope: dict[int, Choice] = {}
+        scope: dict[Choice, int] = {}
         slots: list[Slot | None] = []
         for atom in equation.inputs:
             if isinstance(atom, Literal):
@@ -201,7 +202,7 @@ class Space:
         for value in equation.outputs:
             slots.append(_slot(scope, frame.choice[value], "derive" if fused is None else "exact"))
         found = self._on_mesh(self.signatures(equation))
-        domains = tuple([choice.domain for choice in scope.values()])
+        domains = tuple([choice.domain for choice in scope])
         key = (id(found), through, tuple(slots), domains, frame.weight)
         factor = self._factors.get(key)
         if factor is None:
@@ -209,7 +210,7 @@ class Space:
                 equation, rule_of(equation), through, found, tuple(slots), domains, frame.weight
             )
             self._factors[key] = factor
-        use = Use(factor, tuple(scope))
+        use = Use(factor, tuple([choice.index for choice in scope]))
         self.uses.append(use)
         return use
 
@@ -384,7 +385,6 @@ def _arises(signature: Signature, result: Partial, coming: tuple[frozenset[Reduc
     )
 
 
-def _slot(scope: dict[int, Choice], choice: Choice, mode: str) -> Slot:
+def _slot(scope: dict[Choice, int], choice: Choice, mode: str) -> Slot:
     """The slot of a choice, which joins the scope if it is new there."""
-    scope.setdefault(choice.index, choice)
-    return Slot(list(scope).index(choice.index), mode)
+    return Slot(scope.setdefault(choice, len(scope)), mode)

@@ -3,10 +3,10 @@
     candidates   the parts of a fleet worth considering, the whole fleet first
     choose       branch and bound over them, one full synthesis for each that a bound cannot rule out
 
-A part is bounded twice before it is planned: by its arithmetic alone (every equation at the least that any of
-its kernels can cost), then by the best program at the floors of all its prices. Parts wait in a queue by
-their bounds; the least one is bounded better, or planned if it cannot be. When the least bound is no less
-than the cost of the best plan, nothing is left to find.
+All parts are priced and bounded together first, without large tables: what each costs at least at the floors
+of all its prices. Parts wait in a queue by their bounds. The least one is planned; once there is a plan it
+is first bounded exactly, and planned if that does not rule it out. When the least bound is no less than the
+cost of the best plan, nothing is left to find.
 
 Bounds are taken under the part's own prices. They may not be carried over from one part to another: the rate
 of a kernel is taken at the even share, and thus depends on how many devices there are.
@@ -29,9 +29,9 @@ from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Synthesis, Timer, synthesize
 from shardwright.synth.factors import EquationFactor, Use
 from shardwright.synth.fallback import best_baseline, fits, fitting
-from shardwright.synth.pricing import Prices
+from shardwright.synth.pricing import Catalogue, PriceList, Prices
 from shardwright.synth.rent import too_small
-from shardwright.synth.solve import SpaceSolver
+from shardwright.synth.solve import Solution, SpaceSolver
 from shardwright.synth.space import Space
 
 #: Parts of a fleet that are considered at most, the whole included.
@@ -109,14 +109,13 @@ def _union(parts: Sequence[Members]) -> Members:
 class _Part:
     """A part of the fleet, with what is known of its plans so far."""
 
-    def __init__(self, fleet: Fleet, members: Members) -> None:
-        whole = len(members) == len(fleet.devices)
+    def __init__(self, members: Members, model: CostModel, catalogue: Catalogue, *, whole: bool) -> None:
         self.members = members
         self.whole = whole
-        self.model = CostModel(fleet if whole else subfleet(fleet, members, fleet.name))
-        self.floors = Prices.floors(self.model)
+        self.model = model
+        self.floors = Prices.floors(PriceList(model, catalogue))
         self.bound_s = 0.0
-        self.bounded = False
+        self.ideal: Solution | None = None
         self.found: Synthesis | None = None
         self.fits = False
         self.impossible = False
@@ -126,11 +125,28 @@ class _Part:
         """What its plan costs; infinite where there is none."""
         return math.inf if self.found is None else self.found.cost_s
 
+    def turn(self, number: int) -> tuple[float, int, int]:
+        """When its turn comes: by its bound; of parts with equal bounds the one of fewest devices first."""
+        return float(f"{self.bound_s:.9g}"), len(self.members), number
+
     def beats(self, other: _Part) -> bool:
         """Whether its plan is better: one that fits into memory is better than any that does not."""
         if self.fits != other.fits:
             return self.fits
         return self.cost_s < other.cost_s * (1 - 1e-9)
+
+
+def _parts_of(fleet: Fleet, parts: Sequence[Members] | None) -> list[_Part]:
+    """The parts to consider, the whole fleet first, with prices of one catalogue."""
+    catalogue, whole = Catalogue(), CostModel(fleet)
+    made: list[_Part] = []
+    for members in parts or candidates(fleet):
+        if len(members) == len(fleet.devices):
+            made.append(_Part(members, whole, catalogue, whole=True))
+        else:
+            model = CostModel(subfleet(fleet, members, fleet.name), whole.known_products)
+            made.append(_Part(members, model, catalogue, whole=False))
+    return made
 
 
 def arithmetic_s(space: Space, floors: Prices) -> float:
@@ -149,7 +165,7 @@ def unsearched(
     Raises:
         PlanError: no baseline applies to the step.
     """
-    whole, *rest = [_Part(fleet, members) for members in parts or candidates(fleet)]
+    whole, *rest = _parts_of(fleet, parts)
     found = best_baseline(graph, space, whole.model, timer)
     with timer.search():
         bounds = [arithmetic_s(space, part.floors) for part in rest]
@@ -181,10 +197,11 @@ def choose(
     """
     with timer.search():
         solver = SpaceSolver(space, extra)
-        made = [_Part(fleet, members) for members in parts or candidates(fleet)]
-        for part in made:
-            part.bound_s = arithmetic_s(space, part.floors)
-    queue = [(part.bound_s, number) for number, part in enumerate(made)]
+        made = _parts_of(fleet, parts)
+        several = Prices.of_all([part.floors for part in made])
+        for number, bound_s in enumerate(solver.bounds(several) if len(made) > 1 else ()):
+            made[number].bound_s, made[number].floors = float(bound_s), several.one(number)
+    queue = [part.turn(number) for number, part in enumerate(made)]
     best: _Part | None = None
     if timer.limited:
         # Whatever happens, there is a plan for the fleet that was asked for.
@@ -193,20 +210,23 @@ def choose(
         queue = queue[1:]
     heapq.heapify(queue)
     while queue and not (best is not None and timer.late()):
-        bound_s, number = heapq.heappop(queue)
+        number = heapq.heappop(queue)[-1]
         part = made[number]
-        if best is not None and best.fits and bound_s >= best.cost_s * (1 - 1e-9):
+        if best is not None and best.fits and part.bound_s >= best.cost_s * (1 - 1e-9):
             break
         if number and too_small(graph, [device.type.memory_bytes for device in part.model.fleet.devices]):
             part.impossible = True
-        elif part.bounded:
+        elif part.ideal is not None or best is None:
             _plan(part, graph, space, timer, extra, solver, first)
             best = part if best is None or part.beats(best) else best
         else:
             with timer.search():
-                part.bound_s, part.bounded = max(bound_s, solver.bound(part.floors)), True
-            heapq.heappush(queue, (part.bound_s, number))
+                part.ideal = solver.solve(part.floors, stop=timer.late)
+                part.bound_s = max(part.bound_s, part.ideal.bound_s)
+            heapq.heappush(queue, part.turn(number))
     assert best is not None
+    with timer.search():
+        _settle(made, best)
     return _choice(best, made, fleet, ended=bool(queue) and timer.late())
 
 
@@ -221,11 +241,39 @@ def _plan(
 ) -> None:
     shares = [] if first is None else [first[d] for d in part.members]
     own = tuple(x / sum(shares) for x in shares) if sum(shares) > 0 else None
-    found = synthesize(graph, space, part.model, timer, extra, solver=solver, floors=part.floors, first=own)
+    found = synthesize(
+        graph,
+        space,
+        part.model,
+        timer,
+        extra,
+        solver=solver,
+        floors=part.floors,
+        ideal=part.ideal,
+        first=own,
+    )
     if part.whole and not extra:
         found = fitting(graph, space, part.model, found, timer)
-    part.found, part.fits, part.bounded = found, fits(found, part.model), True
+    part.found, part.fits = found, fits(found, part.model)
     part.bound_s = max(part.bound_s, found.bound_s)
+
+
+def _settle(parts: Sequence[_Part], best: _Part) -> None:
+    """Raise the bounds of parts that were planned, the least first, until that of the whole is exact."""
+    queue = [(part.bound_s, number) for number, part in enumerate(parts)]
+    heapq.heapify(queue)
+    while queue:
+        bound_s, number = heapq.heappop(queue)
+        part = parts[number]
+        if best.fits and part.impossible:
+            continue
+        if bound_s >= best.cost_s or part.found is None or part.found.certificate is None:
+            break
+        raised = part.found.certificate.settle(best.cost_s)
+        if raised <= bound_s:
+            break
+        part.bound_s = raised
+        heapq.heappush(queue, (raised, number))
 
 
 def _choice(best: _Part, parts: Sequence[_Part], fleet: Fleet, *, ended: bool) -> Choice:

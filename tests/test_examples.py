@@ -33,8 +33,12 @@ from shardwright.synth.space import Space
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
-TINY = ("gpt2:tiny", "gpt2:tiny_scan", "vit:tiny", "bert:tiny", "bert_moe:tiny", "vgg19:tiny")
-FULL_SIZE = ("gpt2:small", "gpt2:small_scan", "vit:base", "bert:base", "bert_moe:base", "vgg19:base")
+TINY = (
+    "gpt2:tiny", "gpt2:tiny_scan", "vit:tiny", "bert:tiny", "bert_moe:tiny", "vgg19:tiny", "resnet50:tiny",
+)  # fmt: skip
+FULL_SIZE = (
+    "gpt2:small", "gpt2:small_scan", "vit:base", "bert:base", "bert_moe:base", "vgg19:base", "resnet50:base",
+)  # fmt: skip
 
 #: MFLOP/s of the devices, by their number.
 SPEEDS = {

@@ -17,8 +17,8 @@ class Stats:
 
     Attributes:
         trace_s: seconds in jax.make_jaxpr.
-        space_s: seconds to build the choice graph.
-        search_s: seconds of elimination and A*, all searches together.
+        space_s: seconds to build the choice graph, which are part of `search_s`.
+        search_s: seconds of everything after tracing but for `ratio_s`.
         ratio_s: seconds of LP, rounding and re-costing.
         expanded: nodes expanded by A*.
         searches: searches run.

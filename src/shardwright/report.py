@@ -85,7 +85,7 @@ def _section(table: Table) -> Padding:
 def _head(plan: Plan) -> Text:
     state = ", ".join(f"{name} -> {out}" for name, out in plan.state.items()) or "none found"
     stats = plan.stats
-    planning_s = stats.space_s + stats.search_s + stats.ratio_s
+    planning_s = stats.search_s + stats.ratio_s
     count, used = len(plan.devices), len(plan.used)
     lines = (
         f"plan for {plan.fleet}",

@@ -16,8 +16,9 @@ from shardwright.cost.catalogue import catalogue
 from shardwright.cost.contractions import like_linear, product_sizes, sharded_size
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.kernels import products_s
+from shardwright.cost.lines import Traffic
 from shardwright.cost.memory import footprint, peak_bytes
-from shardwright.cost.model import CostModel, Traffic, follows_kernel_model
+from shardwright.cost.model import CostModel, follows_kernel_model
 from shardwright.cost.share_cost import ShareCost
 from shardwright.cost.timeline import timeline
 from shardwright.cost.traffic import traffic

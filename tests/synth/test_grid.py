@@ -212,7 +212,7 @@ def test_pins_are_kept_on_both_axes_and_priced() -> None:
     free = shardwright.synthesize(train_step, *step, fleet=where, axes=2)
     assert (pinned.held["params['w1']"], pinned.held["params['w2']"]) == ("S(0)/S(0)", "R")
     assert pinned.cost_s >= free.cost_s * (1 - 1e-9)
-    assert len(pinned.pins) == 2 and max(pin.cost_s for pin in pinned.pins) > 0
+    assert len(pinned.pins) == 2 and max(pin.price_s for pin in pinned.pins) > 0
 
 
 def test_auto_is_the_better_of_one_axis_and_two() -> None:

@@ -278,7 +278,7 @@ def test_elimination_orders_are_as_good_as_any_on_trees(problem: Problem) -> Non
     assert all(len(values) == 1 for values in kept.values)  # all values are equal
     for order, width in ((full_order(sizes, tree), 2), (simple_order(sizes, tree, 2, 64), 3)):
         assert sorted(order) == (list(range(n)) if tree else [])
-        assert record(folded, by_class, order, 10**6).width <= width
+        assert record(folded, by_class, by_class, order, 10**6).width <= width
 
 
 # ---------------------------------------------------------------------------------------------------

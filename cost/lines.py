@@ -1,0 +1,120 @@
+"""Instructions as price lists name them: what a price depends on, whatever the fleet.
+
+Many equations under many signatures cost the same. A price list therefore names each instruction by what
+its price depends on, and every fleet, and every part of one, prices the same list as one stack of arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeAlias
+
+from shardwright.cost.contractions import Sizes, like_linear, product_sizes, sharded_size
+from shardwright.ir.graph import Equation, TensorType
+from shardwright.ir.placement import Placement, Shard
+from shardwright.ir.rules import Rule, Signature, flop_count, registry
+
+#: Primitives that only rename or reinterpret memory.
+ALIASES = frozenset(
+    {"reshape", "squeeze", "copy", "stop_gradient", "optimization_barrier", "random_wrap", "random_unwrap"}
+)
+
+
+class Traffic(NamedTuple):
+    """Which operands and results of an equation go through memory."""
+
+    ins: tuple[bool, ...]
+    outs: tuple[bool, ...]
+
+
+class Kernel(NamedTuple):
+    """The local computation of an equation.
+
+    Attributes:
+        dtype: of the first operand.
+        precision: the operation's own.
+        contracts: whether it is a product; else a vector operation.
+        flop: operations of the whole equation.
+        launches: whether it writes memory: what does not joins its consumer's kernel.
+        sharded: whether each device computes its part only.
+        split_bytes: of tensors through memory that a device holds a stretch of.
+        whole_bytes: of tensors through memory that a device holds whole.
+        units: of the axis that is cut; 0 if none is.
+        sizes: of the product, None if it is none.
+        cut: which of the sizes is cut.
+        linear: see `contractions.like_linear`.
+    """
+
+    dtype: str
+    precision: str | None
+    contracts: bool
+    flop: float
+    launches: bool
+    sharded: bool
+    split_bytes: int
+    whole_bytes: int
+    units: int
+    sizes: Sizes | None
+    cut: int | None
+    linear: bool
+
+
+class Exchange(NamedTuple):
+    """A move of a tensor over all devices by one strategy."""
+
+    kind: str
+    strategy: str
+    nbytes: int
+    pre: Placement
+    post: Placement
+
+
+#: A line of a price list; None is one that costs nothing.
+Line: TypeAlias = Kernel | Exchange | None
+
+
+def kernel_lines(
+    equation: Equation, rule: Rule, signatures: Iterable[Signature], traffic: Traffic
+) -> Iterator[Kernel | None]:
+    """The kernel of an equation under each signature; None where it costs nothing."""
+    if equation.primitive in ALIASES:
+        yield from (None for _ in signatures)
+        return
+    flop = flop_count(rule, equation)
+    tensors = (*equation.input_types, *equation.output_types)
+    stored = [t.nbytes * counts for t, counts in zip(tensors, (*traffic.ins, *traffic.outs), strict=True)]
+    everything, launches = sum(stored), any(traffic.outs)
+    dtype = equation.input_types[0].dtype if equation.inputs else "float32"
+    op = registry().get(equation.primitive)
+    contracts = op is not None and op.kind == "contraction"
+    given, sizes, linear = precision(equation), product_sizes(equation, flop), like_linear(equation)
+    for signature in signatures:
+        split, units, sharded = 0, 0, False
+        for tensor, nbytes, placement in zip(tensors, stored, (*signature.ins, *signature.outs), strict=True):
+            if isinstance(placement, Shard):
+                units = units if sharded else units_of(tensor, placement)
+                split += nbytes
+                sharded = True
+        cut = sharded_size(signature) if sizes is not None else None
+        whole = everything - split
+        yield Kernel(
+            dtype, given, contracts, flop, launches, sharded, split, whole, units, sizes, cut, linear
+        )
+
+
+def units_of(tensor: TensorType, placement: Shard) -> int:
+    """Units of the axis that a placement cuts."""
+    return tensor.shape[placement.dim] // placement.unit
+
+
+def precision(equation: Equation) -> str | None:
+    """The operation's own precision, the less precise one where the operands differ."""
+    given = equation.params.get("precision")
+    if given is None:
+        return None
+    both = given if isinstance(given, tuple) else (given,)
+    return min((str(getattr(p, "name", p)) for p in both), key=_order)
+
+
+def _order(name: str) -> int:
+    return {"DEFAULT": 0, "HIGH": 1, "HIGHEST": 2}.get(name, 0)
