@@ -69,7 +69,7 @@ def row_of(model: str, where: str, fleet: Fleet) -> dict[str, Any]:
     step, args = load_factory(f"{EXAMPLES}/{MODELS[model]}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        plan = synthesize(step, *args, fleet=fleet, axes=1)
+        plan = synthesize(step, *args, fleet=fleet)
         best = baselines(step, *args, fleet=fleet).best_fitting()
     return {
         "model": model,
