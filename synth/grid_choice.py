@@ -13,6 +13,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
@@ -34,7 +35,7 @@ _BOTH = "programs of one mesh axis and of two were searched, and the bound is of
 _ONE = "the bound is of two mesh axes too, of which no program was worth searching for"
 
 #: What pins choices of a space.
-Pinned = Callable[[Space], Sequence[Use]]
+Pinned: TypeAlias = Callable[[Space], Sequence[Use]]
 
 
 class _Part:

@@ -166,13 +166,15 @@ def _synthesize(
         if time_limit_s == 0:
             chosen = unsearched(traced.graph, space, fleet, timer, parts)
         else:
-            chosen = None
+            one = two = None
             if not meshes or axes == "auto":
-                chosen = choose(traced.graph, space, fleet, timer, factors(pins, space), parts, first)
+                one = choose(traced.graph, space, fleet, timer, factors(pins, space), parts, first)
             if meshes:
-                chosen = choose_on_grid(
-                    traced.graph, fleet, timer, meshes, lambda grid: factors(pins, grid), chosen
+                two = choose_on_grid(
+                    traced.graph, fleet, timer, meshes, lambda grid: factors(pins, grid), one
                 )
+            chosen = two or one
+            assert chosen is not None, "some space is searched"
     except PlanError as error:
         if not pins:
             raise

@@ -217,7 +217,8 @@ def test_pins_are_kept_on_both_axes_and_priced() -> None:
 
 def test_auto_is_the_better_of_one_axis_and_two() -> None:
     slow, step = fleet(((40, 2),), ((40, 2),), network="100 Mbit/s"), arguments(480, 640)
-    plans = [shardwright.synthesize(train_step, *step, fleet=slow, axes=axes) for axes in (1, 2, "auto")]
+    options: tuple[Any, ...] = (1, 2, "auto")
+    plans = [shardwright.synthesize(train_step, *step, fleet=slow, axes=axes) for axes in options]
     assert [plan.axes for plan in plans[:2]] == [1, 2]
     assert plans[2].cost_s == pytest.approx(min(plan.cost_s for plan in plans), rel=1e-9)
     assert plans[2].bound_s <= min(plan.bound_s for plan in plans[:2]) * (1 + 1e-9)
