@@ -19,10 +19,13 @@ def test_what_is_hoisted_is_a_program_with_the_same_exchanges(name: str, start: 
     step, args = STEPS[name]()
     graph = trace(step, *args).graph
     program = build(graph, starts(graph)[start])
-    found = hoisted(program, graph)
+    found, stood = hoisted(program, graph)
     verify(found, graph)
     assert kinds(found) == kinds(program)
     assert found.outputs == program.outputs
+    assert sorted(stood) == list(range(len(program.instructions)))
+    for now, before in enumerate(stood):
+        assert type(found.instructions[now]) is type(program.instructions[before])
 
 
 def kinds(program: Program) -> list[tuple[str, str]]:
@@ -43,7 +46,7 @@ def transposed_gradient() -> tuple[Graph, Program]:
 def test_a_gradient_is_transposed_before_it_is_reduced() -> None:
     graph, program = transposed_gradient()
     assert order(graph, program) == "reduced, transposed"
-    assert order(graph, hoisted(program, graph)) == "transposed, reduced"
+    assert order(graph, hoisted(program, graph)[0]) == "transposed, reduced"
 
 
 def order(graph: Graph, program: Program) -> str:
