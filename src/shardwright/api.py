@@ -7,6 +7,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Literal, TypeAlias
 
@@ -170,9 +171,8 @@ def _synthesize(
             if not meshes or axes == "auto":
                 one = choose(traced.graph, space, fleet, timer, factors(pins, space), parts, first)
             if meshes:
-                two = choose_on_grid(
-                    traced.graph, fleet, timer, meshes, lambda grid: factors(pins, grid), one
-                )
+                pinned = partial(factors, pins)
+                two = choose_on_grid(traced.graph, fleet, timer, meshes, pinned, one)
             chosen = two or one
             assert chosen is not None, "some space is searched"
     except PlanError as error:
