@@ -19,7 +19,7 @@ from shardwright.cost.memory import peaks_by_device
 from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import predict
 from shardwright.ir.errors import PlanError
-from shardwright.ir.graph import Equation, Graph
+from shardwright.ir.graph import Equation, Graph, Value
 from shardwright.ir.placement import Placement, R, Shard, components
 from shardwright.ir.program import verify
 from shardwright.ir.rules import Signature, paired
@@ -133,7 +133,11 @@ def _made(
     known = roles(graph, space.units)
     if not known.inputs:
         return "no argument besides the state has a leading dimension that could be the batch"
-    for cut, values in ((recipe.parameters, known.parameters), (recipe.optimizer, known.optimizer)):
+    state: tuple[tuple[Cut, tuple[Value, ...]], ...] = (
+        (recipe.parameters, known.parameters),
+        (recipe.optimizer, known.optimizer),
+    )
+    for cut, values in state:
         if cut not in ("whole", "free") and not any(_can(space.root.choice[value], cut) for value in values):
             return f"there is no state that could be cut: {cut}"
     if recipe.within != "batch" and not known.contracted:

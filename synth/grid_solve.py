@@ -277,7 +277,7 @@ class _Search:
         folded = rest.stage.folded
         sizes = [len(values) for values in some.values]
         order = [v for v in rest.order if sizes[folded.class_of[v]] > 1]
-        tape = record(folded, sizes, order, _MOST_CELLS)
+        tape = record(folded, sizes, sizes, order, _MOST_CELLS)
         done = eliminate(tape, some)
         found = a_star([Layer(folded.class_of, some.values, done)], nodes, self._late)
         least = self.core.constant + float(done.constant)
