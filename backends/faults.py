@@ -230,6 +230,7 @@ def take_down(comm: Any, error: BaseException) -> None:
     _WATCH.failed()
     sys.stderr.write(message + "\n")
     sys.stderr.flush()
+    time.sleep(0.2)  # launchers pass on what is written, but not always what they have not read when all ends
     code = 2 if isinstance(error, ShardwrightError) else 1
     comm.Abort(code)
     os._exit(code)  # Abort may come back before the launcher has ended this process

@@ -7,40 +7,50 @@ that it may have either.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardwright.backends.flow import nbytes_of, outputs, reads
-from shardwright.ir.graph import Graph, TensorType, Value
+from shardwright.backends.flow import Flow, nbytes_of, outputs
+from shardwright.ir.graph import Graph, Value
 from shardwright.ir.placement import Partial, R
 from shardwright.ir.program import Compute, Instruction, Move, Program, Property
 from shardwright.ir.rules import Signature, registry, rule_of, signatures
 
 
-def hoisted(program: Program, graph: Graph) -> Program:
+def hoisted(program: Program, graph: Graph) -> tuple[Program, tuple[int, ...]]:
     """An equal program: what alone reads the result of an all-reduce and rearranges it does so before.
 
-    Exchanges keep their number and order; those that change places with an instruction carry another name of
-    the same elements.
+    An exchange that changes places with an instruction carries another name of the same elements.
+
+    Returns:
+        The program, and where the instruction that stands at each position stood.
     """
-    types = {value.index: value.type for value in graph.values()}
     found = list(program.instructions)
+    stood = list(range(len(found)))
     kept = frozenset(outputs(program, graph))
+    flow = Flow(program, graph)
     readers: dict[Property, list[int]] = {}
-    for position, instruction in enumerate(found):
-        for prop in reads(instruction, graph):
+    made = Counter(prop for gives in flow.gives for prop in gives)
+    for position, needs in enumerate(flow.needs):
+        for prop in needs:
             readers.setdefault(prop, []).append(position)
     for position in range(len(found)):
         at = position
-        while (after := _follower(found, at, readers, kept, graph, types)) is not None:
+        while (after := _follower(found, at, readers, kept, flow)) is not None:
             move, compute = found[at], found[after]
             assert isinstance(move, Move)
             assert isinstance(compute, Compute)
             result = graph.equations[compute.equation].outputs[0].index
+            if made[Property(move.value, R)] > 1 or made[Property(result, R)] > 1:
+                break
+            if made[Property(result, move.pre)]:
+                break  # what is established twice is not the same twice
             found[at] = replace(compute, signature=Signature((move.pre,), (move.pre,)))
             found[after] = replace(move, value=result)
+            stood[at], stood[after] = stood[after], stood[at]
             at = after
-    return replace(program, instructions=tuple(found))
+    return replace(program, instructions=tuple(found)), tuple(stood)
 
 
 def _follower(
@@ -48,8 +58,7 @@ def _follower(
     position: int,
     readers: dict[Property, list[int]],
     kept: frozenset[Property],
-    graph: Graph,
-    types: dict[int, TensorType],
+    flow: Flow,
 ) -> int | None:
     """The one reader of an all-reduce, if it rearranges as well what is not reduced yet."""
     move = found[position]
@@ -62,11 +71,11 @@ def _follower(
     compute = found[after[0]]
     if not isinstance(compute, Compute) or compute.signature != Signature((R,), (R,)):
         return None
-    equation = graph.equations[compute.equation]
+    equation = flow.graph.equations[compute.equation]
     op = registry().get(equation.primitive)
     if op is None or op.kind not in ("movement", "reduction") or not isinstance(equation.inputs[0], Value):
         return None
-    if nbytes_of(equation.output_types[0]) != nbytes_of(types[move.value]):
+    if nbytes_of(equation.output_types[0]) != nbytes_of(flow.types[move.value]):
         return None
     partial = Signature((move.pre,), (move.pre,))
     return after[0] if partial in signatures(rule_of(equation), equation) else None

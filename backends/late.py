@@ -79,7 +79,10 @@ class _Late:
         self.computed = {position for run in runs for position in run}
         self.readers: dict[Property, list[int]] = {}
         self.made: set[Property] = set()
+        #: What is established more than once: its readers read different things.
+        self.again: set[Property] = set()
         for position in self.at:
+            self.again.update(self.made.intersection(flow.gives[position]))
             self.made.update(flow.gives[position])
             for prop in flow.needs[position]:
                 self.readers.setdefault(prop, []).append(position)
@@ -114,6 +117,8 @@ class _Late:
 
     def _is_light(self, position: int) -> bool:
         instruction = self.flow.program.instructions[position]
+        if self.again.intersection((*self.flow.needs[position], *self.flow.gives[position])):
+            return False
         if isinstance(instruction, Move):
             return True
         if not isinstance(instruction, Compute):

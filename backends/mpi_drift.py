@@ -37,11 +37,15 @@ class Drift:
 
 
 def checksum(value: Any) -> int:
-    """Of a local array's bytes."""
+    """Of a local array's bytes, at the speed at which memory is read: the sum and the parity of its words."""
     array = to_numpy(value)
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
-    return zlib.crc32(array.reshape(-1).view(np.uint8).data)
+    flat = array.reshape(-1).view(np.uint8)
+    words = flat[: flat.size // 8 * 8].view(np.uint64)
+    total, parity = int(np.add.reduce(words)), int(np.bitwise_xor.reduce(words))
+    rest = zlib.crc32(flat[words.nbytes :].data)
+    return (total ^ (parity << 1) ^ rest) & (2**62 - 1)
 
 
 def resync(

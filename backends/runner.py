@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Protocol, TypeAlias, TypeVar
 
 from shardwright.backends.flow import inputs
-from shardwright.backends.segments import Exchange, LoopStep, Schedule, Segment, Step
+from shardwright.backends.segments import Exchange, LoopStep, Schedule, Segment
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType, Value
 from shardwright.ir.placement import Placement
-from shardwright.ir.program import Property
+from shardwright.ir.program import Program, Property
 from shardwright.ir.regions import boundary, scan_counts
 from shardwright.ir.rules import Signature
 from shardwright.ir.text import format_instruction
@@ -63,11 +63,27 @@ class Machine(Loops[Held], Protocol[Held]):
         ...
 
 
+class Walked(Protocol):
+    """A program in the order in which it is run."""
+
+    @property
+    def program(self) -> Program: ...
+    @property
+    def graph(self) -> Graph: ...
+
+
+class Positioned(Protocol):
+    """A step of such an order."""
+
+    @property
+    def first(self) -> int: ...
+
+
 class At:
     """Context that notes on an escaping error at which instruction it happened."""
 
-    def __init__(self, schedule: Schedule, step: Step) -> None:
-        self.schedule = schedule
+    def __init__(self, of: Walked, step: Positioned) -> None:
+        self.of = of
         self.step = step
 
     def __enter__(self) -> None:
@@ -77,7 +93,7 @@ class At:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            text = format_instruction(self.schedule.program, self.schedule.graph, self.step.first)
+            text = format_instruction(self.of.program, self.of.graph, self.step.first)
             what = "in the segment from " if isinstance(self.step, Segment) else "at "
             error.add_note(f"{what}instruction {text}")
 

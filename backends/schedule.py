@@ -127,7 +127,7 @@ def planned(order: Order) -> tuple[Planned, ...]:
                 yield Planned(
                     message.number,
                     where,
-                    message.positions,
+                    tuple(inner.stood[i] for i in message.positions),
                     message.moves,
                     tensors,
                     message.after,

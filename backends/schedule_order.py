@@ -102,12 +102,21 @@ Act: TypeAlias = Segment | Launch | Land | Repeat
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Order:
-    """The steps of `program` over `graph`, and the global types of its values by index."""
+    """The steps of `program` over `graph`.
+
+    Attributes:
+        program: the plan's, but for exchanges that changed places with their readers (`hoist.py`).
+        graph: what it computes.
+        steps: in the order in which they are run.
+        types: global types of the graph's values by index.
+        stood: positions that the program's instructions have in the plan's.
+    """
 
     program: Program
     graph: Graph
     steps: tuple[Act, ...]
     types: dict[int, TensorType]
+    stood: tuple[int, ...]
 
     def messages(self) -> Iterator[tuple[Order, Message]]:
         """All messages, those of loop bodies where the loop is, with the order that they are in."""
@@ -139,10 +148,10 @@ class _Arranger:
         self.count = 0
 
     def order(self, program: Program, graph: Graph) -> Order:
-        program = hoisted(program, graph)
+        program, stood = hoisted(program, graph)
         flow = Flow(program, graph)
         steps = self._steps(flow, self._acts(flow), self._runs(flow))
-        return Order(program, graph, _with_lifetimes(steps, outputs(program, graph)), flow.types)
+        return Order(program, graph, _with_lifetimes(steps, outputs(program, graph)), flow.types, stood)
 
     def message(self, flow: Flow, positions: Sequence[int], after: Iterable[int] = ()) -> Message:
         moves = tuple(flow.program.instructions[i] for i in positions)

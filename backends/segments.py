@@ -93,7 +93,7 @@ def schedule(program: Program, graph: Graph, *, inspect: bool = False, early: bo
         early: all instructions stay where the program has them.
     """
     if not inspect and not early:
-        program = hoisted(program, graph)
+        program, _ = hoisted(program, graph)
     flow = Flow(program, graph)
     runs: list[list[int]] = [[]]
     barriers: list[int] = []

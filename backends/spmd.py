@@ -20,7 +20,8 @@ from shardwright.backends.flow import inputs
 from shardwright.backends.layout import check_inputs, dtype_of
 from shardwright.backends.local import neutral, operand
 from shardwright.backends.runner import At
-from shardwright.backends.segments import Exchange, LoopStep, Schedule, Segment, schedule
+from shardwright.backends.schedule_order import Land, Launch, Order, Repeat, arrange
+from shardwright.backends.segments import Segment
 from shardwright.backends.spmd_layout import AXIS, Layout, PaddedArray, mesh_of, obstacle, spec_of
 from shardwright.backends.spmd_local import Branches, Whole
 from shardwright.backends.spmd_moves import lowerings, move
@@ -33,6 +34,9 @@ from shardwright.ir.recompute import begins_again
 from shardwright.ir.regions import scan_counts
 from shardwright.ir.trace import Traced
 from shardwright.ir.wiring import Seats
+
+#: Exchanges are done as early as they can be, so that less often a segment ends; gathers up to so many bytes.
+BUCKET_BYTES = 4 << 20
 
 
 class SpmdExecutable:
@@ -82,7 +86,7 @@ class SpmdExecutable:
         if self.even:
             step = Whole(layout, traced.primitives).program(program, graph)
         else:
-            walk = Walk(schedule(program, graph), layout, traced.primitives)
+            walk = Walk(arrange(program, graph, BUCKET_BYTES), layout, traced.primitives)
             self.branches = tuple(found.count for found in walk.branches.values())
             specs = [spec_of(placement) for placement in (*program.inputs, *[R] * len(self._constants))]
             step = jax.shard_map(
@@ -208,29 +212,29 @@ class Slot:
 
 
 class Walk:
-    """A schedule in the code that all devices share, traced under `jax.shard_map`.
+    """An order in the code that all devices share, traced under `jax.shard_map`.
 
     A held value is what this device holds, padded. A loop that exchanges is a loop of the program: which way
     it goes is decided by device 0, so that devices whose branches round differently never part.
     """
 
-    def __init__(self, steps: Schedule, layout: Layout, primitives: Mapping[str, Any]) -> None:
-        self.schedule = steps
+    def __init__(self, steps: Order, layout: Layout, primitives: Mapping[str, Any]) -> None:
+        self.order = steps
         self.layout = layout
         self.branches = {
             segment: Branches(segment, within, layout, primitives) for segment, within in _segments(steps)
         }
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
-        program = self.schedule.program
+        program = self.order.program
         here = jax.lax.axis_index(AXIS)
         placements = (*program.inputs, *[R] * (len(args) - len(program.inputs)))
         held = [x[0] if isinstance(p, Partial) else x for x, p in zip(args, placements, strict=True)]
-        results = self._run(self.schedule, held, here)
+        results = self._run(self.order, held, here)
         ends = zip(results, program.outputs, strict=True)
         return tuple(x[None] if isinstance(p, Partial) else x for x, p in ends)
 
-    def _run(self, steps: Schedule, args: Sequence[Any], here: Any) -> list[Any]:
+    def _run(self, steps: Order, args: Sequence[Any], here: Any) -> list[Any]:
         """Outputs from inputs and constants."""
         graph, program = steps.graph, steps.program
         env = dict(zip(inputs(program, graph), args, strict=True))
@@ -242,25 +246,29 @@ class Walk:
 
         for step in steps.steps:
             with At(steps, step):
+                gives = step.gives
                 if isinstance(step, Segment):
                     held = [env[prop] for prop in step.needs]
                     if any(begins_again(instruction, graph, ()) for instruction in step.instructions):
                         # What is computed again waits for the gradient among what the segment needs.
                         held = jax.lax.optimization_barrier(held)
                     results = self.branches[step](here, *held)
-                elif isinstance(step, Exchange):
-                    tensor = steps.types[step.move.value]
-                    results = [move(step.move, tensor, self.layout, here, env[step.needs[0]])]
+                elif isinstance(step, Launch):
+                    gives, types = step.message.gives, steps.types
+                    sent = zip(step.message.moves, step.message.needs, strict=True)
+                    results = [move(m, types[m.value], self.layout, here, env[need]) for m, need in sent]
+                elif isinstance(step, Land):  # XLA knows what waits for what
+                    gives, results = (), ()
                 else:
                     equation = graph.equations[step.loop.equation]
                     ins = zip(equation.inputs, step.loop.signature.ins, strict=True)
                     results = self._loop(step, graph, [read(a, p) for a, p in ins], here)
-                env.update(zip(step.gives, results, strict=True))
+                env.update(zip(gives, results, strict=True))
                 for prop in step.drops:
                     del env[prop]
         return [read(a, p) for a, p in zip(graph.outputs, program.outputs, strict=True)]
 
-    def _body(self, steps: Schedule, here: Any) -> Any:
+    def _body(self, steps: Order, here: Any) -> Any:
         """A region as a function of its inputs."""
 
         def run(*args: Any) -> list[Any]:
@@ -269,7 +277,7 @@ class Walk:
 
         return run
 
-    def _loop(self, step: LoopStep, graph: Graph, args: Sequence[Any], here: Any) -> list[Any]:
+    def _loop(self, step: Repeat, graph: Graph, args: Sequence[Any], here: Any) -> list[Any]:
         equation = graph.equations[step.loop.equation]
         params = equation.params
         runs = [self._body(body, here) for body in step.bodies]
@@ -302,12 +310,12 @@ class Walk:
         return [*last, *stacked]
 
 
-def _segments(steps: Schedule) -> Iterator[tuple[Segment, Schedule]]:
+def _segments(steps: Order) -> Iterator[tuple[Segment, Order]]:
     """All segments, loops' included, each with the schedule that it is in."""
     for step in steps.steps:
         if isinstance(step, Segment):
             yield step, steps
-        elif isinstance(step, LoopStep):
+        elif isinstance(step, Repeat):
             for body in step.bodies:
                 yield from _segments(body)
 

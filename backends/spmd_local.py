@@ -19,7 +19,8 @@ from shardwright.backends.compile import Device, Env, Local
 from shardwright.backends.flow import find, inputs, reads
 from shardwright.backends.layout import holds, members, shares, stretches
 from shardwright.backends.local import evaluate, extents, filled, neutral, operand
-from shardwright.backends.segments import Schedule, Segment
+from shardwright.backends.schedule_order import Order
+from shardwright.backends.segments import Segment
 from shardwright.backends.spmd_layout import Layout, starts
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType
 from shardwright.ir.placement import Partial, Placement, Shard, lengths
@@ -268,7 +269,7 @@ class Branches:
 
     Args:
         segment: what to run.
-        within: the schedule that it is in.
+        within: the order that it is in.
         layout: the devices.
         primitives: JAX primitives by name.
 
@@ -277,7 +278,7 @@ class Branches:
     """
 
     def __init__(
-        self, segment: Segment, within: Schedule, layout: Layout, primitives: Mapping[str, Any]
+        self, segment: Segment, within: Order, layout: Layout, primitives: Mapping[str, Any]
     ) -> None:
         self.segment = segment
         self.within = within

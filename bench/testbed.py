@@ -139,7 +139,7 @@ def measured_plans(
         (folder / "asked.json").write_text(json.dumps(asked))
         seats.run("-m", "bench.testbed_speed", str(folder))
         speeds = json.loads((folder / "speeds.json").read_text())
-        plans = make(fleet_of(cores, speeds, RATES[case.rate]))
+        plans = make(fleet_of(cores, seats.quotas, speeds, RATES[case.rate]))
         for kind, plan in plans.items():
             plan.save(folder / f"{kind}.json")
         (folder / "asked.json").write_text(json.dumps(asked | {"plans": list(plans)}))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 from shardwright import Fleet
 from shardwright.calibrate import calibrate
@@ -85,15 +86,22 @@ def slowed(link: Link, part: float) -> Link:
     return Link(link.bandwidth_byte_per_s * part, link.latency_s / part, strategies)
 
 
-def fleet_of(cores: Fleet, speeds: Sequence[float], rate_byte_per_s: float | None) -> Fleet:
+def fleet_of(
+    cores: Fleet, quotas: Sequence[float], speeds: Sequence[float], rate_byte_per_s: float | None
+) -> Fleet:
     """Ranks of these speeds: in one node, or each in its own where they are joined by shaped links.
 
     Args:
         cores: of `measured_cores`.
+        quotas: of every rank, in cores; those of equal quotas are of one type.
         speeds: of every rank, as parts of a core.
         rate_byte_per_s: of the links; None: shared memory.
     """
-    kinds = tuple(scaled(cores.devices[0].type, speed, f"core × {speed:.3g}") for speed in speeds)
+    alike = {quota: fmean(s for s, q in zip(speeds, quotas, strict=True) if q == quota) for quota in quotas}
+    types = {
+        quota: scaled(cores.devices[0].type, part, f"core × {quota:.3g}") for quota, part in alike.items()
+    }
+    kinds = tuple(types[quota] for quota in quotas)
     if rate_byte_per_s is None:
         link = cores.nodes[0].link
         assert link is not None

@@ -19,8 +19,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from steps import STEPS, array, starts
 
 from shardwright import Fleet, Plan, synthesize
-from shardwright.backends.segments import Segment, schedule
-from shardwright.backends.spmd import SpmdExecutable
+from shardwright.backends.schedule_order import arrange
+from shardwright.backends.segments import Segment
+from shardwright.backends.spmd import BUCKET_BYTES, SpmdExecutable
 from shardwright.backends.spmd_layout import AXIS, PaddedArray
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.placement import R, Shard
@@ -121,7 +122,7 @@ def test_branches_are_classes() -> None:
     conditionals = re.findall(r"branch_computations=\{([^}]*)\}", text)
     assert len(conditionals) >= run.branches.count(2) > 0
     assert all(branches.count(",") == 1 for branches in conditionals)
-    segments = [s for s in schedule(program, traced.graph).steps if isinstance(s, Segment)]
+    segments = [s for s in arrange(program, traced.graph, BUCKET_BYTES).steps if isinstance(s, Segment)]
     assert len(run.branches) == len(segments)
     assert max(SpmdExecutable(traced, program, UNEVEN).branches) == 4
 
