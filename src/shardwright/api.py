@@ -23,7 +23,7 @@ from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
 from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.jaxpr import source_line
 from shardwright.ir.patterns import patterns
-from shardwright.ir.program import nodes_of
+from shardwright.ir.program import Program, nodes_of
 from shardwright.ir.recompute import computed_again
 from shardwright.ir.rewriting import original, rewriting_of
 from shardwright.ir.rules import rule_of
@@ -354,13 +354,19 @@ def _plan(
         used=used,
         unused=tuple(Unused(tuple(devices[d].name for d in some), why) for some, why in chosen.unused),
         rewriting=rewriting_of(traced),
-        again_s=sum(
-            item.seconds(model, found.ratios)
-            for item, again in zip(items, computed_again(found.program, traced.graph), strict=True)
-            if again
-        ),
+        again_s=_again_s(items, found.program, traced, model, found.ratios),
         traced=traced,
     )
+
+
+def _again_s(
+    items: Sequence[Item], program: Program, traced: Traced, model: CostModel, ratios: Sequence[float]
+) -> float:
+    """Seconds of a bill in which something is computed again."""
+    if not rewriting_of(traced).recompute:
+        return 0.0
+    pairs = zip(items, computed_again(program, traced.graph), strict=True)
+    return sum(item.seconds(model, ratios) for item, again in pairs if again)
 
 
 def _exchanges(
