@@ -1,10 +1,10 @@
 """How a plan changes the step, jointly with placements and ratios: recomputation, micro-batches.
 
-Where the plan of the step as it is fits into memory and memory made it no dearer, that is the plan: what is
-computed twice costs more at equal placements. Otherwise rewritings are planned, placements, ratios and all,
-on a ladder on which each keeps less for the backward part than the one before
-(`shardwright.synth.stretches.ladder`): the first rung that fits is found by bisection. Beside it 2, 4, 8, …
-micro-batches are planned until they fit. The cheapest of these plans is taken.
+Where the plan of the step as it is fits into memory and memory made it no dearer, that is the plan, and no
+other is looked for: computing twice takes more arithmetic, though less traffic if it was cheap. Otherwise
+rewritings are planned, placements, ratios and all, on a ladder on which each keeps less for the backward part
+than the one before (`shardwright.synth.stretches.ladder`): the first rung that fits is found by bisection.
+Beside it 2, 4, 8, … micro-batches are planned until they fit. The cheapest of these plans is taken.
 """
 
 from __future__ import annotations
