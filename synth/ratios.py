@@ -86,6 +86,11 @@ def solve_ratios(
     if not weights:
         return RatioSolution(OPTIMAL, np.full(classes, 1.0 / model.counts.sum()), fixed)
 
+    if classes == 1 and memory is None:
+        only = np.full(1, 1.0 / model.counts.sum())
+        each = [float((c + slope * only).max()) for c, slope in zip(constants, slopes, strict=True)]
+        return RatioSolution(OPTIMAL, only, fixed + float(np.dot(weights, each)))
+
     # Seconds are scaled to the largest slope, bytes to the smallest memory: solvers like numbers near one.
     scale = max(float(np.abs(s).max()) for s in slopes)
     which = np.repeat(np.arange(len(weights)), [len(c) for c in constants])

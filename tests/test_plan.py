@@ -772,6 +772,6 @@ def test_the_backend_is_told_who_shares_a_node(monkeypatch: pytest.MonkeyPatch) 
     network = {"bandwidth": "400 GB/s", "latency": "100 ns"}
     step, args = mlp()
     two = Fleet.from_dict({"name": "two", "nodes": [{**node, "count": 2}], "network": network})
-    plan = synthesize(step, *args, fleet=two, devices="all")
+    plan = synthesize(step, *args, fleet=two, devices="all", axes=1)
     assert_same(plan.compile(step, backend="spy")(*args), step(*args))
     assert [wiring.groups(range(4)) for wiring in told] == [((0, 1), (2, 3))]

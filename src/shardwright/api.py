@@ -7,6 +7,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Literal, TypeAlias
 
@@ -33,9 +34,11 @@ from shardwright.synth.alternate import Timer
 from shardwright.synth.baselines import Baseline, Baselines, Workshop
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid_alternate import is_mesh
+from shardwright.synth.grid_baselines import grid_baselines
+from shardwright.synth.grid_choice import choose_on_grid, on_grid
 from shardwright.synth.recipes import RECIPES
 from shardwright.synth.space import Space
-from shardwright.synth.subfleets import Choice, candidates, choose, on_two_axes, unsearched
+from shardwright.synth.subfleets import Choice, candidates, choose, unsearched
 
 #: Mesh axes of programs.
 Axes: TypeAlias = Literal[1, 2, "auto"]
@@ -69,8 +72,8 @@ def synthesize(
         devices: "auto" leaves nodes or classes of devices out where the step is faster without them; with
             "all" every device takes part.
         axes: mesh axes. With 1 a tensor lies on all devices alike; with 2 first on the nodes, then in each
-            on its devices, all of which take part (a fleet of one node, or of nodes of one device, has one
-            axis). "auto" is one axis, as long as two take much longer to plan.
+            on its devices (a fleet of one node, or of nodes of one device, has one axis). "auto" is the
+            better of both; two are not searched where a bound proves that they cannot be 5 % cheaper.
         tick: told what begins (for progress displays).
 
     Returns:
@@ -78,7 +81,7 @@ def synthesize(
 
     Raises:
         InputError: an argument is no array, a state entry does not match, a pin cannot be kept, `devices`
-            or `axes` is something else, or pins are given for two axes.
+            or `axes` is something else.
         TraceError: the step cannot be traced or has side effects.
 
     Warns:
@@ -88,16 +91,16 @@ def synthesize(
     tick("tracing the step")
     with collector_paused():
         traced = trace(train_step, *args, state=state)
-    return synthesize_traced(
-        traced,
-        fleet=fleet,
-        state=state,
-        constraints=constraints,
-        time_limit_s=time_limit_s,
-        devices=devices,
-        axes=axes,
-        tick=tick,
-    )
+        return synthesize_traced(
+            traced,
+            fleet=fleet,
+            state=state,
+            constraints=constraints,
+            time_limit_s=time_limit_s,
+            devices=devices,
+            axes=axes,
+            tick=tick,
+        )
 
 
 def synthesize_traced(
@@ -136,7 +139,7 @@ def synthesize_traced(
     _check_limit(time_limit_s, constraints)
     if devices not in ("auto", "all"):
         raise InputError(place="devices", reason=f"is {devices!r}", remedy="Pass 'auto' or 'all'")
-    _check_axes(axes, constraints)
+    _check_axes(axes)
     with collector_paused():
         return _synthesize(traced, fleet, state, constraints, time_limit_s, devices, axes, first, tick)
 
@@ -159,19 +162,25 @@ def _synthesize(
     pins = () if constraints is None else resolve(constraints, traced.graph, space)
     timer = Timer(tick, time_limit_s)
     parts = candidates(fleet)[: 1 if devices == "all" else None]
-    if axes == 2 and is_mesh(fleet) and time_limit_s != 0:
-        chosen = on_two_axes(traced.graph, fleet, timer)
-    elif time_limit_s == 0:
-        chosen = unsearched(traced.graph, space, fleet, timer, parts)
-    else:
-        try:
-            chosen = choose(traced.graph, space, fleet, timer, factors(pins, space), parts, first)
-        except PlanError as error:
-            if not pins:
-                raise
-            raise conflict(pins, space, CostModel(fleet)) from error
+    meshes = () if axes == 1 or time_limit_s == 0 or not is_mesh(fleet) else on_grid(fleet, parts)
+    try:
+        if time_limit_s == 0:
+            chosen = unsearched(traced.graph, space, fleet, timer, parts)
+        else:
+            one = two = None
+            if not meshes or axes == "auto":
+                one = choose(traced.graph, space, fleet, timer, factors(pins, space), parts, first)
+            if meshes:
+                pinned = partial(factors, pins)
+                two = choose_on_grid(traced.graph, fleet, timer, meshes, pinned, one)
+            chosen = two or one
+            assert chosen is not None, "some space is searched"
+    except PlanError as error:
+        if not pins:
+            raise
+        raise conflict(pins, space, CostModel(fleet)) from error
     found = chosen.found
-    prices = priced(pins, traced.graph, space, chosen.model, found.ratios, found.cost_s)
+    prices = priced(pins, traced.graph, space, chosen.model, found)
     replicated = _replicated(traced.graph, space)
     for primitive, why in replicated.items():
         warnings.warn(f"{primitive} runs replicated: {why}", ReplicatedWarning, stacklevel=4)
@@ -207,7 +216,8 @@ def baselines(
         args: see `synthesize`.
         fleet: the devices.
         state: see `synthesize`.
-        axes: mesh axes of the programs. Each of these uses one, which is a special case of two.
+        axes: mesh axes of the programs. With 2 they treat nodes and the devices of each apart; else they use
+            one, which is a special case of two.
         plan: a plan of the same step and fleet, to which each baseline's cost is related (`relative`).
         tick: told what begins (for progress displays).
 
@@ -220,13 +230,16 @@ def baselines(
         TraceError: the step cannot be traced or has side effects.
     """
     _check_fleet(fleet)
-    _check_axes(axes, None)
+    _check_axes(axes)
     tick("tracing the step")
     if plan is not None and plan.fleet != fleet:
         raise PlanError(place="plan", reason="is for another fleet", remedy="Pass a plan for this fleet")
     traced = trace(train_step, *args, state=state) if plan is None else plan.attach(train_step, *args)
     tick("building the choice graph")
-    found = Workshop(traced.graph, Space(traced.graph), CostModel(fleet), tick).all()
+    if axes == 2 and is_mesh(fleet):
+        found = grid_baselines(traced.graph, CostModel(fleet), tick)
+    else:
+        found = Workshop(traced.graph, Space(traced.graph), CostModel(fleet), tick).all()
     if plan is None or not plan.cost_s:
         return found
     return Baselines([replace(b, relative=b.cost_s / plan.cost_s) for b in found], found.left_out)
@@ -254,15 +267,9 @@ def _check_fleet(fleet: object) -> None:
         )
 
 
-def _check_axes(axes: object, constraints: Constraints | None) -> None:
+def _check_axes(axes: object) -> None:
     if axes not in (1, 2, "auto"):
         raise InputError(place="axes", reason=f"is {axes!r}", remedy="Pass 1, 2 or 'auto'")
-    if axes == 2 and constraints:
-        raise InputError(
-            place="axes",
-            reason="is 2, but pins say how arguments lie on one axis",
-            remedy="Pass axes=1, or leave the pins out",
-        )
 
 
 def _check_limit(time_limit_s: float | None, constraints: Constraints | None) -> None:
