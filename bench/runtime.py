@@ -105,7 +105,7 @@ def steps_for(seconds: float) -> int:
 
 
 def jit_s(args: tuple[Any, ...]) -> float:
-    """Processor seconds to compile the step for one device under `jax.jit`: once a process, for JAX remembers."""
+    """Processor seconds to compile the step for one device; asked once, for JAX remembers."""
     single = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
     begin = time.process_time()
     jax.jit(model().train_step).lower(*single).compile()
