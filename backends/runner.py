@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Protocol, TypeAlias, TypeVar
 
 from shardwright.backends.flow import inputs
-from shardwright.backends.segments import Exchange, LoopStep, Schedule, Segment
+from shardwright.backends.segments import Exchange, LoopStep, Schedule, Segment, Step
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType, Value
 from shardwright.ir.placement import Placement
 from shardwright.ir.program import Program, Property

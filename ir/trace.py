@@ -40,9 +40,11 @@ class Traced:
         input_types: abstract values of the flat arguments.
         state_names: argument -> output that continues it, for the printout.
         trace_s: seconds that JAX took to trace (make_jaxpr alone).
-        graph_s: seconds that it took to make a graph of that.
+        graph_s: seconds of the rest: to check the arguments, and to make a graph of what JAX traced.
         primitives: JAX primitive objects by name, for the backends.
         fingerprint: content hash of the graph, equal in every process and for every PYTHONHASHSEED.
+        origin, rewriting: of a step that was changed since, the step as it was traced and how it was changed
+            (see `shardwright.ir.rewriting`); None of any other.
     """
 
     graph: Graph
@@ -53,6 +55,8 @@ class Traced:
     primitives: Mapping[str, Any]
     fingerprint: str
     graph_s: float = 0.0
+    origin: Traced | None = None
+    rewriting: object = None
 
 
 def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -> Traced:
@@ -68,6 +72,7 @@ def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -
         InputError: an argument leaf is no array or number; a state entry names nothing or does not match.
         TraceError: the step has side effects, raises, or cannot be traced at all.
     """
+    begun = time.perf_counter()
     names = _argument_names(step, args)
     for name, arg in zip(names, args, strict=True):
         for path, leaf in tree_flatten_with_path(arg)[0]:
@@ -111,7 +116,7 @@ def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -
         trace_s=trace_s,
         primitives=builder.primitives,
         fingerprint=content,
-        graph_s=time.perf_counter() - start - trace_s,
+        graph_s=time.perf_counter() - begun - trace_s,
     )
 
 

@@ -28,10 +28,6 @@ from shardwright.synth.fold import Scope
 #: Seconds that stand for "impossible": far beyond any program, and small enough to be added up.
 _NEVER = 1e9
 
-#: Rounds of refinement by which layers are told apart: with too few, layers near the ends get messages that
-#: are right in the middle, and the bound stops rising.
-_ROUNDS = 8
-
 #: Sweeps between two looks at the bound.
 _PER_ROUND = 4
 
@@ -68,18 +64,18 @@ class _Kind:
             total = total + message.reshape([-1 if a == axis else 1 for a in range(total.ndim)])
         return total
 
-    def marginals(self, incoming: Sequence[Floats]) -> list[Floats]:
-        """Per choice and value, the least of the factor plus all that comes in."""
+    def marginals(self, incoming: Sequence[Floats], positions: Sequence[int]) -> list[Floats]:
+        """Of some choices, per value, the least of the factor plus all that comes in."""
         total = self.with_messages(incoming)
         axes = range(total.ndim)
-        return [total.min(axis=tuple(a for a in axes if a != axis)) for axis in axes]
+        return [total.min(axis=tuple([a for a in axes if a != axis])) for axis in positions]
 
 
 class Dual:
     """Messages of one problem at one set of prices.
 
     Args:
-        colours: of every choice, what tells it from others.
+        colours: of every choice, what tells it from others: choices of one colour get the same messages.
         sizes: values of every choice.
         uses: factor (by number) and the choices on its axes.
         tables: of every factor, infinite where something is impossible.
@@ -92,7 +88,8 @@ class Dual:
         uses: Sequence[tuple[int, Scope]],
         tables: Sequence[Floats],
     ) -> None:
-        colour = _refined(colours, uses, _ROUNDS)
+        known: dict[Hashable, int] = {}
+        colour = [known.setdefault(c, len(known)) for c in colours]
         numbers: dict[tuple[int, Scope], int] = {}
         number = [
             numbers.setdefault((f, tuple([colour[v] for v in scope])), len(numbers)) for f, scope in uses
@@ -124,6 +121,8 @@ class Dual:
             kind.damping = 1.0 / max([touching[p] for p in kind.close], default=1)
             kind.slow = 1.0 / max(touching, default=1)
             kind.messages = [np.zeros(size) for size in kind.table.shape]
+            if kind.table.ndim == 1:  # says all it has to say at once
+                self._send(k, 0, kind.table)
         self.sweeps = 0
 
     def _touching(self, kind: int, colour: int) -> int:
@@ -147,20 +146,34 @@ class Dual:
         everybody = self.sweeps % _SELDOM == _SELDOM - 1
         for number, kind in numbered if self.sweeps % 2 == 0 else reversed(numbered):
             positions = tuple(range(len(kind.scope))) if everybody else kind.close
-            if not positions:
+            if not positions or kind.table.ndim == 1:
                 continue
             damping = kind.slow if everybody else kind.damping
             incoming = [self._seen(c) - m for c, m in zip(kind.scope, kind.messages, strict=True)]
-            marginals = kind.marginals(incoming)
-            for position in positions:
-                new = marginals[position] / len(positions) - incoming[position]
-                change = damping * (new - kind.messages[position])
-                kind.messages[position] = kind.messages[position] + change
-                for shade in self._of_colour[kind.scope[position]]:
-                    times = self._incident[shade].get((number, position), 0)
-                    if times:
-                        self._sums[shade] = self._sums[shade] + times * change
+            marginals = kind.marginals(incoming, positions)
+            for position, marginal in zip(positions, marginals, strict=True):
+                new = marginal / len(positions) - incoming[position]
+                self._send(number, position, damping * (new - kind.messages[position]))
         self.sweeps += 1
+
+    def _send(self, number: int, position: int, change: Floats) -> None:
+        """Change the message of a kind of factor to one of its choices."""
+        kind = self.kinds[number]
+        kind.messages[position] = kind.messages[position] + change
+        for shade in self._of_colour[kind.scope[position]]:
+            times = self._incident[shade].get((number, position), 0)
+            if times:
+                self._sums[shade] = self._sums[shade] + times * change
+
+    def kind_of_use(self) -> list[int]:
+        """The number of every use's kind of factor."""
+        return [number for number, _ in self._uses]
+
+    def start_from(self, number: int, messages: Sequence[Floats]) -> None:
+        """Messages of a kind of factor to begin with, such as those found at other prices."""
+        if self.kinds[number].table.ndim > 1:
+            for position, message in enumerate(messages):
+                self._send(number, position, message - self.kinds[number].messages[position])
 
     def bound(self) -> float:
         """What no assignment costs less than, by these messages."""
@@ -173,7 +186,8 @@ class Dual:
         """Per shade and value, by how much an assignment with that value exceeds the bound at least."""
         found = [sums - sums.min() for sums in self._sums]
         for number, kind in enumerate(self.kinds):
-            for position, marginal in enumerate(kind.marginals([-m for m in kind.messages])):
+            everywhere = range(len(kind.scope))
+            for position, marginal in enumerate(kind.marginals([-m for m in kind.messages], everywhere)):
                 over = marginal - marginal.min()
                 for shade in self._of_colour[kind.scope[position]]:
                     times = self._incident[shade].get((number, position), 0)
@@ -218,24 +232,3 @@ class Dual:
 
     def _state(self) -> tuple[list[Floats], list[list[Floats]]]:
         return list(self._sums), [list(kind.messages) for kind in self.kinds]
-
-
-def _refined(colours: Sequence[Hashable], uses: Sequence[tuple[int, Scope]], rounds: int) -> list[int]:
-    """Colours after so many rounds of refinement: choices of one colour have equal surroundings so far."""
-    known: dict[Hashable, int] = {}
-    colour = [known.setdefault(c, len(known)) for c in colours]
-    for _ in range(rounds):
-        around: list[list[tuple[int, int, Scope]]] = [[] for _ in colour]
-        for factor, scope in uses:
-            seen = tuple([colour[v] for v in scope])
-            for position, choice in enumerate(scope):
-                around[choice].append((factor, position, seen))
-        numbers: dict[Hashable, int] = {}
-        before = len(set(colour))
-        colour = [
-            numbers.setdefault((c, tuple(sorted(mine))), len(numbers))
-            for c, mine in zip(colour, around, strict=True)
-        ]
-        if len(numbers) == before:
-            break
-    return colour

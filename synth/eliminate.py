@@ -17,7 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from shardwright.synth.prune import Kept
 
 #: Where a table comes from: ("term", recipe, classes...) or ("message", operation).
 Source: TypeAlias = tuple[object, ...]
+
+T = TypeVar("T", bound=tuple[object, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,7 @@ def record(
     split, width = False, 0
     for v in order:
         parts: list[tuple[int, Scope]] = []
-        groups = _groups(waiting.pop(v), sizes, most_cells)
+        groups = in_groups(waiting.pop(v), sizes, most_cells)
         split = split or len(groups) > 1
         for group in groups:
             tied = {u for _, scope in group for u in scope}
@@ -169,9 +171,9 @@ def record(
     return Tape(tuple(numbers), tuple(buckets), opened, tuple(left), tuple(constants.items()), split, width)
 
 
-def _groups(
-    terms: list[tuple[Source, Scope]], sizes: Sequence[int], most_cells: int
-) -> list[list[tuple[Source, Scope]]]:
+def in_groups(
+    terms: list[tuple[T, Scope]], sizes: Sequence[int], most_cells: int
+) -> list[list[tuple[T, Scope]]]:
     """All terms together if their table fits, else greedily, largest first, into tables that fit."""
 
     def cells(scope: set[int]) -> int:
@@ -179,7 +181,7 @@ def _groups(
 
     if cells({u for _, scope in terms for u in scope}) <= most_cells:
         return [terms] if terms else []
-    groups: list[tuple[set[int], list[tuple[Source, Scope]]]] = []
+    groups: list[tuple[set[int], list[tuple[T, Scope]]]] = []
     for term in sorted(terms, key=lambda t: (-cells(set(t[1])), t)):
         for scope, members in groups:
             if cells(scope | set(term[1])) <= most_cells:

@@ -8,8 +8,9 @@ its own in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from shardwright.synth.ledger import Ledger
 from shardwright.synth.pricing import Prices
 from shardwright.synth.solve import Solution
 from shardwright.synth.space import Space
+from shardwright.synth.subfleets import arithmetic_s
 
 _MOST_TURNS, _MOST_STARTS = 3, 2
 
@@ -54,19 +56,23 @@ class _Turns:
         self.ledger = Ledger((*space.uses, *extra))
         self.expanded = self.searches = 0
         self._seen: dict[tuple[float, ...], tuple[Solution, Prices]] = {}
+        self._latest: tuple[int, ...] | None = None
 
-    def solve(self, prices: Prices) -> Solution:
-        """The best program at some prices."""
+    def solve(
+        self, prices: Prices, known: Sequence[int] | None = None, enough: float = 0.0, target_s: float = inf
+    ) -> Solution:
+        """The best program at some prices; see `DualSolver.solve`."""
         with self.timer.search():
-            solution = self.solver.solve(prices, self.timer.late)
+            solution = self.solver.solve(prices, self.timer.late, known, enough, target_s)
         self.expanded, self.searches = self.expanded + solution.expanded, self.searches + 1
+        self._latest = solution.assignment
         return solution
 
     def search(self, ratios: tuple[float, ...]) -> tuple[Solution, Prices]:
         """The best program at some ratios."""
         if ratios not in self._seen:
             prices = grid_prices(self.listed, ratios)
-            self._seen[ratios] = self.solve(prices), prices
+            self._seen[ratios] = self.solve(prices, self._latest), prices
         return self._seen[ratios]
 
     def best_ratios(
@@ -103,10 +109,11 @@ def is_mesh(fleet: Fleet) -> bool:
     return 1 < len(fleet.nodes) < len(fleet.devices)
 
 
-def synthesize_on_grid(
-    graph: Graph, space: Space, model: CostModel, timer: Timer, extra: tuple[Use, ...] = ()
-) -> Synthesis:
-    """Search for program and ratios on two mesh axes; see the module's docstring.
+class GridSearch:
+    """Program and ratios on two mesh axes, for one fleet; see the module's docstring.
+
+    Attributes:
+        bound_s: what no program costs less than, as far as is known.
 
     Args:
         graph: the step.
@@ -114,23 +121,56 @@ def synthesize_on_grid(
         model: prices on one axis.
         timer: is told where time goes, and says when it is over.
         extra: factors that pin choices.
-
-    Raises:
-        PlanError: no program keeps to the pins.
     """
-    with timer.search():
-        turns = _Turns(space, model, timer, extra)
-        floors = grid_floors(turns.listed)
-    ideal = turns.solve(floors)
-    best: _Found | None = None
-    for ratios in _starts(turns, ideal, floors):
-        reached = turns.take(ratios)
-        if best is None or reached.cost_s < best.cost_s * (1 - 1e-9):
-            best = reached
-        if timer.late() or ideal.bound_s >= best.cost_s * (1 - ENOUGH):
-            break
-    assert best is not None
-    return _settled(graph, turns, best, ideal.bound_s)
+
+    def __init__(
+        self, graph: Graph, space: Space, model: CostModel, timer: Timer, extra: tuple[Use, ...] = ()
+    ) -> None:
+        self.graph = graph
+        with timer.search():
+            self._turns = _Turns(space, model, timer, extra)
+            self._floors = grid_floors(self._turns.listed)
+        self._ideal: Solution | None = None
+        self.bound_s = 0.0
+
+    def arithmetic_s(self) -> float:
+        """What the kernels of every program cost at least: a bound that no search is needed for."""
+        with self._turns.timer.search():
+            self.bound_s = max(self.bound_s, arithmetic_s(self._turns.space, self._floors))
+        return self.bound_s
+
+    def bound(self, target_s: float = inf) -> float:
+        """What the best program costs when every instruction has the shares it likes most.
+
+        Args:
+            target_s: a bound that is good enough.
+
+        Raises:
+            PlanError: no program keeps to the pins.
+        """
+        if self._ideal is None:
+            self._ideal = self._turns.solve(self._floors, target_s=target_s)
+            self.bound_s = max(self.bound_s, self._ideal.bound_s)
+        return self.bound_s
+
+    def plan(self) -> Synthesis:
+        """The best pair of program and ratios found.
+
+        Raises:
+            PlanError: no program keeps to the pins.
+        """
+        self.bound()
+        assert self._ideal is not None
+        turns = self._turns
+        best: _Found | None = None
+        for ratios in _starts(turns, self._ideal, self._floors):
+            reached = turns.take(ratios)
+            if best is None or reached.cost_s < best.cost_s * (1 - 1e-9):
+                best = reached
+            if turns.timer.late() or self.bound_s >= best.cost_s * (1 - ENOUGH):
+                break
+        assert best is not None
+        return _settled(self.graph, turns, best, self.bound_s)
 
 
 def _starts(turns: _Turns, ideal: Solution, floors: Prices) -> Iterator[tuple[float, ...]]:

@@ -159,6 +159,7 @@ class Solver:
         uses: factor (by number) and the choices on its axes.
         most_cells: largest table of an exact bucket.
         stages: of every stage before the last, most ties of a choice to eliminate, and its largest table.
+        pruned: whether to prune before each of them. Where not, what is left does not depend on prices.
     """
 
     def __init__(
@@ -168,7 +169,10 @@ class Solver:
         uses: Sequence[tuple[int, Scope]],
         most_cells: int = MOST_CELLS,
         stages: Sequence[tuple[int, int]] = STAGES,
+        *,
+        pruned: bool = True,
     ) -> None:
+        self._pruned = pruned
         self.first = fold(domains, uses)
         self._start = Stage(self.first)
         self._sizes = [sizes[members[0]] for members in self.first.classes]
@@ -184,7 +188,7 @@ class Solver:
         cooked, sizes = rounded(stage.folded, cook(stage.folded, tables)), self._sizes
         for simple in self._stages:
             folded = stage.folded
-            kept = prune(folded, sizes, cooked)
+            kept = prune(folded, sizes, cooked) if self._pruned else Kept(folded, sizes, cooked)
             # Only the last stage may split buckets: what is pruned after a split is pruned by a relaxation.
             room = max(most_cells, simple[1])
             tape = stage.prepare([len(values) for values in kept.values], simple, room)

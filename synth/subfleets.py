@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
+from typing import Protocol
 
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
@@ -28,7 +29,6 @@ from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Synthesis, Timer, synthesize
 from shardwright.synth.factors import EquationFactor, Use
 from shardwright.synth.fallback import best_baseline, fits, fitting
-from shardwright.synth.grid_alternate import synthesize_on_grid
 from shardwright.synth.judge import Look
 from shardwright.synth.pricing import Catalogue, PriceList, Prices
 from shardwright.synth.rent import too_small
@@ -105,15 +105,6 @@ def _parts(fleet: Fleet) -> Iterator[Members]:
 
 def _union(parts: Sequence[Members]) -> Members:
     return tuple(sorted(device for part in parts for device in part))
-
-
-def on_two_axes(graph: Graph, fleet: Fleet, timer: Timer) -> Choice:
-    """The plan on two mesh axes for all devices of a fleet."""
-    model = CostModel(fleet)
-    with timer.search():
-        space = Space(graph, tuple(len(node.devices) for node in fleet.nodes))
-    found = synthesize_on_grid(graph, space, model, timer)
-    return Choice(found, tuple(range(len(fleet.devices))), model)
 
 
 class _Part:
@@ -304,18 +295,37 @@ def _choice(best: _Part, parts: Sequence[_Part], fleet: Fleet, *, ended: bool) -
         searches=sum(each.searches for each in made),
         notes=notes,
     )
-    unused: list[tuple[Members, str]] = []
+    return Choice(found, best.members, best.model, unused(fleet, best, parts))
+
+
+class Tried(Protocol):
+    """A part of the fleet, with what is known of its plans."""
+
+    members: Members
+    bound_s: float
+    found: Synthesis | None
+    fits: bool
+
+    @property
+    def cost_s(self) -> float:
+        """What its plan costs; infinite where there is none."""
+        ...
+
+
+def unused(fleet: Fleet, best: Tried, parts: Sequence[Tried]) -> tuple[tuple[Members, str], ...]:
+    """The devices that a part leaves out, by class, and why they are not used."""
+    found: list[tuple[Members, str]] = []
     for each in fleet.classes:
         left = tuple(d for d in each.members if d not in best.members)
         if left:
-            unused.append((left, _why(each.members, best, parts)))
-    return Choice(found, best.members, best.model, tuple(unused))
+            found.append((left, _why(each.members, best, parts)))
+    return tuple(found)
 
 
-def _why(members: Members, best: _Part, parts: Sequence[_Part]) -> str:
+def _why(members: Members, best: Tried, parts: Sequence[Tried]) -> str:
     """Why the other devices of a class are not used."""
 
-    def of_class(part: _Part) -> int:
+    def of_class(part: Tried) -> int:
         return len(frozenset(members).intersection(part.members))
 
     used = of_class(best)

@@ -22,6 +22,7 @@ from shardwright.ir.trace import Traced, trace
 from shardwright.plan import Plan
 
 Shape = tuple[tuple[int, ...], int, str, bool]
+AS_IT_IS: Any = {"recompute": "off", "microbatches": 1}
 
 
 @cache
@@ -64,7 +65,7 @@ def fleet_of(speeds: tuple[int, ...], limits: tuple[int, ...]) -> Fleet:
 
 @cache
 def roomy(shape: Shape, speeds: tuple[int, ...]) -> Plan:
-    return synthesize_traced(made(shape)[0], fleet=fleet_of(speeds, (10**9,) * len(speeds)))
+    return synthesize_traced(made(shape)[0], fleet=fleet_of(speeds, (10**9,) * len(speeds)), **AS_IT_IS)
 
 
 SHAPES = st.tuples(
@@ -80,7 +81,7 @@ def check(shape: Shape, speeds: tuple[int, ...], part: float, uneven: float) -> 
     traced, leaves = made(shape)
     most = max(roomy(shape, speeds).memory_bytes)
     limits = tuple(max(int(part * most * uneven**i), 64) for i in range(len(speeds)))
-    plan = synthesize_traced(traced, fleet=fleet_of(speeds, limits))
+    plan = synthesize_traced(traced, fleet=fleet_of(speeds, limits), **AS_IT_IS)
     assert plan.fits == all(n <= limit for n, limit in zip(plan.memory_bytes, limits, strict=True))
     assert plan.fits != any("fits into every device" in note for note in plan.assumptions)
     assert 0 <= plan.bound_s <= plan.cost_s
@@ -127,7 +128,7 @@ def test_less_memory_never_makes_the_plan_cheaper() -> None:
             for device in start.fleet.devices
         )
         nodes = (replace(start.fleet.nodes[0], devices=kinds),)
-        plan = synthesize_traced(traced, fleet=replace(start.fleet, nodes=nodes))
+        plan = synthesize_traced(traced, fleet=replace(start.fleet, nodes=nodes), **AS_IT_IS)
         if plan.fits:
             costs.append(plan.cost_s)
     assert len(costs) > 1

@@ -256,7 +256,7 @@ def check_full_size(example: str) -> None:
     testbed = Fleet.load(EXAMPLES / "fleets" / "hap_testbed.yaml")
     with warnings.catch_warnings():
         warnings.simplefilter("error", ReplicatedWarning)
-        plan = synthesize(step, *args, fleet=testbed)
+        plan = synthesize(step, *args, fleet=testbed, axes=1)
     assert len(plan.ratios) == 64
     assert sum(plan.ratios) == pytest.approx(1)
     assert 0 <= plan.gap < 1

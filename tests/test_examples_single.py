@@ -21,6 +21,7 @@ TINY = {
     "bert:tiny": 31_013,
     "bert_moe:tiny": 72_965,
     "vgg19:tiny": 20_029_514,
+    "llama3:tiny": 21_984,
     "resnet50:tiny": 34_194,
     "demo_model:byte_gpt": 254_592,
 }
@@ -31,6 +32,7 @@ FULL = {
     "bert:base": 109_514_298,
     "bert_moe:base": 3_708_597_306,
     "vgg19:base": 143_667_240,
+    "llama3:base": 8_030_261_248,
     "resnet50:base": 25_557_032,
 }
 

@@ -186,6 +186,7 @@ def test_what_is_written_follows_the_schema(made: Plan) -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     jsonschema.validate(json.loads(json.dumps(made.to_dict(), allow_nan=False)), SCHEMA)
     later = {"search_gap", "axes", "pins", "used", "unused", "bucket_bytes", "resync_every", "messages"}
+    later |= {"rewriting", "again_s"}
     assert set(SCHEMA["required"]) == set(made.to_dict()) - later
     assert set(SCHEMA["properties"]) == set(made.to_dict())
 
@@ -772,6 +773,6 @@ def test_the_backend_is_told_who_shares_a_node(monkeypatch: pytest.MonkeyPatch) 
     network = {"bandwidth": "400 GB/s", "latency": "100 ns"}
     step, args = mlp()
     two = Fleet.from_dict({"name": "two", "nodes": [{**node, "count": 2}], "network": network})
-    plan = synthesize(step, *args, fleet=two, devices="all")
+    plan = synthesize(step, *args, fleet=two, devices="all", axes=1)
     assert_same(plan.compile(step, backend="spy")(*args), step(*args))
     assert [wiring.groups(range(4)) for wiring in told] == [((0, 1), (2, 3))]

@@ -7,6 +7,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Literal, TypeAlias
 
@@ -24,21 +25,26 @@ from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
 from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.jaxpr import source_line
 from shardwright.ir.patterns import patterns
-from shardwright.ir.program import nodes_of
+from shardwright.ir.program import Program, nodes_of
+from shardwright.ir.recompute import computed_again
+from shardwright.ir.rewriting import original, rewriting_of
 from shardwright.ir.rules import rule_of
 from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced, trace
 from shardwright.pause import collector_paused
 from shardwright.plan import Plan
 from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused, spread
+from shardwright.rewritings import Microbatches, Recompute, best_plan, check_rewriting
 from shardwright.synth.alternate import Timer
 from shardwright.synth.baselines import Baseline, Baselines, Workshop
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid_alternate import is_mesh
+from shardwright.synth.grid_baselines import grid_baselines
+from shardwright.synth.grid_choice import choose_on_grid, on_grid
 from shardwright.synth.judge import Look
 from shardwright.synth.recipes import RECIPES
 from shardwright.synth.space import Space
-from shardwright.synth.subfleets import Choice, candidates, choose, on_two_axes, unsearched
+from shardwright.synth.subfleets import Choice, candidates, choose, unsearched
 
 #: Mesh axes of programs.
 Axes: TypeAlias = Literal[1, 2, "auto"]
@@ -53,6 +59,8 @@ def synthesize(
     time_limit_s: float | None = None,
     devices: Literal["auto", "all"] = "auto",
     axes: Axes = "auto",
+    recompute: Recompute = "auto",
+    microbatches: Microbatches = "auto",
     tick: Callable[[str], None] = lambda what: None,
 ) -> Plan:
     """Plan a single-device training step for a fleet.
@@ -72,16 +80,22 @@ def synthesize(
         devices: "auto" leaves nodes or classes of devices out where the step is faster without them; with
             "all" every device takes part.
         axes: mesh axes. With 1 a tensor lies on all devices alike; with 2 first on the nodes, then in each
-            on its devices, all of which take part (a fleet of one node, or of nodes of one device, has one
-            axis). "auto" is one axis, as long as two take much longer to plan.
+            on its devices (a fleet of one node, or of nodes of one device, has one axis). "auto" is the
+            better of both; two are not searched where a bound proves that they cannot be 5 % cheaper.
+        recompute: "auto" computes parts of the forward pass again in the backward pass where memory is short,
+            as few of them as need be; with "off" nothing is, with "all" every layer; a `Rewriting` (such as
+            that of another plan) says exactly what is.
+        microbatches: in how many equal pieces of the batch, one after another, forward and backward pass run,
+            gradients being added up; "auto" is one, or where the step does not fit as many as need be.
         tick: told what begins (for progress displays).
 
     Returns:
         The best plan found, with its certificate.
 
     Raises:
-        InputError: an argument is no array, a state entry does not match, a pin cannot be kept, `devices`
-            or `axes` is something else, or pins are given for two axes.
+        InputError: an argument is no array, a state entry does not match, a pin cannot be kept, `devices`,
+            `axes`, `recompute` or `microbatches` is something else, or the step cannot be run in so many
+            micro-batches.
         TraceError: the step cannot be traced or has side effects.
 
     Warns:
@@ -91,16 +105,18 @@ def synthesize(
     tick("tracing the step")
     with collector_paused():
         traced = trace(train_step, *args, state=state)
-    return synthesize_traced(
-        traced,
-        fleet=fleet,
-        state=state,
-        constraints=constraints,
-        time_limit_s=time_limit_s,
-        devices=devices,
-        axes=axes,
-        tick=tick,
-    )
+        return synthesize_traced(
+            traced,
+            fleet=fleet,
+            state=state,
+            constraints=constraints,
+            time_limit_s=time_limit_s,
+            devices=devices,
+            axes=axes,
+            recompute=recompute,
+            microbatches=microbatches,
+            tick=tick,
+        )
 
 
 def synthesize_traced(
@@ -112,6 +128,8 @@ def synthesize_traced(
     time_limit_s: float | None = None,
     devices: Literal["auto", "all"] = "auto",
     axes: Axes = "auto",
+    recompute: Recompute = "auto",
+    microbatches: Microbatches = "auto",
     first: Sequence[float] | None = None,
     tick: Callable[[str], None] = lambda what: None,
 ) -> Plan:
@@ -125,6 +143,8 @@ def synthesize_traced(
         time_limit_s: see `synthesize`.
         devices: see `synthesize`.
         axes: see `synthesize`.
+        recompute: see `synthesize`.
+        microbatches: see `synthesize`.
         first: a share per device of the fleet from which the search for ratios starts, such as those of a
             plan for a fleet much like this one.
         tick: see `synthesize`.
@@ -139,9 +159,21 @@ def synthesize_traced(
     _check_limit(time_limit_s, constraints)
     if devices not in ("auto", "all"):
         raise InputError(place="devices", reason=f"is {devices!r}", remedy="Pass 'auto' or 'all'")
-    _check_axes(axes, constraints)
+    _check_axes(axes)
+    check_rewriting(recompute, microbatches)
+    timer = Timer(tick, time_limit_s)
+    start = time.perf_counter()
+
+    def plan_of(step: Traced) -> Plan:
+        return _synthesize(step, fleet, state, constraints, time_limit_s, devices, axes, first, tick, timer)
+
     with collector_paused():
-        return _synthesize(traced, fleet, state, constraints, time_limit_s, devices, axes, first, tick)
+        found = best_plan(original(traced), fleet, recompute, microbatches, plan_of, timer.late)
+    for primitive, why in found.stats.replicated.items():
+        warnings.warn(f"{primitive} runs replicated: {why}", ReplicatedWarning, stacklevel=3)
+    # All plans that were made on the way count.
+    search_s = traced.graph_s + time.perf_counter() - start - timer.ratio_s
+    return replace(found, stats=replace(found.stats, search_s=search_s, ratio_s=timer.ratio_s))
 
 
 def _synthesize(
@@ -154,47 +186,50 @@ def _synthesize(
     axes: Axes,
     first: Sequence[float] | None,
     tick: Callable[[str], None],
+    timer: Timer,
 ) -> Plan:
+    """The plan of a step as it is; how long the search took, the caller knows."""
     tick("building the choice graph")
     start = time.perf_counter()
     space = Space(traced.graph)
     space_s = time.perf_counter() - start
     pins = () if constraints is None else resolve(constraints, traced.graph, space)
-    timer = Timer(tick, time_limit_s)
     parts = candidates(fleet)[: 1 if devices == "all" else None]
-    if axes == 2 and is_mesh(fleet) and time_limit_s != 0:
-        chosen = on_two_axes(traced.graph, fleet, timer)
-    elif time_limit_s == 0:
-        chosen = unsearched(traced.graph, space, fleet, timer, parts)
-    else:
-        try:
-            chosen = choose(
-                traced.graph, space, fleet, timer, factors(pins, space), parts, first, looking(traced)
-            )
-        except PlanError as error:
-            if not pins:
-                raise
-            raise conflict(pins, space, CostModel(fleet)) from error
+    meshes = () if axes == 1 or time_limit_s == 0 or not is_mesh(fleet) else on_grid(fleet, parts)
+    try:
+        if time_limit_s == 0:
+            chosen = unsearched(traced.graph, space, fleet, timer, parts)
+        else:
+            one = two = None
+            if not meshes or axes == "auto":
+                one = choose(
+                    traced.graph, space, fleet, timer, factors(pins, space), parts, first, looking(traced)
+                )
+            if meshes:
+                pinned = partial(factors, pins)
+                two = choose_on_grid(traced.graph, fleet, timer, meshes, pinned, one)
+            chosen = two or one
+            assert chosen is not None, "some space is searched"
+    except PlanError as error:
+        if not pins:
+            raise
+        raise conflict(pins, space, CostModel(fleet)) from error
     chosen = _looked_at(chosen, traced, timer)
     found = chosen.found
-    prices = priced(pins, traced.graph, space, chosen.model, found.ratios, found.cost_s)
+    prices = priced(pins, traced.graph, space, chosen.model, found)
     replicated = _replicated(traced.graph, space)
-    for primitive, why in replicated.items():
-        warnings.warn(f"{primitive} runs replicated: {why}", ReplicatedWarning, stacklevel=4)
     stats = Stats(
         trace_s=traced.trace_s,
         space_s=space_s,
         search_s=0.0,
-        ratio_s=timer.ratio_s,
+        ratio_s=0.0,
         expanded=found.expanded,
         searches=found.searches,
         equations=sum(1 for _ in traced.graph.all_equations()),
         choices=len(space.choices),
         replicated=replicated,
     )
-    plan = _plan(traced, space, fleet, chosen, stats, state, prices)
-    search_s = traced.graph_s + time.perf_counter() - start - timer.ratio_s
-    return replace(plan, stats=replace(stats, search_s=search_s))
+    return _plan(traced, space, fleet, chosen, stats, state, prices)
 
 
 def _looked_at(chosen: Choice, traced: Traced, timer: Timer) -> Choice:
@@ -223,7 +258,8 @@ def baselines(
         args: see `synthesize`.
         fleet: the devices.
         state: see `synthesize`.
-        axes: mesh axes of the programs. Each of these uses one, which is a special case of two.
+        axes: mesh axes of the programs. With 2 they treat nodes and the devices of each apart; else they use
+            one, which is a special case of two.
         plan: a plan of the same step and fleet, to which each baseline's cost is related (`relative`).
         tick: told what begins (for progress displays).
 
@@ -236,13 +272,17 @@ def baselines(
         TraceError: the step cannot be traced or has side effects.
     """
     _check_fleet(fleet)
-    _check_axes(axes, None)
+    _check_axes(axes)
     tick("tracing the step")
     if plan is not None and plan.fleet != fleet:
         raise PlanError(place="plan", reason="is for another fleet", remedy="Pass a plan for this fleet")
     traced = trace(train_step, *args, state=state) if plan is None else plan.attach(train_step, *args)
+    traced = original(traced)
     tick("building the choice graph")
-    found = _workshop(traced, fleet, tick).all()
+    if axes == 2 and is_mesh(fleet):
+        found = grid_baselines(traced.graph, CostModel(fleet), tick)
+    else:
+        found = _workshop(traced, fleet, tick).all()
     if plan is None or not plan.cost_s:
         return found
     return Baselines([replace(b, relative=b.cost_s / plan.cost_s) for b in found], found.left_out)
@@ -250,6 +290,7 @@ def baselines(
 
 def data_parallel(traced: Traced, fleet: Fleet) -> tuple[Baseline, ...]:
     """Even and proportional data parallelism of a traced step, priced like a plan."""
+    traced = original(traced)
     recipes = [recipe for recipe in RECIPES if recipe.name.endswith("data parallelism")]
     return tuple(_workshop(traced, fleet).whole_fleet(recipes))
 
@@ -258,6 +299,7 @@ def on_the_whole_fleet(
     traced: Traced, fleet: Fleet, tick: Callable[[str], None] = lambda what: None
 ) -> Baselines:
     """Every baseline of a traced step that uses all devices, priced like a plan."""
+    traced = original(traced)
     return _workshop(traced, fleet, tick).whole_fleet()
 
 
@@ -279,15 +321,9 @@ def _check_fleet(fleet: object) -> None:
         )
 
 
-def _check_axes(axes: object, constraints: Constraints | None) -> None:
+def _check_axes(axes: object) -> None:
     if axes not in (1, 2, "auto"):
         raise InputError(place="axes", reason=f"is {axes!r}", remedy="Pass 1, 2 or 'auto'")
-    if axes == 2 and constraints:
-        raise InputError(
-            place="axes",
-            reason="is 2, but pins say how arguments lie on one axis",
-            remedy="Pass axes=1, or leave the pins out",
-        )
 
 
 def _check_limit(time_limit_s: float | None, constraints: Constraints | None) -> None:
@@ -342,8 +378,20 @@ def _plan(
         spent=spread(Spent.of(laid_out), used, count, Spent(0.0, 0.0, 0.0)),
         used=used,
         unused=tuple(Unused(tuple(devices[d].name for d in some), why) for some, why in chosen.unused),
+        rewriting=rewriting_of(traced),
+        again_s=_again_s(items, found.program, traced, model, found.ratios),
         traced=traced,
     )
+
+
+def _again_s(
+    items: Sequence[Item], program: Program, traced: Traced, model: CostModel, ratios: Sequence[float]
+) -> float:
+    """Seconds of a bill in which something is computed again."""
+    if not rewriting_of(traced).recompute:
+        return 0.0
+    pairs = zip(items, computed_again(program, traced.graph), strict=True)
+    return sum(item.seconds(model, ratios) for item, again in pairs if again)
 
 
 def _exchanges(

@@ -10,14 +10,19 @@ from re import sub
 from typing import TypeAlias
 
 from shardwright.cost.bill import bill, seconds
+from shardwright.cost.grid_model import GridModel, Settled
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import InputError, PlanError, ProgramError
 from shardwright.ir.graph import Graph, TensorType, Value
-from shardwright.ir.placement import Partial, Placement, Replicate, Shard, parse_placement
+from shardwright.ir.placement import Grid, Partial, Placement, Replicate, Shard, parse_placement
+from shardwright.ir.program import nodes_of
 from shardwright.plan_parts import PinPrice
+from shardwright.synth.alternate import Synthesis
 from shardwright.synth.conversions import shards
 from shardwright.synth.emit import emit
 from shardwright.synth.factors import Use
+from shardwright.synth.grid_pricing import GridPriceList, grid_prices
+from shardwright.synth.grid_solve import GridSolver
 from shardwright.synth.pins import pin
 from shardwright.synth.pricing import Prices
 from shardwright.synth.solve import solve
@@ -97,16 +102,36 @@ def conflict(pins: Sequence[Pin], space: Space, model: CostModel) -> InputError:
 
 
 def priced(
-    pins: Sequence[Pin], graph: Graph, space: Space, model: CostModel, ratios: Sequence[float], cost_s: float
+    pins: Sequence[Pin], graph: Graph, space: Space, model: CostModel, plan: Synthesis
 ) -> tuple[PinPrice, ...]:
-    """What each pin costs: `cost_s` less that of the best program without it, at the same ratios."""
+    """What each pin costs: the plan's cost less that of the best program without it, at the same ratios.
+
+    Args:
+        pins: all of them.
+        graph: the step.
+        space: its programs on one mesh axis.
+        model: prices.
+        plan: what was found; where it is of two axes, so is the program without a pin.
+    """
+    if not pins:
+        return ()
+    nodes, ratios = nodes_of(plan.program), plan.ratios
+    grid = None if nodes is None else GridModel(model)
+    if nodes is not None:
+        space = Space(graph, nodes)
     found: list[PinPrice] = []
     for each in pins:
-        prices = Prices.at(model, ratios)
         others = factors([other for other in pins if other is not each], space)
-        program = emit(space, solve(space, prices, extra=others).assignment, prices)
-        without_s = min(cost_s, seconds(bill(program, graph, model), model, ratios))
-        found.append(PinPrice(each.name, str(each.placement), cost_s - without_s))
+        if grid is None:
+            prices = Prices.at(model, ratios)
+            solution = solve(space, prices, extra=others)
+        else:
+            prices = grid_prices(GridPriceList(grid), ratios)
+            solution = GridSolver(space, others).solve(prices)
+        program = emit(space, solution.assignment, prices)
+        by = model if grid is None else Settled(grid, ratios)
+        without_s = min(plan.cost_s, seconds(bill(program, graph, by), model, ratios))
+        found.append(PinPrice(each.name, str(each.placement), plan.cost_s - without_s))
     return tuple(found)
 
 
@@ -156,7 +181,12 @@ def _placement(name: str, given: object) -> Placement:
 
 
 def _agrees(placement: Placement, wanted: Placement) -> bool:
-    """Whether a placement is the one wanted; the planner knows best in which units a dimension is cut."""
+    """Whether a placement is the one wanted; the planner knows best in which units a dimension is cut.
+
+    On two mesh axes a pin is kept on both.
+    """
+    if isinstance(placement, Grid):
+        return _agrees(placement.across, wanted) and _agrees(placement.within, wanted)
     if isinstance(placement, Shard) and isinstance(wanted, Shard):
         return placement.dim == wanted.dim and wanted.unit in (1, placement.unit)
     return placement == wanted

@@ -22,9 +22,12 @@ from shardwright.options import (
     factory_argument,
     fleet_option,
     json_option,
+    microbatches_option,
     parse_axes,
+    parse_microbatches,
     parse_pins,
     parse_time_limit,
+    recompute_option,
 )
 from shardwright.plan import Plan
 from shardwright.report import against, baselines_to_json, layout
@@ -55,6 +58,8 @@ from shardwright.what_if_cli import (
 @remedies_option
 @all_devices_option
 @axes_option
+@recompute_option
+@microbatches_option
 @json_option
 def plan(
     target: str,
@@ -71,6 +76,8 @@ def plan(
     with_remedies: bool,
     all_devices: bool,
     axes: str,
+    recompute: str,
+    microbatches: str,
     as_json: bool,
 ) -> None:
     """Plan the step that FACTORY() returns, as (train_step, args), for a fleet."""
@@ -91,6 +98,8 @@ def plan(
         constraints=constraints,
         time_limit_s=limit_s,
         axes=parse_axes(axes),
+        recompute=recompute,
+        microbatches=parse_microbatches(microbatches),
     )
     if objective == "cost":
         made = for_money(made, time_limit_s=limit_s, constraints=constraints)

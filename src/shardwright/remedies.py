@@ -12,6 +12,7 @@ from shardwright.api import synthesize_traced
 from shardwright.cost.fleet import Fleet
 from shardwright.device_memory import Held, fullest
 from shardwright.ir.errors import ShardwrightError
+from shardwright.ir.rewriting import original
 from shardwright.ir.trace import Traced, trace
 from shardwright.plan import Plan
 from shardwright.what_if import changed
@@ -136,7 +137,8 @@ def shortage(
     """
     if plan.fits:
         return None
-    traced = plan.traced or plan.attach(train_step, *args)
+    own = plan.traced or plan.attach(train_step, *args)
+    traced = original(own)
     devices = plan.fleet.devices
     worst = max(plan.used, key=lambda d: plan.memory_bytes[d] / devices[d].type.memory_bytes)
 
@@ -173,7 +175,7 @@ def shortage(
         device=f"{devices[worst].name} ({devices[worst].type.name})",
         needs_bytes=plan.memory_bytes[worst],
         has_bytes=devices[worst].type.memory_bytes,
-        held=fullest(plan.program, traced.graph, plan.used_ratios, plan.used.index(worst)),
+        held=fullest(plan.program, own.graph, plan.used_ratios, plan.used.index(worst)),
         factor=high,
         tried=low,
         remedies=tuple(sorted(remedies, key=lambda remedy: remedy.price)),

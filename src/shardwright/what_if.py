@@ -13,6 +13,7 @@ from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import MOST_DEVICES, Fleet, Node
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.errors import InputError
+from shardwright.ir.rewriting import original
 from shardwright.ir.trace import Traced
 from shardwright.plan import Plan
 from shardwright.plan_parts import Spent, Unused, spread
@@ -217,6 +218,7 @@ def what_if(
         InputError: see `changed`.
     """
     fleet = changed(now.fleet, changes)
+    traced = original(traced)
     tick(f"planning for {fleet}")
     return WhatIf(changes, now, synthesize_traced(traced, fleet=fleet, tick=tick, **options))
 
@@ -245,6 +247,7 @@ def cheapest(
             remedy="Add `price_per_hour: 1.20` beside the type of these devices in the fleet file",
         )
     devices = fleet.devices
+    traced = original(traced)
     best: tuple[bool, float] | None = None
     chosen: Plan | None = None
     for members in candidates(fleet):

@@ -95,7 +95,7 @@ def test_a_plan_that_leaves_devices_out_trains_on_ranks_with_and_without_them(
     ranks: int, tmp_path: Path
 ) -> None:
     step, args = STEPS["mlp"]()
-    plan = synthesize(step, *args, fleet=two_of_four())
+    plan = synthesize(step, *args, fleet=two_of_four(), axes=1)
     assert plan.used == (1, 2) and min(plan.used_ratios) > 0
     plan.save(tmp_path / "plan.json")
     assert launch(ranks, [str(HERE / "mpi_part.py"), str(tmp_path / "plan.json")]) == 0

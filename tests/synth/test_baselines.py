@@ -373,7 +373,7 @@ def _order(program: Program) -> list[str]:
 def test_the_function_relates_them_to_a_plan() -> None:
     step, args = mlp()
     fleet = slow(3, 1)
-    plan = synthesize(step, *args, fleet=fleet)
+    plan = synthesize(step, *args, fleet=fleet, axes=1)
     found = baselines(step, *args, fleet=fleet, plan=plan, axes=1)
     assert isinstance(found, list)
     for baseline in found:
@@ -414,7 +414,7 @@ FLEETS = {
 def test_no_plan_is_worse_than_a_baseline(name: str, where: str) -> None:
     step, args = STEPS[name]()
     fleet = FLEETS[where]()
-    plan = synthesize(step, *args, fleet=fleet)
+    plan = synthesize(step, *args, fleet=fleet, axes=1)
     found = baselines(step, *args, fleet=fleet, plan=plan)
     best = found.best_fitting()
     assert best is not None and plan.fits
@@ -427,7 +427,7 @@ def test_where_memory_is_tight_no_baseline_that_fits_is_better_than_the_plan(nam
     roomy = baselines(step, *args, fleet=slow(2000, 1000, nodes=2, network="1 MB/s"))
     limit = min(max(b.memory_bytes) for b in roomy if len(b.devices) == 4)
     tight = slow(2000, 1000, nodes=2, network="1 MB/s", memory=f"{limit} B")
-    plan = synthesize(step, *args, fleet=tight)
+    plan = synthesize(step, *args, fleet=tight, axes=1)
     best = baselines(step, *args, fleet=tight, plan=plan).best_fitting()
     assert best is not None and plan.fits
     assert plan.cost_s <= best.cost_s

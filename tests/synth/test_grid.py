@@ -175,7 +175,7 @@ def test_programs_cost_what_the_search_says(name: str, data: st.DataObject) -> N
 def test_plans_are_right_and_no_dearer_than_on_one_axis(name: str, tmp_path: Any) -> None:
     args = arguments()
     one = shardwright.synthesize(train_step, *args, fleet=FLEETS[name], axes=1, devices="all")
-    two = shardwright.synthesize(train_step, *args, fleet=FLEETS[name], axes=2)
+    two = shardwright.synthesize(train_step, *args, fleet=FLEETS[name], axes=2, devices="all")
     assert (one.axes, two.axes) == (1, 2)
     assert two.bound_s <= two.cost_s <= one.cost_s * 1.02
     assert nodes_of(two.program) == tuple(len(node.devices) for node in FLEETS[name].nodes)
@@ -204,11 +204,58 @@ def test_there_are_no_such_axes(axes: Any, reason: str) -> None:
         shardwright.synthesize(train_step, *arguments(), fleet=FLEETS["1 + 3"], axes=axes)
 
 
-def test_pins_are_of_one_axis() -> None:
-    with pytest.raises(InputError, match="pins say how arguments lie on one axis"):
-        shardwright.synthesize(
-            train_step, *arguments(), fleet=FLEETS["1 + 3"], axes=2, constraints={"params/w1": "S(0)"}
-        )
+def test_pins_are_kept_on_both_axes_and_priced() -> None:
+    where, step = FLEETS["2 + 2"], arguments()
+    pinned = shardwright.synthesize(
+        train_step, *step, fleet=where, axes=2, constraints={"params/w1": "S(0)", "params/w2": "R"}
+    )
+    free = shardwright.synthesize(train_step, *step, fleet=where, axes=2)
+    assert (pinned.held["params['w1']"], pinned.held["params['w2']"]) == ("S(0)/S(0)", "R")
+    assert pinned.cost_s >= free.cost_s * (1 - 1e-9)
+    assert len(pinned.pins) == 2 and max(pin.price_s for pin in pinned.pins) > 0
+
+
+def test_auto_is_the_better_of_one_axis_and_two() -> None:
+    slow, step = fleet(((40, 2),), ((40, 2),), network="100 Mbit/s"), arguments(480, 640)
+    options: tuple[Any, ...] = (1, 2, "auto")
+    plans = [shardwright.synthesize(train_step, *step, fleet=slow, axes=axes) for axes in options]
+    assert [plan.axes for plan in plans[:2]] == [1, 2]
+    assert plans[2].cost_s == pytest.approx(min(plan.cost_s for plan in plans), rel=1e-9)
+    assert plans[2].bound_s <= min(plan.bound_s for plan in plans[:2]) * (1 + 1e-9)
+    assert any("two" in said for said in plans[2].assumptions)
+
+
+def test_two_axes_are_not_planned_where_their_bound_rules_them_out() -> None:
+    """On a quick network arithmetic alone is nearly what one axis costs."""
+    quick = fleet(((40, 2),), ((40, 2),), network="400 Gbit/s")
+    step = arguments(48_000)
+    plan = shardwright.synthesize(train_step, *step, fleet=quick)
+    one = shardwright.synthesize(train_step, *step, fleet=quick, axes=1)
+    two = shardwright.synthesize(train_step, *step, fleet=quick, axes=2)
+    assert (plan.axes, plan.cost_s) == (1, one.cost_s) and plan.stats.searches == one.stats.searches
+    assert one.cost_s * 0.95 <= plan.bound_s <= min(one.bound_s, two.cost_s) and plan.gap <= 0.05
+    assert any("no program was worth" in said for said in plan.assumptions)
+
+
+def test_a_slow_node_is_left_out_on_two_axes() -> None:
+    where = fleet(((40, 2),), ((40, 2),), ((1, 2),), network="100 Mbit/s")
+    plan = shardwright.synthesize(train_step, *arguments(480, 640), fleet=where, axes=2)
+    whole = shardwright.synthesize(train_step, *arguments(480, 640), fleet=where, axes=2, devices="all")
+    assert plan.axes == 2 and plan.used == (0, 1, 2, 3) and plan.unused
+    assert plan.bound_s <= plan.cost_s < whole.cost_s and plan.ratios[4:] == (0.0, 0.0)
+    assert plan.verify(train_step, *arguments(480, 640)).ok
+
+
+def test_baselines_on_two_axes_are_programs_of_that_space_and_no_cheaper_than_the_plan() -> None:
+    where, step = FLEETS["2 + 2"], arguments()
+    plan = shardwright.synthesize(train_step, *step, fleet=where, axes=2)
+    found = shardwright.baselines(train_step, *step, fleet=where, axes=2, plan=plan)
+    names = {baseline.name for baseline in found}
+    assert {"data parallelism over all devices", "tensor parallelism in nodes, data across"} <= names
+    for baseline in found:
+        assert baseline.relative is not None and baseline.relative >= 1 - 1e-9
+        assert nodes_of(baseline.program) in ((2, 2), None)
+    assert names.isdisjoint(found.left_out)
 
 
 def test_one_node_has_one_axis() -> None:

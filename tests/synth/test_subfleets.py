@@ -127,7 +127,7 @@ def test_the_best_part_is_chosen_and_the_bounds_are_bounds(where: str) -> None:
 
 def test_a_slow_network_leaves_nodes_out_and_a_quick_one_does_not() -> None:
     args = arguments()
-    plan = synthesize(step, *args, fleet=FLEETS["two kinds of nodes"]())
+    plan = synthesize(step, *args, fleet=FLEETS["two kinds of nodes"](), axes=1)
     assert plan.used == (0, 1) and plan.used_devices == ("n0.d0", "n0.d1")
     assert plan.ratios[2:] == (0.0,) * 6 and plan.memory_bytes[2:] == (0,) * 6
     assert sum(plan.used_ratios) == pytest.approx(1) and plan.timeline().iteration_s == plan.iteration_s
@@ -139,50 +139,50 @@ def test_a_slow_network_leaves_nodes_out_and_a_quick_one_does_not() -> None:
     got, wanted = plan.compile(step)(*args), step(*args)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    quick = synthesize(step, *args, fleet=FLEETS["quick network"]())
+    quick = synthesize(step, *args, fleet=FLEETS["quick network"](), axes=1)
     assert len(quick.used) == 8 and quick.unused == ()
 
 
 def test_every_device_takes_part_on_request() -> None:
     args, where = arguments(), FLEETS["two kinds of nodes"]()
-    whole = synthesize(step, *args, fleet=where, devices="all")
+    whole = synthesize(step, *args, fleet=where, axes=1, devices="all")
     assert len(whole.used) == 8 and whole.unused == () and whole.part == where
-    part = synthesize(step, *args, fleet=where)
+    part = synthesize(step, *args, fleet=where, axes=1)
     assert part.cost_s < whole.cost_s and part.bound_s <= part.cost_s
     with pytest.raises(InputError, match="devices: is 'some'"):
-        synthesize(step, *args, fleet=where, devices="some")  # type: ignore[arg-type]
-    pinned = synthesize(step, *args, fleet=where, constraints={"params/in": "S(1)"})
+        synthesize(step, *args, fleet=where, axes=1, devices="some")  # type: ignore[arg-type]
+    pinned = synthesize(step, *args, fleet=where, axes=1, constraints={"params/in": "S(1)"})
     assert pinned.used == (0, 1) and len(pinned.pins) == 1
 
 
 def test_with_a_time_limit_there_is_a_plan_for_the_whole_fleet_first() -> None:
     args, where = arguments(), FLEETS["two kinds of nodes"]()
-    hurried = synthesize(step, *args, fleet=where, time_limit_s=1e-9)
+    hurried = synthesize(step, *args, fleet=where, axes=1, time_limit_s=1e-9)
     assert len(hurried.used) == 8
     assert any("before all parts of the fleet" in note for note in hurried.assumptions)
-    best = synthesize(step, *args, fleet=where)
+    best = synthesize(step, *args, fleet=where, axes=1)
     assert hurried.bound_s <= best.cost_s
-    unsearched = synthesize(step, *args, fleet=where, time_limit_s=0)
+    unsearched = synthesize(step, *args, fleet=where, axes=1, time_limit_s=0)
     assert len(unsearched.used) == 8 and unsearched.bound_s <= best.cost_s
-    assert synthesize(step, *args, fleet=where, time_limit_s=1000).used == best.used
+    assert synthesize(step, *args, fleet=where, axes=1, time_limit_s=1000).used == best.used
 
 
 def test_a_part_that_does_not_fit_is_no_choice() -> None:
     args = arguments()
-    roomy = synthesize(step, *args, fleet=fleet(node(5, 5), node(1, 1, 1, count=2)))
+    roomy = synthesize(step, *args, fleet=fleet(node(5, 5), node(1, 1, 1, count=2)), axes=1)
     small = fleet(node(5, 5, memory=f"{max(roomy.memory_bytes) // 4} B"), node(1, 1, 1, count=2))
-    plan = synthesize(step, *args, fleet=small)
+    plan = synthesize(step, *args, fleet=small, axes=1)
     assert plan.fits and not set(plan.used) <= {0, 1}
 
 
 def test_files_say_which_devices_are_used() -> None:
-    plan = synthesize(step, *arguments(), fleet=FLEETS["two kinds of nodes"]())
+    plan = synthesize(step, *arguments(), fleet=FLEETS["two kinds of nodes"](), axes=1)
     data = json.loads(json.dumps(plan.to_dict()))
     assert Plan.from_dict(data) == plan
     with pytest.raises(PlanError, match="used: are no devices of 8"):
         Plan.from_dict({**data, "used": [0, 8]})
     with pytest.raises(PlanError, match="ratios: give a share to a device that is not used"):
         Plan.from_dict({**data, "used": [0]})
-    whole = synthesize(step, *arguments(), fleet=FLEETS["two kinds of nodes"](), devices="all")
+    whole = synthesize(step, *arguments(), fleet=FLEETS["two kinds of nodes"](), axes=1, devices="all")
     old = {k: v for k, v in whole.to_dict().items() if k not in ("used", "unused")}
     assert Plan.from_dict(json.loads(json.dumps(old))) == whole
