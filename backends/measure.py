@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 from math import isqrt
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from shardwright.backends.kernel_cases import KernelCase, compiled, copies
+from shardwright.backends.kernel_cases import KernelCase, compiled, copies, is_cold
 from shardwright.backends.layout import stretches
 from shardwright.backends.load import Usage, others
 from shardwright.backends.mpi_moves import mpi
@@ -39,10 +39,13 @@ Timer: TypeAlias = Callable[[], list[float]]
 #: A kernel is repeated until about so long has passed, but not more often than MOST_TIMES.
 KERNEL_SAMPLE_S = 1.2e-2
 MOST_TIMES = 64
+#: And a piece of a step so many times, because what comes before each run takes long.
+PIECES = 3
 #: A segment fills the caches with other things: so many bytes are read and written before an exchange.
 COLD_BYTES = 1 << 24
-#: Operands and results of the compiled function that is started with it.
-OPERANDS = 32
+#: Exchanges of so many bytes are timed after a segment that takes its time, too: this one.
+RESUMED_BYTES = 1 << 16
+SEGMENT = KernelCase("backward:mlp", (8, 64, 256, 512))
 #: Cases whose common load is read at a time: enough for the system's ticks of a hundredth of a second.
 BLOCK = 24
 #: Part of the cores that others may use while a sample is taken that counts as undisturbed.
@@ -109,7 +112,9 @@ class Measured:
 
     Attributes:
         exchange_s: per case: of the slowest rank, one exchange following another.
-        resume_s: per case: how much longer it takes after a segment, that segment's start included.
+        resume_s: per case: how much longer it takes after a segment than its kernels and the exchange, of the
+            slowest rank: the segment's start, caches that refill, ranks that are not ready at the same time.
+            Empty but for exchanges of `RESUMED_BYTES`.
         kernel_s: per rank and case: of one kernel.
         ranks: what each runs on.
         others: part of the cores of the busiest machine that other processes, or other guests of its host,
@@ -142,7 +147,7 @@ def measure(request: Request, comm: Any = None, tick: Tick = lambda done, total:
     exchanges = range(kernels, len(runs))
     return Measured(
         exchange_s=tuple(slowest(case, 0) for case in exchanges),
-        resume_s=tuple(slowest(case, 1) for case in exchanges),
+        resume_s=tuple(slowest(case, 1) if len(taken[case][0]) > 1 else () for case in exchanges),
         kernel_s=tuple(
             tuple(tuple(t for (t,) in samples) for samples in mine[:kernels]) for mine in of_ranks
         ),
@@ -191,8 +196,17 @@ def _quietest(
 
 
 def _kernel_timer(case: KernelCase) -> Timer:
-    """Seconds of a kernel."""
+    """Seconds of a kernel; pieces of steps find the caches full of other things, as segments of a plan do."""
     run = compiled(case)
+    if is_cold(case):
+
+        def once() -> float:
+            _fill_caches().block_until_ready()
+            begin = time.perf_counter()
+            run()
+            return time.perf_counter() - begin
+
+        return lambda: [sum(once() for _ in range(PIECES)) / PIECES]
     run()
     begin = time.perf_counter()
     run()
@@ -208,7 +222,7 @@ def _kernel_timer(case: KernelCase) -> Timer:
 
 
 def _exchange_timer(case: ExchangeCase, world: World, meet: World) -> Timer:
-    """Seconds of an exchange that follows another, and how much longer one takes that follows a segment."""
+    """Seconds of an exchange that follows another; at one size, what one after a segment takes besides."""
     move, tensor = example(case.kind, case.strategy, case.nbytes)
     world.join([move.group])
     lengths = stretches(tensor, move.pre, move.group, world.ratios)
@@ -217,27 +231,41 @@ def _exchange_timer(case: ExchangeCase, world: World, meet: World) -> Timer:
         shape[move.pre.dim] = lengths[world.rank]
     # Two tensors: the data of the second exchange are not in the caches, but what runs it is.
     first, second = (jnp.full(tuple(shape), number, tensor.dtype) for number in (1, 2))
-    start, operands = jax.jit(_negatives), [jnp.zeros(())] * OPERANDS
+    resumes = case.nbytes == RESUMED_BYTES
+    trivial = _compiled(KernelCase("start", ()))
+    segment = _compiled(SEGMENT) if resumes else trivial
 
-    def once() -> list[float]:
+    def timed(*steps: Callable[[], Any]) -> list[float]:
         _fill_caches().block_until_ready()
         meet.wait([meet.comm.Ibarrier()])
         times = [time.perf_counter()]
-        jax.block_until_ready(start(operands))
-        world.move(move, tensor, first)
-        times.append(time.perf_counter())
-        world.move(move, tensor, second)
-        times.append(time.perf_counter())
-        following = times[2] - times[1]
-        return [following, times[1] - times[0] - following]
+        for step in steps:
+            step()
+            times.append(time.perf_counter())
+        return [end - begin for begin, end in pairwise(times)]
+
+    def once() -> list[float]:
+        segment_s, leaving_s, following_s = timed(
+            segment, lambda: world.move(move, tensor, first), lambda: world.move(move, tensor, second)
+        )
+        if not resumes:
+            return [following_s]
+        # Of the segment, its kernels are priced apart: what it takes alone less what a trivial one takes.
+        kernels_s = timed(segment)[0] - timed(trivial)[0]
+        return [following_s, segment_s + leaving_s - following_s - kernels_s]
 
     def sample() -> list[float]:
-        once()  # in a plan the memory of an exchange is that of the step before
+        meet.wait([meet.comm.Ibarrier()])
+        for value in (first, second):  # in a plan the memory of an exchange is that of the step before
+            world.move(move, tensor, value)
         found = [sum(pair) / 2 for pair in zip(once(), once(), strict=True)]
         world.pool.clear()  # the next case has other sizes
         return found
 
     return sample
+
+
+_compiled = cache(compiled)
 
 
 @cache
@@ -251,10 +279,6 @@ def _fill_caches() -> jax.Array:
 
 
 _negative = jax.jit(jnp.negative)
-
-
-def _negatives(operands: Sequence[jax.Array]) -> list[jax.Array]:
-    return [-x for x in operands]
 
 
 def example(kind: str, strategy: str, nbytes: int) -> tuple[Move, TensorType]:

@@ -66,6 +66,37 @@ def classifier(rows: int, width: int, classes: int) -> Step:
     return loss, (x, weight)
 
 
+def embedding(rows: int, entries: int, width: int) -> Step:
+    """A look-up in a table; backwards, a scatter."""
+    places = np.random.default_rng(1).integers(entries, size=rows)
+
+    def layer(table: jax.Array) -> jax.Array:
+        return jnp.take(table, places, axis=0)
+
+    return layer, tuple(_draw((entries, width)))
+
+
+def convolution(batch: int, side: int, fan_in: int, features: int, window: int, stride: int) -> Step:
+    """A two-dimensional convolution and its bias."""
+
+    def layer(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+        numbers = ("NHWC", "HWIO", "NHWC")
+        found = jax.lax.conv_general_dilated(x, kernel, (stride,) * 2, "SAME", dimension_numbers=numbers)
+        return jax.nn.relu(found + bias)
+
+    return layer, tuple(_draw((batch, side, side, fan_in), (window, window, fan_in, features), (features,)))
+
+
+def clip(tensors: int, rows: int, width: int) -> Step:
+    """Gradients scaled down to a global norm."""
+
+    def step(gradients: list[jax.Array]) -> list[jax.Array]:
+        norm = jnp.sqrt(sum(jnp.sum(g * g) for g in gradients))
+        return [jnp.where(norm < 1, g, g / norm) for g in gradients]
+
+    return step, (_draw(*[(rows, width)] * tensors),)
+
+
 def adam(tensors: int, rows: int, width: int) -> Step:
     """The update of so many tensors by Adam."""
 
@@ -83,12 +114,15 @@ _LAYERS: Mapping[str, Callable[..., Step]] = {
     "mlp": mlp,
     "attention": attention,
     "classifier": classifier,
+    "embedding": embedding,
+    "convolution": convolution,
+    "clip": clip,
     "adam": adam,
 }
 
 
 def piece(op: str, sizes: tuple[int, ...]) -> Step:
-    """The function and arguments of "forward:LAYER", "backward:LAYER" or "update:adam"."""
+    """The function and arguments of "forward:LAYER", "backward:LAYER" or "update:OPTIMIZER"."""
     direction, _, name = op.partition(":")
     layer, arguments = _LAYERS[name](*sizes)
     if direction == "update":

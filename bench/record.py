@@ -39,6 +39,15 @@ def markdown(name: str, rows: Sequence[Mapping[str, Any]]) -> Path:
     return path
 
 
+def show(name: str, page: str) -> None:
+    """Put bench/results/NAME.md into a page of docs/, in place of the table after `<!-- results NAME -->`."""
+    path, mark = ROOT / "docs" / page, f"<!-- results {name} -->\n\n"
+    before, found, after = path.read_text().partition(mark)
+    assert found, f"docs/{page} has no place for the table of {name}"
+    rest = after[after.find("\n\n") :] if after.startswith("|") else after
+    path.write_text(before + mark + (RESULTS / f"{name}.md").read_text() + "\n" + rest.lstrip("\n"))
+
+
 def write(name: str, rows: Sequence[Mapping[str, Any]], **more: Any) -> Path:
     """Write bench/results/NAME.json: rows, what else is given, and the state of the machine that measured."""
     RESULTS.mkdir(parents=True, exist_ok=True)

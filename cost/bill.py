@@ -29,6 +29,21 @@ _Held: TypeAlias = dict[tuple[int, Placement], Token]
 
 
 @dataclass(frozen=True, slots=True)
+class Passed:
+    """A tensor that its kernel hands to others in registers, as long as they are in one segment.
+
+    Attributes:
+        token: which.
+        nbytes: of the whole tensor.
+        cut: of its sharded axis, None where a device holds all of it.
+    """
+
+    token: Token
+    nbytes: int
+    cut: Cut | None
+
+
+@dataclass(frozen=True, slots=True)
 class Item:
     """One line of a bill.
 
@@ -42,6 +57,7 @@ class Item:
         writes: what it leaves.
         move: the instruction, where it is a move.
         nbytes: bytes of the tensor that is moved.
+        passed: of what it writes, the tensors whose way through memory is not in `cost`.
     """
 
     label: str
@@ -53,6 +69,7 @@ class Item:
     writes: tuple[Token, ...] = ()
     move: Move | None = None
     nbytes: int = 0
+    passed: tuple[Passed, ...] = ()
 
     def seconds(self, model: CostModel, ratios: Sequence[float]) -> float:
         """Seconds per step at the rounded shares."""
@@ -124,14 +141,23 @@ def _items(
         assert isinstance(instruction, Compute)
         tensors = (*equation.input_types, *equation.output_types)
         reads = need(equation.inputs, signature.ins)
+        writes = leave(equation.outputs, signature.outs)
+        stored = through_memory[equation]
         yield Item(
             label=equation.primitive,
-            cost=model.kernel(equation, signature, through_memory[equation]),
+            cost=model.kernel(equation, signature, stored),
             weight=weight,
             cut=cut_of(tensors, (*signature.ins, *signature.outs)),
             exchange=False,
             reads=reads,
-            writes=leave(equation.outputs, signature.outs),
+            writes=writes,
+            passed=tuple(
+                Passed(token, tensor.nbytes, cut_of((tensor,), (placement,)))
+                for token, tensor, placement, out in zip(
+                    writes, equation.output_types, signature.outs, stored.outs, strict=False
+                )
+                if not out
+            ),
         )
 
 
@@ -187,6 +213,10 @@ class Shares:
         if units not in self._known:
             self._known[units] = deal(units, np.asarray(self.ratios)) / max(units, 1)
         return self._known[units]
+
+    def held(self, cut: Cut | None) -> Floats:
+        """Part of a tensor that every device holds: its share where it is cut, else all."""
+        return np.ones(len(self.ratios)) if cut is None else self.of(cut)
 
     def stack(self, costs: CostStack, units: NDArray[np.int64]) -> Floats:
         """Seconds of the slowest device for many instructions, each of an axis of so many units (0: none)."""

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, cast
 
 from shardwright.cost.document import Entry
+from shardwright.cost.op_classes import OP_CLASSES, PRODUCTS
 from shardwright.cost.quantity import BANDWIDTH, COMPUTE, DURATION, MEMORY, Kind, format_quantity
 
 DEFAULT_LAUNCH_S = 5e-6
@@ -56,6 +57,8 @@ class DeviceType:
         resume_s: what it takes, besides its kernels, to go from an exchange into a compiled segment and
             from it into the next exchange: start, host work, caches that refill.
         vector_efficiency: fraction of `float32_flop_per_s` that everything but products reaches.
+        class_efficiencies: fraction of `float32_flop_per_s` that a class of operations reaches
+            (`OP_CLASSES`), where it was measured; others have that of products, or of everything else.
     """
 
     name: str
@@ -79,6 +82,14 @@ class DeviceType:
     compute_capability: float | None = None
     vector_efficiency: float = 1.0
     resume_s: float = 0.0
+    class_efficiencies: tuple[tuple[str, float], ...] = ()
+
+    def class_factor(self, op_class: str) -> float:
+        """How much faster than products, or than all other operations, those of a class are."""
+        found = dict(self.class_efficiencies).get(op_class)
+        if found is None:
+            return 1.0
+        return found / (self.matmul_efficiency if op_class in PRODUCTS else self.vector_efficiency)
 
     def flop_rate(self, dtype: str, precision: str | None = None) -> tuple[float, str | None]:
         """The achieved rate of a large matrix product or convolution, and the assumption behind it, if any.
@@ -204,6 +215,11 @@ def _same(value: Any) -> object:
     return value
 
 
+def _class_efficiencies(entry: Entry) -> tuple[tuple[str, float], ...]:
+    found = entry.mapping(required=(), optional=tuple(OP_CLASSES))
+    return tuple((name, rate.fraction()) for name, rate in found.items())
+
+
 _REQUIRED = ("name", "flops", "memory_bandwidth", "memory")
 _KEYS: Mapping[str, _Key] = {
     "name": _Key("name", Entry.text, _same),
@@ -220,6 +236,7 @@ _KEYS: Mapping[str, _Key] = {
     "tensor_efficiency": _Key("tensor_efficiency", Entry.fraction, _same),
     "vector_efficiency": _Key("vector_efficiency", Entry.fraction, _same),
     "bandwidth_efficiency": _Key("bandwidth_efficiency", Entry.fraction, _same),
+    "class_efficiencies": _Key("class_efficiencies", _class_efficiencies, dict),
     "measured": _Key("measured", Entry.flag, _same),
     "source": _Key("source", Entry.text, _same),
     "sms": _Key("sm_count", partial(Entry.count, most=4096), _same),

@@ -35,10 +35,12 @@ FRUGAL_SINCE, FRUGAL = 8.9, 0.7
 #: of 362 TFLOP/s in bfloat16 (aiconfigurator).
 TENSOR_POWER = 0.5
 #: Pascal's TLB reaches a quarter as far as Volta's and later ones, and is asked for every 32-byte sector,
-#: where Volta's L1, which knows virtual addresses, asks it for lines of 128 (Jia et al., arXiv:1804.06826).
+#: where Volta's L1, which knows virtual addresses, asks it for lines of 128. Assumed: four is the ratio of
+#: the two sizes as Jia et al. (arXiv:1804.06826) are remembered to give them; one Pascal card cannot tell.
 _VOLTA, _SHORT_TLB = 7.0, 4.0
 #: Share of its peak that the HBM2 controller of capability 6.0 delivers, against later ones: V100, of 1.23
-#: times GP100's peak, delivers 1.5 times as much (NVIDIA, Tesla V100 architecture whitepaper, WP-08608).
+#: times GP100's peak, delivers 1.5 times as much. Assumed: the 1.5 is NVIDIA's (Tesla V100 architecture
+#: whitepaper, WP-08608) from memory, not looked up.
 _FIRST_HBM2, _FIRST_HBM2_STREAM = 6.0, 900 / 732 / 1.5
 
 # What a datasheet that tells nothing else is taken to mean.

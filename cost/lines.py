@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
 from shardwright.cost.contractions import Sizes, like_linear, product_sizes, sharded_size
+from shardwright.cost.op_classes import op_class
 from shardwright.ir.graph import Equation, TensorType
 from shardwright.ir.placement import Placement, Shard
-from shardwright.ir.rules import Rule, Signature, flop_count, registry
+from shardwright.ir.rules import Rule, Signature, flop_count
 
 #: Primitives that only rename or reinterpret memory.
 ALIASES = frozenset(
@@ -33,7 +34,7 @@ class Kernel(NamedTuple):
     Attributes:
         dtype: of the first operand.
         precision: the operation's own.
-        contracts: whether it is a product; else a vector operation.
+        op_class: see `OP_CLASSES`.
         flop: operations of the whole equation.
         launches: whether it writes memory: what does not joins its consumer's kernel.
         sharded: whether each device computes its part only.
@@ -47,7 +48,7 @@ class Kernel(NamedTuple):
 
     dtype: str
     precision: str | None
-    contracts: bool
+    op_class: str
     flop: float
     launches: bool
     sharded: bool
@@ -85,8 +86,7 @@ def kernel_lines(
     stored = [t.nbytes * counts for t, counts in zip(tensors, (*traffic.ins, *traffic.outs), strict=True)]
     everything, launches = sum(stored), any(traffic.outs)
     dtype = equation.input_types[0].dtype if equation.inputs else "float32"
-    op = registry().get(equation.primitive)
-    contracts = op is not None and op.kind == "contraction"
+    found = op_class(equation)
     given, sizes, linear = precision(equation), product_sizes(equation, flop), like_linear(equation)
     for signature in signatures:
         split, units, sharded = 0, 0, False
@@ -97,9 +97,7 @@ def kernel_lines(
                 sharded = True
         cut = sharded_size(signature) if sizes is not None else None
         whole = everything - split
-        yield Kernel(
-            dtype, given, contracts, flop, launches, sharded, split, whole, units, sizes, cut, linear
-        )
+        yield Kernel(dtype, given, found, flop, launches, sharded, split, whole, units, sizes, cut, linear)
 
 
 def units_of(tensor: TensorType, placement: Shard) -> int:

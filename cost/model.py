@@ -33,6 +33,7 @@ from shardwright.cost.fleet import DeviceClass, Fleet
 from shardwright.cost.kernels import DTYPES, bandwidths, products_s
 from shardwright.cost.lines import Exchange, Kernel, Line, Traffic, kernel_lines, precision
 from shardwright.cost.moves import strategies
+from shardwright.cost.op_classes import PRODUCTS, op_class
 from shardwright.cost.share_cost import CostStack, Floats, ShareCost
 from shardwright.cost.topology import Topology
 from shardwright.ir.collectives import registry as collectives
@@ -141,6 +142,11 @@ class CostModel:
         self.assumptions.update(dict.fromkeys(self.topology.assumptions))
 
     @property
+    def bandwidth_byte_per_s(self) -> Floats:
+        """Of every device's memory, as streams through it reach it."""
+        return self._stream_byte_per_s[self.class_of]
+
+    @property
     def known_products(self) -> Products:
         """Seconds of products known so far, to be shared with models of parts of the fleet."""
         return self._products
@@ -214,9 +220,9 @@ class CostModel:
             nothing = np.zeros((0, 1, len(self.types)))
             return CostStack(nothing, nothing, nothing)
         columns = list(zip(*lines, strict=True))
-        dtypes, precisions, contracts, flop, launches, sharded, split, whole, *_ = columns
-        kinds: dict[tuple[str, str | None, bool], int] = {}
-        which = [kinds.setdefault(k, len(kinds)) for k in zip(dtypes, precisions, contracts, strict=True)]
+        dtypes, precisions, classes, flop, launches, sharded, split, whole, *_ = columns
+        kinds: dict[tuple[str, str | None, str], int] = {}
+        which = [kinds.setdefault(k, len(kinds)) for k in zip(dtypes, precisions, classes, strict=True)]
         rates = np.array([[self._rate(device, *kind) for device in self.types] for kind in kinds])[which]
         compute = np.array(flop)[:, None] / rates
         for (dtype, linear), (at, shapes) in self._shapes(lines).items():
@@ -226,7 +232,8 @@ class CostModel:
             compute[np.ix_(at, self._modelled)] = seconds
         cut = np.array(sharded)[:, None]
         launch = self._launch_s * np.array(launches)[:, None]
-        byte_per_s = np.where(np.array(contracts)[:, None], self._product_byte_per_s, self._stream_byte_per_s)
+        contracts = np.array([found in PRODUCTS for found in classes])[:, None]
+        byte_per_s = np.where(contracts, self._product_byte_per_s, self._stream_byte_per_s)
         constant = np.stack(
             [launch + np.where(cut, 0.0, compute), launch + np.array(whole)[:, None] / byte_per_s], axis=1
         )
@@ -277,8 +284,8 @@ class CostModel:
         """
         given = precision(equation)
         dtype = equation.input_types[0].dtype if equation.inputs else "float32"
-        contracts = _kind(equation) == "contraction"
-        rates = np.array([self._rate(device, dtype, given, contracts) for device in self.types])
+        found = op_class(equation)
+        rates = np.array([self._rate(device, dtype, given, found) for device in self.types])
         seconds = flop / rates
         sizes = product_sizes(equation, flop) if self._modelled else None
         used = _kernel_dtype(dtype, given) if sizes else None
@@ -294,13 +301,13 @@ class CostModel:
         seconds[list(self._modelled)] = priced[self._in_products] / part
         return seconds
 
-    def _rate(self, device: DeviceType, dtype: str, given: str | None, contracts: bool) -> float:
-        if not contracts:
-            return device.vector_rate(dtype)
+    def _rate(self, device: DeviceType, dtype: str, given: str | None, found: str) -> float:
+        if found not in PRODUCTS:
+            return device.vector_rate(dtype) * device.class_factor(found)
         rate, assumption = device.flop_rate(dtype, given)
         if assumption:
             self.assumptions[assumption] = None
-        return rate
+        return rate * device.class_factor(found)
 
     def strategies(self, kind: str, pre: Placement, post: Placement) -> tuple[str, ...]:
         """The strategies of a move that make sense on this fleet; there is one at least."""
@@ -344,7 +351,7 @@ class CostModel:
 def kernel_key(equation: Equation, flop: float) -> tuple[object, ...]:
     """Equal for equations of `flop` operations whose kernels cost the same."""
     types = (equation.input_types, equation.output_types)
-    return equation.primitive, flop, precision(equation), types, like_linear(equation)
+    return equation.primitive, flop, precision(equation), types, like_linear(equation), op_class(equation)
 
 
 def _kind(equation: Equation) -> str:

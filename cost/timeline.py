@@ -16,18 +16,20 @@ The iteration of a loop stands for all of them: its kernels and exchanges take a
 follows within an iteration follows in the whole. Nothing overlaps from one iteration to the next.
 
 Getting into a compiled segment and out of it takes a device `DeviceType.resume_s`, in front of the first
-kernel after an exchange.
+kernel after an exchange. And what one segment leaves to another goes through memory: a tensor that kernels
+hand on in registers as long as they are compiled together is written once, and read by each later segment.
+Both count on devices that were measured; of others, what a segment's ends cost is not known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 
-from shardwright.cost.bill import Item, Shares, Token
+from shardwright.cost.bill import Item, Passed, Shares, Token
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import CostStack, Floats
 from shardwright.ir.graph import TensorType
@@ -95,13 +97,16 @@ def timeline(
         bucket_bytes: largest message that gathers exchanges; 0 gathers none.
     """
     shares = Shares(ratios, model.class_of)
-    resume_s = np.array([model.types[c].resume_s for c in model.class_of])
-    program = _resumed((_Step((item,), _seconds(item, shares)) for item in items), resume_s)
+    resume_s = _resume_s(model)
+    seconds = {id(item): _seconds(item, shares) for item in items}
+    for position, through_s in left_over(items, model, shares).items():
+        seconds[id(items[position])] = seconds[id(items[position])] + through_s
+    program = _resumed((_Step((item,), seconds[id(item)]) for item in items), resume_s)
     if bucket_bytes:
-        return _laid_out(_resumed(_gathered(items, model, shares, bucket_bytes), resume_s), overlap)
+        return _laid_out(_resumed(_gathered(items, model, shares, seconds, bucket_bytes), resume_s), overlap)
     if not overlap:
         return _laid_out(program, overlap)
-    early = _resumed(_gathered(items, model, shares, 0), resume_s)
+    early = _resumed(_gathered(items, model, shares, seconds, 0), resume_s)
     return min((_laid_out(program, overlap), _laid_out(early, overlap)), key=lambda found: found.iteration_s)
 
 
@@ -117,7 +122,9 @@ def predict(items: Sequence[Item], model: CostModel, ratios: Sequence[float]) ->
     units = np.array([0 if item.cut is None else item.cut[0] // item.cut[1] for item in items])
     cuts = np.unique(units)
     held = {int(u): shares.of((int(u), 1) if u else None) for u in cuts}
-    alike, like = np.unique(np.stack([model.class_of, *held.values()]), axis=1, return_inverse=True)
+    alike, first, like = np.unique(
+        np.stack([model.class_of, *held.values()]), axis=1, return_index=True, return_inverse=True
+    )
     class_of = alike[0].astype(np.int64)
     stack, weights = CostStack.of([item.cost for item in items]), np.array([item.weight for item in items])
     seconds = np.empty((len(items), len(class_of)))
@@ -125,6 +132,8 @@ def predict(items: Sequence[Item], model: CostModel, ratios: Sequence[float]) ->
         which = np.flatnonzero(units == number)
         seconds[which] = stack.take(which).per_device(alike[row], class_of)
     seconds *= weights[:, None]
+    for position, through_s in left_over(items, model, shares).items():
+        seconds[position] += through_s[first]
     exchange = np.array([item.exchange for item in items])
     kernels = np.where(exchange[:, None], 0.0, seconds)
     # Segments end at exchanges; the one after the last exchange ends with the step.
@@ -140,6 +149,42 @@ def predict(items: Sequence[Item], model: CostModel, ratios: Sequence[float]) ->
     return Timeline(
         float(by_segment.max(axis=1).sum()) + exchange_s, tuple(busy.tolist()), exposed, exchange_s
     )
+
+
+def _resume_s(model: CostModel) -> Floats:
+    return np.array([model.types[c].resume_s for c in model.class_of])
+
+
+def left_over(items: Sequence[Item], model: CostModel, shares: Shares) -> dict[int, Floats]:
+    """Seconds, by device, to write and read what one segment leaves to others, by position of the item."""
+    byte_per_s = np.where(_resume_s(model) > 0, model.bandwidth_byte_per_s, np.inf)
+    if np.isinf(byte_per_s).all():
+        return {}
+    made: dict[Token, tuple[int, int, Passed]] = {}
+    seen: set[tuple[Token, int]] = set()
+    found: dict[int, Floats] = {}
+    segment = 0
+
+    def charge(position: int, passed: Passed) -> None:
+        seconds = items[position].weight * passed.nbytes * shares.held(passed.cut) / byte_per_s
+        found[position] = found[position] + seconds if position in found else seconds
+
+    for position, item in enumerate(items):
+        for token in item.reads:
+            if token not in made:
+                continue
+            maker, since, passed = made[token]
+            if not item.exchange and (since == segment or (token, segment) in seen):
+                continue
+            if (token, -1) not in seen:
+                charge(maker, passed)
+                seen.add((token, -1))
+            if not item.exchange:  # its price has what it reads
+                charge(position, passed)
+                seen.add((token, segment))
+        segment += item.exchange
+        made.update((passed.token, (position, segment, passed)) for passed in item.passed)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +215,13 @@ def _resumed(steps: Iterable[_Step], resume_s: Floats) -> list[_Step]:
     return found
 
 
-def _gathered(items: Sequence[Item], model: CostModel, shares: Shares, bucket_bytes: int) -> Iterator[_Step]:
+def _gathered(
+    items: Sequence[Item],
+    model: CostModel,
+    shares: Shares,
+    seconds: Mapping[int, Floats],
+    bucket_bytes: int,
+) -> Iterator[_Step]:
     """The items with every exchange moved up to where its input is ready, and gathered into messages."""
     waiting: dict[Token, list[Item]] = {}
     free: list[Item] = []
@@ -225,7 +276,7 @@ def _gathered(items: Sequence[Item], model: CostModel, shares: Shares, bucket_by
             yield from need(token)
         for kind in [kind for kind in open_buckets if kind[-1] != item.weight]:
             yield from close(kind)  # a loop begins or ends
-        yield _Step((item,), _seconds(item, shares))
+        yield _Step((item,), seconds[id(item)])
         yield from ready(item)
     while open_buckets:
         yield from close(next(iter(open_buckets)))

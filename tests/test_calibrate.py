@@ -9,17 +9,17 @@ import pytest
 from click.testing import CliRunner, Result
 
 import shardwright.calibrate as module
-from shardwright.backends.kernel_cases import KernelCase
+from shardwright.backends.kernel_cases import KernelCase, copies
 from shardwright.backends.launch import find_mpiexec, rank_environment
 from shardwright.backends.load import Usage, others
 from shardwright.backends.measure import Measured, RankInfo, Request, example
 from shardwright.backends.pin import cores_of
-from shardwright.backends.step_cases import is_piece
 from shardwright.calibrate import calibrate, exchange_cases, kernel_cases
 from shardwright.cli import main
 from shardwright.compare import compare_collectives
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
+from shardwright.cost.op_classes import PRODUCTS
 from shardwright.ir import collectives
 from shardwright.ir.errors import InputError
 from shardwright.ir.graph import TensorType
@@ -31,8 +31,11 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["calibrate", *arguments])
 
 
-def _rate(arithmetic: str, speed: float) -> float:
-    return speed * (1e11 if arithmetic == "float32" else 4e9)
+RATES = {**dict.fromkeys(PRODUCTS, 1e11), "transposed_product": 5e10, "total": 5e8, "transcendental": 2e9}
+
+
+def _rate(op_class: str, speed: float) -> float:
+    return speed * RATES.get(op_class, 4e9)
 
 
 def imagined(request: Request, ranks: int, *, noise: float = 0.0, load: float = 0.0) -> Measured:
@@ -43,27 +46,14 @@ def imagined(request: Request, ranks: int, *, noise: float = 0.0, load: float = 
     node = {"devices": {"type": kind, "count": ranks}, "link": link}
     model = CostModel(Fleet.from_dict({"name": "x", "nodes": [node]}))
 
-    def kernel_s(op: str, shape: tuple[int, ...], speed: float) -> float:
-        if op == "dispatch":
+    def kernel_s(case: KernelCase, speed: float) -> float:
+        if case.op in ("dispatch", "start"):
             return 5e-6
-        if is_piece(op):
-            equations = module._equations(KernelCase(op, shape))
-            each = (
-                k.launches * 2e-6 + max(k.flop / _rate(k.arithmetic, speed), k.nbytes / (1e10 * speed))
-                for k in equations
-            )
-            return 5e-6 + sum(each)
-        if op.startswith("matmul"):
-            b, m, k, n = shape
-            flop, nbytes, rate = 2 * b * m * k * n, 4 * b * (m * k + k * n + m * n), _rate("float32", speed)
-        else:
-            rows, width = shape
-            flop, nbytes, rate = (
-                rows * width * (10 if op.endswith("chain") else 1),
-                8 * rows * width,
-                _rate("", speed),
-            )
-        return 5e-6 / 4 + 2e-6 + max(flop / rate, nbytes / (1e10 * speed))
+        each = (
+            k.launches * 2e-6 + max(k.flop / _rate(k.op_class, speed), k.nbytes / (1e10 * speed))
+            for k in module._kernels(case)
+        )
+        return 5e-6 / copies(case) + sum(each)
 
     def exchange_s(kind: str, strategy: str, nbytes: int, ratios: tuple[float, ...]) -> float:
         rows = compare_collectives(model.fleet, kind, nbytes, ratios)
@@ -77,8 +67,7 @@ def imagined(request: Request, ranks: int, *, noise: float = 0.0, load: float = 
         ),
         tuple(tuple(w * 3e-4 for w in wobble) for _ in request.exchanges),
         tuple(
-            tuple(tuple(w * kernel_s(k.op, k.shape, speed) for w in wobble) for k in request.kernels)
-            for speed in speeds
+            tuple(tuple(w * kernel_s(k, speed) for w in wobble) for k in request.kernels) for speed in speeds
         ),
         (RankInfo("h", "cpu", 10**9, 1),) * ranks,
         load,
@@ -104,6 +93,9 @@ def test_known_rates_come_back_as_a_fleet_that_loads(tmp_path: Path) -> None:
     assert slow.flop_rate("float32", "highest")[0] == pytest.approx(5e10, rel=0.1)
     assert fast.bandwidth_byte_per_s == pytest.approx(1e10, rel=0.1)
     assert fast.launch_s == pytest.approx(2e-6, rel=0.2)
+    for op_class in ("transposed_product", "total", "transcendental"):
+        found = dict(fast.class_efficiencies)[op_class] * fast.float32_flop_per_s
+        assert found == pytest.approx(RATES[op_class], rel=0.1), op_class
     assert fast.resume_s == slow.resume_s == pytest.approx(3e-4)
     assert fast.measured and "±" in fast.source
     link = fleet.nodes[0].link
@@ -218,7 +210,7 @@ def test_real_ranks_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PRODUCTS", module.PRODUCTS[:4])
     monkeypatch.setattr(module, "LARGE", (1, 64, 64, 64))
     monkeypatch.setattr(module, "PIECES", (("mlp", (2, 8, 16, 32)), ("attention", (2, 8, 16, 2, 8))))
-    monkeypatch.setattr(module, "UPDATES", ((2, 8, 8),))
+    monkeypatch.setattr(module, "UPDATES", (("adam", (2, 8, 8)),))
     found = calibrate(2, force=True, rounds=3, patience_s=0.0)
     assert len(found.fleet.devices) == 2
     assert all(d.type.measured and d.type.float32_flop_per_s > 1e7 for d in found.fleet.devices)

@@ -91,16 +91,16 @@ def synthesize(
     tick("tracing the step")
     with collector_paused():
         traced = trace(train_step, *args, state=state)
-    return synthesize_traced(
-        traced,
-        fleet=fleet,
-        state=state,
-        constraints=constraints,
-        time_limit_s=time_limit_s,
-        devices=devices,
-        axes=axes,
-        tick=tick,
-    )
+        return synthesize_traced(
+            traced,
+            fleet=fleet,
+            state=state,
+            constraints=constraints,
+            time_limit_s=time_limit_s,
+            devices=devices,
+            axes=axes,
+            tick=tick,
+        )
 
 
 def synthesize_traced(

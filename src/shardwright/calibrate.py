@@ -10,9 +10,17 @@ from itertools import groupby
 from statistics import median
 from typing import Any
 
+import jax
 import numpy as np
 
-from shardwright.backends.kernel_cases import CHAIN, ELEMENTWISE, KernelCase, copies
+from shardwright.backends.kernel_cases import (
+    ELEMENTWISE,
+    KernelCase,
+    copies,
+    is_cold,
+    operand_shapes,
+    operation,
+)
 from shardwright.backends.load import load_now
 from shardwright.backends.measure import ExchangeCase, Measured, Request, Tick, example, measure
 from shardwright.backends.measure_job import measure_on
@@ -23,6 +31,7 @@ from shardwright.cost.device import DeviceType
 from shardwright.cost.estimate import Estimate, refuse
 from shardwright.cost.fleet import Fleet, Link, Node
 from shardwright.cost.model import CostModel
+from shardwright.cost.op_classes import op_class
 from shardwright.cost.traffic import traffic
 from shardwright.ir.collectives import registry
 from shardwright.ir.errors import InputError
@@ -43,14 +52,13 @@ PRODUCTS = (
     (1, 128, 128, 128),
     (1, 512, 128, 128),
     (1, 128, 512, 128),
-    (1, 128, 128, 512),
     (1, 512, 512, 512),
     (1, 1024, 256, 1024),
     (16, 64, 32, 64),
     (32, 128, 64, 128),
 )
 LARGE = (1, 1024, 512, 1024)
-WIDTHS = (1 << 8, 1 << 12, 1 << 16, 1 << 20, 1 << 22)
+WIDTHS = (1 << 8, 1 << 16, 1 << 20, 1 << 22)
 #: Layers and their sizes: small and large, whole and as one of two devices holds them that share the layer.
 PIECES = (
     ("mlp", (8, 32, 128, 512)),
@@ -63,8 +71,16 @@ PIECES = (
     ("attention", (16, 64, 192, 2, 48)),
     ("classifier", (256, 128, 512)),
     ("classifier", (1024, 256, 256)),
+    ("embedding", (1024, 512, 256)),
+    ("convolution", (16, 32, 3, 192, 4, 4)),
+    ("convolution", (4, 16, 64, 64, 3, 1)),
 )
-UPDATES = ((8, 128, 128), (8, 256, 1024))
+UPDATES = (
+    ("adam", (8, 128, 128)),
+    ("adam", (8, 256, 1024)),
+    ("clip", (8, 128, 128)),
+    ("clip", (8, 256, 1024)),
+)
 REDUCTIONS = ((64, 128), (512, 512), (2048, 1024))
 
 
@@ -102,7 +118,7 @@ def calibrate(
     comm: Any = None,
     force: bool = False,
     rounds: int = 7,
-    patience_s: float = 45.0,
+    patience_s: float = 20.0,
     name: str = "measured",
     tick: Tick = lambda done, total: None,
 ) -> Calibration:
@@ -180,7 +196,7 @@ def _refuse_load(others: float | None) -> None:
 
 def kernel_cases() -> tuple[KernelCase, ...]:
     """Products, elementwise kernels and reductions of several sizes."""
-    kernels = [KernelCase("dispatch", ())]
+    kernels = [KernelCase("dispatch", ()), KernelCase("start", ())]
     layouts = ("matmul", "matmul:tn", "matmul:nt")  # forward, and the two backward
     kernels += [KernelCase(op, shape, "float32", "highest") for op in layouts for shape in (*PRODUCTS, LARGE)]
     kernels += [KernelCase("matmul", LARGE, dtype) for dtype in ("float32", "float16", "bfloat16")]
@@ -188,7 +204,7 @@ def kernel_cases() -> tuple[KernelCase, ...]:
     kernels += [KernelCase("reduction", shape) for shape in REDUCTIONS]
     for layer, sizes in PIECES:
         kernels += [KernelCase(f"{way}:{layer}", sizes) for way in ("forward", "backward")]
-    kernels += [KernelCase("update:adam", sizes) for sizes in UPDATES]
+    kernels += [KernelCase(f"update:{optimizer}", sizes) for optimizer, sizes in UPDATES]
     return tuple(kernels)
 
 
@@ -204,7 +220,8 @@ def exchange_cases(ranks: int) -> list[ExchangeCase]:
         move, tensor = example(kind, "", SIZES[-1])
         for strategy in model.strategies(kind, move.pre, move.post):
             uneven = skewed if model.move(kind, strategy, tensor, move.pre, move.post).varies else []
-            cases += [ExchangeCase(kind, strategy, n, s) for s in (even, *uneven) for n in SIZES]
+            cases += [ExchangeCase(kind, strategy, n, even) for n in SIZES]
+            cases += [ExchangeCase(kind, strategy, n, s) for s in uneven for n in SIZES[::3]]
     return cases
 
 
@@ -260,9 +277,9 @@ def fit_devices(
 
 def fit_resume(measured: Measured) -> Estimate | None:
     """The median over exchanges of what they take longer after a segment, with its quantile interval."""
-    if not measured.resume_s:
+    times = np.sort([max(median(samples), 0.0) for samples in measured.resume_s if samples])
+    if not len(times):
         return None
-    times = np.sort([max(median(samples), 0.0) for samples in measured.resume_s])
     # Order statistics around the median, by the normal approximation of the binomial distribution.
     half = 0.98 * np.sqrt(len(times))
     low, high = (round(np.clip(len(times) / 2 + d, 0, len(times) - 1)) for d in (-half, half))
@@ -271,36 +288,33 @@ def fit_resume(measured: Measured) -> Estimate | None:
 
 def _kernel_times(cases: Sequence[KernelCase], seconds: Sequence[Sequence[float]]) -> list[KernelTimes]:
     """One rank's kernels, less what it takes to start a compiled function."""
-    starting = next(median(s) for case, s in zip(cases, seconds, strict=True) if case.op == "dispatch")
+    warm, cold = (
+        next(median(s) for case, s in zip(cases, seconds, strict=True) if case.op == op)
+        for op in ("dispatch", "start")
+    )
     times: list[KernelTimes] = []
     for case, samples in zip(cases, seconds, strict=True):
-        if case.op == "dispatch":
+        if case.op in ("dispatch", "start"):
             continue
+        # What it takes to start a segment of a plan is in `resume_s`.
+        starting = cold if is_cold(case) else warm
         alone = tuple(max(s - starting / copies(case), s / 10) for s in samples)
-        times.append(KernelTimes(_kernels(case), alone))
+        times.append(KernelTimes(_kernels(case), alone, is_piece(case.op)))
     return times
 
 
-_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-
-
-def _kernels(case: KernelCase) -> tuple[Kernel, ...]:
-    """What the cost model sees of a case."""
-    if is_piece(case.op):
-        return _equations(case)
-    flop, elements, arithmetic = _work(case)
-    return (Kernel(arithmetic, flop, elements * _ITEM_BYTES[case.dtype]),)
-
-
 @cache
-def _equations(case: KernelCase) -> tuple[Kernel, ...]:
-    """The equations of a piece of a step: what each costs where only one thing costs anything."""
-    function, arguments = piece(case.op, case.shape)
+def _kernels(case: KernelCase) -> tuple[Kernel, ...]:
+    """The equations of a case: what each costs where only one thing costs anything."""
+    if is_piece(case.op):
+        function, arguments = piece(case.op, case.shape)
+    else:
+        function = operation(case)
+        arguments = tuple(jax.ShapeDtypeStruct(shape, case.dtype) for shape in operand_shapes(case))
     graph = trace(function, *arguments, state={}).graph
     probes = {
         "launches": DeviceType("launch", np.inf, np.inf, 1, launch_s=1.0),
         "flop": DeviceType("flop", 1.0, np.inf, 1, launch_s=0.0),
-        "product": DeviceType("product", 1.0, np.inf, 1, launch_s=0.0, vector_efficiency=0.5),
         "nbytes": DeviceType("bytes", np.inf, 1.0, 1, launch_s=0.0),
     }
     models = {what: CostModel(Fleet("one", (Node("n0", (t,), None),), None)) for what, t in probes.items()}
@@ -311,22 +325,10 @@ def _equations(case: KernelCase) -> tuple[Kernel, ...]:
         cost = {
             what: m.kernel(equation, whole, through[equation]).constant.max() for what, m in models.items()
         }
-        # A vector operation takes longer at half the vector rate, a product does not.
-        arithmetic = "float32" if cost["flop"] and cost["product"] == cost["flop"] else "vector"
-        kernels.append(Kernel(arithmetic, cost["flop"], cost["nbytes"], cost["launches"]))
+        plain = case.dtype == "float32" and (case.precision is not None or not case.op.startswith("matmul"))
+        used = "float32" if plain else "default" if case.dtype == "float32" else case.dtype
+        kernels.append(Kernel(op_class(equation), cost["flop"], cost["nbytes"], cost["launches"], used))
     return tuple(kernel for kernel in kernels if kernel.flop or kernel.nbytes or kernel.launches)
-
-
-def _work(case: KernelCase) -> tuple[float, int, str]:
-    """Operations, elements read and written, arithmetic."""
-    if case.op.startswith("matmul"):
-        b, m, k, n = case.shape
-        default = case.dtype == "float32" and case.precision is None
-        return 2.0 * b * m * k * n, b * (m * k + k * n + m * n), "default" if default else case.dtype
-    rows, width = case.shape
-    written = rows if case.op == "reduction" else rows * width
-    each = CHAIN if case.op == "elementwise:chain" else 1
-    return float(each * rows * width), rows * width + written, "vector"
 
 
 def assemble(

@@ -7,9 +7,9 @@ from greedy import build
 from steps import STEPS, array, starts
 
 from shardwright.backends.hoist import hoisted
-from shardwright.ir.graph import Graph
-from shardwright.ir.placement import R, Shard
+from shardwright.ir.placement import Partial, R, Shard
 from shardwright.ir.program import Compute, Move, Program, verify
+from shardwright.ir.rules import Signature
 from shardwright.ir.trace import trace
 
 
@@ -32,33 +32,29 @@ def kinds(program: Program) -> list[tuple[str, str]]:
     return [(i.kind, i.strategy) for i in program.all_instructions() if isinstance(i, Move)]
 
 
-def transposed_gradient() -> tuple[Graph, Program]:
-    """A gradient that is reduced first and transposed then."""
-
+def test_a_gradient_is_transposed_before_it_is_reduced() -> None:
     def step(w: jax.Array, x: jax.Array) -> jax.Array:
         return w - jnp.transpose(x.T @ x)
 
     graph = trace(step, array(4, 4), array(8, 4)).graph
-    program = build(graph, [R, Shard(0)])
-    return graph, program
-
-
-def test_a_gradient_is_transposed_before_it_is_reduced() -> None:
-    graph, program = transposed_gradient()
-    assert order(graph, program) == "reduced, transposed"
-    assert order(graph, hoisted(program, graph)[0]) == "transposed, reduced"
-
-
-def order(graph: Graph, program: Program) -> str:
-    """Where the all-reduce stands, and the transposition behind the product."""
-    words: list[str] = []
-    for instruction in program.instructions:
-        if isinstance(instruction, Move) and instruction.kind == "all_reduce":
-            words.append("reduced")
-        elif isinstance(instruction, Compute) and instruction.equation == last_transpose(graph):
-            words.append("transposed")
-    return ", ".join(words)
-
-
-def last_transpose(graph: Graph) -> int:
-    return max(i for i, equation in enumerate(graph.equations) if equation.primitive == "transpose")
+    assert [e.primitive for e in graph.equations] == ["transpose", "dot_general", "transpose", "sub"]
+    summed = Partial("sum")
+    product = graph.equations[1].outputs[0].index
+    program = Program(
+        (R, Shard(0)),
+        (
+            Compute(0, Signature((Shard(0),), (Shard(1),))),
+            Compute(1, Signature((Shard(1), Shard(0)), (summed,))),
+            Move("all_reduce", product, summed, R, "ring"),
+            Compute(2, Signature((R,), (R,))),
+            Compute(3, Signature((R, R), (R,))),
+        ),
+        (R,),
+    )
+    verify(program, graph)
+    found, stood = hoisted(program, graph)
+    verify(found, graph)
+    assert found.instructions[2] == Compute(2, Signature((summed,), (summed,)))
+    transposed = graph.equations[2].outputs[0].index
+    assert found.instructions[3] == Move("all_reduce", transposed, summed, R, "ring")
+    assert stood == (0, 1, 3, 2, 4)

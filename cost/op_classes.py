@@ -1,0 +1,59 @@
+"""Classes of operations that a processor carries out at rates of their own.
+
+A roofline with one rate for products and one for everything else misses what a compiled step does on a CPU:
+a weight's gradient multiplies a transposed operand at half the rate of other products, and an exponential
+takes several times as long as an addition. `shardwright calibrate` measures a rate for each class; a device
+type without such measurements has one rate for products and one for the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from shardwright.ir.graph import Equation
+from shardwright.ir.rules import registry
+
+#: Classes with what is in them, as documentation and error messages list them.
+OP_CLASSES = {
+    "product": "matrix products",
+    "transposed_product": "matrix products whose first operand lies contracted dimension first",
+    "batched_product": "many small matrix products at once",
+    "convolution": "convolutions",
+    "transcendental": "exponentials, logarithms, roots, powers and their like",
+    "reduction": "sums, maxima and minima over some dimensions",
+    "total": "reductions to a single number",
+    "other": "all other operations",
+}
+PRODUCTS = frozenset({"product", "transposed_product", "batched_product", "convolution"})
+
+_TRANSCENDENTAL = frozenset(
+    {
+        *("exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "cbrt", "sqrt", "rsqrt"),
+        *("sin", "cos", "tan", "asin", "acos", "atan", "atan2"),
+        *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+        *("erf", "erfc", "erf_inv", "lgamma", "digamma"),
+    }
+)
+
+
+def op_class(equation: Equation) -> str:
+    """The class of an equation, one of `OP_CLASSES`."""
+    op = registry().get(equation.primitive)
+    kind = "unknown" if op is None else op.kind
+    if kind == "contraction":
+        return _product(equation)
+    if equation.primitive in _TRANSCENDENTAL:
+        return "transcendental"
+    if kind == "reduction":
+        return "total" if all(tensor.size == 1 for tensor in equation.output_types) else "reduction"
+    return "other"
+
+
+def _product(equation: Equation) -> str:
+    if equation.primitive != "dot_general":
+        return "convolution"
+    (contracted, _), (batch, _) = cast(Any, equation.params)["dimension_numbers"]
+    if batch:
+        return "batched_product"
+    rows = [d for d in range(equation.input_types[0].rank) if d not in contracted]
+    return "transposed_product" if rows and contracted and min(contracted) < max(rows) else "product"
