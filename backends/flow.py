@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import TypeAlias
 
@@ -14,16 +14,19 @@ from shardwright.ir import collectives
 from shardwright.ir.graph import Atom, Graph, TensorType, Value
 from shardwright.ir.placement import Grid, Partial, Placement, R
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property, covers
+from shardwright.ir.recompute import repeats
 
 #: Exchanges of equal kind may share a message.
 Kind: TypeAlias = tuple[object, ...]
 
 
-def is_local(instruction: Instruction) -> bool:
-    """Whether every device can run the instruction alone."""
+def is_local(instruction: Instruction, graph: Graph | None = None) -> bool:
+    """Whether every device can run the instruction alone, and in the `graph` it is over as one function."""
     if isinstance(instruction, Move):
         return collectives.registry()[instruction.kind].local
     if isinstance(instruction, Loop):
+        if graph is not None and any(map(repeats, graph.equations[instruction.equation].regions)):
+            return False
         return all(is_local(inner) for body in instruction.bodies for inner in body.all_instructions())
     return True
 
@@ -70,6 +73,12 @@ def nbytes_of(tensor: TensorType) -> int:
     return prod(tensor.shape) * (8 if is_key(tensor.dtype) else np.dtype(dtype_of(tensor.dtype)).itemsize)
 
 
+def _waits_for(instruction: Instruction, graph: Graph, made_first: Mapping[int, int]) -> set[int]:
+    """Where what an instruction is not to run before is made, beside its operands."""
+    after = None if isinstance(instruction, Move) else graph.equations[instruction.equation].after
+    return {made_first[after.index]} if after is not None and after.index in made_first else set()
+
+
 class Flow:
     """What each instruction reads, writes and waits for."""
 
@@ -78,6 +87,7 @@ class Flow:
         self.types = {value.index: value.type for value in graph.values()}
         held: dict[int, list[Property]] = {}
         made_by: dict[Property, int] = {}
+        made_first: dict[int, int] = {}
         for prop in inputs(program, graph):
             held.setdefault(prop.value, []).append(prop)
         self.needs: list[tuple[Property, ...]] = []
@@ -90,6 +100,7 @@ class Flow:
             )
             gives = writes(instruction, graph)
             producers = {made_by[prop] for prop in needs if prop in made_by}
+            producers |= _waits_for(instruction, graph, made_first)
             for producer in producers:
                 self.consumers[producer].append(position)
             for prop in gives:
@@ -97,6 +108,7 @@ class Flow:
                 if prop not in known:
                     known.append(prop)
                 made_by[prop] = position
+                made_first.setdefault(prop.value, position)
             self.needs.append(needs)
             self.gives.append(gives)
             self.producers.append(producers)

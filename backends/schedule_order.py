@@ -28,6 +28,7 @@ from shardwright.backends.segments import Segment
 from shardwright.ir.graph import Graph, TensorType
 from shardwright.ir.placement import Partial
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property
+from shardwright.ir.recompute import begins_again
 
 #: Messages under way at most; another one lands the first. They keep operands and results alive.
 UNDER_WAY = 16
@@ -191,7 +192,10 @@ class _Arranger:
         for act, what in self._acts(flow):
             if isinstance(what, Message):
                 between.append(what.positions if act == "launch" else ())
-            elif is_local(flow.program.instructions[what]):
+            elif is_local(flow.program.instructions[what], flow.graph):
+                if _ends(flow, runs[-1], what):
+                    between.append(())
+                    runs.append([])
                 runs[-1].append(what)
                 continue
             else:
@@ -212,9 +216,17 @@ class _Arranger:
             return bool(run.positions)
 
         leaving: list[Act] = []
+        pending: list[int] = []
         for act, what in acts:
-            if isinstance(what, int) and is_local(flow.program.instructions[what]):
+            if isinstance(what, int) and is_local(flow.program.instructions[what], flow.graph):
+                if _ends(flow, pending, what):
+                    segment()
+                    steps += leaving
+                    leaving.clear()
+                    pending.clear()
+                pending.append(what)
                 continue
+            pending.clear()
             # The segment that follows a launch is handed to the device before the launch waits for its
             # operand, so that the device does not pause meanwhile.
             if segment() or act != "launch":
@@ -234,6 +246,13 @@ class _Arranger:
                 steps.append(Land(what, what.gives))
         segment()
         return steps + leaving
+
+
+def _ends(flow: Flow, pending: Sequence[int], position: int) -> bool:
+    """Whether a segment of the `pending` instructions ends before another, which computes something again."""
+    instructions = flow.program.instructions
+    before = (instructions[i] for i in pending)
+    return bool(pending) and begins_again(instructions[position], flow.graph, before)
 
 
 _Act: TypeAlias = tuple[str, "int | Message"]

@@ -1,7 +1,8 @@
 """A program as a list of steps: local stretches that are compiled whole, and the exchanges between them.
 
     schedule ::= step*
-    step     ::= segment     instructions that every device runs alone, as one compiled function
+    step     ::= segment     instructions that every device runs alone, as one compiled function; it ends
+                             where something is computed again: a compiler would do it once
                | exchange    one collective
                | loop        a loop whose body exchanges: its schedules, run iteration by iteration
 
@@ -21,6 +22,7 @@ from shardwright.backends.hoist import hoisted
 from shardwright.backends.late import as_they_are, late
 from shardwright.ir.graph import Graph, TensorType
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property
+from shardwright.ir.recompute import begins_again
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +80,10 @@ class Schedule:
     types: Mapping[int, TensorType]
 
 
+#: In place of what stands between two runs: nothing; the second computes something of the first again.
+_CUT = -2
+
+
 def schedule(program: Program, graph: Graph, *, inspect: bool = False, early: bool = False) -> Schedule:
     """Cut a verified program into steps.
 
@@ -92,19 +98,23 @@ def schedule(program: Program, graph: Graph, *, inspect: bool = False, early: bo
     runs: list[list[int]] = [[]]
     barriers: list[int] = []
     for position, instruction in enumerate(program.instructions):
-        if is_local(instruction) and not (isinstance(instruction, Loop) and inspect):
+        if is_local(instruction, graph) and not (isinstance(instruction, Loop) and inspect):
+            if runs[-1] and begins_again(instruction, graph, (program.instructions[i] for i in runs[-1])):
+                barriers.append(_CUT)
+                runs.append([])
             runs[-1].append(position)
         else:
             barriers.append(position)
             runs.append([])
-    found = (
-        as_they_are(runs) if inspect or early else late(flow, runs, [(position,) for position in barriers])
-    )
+    between = [() if position == _CUT else (position,) for position in barriers]
+    found = as_they_are(runs) if inspect or early else late(flow, runs, between)
     steps: list[Step] = []
     for run, position in zip(found, (*barriers, -1), strict=True):
         if run.positions:
             instructions = tuple(program.instructions[i] for i in run.positions)
             steps.append(Segment(run.first, instructions, *run.interface(flow)))
+        if position == _CUT:
+            continue
         if position < 0:
             break
         instruction, needs, gives = program.instructions[position], flow.needs[position], flow.gives[position]

@@ -30,6 +30,7 @@ from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Atom, Graph, Literal, TensorType
 from shardwright.ir.placement import Partial, Placement, R, Replicate, Shard
 from shardwright.ir.program import Move, Program, Property
+from shardwright.ir.recompute import begins_again
 from shardwright.ir.regions import scan_counts
 from shardwright.ir.trace import Traced
 from shardwright.ir.wiring import Seats
@@ -237,6 +238,7 @@ class Walk:
         """Outputs from inputs and constants."""
         graph, program = steps.graph, steps.program
         env = dict(zip(inputs(program, graph), args, strict=True))
+        flying: dict[int, list[Any]] = {}
 
         def read(atom: Atom, placement: Placement) -> Any:
             if isinstance(atom, Literal):
@@ -245,20 +247,25 @@ class Walk:
 
         for step in steps.steps:
             with At(steps, step):
-                gives = step.gives
+                results: Sequence[Any] = ()
                 if isinstance(step, Segment):
-                    results = self.branches[step](here, *(env[prop] for prop in step.needs))
+                    held = [env[prop] for prop in step.needs]
+                    if any(begins_again(instruction, graph, ()) for instruction in step.instructions):
+                        # What is computed again waits for the gradient among what the segment needs.
+                        held = jax.lax.optimization_barrier(held)
+                    results = self.branches[step](here, *held)
                 elif isinstance(step, Launch):
-                    gives, types = step.message.gives, steps.types
                     sent = zip(step.message.moves, step.message.needs, strict=True)
-                    results = [move(m, types[m.value], self.layout, here, env[need]) for m, need in sent]
-                elif isinstance(step, Land):  # XLA knows what waits for what
-                    gives, results = (), ()
+                    flying[step.message.number] = [
+                        move(m, steps.types[m.value], self.layout, here, env[need]) for m, need in sent
+                    ]
+                elif isinstance(step, Land):
+                    results = flying.pop(step.message.number)
                 else:
                     equation = graph.equations[step.loop.equation]
                     ins = zip(equation.inputs, step.loop.signature.ins, strict=True)
                     results = self._loop(step, graph, [read(a, p) for a, p in ins], here)
-                env.update(zip(gives, results, strict=True))
+                env.update(zip(step.gives, results, strict=True))
                 for prop in step.drops:
                     del env[prop]
         return [read(a, p) for a, p in zip(graph.outputs, program.outputs, strict=True)]

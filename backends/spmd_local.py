@@ -25,6 +25,7 @@ from shardwright.backends.spmd_layout import Layout, starts
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType
 from shardwright.ir.placement import Partial, Placement, Shard, lengths
 from shardwright.ir.program import Compute, Group, Instruction, Loop, Move, Program, Property
+from shardwright.ir.recompute import begins_again
 from shardwright.ir.rules import Extent, Signature
 
 
@@ -190,11 +191,31 @@ class Whole(Device):
 
         def run(*args: Any) -> tuple[Any, ...]:
             env = dict(zip(inputs(program, graph), args, strict=True))
-            for instruction in program.instructions:
+            for position, instruction in enumerate(program.instructions):
+                if begins_again(instruction, graph, program.instructions[max(0, position - 1) : position]):
+                    _hold_back(program.instructions[position:], graph, env)
                 self.run(instruction, graph, env)
             return tuple(self.atom(a, p, env) for a, p in zip(graph.outputs, program.outputs, strict=True))
 
         return run
+
+
+def _hold_back(instructions: Sequence[Instruction], graph: Graph, env: Env) -> None:
+    """Make what the first of some instructions computes again wait for the gradient it is to wait for.
+
+    Compilers that keep barriers (XLA's for CPUs does not) then compute it no earlier, and not as one with the
+    first time.
+    """
+    first = next(i for i in instructions if not isinstance(i, Move))
+    number, after = graph.equations[first.equation].copy, graph.equations[first.equation].after
+    again = [
+        i for i in instructions if not isinstance(i, Move) and graph.equations[i.equation].copy == number
+    ]
+    read = {prop.value for instruction in again for prop in reads(instruction, graph)}
+    waiting = [
+        prop for prop in env if prop.value in read or (after is not None and prop.value == after.index)
+    ]
+    env.update(zip(waiting, jax.lax.optimization_barrier([env[prop] for prop in waiting]), strict=True))
 
 
 # ---------------------------------------------------------------------------------------------------

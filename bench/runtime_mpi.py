@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from bench.runtime import Contestant, against_jit, arguments, compare, fleet, model, steps_for
+from bench.runtime import Contestant, against_jit, arguments, compare, fleet, jit_s, model, steps_for
 from shardwright import baselines
 from shardwright.backends.mpi import abort_on_error
 from shardwright.backends.mpi_link import mpi
@@ -88,7 +88,9 @@ def main(path: Path, rounds: int) -> None:
         compiled = {
             "case": "data parallelism, 2 ranks",
             "backend": "mpi",
-            **against_jit(lambda: pair[0].step.prepared(*pair[0].state, *pair[0].batch).warm_up(), args),
+            **against_jit(
+                lambda: pair[0].step.prepared(*pair[0].state, *pair[0].batch).warm_up(), jit_s(args)
+            ),
         }
         for contestant in pair:
             contestant.run(1)

@@ -43,6 +43,8 @@ class Traced:
         graph_s: seconds of the rest: to check the arguments, and to make a graph of what JAX traced.
         primitives: JAX primitive objects by name, for the backends.
         fingerprint: content hash of the graph, equal in every process and for every PYTHONHASHSEED.
+        origin, rewriting: of a step that was changed since, the step as it was traced and how it was changed
+            (see `shardwright.ir.rewriting`); None of any other.
     """
 
     graph: Graph
@@ -53,6 +55,8 @@ class Traced:
     primitives: Mapping[str, Any]
     fingerprint: str
     graph_s: float = 0.0
+    origin: Traced | None = None
+    rewriting: object = None
 
 
 def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -> Traced:

@@ -70,7 +70,9 @@ class _Emitter:
             self.output(atom, placement) for atom, placement in zip(graph.outputs, wanted, strict=True)
         )
         needed = {(a.index, p) for a, p in zip(graph.outputs, outputs, strict=True) if isinstance(a, Value)}
-        return Program(inputs, _in_rounds(_live(self.instructions, needed, graph.equations)), outputs)
+        return Program(
+            inputs, _in_rounds(_live(self.instructions, needed, graph.equations), graph.equations), outputs
+        )
 
     def equation(self, equation: Equation) -> None:
         use = self.frame.uses[equation]
@@ -214,16 +216,22 @@ def exchanges(instruction: Instruction) -> bool:
     return isinstance(instruction, Move) and not collectives()[instruction.kind].local
 
 
-def _in_rounds(instructions: Sequence[_Wired]) -> tuple[Instruction, ...]:
+def _in_rounds(instructions: Sequence[_Wired], equations: Sequence[Equation]) -> tuple[Instruction, ...]:
     """Stable order by round: local instructions of a round first, then its exchanges."""
     ready: dict[tuple[int, Placement], int] = {}
+    made_in: dict[int, int] = {}
     keyed: list[tuple[int, bool, int]] = []
     for position, (instruction, needs, makes) in enumerate(instructions):
         start = 0
         for need in needs:
             start = max(start, ready.get(need, 0))
         talks = not isinstance(instruction, Compute) and exchanges(instruction)
+        if isinstance(instruction, Compute):
+            # What is computed again waits for the backward part to come by, in whatever placement.
+            after = equations[instruction.equation].after
+            start = start if after is None else max(start, made_in.get(after.index, 0))
         keyed.append((start, talks, position))
         for made in makes:
             ready.setdefault(made, start + talks)
+            made_in.setdefault(made[0], start + talks)
     return tuple([instructions[position][0] for _, _, position in sorted(keyed)])

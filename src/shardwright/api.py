@@ -23,13 +23,16 @@ from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
 from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.jaxpr import source_line
 from shardwright.ir.patterns import patterns
-from shardwright.ir.program import nodes_of
+from shardwright.ir.program import Program, nodes_of
+from shardwright.ir.recompute import computed_again
+from shardwright.ir.rewriting import original, rewriting_of
 from shardwright.ir.rules import rule_of
 from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced, trace
 from shardwright.pause import collector_paused
 from shardwright.plan import Plan
 from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused, spread
+from shardwright.rewritings import Microbatches, Recompute, best_plan, check_rewriting
 from shardwright.synth.alternate import Timer
 from shardwright.synth.baselines import Baseline, Baselines, Workshop
 from shardwright.synth.fallback import fits
@@ -53,6 +56,8 @@ def synthesize(
     time_limit_s: float | None = None,
     devices: Literal["auto", "all"] = "auto",
     axes: Axes = "auto",
+    recompute: Recompute = "auto",
+    microbatches: Microbatches = "auto",
     tick: Callable[[str], None] = lambda what: None,
 ) -> Plan:
     """Plan a single-device training step for a fleet.
@@ -74,14 +79,20 @@ def synthesize(
         axes: mesh axes. With 1 a tensor lies on all devices alike; with 2 first on the nodes, then in each
             on its devices (a fleet of one node, or of nodes of one device, has one axis). "auto" is the
             better of both, two on the whole fleet, unless a bound proves that they cannot be 5 % cheaper.
+        recompute: "auto" computes parts of the forward pass again in the backward pass where memory is short,
+            as few of them as need be; with "off" nothing is, with "all" every layer; a `Rewriting` (such as
+            that of another plan) says exactly what is.
+        microbatches: in how many equal pieces of the batch, one after another, forward and backward pass run,
+            gradients being added up; "auto" is one, or where the step does not fit as many as need be.
         tick: told what begins (for progress displays).
 
     Returns:
         The best plan found, with its certificate.
 
     Raises:
-        InputError: an argument is no array, a state entry does not match, a pin cannot be kept, `devices`
-            or `axes` is something else.
+        InputError: an argument is no array, a state entry does not match, a pin cannot be kept, `devices`,
+            `axes`, `recompute` or `microbatches` is something else, or the step cannot be run in so many
+            micro-batches.
         TraceError: the step cannot be traced or has side effects.
 
     Warns:
@@ -99,6 +110,8 @@ def synthesize(
             time_limit_s=time_limit_s,
             devices=devices,
             axes=axes,
+            recompute=recompute,
+            microbatches=microbatches,
             tick=tick,
         )
 
@@ -112,6 +125,8 @@ def synthesize_traced(
     time_limit_s: float | None = None,
     devices: Literal["auto", "all"] = "auto",
     axes: Axes = "auto",
+    recompute: Recompute = "auto",
+    microbatches: Microbatches = "auto",
     first: Sequence[float] | None = None,
     tick: Callable[[str], None] = lambda what: None,
 ) -> Plan:
@@ -125,6 +140,8 @@ def synthesize_traced(
         time_limit_s: see `synthesize`.
         devices: see `synthesize`.
         axes: see `synthesize`.
+        recompute: see `synthesize`.
+        microbatches: see `synthesize`.
         first: a share per device of the fleet from which the search for ratios starts, such as those of a
             plan for a fleet much like this one.
         tick: see `synthesize`.
@@ -140,8 +157,20 @@ def synthesize_traced(
     if devices not in ("auto", "all"):
         raise InputError(place="devices", reason=f"is {devices!r}", remedy="Pass 'auto' or 'all'")
     _check_axes(axes)
+    check_rewriting(recompute, microbatches)
+    timer = Timer(tick, time_limit_s)
+    start = time.perf_counter()
+
+    def plan_of(step: Traced) -> Plan:
+        return _synthesize(step, fleet, state, constraints, time_limit_s, devices, axes, first, tick, timer)
+
     with collector_paused():
-        return _synthesize(traced, fleet, state, constraints, time_limit_s, devices, axes, first, tick)
+        found = best_plan(original(traced), fleet, recompute, microbatches, plan_of, timer.late)
+    for primitive, why in found.stats.replicated.items():
+        warnings.warn(f"{primitive} runs replicated: {why}", ReplicatedWarning, stacklevel=3)
+    # All plans that were made on the way count.
+    search_s = traced.graph_s + time.perf_counter() - start - timer.ratio_s
+    return replace(found, stats=replace(found.stats, search_s=search_s, ratio_s=timer.ratio_s))
 
 
 def _synthesize(
@@ -154,13 +183,14 @@ def _synthesize(
     axes: Axes,
     first: Sequence[float] | None,
     tick: Callable[[str], None],
+    timer: Timer,
 ) -> Plan:
+    """The plan of a step as it is; how long the search took, the caller knows."""
     tick("building the choice graph")
     start = time.perf_counter()
     space = Space(traced.graph)
     space_s = time.perf_counter() - start
     pins = () if constraints is None else resolve(constraints, traced.graph, space)
-    timer = Timer(tick, time_limit_s)
     parts = candidates(fleet)[: 1 if devices == "all" else None]
     meshes = () if axes == 1 or time_limit_s == 0 or not is_mesh(fleet) else on_grid(fleet, parts)
     if axes == "auto":  # parts of the fleet on two axes are for those who ask for two: each takes as long
@@ -184,22 +214,18 @@ def _synthesize(
     found = chosen.found
     prices = priced(pins, traced.graph, space, chosen.model, found)
     replicated = _replicated(traced.graph, space)
-    for primitive, why in replicated.items():
-        warnings.warn(f"{primitive} runs replicated: {why}", ReplicatedWarning, stacklevel=4)
     stats = Stats(
         trace_s=traced.trace_s,
         space_s=space_s,
         search_s=0.0,
-        ratio_s=timer.ratio_s,
+        ratio_s=0.0,
         expanded=found.expanded,
         searches=found.searches,
         equations=sum(1 for _ in traced.graph.all_equations()),
         choices=len(space.choices),
         replicated=replicated,
     )
-    plan = _plan(traced, space, fleet, chosen, stats, state, prices)
-    search_s = traced.graph_s + time.perf_counter() - start - timer.ratio_s
-    return replace(plan, stats=replace(stats, search_s=search_s))
+    return _plan(traced, space, fleet, chosen, stats, state, prices)
 
 
 def baselines(
@@ -237,6 +263,7 @@ def baselines(
     if plan is not None and plan.fleet != fleet:
         raise PlanError(place="plan", reason="is for another fleet", remedy="Pass a plan for this fleet")
     traced = trace(train_step, *args, state=state) if plan is None else plan.attach(train_step, *args)
+    traced = original(traced)
     tick("building the choice graph")
     if axes == 2 and is_mesh(fleet):
         found = grid_baselines(traced.graph, CostModel(fleet), tick)
@@ -249,6 +276,7 @@ def baselines(
 
 def data_parallel(traced: Traced, fleet: Fleet) -> tuple[Baseline, ...]:
     """Even and proportional data parallelism of a traced step, priced like a plan."""
+    traced = original(traced)
     recipes = [recipe for recipe in RECIPES if recipe.name.endswith("data parallelism")]
     return tuple(Workshop(traced.graph, Space(traced.graph), CostModel(fleet)).whole_fleet(recipes))
 
@@ -257,6 +285,7 @@ def on_the_whole_fleet(
     traced: Traced, fleet: Fleet, tick: Callable[[str], None] = lambda what: None
 ) -> Baselines:
     """Every baseline of a traced step that uses all devices, priced like a plan."""
+    traced = original(traced)
     return Workshop(traced.graph, Space(traced.graph), CostModel(fleet), tick).whole_fleet()
 
 
@@ -326,8 +355,20 @@ def _plan(
         spent=spread(Spent.of(laid_out), used, count, Spent(0.0, 0.0, 0.0)),
         used=used,
         unused=tuple(Unused(tuple(devices[d].name for d in some), why) for some, why in chosen.unused),
+        rewriting=rewriting_of(traced),
+        again_s=_again_s(items, found.program, traced, model, found.ratios),
         traced=traced,
     )
+
+
+def _again_s(
+    items: Sequence[Item], program: Program, traced: Traced, model: CostModel, ratios: Sequence[float]
+) -> float:
+    """Seconds of a bill in which something is computed again."""
+    if not rewriting_of(traced).recompute:
+        return 0.0
+    pairs = zip(items, computed_again(program, traced.graph), strict=True)
+    return sum(item.seconds(model, ratios) for item, again in pairs if again)
 
 
 def _exchanges(

@@ -24,6 +24,18 @@ axes_option = click.option(
     default="auto",
     help="Mesh axes: all devices alike, or nodes and the devices in each.",
 )
+recompute_option = click.option(
+    "--recompute",
+    type=click.Choice(["auto", "off", "all"]),
+    default="auto",
+    help="Compute parts of the forward pass again in the backward pass: where memory is short, never, all.",
+)
+microbatches_option = click.option(
+    "--microbatches",
+    default="auto",
+    metavar="auto|NUMBER",
+    help="Run forward and backward pass on so many equal pieces of the batch, one after another.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 
 
@@ -54,6 +66,21 @@ def parse_pins(given: Sequence[str]) -> Mapping[str, str] | None:
                 remedy="Leave one of them out",
             )
     return found or None
+
+
+def parse_microbatches(given: str) -> Literal["auto"] | int:
+    """The value of `--microbatches` as `shardwright.synthesize` takes it.
+
+    Raises:
+        InputError: it is neither `auto` nor a number.
+    """
+    if given == "auto":
+        return "auto"
+    if not given.isdecimal() or int(given) < 1:
+        raise InputError(
+            place="--microbatches", reason=f"is {given!r}", remedy="Write auto, or a number from 1 on"
+        )
+    return int(given)
 
 
 def parse_time_limit(given: str | None) -> float | None:

@@ -113,6 +113,8 @@ def _first_users(program: Program, graph: Graph) -> dict[int, int]:
 
 def _mark(equation: Equation) -> Phase | None:
     """What differentiation wrote on an equation, or on what is in it."""
+    if equation.copy:
+        return "backward"
     stack = str(getattr(equation.source, "name_stack", ""))
     if "transpose(" in stack:
         return "backward"

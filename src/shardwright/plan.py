@@ -27,6 +27,7 @@ from shardwright.files import write_whole
 from shardwright.ir.errors import PlanError, ProgramError
 from shardwright.ir.program import Move
 from shardwright.ir.program import verify as check_program
+from shardwright.ir.rewriting import rewritten
 from shardwright.ir.text import format_program
 from shardwright.ir.trace import Traced, trace
 from shardwright.partition import PartitionSpecs, partition_specs
@@ -156,7 +157,7 @@ class Plan(PlanRecord):
                 reason="was loaded without its step",
                 remedy="Pass plan.attach(train_step, *args)",
             )
-        return step
+        return rewritten(step, self.rewriting)
 
     # -- files -------------------------------------------------------------------------------------
 
@@ -215,6 +216,7 @@ class Plan(PlanRecord):
                 reason=f"was made for another step (plan {mine}, step {theirs})",
                 remedy=f"Use the step, shapes and versions it was made with ({made_with}), or plan again",
             )
+        traced = rewritten(traced, self.rewriting)
         try:
             check_program(self.program, traced.graph)
         except ProgramError as error:
@@ -282,7 +284,8 @@ class Plan(PlanRecord):
         Raises:
             PlanError: there is no such backend or option.
         """
-        return self._compiled(lambda *args: traced, backend, donate, options)
+        step = rewritten(traced, self.rewriting)
+        return self._compiled(lambda *args: step, backend, donate, options)
 
     def _compiled(
         self, attach: Callable[..., Traced], backend: str, donate: bool, options: Mapping[str, Any]

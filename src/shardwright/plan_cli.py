@@ -22,9 +22,12 @@ from shardwright.options import (
     factory_argument,
     fleet_option,
     json_option,
+    microbatches_option,
     parse_axes,
+    parse_microbatches,
     parse_pins,
     parse_time_limit,
+    recompute_option,
 )
 from shardwright.plan import Plan
 from shardwright.report import against, baselines_to_json, layout
@@ -43,6 +46,8 @@ from shardwright.synth.baselines import Baseline
 @click.option("--report", "page_path", metavar="PAGE.html", help="Write a page about it, for a browser.")
 @all_devices_option
 @axes_option
+@recompute_option
+@microbatches_option
 @json_option
 def plan(
     target: str,
@@ -56,6 +61,8 @@ def plan(
     page_path: str | None,
     all_devices: bool,
     axes: str,
+    recompute: str,
+    microbatches: str,
     as_json: bool,
 ) -> None:
     """Plan the step that FACTORY() returns, as (train_step, args), for a fleet."""
@@ -74,6 +81,8 @@ def plan(
         constraints=constraints,
         time_limit_s=limit_s,
         axes=parse_axes(axes),
+        recompute=recompute,
+        microbatches=parse_microbatches(microbatches),
     )
     if output is not None:
         made.save(output)

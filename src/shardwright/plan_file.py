@@ -16,6 +16,7 @@ from shardwright.backends.schedule import Planned
 from shardwright.cost.fleet import Fleet
 from shardwright.ir.errors import PlanError
 from shardwright.ir.program import Move, Program, nodes_of
+from shardwright.ir.rewriting import Rewriting
 from shardwright.ir.serialize import program_from_json, program_to_json
 from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused
 
@@ -59,6 +60,8 @@ def plain(plan: Plan) -> dict[str, Any]:
         "spent": [{name: getattr(one, name) for name in Spent.__slots__} for one in plan.spent],
         "bucket_bytes": plan.bucket_bytes,
         "resync_every": plan.resync_every,
+        "rewriting": plan.rewriting.to_dict(),
+        "again_s": plan.again_s,
         "program": program_to_json(plan.program),
     }
     return data if messages is None else data | {"messages": [m.to_dict() for m in messages]}
@@ -146,6 +149,8 @@ def fields(data: Any, place: str, *, checked: bool = False) -> dict[str, Any]:
         "unused": tuple(Unused(tuple(entry["devices"]), entry["why"]) for entry in data.get("unused", ())),
         "bucket_bytes": data.get("bucket_bytes"),
         "resync_every": data.get("resync_every", 100),
+        "rewriting": Rewriting.from_dict(data.get("rewriting", {})),
+        "again_s": data.get("again_s", 0.0),
         "messages": tuple(Planned.from_dict(entry) for entry in data.get("messages", ())),
     }
 

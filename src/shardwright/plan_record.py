@@ -10,6 +10,7 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.subfleet import subfleet
 from shardwright.cost.topology import Topology
 from shardwright.ir.program import Program
+from shardwright.ir.rewriting import AS_TRACED, Rewriting
 from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced
 from shardwright.ir.wiring import Seats
@@ -50,6 +51,8 @@ class PlanRecord:
             backends that can do so; None: one by one, where the program has them.
         resync_every: K: replicated state that devices compute for themselves is compared every K steps, and
             sent anew by its owner where it differs; 0: never.
+        rewriting: how the step is changed before it is distributed: what is computed again.
+        again_s: seconds of `cost_s` that computing it again takes.
         messages: what travels together, where the plan was loaded (otherwise see `schedule`).
         traced: the step, where the plan was made in this process; not saved.
     """
@@ -78,6 +81,8 @@ class PlanRecord:
     unused: tuple[Unused, ...] = ()
     bucket_bytes: int | None = None
     resync_every: int = 100
+    rewriting: Rewriting = AS_TRACED
+    again_s: float = 0.0
     messages: tuple[Planned, ...] = field(default=(), compare=False, repr=False)
     traced: Traced | None = field(default=None, compare=False, repr=False)
 

@@ -52,6 +52,8 @@ def layout(plan: Plan, baselines: Sequence[Baseline] = ()) -> Group:
     if baselines:
         parts.append(_section(_compared(plan, baselines)))
     parts.append(_section(_held(plan)))
+    if plan.rewriting.recompute:
+        parts.append(_section(_recomputed(plan)))
     if plan.pins:
         parts.append(_section(_pins(plan)))
     if not anything_sharded(plan):
@@ -93,6 +95,7 @@ def _head(plan: Plan) -> Text:
         f"  predicted step  {duration(plan.iteration_s)}",
         f"  cost            {duration(plan.cost_s)}; no plan of this space costs less than "
         f"{duration(plan.bound_s)} (gap {plan.gap:.1%})",
+        *_rewriting(plan),
         f"  state           {state}",
         f"  planned in      {duration(planning_s)}, after {duration(stats.trace_s)} of tracing",
         f"  search          {stats.equations} equations, {stats.choices} choices, {stats.searches} searches, "
@@ -100,6 +103,19 @@ def _head(plan: Plan) -> Text:
         "",
     )
     return Text("\n".join(lines))
+
+
+def _rewriting(plan: Plan) -> list[str]:
+    """How the step is changed, and what that costs."""
+    count = len(plan.rewriting.recompute)
+    part = plan.again_s / plan.cost_s if plan.cost_s else 0.0
+    layers = f"{count} layers are" if count > 1 else "a layer is"
+    price = f"{duration(plan.again_s)} ({part:.1%})"
+    pieces = plan.rewriting.microbatches
+    return [
+        *([f"  memory          {layers} computed again in the backward pass: {price}"] if count else []),
+        *([f"  memory          {pieces} micro-batches, one after another"] if pieces > 1 else []),
+    ]
 
 
 def _shares(plan: Plan) -> Table:
@@ -264,6 +280,21 @@ def _held(plan: Plan) -> Table:
         table.add_column(name, justify="right" if name == "tensors" else "left", overflow="fold")
     for row in held(plan):
         table.add_row(row.argument, row.placement, str(row.tensors), row.example)
+    return table
+
+
+def _recomputed(plan: Plan) -> Table:
+    """What the backward part computes again, and what that takes; layers of which equally much is kept
+    share a row."""
+    table = Table(title="computed again", title_justify="left", box=None, pad_edge=False)
+    for name in ("layers", "kept"):
+        table.add_column(name, overflow="fold")
+    rows: dict[str, list[str]] = {}
+    for stretch in plan.rewriting.recompute:
+        rows.setdefault(stretch.keep, []).append(stretch.name)
+    kept = {"nothing": "their inputs", "products": "their inputs, and results of products"}
+    for keep, names in rows.items():
+        table.add_row(_names(names), kept[keep])
     return table
 
 

@@ -1,0 +1,213 @@
+"""How a plan changes the step, jointly with placements and ratios: recomputation, micro-batches.
+
+Where the plan of the step as it is fits into memory and memory made it no dearer, that is the plan, and no
+other is looked for: computing twice takes more arithmetic, though less traffic if it was cheap. Otherwise
+rewritings are planned, placements, ratios and all, on a ladder on which each keeps less for the backward part
+than the one before (`shardwright.synth.stretches.ladder`): the first rung that fits is found by bisection.
+Beside it 2, 4, 8, … micro-batches are planned until they fit. The cheapest of these plans is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal, TypeAlias
+
+from shardwright.cost.fleet import Fleet
+from shardwright.cost.model import CostModel
+from shardwright.ir.errors import InputError
+from shardwright.ir.pieces import NotInPiecesError
+from shardwright.ir.recompute import Stretch
+from shardwright.ir.rewriting import Rewriting, differentiated, rewritten
+from shardwright.ir.trace import Traced
+from shardwright.plan import Plan
+from shardwright.synth.pricing import Prices
+from shardwright.synth.rent import too_small
+from shardwright.synth.solve import bound
+from shardwright.synth.space import Space
+from shardwright.synth.stretches import ladder as ladder_of
+
+#: What may be computed again: whatever makes the plan better, nothing, everything; or what exactly is.
+Recompute: TypeAlias = Literal["auto", "off", "all"] | Rewriting
+
+#: A device that uses less than this part of its memory is taken not to have made the plan dearer.
+_BINDING = 0.8
+
+#: A plan this near its bound is not planned again in other ways.
+_NEAR = 0.03
+
+
+#: In how many pieces the batch may come: as many as need be, or so many.
+Microbatches: TypeAlias = Literal["auto"] | int
+
+#: Micro-batches tried at most.
+_MOST_PIECES = 64
+
+
+def check_rewriting(recompute: object, microbatches: object) -> None:
+    """Raises InputError if that is no way to say what may be computed again, and in how many pieces."""
+    whole = isinstance(microbatches, int) and not isinstance(microbatches, bool) and microbatches >= 1
+    if microbatches != "auto" and not whole:
+        raise InputError(
+            place="microbatches", reason=f"is {microbatches!r}", remedy="Pass 'auto', or a number from 1 on"
+        )
+    if not isinstance(recompute, Rewriting) and recompute not in ("auto", "off", "all"):
+        raise InputError(place="recompute", reason=f"is {recompute!r}", remedy="Pass 'auto', 'off' or 'all'")
+
+
+def best_plan(
+    traced: Traced,
+    fleet: Fleet,
+    recompute: Recompute,
+    microbatches: Microbatches,
+    plan_of: Callable[[Traced], Plan],
+    late: Callable[[], bool],
+) -> Plan:
+    """The best plan of a step over its rewritings.
+
+    Args:
+        traced: the step as it was traced.
+        fleet: the devices.
+        recompute: what may be computed again.
+        microbatches: in how many pieces the batch may come.
+        plan_of: plans a step.
+        late: whether no further plan may be made.
+
+    Raises:
+        InputError: the step cannot be run in so many micro-batches, or is to be changed in both ways.
+    """
+    if isinstance(recompute, Rewriting):
+        return plan_of(rewritten(traced, recompute))
+    pieces = 1 if microbatches == "auto" else microbatches
+    ladder = _Ladder(traced, fleet, recompute, pieces, plan_of)
+    if recompute == "all":
+        return ladder.top()
+    base = plan_of(rewritten(traced, Rewriting(microbatches=pieces)))
+    if late() or not _binds(base):
+        return base
+    plans = [base]
+    if base.fits:
+        # Memory is enough, but it may be cheaper to need less of it.
+        plans += ladder.some(late)
+        if microbatches == "auto" and not late():
+            plans += _in_pieces(traced, fleet, "off", plan_of, late)
+    else:
+        plans += ladder.first_that_fits(late)
+        plans += _in_pieces(traced, fleet, recompute, plan_of, late) if microbatches == "auto" else []
+    best = min(plans, key=lambda plan: (not plan.fits, plan.cost_s))
+    return best if best is base else replace(best, assumptions=(*best.assumptions, _compared(base)))
+
+
+def _compared(base: Plan) -> str:
+    """What changing the step was for."""
+    fits = "" if base.fits else ", which does not fit"
+    cost = f"{1e3 * base.cost_s:.4g} ms"
+    return (
+        f"as traced, the best plan found costs {cost}{fits}; the bound is that of the step as it is changed"
+    )
+
+
+def _in_pieces(
+    traced: Traced,
+    fleet: Fleet,
+    recompute: Recompute,
+    plan_of: Callable[[Traced], Plan],
+    late: Callable[[], bool],
+) -> list[Plan]:
+    """The plan with the fewest micro-batches, in powers of two, that fits; or with what is computed again."""
+    limits = [device.type.memory_bytes for device in fleet.devices]
+    tried: list[int] = []
+    pieces = 2
+    while pieces <= _MOST_PIECES and not late():
+        try:
+            step = rewritten(traced, Rewriting(microbatches=pieces))
+        except NotInPiecesError:
+            break
+        tried.append(pieces)
+        plan = None if too_small(step.graph, limits) else plan_of(step)
+        if plan is not None and plan.fits:
+            return [plan]
+        pieces *= 2
+    # Pieces alone are not enough, however small.
+    for pieces in tried:
+        found = [] if late() else _Ladder(traced, fleet, recompute, pieces, plan_of).first_that_fits(late)
+        if found:
+            return found
+    return []
+
+
+def _binds(plan: Plan) -> bool:
+    """Whether a plan might be cheaper with more memory."""
+    if not plan.fits:
+        return True
+    limits = [device.type.memory_bytes for device in plan.fleet.devices]
+    full = any(have > _BINDING * limit for have, limit in zip(plan.memory_bytes, limits, strict=True))
+    if plan.search_gap > _NEAR / 10:
+        return True  # at these ratios there is a cheaper program, which does not fit
+    if not full or plan.gap > _NEAR:
+        return full
+    # Its own bound is that of plans within memory: without, there may be cheaper ones.
+    free_s = bound(Space(plan.step().graph), Prices.floors(CostModel(plan.part)))
+    return plan.cost_s > free_s * (1 + _NEAR)
+
+
+class _Ladder:
+    """Plans of rewritings that keep less and less, in so many pieces."""
+
+    def __init__(
+        self,
+        traced: Traced,
+        fleet: Fleet,
+        recompute: Recompute,
+        pieces: int,
+        plan_of: Callable[[Traced], Plan],
+    ) -> None:
+        self.traced, self.pieces, self.plan_of = traced, pieces, plan_of
+        self.rungs: Sequence[tuple[Stretch, ...]] = ()
+        if recompute != "off":
+            step = rewritten(traced, Rewriting(microbatches=pieces))
+            self.rungs = ladder_of(differentiated(step), CostModel(fleet))
+        self.limits = [device.type.memory_bytes for device in fleet.devices]
+        self.known: dict[int, Plan | None] = {}
+
+    def top(self) -> Plan:
+        """The plan of the rung that keeps least."""
+        again = self.rungs[-1] if self.rungs else ()
+        return self.plan_of(rewritten(self.traced, Rewriting(again, self.pieces)))
+
+    def plan(self, rung: int) -> Plan | None:
+        """The plan of a rung; None where none can fit."""
+        if rung not in self.known:
+            step = rewritten(self.traced, Rewriting(self.rungs[rung], self.pieces))
+            self.known[rung] = None if too_small(step.graph, self.limits) else self.plan_of(step)
+        return self.known[rung]
+
+    def fits(self, rung: int) -> bool:
+        """Whether the plan of a rung fits."""
+        plan = self.plan(rung)
+        return plan is not None and plan.fits
+
+    def first_that_fits(self, late: Callable[[], bool]) -> list[Plan]:
+        """The plans that fit of those seen while looking for the first rung that does."""
+        low, high = 0, len(self.rungs) - 1
+        if high < 0 or not self.fits(high):
+            return []
+        while low < high and not late():
+            middle = (low + high) // 2
+            if self.fits(middle):
+                high = middle
+            else:
+                low = middle + 1
+        return [plan for plan in self.known.values() if plan is not None and plan.fits]
+
+    def some(self, late: Callable[[], bool]) -> list[Plan]:
+        """Plans of a few rungs."""
+        found: list[Plan] = []
+        count = len(self.rungs)
+        for rung in dict.fromkeys(count * part // 4 - 1 for part in (4, 2, 1)):
+            if late() or rung < 0:
+                break
+            plan = self.plan(rung)
+            if plan is not None:
+                found.append(plan)
+        return found

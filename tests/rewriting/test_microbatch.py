@@ -1,0 +1,127 @@
+"""Micro-batches: the same step, in pieces; and what cannot be done in pieces is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rewriting_cases import compiled_bytes, evaluated, fleet, layered, on_reference
+
+from shardwright import Plan, synthesize
+from shardwright.ir.errors import InputError
+from shardwright.ir.microbatch import microbatched
+from shardwright.ir.pieces import NotInPiecesError
+from shardwright.ir.trace import trace
+
+
+def normal(*sizes: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).normal(size=sizes).astype(np.float32)
+
+
+def descent(loss_of: Any) -> Any:
+    """A step that also hands out something per row."""
+
+    def step(params: Any, x: Any, y: Any) -> Any:
+        (loss, rows), gradients = jax.value_and_grad(loss_of, has_aux=True)(params, x, y)
+        norm = sum(jnp.sum(g * g) for g in jax.tree.leaves(gradients))
+        return jax.tree.map(lambda p, g: p - 0.1 * g / (1 + norm), params, gradients), loss, rows
+
+    return step
+
+
+def embedding(params: Any, tokens: Any, y: Any) -> Any:
+    """Tied weights, a mask of positions, rows merged with positions, indices."""
+    x = params["table"][tokens] + jnp.arange(tokens.shape[1])[:, None] * 0.01
+    flat = jax.nn.gelu(x.reshape(-1, x.shape[-1]) @ params["w"])
+    scores = flat.reshape(x.shape) @ params["table"].T
+    picked = jnp.take_along_axis(jax.nn.log_softmax(scores), y[..., None], axis=-1)
+    return -jnp.mean(picked), picked[..., 0]
+
+
+def convolution(params: Any, x: Any, y: Any) -> Any:
+    x = jax.lax.conv_general_dilated(
+        x, params["k"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    x = jax.lax.reduce_window(jax.nn.relu(x), -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    out = x.mean((1, 2))
+    return jnp.mean((out - y) ** 2), out
+
+
+def recurrent(params: Any, x: Any, y: Any) -> Any:
+    def turn(h: Any, at: Any) -> Any:
+        h = jnp.tanh(h @ params["w"] + at)
+        return h, h.sum(-1)
+
+    h, sums = jax.lax.scan(turn, jnp.zeros_like(x[:, 0]), jnp.swapaxes(x, 0, 1))
+    return jnp.mean((h - y) ** 2) + 0.01 * sums.mean(), sums
+
+
+def integers(*sizes: int, top: int) -> Any:
+    return np.random.default_rng(1).integers(0, top, sizes).astype(np.int32)
+
+
+STEPS = {
+    "embedding": (
+        descent(embedding),
+        ({"table": normal(11, 8), "w": normal(8, 8)}, integers(8, 5, top=11), integers(8, 5, top=11)),
+    ),
+    "convolution": (
+        descent(convolution),
+        ({"k": normal(3, 3, 2, 4)}, normal(8, 6, 6, 2), normal(8, 4)),
+    ),
+    "recurrent": (descent(recurrent), ({"w": 0.3 * normal(4, 4)}, normal(8, 5, 4), normal(8, 4))),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_pieces_add_up_to_the_whole(name: str) -> None:
+    step, args = STEPS[name]
+    wanted = jax.tree.leaves(jax.jit(step)(*args))
+    for count in (2, 8):
+        found = microbatched(trace(step, *args), count)
+        (loop,) = [e for e in found.graph.equations if e.regions and e.params["length"] == count]
+        parts = {equation.part for region in loop.regions for equation in region.equations}
+        assert {"forward", "backward"} <= parts
+        for got, expected in zip(evaluated(found, jax.tree.leaves(args)), wanted, strict=True):
+            np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
+
+
+def test_what_needs_the_whole_batch_is_refused() -> None:
+    def normalised(params: Any, x: Any, y: Any) -> Any:
+        hidden = x @ params["w"]
+        hidden = (hidden - hidden.mean(0)) / (1 + hidden.var(0))
+        return jnp.mean((hidden - y) ** 2), hidden
+
+    args = ({"w": normal(4, 4)}, normal(8, 4), normal(8, 4, seed=1))
+    with pytest.raises(NotInPiecesError, match=r"test_microbatch.*works on the whole batch at once"):
+        microbatched(trace(descent(normalised), *args), 2)
+    with pytest.raises(NotInPiecesError, match="works on the whole batch at once"):
+        microbatched(trace(descent(lambda p, x, y: (jnp.mean(jnp.cumsum(x @ p["w"], 0)), y)), *args), 2)
+    step, args = STEPS["recurrent"]
+    with pytest.raises(NotInPiecesError, match="a batch of 8 has no 3 equal pieces"):
+        microbatched(trace(step, *args), 3)
+    with pytest.raises(InputError, match="Pass 'auto', or a number from 1 on"):
+        synthesize(step, *args, fleet=fleet(), microbatches=0)
+
+
+def test_a_plan_in_pieces_is_verified_saved_and_needs_less(tmp_path: Any) -> None:
+    step, args = layered(False, batch=256)
+    whole = synthesize(step, *args, fleet=fleet(), devices="all", recompute="off")
+    plan = synthesize(step, *args, fleet=fleet(), devices="all", microbatches=4)
+    assert plan.rewriting.microbatches == 4 and "4 micro-batches" in str(plan)
+    assert max(plan.memory_bytes) < max(whole.memory_bytes)
+    assert plan.verify(step, *args).ok
+    plan.save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    results = jax.tree.leaves(loaded.compile(step, "reference")(*args))
+    for got, expected in zip(results, on_reference(plan, args), strict=True):
+        np.testing.assert_array_equal(np.asarray(got), expected)
+    # Within pieces layers are computed again as well; the loop is then run piece by piece by the host.
+    both = synthesize(step, *args, fleet=fleet(), devices="all", microbatches=4, recompute="all")
+    assert len(both.rewriting.recompute) >= 2 and both.rewriting.microbatches == 4
+    assert compiled_bytes(both) < compiled_bytes(plan) < compiled_bytes(whole)
+    for got, expected in zip(on_reference(both, args), on_reference(plan, args), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,193 @@
+"""Recomputation: the same results, less kept, and chosen where memory is short."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from rewriting_cases import compiled_bytes, evaluated, fleet, layered, on_reference
+
+from shardwright import Plan, synthesize
+from shardwright.api import synthesize_traced
+from shardwright.backends.segments import Segment, schedule
+from shardwright.cost.model import CostModel
+from shardwright.ir.errors import InputError, PlanError
+from shardwright.ir.graph import Graph
+from shardwright.ir.recompute import Stretch, gains, recomputing
+from shardwright.ir.rewrite import saved
+from shardwright.ir.rewriting import Rewriting, original, rewritten
+from shardwright.ir.trace import Traced, trace
+from shardwright.synth.stretches import ladder, stretches
+
+
+@cache
+def traced_layers(scan: bool) -> Traced:
+    step, args = layered(scan)
+    return trace(step, *args)
+
+
+def kept(graph: Graph) -> int:
+    return sum(value.type.nbytes for value in saved(graph))
+
+
+@pytest.mark.parametrize("keep", ["products", "nothing"])
+@pytest.mark.parametrize("scan", [False, True])
+def test_less_is_kept_and_results_are_the_same(scan: bool, keep: Any) -> None:
+    step, args = layered(scan)
+    traced = traced_layers(scan)
+    every = tuple(replace(each, keep=keep) for each in stretches(traced.graph))
+    again = rewritten(traced, Rewriting(every))
+    freed = kept(traced.graph) - kept(again.graph)
+    assert freed > 0.4 * kept(traced.graph)
+    # Layers are handed on by one tensor each, so what each frees adds up.
+    assert sum(max(gain.freed_bytes, 0) for gain in gains(traced.graph, every)) >= freed
+    plan = synthesize_traced(traced, fleet=fleet(), recompute="all")
+    wanted = [np.asarray(x) for x in jax.tree.leaves(jax.jit(step)(*args))]
+    for got, expected in zip(on_reference(plan, args), wanted, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=2e-5, atol=1e-6)
+
+
+def test_copies_wait_and_run_in_executables_of_their_own() -> None:
+    step, args = layered(False)
+    plan = synthesize(step, *args, fleet=fleet(), recompute="all")
+    assert plan.traced is not None and plan.verify(step, *args).ok
+    graph = plan.traced.graph
+    first: dict[tuple[str, int], int] = {}
+    for number, part in enumerate(schedule(plan.program, graph).steps):
+        for instruction in part.instructions if isinstance(part, Segment) else ():
+            equation = getattr(instruction, "equation", None)
+            if equation is not None:
+                e = graph.equations[equation]
+                first.setdefault(("copy" if e.copy else e.part, e.copy), number)
+    copies = [where for (kind, _), where in first.items() if kind == "copy"]
+    assert len(copies) == len(set(copies)) == len(plan.rewriting.recompute)
+    assert min(copies) > first["forward", 0]
+    # One layer is there at a time: the memory of what is compiled falls.
+    plain = synthesize(step, *args, fleet=fleet(), recompute="off")
+    assert compiled_bytes(plan) < 0.8 * compiled_bytes(plain)
+
+
+def test_the_ladder_keeps_less_and_less() -> None:
+    graph = traced_layers(False).graph
+    rungs = ladder(graph, CostModel(fleet()))
+    sizes = [kept(recomputing(graph, rung)) for rung in rungs]
+    assert len(rungs) >= 4 and sizes == sorted(sizes, reverse=True) and len(set(sizes)) == len(sizes)
+
+
+def test_what_is_seen_from_outside_of_a_stretch_is_kept() -> None:
+    """A tensor that a later layer reads too is no one's to drop, wherever stretches are cut."""
+    _, args = layered(False)
+    traced = traced_layers(False)
+    flat = jax.tree.leaves(args)
+    end = min(e.index for e in traced.graph.equations if e.part == "backward")
+    chance = random.Random(0)
+    wanted = evaluated(traced, flat)
+    for _ in range(20):
+        cuts = sorted(chance.sample(range(end + 1), chance.choice((2, 3, 4))))
+        some = [
+            Stretch(f"{a}", a, b, chance.choice(("nothing", "products"))) for a, b in itertools.pairwise(cuts)
+        ]
+        graph = recomputing(traced.graph, some)
+        assert graph.state == traced.graph.state and kept(graph) <= kept(traced.graph) * 2
+        for got, expected in zip(evaluated(replace(traced, graph=graph), flat), wanted, strict=True):
+            np.testing.assert_array_equal(got, expected)
+
+
+def test_a_plan_file_has_the_rewriting_and_other_steps_are_refused(tmp_path: Path) -> None:
+    step, args = layered(False)
+    plan = synthesize(step, *args, fleet=fleet(), recompute="all")
+    assert plan.again_s > 0 and "computed again in the backward pass" in str(plan)
+    plan.save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    assert loaded.rewriting == plan.rewriting and loaded.again_s == plan.again_s
+    attached = loaded.attach(step, *args)
+    assert original(attached).fingerprint == plan.fingerprint
+    assert loaded.text(attached) == plan.text() == loaded.text(original(attached))
+    result = loaded.compile(step, "reference")(*args)
+    for got, expected in zip(jax.tree.leaves(result), on_reference(plan, args), strict=True):
+        np.testing.assert_array_equal(np.asarray(got), expected)
+    with pytest.raises(PlanError, match="or overlaps another stretch"):
+        recomputing(attached.graph, [Stretch("a", 0, 9), Stretch("b", 5, 12)])
+    with pytest.raises(InputError, match="Pass 'auto', 'off' or 'all'"):
+        synthesize(step, *args, fleet=fleet(), recompute="some")  # type: ignore[arg-type]
+
+
+def test_under_budgets_the_choice_is_that_of_brute_force() -> None:
+    """Of every subset of layers under every policy, each planned by itself, none that fits is cheaper by more
+    than the gap that the plan states."""
+    step, args = layered(False, layers=2)
+    traced = trace(step, *args)
+    layers = [s for s in stretches(traced.graph) if gains(traced.graph, [s])[0].freed_bytes > 0]
+    ways: list[tuple[Stretch, ...]] = []
+    for keeps in itertools.product((None, "products", "nothing"), repeat=len(layers)):
+        ways.append(tuple(replace(s, keep=k) for s, k in zip(layers, keeps, strict=True) if k is not None))
+    free = synthesize_traced(traced, fleet=fleet(), recompute="off", devices="all")
+    most = max(free.memory_bytes)
+    costs: list[float] = []
+    for part in (1.0, 0.75, 0.55):
+        small = fleet(f"{int(most * part)} B")
+        found = synthesize_traced(traced, fleet=small, devices="all")
+        every = [
+            synthesize_traced(traced, fleet=small, devices="all", recompute=Rewriting(way)) for way in ways
+        ]
+        fitting = [plan.cost_s for plan in every if plan.fits]
+        assert found.fits == bool(fitting)
+        if fitting:
+            assert found.cost_s <= min(fitting) * 1.02
+            costs.append(found.cost_s)
+    assert costs and costs == sorted(costs)
+
+
+#: Layers under a scan or not, speeds of the devices, micro-batches, options of the backend.
+CASES: dict[str, list[tuple[bool, tuple[int, ...], int, dict[str, int]]]] = {
+    "mpi": [
+        (False, (3, 1), 1, {}),
+        (False, (3, 1), 1, {"bucket_bytes": 1 << 16}),
+        (True, (3, 1), 1, {}),
+        (False, (3, 1), 2, {}),
+    ],
+    "spmd": [(False, (3, 1), 1, {}), (False, (1, 1), 1, {}), (True, (1, 1), 1, {}), (False, (3, 1), 2, {})],
+}
+
+
+@pytest.mark.parametrize("backend", CASES)
+def test_backends_run_what_is_computed_again(backend: str, tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(_SCRIPT.format(tests=str(Path(__file__).parent), backend=backend, cases=CASES[backend]))
+    command = [sys.executable, str(script)]
+    if backend == "mpi":
+        from shardwright.backends.launch import find_mpiexec
+
+        command = [str(find_mpiexec()), "-n", "2", *command]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+_SCRIPT = """
+import os, sys
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+sys.path.insert(0, {tests!r})
+import jax
+import numpy as np
+from rewriting_cases import fleet, layered, on_reference
+from shardwright import synthesize
+for scan, speeds, pieces, options in {cases!r}:
+    step, args = layered(scan)
+    plan = synthesize(
+        step, *args, fleet=fleet(speeds=speeds), devices="all", recompute="all", microbatches=pieces
+    )
+    run = plan.compile(step, {backend!r}, **options)
+    leaves = jax.tree.leaves(run(*args), is_leaf=lambda x: hasattr(x, "gather"))
+    got = [np.asarray(x.gather() if hasattr(x, "gather") else x) for x in leaves]
+    for a, b in zip(got, on_reference(plan, args), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+"""
