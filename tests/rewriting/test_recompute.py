@@ -122,7 +122,7 @@ def test_a_plan_file_has_the_rewriting_and_other_steps_are_refused(tmp_path: Pat
 
 
 def test_under_budgets_the_choice_is_that_of_brute_force() -> None:
-    """No subset of layers under any policy, each planned by itself, fits and is cheaper by more than two per cent.
+    """No subset of layers under any policy, each planned by itself, fits and is over two per cent cheaper.
 
     Unless the step as it is does without.
     """
