@@ -81,6 +81,8 @@ class _Runner:
     def __init__(self, primitives: Mapping[str, Any], count: int) -> None:
         self.primitives, self.count = primitives, count
         self.ratios = (1.0 / count,) * count
+        #: Of the piece that the loop is at, where a loop inside of it wants to know.
+        self.number: Any = None
 
     def step(self, graph: Graph, split: Split) -> Callable[..., list[Any]]:
         """The step, as a function of flat arguments."""
@@ -99,12 +101,16 @@ class _Runner:
                 if all(split.kinds[value] == INVARIANT for value in equation.outputs):
                     self._whole(equation, env)
             pieces = [self._in_pieces(env[value], cut) for value, cut in sliced]
+            numbered = any(self._cuts_inside(inner) for inner in split.inner.values())
+            if numbered:
+                pieces.append(jnp.arange(self.count))
 
             def body(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
                 here: dict[tuple[Value, Placement], Any] = {
-                    (value, cut): x for (value, cut), x in zip(sliced, xs, strict=True)
+                    (value, cut): x for (value, cut), x in zip(sliced, xs, strict=not numbered)
                 }
                 own = dict(env)
+                self.number = xs[-1] if numbered else None
                 self._piece(in_loop, split, own, here)
                 added = [total + own[value] for total, value in zip(carry, sums, strict=True)]
                 return added, [own[value] for value in rows]
@@ -193,13 +199,26 @@ class _Runner:
         if isinstance(wanted, Shard) and split.kinds[atom] == INVARIANT:
             maker = self._local_maker(atom, split)
             if maker is None:
-                raise refuse("a loop inside needs a piece of what is the same for all")
+                here[atom, wanted] = self._piece_of(env[atom], wanted)
+                return here[atom, wanted]
             shape = list(atom.type.shape)
             shape[wanted.dim] //= self.count
             x = self._read(maker.inputs[0], env)
             here[atom, wanted] = jax.lax.broadcast_in_dim(x, shape, ())
             return here[atom, wanted]
         return env[atom]
+
+    def _cuts_inside(self, split: Split) -> bool:
+        """Whether a loop inside takes pieces of what is the same for all of them."""
+        if any(map(self._cuts_inside, split.inner.values())):
+            return True
+        for equation in dict.fromkeys(split.makers.values()):
+            signature = split.local.get(equation.index)
+            pairs = () if signature is None else zip(equation.inputs, signature.ins, strict=True)
+            cut = [atom for atom, wanted in pairs if isinstance(atom, Value) and isinstance(wanted, Shard)]
+            if any(split.kinds[atom] == INVARIANT and not self._local_maker(atom, split) for atom in cut):
+                return True
+        return False
 
     def _local(self, equation: Equation, signature: Signature, args: Sequence[Any]) -> list[Any]:
         """An equation on a piece; whichever piece it is, it must be the same computation."""
@@ -273,6 +292,14 @@ class _Runner:
         units = x.shape[cut.dim] // (self.count * cut.unit)
         apart = x.reshape(*size, units, self.count, cut.unit, *rest)
         return jnp.moveaxis(apart, cut.dim + 1, 0).reshape(self.count, *size, units * cut.unit, *rest)
+
+    def _piece_of(self, x: Any, cut: Shard) -> Any:
+        """The piece of a tensor that the loop is at, see `_in_pieces`."""
+        size, rest = x.shape[: cut.dim], x.shape[cut.dim + 1 :]
+        units = x.shape[cut.dim] // (self.count * cut.unit)
+        apart = x.reshape(*size, units, self.count, cut.unit, *rest)
+        piece = jax.lax.dynamic_index_in_dim(apart, self.number, cut.dim + 1, keepdims=False)
+        return piece.reshape(*size, units * cut.unit, *rest)
 
     def _together(self, x: Any, tensor: TensorType, cut: Shard) -> Any:
         """Inverse of `_in_pieces`."""
