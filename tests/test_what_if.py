@@ -111,6 +111,7 @@ def test_the_cheapest_part_of_a_fleet_depends_on_its_prices() -> None:
         cheapest(made.traced, made.fleet)
 
 
+@pytest.mark.full
 def test_where_nothing_fits_the_answer_says_what_would() -> None:
     tight = with_memory(fleet(), 2e-5)
     plan = synthesize(step, *ARGS, fleet=tight)

@@ -126,6 +126,8 @@ def shortage(
 ) -> Shortage | None:
     """Why a plan does not fit and what would help; None if it fits. Every remedy has been planned.
 
+    The step is taken as it is: recomputation and micro-batches have been tried by whoever made the plan.
+
     Args:
         plan: it does not fit.
         train_step: its step.
@@ -144,7 +146,9 @@ def shortage(
 
     def planned(fleet: Fleet, step: Traced = traced) -> Plan:
         tick(f"planning for {fleet.name}")
-        return synthesize_traced(step, fleet=fleet, state=plan.state_override)
+        return synthesize_traced(
+            step, fleet=fleet, state=plan.state_override, recompute="off", microbatches=1
+        )
 
     free = planned(with_memory(plan.fleet, _PLENTY))
     low = 1.0
