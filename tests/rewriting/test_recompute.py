@@ -122,10 +122,8 @@ def test_a_plan_file_has_the_rewriting_and_other_steps_are_refused(tmp_path: Pat
 
 
 def test_under_budgets_the_choice_is_that_of_brute_force() -> None:
-    """No subset of layers under any policy, each planned by itself, fits and is over two per cent cheaper.
-
-    Unless the step as it is does without.
-    """
+    """Of every subset of layers under every policy, each planned by itself, none that fits is cheaper by more
+    than two per cent, unless the step as it is does without."""
     step, args = layered(False, layers=2)
     traced = trace(step, *args)
     layers = [s for s in stretches(traced.graph) if gains(traced.graph, [s])[0].freed_bytes > 0]
@@ -134,7 +132,7 @@ def test_under_budgets_the_choice_is_that_of_brute_force() -> None:
         ways.append(tuple(replace(s, keep=k) for s, k in zip(layers, keeps, strict=True) if k is not None))
     free = synthesize_traced(traced, fleet=fleet(), recompute="off", devices="all")
     most = max(free.memory_bytes)
-    again: list[bool] = []
+    fitted = 0
     for part in (1.0, 0.75, 0.55):
         small = fleet(f"{int(most * part)} B")
         found = synthesize_traced(traced, fleet=small, devices="all")
@@ -146,8 +144,8 @@ def test_under_budgets_the_choice_is_that_of_brute_force() -> None:
         if fitting:
             # Where memory is no matter, nothing is computed again, even if that would save traffic.
             assert found.cost_s <= max(min(fitting), free.cost_s) * 1.02
-            again.append(bool(found.rewriting))
-    assert any(again)
+            fitted += 1
+    assert fitted
 
 
 #: Layers under a scan or not, speeds of the devices, micro-batches, options of the backend.
