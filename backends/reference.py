@@ -6,7 +6,7 @@ computation is `evaluate` on every device's arrays; a collective is its own `ref
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.backends.compile import QUICK, Compiler, Device, Local
+from shardwright.backends.flow import inputs
 from shardwright.backends.layout import (
     as_array,
     check_inputs,
@@ -60,9 +61,14 @@ class ReferenceExecutable:
         traced: the training step.
         program: a verified program over its graph.
         ratios: share of every device.
+
+    Attributes:
+        held_bytes: after a call, what every device held after each step of the schedule, arguments included:
+            counted on the arrays themselves.
     """
 
     def __init__(self, traced: Traced, program: Program, ratios: Sequence[float]) -> None:
+        self.held_bytes: list[tuple[int, ...]] = []
         self.traced = traced
         self.program = program
         self.machine = ReferenceMachine(traced, ratios)
@@ -77,10 +83,29 @@ class ReferenceExecutable:
             scatter(leaf, value.type, placement, ratios)
             for leaf, value, placement in zip(flat, graph.inputs, self.program.inputs, strict=True)
         ]
-        results = run(self.schedule, held, self.machine)
+        self.held_bytes.clear()
+        given = frozenset(inputs(self.program, graph))
+        whole = [*held, *(self.machine.constant(value, array) for value, array in graph.constants.items())]
+        outside = _count(whole, len(ratios))
+
+        def seen(step: Step, env: Mapping[Property, Locals]) -> None:
+            made = _count((locals_ for prop, locals_ in env.items() if prop not in given), len(ratios))
+            self.held_bytes.append(tuple(map(sum, zip(outside, made, strict=True))))
+
+        results = run(self.schedule, held, self.machine, seen)
         return [
             gather(x, a.type, p) for x, a, p in zip(results, graph.outputs, self.program.outputs, strict=True)
         ]
+
+
+def _count(values: Iterable[Locals], devices: int) -> list[int]:
+    """Bytes of local arrays per device; what is held twice counts twice."""
+    found = [0] * devices
+    for value in values:
+        for device, array in enumerate(value):
+            if array is not None:
+                found[device] += array.size * array.dtype.itemsize
+    return found
 
 
 class ReferenceMachine:

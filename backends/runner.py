@@ -7,12 +7,12 @@ lifetimes is here, once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, TypeAlias, TypeVar
 
 from shardwright.backends.flow import inputs
-from shardwright.backends.segments import Exchange, LoopStep, Schedule, Segment
+from shardwright.backends.segments import Exchange, LoopStep, Schedule, Segment, Step
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType, Value
 from shardwright.ir.placement import Placement
 from shardwright.ir.program import Program, Property
@@ -98,8 +98,20 @@ class At:
             error.add_note(f"{what}instruction {text}")
 
 
-def run(schedule: Schedule, args: Iterable[Held], machine: Machine[Held]) -> list[Held]:
-    """Outputs of a schedule from its inputs, in the placements the program gives them."""
+def run(
+    schedule: Schedule,
+    args: Iterable[Held],
+    machine: Machine[Held],
+    seen: Callable[[Step, Mapping[Property, Held]], None] | None = None,
+) -> list[Held]:
+    """Outputs of a schedule from its inputs, in the placements the program gives them.
+
+    Args:
+        schedule: the steps.
+        args: one value per input.
+        machine: carries the steps out.
+        seen: told after every step what is held, before what nobody reads any more is dropped.
+    """
     graph, program = schedule.graph, schedule.program
     constants = [machine.constant(value, array) for value, array in graph.constants.items()]
     env = dict(zip(inputs(program, graph), [*args, *constants], strict=True))
@@ -113,6 +125,8 @@ def run(schedule: Schedule, args: Iterable[Held], machine: Machine[Held]) -> lis
             else:
                 results = _loop(step, graph, env, machine)
             env.update(zip(step.gives, results, strict=True))
+            if seen is not None:
+                seen(step, env)
             for prop in step.drops:
                 del env[prop]
     return [_read(a, p, env, machine) for a, p in zip(graph.outputs, program.outputs, strict=True)]

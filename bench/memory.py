@@ -3,8 +3,9 @@
     python -m bench memory
 
 Per example: time to trace and to profile; peak bytes against `memory_analysis()` of the step that XLA
-compiles with its state donated (nothing is run); bytes of the state against its leaves. Written to
-bench/results/memory.json and .md.
+compiles with its state donated (nothing is run); bytes of the state against its leaves. Then the same under
+plans on three fleets, and time against budget (`bench/memory_plans.py`). Written to bench/results/memory.json
+and .md, and docs/memory-frontier.svg.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import jax
 
+from bench.memory_plans import all_rows, draw, frontier
 from bench.record import EXAMPLES, markdown, table, write
 from shardwright.cost.profile import profile_step
 from shardwright.factory import load_factory
@@ -77,8 +79,12 @@ def main(repeat: int = 3) -> Path:
         for target in FACTORIES:
             rows.append(row(target, repeat))
             table(rows[-1:], header=len(rows) == 1)
+    plans, points = all_rows(), frontier()
     markdown("memory", rows)
-    return write("memory", rows, repeat=repeat)
+    markdown("memory_plans", plans)
+    markdown("memory_frontier", points)
+    draw(points)
+    return write("memory", rows, repeat=repeat, plans=plans, frontier=points)
 
 
 if __name__ == "__main__":

@@ -96,9 +96,14 @@ def layout(graph: Graph) -> Layout:
 
 
 @per_graph
+def layout_apart(graph: Graph) -> Layout:
+    """The layout of a program that nothing is donated to; its results have places of their own."""
+    return _Allocation(graph, top=True).layout()
+
+
 def scratch_bytes(graph: Graph) -> int:
-    """Bytes of the arena of a program that nothing is donated to; its results have places of their own."""
-    return _Allocation(graph, top=True).layout().scratch_bytes
+    """Bytes of the arena of such a program."""
+    return layout_apart(graph).scratch_bytes
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ that has to be assumed comes with a sentence saying so, which the plan lists.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import partial
 from typing import Any, cast
@@ -57,6 +57,8 @@ class DeviceType:
         resume_s: what it takes, besides its kernels, to go from an exchange into a compiled segment and
             from it into the next exchange: start, host work, caches that refill.
         vector_efficiency: fraction of `float32_flop_per_s` that everything but products reaches.
+        price_per_hour: what an hour of it costs, in whatever currency; None where unknown. Types that
+            differ in it alone are one.
         class_efficiencies: fraction of `float32_flop_per_s` that a class of operations reaches
             (`OP_CLASSES`), where it was measured; others have that of products, or of everything else.
     """
@@ -82,6 +84,7 @@ class DeviceType:
     compute_capability: float | None = None
     vector_efficiency: float = 1.0
     resume_s: float = 0.0
+    price_per_hour: float | None = field(default=None, compare=False)
     class_efficiencies: tuple[tuple[str, float], ...] = ()
 
     def class_factor(self, op_class: str) -> float:
@@ -142,16 +145,20 @@ class DeviceType:
             InputError: a missing or unknown key, or a value that is none.
         """
         given = entry.mapping(
-            required=_REQUIRED, optional=tuple(key for key in _KEYS if key not in _REQUIRED)
+            required=_REQUIRED,
+            optional=("reserve", *(key for key in _KEYS if key not in _REQUIRED)),
         )
+        reserve = given.pop("reserve", None)
         values: dict[str, Any] = {
             _KEYS[key].attribute: _KEYS[key].read(value) for key, value in given.items()
         }
+        if reserve is not None:
+            values["memory_bytes"] = _without(values["memory_bytes"], reserve)
         return cls(**values)
 
     def to_dict(self) -> dict[str, object]:
         """The mapping that `from_entry` reads back to an equal type; defaults are left out."""
-        defaults = {field.name: field.default for field in fields(self)}
+        defaults = {each.name: each.default for each in fields(self)}
         values = {key: (spec, getattr(self, spec.attribute)) for key, spec in _KEYS.items()}
         return {
             key: spec.write(value)
@@ -204,6 +211,15 @@ def _bytes(entry: Entry) -> int:
     return size
 
 
+def _without(memory_bytes: int, entry: Entry) -> int:
+    """What is left for plans of a memory of which so much is for others."""
+    reserve = _bytes(entry)
+    if reserve >= memory_bytes:
+        has = format_quantity(memory_bytes, MEMORY)
+        raise entry.error(f"leaves nothing of a memory of {has}", "Reserve less than the memory")
+    return memory_bytes - reserve
+
+
 def _capability(entry: Entry) -> float:
     value = entry.value
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= cast("float", value) <= 20:
@@ -244,4 +260,5 @@ _KEYS: Mapping[str, _Key] = {
     "base_clock": _quantity("base_clock_hz", CLOCK),
     "boost_clock": _quantity("boost_clock_hz", CLOCK),
     "compute_capability": _Key("compute_capability", _capability, _same),
+    "price_per_hour": _Key("price_per_hour", Entry.price, _same),
 }

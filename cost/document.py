@@ -123,6 +123,13 @@ class Entry:
             raise self.error(f"is {_described(self.value)}", "Write a number above 0 and at most 1")
         return float(cast("float", self.value))
 
+    def price(self) -> float:
+        """A finite number above 0."""
+        is_number = isinstance(self.value, int | float) and not isinstance(self.value, bool)
+        if not is_number or not 0 < cast("float", self.value) < math.inf:
+            raise self.error(f"is {_described(self.value)}", "Write what an hour costs as a number above 0")
+        return float(cast("float", self.value))
+
     def factor(self) -> float:
         """A number from 1 to a million."""
         is_number = isinstance(self.value, int | float) and not isinstance(self.value, bool)

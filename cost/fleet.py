@@ -12,7 +12,8 @@ A fleet file::
         link: {bandwidth: 12 GB/s, latency: 10 us}
     network: {bandwidth: 10.4 Gbit/s, latency: 30 us}
 
-`type` is a name of the catalogue or an inline mapping (keys: `shardwright.cost.device`). `link` joins the
+`type` is a name of the catalogue or an inline mapping (keys: `shardwright.cost.device`); `price_per_hour`
+beside it is what one such device costs. `link` joins the
 devices of one node and may be left out where a node has one device; `network` joins the nodes and may be
 left out where there is one, or where every node has an `uplink` of its own. How the nodes and the fleet are
 joined beyond that (`uplink`, `rails`, `host_link`, `oversubscription`, `transport`): docs/fleet-files.md.
@@ -308,12 +309,14 @@ def _read_node(entry: Entry, room: int) -> tuple[int, Node]:
 
 def _read_devices(entry: Entry) -> tuple[int, DeviceType, Link | None]:
     """How many equal devices the entry stands for, their type, and their own link to the host, if given."""
-    given = entry.mapping(required=("type",), optional=("count", "host_link"))
+    given = entry.mapping(required=("type",), optional=("count", "host_link", "price_per_hour"))
     kind = given["type"]
     if isinstance(kind.value, Mapping):
         found = DeviceType.from_entry(kind)
     else:
         found = device_type(kind.text(), place=kind.place)
+    if "price_per_hour" in given:
+        found = replace(found, price_per_hour=given["price_per_hour"].price())
     count = given["count"].count(most=MOST_DEVICES) if "count" in given else 1
     return count, found, _read_link(given["host_link"]) if "host_link" in given else None
 
@@ -343,6 +346,8 @@ def _plain_node(count: int, node: Node, *, by_name: bool) -> dict[str, object]:
     for times, (kind, host_link) in _runs(node.equipped):
         named = by_name and catalogue().get(kind.name) == kind
         group: dict[str, object] = {"type": kind.name if named else kind.to_dict(), "count": times}
+        if named and kind.price_per_hour is not None:
+            group["price_per_hour"] = kind.price_per_hour
         groups.append(group if host_link is None else group | {"host_link": _plain_link(host_link)})
     data: dict[str, object] = {"count": count, "devices": groups[0] if len(groups) == 1 else groups}
     if node.link is not None:

@@ -6,7 +6,7 @@ The first start is the program that is best when every instruction has the share
 also what proves the bound; others follow while the certified gap is wide. A start ends when it no longer gets
 better. The pair with the least exact cost after rounding is kept; program, ratios and cost returned
 therefore belong together. Where it does not fit the devices' memory, the turns are taken again with
-memory as rows of the LP, and what fits is better than whatever does not.
+memory as rows of the LP, and what fits is better than whatever does not. `synth/judge.py` says what fits.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 
 import numpy as np
 
 from shardwright.cost.bill import Item, Tally, bill, seconds
-from shardwright.cost.memory import Footprint, Peaks, footprint
+from shardwright.cost.memory import Footprint, Peaks
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph
@@ -29,6 +30,7 @@ from shardwright.synth.bounds import ENOUGH, Certificate
 from shardwright.synth.budgets import HALVINGS, SCALES, Limits, Renting
 from shardwright.synth.emit import emit
 from shardwright.synth.factors import Use
+from shardwright.synth.judge import MOST_LOOKS, Judge, Look
 from shardwright.synth.ledger import Ledger
 from shardwright.synth.pricing import PriceList, Prices
 from shardwright.synth.ratios import solve_ratios
@@ -38,6 +40,13 @@ from shardwright.synth.solve import Solution, SpaceSolver
 from shardwright.synth.space import Space
 
 _MOST_TURNS = 4
+
+#: Steps of no more choices are small (see `_closed`); programs gone through, times choices.
+_FEW_CHOICES = 40
+_MOST_CELLS = 1500
+
+#: As many programs, times those, may be passed over because their inputs alone do not fit.
+_PASSED_OVER = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +154,16 @@ class _Turns:
     """Search and LP in turns; remembers what was tried."""
 
     def __init__(
-        self, space: Space, listed: PriceList, timer: Timer, solver: SpaceSolver, stop: Callable[[], bool]
+        self,
+        space: Space,
+        listed: PriceList,
+        timer: Timer,
+        solver: SpaceSolver,
+        stop: Callable[[], bool],
+        judge: Judge,
+        extra: Sequence[Use] = (),
     ) -> None:
+        self.judge, self.extra = judge, extra
         self.space, self.listed, self.timer, self.solver, self.stop = space, listed, timer, solver, stop
         self.model = listed.model
         self.ledger = Ledger(space.uses)
@@ -168,14 +185,12 @@ class _Turns:
     ) -> tuple[tuple[float, ...], float]:
         """The LP's ratios after rounding, or `ratios` themselves, whichever is better; and the cost there."""
         model, tally = self.model, Tally(items, self.model)
-        limit = np.array([device.memory_bytes for device in model.types])[model.class_of]
 
         def price(at: tuple[float, ...]) -> tuple[bool, float]:
-            over = memory is not None and bool((memory.peak(np.asarray(at)) > limit).any())
-            return over, tally.seconds(at)
+            return memory is not None and self.judge.over(memory, at) > 1, tally.seconds(at)
 
         per_class = np.array([ratios[c.members[0]] for c in model.classes])
-        solved = solve_ratios(items, model, per_class, memory)
+        solved = solve_ratios(items, model, per_class, memory, self.judge.budgets)
         if not solved.ok and memory is not None:
             solved = solve_ratios(items, model, per_class)
         options = [ratios]
@@ -233,6 +248,7 @@ def synthesize(
     floors: Prices | None = None,
     ideal: Solution | None = None,
     first: tuple[float, ...] | None = None,
+    look: Look | None = None,
 ) -> Synthesis:
     """Search for program and ratios; see the module's docstring.
 
@@ -246,16 +262,18 @@ def synthesize(
         floors: the floors of the model's prices, where they are known already.
         ideal: what the search finds at the floors, where it is known already.
         first: shares to start from, before all others.
+        look: what says how much memory a program takes; by default the model of `cost/memory.py`.
 
     Raises:
         PlanError: no program keeps to the pins.
     """
     stop = timer.late
+    judge = Judge(graph, model, look)
     with timer.search():
         solver = solver or SpaceSolver(space, extra)
         floors = floors or Prices.floors(model)
         assert isinstance(floors.list, PriceList), "floors are of programs on one axis"
-        turns = _Turns(space, floors.list, timer, solver, stop)
+        turns = _Turns(space, floors.list, timer, solver, stop, judge, extra)
         ideal = ideal or solver.solve(floors, stop=stop)
     found: _Found | None = None
     bound_s = ideal.bound_s
@@ -274,8 +292,7 @@ def synthesize(
     best = _settle(graph, turns, found)
     limits = Limits.of(model)
     renting = cache(lambda: Renting(graph, space, limits, extra))
-    if not best.fits:
-        best = _within(turns, best, renting())
+    best, memory = _judged(turns, best, found.cost_s, renting)
     # Where memory made the plan dearer, it has a say in the bound, too.
     dearer = best.fits and best.cost_s > found.cost_s * (1 + 1e-6)
     if dearer and bound_s < best.cost_s * (1 - ENOUGH):
@@ -291,7 +308,7 @@ def synthesize(
     search_gap = max(0.0, 1 - least / (solution.seconds if same else best.cost_s)) if least > 0 else 0.0
     notes: list[str] = []
     if not best.fits:
-        notes.append(_shortage(best, model))
+        notes.append(_shortage(best, memory, model))
     if solution.bound_s < solution.seconds:
         notes.append(f"the search stopped early: at these ratios a program could be {search_gap:.1%} cheaper")
     if stop():
@@ -306,15 +323,106 @@ def synthesize(
         turns.searches,
         tuple(notes),
         best.items,
-        best.memory,
+        memory,
         certificate,
     )
 
 
-def _shortage(best: _Candidate, model: CostModel) -> str:
+def _judged(
+    turns: _Turns, best: _Candidate, free_s: float, renting: Callable[[], Renting]
+) -> tuple[_Candidate, Footprint | Peaks]:
+    """The best candidate that fits as it will run; searched for with rent where the best of all does not.
+
+    Args:
+        turns: the search so far.
+        best: what it found, with memory in the linear program where it would not fit otherwise.
+        free_s: what it found if memory were no limit.
+        renting: makes programs smaller.
+    """
+    judge, stop = turns.judge, turns.stop
+    if judge.roomy:
+        return best, best.memory
+    fallen: tuple[_Candidate, Peaks] | None = None
+    fitting: tuple[_Candidate, Peaks] | None = None
+    for rounds in range(MOST_LOOKS + 1):
+        with turns.timer.ratios():
+            peaks = judge.peaks(best.program, best.ratios, best.memory)
+        over = judge.excess(peaks)
+        best = replace(best, fits=over <= 1, over=over)
+        if best.fits:
+            if fitting is None or best.cost_s < fitting[0].cost_s:
+                fitting = best, peaks
+            if rounds or best.cost_s <= free_s * (1 + ENOUGH):
+                return fitting
+        elif fallen is None or over < fallen[0].over:
+            fallen = best, peaks
+        if rounds == MOST_LOOKS or (rounds and stop()):
+            break
+        if not best.fits:
+            judge.learn(peaks, best.ratios, best.memory, rounds)
+        found = _closed(turns, _within(turns, _again(turns, best), renting()), renting())
+        if rounds and not found.fits and found.over > 1.1:
+            break
+        best = found
+    if fitting is not None:
+        return fitting
+    assert fallen is not None
+    best, peaks = fallen
+    if not peaks.seen:
+        peaks = judge.peaks(best.program, best.ratios, best.memory, sure=True)
+        over = judge.excess(peaks)
+        best = replace(best, fits=over <= 1, over=over)
+    return best, peaks
+
+
+def _closed(turns: _Turns, best: _Candidate, renting: Renting) -> _Candidate:
+    """The best that fits, after a small step's programs were gone through in order of their costs.
+
+    Rent finds the corners of what cost and memory allow, and misses what lies between. At the ratios that are
+    likely to be good, the first program that fits is the best.
+    """
+    choices = len(turns.space.choices)
+    model, limits = turns.model, renting.limits.nbytes
+    if choices > _FEW_CHOICES or too_small(renting.graph, limits):
+        return best
+    whole = renting.rents.whole_tables()
+    inputs = renting.rents.input_bytes
+    budgets = turns.judge.budgets[model.class_of]
+    shares = [best.ratios, tuple(limit / sum(limits) for limit in limits)]
+    shares += [tuple(float(each[c]) for c in model.class_of) for each in starts(model)]
+    solver = SpaceSolver(turns.space, turns.extra, stages=())
+    for ratios in dict.fromkeys(shares):
+        with turns.timer.search():
+            prices = Prices.at(turns.listed, ratios)
+            programs = solver.in_order(prices)
+        left = _MOST_CELLS // max(choices, 1)
+        room = float(((budgets - inputs * np.array(ratios)) / np.maximum(1 - np.array(ratios), 1e-9)).min())
+        for assignment, cost_s in islice(programs, _PASSED_OVER * left):
+            if left < 0 or turns.stop() or (best.fits and cost_s >= best.cost_s * (1 - 1e-9)):
+                break
+            if sum([table[assignment[choice]] for choice, table in whole]) > room:
+                continue  # what every device holds of the inputs leaves no room for its share of the rest
+            left -= 1
+            program = emit(turns.space, assignment, prices)
+            memory = turns.judge.footprint(program)
+            if turns.judge.over(memory, ratios) > 1 and best.fits:
+                continue
+            items = bill(program, renting.graph, model)
+            here = _candidate(turns, program, ratios, items, memory)
+            best = here if here.beats(best) and (here.fits or here.over < best.over) else best
+    return best
+
+
+def _again(turns: _Turns, found: _Candidate) -> _Candidate:
+    """The same by the model's present budgets."""
+    over = turns.judge.over(found.memory, found.ratios)
+    return replace(found, over=over, fits=over <= 1)
+
+
+def _shortage(best: _Candidate, memory: Footprint | Peaks, model: CostModel) -> str:
     """What the smallest program found would need."""
     devices = model.fleet.devices
-    peaks = best.memory.peak(np.asarray(best.ratios))
+    peaks = memory.peak(np.asarray(best.ratios))
     limits = np.array([device.type.memory_bytes for device in devices])
     worst = int((peaks / limits).argmax())
     name = f"{devices[worst].name} ({devices[worst].type.name})"
@@ -371,12 +479,12 @@ def _within(turns: _Turns, found: _Candidate, renting: Renting) -> _Candidate:
                 break
             with turns.timer.ratios():
                 program = emit(turns.space, solution.assignment, prices)
-                items, memory = bill(program, graph, model), footprint(program, graph)
+                items, memory = bill(program, graph, model), turns.judge.footprint(program)
                 near, _ = turns.best_ratios(items, ratios, memory)
-                here = _candidate(program, near, items, memory, model)
+                here = _candidate(turns, program, near, items, memory)
             if not here.fits:
                 # Nothing in the linear program keeps the ratios small where its program cannot fit.
-                there = _candidate(program, ratios, items, memory, model)
+                there = _candidate(turns, program, ratios, items, memory)
                 here = there if there.over < here.over else here
             fits = fits or here.fits
             tried[key] = here.fits
@@ -388,18 +496,24 @@ def _within(turns: _Turns, found: _Candidate, renting: Renting) -> _Candidate:
         return fits
 
     possible = not too_small(graph, limits)
-    if possible and not rented(SCALES[-1]):
-        return best  # where the highest rent makes nothing small enough, a lower one hardly does
+    last = len(SCALES) - 1
+    top = min(renting.helped + 1, last) if renting.helped else last
+    if possible and not rented(SCALES[top]):
+        # Where the highest rent makes nothing small enough, a lower one hardly does.
+        if top == last or not rented(SCALES[last]):
+            return best
+        top = last
     if not possible:
         for scale in SCALES[3:5]:
             if stop() or rented(scale):
                 break
         return best
     # The least rent that helps, by bisection: first among the scales, then between two of them.
-    low, high = -1, len(SCALES) - 1
+    low, high = -1, top
     while high - low > 1 and not stop():
         middle = (low + high) // 2
         low, high = (low, middle) if rented(SCALES[middle]) else (middle, high)
+    renting.helped = high
     least, most = (SCALES[low] if low >= 0 else 0.0), SCALES[high]
     for _ in range(HALVINGS):
         if stop():
@@ -417,11 +531,11 @@ def _settle(graph: Graph, turns: _Turns, found: _Found) -> _Candidate:
         solution, prices = turns.search(ratios)
         with turns.timer.ratios():
             program = emit(turns.space, solution.assignment, prices)
-            items, memory = bill(program, graph, turns.model), footprint(program, graph)
-            here = _candidate(program, ratios, items, memory, turns.model)
+            items, memory = bill(program, graph, turns.model), turns.judge.footprint(program)
+            here = _candidate(turns, program, ratios, items, memory)
             if turn or not here.fits:
                 ratios, _ = turns.best_ratios(items, ratios, memory)
-                here = _candidate(program, ratios, items, memory, turns.model)
+                here = _candidate(turns, program, ratios, items, memory)
         if not here.beats(best):
             break
         best = here
@@ -432,8 +546,8 @@ def _settle(graph: Graph, turns: _Turns, found: _Found) -> _Candidate:
 
 
 def _candidate(
-    program: Program, ratios: tuple[float, ...], items: list[Item], memory: Footprint, model: CostModel
+    turns: _Turns, program: Program, ratios: tuple[float, ...], items: list[Item], memory: Footprint
 ) -> _Candidate:
-    limit = np.array([device.memory_bytes for device in model.types])[model.class_of]
-    over = float((memory.peak(np.asarray(ratios)) / limit).max())
-    return _Candidate(program, ratios, seconds(items, model, ratios), over <= 1, tuple(items), memory, over)
+    over = turns.judge.over(memory, ratios)
+    cost_s = seconds(items, turns.model, ratios)
+    return _Candidate(program, ratios, cost_s, over <= 1, tuple(items), memory, over)

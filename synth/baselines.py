@@ -24,6 +24,7 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
 from shardwright.synth.alternate import Timer, synthesize
 from shardwright.synth.emit import emit
+from shardwright.synth.judge import Look
 from shardwright.synth.just_in_time import just_in_time
 from shardwright.synth.pricing import Prices
 from shardwright.synth.recipes import RECIPES, Along, Recipe, leanings, obstacle, pins, restricted
@@ -85,7 +86,9 @@ class Workshop:
         space: Space,
         model: CostModel,
         tick: Callable[[str], None] = lambda what: None,
+        look: Look | None = None,
     ) -> None:
+        self._look = look
         self.graph = graph
         self.space = space
         self.model = model
@@ -145,7 +148,7 @@ class Workshop:
         """The plan of some devices by themselves."""
         fleet = self.model.fleet
         model = CostModel(subfleet(fleet, members, f"{fleet.name}, {name}"))
-        found = synthesize(self.graph, self.space, model, Timer())
+        found = synthesize(self.graph, self.space, model, Timer(), look=self._look)
         return self._priced(name, found.program, found.ratios, model, members)
 
     def _priced(
@@ -155,7 +158,7 @@ class Workshop:
         items = bill(program, self.graph, model)
         devices = self.model.fleet.devices
         shares, memory = [0.0] * len(devices), [0] * len(devices)
-        peaks = peak_bytes(program, self.graph, ratios)
+        peaks = peak_bytes(program, self.graph, ratios) if self._look is None else self._look(program, ratios)
         for member, ratio, peak in zip(members, ratios, peaks, strict=True):
             shares[member], memory[member] = ratio, peak
         return Baseline(

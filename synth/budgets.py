@@ -57,10 +57,14 @@ class Renting:
         graph: the step.
         limits: memory of the devices.
         extra: factors that pin choices.
+
+    Attributes:
+        helped: the last scale (by its number among `SCALES`) at which a program fitted; 0 before one did.
     """
 
     def __init__(self, graph: Graph, space: Space, limits: Limits, extra: Sequence[Use] = ()) -> None:
         self.graph, self.limits = graph, limits
+        self.helped = 0
         self.rents = rents = Rents(graph, space)
         self._solver = SpaceSolver(space, (*extra, *rents.uses))
 

@@ -13,6 +13,7 @@ from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Synthesis, Timer
 from shardwright.synth.baselines import Workshop
+from shardwright.synth.judge import Judge, Look
 from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import too_small
 from shardwright.synth.solve import bound
@@ -60,7 +61,14 @@ def best_baseline(graph: Graph, space: Space, model: CostModel, timer: Timer) ->
     )
 
 
-def fitting(graph: Graph, space: Space, model: CostModel, found: Synthesis, timer: Timer) -> Synthesis:
+def fitting(
+    graph: Graph,
+    space: Space,
+    model: CostModel,
+    found: Synthesis,
+    timer: Timer,
+    look: Look | None = None,
+) -> Synthesis:
     """What was found if it fits and memory did not make it dearer; else the best baseline if that is better.
 
     Under tight budgets the search may miss programs, so that a baseline on all devices may be cheaper.
@@ -69,10 +77,17 @@ def fitting(graph: Graph, space: Space, model: CostModel, found: Synthesis, time
     fitted = fits(found, model)
     if (fitted and found.search_gap == 0.0) or too_small(graph, limits):
         return found
+    judge = Judge(graph, model, look)
     with timer.search():
-        best = Workshop(graph, space, model).whole_fleet().best_fitting()
-    if best is None or (fitted and found.cost_s <= best.cost_s):
-        return found
+        offered = sorted(Workshop(graph, space, model).whole_fleet(), key=lambda b: b.cost_s)
+        for best in offered:
+            if fitted and found.cost_s <= best.cost_s:
+                return found
+            memory = judge.peaks(best.program, best.ratios, judge.footprint(best.program))
+            if judge.excess(memory) <= 1:
+                break
+        else:
+            return found
     missing = "is dearer within memory" if fitted else "does not fit into memory"
     note = f"what was searched {missing}; this is {best.name}"
     notes = (*(n for n in found.notes if "fits into every device" not in n), note)
@@ -83,5 +98,5 @@ def fitting(graph: Graph, space: Space, model: CostModel, found: Synthesis, time
         cost_s=best.cost_s,
         notes=notes,
         items=tuple(bill(best.program, graph, model)),
-        memory=footprint(best.program, graph),
+        memory=memory,
     )

@@ -204,7 +204,7 @@ class _Search:
             if settled or self._late():
                 break
             rest.leave_out(self.kept)
-            sweeps = FEW_SWEEPS
+            sweeps = MOST_SWEEPS
         if not self.best and math.isfinite(self.proven):
             rest = _Rest(self.core, self.kept, self._swept(0), self.memory)
             self._searched(rest, rest.some, MOST_NODES)
@@ -217,11 +217,15 @@ class _Search:
     def _swept(self, sweeps: int) -> Dual:
         """Messages of what is left, as those of the last time after some sweeps."""
         dual, names = _dual(self.core.folded, self.kept)
+        nothing = dual.bound()
         for number, (name, kinds) in enumerate(names):
             if name in self.memory.messages:
                 full = self.memory.messages[name]
                 values = [self.kept.values[kind] for kind in kinds]
                 dual.start_from(number, [m[v] for m, v in zip(full, values, strict=True)])
+        if dual.bound() < nothing:  # the other prices were too different
+            dual, names = _dual(self.core.folded, self.kept)
+            sweeps = max(sweeps, MOST_SWEEPS if sweeps else 0)
         # Messages of other prices are nearly right everywhere: no round of sweeps adds much at once.
         dual.rise(sweeps, -1.0 if sweeps == FEW_SWEEPS else ENOUGH, self.stop)
         for number, (name, kinds) in enumerate(names):

@@ -48,7 +48,11 @@ class RatioSolution:
 
 
 def solve_ratios(
-    items: Sequence[Item], model: CostModel, at: Floats, memory: Footprint | None = None
+    items: Sequence[Item],
+    model: CostModel,
+    at: Floats,
+    memory: Footprint | None = None,
+    budgets: Floats | None = None,
 ) -> RatioSolution:
     """The best shares for a program.
 
@@ -57,6 +61,7 @@ def solve_ratios(
         model: gives device classes, their counts and memory.
         at: shares per class around which products of shares are linearised.
         memory: the program's footprint; None for no budget rows.
+        budgets: bytes for a device of every class, by default its memory.
     """
     constants: list[Floats] = []
     slopes: list[Floats] = []
@@ -107,7 +112,7 @@ def solve_ratios(
         rights.append(-constant[:, c])
     if memory is not None:
         for c, device in enumerate(model.types):
-            limit = float(device.memory_bytes)
+            limit = float(device.memory_bytes if budgets is None else budgets[c])
             moments = np.arange(len(memory.shared))
             places = moments, np.full(len(moments), c)
             blocks.append(sparse.csr_matrix((memory.shared / limit, places), shape=(len(moments), columns)))

@@ -23,8 +23,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.cost.lines import ALIASES
-from shardwright.cost.memory import stored
+from shardwright.cost.memory import all_bytes, stored
 from shardwright.cost.share_cost import Floats
+from shardwright.cost.written import written
 from shardwright.ir.graph import Graph, Value, per_graph
 from shardwright.ir.placement import Placement, Shard
 from shardwright.synth.conversions import Domain
@@ -140,6 +141,16 @@ class Rents:
         whole = (use.factor.whole(kept=False)[assignment[use.scope[0]]] for use in self._rented())
         return float(sum(whole)) + self._constant_bytes
 
+    def whole_tables(self) -> list[tuple[int, Floats]]:
+        """Bytes of inputs that every device holds: by choice, and of each of its holdings."""
+        tables = [(use.scope[0], use.factor.whole(kept=False)) for use in self._rented()]
+        return [(choice, table) for choice, table in tables if table.any()]
+
+    @property
+    def input_bytes(self) -> int:
+        """Of all inputs."""
+        return self._input_bytes
+
     def excess_bytes(self, assignment: Sequence[int], limits: Sequence[float]) -> tuple[float, float]:
         """By how much an assignment exceeds all memory, and the smallest device's: the subgradient."""
         whole = self.whole_bytes(assignment)
@@ -166,10 +177,8 @@ def most_shares(graph: Graph, limits: Sequence[float]) -> Floats:
 
 def too_small(graph: Graph, limits: Sequence[float]) -> bool:
     """Whether no program can fit, whatever its ratios."""
-    written = stored(graph)
-    everything = sum(v.type.nbytes for v in graph.values() if v.index in written or v in graph.constants)
     # Looking for the fullest moment takes time; often all tensors there are would not fill the devices.
-    return everything > sum(limits) and bool(most_shares(graph, limits).sum() < 1 - 1e-9)
+    return all_bytes(graph) > sum(limits) and bool(most_shares(graph, limits).sum() < 1 - 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,24 +216,29 @@ def must_live(graph: Graph) -> tuple[Value, ...]:
     """Many tensors that live at one moment in every order of the equations.
 
     The moment is when some value z is made: what z depends on was made, and what has a reader that depends on
-    z, or makes it, is not freed. Of the moments when large tensors are made, or the last that the backward
-    part needs, the fullest counts.
+    z is not freed; nor is what z is made of, unless z may be written over it. Of the moments when large
+    tensors are made, or the last that the backward part needs, the fullest counts.
     """
     equations = graph.equations
     values = _apart(graph, [value for equation in equations for value in equation.outputs])
     makers = {value: equation.index for equation in equations for value in equation.outputs}
     before_of = [[makers[v] for v in equation.input_values if v in makers] for equation in equations]
     last_readers: dict[Value, list[int]] = {}
+    held = written(graph)
     for equation in equations:
+        if equation.outputs and all(value.index in held.same for value in equation.outputs):
+            continue  # computed already
         for value in equation.input_values:
             last_readers.setdefault(value, []).append(equation.index)
     large = sorted(values, key=lambda v: (-v.type.nbytes, v.index))[:_MOMENTS]
     late = sorted(kept_values(graph), key=lambda v: makers[v])[-_MOMENTS:]
     moments = tuple(dict.fromkeys((*large, *late)))
     # Sets of moments as bits: those before which an equation must have run, and those that it waits for.
-    before = [0] * len(equations)
+    before, over = [0] * len(equations), [0] * len(equations)
     for bit, z in enumerate(moments):
         before[makers[z]] |= 1 << bit
+        if z.index in held.over:
+            over[makers[z]] |= 1 << bit
     after = before.copy()
     for number in range(len(equations) - 1, -1, -1):
         if before[number]:
@@ -237,7 +251,7 @@ def must_live(graph: Graph) -> tuple[Value, ...]:
     for value in values:
         waiting = 0
         for reader in last_readers.get(value, ()):
-            waiting |= after[reader]
+            waiting |= after[reader] & ~over[reader]
         both = before[makers[value]] & waiting
         if both:
             for bit, mine in enumerate(alive):

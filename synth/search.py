@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -122,6 +122,25 @@ def a_star(
         return None
     best = min(ends, key=lambda end: end.f)
     return Found(tree.assignment(best), best.f, min(best.f, heap[0][0]), expanded)
+
+
+def in_order(layers: Sequence[Layer]) -> Iterator[tuple[tuple[int, ...], float]]:
+    """All assignments of finite cost with their costs, the cheapest first; see `a_star`."""
+    tree = _Tree(layers)
+    tie = itertools.count()
+    heap: list[tuple[float, int, int, Node]] = []
+    if np.isfinite(tree.root.f):
+        heap.append((tree.root.f, 0, next(tie), tree.root))
+    while heap:
+        f, _, _, node = heapq.heappop(heap)
+        options = [tree.sibling(node)]
+        if node.depth == len(tree.decide):
+            yield tree.assignment(node), f
+        else:
+            options.append(tree.child(node, 0))
+        for following in options:
+            if following is not None:
+                heapq.heappush(heap, (following.f, -following.depth, next(tie), following))
 
 
 class _Tree:

@@ -8,7 +8,7 @@ again. Each such round is a *stage*; the last one eliminates all that is left.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +22,7 @@ from shardwright.synth.fold import Folded, Scope, cook, fold, rounded
 from shardwright.synth.order import full_order, simple_order
 from shardwright.synth.pricing import Prices
 from shardwright.synth.prune import Kept, prune
-from shardwright.synth.search import DIVES, MOST_NODES, Layer, a_star
+from shardwright.synth.search import DIVES, MOST_NODES, Layer, a_star, in_order
 from shardwright.synth.space import Space
 
 #: Largest table of an exact bucket; beyond it mini-buckets keep the heuristic admissible, and A* searches.
@@ -206,6 +206,15 @@ class Solver:
         core = self.core(tables, most_cells)
         return core.finish(prune(core.folded, core.sizes, core.cooked), most_cells)
 
+    def in_order(self, tables: Sequence[Floats]) -> Iterator[tuple[tuple[int, ...], float]]:
+        """All assignments with their costs, the cheapest first; dominated values are not dropped.
+
+        Of a solver without stages.
+        """
+        core = self.core(tables)
+        kept = Kept(core.folded, core.sizes, core.cooked)
+        return in_order(core.finish(kept, self._most_cells))
+
     def bound(self, tables: Sequence[Floats]) -> float:
         """What no assignment costs less than (the least cost itself unless a bucket was split)."""
         return sum(float(layer.elimination.constant) for layer in self.layers(tables))
@@ -290,12 +299,22 @@ class SpaceSolver:
         solver: what solves for their tables.
     """
 
-    def __init__(self, space: Space, extra: Sequence[Use] = (), most_cells: int = MOST_CELLS) -> None:
+    def __init__(
+        self,
+        space: Space,
+        extra: Sequence[Use] = (),
+        most_cells: int = MOST_CELLS,
+        stages: Sequence[tuple[int, int]] = STAGES,
+    ) -> None:
         numbers: dict[Factor, int] = {}
         uses = [(numbers.setdefault(u.factor, len(numbers)), u.scope) for u in (*space.uses, *extra)]
         domains = [choice.domain for choice in space.choices]
         self.factors = tuple(numbers)
-        self.solver = Solver(domains, [len(domain) for domain in domains], uses, most_cells)
+        self.solver = Solver(domains, [len(domain) for domain in domains], uses, most_cells, stages)
+
+    def in_order(self, prices: Prices) -> Iterator[tuple[tuple[int, ...], float]]:
+        """All programs with their costs, the cheapest first; see `Solver.in_order`."""
+        return self.solver.in_order(prices.tables(self.factors))
 
     def solve(
         self,

@@ -29,6 +29,7 @@ from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Synthesis, Timer, synthesize
 from shardwright.synth.factors import EquationFactor, Use
 from shardwright.synth.fallback import best_baseline, fits, fitting
+from shardwright.synth.judge import Look
 from shardwright.synth.pricing import Catalogue, PriceList, Prices
 from shardwright.synth.rent import too_small
 from shardwright.synth.solve import Solution, SpaceSolver
@@ -180,6 +181,7 @@ def choose(
     extra: Sequence[Use] = (),
     parts: Sequence[Members] | None = None,
     first: Sequence[float] | None = None,
+    look: Look | None = None,
 ) -> Choice:
     """The best plan on the whole fleet or a part of it.
 
@@ -191,6 +193,7 @@ def choose(
         extra: factors that pin choices.
         parts: the parts to consider, the whole fleet first; `candidates(fleet)` by default.
         first: a share per device of the fleet that the search for ratios starts from.
+        look: see `shardwright.synth.alternate.synthesize`.
 
     Raises:
         PlanError: no program keeps to the pins.
@@ -206,7 +209,7 @@ def choose(
     if timer.limited:
         # Whatever happens, there is a plan for the fleet that was asked for.
         best = made[0]
-        _plan(best, graph, space, timer, extra, solver, first)
+        _plan(best, graph, space, timer, extra, solver, first, look)
         queue = queue[1:]
     heapq.heapify(queue)
     while queue and not (best is not None and timer.late()):
@@ -217,7 +220,7 @@ def choose(
         if number and too_small(graph, [device.type.memory_bytes for device in part.model.fleet.devices]):
             part.impossible = True
         elif part.ideal is not None or best is None:
-            _plan(part, graph, space, timer, extra, solver, first)
+            _plan(part, graph, space, timer, extra, solver, first, look)
             best = part if best is None or part.beats(best) else best
         else:
             with timer.search():
@@ -238,6 +241,7 @@ def _plan(
     extra: Sequence[Use],
     solver: SpaceSolver,
     first: Sequence[float] | None,
+    look: Look | None,
 ) -> None:
     shares = [] if first is None else [first[d] for d in part.members]
     own = tuple(x / sum(shares) for x in shares) if sum(shares) > 0 else None
@@ -251,9 +255,10 @@ def _plan(
         floors=part.floors,
         ideal=part.ideal,
         first=own,
+        look=look,
     )
     if part.whole and not extra:
-        found = fitting(graph, space, part.model, found, timer)
+        found = fitting(graph, space, part.model, found, timer, look)
     part.found, part.fits = found, fits(found, part.model)
     part.bound_s = max(part.bound_s, found.bound_s)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardwright.cost.bill import Tally, bill
-from shardwright.cost.memory import peak_bytes
+from shardwright.device_memory import peaks
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Value
 from shardwright.ir.placement import Placement
@@ -103,7 +103,7 @@ class Bench:
         """A program at the plan's shares."""
         items = bill(program, self.traced.graph, self.model)
         exchanges = [item for item in items if item.exchange]
-        memory = peak_bytes(program, self.traced.graph, self.ratios)
+        memory = peaks(program, self.traced.graph, self.ratios)
         limits = (device.type.memory_bytes for device in self.model.fleet.devices)
         return Priced(
             cost_s=Tally(items, self.model).seconds(self.ratios),

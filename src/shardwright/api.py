@@ -17,8 +17,10 @@ import numpy as np
 from shardwright.constraints import Constraints, conflict, factors, priced, resolve
 from shardwright.cost.bill import Item
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.memory import Peaks
 from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import predict
+from shardwright.device_memory import peaks
 from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
 from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.jaxpr import source_line
@@ -39,6 +41,7 @@ from shardwright.synth.fallback import fits
 from shardwright.synth.grid_alternate import is_mesh
 from shardwright.synth.grid_baselines import grid_baselines
 from shardwright.synth.grid_choice import choose_on_grid, on_grid
+from shardwright.synth.judge import Look
 from shardwright.synth.recipes import RECIPES
 from shardwright.synth.space import Space
 from shardwright.synth.subfleets import Choice, candidates, choose, unsearched
@@ -78,7 +81,7 @@ def synthesize(
             "all" every device takes part.
         axes: mesh axes. With 1 a tensor lies on all devices alike; with 2 first on the nodes, then in each
             on its devices (a fleet of one node, or of nodes of one device, has one axis). "auto" is the
-            better of both; two are not searched where a bound proves that they cannot be 5 % cheaper.
+            better of both, two on the whole fleet, unless a bound proves that they cannot be 5 % cheaper.
         recompute: "auto" computes parts of the forward pass again in the backward pass where memory is short,
             as few of them as need be; with "off" nothing is, with "all" every layer; a `Rewriting` (such as
             that of another plan) says exactly what is.
@@ -193,13 +196,17 @@ def _synthesize(
     pins = () if constraints is None else resolve(constraints, traced.graph, space)
     parts = candidates(fleet)[: 1 if devices == "all" else None]
     meshes = () if axes == 1 or time_limit_s == 0 or not is_mesh(fleet) else on_grid(fleet, parts)
+    if axes == "auto":  # parts of the fleet on two axes are for those who ask for two: each takes as long
+        meshes = meshes[:1]
     try:
         if time_limit_s == 0:
             chosen = unsearched(traced.graph, space, fleet, timer, parts)
         else:
             one = two = None
             if not meshes or axes == "auto":
-                one = choose(traced.graph, space, fleet, timer, factors(pins, space), parts, first)
+                one = choose(
+                    traced.graph, space, fleet, timer, factors(pins, space), parts, first, looking(traced)
+                )
             if meshes:
                 pinned = partial(factors, pins)
                 two = choose_on_grid(traced.graph, fleet, timer, meshes, pinned, one)
@@ -209,6 +216,7 @@ def _synthesize(
         if not pins:
             raise
         raise conflict(pins, space, CostModel(fleet)) from error
+    chosen = _looked_at(chosen, traced, timer)
     found = chosen.found
     prices = priced(pins, traced.graph, space, chosen.model, found)
     replicated = _replicated(traced.graph, space)
@@ -224,6 +232,16 @@ def _synthesize(
         replicated=replicated,
     )
     return _plan(traced, space, fleet, chosen, stats, state, prices)
+
+
+def _looked_at(chosen: Choice, traced: Traced, timer: Timer) -> Choice:
+    """With the memory that the program takes as it will run, where nobody has looked yet."""
+    found = chosen.found
+    if isinstance(found.memory, Peaks) and found.memory.seen:
+        return chosen
+    with timer.ratios():
+        seen = Peaks(peaks(found.program, traced.graph, found.ratios), seen=True)
+    return replace(chosen, found=replace(found, memory=seen))
 
 
 def baselines(
@@ -266,7 +284,7 @@ def baselines(
     if axes == 2 and is_mesh(fleet):
         found = grid_baselines(traced.graph, CostModel(fleet), tick)
     else:
-        found = Workshop(traced.graph, Space(traced.graph), CostModel(fleet), tick).all()
+        found = _workshop(traced, fleet, tick).all()
     if plan is None or not plan.cost_s:
         return found
     return Baselines([replace(b, relative=b.cost_s / plan.cost_s) for b in found], found.left_out)
@@ -276,7 +294,7 @@ def data_parallel(traced: Traced, fleet: Fleet) -> tuple[Baseline, ...]:
     """Even and proportional data parallelism of a traced step, priced like a plan."""
     traced = original(traced)
     recipes = [recipe for recipe in RECIPES if recipe.name.endswith("data parallelism")]
-    return tuple(Workshop(traced.graph, Space(traced.graph), CostModel(fleet)).whole_fleet(recipes))
+    return tuple(_workshop(traced, fleet).whole_fleet(recipes))
 
 
 def on_the_whole_fleet(
@@ -284,7 +302,16 @@ def on_the_whole_fleet(
 ) -> Baselines:
     """Every baseline of a traced step that uses all devices, priced like a plan."""
     traced = original(traced)
-    return Workshop(traced.graph, Space(traced.graph), CostModel(fleet), tick).whole_fleet()
+    return _workshop(traced, fleet, tick).whole_fleet()
+
+
+def looking(traced: Traced) -> Look:
+    """What says how much memory a program of a step takes on every device, as the MPI backend runs it."""
+    return lambda program, ratios: peaks(program, traced.graph, ratios)
+
+
+def _workshop(traced: Traced, fleet: Fleet, tick: Callable[[str], None] = lambda what: None) -> Workshop:
+    return Workshop(traced.graph, Space(traced.graph), CostModel(fleet), tick, looking(traced))
 
 
 def _check_fleet(fleet: object) -> None:

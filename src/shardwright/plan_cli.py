@@ -32,6 +32,15 @@ from shardwright.options import (
 from shardwright.plan import Plan
 from shardwright.report import against, baselines_to_json, layout
 from shardwright.synth.baselines import Baseline
+from shardwright.what_if import changed
+from shardwright.what_if_cli import (
+    ask,
+    for_money,
+    objective_option,
+    remedies_option,
+    what_if_option,
+    why_not,
+)
 
 
 @click.command()
@@ -44,6 +53,9 @@ from shardwright.synth.baselines import Baseline
 @click.option("--time-limit", metavar="DURATION", help="Begin no search after this, such as 10s; 0: none.")
 @click.option("--timeline", "trace_path", metavar="TRACE.json", help="Write the step in time, for Perfetto.")
 @click.option("--report", "page_path", metavar="PAGE.html", help="Write a page about it, for a browser.")
+@what_if_option
+@objective_option
+@remedies_option
 @all_devices_option
 @axes_option
 @recompute_option
@@ -59,6 +71,9 @@ def plan(
     time_limit: str | None,
     trace_path: str | None,
     page_path: str | None,
+    changes: str | None,
+    objective: str,
+    with_remedies: bool,
     all_devices: bool,
     axes: str,
     recompute: str,
@@ -72,6 +87,8 @@ def plan(
     constraints = parse_pins(pins)
     check_writable(trace_path, "--timeline")
     check_writable(page_path, "--report")
+    if changes is not None:
+        changed(fleet, changes)
     step, args = load_factory(target)
     made = make_plan(
         step,
@@ -84,6 +101,10 @@ def plan(
         recompute=recompute,
         microbatches=parse_microbatches(microbatches),
     )
+    if objective == "cost":
+        made = for_money(made, time_limit_s=limit_s, constraints=constraints)
+    lacking = why_not(made, step, args) if with_remedies else None
+    asked = None if changes is None else ask(made, changes, time_limit_s=limit_s, constraints=constraints)
     if output is not None:
         made.save(output)
     if trace_path is not None:
@@ -95,7 +116,12 @@ def plan(
             beside = api.on_the_whole_fleet(made.traced, fleet, tick)
         made.save_report(page_path, title=target, baselines=beside)
     if as_json:
-        say_json(made.to_dict())
+        data = made.to_dict()
+        if asked is not None:
+            data["what_if"] = asked.to_dict()
+        if lacking is not None:
+            data["shortage"] = lacking.to_dict()
+        say_json(data)
         return
     compared: tuple[Baseline, ...] = ()
     if with_baselines:
@@ -103,6 +129,10 @@ def plan(
             tick("pricing data parallelism")
             compared = api.data_parallel(made.traced, fleet)
     say(layout(made, compared))
+    if asked is not None:
+        click.echo(asked.text())
+    if lacking is not None:
+        click.echo(lacking.text())
     if with_program:
         click.echo(made.text())
 

@@ -85,7 +85,7 @@ def check_move(case: Case, world: World) -> None:
     mine = arrays[comm.rank]
     if case.move.root not in (None, comm.rank):
         mine = None
-    elif world.direct:
+    elif world.direct and mine is not None:
         mine = jnp.asarray(mine)
     got = world.move(case.move, case.tensor, mine)
     check(same(got, expected(case, arrays)[comm.rank]), str(case))

@@ -1,0 +1,140 @@
+"""Memory under plans: the tiny examples on three fleets against XLA, and time against budget.
+
+Per example, fleet and kind of device: peak bytes that the plan states, over those of the programs that XLA
+compiles for that device (`memory_analysis()`, nothing is run), what is held beside them and what exchanges
+hold and pack. The frontier is one step planned for ever less memory.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from bench.record import EXAMPLES, ROOT
+from shardwright import Fleet, Plan, synthesize
+from shardwright.api import synthesize_traced
+from shardwright.backends.compile import Device, local_function
+from shardwright.backends.layout import abstract, holds
+from shardwright.backends.segments import Segment, schedule
+from shardwright.device_memory import device_memory
+from shardwright.factory import load_factory
+from shardwright.ir.graph import value_types
+from shardwright.remedies import with_memory
+
+FLEETS = ("a100_t4", "hap_testbed", "laptop")
+STEPS = ("gpt2:tiny", "gpt2:tiny_scan", "vit:tiny", "bert:tiny", "bert_moe:tiny", "vgg19:tiny")
+
+#: Parts of the memory that the plan without a limit takes.
+PARTS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2)
+
+
+def compiled_bytes(plan: Plan, device: int) -> int:
+    """What XLA allocates on a device of the plan's program at its fullest step."""
+    assert plan.traced is not None
+    graph, ratios = plan.traced.graph, plan.used_ratios
+    types = value_types(graph)
+    own = Device(device, ratios, plan.traced.primitives, separate=True)
+    steps = schedule(plan.program, graph).steps
+    peak = 0
+    for step, moment in zip(steps, device_memory(plan.program, graph, ratios, device).moments, strict=True):
+        nbytes = moment.nbytes
+        if isinstance(step, Segment):
+            needs = [prop for prop in step.needs if holds(prop, device)]
+            avals = [abstract(types[p.value], own.shape(types[p.value], p.placement)) for p in needs]
+            lowered = jax.jit(local_function(step, graph, own), keep_unused=True).lower(*avals)
+            found = lowered.compile().memory_analysis()
+            nbytes = moment.held_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
+        peak = max(peak, nbytes)
+    return peak
+
+
+def plan_rows(target: str, name: str) -> list[dict[str, Any]]:
+    """One row for every kind of device of a plan."""
+    module, factory = target.split(":")
+    step, args = load_factory(f"{EXAMPLES / module}.py:{factory}")
+    fleet = Fleet.load(EXAMPLES / "fleets" / f"{name}.yaml")
+    plan = synthesize(step, *args, fleet=fleet, devices="all")
+    seen: set[tuple[str, int]] = set()
+    rows: list[dict[str, Any]] = []
+    for position, device in enumerate(plan.part.devices):
+        kind = (device.type.name, plan.memory_bytes[plan.used[position]])
+        if kind in seen:
+            continue
+        seen.add(kind)
+        actual = compiled_bytes(plan, position)
+        rows.append(
+            {
+                "example": target,
+                "fleet": name,
+                "device": device.type.name,
+                "plan_bytes": kind[1],
+                "xla_bytes": actual,
+                "plan_over_xla": kind[1] / actual,
+            }
+        )
+    return rows
+
+
+def frontier(target: str = "gpt2:tiny", name: str = "laptop") -> list[dict[str, Any]]:
+    """Time against budget: the same step, with ever less memory on every device."""
+    module, factory = target.split(":")
+    step, args = load_factory(f"{EXAMPLES / module}.py:{factory}")
+    fleet = Fleet.load(EXAMPLES / "fleets" / f"{name}.yaml")
+    free = synthesize(step, *args, fleet=fleet)
+    assert free.traced is not None
+    most = max(free.memory_bytes)
+    rows: list[dict[str, Any]] = []
+    for part in PARTS:
+        nodes = tuple(
+            replace(
+                node, devices=tuple(replace(kind, memory_bytes=int(part * most)) for kind in node.devices)
+            )
+            for node in fleet.nodes
+        )
+        plan = synthesize_traced(free.traced, fleet=replace(with_memory(fleet, 1), nodes=nodes))
+        rows.append(
+            {
+                "example": target,
+                "fleet": name,
+                "budget_bytes": int(part * most),
+                "fits": plan.fits,
+                "cost_s": plan.cost_s,
+                "bound_s": plan.bound_s,
+                "gap": plan.gap,
+                "plan_s": plan.stats.search_s + plan.stats.ratio_s,
+            }
+        )
+    return rows
+
+
+def draw(rows: list[dict[str, Any]]) -> None:
+    """docs/memory-frontier.svg: cost and bound of what fits, by budget."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    pyplot.rcParams["svg.hashsalt"] = "shardwright"
+    fitting = [row for row in rows if row["fits"]]
+    figure, axes = pyplot.subplots(figsize=(6.4, 3.6), layout="constrained")
+    budgets = [row["budget_bytes"] / 2**20 for row in fitting]
+    axes.step(budgets, [1e3 * row["cost_s"] for row in fitting], where="post", label="plan")
+    axes.step(budgets, [1e3 * row["bound_s"] for row in fitting], where="post", ls=":", label="no plan below")
+    none = [row["budget_bytes"] / 2**20 for row in rows if not row["fits"]]
+    if none:
+        axes.axvspan(0, max(none), alpha=0.15, color="grey", label="nothing found that fits")
+    axes.set(xlabel="memory of every device, MiB", ylabel="ms", xlim=(0, None), ylim=(0, None))
+    axes.set_title(f"{rows[0]['example']} on {rows[0]['fleet']}")
+    axes.legend()
+    figure.savefig(ROOT / "docs" / "memory-frontier.svg", metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def all_rows() -> list[dict[str, Any]]:
+    """Every example on every fleet."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [row for target in STEPS for name in FLEETS for row in plan_rows(target, name)]

@@ -1,0 +1,279 @@
+"""Fleet questions: what a step would take on a changed fleet, and which part of one is cheapest to use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shardwright.api import synthesize_traced
+from shardwright.cost.catalogue import device_type
+from shardwright.cost.device import DeviceType
+from shardwright.cost.fleet import MOST_DEVICES, Fleet, Node
+from shardwright.cost.subfleet import subfleet
+from shardwright.ir.errors import InputError
+from shardwright.ir.rewriting import original
+from shardwright.ir.trace import Traced
+from shardwright.plan import Plan
+from shardwright.plan_parts import Spent, Unused, spread
+from shardwright.synth.subfleets import candidates
+
+_REMEDY = "Write it as in --what-if add=2xA100-40GB,drop=n3"
+_COUNTED = re.compile(r"(?:(\d+)x)?(.+)")
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A plan for a fleet as it is, and one for it as it would be.
+
+    Attributes:
+        changes: what is different, as it was asked.
+        now: the plan for the fleet.
+        then: the plan for the changed fleet.
+    """
+
+    changes: str
+    now: Plan
+    then: Plan
+
+    @property
+    def change(self) -> float:
+        """By what part of itself an iteration would take longer; below zero where it is faster."""
+        return self.then.iteration_s / self.now.iteration_s - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "changes": self.changes,
+            "change": self.change,
+            "now": _facts(self.now),
+            "then": _facts(self.then),
+        }
+
+    def text(self) -> str:
+        """A table for people."""
+        now, then = _facts(self.now), _facts(self.then)
+        rows = [
+            ("", "now", "then"),
+            ("fleet", str(self.now.fleet), str(self.then.fleet)),
+            ("devices used", str(now["devices"]), str(then["devices"])),
+            ("iteration", _ms(now["iteration_s"]), f"{_ms(then['iteration_s'])} ({self.change:+.1%})"),
+            ("at least", _ms(now["bound_s"]), _ms(then["bound_s"])),
+            ("fits", *("yes" if each["fits"] else "no" for each in (now, then))),
+        ]
+        if now["price_per_hour"] is not None and then["price_per_hour"] is not None:
+            rows.append(("price per hour", f"{now['price_per_hour']:g}", f"{then['price_per_hour']:g}"))
+            thousand = (f"{1000 * each['price_per_step']:.4g}" for each in (now, then))
+            rows.append(("of 1,000 steps", *thousand))
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([f"what if {self.changes}", *lines])
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.4g} ms"
+
+
+def _facts(plan: Plan) -> dict[str, Any]:
+    hourly = price_per_hour(plan)
+    return {
+        "fleet": plan.fleet.to_dict(),
+        "devices": len(plan.used),
+        "iteration_s": plan.iteration_s,
+        "cost_s": plan.cost_s,
+        "bound_s": plan.bound_s,
+        "fits": plan.fits,
+        "memory_bytes": list(plan.memory_bytes),
+        "price_per_hour": hourly,
+        "price_per_step": None if hourly is None else hourly * plan.iteration_s / 3600,
+    }
+
+
+def price_per_hour(plan: Plan) -> float | None:
+    """What the devices that a plan uses cost in an hour; None where the fleet does not say."""
+    devices = plan.fleet.devices
+    prices = [devices[d].type.price_per_hour for d in plan.used]
+    return None if any(price is None for price in prices) else sum(price or 0.0 for price in prices)
+
+
+def changed(fleet: Fleet, changes: str) -> Fleet:
+    """A fleet with devices added and dropped.
+
+    Args:
+        fleet: as it is.
+        changes: separated by commas: `drop=` a node (`n3`), a device (`n0.d1`), so many of a type (`2xT4`,
+            the last ones) or all of it (`T4`); `add=` so many of a type of the fleet or the catalogue
+            (`2xA100-40GB`), into a node (`A100-40GB@n0`), or without that into the only node, or else as a
+            node of its own, linked like the first one. Names are those of the fleet as it is.
+
+    Raises:
+        InputError: a change cannot be read, names nothing that there is, or leaves no device.
+    """
+    dropped: set[int] = set()
+    added: list[tuple[int, DeviceType, str]] = []
+    for text in changes.split(","):
+        verb, equals, what = text.strip().partition("=")
+        place = f"--what-if {text.strip()}"
+        if verb not in ("add", "drop") or not equals or not what:
+            raise InputError(place=place, reason="is neither add= nor drop=", remedy=_REMEDY)
+        if verb == "drop":
+            dropped.update(_dropped(fleet, what, place))
+            continue
+        kind, _, node = what.partition("@")
+        found = _COUNTED.fullmatch(kind)
+        count = int(found[1] or 1) if found else 0
+        if found is None or not 0 < count <= MOST_DEVICES:
+            raise InputError(place=place, reason="has no number of devices", remedy=_REMEDY)
+        own = {device.type.name: device.type for device in fleet.devices}
+        added.append((count, own.get(found[2]) or device_type(found[2], place=place), node))
+    nodes = list(fleet.nodes)
+    for count, kind, name in added:
+        nodes = _with(nodes, count, kind, name, fleet)
+    first, kept = 0, list[int]()
+    for node in nodes:
+        old = next((n for n in fleet.nodes if n.name == node.name), None)
+        gone = {d.index for d in fleet.devices if old is not None and fleet.nodes[d.node] is old} & dropped
+        start = min((d.index for d in fleet.devices if fleet.nodes[d.node] is old), default=0)
+        kept += [first + d for d in range(len(node.devices)) if start + d not in gone or old is None]
+        first += len(node.devices)
+    if not kept:
+        raise InputError(place=f"--what-if {changes}", reason="leaves no device", remedy="Keep one at least")
+    if len(nodes) > 1 and fleet.network is None and any(node.uplink is None for node in nodes):
+        raise InputError(
+            place=f"--what-if {changes}",
+            reason="makes more than one node, and the fleet has no network",
+            remedy="Add `network:` to the fleet file, or name a node: add=T4@n0",
+        )
+    return subfleet(replace(fleet, nodes=tuple(nodes)), kept, f"{fleet.name}, {changes}")
+
+
+def _dropped(fleet: Fleet, what: str, place: str) -> list[int]:
+    devices = fleet.devices
+    found = [d.index for d in devices if what in (fleet.nodes[d.node].name, d.name, d.type.name)]
+    counted = _COUNTED.fullmatch(what)
+    if not found and counted is not None and counted[1]:
+        alike = [d.index for d in devices if d.type.name == counted[2]]
+        count = int(counted[1])
+        if alike and count > len(alike):
+            raise InputError(
+                place=place, reason=f"there are {len(alike)} {counted[2]}", remedy="Drop as many at most"
+            )
+        found = alike[len(alike) - count :]
+    if not found:
+        names = dict.fromkeys([*(node.name for node in fleet.nodes), *(d.type.name for d in devices)])
+        raise InputError(
+            place=place, reason=f"there is no {what}", remedy=f"Name one of {', '.join(names)}, or n0.d0"
+        )
+    return found
+
+
+def _with(nodes: Sequence[Node], count: int, kind: DeviceType, name: str, fleet: Fleet) -> list[Node]:
+    found = list(nodes)
+    place = f"--what-if add={count}x{kind.name}"
+    if name or len(fleet.nodes) == 1:
+        wanted = name or fleet.nodes[0].name
+        number = next((i for i, node in enumerate(found) if node.name == wanted), None)
+        if number is None:
+            raise InputError(
+                place=place, reason=f"there is no node {wanted}", remedy="Name one of the fleet's"
+            )
+        node = found[number]
+        link = node.link or next((other.link for other in fleet.nodes if other.link is not None), None)
+        if link is None:
+            raise InputError(
+                place=place,
+                reason=f"nothing is known of what would join the devices of node {wanted}",
+                remedy="Give the node a `link` in the fleet file",
+            )
+        links = (*node.host_links, *(None,) * count) if node.host_links else ()
+        found[number] = replace(node, devices=(*node.devices, *(kind,) * count), link=link, host_links=links)
+        return found
+    like = next((node for node in fleet.nodes if node.link is not None), fleet.nodes[0])
+    if count > 1 and like.link is None:
+        raise InputError(
+            place=place,
+            reason="no node of the fleet has a link",
+            remedy="Give one to a node of the fleet file",
+        )
+    found.append(
+        Node(f"new{len(found)}", (kind,) * count, like.link if count > 1 else None, like.uplink, like.rails)
+    )
+    return found
+
+
+def what_if(
+    traced: Traced, now: Plan, changes: str, tick: Callable[[str], None] = lambda what: None, **options: Any
+) -> WhatIf:
+    """Plan a traced step for a changed fleet.
+
+    Args:
+        traced: the step.
+        now: its plan for the fleet as it is.
+        changes: see `changed`.
+        tick: told what begins.
+        options: see `shardwright.api.synthesize_traced`.
+
+    Raises:
+        InputError: see `changed`.
+    """
+    fleet = changed(now.fleet, changes)
+    traced = original(traced)
+    tick(f"planning for {fleet}")
+    return WhatIf(changes, now, synthesize_traced(traced, fleet=fleet, tick=tick, **options))
+
+
+def cheapest(
+    traced: Traced, fleet: Fleet, tick: Callable[[str], None] = lambda what: None, **options: Any
+) -> Plan:
+    """The plan whose steps cost the least money: of every part of the fleet that is considered, its fastest.
+
+    The time bound of the plan is that of its own devices.
+
+    Args:
+        traced: the step.
+        fleet: every device of which has a price.
+        tick: told what begins.
+        options: see `shardwright.api.synthesize_traced`.
+
+    Raises:
+        InputError: a device has no price.
+    """
+    free = dict.fromkeys(d.type.name for d in fleet.devices if d.type.price_per_hour is None)
+    if free:
+        raise InputError(
+            place="objective",
+            reason=f"is cost, and the fleet has no price of {', '.join(free)}",
+            remedy="Add `price_per_hour: 1.20` beside the type of these devices in the fleet file",
+        )
+    devices = fleet.devices
+    traced = original(traced)
+    best: tuple[bool, float] | None = None
+    chosen: Plan | None = None
+    for members in candidates(fleet):
+        part = fleet if len(members) == len(devices) else subfleet(fleet, members, fleet.name)
+        tick(f"planning for {part}")
+        made = synthesize_traced(traced, fleet=part, devices="all", tick=tick, **options)
+        hourly = sum(devices[d].type.price_per_hour or 0.0 for d in members)
+        offer = (not made.fits, made.iteration_s * hourly / 3600)
+        if best is None or offer < best:
+            best, chosen = offer, _whole(made, fleet, members)
+    assert chosen is not None and best is not None
+    note = f"these devices were chosen because 1,000 steps on them cost least: {1000 * best[1]:.4g}"
+    return replace(chosen, assumptions=(*chosen.assumptions, note))
+
+
+def _whole(made: Plan, fleet: Fleet, members: Sequence[int]) -> Plan:
+    """A plan for a part of a fleet as one for the fleet."""
+    count = len(fleet.devices)
+    left = tuple(d for d in range(count) if d not in members)
+    why = Unused(tuple(fleet.devices[d].name for d in left), "a step without them costs less money")
+    return replace(
+        made,
+        fleet=fleet,
+        ratios=spread(made.ratios, members, count, 0.0),
+        memory_bytes=spread(made.memory_bytes, members, count, 0),
+        spent=spread(made.spent, members, count, Spent(0.0, 0.0, 0.0)),
+        used=tuple(members),
+        unused=(why,) if left else (),
+    )

@@ -1,0 +1,88 @@
+"""Whether a program fits into the devices' memory: a model for many programs, a closer look at the best.
+
+The search asks the model of `cost/memory.py`, the LP has its rows. What the model takes for the best is then
+looked at as it will run (`Look`); where that says otherwise, the model's budgets are scaled by how much the
+two differ, and the search goes on. What is said to fit has been looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from shardwright.cost.memory import Footprint, Peaks, all_bytes, footprint
+from shardwright.cost.model import CostModel
+from shardwright.cost.share_cost import Floats
+from shardwright.ir.graph import Graph
+from shardwright.ir.program import Program
+
+#: Peak bytes of every device of a program at some ratios.
+Look: TypeAlias = Callable[[Program, Sequence[float]], tuple[int, ...]]
+
+#: How often the search may go on after a look.
+MOST_LOOKS = 4
+
+#: Beyond this multiple of a budget, by the model, a program is not looked at while there may be others.
+_FAR = 1.5
+
+
+class Judge:
+    """Of one step on one fleet.
+
+    Args:
+        graph: the step.
+        model: whose devices have the memory.
+        look: at a program; None: the model's word counts.
+
+    Attributes:
+        limits: bytes of memory of a device of every class.
+        budgets: the same for the model: what it calls full is full.
+        roomy: whether everything fits, whatever the program.
+    """
+
+    def __init__(self, graph: Graph, model: CostModel, look: Look | None = None) -> None:
+        self.graph, self.look, self._class_of = graph, look, model.class_of
+        self.limits: Floats = np.array([float(device.memory_bytes) for device in model.types])
+        self.budgets = self.limits
+        # A padded exchange takes as many blocks as there are devices, and one more.
+        largest = max((value.type.nbytes for value in graph.values()), default=0)
+        most = float(all_bytes(graph) + (len(self._class_of) + 1) * largest)
+        self.roomy = bool(most <= self.limits.min())
+        self._whole = Footprint(np.array([most]), np.zeros(1))
+
+    def footprint(self, program: Program) -> Footprint:
+        """By the model; of a step that fits anyway, an upper bound."""
+        return self._whole if self.roomy else footprint(program, self.graph)
+
+    def over(self, memory: Footprint, ratios: Sequence[float]) -> float:
+        """The largest part of its budget that a device needs, by the model."""
+        return float((memory.peak(np.asarray(ratios)) / self.budgets[self._class_of]).max())
+
+    def excess(self, peaks: Peaks) -> float:
+        """The largest part of its memory that a device needs."""
+        return float((np.asarray(peaks.bytes) / self.limits[self._class_of]).max())
+
+    def peaks(
+        self, program: Program, ratios: Sequence[float], memory: Footprint, *, sure: bool = False
+    ) -> Peaks:
+        """Of a program as it will run; by the model where there is no other word, or none is needed.
+
+        Args:
+            program: the program.
+            ratios: share of every device.
+            memory: its footprint.
+            sure: look at it, however far beyond the budgets the model has it.
+        """
+        if self.look is None or self.roomy or (self.over(memory, ratios) > _FAR and not sure):
+            return Peaks(tuple(int(b) for b in memory.peak(np.asarray(ratios))))
+        return Peaks(self.look(program, ratios), seen=True)
+
+    def learn(self, peaks: Peaks, ratios: Sequence[float], memory: Footprint, rounds: int) -> None:
+        """Scale the model's budgets by what it takes too little or too much; every round is stricter."""
+        if not peaks.seen:
+            return
+        part = memory.peak(np.asarray(ratios)) / np.maximum(np.asarray(peaks.bytes, dtype=np.float64), 1.0)
+        scale = np.array([part[self._class_of == c].min() for c in range(len(self.limits))])
+        self.budgets = self.limits * scale * 0.98**rounds

@@ -1,0 +1,135 @@
+"""No plan exceeds a budget that it says it keeps: the reference backend counts the arrays themselves."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.api import synthesize_traced
+from shardwright.backends.reference import ReferenceExecutable
+from shardwright.cost.fleet import Fleet
+from shardwright.device_memory import device_memory, peaks
+from shardwright.ir.trace import Traced, trace
+from shardwright.plan import Plan
+
+Shape = tuple[tuple[int, ...], int, str, bool]
+AS_IT_IS: Any = {"recompute": "off", "microbatches": 1}
+
+
+@cache
+def made(shape: Shape) -> tuple[Traced, list[Any]]:
+    """A training step: products and an activation in layers, with momentum or not; and its arguments."""
+    widths, batch, activation, momentum = shape
+
+    def loss_of(weights: Any, x: Any) -> Any:
+        for w in weights:
+            x = getattr(jax.nn, activation)(x @ w)
+        return jnp.mean(x**2)
+
+    def step(weights: Any, moments: Any, x: Any) -> Any:
+        loss, gradients = jax.value_and_grad(loss_of)(weights, x)
+        moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, gradients) if momentum else moments
+        updates = moments if momentum else gradients
+        return jax.tree.map(lambda w, u: w - 0.1 * u, weights, updates), moments, loss
+
+    rng = np.random.default_rng(0)
+    pairs = itertools.pairwise(widths)
+    weights = [rng.normal(size=pair).astype(np.float32) for pair in pairs]
+    moments = [np.zeros_like(w) for w in weights] if momentum else []
+    x = rng.normal(size=(batch, widths[0])).astype(np.float32)
+    return trace(step, weights, moments, x), jax.tree.leaves((weights, moments, x))
+
+
+def fleet_of(speeds: tuple[int, ...], limits: tuple[int, ...]) -> Fleet:
+    types = [
+        {
+            "name": f"d{i}",
+            "flops": f"{speed} MFLOP/s",
+            "memory_bandwidth": f"{2 * speed} MB/s",
+            "memory": f"{limit} B",
+        }
+        for i, (speed, limit) in enumerate(zip(speeds, limits, strict=True))
+    ]
+    link = {"bandwidth": "1 GB/s", "latency": "1 us"}
+    return Fleet.from_dict({"name": "f", "nodes": [{"devices": [{"type": t} for t in types], "link": link}]})
+
+
+@cache
+def roomy(shape: Shape, speeds: tuple[int, ...]) -> Plan:
+    return synthesize_traced(made(shape)[0], fleet=fleet_of(speeds, (10**9,) * len(speeds)), **AS_IT_IS)
+
+
+SHAPES = st.tuples(
+    st.lists(st.sampled_from([16, 40, 96]), min_size=2, max_size=4).map(tuple),
+    st.sampled_from([24, 64, 128]),
+    st.sampled_from(["relu", "gelu", "tanh"]),
+    st.booleans(),
+)
+SPEEDS = st.sampled_from([(50, 30, 10), (10, 10), (80, 20), (20, 20, 5, 5)])
+
+
+def check(shape: Shape, speeds: tuple[int, ...], part: float, uneven: float) -> None:
+    traced, leaves = made(shape)
+    most = max(roomy(shape, speeds).memory_bytes)
+    limits = tuple(max(int(part * most * uneven**i), 64) for i in range(len(speeds)))
+    plan = synthesize_traced(traced, fleet=fleet_of(speeds, limits), **AS_IT_IS)
+    assert plan.fits == all(n <= limit for n, limit in zip(plan.memory_bytes, limits, strict=True))
+    assert plan.fits != any("fits into every device" in note for note in plan.assumptions)
+    assert 0 <= plan.bound_s <= plan.cost_s
+    ratios = plan.used_ratios
+    executable = ReferenceExecutable(traced, plan.program, ratios)
+    executable(*leaves)
+    said = peaks(plan.program, traced.graph, ratios)
+    assert tuple(plan.memory_bytes[d] for d in plan.used) == said
+    for position, d in enumerate(plan.used):
+        found = device_memory(plan.program, traced.graph, ratios, position)
+        counted = [held[position] for held in executable.held_bytes]
+        assert found.peak_bytes == said[position]
+        for held, moment in zip(counted, found.moments, strict=True):
+            assert moment.held_bytes <= held <= moment.nbytes
+        if plan.fits:
+            assert max(counted) <= said[position] <= limits[d]
+
+
+@given(SHAPES, SPEEDS, st.floats(0.2, 1.2), st.floats(0.7, 1.0))
+@settings(max_examples=4 if settings().max_examples <= 100 else 40)
+def test_no_plan_exceeds_a_budget_that_it_says_it_keeps(
+    shape: Shape, speeds: tuple[int, ...], part: float, uneven: float
+) -> None:
+    check(shape, speeds, part, uneven)
+
+
+@pytest.mark.full
+@given(SHAPES, SPEEDS, st.floats(0.2, 1.2), st.floats(0.7, 1.0))
+@settings(max_examples=500)
+def test_no_plan_exceeds_a_budget_in_five_hundred_cases(
+    shape: Shape, speeds: tuple[int, ...], part: float, uneven: float
+) -> None:
+    check(shape, speeds, part, uneven)
+
+
+def test_less_memory_never_makes_the_plan_cheaper() -> None:
+    shape: Shape = ((96, 40), 64, "gelu", False)
+    traced, speeds = made(shape)[0], (50, 30, 10)
+    start = roomy(shape, speeds)
+    costs = [start.cost_s]
+    for part in (0.85, 0.65):
+        kinds = tuple(
+            replace(device.type, memory_bytes=int(part * max(start.memory_bytes)))
+            for device in start.fleet.devices
+        )
+        nodes = (replace(start.fleet.nodes[0], devices=kinds),)
+        plan = synthesize_traced(traced, fleet=replace(start.fleet, nodes=nodes), **AS_IT_IS)
+        if plan.fits:
+            costs.append(plan.cost_s)
+    assert len(costs) > 1
+    assert all(after >= before * (1 - 1e-9) for before, after in itertools.pairwise(costs)), costs

@@ -1,0 +1,177 @@
+"""Fleet questions: changed fleets, and the part of a fleet whose steps cost least."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from click.testing import CliRunner
+
+from shardwright import Fleet, InputError, synthesize
+from shardwright.cli import main
+from shardwright.remedies import shortage, with_memory
+from shardwright.what_if import changed, cheapest, price_per_hour, what_if
+
+
+def kind(name: str, speed: float, **more: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "flops": f"{speed} MFLOP/s",
+        "memory_bandwidth": f"{2 * speed} MB/s",
+        "memory": "1 GB",
+    } | more
+
+
+LINK = {"bandwidth": "1 GB/s", "latency": "1 us"}
+
+
+def fleet(fast: float = 1.0, slow: float = 0.1) -> Fleet:
+    return Fleet.from_dict(
+        {
+            "name": "two",
+            "nodes": [
+                {"devices": {"type": kind("fast", 400), "count": 2, "price_per_hour": fast}, "link": LINK},
+                {"devices": {"type": kind("slow", 100, price_per_hour=slow), "count": 2}, "link": LINK},
+            ],
+            "network": {"bandwidth": "100 MB/s", "latency": "5 us"},
+        }
+    )
+
+
+def step(w: Any, x: Any) -> Any:
+    return w - 0.1 * jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)
+
+
+ARGS = (jax.ShapeDtypeStruct((64, 64), "float32"), jax.ShapeDtypeStruct((256, 64), "float32"))
+
+
+def names(fleet: Fleet) -> list[str]:
+    return [device.type.name for device in fleet.devices]
+
+
+def test_devices_are_added_and_dropped_by_name() -> None:
+    whole = fleet()
+    assert names(changed(whole, "drop=n0")) == ["slow", "slow"]
+    assert names(changed(whole, "drop=n0.d1,drop=1xslow")) == ["fast", "slow"]
+    assert names(changed(whole, "add=2xT4,drop=fast")) == ["slow", "slow", "T4", "T4"]
+    assert names(changed(whole, "add=fast@n1")) == ["fast", "fast", "slow", "slow", "fast"]
+    assert len(changed(whole, "add=3xfast").nodes) == 3
+    one = changed(whole, "drop=n1")
+    assert len(changed(one, "add=fast").nodes) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("more=T4", "is neither add= nor drop="),
+        ("drop=n7", "there is no n7"),
+        ("drop=5xslow", "there are 2 slow"),
+        ("add=0xT4", "has no number of devices"),
+        ("add=T4@n9", "there is no node n9"),
+        ("drop=fast,drop=slow", "leaves no device"),
+        ("add=T44", "T44"),
+    ],
+)
+def test_changes_that_cannot_be_made_are_refused(text: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        changed(fleet(), text)
+
+
+def test_what_a_change_would_bring_is_a_plan_for_that_fleet() -> None:
+    now = synthesize(step, *ARGS, fleet=fleet())
+    assert now.traced is not None
+    found = what_if(now.traced, now, "add=2xfast@n0")
+    direct = synthesize(step, *ARGS, fleet=changed(fleet(), "add=2xfast@n0"))
+    assert found.then.iteration_s == direct.iteration_s
+    assert found.change == pytest.approx(direct.iteration_s / now.iteration_s - 1)
+    assert "price per hour" in found.text()
+    assert found.to_dict()["then"]["devices"] == len(direct.used)
+
+
+def test_the_cheapest_part_of_a_fleet_depends_on_its_prices() -> None:
+    def chosen(fast: float, slow: float) -> set[str]:
+        made = synthesize(step, *ARGS, fleet=fleet(fast, slow))
+        assert made.traced is not None
+        plan = cheapest(made.traced, made.fleet)
+        hourly, before = price_per_hour(plan), price_per_hour(made)
+        assert hourly is not None and before is not None
+        assert hourly * plan.iteration_s <= before * made.iteration_s * (1 + 1e-9)
+        assert len(plan.ratios) == len(plan.memory_bytes) == 4
+        return {plan.fleet.devices[d].type.name for d in plan.used}
+
+    assert chosen(1.0, 100.0) == {"fast"}
+    assert chosen(100.0, 1.0) == {"slow"}
+    again = Fleet.from_dict(fleet(2.0, 3.0).to_dict())
+    assert [device.type.price_per_hour for device in again.devices] == [2.0, 2.0, 3.0, 3.0]
+    made = synthesize(step, *ARGS, fleet=changed(fleet(), "add=T4"))
+    assert made.traced is not None
+    with pytest.raises(InputError, match="no price of T4"):
+        cheapest(made.traced, made.fleet)
+
+
+@pytest.mark.full
+def test_where_nothing_fits_the_answer_says_what_would() -> None:
+    tight = with_memory(fleet(), 2e-5)
+    plan = synthesize(step, *ARGS, fleet=tight)
+    assert not plan.fits
+    found = shortage(plan, step, *ARGS)
+    assert found is not None
+    assert found.needs_bytes > found.has_bytes
+    assert 1 <= found.tried < found.factor
+    assert synthesize(step, *ARGS, fleet=with_memory(tight, found.factor)).fits
+    assert sum(each.nbytes for each in found.held) <= found.needs_bytes
+    assert [r.price for r in found.remedies] == sorted(r.price for r in found.remedies)
+    assert any("a batch of" in remedy.what for remedy in found.remedies)
+    assert "does not fit" in found.text() and found.to_dict()["device"] in found.text()
+    assert shortage(synthesize(step, *ARGS, fleet=fleet()), step, *ARGS) is None
+
+
+def test_the_command_answers_in_words_and_as_json(tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(
+        "import jax\nimport jax.numpy as jnp\n\n\ndef make():\n"
+        "    args = (jax.ShapeDtypeStruct((16, 16), 'float32'), jax.ShapeDtypeStruct((32, 16), 'float32'))\n"
+        "    return (lambda w, x: w - jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w)))(w)), args\n"
+    )
+    (tmp_path / "fleet.json").write_text(json.dumps(fleet().to_dict()))
+
+    def run(*more: str) -> Any:
+        arguments = ["plan", f"{tmp_path}/small.py:make", "--fleet", f"{tmp_path}/fleet.json", *more]
+        return CliRunner().invoke(main, arguments)
+
+    result = run("--what-if", "drop=n1", "--objective", "cost", "--json")
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.output)
+    assert data["what_if"]["changes"] == "drop=n1"
+    assert any("cost least" in line for line in data["assumptions"])
+    text = run("--what-if", "drop=n1")
+    assert "what if drop=n1" in text.output and "price per hour" in text.output
+    refused = run("--what-if", "drop=n9")
+    assert refused.exit_code == 2 and "there is no n9" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"memory": "0 GB"}, "memory"),
+        ({"memory": "-1 GB"}, "memory"),
+        ({"memory": 16}, "memory"),
+        ({"reserve": "2 GB"}, "leaves nothing of a memory"),
+        ({"price_per_hour": -1}, "price_per_hour"),
+    ],
+)
+def test_budgets_that_are_none_are_refused(more: dict[str, Any], reason: str) -> None:
+    data = {"name": "f", "nodes": [{"devices": {"type": kind("x", 1) | more}}]}
+    with pytest.raises(InputError, match=reason):
+        Fleet.from_dict(data)
+
+
+def test_a_reserve_is_no_memory_and_a_host_link_needs_a_bandwidth() -> None:
+    def of(**more: Any) -> Fleet:
+        devices = {"type": kind("x", 1, reserve="100 MB")} | more
+        return Fleet.from_dict({"name": "f", "nodes": [{"devices": devices}]})
+
+    assert of().devices[0].type.memory_bytes == 900_000_000
+    with pytest.raises(InputError, match="lacks the key 'bandwidth'"):
+        of(host_link={"latency": "1 us"})
