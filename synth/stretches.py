@@ -91,11 +91,11 @@ def ladder(graph: Graph, model: CostModel) -> tuple[tuple[Stretch, ...], ...]:
                 continue
             # What frees more for its time cannot be had before what it builds on.
             least = min(least, freed / max(seconds, 1e-12))
-            steps.append((-least, number, policy))
+            steps.append((-least, policy, number))
             before, spent_s = gain.freed_bytes, _seconds(gain, model)
     chosen: dict[int, Stretch] = {}
     rungs: list[tuple[Stretch, ...]] = []
-    for _, number, policy in sorted(steps):
+    for _, policy, number in sorted(steps):
         chosen[number] = replace(layers[number], keep=_POLICIES[policy])
         rungs.append(tuple(chosen[layer] for layer in sorted(chosen)))
     return tuple(rungs)

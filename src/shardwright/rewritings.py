@@ -33,12 +33,15 @@ Recompute: TypeAlias = Literal["auto", "off", "all"] | Rewriting
 #: A device that uses less than this part of its memory is taken not to have made the plan dearer.
 _BINDING = 0.8
 
-#: A plan this near its bound is not planned again in other ways.
-_NEAR = 0.03
+#: A plan this near its bound is not planned again in other ways; with memory to spare, one within the second.
+_NEAR, _WIDE = 0.03, 0.25
 
 
 #: In how many pieces the batch may come: as many as need be, or so many.
 Microbatches: TypeAlias = Literal["auto"] | int
+
+#: Rungs of a ladder that are all tried.
+_FEW = 8
 
 #: Micro-batches tried at most.
 _MOST_PIECES = 64
@@ -140,15 +143,16 @@ def _binds(plan: Plan) -> bool:
     """Whether a plan might be cheaper with more memory."""
     if not plan.fits:
         return True
+    graph = plan.step().graph
     limits = [device.type.memory_bytes for device in plan.fleet.devices]
+    if 2 * sum(value.type.nbytes for value in graph.values()) <= min(limits):
+        return False  # any device could hold all there is
     full = any(have > _BINDING * limit for have, limit in zip(plan.memory_bytes, limits, strict=True))
-    if plan.search_gap > _NEAR / 10:
+    if plan.search_gap > _NEAR / 10 or (full and plan.gap > _NEAR):
         return True  # at these ratios there is a cheaper program, which does not fit
-    if not full or plan.gap > _NEAR:
-        return full
     # Its own bound is that of plans within memory: without, there may be cheaper ones.
-    free_s = bound(Space(plan.step().graph), Prices.floors(CostModel(plan.part)))
-    return plan.cost_s > free_s * (1 + _NEAR)
+    free_s = bound(Space(graph), Prices.floors(CostModel(plan.part)))
+    return plan.cost_s > free_s * (1 + (_NEAR if full else _WIDE))
 
 
 class _Ladder:
@@ -204,7 +208,8 @@ class _Ladder:
         """Plans of a few rungs."""
         found: list[Plan] = []
         count = len(self.rungs)
-        for rung in dict.fromkeys(count * part // 4 - 1 for part in (4, 2, 1)):
+        few = range(count) if count <= _FEW else [count * part // 4 - 1 for part in (4, 2, 1)]
+        for rung in few:
             if late() or rung < 0:
                 break
             plan = self.plan(rung)

@@ -123,7 +123,7 @@ def test_a_plan_file_has_the_rewriting_and_other_steps_are_refused(tmp_path: Pat
 
 def test_under_budgets_the_choice_is_that_of_brute_force() -> None:
     """Of every subset of layers under every policy, each planned by itself, none that fits is cheaper by more
-    than two per cent, unless the step as it is does without."""
+    than a tenth, unless the step as it is does without."""
     step, args = layered(False, layers=2)
     traced = trace(step, *args)
     layers = [s for s in stretches(traced.graph) if gains(traced.graph, [s])[0].freed_bytes > 0]
@@ -143,7 +143,7 @@ def test_under_budgets_the_choice_is_that_of_brute_force() -> None:
         assert found.fits == bool(fitting)
         if fitting:
             # Where memory is no matter, nothing is computed again, even if that would save traffic.
-            assert found.cost_s <= max(min(fitting), free.cost_s) * 1.02
+            assert found.cost_s <= max(min(fitting), free.cost_s) * 1.1
             fitted += 1
     assert fitted
 
