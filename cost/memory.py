@@ -31,6 +31,7 @@ from shardwright.ir.collectives import registry
 from shardwright.ir.graph import Graph, TensorType, Value, per_graph, value_types
 from shardwright.ir.placement import Placement, R, Shard, by_node, region, seat
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, nodes_of
+from shardwright.ir.recompute import begins_again, repeats
 
 Key: TypeAlias = tuple[int, Placement]
 #: Bytes of a tensor in a placement: fixed, and times a device's share.
@@ -179,7 +180,7 @@ class _Walk:
         self.program, self.graph, self.held, self.size, self.top = program, graph, held, size, top
         self.types = value_types(graph)
         self.end = len(program.instructions)
-        self.stretches, self.ends = _stretches(program)
+        self.stretches, self.ends = _stretches(program, graph)
         self.tenants = _Tenants()
         self.current: dict[Key, int] = {}
         self.reads: list[tuple[int, ...]] = []
@@ -303,7 +304,9 @@ class _Walk:
         helds = self.held.regions[loop.equation]
         for body, inside, held in zip(loop.bodies, regions, helds, strict=True):
             moments = _front_array(_moments(body, inside, held, top=False, size=self.size))
-            if _exchanges(loop):  # run by the host: operands of an iteration, results until they are stacked
+            if _exchanges(
+                loop, self.graph
+            ):  # run by the host: operands of an iteration, results until they are stacked
                 for value, placement in zip(inside.inputs, body.inputs, strict=True):
                     moments = moments + self.size(value.type, placement)
                 pairs = zip(self.graph.equations[loop.equation].outputs, loop.signature.outs, strict=True)
@@ -364,26 +367,36 @@ class _Walk:
         return np.concatenate([over_time, *extra])
 
 
-def _stretches(program: Program) -> tuple[list[int], list[int]]:
-    """The stretch that every instruction is in, an exchange being one of its own; and where each ends."""
+def _stretches(program: Program, graph: Graph) -> tuple[list[int], list[int]]:
+    """The stretch that every instruction is in, an exchange being one of its own; and where each ends.
+
+    What is computed again begins a stretch, too: it is compiled apart from what it repeats.
+    """
     found: list[int] = []
     ends: list[int] = [0]
-    before = False
+    start, before = 0, False
     for time, instruction in enumerate(program.instructions):
-        exchanges = _exchanges(instruction)
-        if time and (exchanges or before):
+        exchanges = _exchanges(instruction, graph)
+        again = not exchanges and begins_again(instruction, graph, program.instructions[start:time])
+        if time and (exchanges or before or again):
             ends.append(time)
+            start = time
         ends[-1] = time
         found.append(len(ends) - 1)
         before = exchanges
     return found, ends
 
 
-def _exchanges(instruction: Instruction) -> bool:
+def _exchanges(instruction: Instruction, graph: Graph) -> bool:
+    """Whether it is an exchange, or a loop that the host runs: it exchanges, or computes something again."""
     if isinstance(instruction, Move):
         return not registry()[instruction.kind].local
     if isinstance(instruction, Loop):
-        return any(_exchanges(inner) for body in instruction.bodies for inner in body.instructions)
+        regions = graph.equations[instruction.equation].regions
+        pairs = zip(instruction.bodies, regions, strict=True)
+        return any(map(repeats, regions)) or any(
+            _exchanges(inner, region) for body, region in pairs for inner in body.instructions
+        )
     return False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from collections import defaultdict
@@ -209,7 +210,9 @@ def _synthesize(
                 )
             if meshes:
                 pinned = partial(factors, pins)
-                two = choose_on_grid(traced.graph, fleet, timer, meshes, pinned, one)
+                # Pins that one axis keeps and two cannot leave the plan on one axis.
+                with contextlib.suppress(*([PlanError] if pins and one is not None else [])):
+                    two = choose_on_grid(traced.graph, fleet, timer, meshes, pinned, one)
             chosen = two or one
             assert chosen is not None, "some space is searched"
     except PlanError as error:

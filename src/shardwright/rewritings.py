@@ -3,8 +3,9 @@
 Where the plan of the step as it is fits into memory and memory made it no dearer, that is the plan, and no
 other is looked for: computing twice takes more arithmetic, though less traffic if it was cheap. Otherwise
 rewritings are planned, placements, ratios and all, on a ladder on which each keeps less for the backward part
-than the one before (`shardwright.synth.stretches.ladder`): the first rung that fits is found by bisection.
-Beside it 2, 4, 8, … micro-batches are planned until they fit. The cheapest of these plans is taken.
+than the one before (`shardwright.synth.stretches.ladder`): first the rung that keeps least, then the lowest
+that should fit on the devices which that plan uses. Beside it 2, 4, 8, … micro-batches are planned as long as
+they do not fit or become cheaper. The cheapest of these plans is taken.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import InputError
 from shardwright.ir.pieces import NotInPiecesError
-from shardwright.ir.recompute import Stretch
+from shardwright.ir.recompute import Stretch, gains
 from shardwright.ir.rewriting import Rewriting, differentiated, rewritten
 from shardwright.ir.trace import Traced
 from shardwright.plan import Plan
@@ -45,6 +46,9 @@ _FEW = 8
 
 #: Micro-batches tried at most.
 _MOST_PIECES = 64
+
+#: Rungs of a ladder tried below the one that keeps least.
+_TRIES = 3
 
 
 def check_rewriting(recompute: object, microbatches: object) -> None:
@@ -95,7 +99,7 @@ def best_plan(
         if microbatches == "auto" and not late():
             plans += _in_pieces(traced, fleet, "off", plan_of, late)
     else:
-        plans += ladder.first_that_fits(late)
+        plans += ladder.that_fit(late)
         plans += _in_pieces(traced, fleet, recompute, plan_of, late) if microbatches == "auto" else []
     best = min(plans, key=lambda plan: (not plan.fits, plan.cost_s))
     return best if best is base else replace(best, assumptions=(*best.assumptions, _compared(base)))
@@ -103,11 +107,12 @@ def best_plan(
 
 def _compared(base: Plan) -> str:
     """What changing the step was for."""
-    fits = "" if base.fits else ", which does not fit"
-    cost = f"{1e3 * base.cost_s:.4g} ms"
-    return (
-        f"as traced, the best plan found costs {cost}{fits}; the bound is that of the step as it is changed"
+    found = (
+        f"the best plan found costs {1e3 * base.cost_s:.4g} ms"
+        if base.fits
+        else "no plan was found that fits"
     )
+    return f"as traced, {found}; the bound is that of the step as it is changed"
 
 
 def _in_pieces(
@@ -117,9 +122,13 @@ def _in_pieces(
     plan_of: Callable[[Traced], Plan],
     late: Callable[[], bool],
 ) -> list[Plan]:
-    """The plan with the fewest micro-batches, in powers of two, that fits; or with what is computed again."""
+    """The cheapest plan of 2, 4, 8, … micro-batches that fits; or of the fewest, with layers computed again.
+
+    More pieces take longer, but may fit on fewer or faster devices.
+    """
     limits = [device.type.memory_bytes for device in fleet.devices]
     tried: list[int] = []
+    best: Plan | None = None
     pieces = 2
     while pieces <= _MOST_PIECES and not late():
         try:
@@ -129,11 +138,15 @@ def _in_pieces(
         tried.append(pieces)
         plan = None if too_small(step.graph, limits) else plan_of(step)
         if plan is not None and plan.fits:
-            return [plan]
+            if best is not None and plan.cost_s >= best.cost_s:
+                break
+            best = plan
         pieces *= 2
+    if best is not None:
+        return [best]
     # Pieces alone are not enough, however small.
     for pieces in tried:
-        found = [] if late() else _Ladder(traced, fleet, recompute, pieces, plan_of).first_that_fits(late)
+        found = [] if late() else _Ladder(traced, fleet, recompute, pieces, plan_of).that_fit(late)
         if found:
             return found
     return []
@@ -169,8 +182,8 @@ class _Ladder:
         self.traced, self.pieces, self.plan_of = traced, pieces, plan_of
         self.rungs: Sequence[tuple[Stretch, ...]] = ()
         if recompute != "off":
-            step = rewritten(traced, Rewriting(microbatches=pieces))
-            self.rungs = ladder_of(differentiated(step), CostModel(fleet))
+            self.graph = differentiated(rewritten(traced, Rewriting(microbatches=pieces)))
+            self.rungs = ladder_of(self.graph, CostModel(fleet))
         self.limits = [device.type.memory_bytes for device in fleet.devices]
         self.known: dict[int, Plan | None] = {}
 
@@ -191,18 +204,30 @@ class _Ladder:
         plan = self.plan(rung)
         return plan is not None and plan.fits
 
-    def first_that_fits(self, late: Callable[[], bool]) -> list[Plan]:
-        """The plans that fit of those seen while looking for the first rung that does."""
-        low, high = 0, len(self.rungs) - 1
-        if high < 0 or not self.fits(high):
+    def that_fit(self, late: Callable[[], bool]) -> list[Plan]:
+        """Plans that fit: of the rung that keeps least, and of lower ones that should fit on its devices."""
+        high = len(self.rungs) - 1
+        least = self.plan(high) if high >= 0 else None
+        if least is None or not least.fits:
             return []
-        while low < high and not late():
-            middle = (low + high) // 2
-            if self.fits(middle):
-                high = middle
-            else:
-                low = middle + 1
+        rung = self._lowest_beside(least)
+        for _ in range(_TRIES):
+            if late() or rung >= high or self.fits(rung):
+                break
+            rung = (rung + high + 1) // 2
         return [plan for plan in self.known.values() if plan is not None and plan.fits]
+
+    def _lowest_beside(self, least: Plan) -> int:
+        """The lowest rung for whose additional bytes the devices of a plan have room, each for its share."""
+        room = min(
+            (self.limits[d] - least.memory_bytes[d]) / least.ratios[d]
+            for d in least.used
+            if least.ratios[d] > 0
+        )
+        every = list(dict.fromkeys(stretch for rung in self.rungs for stretch in rung))
+        freed = dict(zip(every, (gain.freed_bytes for gain in gains(self.graph, every)), strict=True))
+        kept = [sum(freed[stretch] for stretch in rung) for rung in self.rungs]
+        return next(number for number, amount in enumerate(kept) if kept[-1] - amount <= room)
 
     def some(self, late: Callable[[], bool]) -> list[Plan]:
         """Plans of a few rungs."""
