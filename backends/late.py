@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwright.backends.flow import Flow, nbytes_of, outputs
+from shardwright.backends.flow import Flow, inputs, nbytes_of, outputs
 from shardwright.ir.placement import Shard
 from shardwright.ir.program import Compute, Move, Property
 from shardwright.ir.rules import registry
@@ -81,8 +81,9 @@ class _Late:
         self.made: set[Property] = set()
         #: What is established more than once: its readers read different things.
         self.again: set[Property] = set()
+        given = frozenset(inputs(flow.program, flow.graph))
         for position in self.at:
-            self.again.update(self.made.intersection(flow.gives[position]))
+            self.again.update((self.made | given).intersection(flow.gives[position]))
             self.made.update(flow.gives[position])
             for prop in flow.needs[position]:
                 self.readers.setdefault(prop, []).append(position)

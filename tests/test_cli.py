@@ -275,7 +275,9 @@ def test_devices_are_left_out_unless_all_are_asked_for(invoke: Invoke, folder: P
         invoke("plan", "cli_step.py:mlp", "--fleet", str(far), "--all-devices", "--json").stdout
     )
     assert whole["used"] == [0, 1, 2, 3] and whole["unused"] == []
-    assert whole["cost_s"] > Plan.load(saved).cost_s
+    assert whole["cost_s"] >= Plan.load(saved).cost_s * (1 - 1e-9), (
+        "on two mesh axes nothing may cross the network"
+    )
     done = invoke("run", "cli_step.py:mlp", "--plan", str(saved), "--all-devices")
     assert done.exit_code == 2 and "--all-devices: is about making a plan" in done.stderr
 

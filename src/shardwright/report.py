@@ -93,7 +93,7 @@ def _head(plan: Plan) -> Text:
         f"plan for {plan.fleet}",
         *([f"  uses            {used} of {count} devices"] if used < count else []),
         f"  predicted step  {duration(plan.iteration_s)}",
-        f"  cost            {duration(plan.cost_s)}; no plan of this space costs less than "
+        f"  cost            {duration(plan.cost_s)}; no plan of {_space(plan)} costs less than "
         f"{duration(plan.bound_s)} (gap {plan.gap:.1%})",
         *_rewriting(plan),
         f"  state           {state}",
@@ -103,6 +103,11 @@ def _head(plan: Plan) -> Text:
         "",
     )
     return Text("\n".join(lines))
+
+
+def _space(plan: Plan) -> str:
+    """What the certificate is about."""
+    return "the step so changed" if plan.rewriting else "this space"
 
 
 def _rewriting(plan: Plan) -> list[str]:

@@ -47,7 +47,7 @@ _FEW = 8
 #: Micro-batches tried at most.
 _MOST_PIECES = 64
 
-#: Rungs of a ladder tried below the one that keeps least.
+#: Rungs of a longer one that are tried below the one that keeps least.
 _TRIES = 3
 
 
@@ -210,12 +210,31 @@ class _Ladder:
         least = self.plan(high) if high >= 0 else None
         if least is None or not least.fits:
             return []
-        rung = self._lowest_beside(least)
-        for _ in range(_TRIES):
-            if late() or rung >= high or self.fits(rung):
+        if len(self.rungs) <= _FEW:
+            return self._every(late)
+        lowest = self._lowest_beside(least)
+        for rung in range(lowest, high, max(1, (high - lowest) // _TRIES)):
+            if late() or self.fits(rung):
                 break
-            rung = (rung + high + 1) // 2
         return [plan for plan in self.known.values() if plan is not None and plan.fits]
+
+    def _every(self, late: Callable[[], bool]) -> list[Plan]:
+        """Plans that fit of all rungs, and beside the best of them."""
+        found = [self.known[rung] for rung in range(len(self.rungs)) if not late() and self.fits(rung)]
+        plans = [plan for plan in found if plan is not None]
+        if plans:
+            plans += self._without_one(min(plans, key=lambda plan: plan.cost_s), late)
+        return plans
+
+    def _without_one(self, best: Plan, late: Callable[[], bool]) -> list[Plan]:
+        """Plans that fit and compute one stretch less again than the best of a ladder."""
+        again = best.rewriting.recompute
+        plans = [
+            self.plan_of(rewritten(self.traced, Rewriting((*again[:i], *again[i + 1 :]), self.pieces)))
+            for i in range(len(again))
+            if len(again) > 1 and not late()
+        ]
+        return [plan for plan in plans if plan.fits]
 
     def _lowest_beside(self, least: Plan) -> int:
         """The lowest rung for whose additional bytes the devices of a plan have room, each for its share."""
@@ -230,14 +249,10 @@ class _Ladder:
         return next(number for number, amount in enumerate(kept) if kept[-1] - amount <= room)
 
     def some(self, late: Callable[[], bool]) -> list[Plan]:
-        """Plans of a few rungs."""
-        found: list[Plan] = []
+        """Plans that fit, of a few rungs."""
         count = len(self.rungs)
-        few = range(count) if count <= _FEW else [count * part // 4 - 1 for part in (4, 2, 1)]
-        for rung in few:
-            if late() or rung < 0:
-                break
-            plan = self.plan(rung)
-            if plan is not None:
-                found.append(plan)
-        return found
+        if count <= _FEW:
+            return self._every(late)
+        few = [count * part // 4 - 1 for part in (4, 2, 1)]
+        found = [self.known[rung] for rung in few if not late() and self.fits(rung)]
+        return [plan for plan in found if plan is not None]

@@ -280,7 +280,7 @@ def test_parameters_are_gathered_anew_for_the_backward_pass() -> None:
     )
     assert exchanged(kept.program)["all_gather"] == 6
     assert 10 <= exchanged(zero3.program)["all_gather"] <= 11, "the first needs none, the last is there still"
-    assert max(zero3.memory_bytes) < max(kept.memory_bytes) - 3 * 64 * 64 * 4
+    assert max(zero3.memory_bytes) < max(kept.memory_bytes) - 64 * 64 * 4, "a whole matrix less at least"
     assert zero3.cost_s > kept.cost_s
 
 
@@ -354,8 +354,9 @@ def test_gathers_and_scatters_keep_their_meaning_when_they_move() -> None:
     third, matrix = 1 / 3, 4 * 8 * 8
     state = (2 * matrix + 4 * 12 * 8) * third
     rows = 4 * 12 * 8 * third
-    # Both whole matrices at a time, or only one; and what the product before and after it has.
-    assert peak_bytes(once, graph, (third,) * 3)[0] == int(state + 2 * matrix + 2 * rows)
+    # Both whole matrices at a time, or only one; and what the product before and after it has: two products
+    # between exchanges are compiled together, and the last one's result has its place from the beginning.
+    assert peak_bytes(once, graph, (third,) * 3)[0] == int(state + 2 * matrix + 3 * rows)
     assert peak_bytes(again, graph, (third,) * 3)[0] == int(state + matrix + 2 * rows)
 
 
