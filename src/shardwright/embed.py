@@ -116,7 +116,7 @@ def parallelize(
         gather=gather,
         donated=(*_several(donate_argnums), *_several(donate_argnames)),
         cache=None if cache is False else Path(cache) if cache is not None else plan_cache.default_folder(),
-        # Two mesh axes are for those who ask for them: of the backends only `reference` runs such programs.
+        # Two mesh axes are for those who ask for them: `spmd` has one, and checkpoints are tested on one.
         planning={"axes": 1} | planning,
     )
 
