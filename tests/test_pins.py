@@ -305,3 +305,17 @@ def test_the_table_of_baselines(invoke: Callable[..., Any]) -> None:
         assert len(entry["memory_bytes"]) == len(entry["ratios"]) == 2
         assert entry["program"]["instructions"]
     assert shardwright.Shard(0) == Shard(0)
+
+
+def test_pins_that_two_mesh_axes_cannot_keep_leave_the_plan_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*args: Any, **options: Any) -> None:
+        raise shardwright.PlanError(place="pins", reason="no program keeps them", remedy="Leave one out")
+
+    monkeypatch.setattr("shardwright.api.choose_on_grid", refused)
+    node = {"devices": [{"type": "T4", "count": 2}], "link": {"bandwidth": "12 GB/s", "latency": "10 us"}}
+    network = {"bandwidth": "1 Gbit/s", "latency": "30 us"}
+    mesh = Fleet.from_dict({"name": "mesh", "nodes": [node, node], "network": network})
+    pins = {"params/a/kernel": Replicate()}
+    assert synthesize(train_step, *ARGS, fleet=mesh, constraints=pins).axes == 1
+    with pytest.raises(InputError, match="no program keeps to all of them"):
+        synthesize(train_step, *ARGS, fleet=mesh, constraints=pins, axes=2)

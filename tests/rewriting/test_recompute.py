@@ -192,3 +192,16 @@ for scan, speeds, pieces, options in {cases!r}:
     for a, b in zip(got, on_reference(plan, args), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 """
+
+
+def test_of_a_long_ladder_a_low_rung_that_fits_is_taken() -> None:
+    """Not the one that keeps least, where the devices have room for more; nor one that does not fit."""
+    step, args = layered(False, layers=6)
+    traced = trace(step, *args)
+    free = synthesize_traced(traced, fleet=fleet(), recompute="off", microbatches=1)
+    least = synthesize_traced(traced, fleet=fleet(), recompute="all", microbatches=1)
+    assert len(ladder(traced.graph, CostModel(fleet()))) > 8
+    budget = (max(free.memory_bytes) + max(least.memory_bytes)) // 2
+    found = synthesize_traced(traced, fleet=fleet(f"{budget} B"), microbatches=1)
+    assert found.fits and max(found.memory_bytes) <= budget
+    assert found.cost_s <= least.cost_s * (1 + 1e-9)
