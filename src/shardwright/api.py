@@ -6,7 +6,7 @@ import contextlib
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -27,7 +27,7 @@ from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.jaxpr import source_line
 from shardwright.ir.patterns import patterns
 from shardwright.ir.program import Program, nodes_of
-from shardwright.ir.recompute import computed_again
+from shardwright.ir.recompute import brought_back, computed_again
 from shardwright.ir.rewriting import original, rewriting_of
 from shardwright.ir.rules import rule_of
 from shardwright.ir.state import StateMap
@@ -35,7 +35,7 @@ from shardwright.ir.trace import Traced, trace
 from shardwright.pause import collector_paused
 from shardwright.plan import Plan
 from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused, spread
-from shardwright.rewritings import Microbatches, Recompute, best_plan, check_rewriting
+from shardwright.rewritings import Microbatches, Offload, Recompute, best_plan, check_rewriting
 from shardwright.synth.alternate import Timer
 from shardwright.synth.baselines import Baseline, Baselines, Workshop
 from shardwright.synth.fallback import fits
@@ -62,6 +62,7 @@ def synthesize(
     axes: Axes = "auto",
     recompute: Recompute = "auto",
     microbatches: Microbatches = "auto",
+    offload: Offload = "auto",
     tick: Callable[[str], None] = lambda what: None,
 ) -> Plan:
     """Plan a single-device training step for a fleet.
@@ -88,6 +89,8 @@ def synthesize(
             that of another plan) says exactly what is.
         microbatches: in how many equal pieces of the batch, one after another, forward and backward pass run,
             gradients being added up; "auto" is one, or where the step does not fit as many as need be.
+        offload: "auto" lets what layers keep for the backward pass wait in host memory where memory is short,
+            if every device of the fleet has a host link; with "off" nothing does, with "all" everything.
         tick: told what begins (for progress displays).
 
     Returns:
@@ -95,8 +98,8 @@ def synthesize(
 
     Raises:
         InputError: an argument is no array, a state entry does not match, a pin cannot be kept, `devices`,
-            `axes`, `recompute` or `microbatches` is something else, or the step cannot be run in so many
-            micro-batches.
+            `axes`, `recompute`, `microbatches` or `offload` is something else, a device without a host link
+            is to offload, or the step cannot be run in so many micro-batches.
         TraceError: the step cannot be traced or has side effects.
 
     Warns:
@@ -116,6 +119,7 @@ def synthesize(
             axes=axes,
             recompute=recompute,
             microbatches=microbatches,
+            offload=offload,
             tick=tick,
         )
 
@@ -131,6 +135,7 @@ def synthesize_traced(
     axes: Axes = "auto",
     recompute: Recompute = "auto",
     microbatches: Microbatches = "auto",
+    offload: Offload = "auto",
     first: Sequence[float] | None = None,
     tick: Callable[[str], None] = lambda what: None,
 ) -> Plan:
@@ -146,6 +151,7 @@ def synthesize_traced(
         axes: see `synthesize`.
         recompute: see `synthesize`.
         microbatches: see `synthesize`.
+        offload: see `synthesize`.
         first: a share per device of the fleet from which the search for ratios starts, such as those of a
             plan for a fleet much like this one.
         tick: see `synthesize`.
@@ -161,7 +167,7 @@ def synthesize_traced(
     if devices not in ("auto", "all"):
         raise InputError(place="devices", reason=f"is {devices!r}", remedy="Pass 'auto' or 'all'")
     _check_axes(axes)
-    check_rewriting(recompute, microbatches)
+    check_rewriting(recompute, microbatches, offload, fleet)
     timer = Timer(tick, time_limit_s)
     start = time.perf_counter()
 
@@ -169,7 +175,7 @@ def synthesize_traced(
         return _synthesize(step, fleet, state, constraints, time_limit_s, devices, axes, first, tick, timer)
 
     with collector_paused():
-        found = best_plan(original(traced), fleet, recompute, microbatches, plan_of, timer.late)
+        found = best_plan(original(traced), fleet, recompute, microbatches, offload, plan_of, timer.late)
     for primitive, why in found.stats.replicated.items():
         warnings.warn(f"{primitive} runs replicated: {why}", ReplicatedWarning, stacklevel=3)
     # All plans that were made on the way count.
@@ -384,18 +390,24 @@ def _plan(
         used=used,
         unused=tuple(Unused(tuple(devices[d].name for d in some), why) for some, why in chosen.unused),
         rewriting=rewriting_of(traced),
-        again_s=_again_s(items, found.program, traced, model, found.ratios),
+        again_s=_spent_s(computed_again, items, found.program, traced, model, found.ratios),
+        host_s=_spent_s(brought_back, items, found.program, traced, model, found.ratios),
         traced=traced,
     )
 
 
-def _again_s(
-    items: Sequence[Item], program: Program, traced: Traced, model: CostModel, ratios: Sequence[float]
+def _spent_s(
+    which: Callable[[Program, Graph], Iterable[bool]],
+    items: Sequence[Item],
+    program: Program,
+    traced: Traced,
+    model: CostModel,
+    ratios: Sequence[float],
 ) -> float:
-    """Seconds of a bill in which something is computed again."""
+    """Seconds of a bill that go into some instructions of a step that was changed, such as copies."""
     if not rewriting_of(traced).recompute:
         return 0.0
-    pairs = zip(items, computed_again(program, traced.graph), strict=True)
+    pairs = zip(items, which(program, traced.graph), strict=True)
     return sum(item.seconds(model, ratios) for item, again in pairs if again)
 
 
