@@ -97,7 +97,7 @@ def takes_two_axes(pins: Sequence[Pin], possible: bool) -> bool:
         raise InputError(
             place=f"pin {first.name!r}",
             reason=f"{first.placement} is over two mesh axes, and one is to be planned on",
-            remedy="Give one placement for all devices, or plan with axes=2 on several nodes of several devices",
+            remedy="Give one placement for all devices, or plan with axes=2 where nodes have several devices",
         )
     return first is not None
 
