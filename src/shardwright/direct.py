@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from shardwright.ir.collectives import between
 from shardwright.ir.graph import Equation, Graph, Literal, Value
-from shardwright.ir.placement import Grid, Placement, R, Shard, cuts, grid, reduction
+from shardwright.ir.placement import Grid, Placement, R, Shard, axis_by_axis, cuts, reduction
 from shardwright.ir.program import Compute, Instruction, Move, Program, verify
 from shardwright.ir.rules import Signature, letter_signature, paired, rule_of
 from shardwright.ir.rules import cuts as cuts_of_letter
@@ -49,8 +49,7 @@ def direct(graph: Graph, outputs: Sequence[Placement]) -> Direct:
 
     def cut_whole(value: Value) -> bool:
         """Free moves from R to everything else that is wanted of a value; whether there are any."""
-        others = (p for p in wanted.get(value.index, {}) if p != R)
-        moves = dict.fromkeys(move for p in others for move in _axis_by_axis(p))
+        moves = dict.fromkeys(move for p in wanted.get(value.index, {}) for move in axis_by_axis(p))
         for pre, placement in reversed(moves):
             free = between(pre, placement)
             assert free is not None and free.local, f"{pre} -> {placement} is no free move"
@@ -89,14 +88,6 @@ def direct(graph: Graph, outputs: Sequence[Placement]) -> Direct:
     )
     verify(program, graph)
     return Direct(program, tuple(whole))
-
-
-def _axis_by_axis(placement: Placement) -> list[tuple[Placement, Placement]]:
-    """The moves that cut what all devices have: one, or, on two mesh axes, first over the nodes."""
-    if isinstance(placement, Grid) and placement.across != R and placement.within != R:
-        nodes = grid(placement.across, R, placement.nodes)
-        return [(R, nodes), (nodes, placement)]
-    return [(R, placement)]
 
 
 def _signature(equation: Equation, position: int, placement: Placement) -> Signature | None:
