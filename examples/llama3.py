@@ -100,8 +100,11 @@ def shapes(
     }
 
 
-def arguments(batch: int, sequence: int, **sizes: Any) -> tuple[Params, optax.OptState, jax.Array]:
-    params = initial(shapes(**sizes))
+def arguments(
+    batch: int, sequence: int, dtype: str = "float32", **sizes: Any
+) -> tuple[Params, optax.OptState, jax.Array]:
+    """Parameters, and adam's moments, in `dtype`; and tokens."""
+    params = jax.tree.map(lambda p: p.astype(dtype), initial(shapes(**sizes)))
     tokens = jax.random.randint(jax.random.key(1), (batch, sequence + 1), 0, sizes["vocabulary"])
     return params, optimizer.init(params), tokens
 
@@ -115,6 +118,17 @@ SMALL = {
     "heads": 32,
     "kv_heads": 8,
     "hidden": 14_336,
+}
+LLAMA2 = {
+    "batch": 16,
+    "vocabulary": 32_000,
+    "sequence": 2048,
+    "layers": 32,
+    "d": 4096,
+    "heads": 32,
+    "kv_heads": 32,
+    "hidden": 11_008,
+    "dtype": "bfloat16",
 }
 TINY = {
     "batch": 8,
@@ -136,6 +150,19 @@ def base() -> tuple[Any, Any]:
 def base_scan() -> tuple[Any, Any]:
     """`base` with a `lax.scan` over stacked layers: the same 8,030,261,248 parameters."""
     return train_step, jax.eval_shape(partial(arguments, **SMALL, scan=True))
+
+
+def llama2(batch: int = 16) -> tuple[Any, Any]:
+    """The shape of Llama-2-7B (Touvron et al. 2023): 6,738,415,616 parameters.
+
+    Parameters and moments are bfloat16, 40 GB together. Shapes only.
+    """
+    return train_step, jax.eval_shape(partial(arguments, **{**LLAMA2, "batch": batch}))
+
+
+def llama2_scan(batch: int = 16) -> tuple[Any, Any]:
+    """`llama2` with a `lax.scan` over stacked layers: the same 6,738,415,616 parameters."""
+    return train_step, jax.eval_shape(partial(arguments, **{**LLAMA2, "batch": batch}, scan=True))
 
 
 def tiny() -> tuple[Any, Any]:

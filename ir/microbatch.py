@@ -98,10 +98,11 @@ class _Runner:
             env: Env = dict(zip(graph.inputs, flat, strict=True))
             env.update((value, jnp.asarray(array)) for value, array in graph.constants.items())
             for equation in graph.equations:
-                if all(split.kinds[value] == INVARIANT for value in equation.outputs):
+                invariant = all(split.kinds[value] == INVARIANT for value in equation.outputs)
+                if invariant and equation.index not in split.local:
                     self._whole(equation, env)
             pieces = [self._in_pieces(env[value], cut) for value, cut in sliced]
-            numbered = any(self._cuts_inside(inner) for inner in split.inner.values())
+            numbered = bool(split.inside) or any(map(self._cuts_inside, split.inner.values()))
             if numbered:
                 pieces.append(jnp.arange(self.count))
 
@@ -145,7 +146,7 @@ class _Runner:
             for position, (atom, wanted) in enumerate(zip(equation.inputs, ins, strict=True)):
                 if equation.regions and position >= consts + carries and isinstance(wanted, Shard):
                     wanted = Shard(wanted.dim + 1, wanted.unit)
-                if not isinstance(atom, Value) or not isinstance(wanted, Shard):
+                if not isinstance(atom, Value) or not isinstance(wanted, Shard) or atom in split.inside:
                     continue
                 if split.kinds[atom] == INVARIANT and not self._local_maker(atom, split):
                     found[atom, wanted] = None

@@ -65,6 +65,7 @@ class Split:
         inner: bodies of scans in the loop.
         zeros: values that are known to be zero throughout.
         makers: equation of every value.
+        inside: values that are the same for every piece, but made in the loop, by a scan that makes others too.
     """
 
     kinds: dict[Value, Kind] = field(default_factory=dict[Value, Kind])
@@ -72,6 +73,7 @@ class Split:
     inner: dict[int, Split] = field(default_factory=dict[int, "Split"])
     zeros: set[Value] = field(default_factory=set[Value])
     makers: dict[Value, Equation] = field(default_factory=dict[Value, Equation])
+    inside: set[Value] = field(default_factory=set[Value])
 
     def kind(self, atom: Atom) -> Kind:
         """Literals are invariant."""
@@ -106,6 +108,9 @@ class Pieces:
             for value, kind in zip(equation.outputs, outs, strict=True):
                 if isinstance(kind, Shard) and value.type.shape[kind.dim] % (self.count * kind.unit):
                     raise self._stuck(equation, "does not come in equal pieces")
+        for atom in graph.outputs if top else ():
+            if atom in found.inside and isinstance(atom, Value):
+                raise self._stuck(found.makers[atom], "hands out what is made anew for every piece")
         return found
 
     def _stuck(self, equation: Equation, why: str) -> NotInPiecesError:
@@ -114,7 +119,14 @@ class Pieces:
     def _outs(self, equation: Equation, found: Split, top: bool) -> Sequence[Kind]:
         kinds: list[Kind] = [found.kind(atom) for atom in equation.inputs]
         count = len(equation.outputs)
+        from_inside = any(atom in found.inside for atom in equation.inputs)
+        if from_inside and all(kind == INVARIANT for kind in kinds) and not equation.regions:
+            found.local[equation.index] = Signature((R,) * len(equation.inputs), (R,) * count)
+            found.inside.update(equation.outputs)
+            return [INVARIANT] * count
         if all(kind == INVARIANT for kind in kinds):
+            if from_inside:
+                raise self._stuck(equation, "walks over what is made anew for every piece")
             spread = equation.primitive in ("broadcast_in_dim", "convert_element_type", "reshape")
             if spread and found.is_zero(equation.inputs[0]):
                 found.zeros.update(equation.outputs)
@@ -127,6 +139,8 @@ class Pieces:
                 return [SUM] * count
             if in_pieces or not top:
                 raise self._stuck(equation, "needs a sum over the whole batch before all of it was seen")
+            if from_inside:
+                raise self._stuck(equation, "needs after all pieces what is made anew for each")
             return [LATER] * count
         if equation.regions:
             return self._scan(equation, found, kinds)
@@ -226,9 +240,9 @@ class Pieces:
         outs: list[Kind] = list(inside[consts : consts + carries])
         for kind in after[carries:]:
             outs.append(Shard(kind.dim + 1, kind.unit) if isinstance(kind, Shard) else kind)
-        # An invariant result of a loop over pieces is there in every one of them: it may as well wait.
-        if INVARIANT in outs:
-            raise self._stuck(equation, "makes something of the batch and something else of none")
-        placed: list[Placement] = [k for k in outs if isinstance(k, Shard | Partial)]
+        if all(kind == INVARIANT for kind in outs):
+            raise self._stuck(equation, "makes nothing of the batch that it reads")
+        found.inside.update(v for v, k in zip(equation.outputs, outs, strict=True) if k == INVARIANT)
+        placed: list[Placement] = [k if isinstance(k, Shard | Partial) else R for k in outs]
         found.local[equation.index] = Signature(tuple(ins), tuple(placed))
         return outs

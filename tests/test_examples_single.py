@@ -33,6 +33,7 @@ FULL = {
     "bert_moe:base": 3_708_597_306,
     "vgg19:base": 143_667_240,
     "llama3:base": 8_030_261_248,
+    "llama3:llama2": 6_738_415_616,
     "resnet50:base": 25_557_032,
 }
 

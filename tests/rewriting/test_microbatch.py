@@ -59,6 +59,16 @@ def recurrent(params: Any, x: Any, y: Any) -> Any:
     return jnp.mean((h - y) ** 2) + 0.01 * sums.mean(), sums
 
 
+def scaled(params: Any, x: Any, y: Any) -> Any:
+    """Layers that keep something of the batch, and something of their weights alone."""
+
+    def layer(h: Any, p: Any) -> Any:
+        return jnp.tanh(h @ p["w"]) * jnp.exp(p["scale"] * 2), None
+
+    h, _ = jax.lax.scan(layer, x, params)
+    return jnp.mean((h - y) ** 2), h
+
+
 def integers(*sizes: int, top: int) -> Any:
     return np.random.default_rng(1).integers(0, top, sizes).astype(np.int32)
 
@@ -71,6 +81,10 @@ STEPS = {
     "convolution": (
         descent(convolution),
         ({"k": normal(3, 3, 2, 4)}, normal(8, 6, 6, 2), normal(8, 4)),
+    ),
+    "scaled": (
+        descent(scaled),
+        ({"w": 0.3 * normal(3, 4, 4), "scale": 0.1 * normal(3, 4)}, normal(8, 4), normal(8, 4)),
     ),
     "recurrent": (descent(recurrent), ({"w": 0.3 * normal(4, 4)}, normal(8, 5, 4), normal(8, 4))),
 }
