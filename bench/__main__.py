@@ -15,7 +15,9 @@ BENCHMARKS: dict[str, Callable[[], Path]] = {
     "accuracy": accuracy.main,
     "collectives": collectives.main,
     "testbed": testbed.main,
-    "memory": memory.main,
+    "memory-steps": memory.steps,
+    "memory-plans": memory.plans,
+    "memory-frontier": memory.budgets,
     "runtime": runtime.main,
 }
 

@@ -1,11 +1,11 @@
 """The symbolic profile against JAX and XLA, on the six examples, tiny and at full size.
 
-    python -m bench memory
+    python -m bench memory-steps memory-plans memory-frontier
 
 Per example: time to trace and to profile; peak bytes against `memory_analysis()` of the step that XLA
 compiles with its state donated (nothing is run); bytes of the state against its leaves. Then the same under
-plans on three fleets, and time against budget (`bench/memory_plans.py`). Written to bench/results/memory.json
-and .md, and docs/memory-frontier.svg.
+plans on three fleets, and time against budget (`bench/memory_plans.py`). Each part is written to
+bench/results/memory_PART.json and .md, and shown in docs/memory.md; the last draws docs/memory-frontier.svg.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 import jax
 
-from bench.memory_plans import all_rows, draw, frontier
-from bench.record import EXAMPLES, markdown, table, write
+from bench.memory_plans import all_rows, draw, frontier, summary
+from bench.record import EXAMPLES, markdown, show, table, write
 from shardwright.cost.profile import profile_step
 from shardwright.factory import load_factory
 from shardwright.ir.trace import Traced, trace
@@ -71,21 +71,39 @@ def row(target: str, repeat: int) -> dict[str, Any]:
     }
 
 
-def main(repeat: int = 3) -> Path:
-    """All rows, written as JSON and as a table."""
+def steps(repeat: int = 3) -> Path:
+    """The step on one device."""
     rows: list[dict[str, Any]] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for target in FACTORIES:
             rows.append(row(target, repeat))
             table(rows[-1:], header=len(rows) == 1)
-    plans, points = all_rows(), frontier()
-    markdown("memory", rows)
-    markdown("memory_plans", plans)
-    markdown("memory_frontier", points)
-    draw(points)
-    return write("memory", rows, repeat=repeat, plans=plans, frontier=points)
+    return _written("memory_steps", rows)
 
 
-if __name__ == "__main__":
-    main()
+def plans() -> Path:
+    """Every kind of device of every plan."""
+    rows: list[dict[str, Any]] = []
+    for some in all_rows():
+        table(some, header=not rows)
+        rows += some
+    markdown("memory_plans", summary(rows))
+    show("memory_plans", "memory.md")
+    return write("memory_plans", rows)
+
+
+def budgets() -> Path:
+    """Time against budget, and its picture."""
+    rows: list[dict[str, Any]] = []
+    for point in frontier():
+        rows.append(point)
+        table(rows[-1:], header=len(rows) == 1)
+    draw(rows)
+    return _written("memory_frontier", rows)
+
+
+def _written(name: str, rows: list[dict[str, Any]]) -> Path:
+    markdown(name, rows)
+    show(name, "memory.md")
+    return write(name, rows)

@@ -8,6 +8,7 @@ hold and pack. The frontier is one step planned for ever less memory.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -78,7 +79,7 @@ def plan_rows(target: str, name: str) -> list[dict[str, Any]]:
     return rows
 
 
-def frontier(target: str = "gpt2:tiny", name: str = "laptop") -> list[dict[str, Any]]:
+def frontier(target: str = "gpt2:tiny", name: str = "laptop") -> Iterator[dict[str, Any]]:
     """Time against budget: the same step, with ever less memory on every device."""
     module, factory = target.split(":")
     step, args = load_factory(f"{EXAMPLES / module}.py:{factory}")
@@ -86,7 +87,6 @@ def frontier(target: str = "gpt2:tiny", name: str = "laptop") -> list[dict[str, 
     free = synthesize(step, *args, fleet=fleet)
     assert free.traced is not None
     most = max(free.memory_bytes)
-    rows: list[dict[str, Any]] = []
     for part in PARTS:
         nodes = tuple(
             replace(
@@ -95,19 +95,18 @@ def frontier(target: str = "gpt2:tiny", name: str = "laptop") -> list[dict[str, 
             for node in fleet.nodes
         )
         plan = synthesize_traced(free.traced, fleet=replace(with_memory(fleet, 1), nodes=nodes))
-        rows.append(
-            {
-                "example": target,
-                "fleet": name,
-                "budget_bytes": int(part * most),
-                "fits": plan.fits,
-                "cost_s": plan.cost_s,
-                "bound_s": plan.bound_s,
-                "gap": plan.gap,
-                "plan_s": plan.stats.search_s + plan.stats.ratio_s,
-            }
-        )
-    return rows
+        yield {
+            "example": target,
+            "fleet": name,
+            "budget_bytes": int(part * most),
+            "fits": plan.fits,
+            "cost_s": plan.cost_s,
+            "bound_s": plan.bound_s,
+            "gap": plan.gap,
+            "again": sum(stretch.keep != "all" for stretch in plan.rewriting.recompute),
+            "microbatches": plan.rewriting.microbatches,
+            "plan_s": plan.stats.search_s + plan.stats.ratio_s,
+        }
 
 
 def draw(rows: list[dict[str, Any]]) -> None:
@@ -121,7 +120,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
     fitting = [row for row in rows if row["fits"]]
     figure, axes = pyplot.subplots(figsize=(6.4, 3.6), layout="constrained")
     budgets = [row["budget_bytes"] / 2**20 for row in fitting]
-    axes.step(budgets, [1e3 * row["cost_s"] for row in fitting], where="post", label="plan")
+    axes.step(budgets, [1e3 * row["cost_s"] for row in fitting], where="post", marker=".", label="plan")
     axes.step(budgets, [1e3 * row["bound_s"] for row in fitting], where="post", ls=":", label="no plan below")
     none = [row["budget_bytes"] / 2**20 for row in rows if not row["fits"]]
     if none:
@@ -133,8 +132,21 @@ def draw(rows: list[dict[str, Any]]) -> None:
     pyplot.close(figure)
 
 
-def all_rows() -> list[dict[str, Any]]:
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for every plan: the least and the largest of what it states over what XLA allocates."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        found.setdefault((row["example"], row["fleet"]), []).append(row["plan_over_xla"])
+    return [
+        {"example": e, "fleet": f, "kinds of device": len(some), "least": min(some), "most": max(some)}
+        for (e, f), some in found.items()
+    ]
+
+
+def all_rows() -> Iterator[list[dict[str, Any]]]:
     """Every example on every fleet."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return [row for target in STEPS for name in FLEETS for row in plan_rows(target, name)]
+        for target in STEPS:
+            for name in FLEETS:
+                yield plan_rows(target, name)

@@ -65,7 +65,7 @@ class Split:
         inner: bodies of scans in the loop.
         zeros: values that are known to be zero throughout.
         makers: equation of every value.
-        inside: values that are the same for every piece, but made in the loop, by a scan that makes others too.
+        inside: values that are the same for every piece, but made in the loop: by a scan, beside others.
     """
 
     kinds: dict[Value, Kind] = field(default_factory=dict[Value, Kind])
@@ -109,7 +109,7 @@ class Pieces:
                 if isinstance(kind, Shard) and value.type.shape[kind.dim] % (self.count * kind.unit):
                     raise self._stuck(equation, "does not come in equal pieces")
         for atom in graph.outputs if top else ():
-            if atom in found.inside and isinstance(atom, Value):
+            if isinstance(atom, Value) and atom in found.inside:
                 raise self._stuck(found.makers[atom], "hands out what is made anew for every piece")
         return found
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from shardwright.cost.memory import Key, keys_made, keys_read
+from shardwright.cost.tenants import Key, keys_made, keys_read
 from shardwright.ir.graph import Graph, Value
 from shardwright.ir.program import Instruction, Loop, Move, Program
 

@@ -1,0 +1,345 @@
+"""Who is in memory when, over the instructions of a program: see `cost/memory.py` for what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from shardwright.cost.lines import ALIASES
+from shardwright.cost.share_cost import Floats
+from shardwright.cost.written import Written
+from shardwright.ir.collectives import registry
+from shardwright.ir.graph import Graph, TensorType, Value, value_types
+from shardwright.ir.host import is_reload
+from shardwright.ir.placement import Placement, R
+from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
+from shardwright.ir.recompute import begins_again, repeats
+
+Key: TypeAlias = tuple[int, Placement]
+#: Bytes of a tensor in a placement: fixed, and times a device's share.
+Size: TypeAlias = Callable[[TensorType, Placement], tuple[float, float]]
+#: A tenant that may be written over one of others, and when.
+_Over: TypeAlias = tuple[int, tuple[int, ...], int]
+
+
+def moments(program: Program, graph: Graph, held: Written, *, top: bool, size: Size) -> Floats:
+    """(time, 2): fixed and shared bytes while every instruction runs, `size` being those of one tensor."""
+    return _Walk(program, graph, held, size, top=top).moments()
+
+
+def front(found: Floats) -> Floats:
+    """Moments not dominated in both columns."""
+    order = np.lexsort((-found[:, 1], -found[:, 0]))
+    best = -np.inf
+    kept: list[int] = []
+    for row in order:
+        if found[row, 1] > best:
+            kept.append(int(row))
+            best = float(found[row, 1])
+    return found[kept]
+
+
+def keys_read(instruction: Instruction, graph: Graph) -> list[Key]:
+    """What an instruction reads, as (value, placement)."""
+    if isinstance(instruction, Move):
+        return [(instruction.value, instruction.pre)]
+    equation = graph.equations[instruction.equation]
+    pairs = zip(equation.inputs, instruction.signature.ins, strict=True)
+    return [(a.index, p) for a, p in pairs if isinstance(a, Value)]
+
+
+def keys_made(instruction: Instruction, graph: Graph) -> list[Key]:
+    """What an instruction makes, as (value, placement)."""
+    if isinstance(instruction, Move):
+        return [(instruction.value, instruction.post)]
+    outputs = graph.equations[instruction.equation].outputs
+    return [(v.index, p) for v, p in zip(outputs, instruction.signature.outs, strict=True)]
+
+
+@dataclass(slots=True)
+class _Tenants:
+    """What a program establishes, in order; a property that is established anew is another tenant.
+
+    Attributes:
+        stretch: the stretch between exchanges in which it is made; -1 for what is given.
+        sources: tenants in memory that it is read from: itself, or what it is computed from.
+        first, last: when its buffer is there; -1, -1 without one.
+        size: of its buffer, as `Size` has it.
+        leaves: tenants that another stretch reads, or that are handed out.
+        over: tenants that may be written over operands, with these and the moment.
+    """
+
+    stretch: list[int] = field(default_factory=list[int])
+    sources: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    first: list[int] = field(default_factory=list[int])
+    last: list[int] = field(default_factory=list[int])
+    size: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    leaves: set[int] = field(default_factory=set[int])
+    over: list[tuple[int, tuple[int, ...], int]] = field(
+        default_factory=list[tuple[int, tuple[int, ...], int]]
+    )
+
+    def add(self, stretch: int) -> int:
+        number = len(self.stretch)
+        self.stretch.append(stretch)
+        self.sources.append((number,))
+        self.first.append(-1)
+        self.last.append(-1)
+        self.size.append((0.0, 0.0))
+        return number
+
+    def write(self, number: int, time: int, size: tuple[float, float]) -> None:
+        self.first[number] = self.last[number] = time
+        self.size[number] = size
+
+    def read(self, numbers: tuple[int, ...], time: int) -> None:
+        for number in numbers:
+            if self.last[number] < time:
+                self.last[number] = time
+
+
+class _Walk:
+    """Follows the instructions of a program, or of a loop's body, and notes who is in memory when."""
+
+    def __init__(self, program: Program, graph: Graph, held: Written, size: Size, *, top: bool) -> None:
+        self.program, self.graph, self.held, self.size, self.top = program, graph, held, size, top
+        self.types = value_types(graph)
+        self.end = len(program.instructions)
+        self.stretches, self.ends = _stretches(program, graph)
+        self.tenants = _Tenants()
+        self.current: dict[Key, int] = {}
+        self.reads: list[tuple[int, ...]] = []
+        self.made: list[tuple[int, ...]] = []
+        self.time_of: dict[int, int] = {}
+        #: (moment, bytes) beside the tenants: temporaries, bodies, what exchanges pack.
+        self.beside: list[tuple[int, int, tuple[float, float]]] = []
+        self.inner: list[tuple[int, Floats]] = []
+        self._establish()
+        self._follow()
+
+    def _establish(self) -> None:
+        tenants, current, graph, program = self.tenants, self.current, self.graph, self.program
+        given = [(v.index, p) for v, p in zip(graph.inputs, program.inputs, strict=True)]
+        for key in (*given, *((v.index, R) for v in graph.constants)):
+            current[key] = tenants.add(-1)
+            if not self.top and key[0] in self.held.values:
+                tenants.write(current[key], 0, self.size(self.types[key[0]], key[1]))
+        for time, instruction in enumerate(program.instructions):
+            stretch = self.stretches[time]
+            read = tuple([current[key] for key in keys_read(instruction, graph) if key in current])
+            for number in read:
+                if tenants.stretch[number] != stretch:
+                    tenants.leaves.add(number)
+            made: list[int] = []
+            for key in keys_made(instruction, graph):
+                current[key] = number = tenants.add(stretch)
+                made.append(number)
+            self.reads.append(read)
+            self.made.append(tuple(made))
+            if not isinstance(instruction, Move):
+                self.time_of.setdefault(instruction.equation, time)
+        if self.top:
+            for key in _keys(graph, program):
+                if key is not None and key in current:
+                    tenants.leaves.add(current[key])
+
+    def _follow(self) -> None:
+        tenants = self.tenants
+        canonical: dict[Key, int] = {}
+        for time, instruction in enumerate(self.program.instructions):
+            read, made = self.reads[time], self.made[time]
+            if isinstance(instruction, Compute):
+                self._compute(time, instruction, read, made, canonical)
+                continue
+            sources = _union([tenants.sources[number] for number in read])
+            keys = keys_made(instruction, self.graph)
+            if isinstance(instruction, Move) and registry()[instruction.kind].local:
+                (number,), (key,) = made, keys
+                tenants.sources[number] = sources
+                if number in tenants.leaves:
+                    self._write(number, time, key, sources)
+                continue
+            for number, key in zip(made, keys, strict=True):
+                self._write(number, time, key, sources)
+            tenants.read(sources, time)
+            if isinstance(instruction, Move):
+                self._pack(time, instruction)
+            else:
+                self._bodies(time, instruction)
+
+    def _write(self, number: int, time: int, key: Key, sources: tuple[int, ...]) -> None:
+        tenants = self.tenants
+        tenants.write(number, time, self.size(self.types[key[0]], key[1]))
+        tenants.sources[number] = (number,)
+        tenants.read(sources, time)
+
+    def _compute(
+        self,
+        time: int,
+        instruction: Compute,
+        read: tuple[int, ...],
+        made: tuple[int, ...],
+        canonical: dict[Key, int],
+    ) -> None:
+        tenants, held = self.tenants, self.held
+        equation = self.graph.equations[instruction.equation]
+        if is_reload(equation):  # what it reads is in host memory until it is read
+            for number, value, placement in zip(
+                made, equation.outputs, instruction.signature.outs, strict=True
+            ):
+                self._write(number, time, (value.index, placement), ())
+            return
+        sources = _union([tenants.sources[number] for number in read])
+        renames = equation.primitive in ALIASES
+        for number, value, placement in zip(made, equation.outputs, instruction.signature.outs, strict=True):
+            index = value.index
+            equal = canonical.get((held.same.get(index, index), placement))
+            leaves = number in tenants.leaves
+            if equal is not None and tenants.stretch[equal] == self.stretches[time] and not leaves:
+                tenants.sources[number] = tenants.sources[equal]
+            elif index in held.values or (leaves and not (renames and sources)):
+                self._write(number, time, (index, placement), sources)
+                if index in held.over and not leaves:
+                    tenants.over.append((number, sources, time))
+            else:
+                tenants.sources[number] = sources
+                if leaves:  # another name for what must then stay
+                    tenants.leaves.update(sources)
+            canonical[index, placement] = number
+        for temporary in held.temporaries.get(equation.index, ()):
+            self._temporary(time, instruction, temporary.like, temporary.part, temporary.readers)
+
+    def _temporary(
+        self, time: int, instruction: Compute, like: int, part: float, readers: tuple[int, ...]
+    ) -> None:
+        equation, signature = self.graph.equations[instruction.equation], instruction.signature
+        atom = (*equation.inputs, *equation.outputs)[like]
+        placement = (*signature.ins, *signature.outs)[like]
+        fixed, shared = self.size(atom.type, placement)
+        times = [self.time_of.get(reader, time) for reader in readers]
+        stretch = self.stretches[time]
+        last = max([t for t in times if self.stretches[t] == stretch], default=time)
+        self.beside.append((time, max(last, time), (part * fixed, part * shared)))
+
+    def _pack(self, time: int, move: Move) -> None:
+        """What an exchange takes beside its operand and result."""
+        tensor = self.types[move.value]
+        if move.strategy == "padded":  # equal blocks for all, and the device's own
+            self.beside.append((time, time, (float(tensor.nbytes), float(tensor.nbytes))))
+        elif move.kind == "all_to_all":
+            for placement in (move.pre, move.post):
+                self.beside.append((time, time, self.size(tensor, placement)))
+
+    def _bodies(self, time: int, loop: Loop) -> None:
+        regions = self.graph.equations[loop.equation].regions
+        helds = self.held.regions[loop.equation]
+        for body, inside, held in zip(loop.bodies, regions, helds, strict=True):
+            peaks = front(moments(body, inside, held, top=False, size=self.size))
+            if _exchanges(
+                loop, self.graph
+            ):  # run by the host: operands of an iteration, results until they are stacked
+                for value, placement in zip(inside.inputs, body.inputs, strict=True):
+                    peaks = peaks + self.size(value.type, placement)
+                pairs = zip(self.graph.equations[loop.equation].outputs, loop.signature.outs, strict=True)
+                for value, placement in pairs:
+                    peaks = peaks + self.size(value.type, placement)
+            self.inner.append((time, peaks))
+
+    def moments(self) -> Floats:
+        """(time, 2): fixed and shared bytes while each instruction runs."""
+        tenants, end = self.tenants, self.end
+        first, last = tenants.first, tenants.last
+        for number in tenants.leaves:
+            if last[number] >= 0 and end:
+                # Outside of the stretch that makes it, it is there as long as whole stretches run.
+                last[number] = self.ends[self.stretches[min(last[number], end - 1)]]
+        if self.top:
+            for key in _keys(self.graph, self.program):
+                if key is not None and key in self.current:
+                    for number in tenants.sources[self.current[key]]:
+                        last[number] = end
+        taken: set[int] = set()
+        after: dict[int, int] = {}
+        for number, sources, time in tenants.over:
+            for source in sources:
+                if (
+                    last[source] == time
+                    and source not in taken
+                    and source not in tenants.leaves
+                    and tenants.size[source] == tenants.size[number]
+                    and first[source] >= 0
+                ):
+                    taken.add(source)
+                    after[number] = time + 1
+                    break
+        starts = {stretch: time for time, stretch in reversed(list(enumerate(self.stretches)))}
+        change = np.zeros((end + 2, 2))
+        if self.top:
+            given = [(v.index, p) for v, p in zip(self.graph.inputs, self.program.inputs, strict=True)]
+            for index, placement in (*given, *((v.index, R) for v in self.graph.constants)):
+                change[0] += self.size(self.types[index], placement)
+        rows: list[tuple[int, int, float, float]] = []
+        for number, begin in enumerate(first):
+            if begin < 0 or (self.top and tenants.stretch[number] < 0):
+                continue
+            if number in tenants.leaves and tenants.stretch[number] >= 0:
+                begin = starts[tenants.stretch[number]]
+            begin = after.get(number, begin)
+            if begin <= last[number]:
+                rows.append((begin, last[number] + 1, *tenants.size[number]))
+        rows.extend((begin, until + 1, *size) for begin, until, size in self.beside)
+        if rows:
+            table = np.array(rows)
+            np.add.at(change, table[:, 0].astype(np.intp), table[:, 2:])
+            np.subtract.at(change, np.minimum(table[:, 1].astype(np.intp), end + 1), table[:, 2:])
+        over_time = change.cumsum(axis=0)[: end + 1]
+        # While a loop runs, what it stacks up is allocated already.
+        extra = [over_time[time] + inside for time, inside in self.inner]
+        return np.concatenate([over_time, *extra])
+
+
+def _stretches(program: Program, graph: Graph) -> tuple[list[int], list[int]]:
+    """The stretch that every instruction is in, an exchange being one of its own; and where each ends.
+
+    What is computed again begins a stretch, too: it is compiled apart from what it repeats.
+    """
+    found: list[int] = []
+    ends: list[int] = [0]
+    start, before = 0, False
+    for time, instruction in enumerate(program.instructions):
+        exchanges = _exchanges(instruction, graph)
+        again = not exchanges and begins_again(instruction, graph, program.instructions[start:time])
+        if time and (exchanges or before or again):
+            ends.append(time)
+            start = time
+        ends[-1] = time
+        found.append(len(ends) - 1)
+        before = exchanges
+    return found, ends
+
+
+def _exchanges(instruction: Instruction, graph: Graph) -> bool:
+    """Whether it is an exchange, or a loop that the host runs: it exchanges, or computes something again."""
+    if isinstance(instruction, Move):
+        return not registry()[instruction.kind].local
+    if isinstance(instruction, Loop):
+        regions = graph.equations[instruction.equation].regions
+        pairs = zip(instruction.bodies, regions, strict=True)
+        return any(map(repeats, regions)) or any(
+            _exchanges(inner, region) for body, region in pairs for inner in body.instructions
+        )
+    return False
+
+
+def _union(sources: list[tuple[int, ...]]) -> tuple[int, ...]:
+    if len(sources) == 1:
+        return sources[0]
+    return tuple(dict.fromkeys([number for some in sources for number in some]))
+
+
+def _keys(graph: Graph, program: Program) -> Iterator[Key | None]:
+    for atom, placement in zip(graph.outputs, program.outputs, strict=True):
+        yield (atom.index, placement) if isinstance(atom, Value) else None
