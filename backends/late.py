@@ -10,6 +10,7 @@ contractions stay, and can run beside the exchanges that they do not wait for.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -88,7 +89,7 @@ class _Late:
         for position in self.from_host:
             self.again.update(flow.needs[position])  # it is there before, to be moved
         for position in self.at:
-            self.again.update((self.made | given).intersection(flow.gives[position]))
+            self.again.update(p for p in flow.gives[position] if p in self.made or p in given)
             self.made.update(flow.gives[position])
             for prop in flow.needs[position]:
                 self.readers.setdefault(prop, []).append(position)
@@ -124,7 +125,8 @@ class _Late:
 
     def _is_light(self, position: int) -> bool:
         instruction = self.flow.program.instructions[position]
-        if self.again.intersection((*self.flow.needs[position], *self.flow.gives[position])):
+        again = self.again
+        if again and not again.isdisjoint((*self.flow.needs[position], *self.flow.gives[position])):
             return False
         if isinstance(instruction, Move):
             return True
@@ -140,7 +142,7 @@ class _Late:
         if self.kept.intersection(gives):
             return (home,)  # it is written to memory wherever it is computed
         wanted = {run for prop in gives for run in self._read_at(prop)}
-        runs = sorted({max(i for i in self.filled if i <= run) for run in wanted})
+        runs = sorted({self.filled[bisect_right(self.filled, run) - 1] for run in wanted})
         if not runs:
             return (home,)
         saved = sum(map(self._nbytes, gives))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -116,7 +116,7 @@ class Order:
     program: Program
     graph: Graph
     steps: tuple[Act, ...]
-    types: dict[int, TensorType]
+    types: Mapping[int, TensorType]
     stood: tuple[int, ...]
 
     def messages(self) -> Iterator[tuple[Order, Message]]:

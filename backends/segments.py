@@ -180,9 +180,11 @@ def schedule(program: Program, graph: Graph, *, inspect: bool = False, early: bo
             each single value can be looked at.
         early: all instructions stay where the program has them.
     """
-    if not inspect and not early:
-        program, _ = hoisted(program, graph)
     flow = Flow(program, graph)
+    if not inspect and not early:
+        moved, _ = hoisted(program, graph, flow)
+        if moved is not program:
+            program, flow = moved, Flow(moved, graph)
     runs: list[list[int]] = [[]]
     barriers: list[int] = []
     for position, instruction in enumerate(program.instructions):

@@ -13,7 +13,6 @@ from importlib.metadata import version
 from typing import Any, Literal, TypeAlias
 
 import jax
-import numpy as np
 
 from shardwright.constraints import Constraints, conflict, factors, priced, resolve, takes_two_axes
 from shardwright.cost.bill import Item
@@ -35,13 +34,15 @@ from shardwright.ir.trace import Traced, trace
 from shardwright.pause import collector_paused
 from shardwright.plan import Plan
 from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused, spread
+from shardwright.plan_record import when_asked
 from shardwright.rewritings import Microbatches, Offload, Recompute, best_plan, check_rewriting
+from shardwright.synth.alternate import Synthesis
 from shardwright.synth.baselines import Baseline, Baselines, Workshop
-from shardwright.synth.fallback import fits
+from shardwright.synth.fallback import fits, fullest
 from shardwright.synth.grid_alternate import is_mesh
 from shardwright.synth.grid_baselines import grid_baselines
 from shardwright.synth.grid_choice import choose_on_grid, on_grid
-from shardwright.synth.judge import Look
+from shardwright.synth.judge import AMPLE, Look
 from shardwright.synth.recipes import RECIPES
 from shardwright.synth.space import Space
 from shardwright.synth.subfleets import Choice, candidates, choose, unsearched
@@ -180,7 +181,7 @@ def synthesize_traced(
         warnings.warn(f"{primitive} runs replicated: {why}", ReplicatedWarning, stacklevel=3)
     # All plans that were made on the way count.
     search_s = traced.graph_s + time.perf_counter() - start - timer.ratio_s
-    return replace(found, stats=replace(found.stats, search_s=search_s, ratio_s=timer.ratio_s))
+    return found.timed(replace(found.stats, search_s=search_s, ratio_s=timer.ratio_s))
 
 
 def _synthesize(
@@ -226,7 +227,7 @@ def _synthesize(
         if not pins:
             raise
         raise conflict(pins, traced.graph, space, CostModel(fleet)) from error
-    chosen = _looked_at(chosen, traced, timer)
+    chosen, ample = _looked_at(chosen, traced, timer)
     found = chosen.found
     prices = priced(pins, traced.graph, space, chosen.model, found)
     replicated = _replicated(traced.graph, space)
@@ -241,17 +242,19 @@ def _synthesize(
         choices=len(space.choices),
         replicated=replicated,
     )
-    return _plan(traced, space, fleet, chosen, stats, state, prices)
+    return _plan(traced, space, fleet, chosen, stats, state, prices, ample=ample)
 
 
-def _looked_at(chosen: Choice, traced: Traced, timer: Timer) -> Choice:
-    """With the memory that the program takes as it will run, where nobody has looked yet."""
+def _looked_at(chosen: Choice, traced: Traced, timer: Timer) -> tuple[Choice, bool]:
+    """With the memory that the program takes as it will run, unless it has ample; and whether it has."""
     found = chosen.found
     if isinstance(found.memory, Peaks) and found.memory.seen:
-        return chosen
+        return chosen, False
+    if fullest(found, chosen.model) <= AMPLE:
+        return chosen, True
     with timer.ratios():
         seen = Peaks(peaks(found.program, traced.graph, found.ratios), seen=True)
-    return replace(chosen, found=replace(found, memory=seen))
+    return replace(chosen, found=replace(found, memory=seen)), False
 
 
 def baselines(
@@ -359,10 +362,11 @@ def _plan(
     stats: Stats,
     state: StateMap | None,
     pins: tuple[PinPrice, ...],
+    *,
+    ample: bool,
 ) -> Plan:
     model, found, used = chosen.model, chosen.found, chosen.members
     items = found.items
-    memory = tuple(int(peak) for peak in found.memory.peak(np.asarray(found.ratios)))
     laid_out = predict(items, model, found.ratios)
     names = traced.graph.input_names
     devices = fleet.devices
@@ -373,7 +377,7 @@ def _plan(
         iteration_s=laid_out.iteration_s,
         cost_s=found.cost_s,
         bound_s=found.bound_s,
-        memory_bytes=spread(memory, used, count, 0),
+        memory_bytes=when_asked(lambda: spread(_peaks(found, traced.graph), used, count, 0)),
         fits=fits(found, model),
         exchanges=_exchanges(items, patterns(found.program, traced.graph), model, found.ratios),
         held={name: str(p) for name, p in zip(names, found.program.inputs, strict=True)},
@@ -394,7 +398,16 @@ def _plan(
         again_s=_spent_s(computed_again, items, found.program, traced, model, found.ratios),
         host_s=_spent_s(brought_back, items, found.program, traced, model, found.ratios),
         traced=traced,
+        free_s=found.free_s,
+        ample=ample,
     )
+
+
+def _peaks(found: Synthesis, graph: Graph) -> tuple[int, ...]:
+    """How much memory every device takes; looked at now, where nobody has yet."""
+    if isinstance(found.memory, Peaks) and found.memory.seen:
+        return found.memory.bytes
+    return peaks(found.program, graph, found.ratios)
 
 
 def _spent_s(

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.cost.topology import without_host
 from shardwright.ir.errors import InputError
+from shardwright.ir.graph import Graph
 from shardwright.ir.pieces import NotInPiecesError
 from shardwright.ir.recompute import Stretch, gains
 from shardwright.ir.rewriting import Rewriting, differentiated, rewritten
@@ -190,11 +192,15 @@ def _binds(plan: Plan) -> bool:
     limits = [device.type.memory_bytes for device in plan.fleet.devices]
     if 2 * sum(value.type.nbytes for value in graph.values()) <= min(limits):
         return False  # any device could hold all there is
-    full = any(have > _BINDING * limit for have, limit in zip(plan.memory_bytes, limits, strict=True))
+    full = not plan.ample and any(
+        have > _BINDING * limit for have, limit in zip(plan.memory_bytes, limits, strict=True)
+    )
     if plan.search_gap > _NEAR / 10 or (full and plan.gap > _NEAR):
         return True  # at these ratios there is a cheaper program, which does not fit
     # Its own bound is that of plans within memory: without, there may be cheaper ones.
-    free_s = bound(Space(graph), Prices.floors(CostModel(plan.part)))
+    free_s = plan.free_s
+    if free_s is None:
+        free_s = bound(Space(graph), Prices.floors(CostModel(plan.part)))
     return plan.cost_s > free_s * (1 + (_NEAR if full else _WIDE))
 
 
@@ -210,12 +216,19 @@ class _Ladder:
         plan_of: Callable[[Traced], Plan],
     ) -> None:
         self.traced, self.pieces, self.plan_of = traced, pieces, plan_of
-        self.rungs: Sequence[tuple[Stretch, ...]] = ()
-        if policies:
-            self.graph = differentiated(rewritten(traced, Rewriting(microbatches=pieces)))
-            self.rungs = ladder_of(self.graph, CostModel(fleet), policies)
+        self.fleet, self.policies = fleet, policies
         self.limits = [device.type.memory_bytes for device in fleet.devices]
         self.known: dict[int, Plan | None] = {}
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The step in so many pieces, as far as it tells forward from backward."""
+        return differentiated(rewritten(self.traced, Rewriting(microbatches=self.pieces)))
+
+    @cached_property
+    def rungs(self) -> Sequence[tuple[Stretch, ...]]:
+        """What is done with which layers, from rung to rung more; none where nothing may be."""
+        return ladder_of(self.graph, CostModel(self.fleet), self.policies) if self.policies else ()
 
     def top(self) -> Plan:
         """The plan of the rung that keeps least."""
