@@ -190,7 +190,7 @@ class PriceList:
     def item(self, line: int, label: str, weight: float, exchange: bool) -> Item:
         """A line of a bill."""
         cost, units = self.model.cost(self.catalogue.lines[line]), self.catalogue.units[line]
-        return Item(label, cost, weight, (units or 1, 1), exchange)
+        return Item(label, cost, weight, Cut(units or 1, 1), exchange)
 
 
 class Several:
