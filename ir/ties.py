@@ -123,22 +123,23 @@ class _Ties:
         inside = [(*path, position, number) for number in range(len(loop.bodies))]
         for body, region, within in zip(loop.bodies, equation.regions, inside, strict=True):
             self.program(body, region, within)
+
+        def entering(number: int, place: int) -> Iterator[Cut]:
+            region, body = equation.regions[number], loop.bodies[number]
+            return _cut_of(region.inputs[place], body.inputs[place], inside[number])
+
+        def leaving(number: int, place: int) -> Iterator[Cut]:
+            region, body = equation.regions[number], loop.bodies[number]
+            return _cut_of(region.outputs[place], body.outputs[place], inside[number])
+
         for port in wiring.ins:
             outer = _cut_of(equation.inputs[port.outer], loop.signature.ins[port.outer], path)
-            region, body = equation.regions[port.region], loop.bodies[port.region]
-            self.join(
-                [*outer, *_cut_of(region.inputs[port.inner], body.inputs[port.inner], inside[port.region])]
-            )
+            self.join([*outer, *entering(port.region, port.inner)])
         for port in wiring.outs:
             outer = _cut_of(equation.outputs[port.outer], loop.signature.outs[port.outer], path)
-            region, body = equation.regions[port.region], loop.bodies[port.region]
-            self.join(
-                [*outer, *_cut_of(region.outputs[port.inner], body.outputs[port.inner], inside[port.region])]
-            )
+            self.join([*outer, *leaving(port.region, port.inner)])
         for source, out, target, into in wiring.carries:
-            made = equation.regions[source].outputs[out], loop.bodies[source].outputs[out], inside[source]
-            taken = equation.regions[target].inputs[into], loop.bodies[target].inputs[into], inside[target]
-            self.join([*_cut_of(*made), *_cut_of(*taken)])
+            self.join([*leaving(source, out), *entering(target, into)])
 
 
 def _cut_of(atom: Atom, placement: Placement, path: Path) -> Iterator[Cut]:

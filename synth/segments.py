@@ -1,0 +1,220 @@
+"""Plans with several ratios: stretches of a program that are cut by ratios of their own.
+
+What a program computes on shards that are tied to each other is a *stretch* (`ir/ties.py`); between stretches
+stand collectives that make any cut from a Partial or a whole tensor, so that ratios of its own cost a stretch
+nothing. Three kinds of stretches may want different ones:
+
+    compute   what contracts sharded tensors, and the plan's ratios
+    state     parameters and optimizer state that no contraction reads in stretches: gathered before it is
+              used, updated where it lies. Memory, and its bandwidth, say how much of it a device should hold
+    the rest  elementwise work beside both
+
+A line of the bill is cut by the ratios of one stretch, so that cost is a sum over kinds, and only memory ties
+their ratios: `solve_several` has a row of shares for each kind. A kind whose own ratios save nothing, and
+no memory that is short, keeps the plan's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.bill import Item, Shares, Tally, bill
+from shardwright.cost.memory import Footprints, Peaks, footprints
+from shardwright.cost.model import CostModel
+from shardwright.cost.share_cost import Floats
+from shardwright.ir.graph import Graph
+from shardwright.ir.placement import OwnRatios
+from shardwright.ir.program import Program, verify
+from shardwright.ir.ties import Stretches, cut_by, stretches
+from shardwright.synth.judge import Judge
+from shardwright.synth.ratios import SeveralSolution, solve_several
+from shardwright.synth.rounding import round_ratios
+
+#: Part of the cost that a kind's own ratios have to save, where memory is not short.
+WORTH = 1e-3
+
+#: How often budgets are corrected by what a look at the program says.
+_LOOKS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Segmented:
+    """A program with several ratios.
+
+    Attributes:
+        program: verified; it holds all ratios but the plan's.
+        ratios: the plan's, by device.
+        cost_s: exact cost at the rounded shares.
+        items: its bill.
+        memory: peak bytes of every device.
+        fits: whether these are there.
+    """
+
+    program: Program
+    ratios: tuple[float, ...]
+    cost_s: float
+    items: tuple[Item, ...]
+    memory: Peaks
+    fits: bool
+
+
+def segmented(
+    graph: Graph,
+    model: CostModel,
+    judge: Judge,
+    program: Program,
+    ratios: tuple[float, ...],
+    items: Sequence[Item],
+    *,
+    short: bool,
+    worth_s: float,
+) -> Segmented | None:
+    """The program with ratios of their own for the kinds of its stretches, where that pays; else None.
+
+    Args:
+        graph: the step.
+        model: prices.
+        judge: of what fits.
+        program: cut by the plan's ratios alone, on one mesh axis.
+        ratios: share of every device.
+        items: the program's bill.
+        short: whether memory is short: then all kinds get their own.
+        worth_s: what a program must cost less than.
+    """
+    if len(model.counts) == 1:
+        return None
+    found = stretches(program, graph)
+    kinds = _kinds(found, program, graph, items)
+    parts = _parts(found, kinds, program, graph, items)
+    at = np.array([ratios[c.members[0]] for c in model.classes])
+    if not short:
+        kinds = _worthwhile(parts, kinds, model, ratios, at)
+        parts = _parts(found, kinds, program, graph, items)
+    if len(parts) == 1:
+        return None
+    attempt = _Attempt(graph, model, judge, program, found, kinds, parts)
+    budgets = judge.budgets
+    best: Segmented | None = None
+    for _ in range(_LOOKS):
+        here = attempt.at(ratios, at, budgets, worth_s)
+        if here is None:
+            break
+        if best is None or (here.fits, -here.cost_s) > (best.fits, -best.cost_s):
+            best = here
+        if here.fits:
+            break
+        over = np.asarray(here.memory.bytes) / judge.limits[model.class_of]
+        worst = np.array([over[model.class_of == c].max() for c in range(len(judge.limits))])
+        budgets = budgets / np.maximum(worst, 1.0) * 0.99
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """One program, whose kinds of stretches are to have ratios of their own."""
+
+    graph: Graph
+    model: CostModel
+    judge: Judge
+    program: Program
+    found: Stretches
+    kinds: Sequence[int]
+    parts: Sequence[Sequence[Item]]
+
+    def at(self, ratios: tuple[float, ...], at: Floats, budgets: Floats, worth_s: float) -> Segmented | None:
+        """With the best ratios within budgets of the classes; None where they cost more than it is worth."""
+        model, judge, count = self.model, self.judge, len(self.parts)
+        memory = None if judge.roomy else footprints(self.cut([ratios] * count), self.graph)
+        solved: SeveralSolution = solve_several(self.parts, model, [at] * count, memory, budgets)
+        if not solved.ok or solved.seconds >= worth_s:
+            return None
+        every = [tuple(float(shares[c]) for c in model.class_of) for shares in solved.shares]
+        every = self.rounded(every, solved.shares, memory, budgets)
+        program = self.cut(every)
+        verify(program, self.graph)
+        items = bill(program, self.graph, model)
+        cost_s = Tally(items, model).seconds(every[0])
+        if memory is None:
+            peaks = Peaks(tuple(int(b) for b in judge.footprint(program).peak(np.asarray(every[0]))))
+        else:
+            said = Peaks(tuple(int(b) for b in memory.peak(np.array(every))))
+            peaks = judge.peaks(program, every[0], said)
+        return Segmented(program, every[0], cost_s, tuple(items), peaks, judge.excess(peaks) <= 1)
+
+    def cut(self, every: Sequence[tuple[float, ...]]) -> Program:
+        """The program with these ratios for its kinds."""
+        own = {number: OwnRatios(number, shares) for number, shares in enumerate(every) if number}
+        by = {c: own[self.kinds[s]] for c, s in self.found.of.items() if self.kinds[s]}
+        return cut_by(self.program, self.graph, by)
+
+    def rounded(
+        self,
+        every: Sequence[tuple[float, ...]],
+        shares: Sequence[Floats],
+        memory: Footprints | None,
+        budgets: Floats,
+    ) -> list[tuple[float, ...]]:
+        """The ratios of one kind after the other, rounded so that they cost least; what fits comes first."""
+        found = list(every)
+        limits = budgets[self.model.class_of]
+        for number, items in enumerate(self.parts):
+            tally = Tally(items, self.model)
+
+            def price(
+                ratios: tuple[float, ...], number: int = number, tally: Tally = tally
+            ) -> tuple[bool, float]:
+                tried = np.array([*found[:number], ratios, *found[number + 1 :]])
+                over = memory is not None and bool((memory.peak(tried) > limits * (1 + 1e-6)).any())
+                return over, tally.seconds(ratios)
+
+            found[number] = round_ratios(items, self.model, shares[number], price)
+        return found
+
+
+def _kinds(found: Stretches, program: Program, graph: Graph, items: Sequence[Item]) -> list[int]:
+    """The kind of every stretch: 0 for compute, 1 for state, 2 for the rest."""
+    kinds = [1 if number < found.with_state else 2 for number in range(found.count)]
+    for stretch, item in zip(found.along(program, graph), items, strict=True):
+        if stretch is not None and item.label in _CONTRACTIONS:
+            kinds[stretch] = 0
+    return _numbered(kinds)
+
+
+_CONTRACTIONS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot"})
+
+
+def _numbered(kinds: Sequence[int]) -> list[int]:
+    """The same kinds, numbered without a gap from 0 on."""
+    names = {kind: number for number, kind in enumerate(sorted(set(kinds)))}
+    return [names[kind] for kind in kinds]
+
+
+def _parts(
+    found: Stretches, kinds: Sequence[int], program: Program, graph: Graph, items: Sequence[Item]
+) -> list[list[Item]]:
+    """The items of every kind; what is not cut counts as compute."""
+    parts: list[list[Item]] = [[] for _ in range(max(kinds, default=0) + 1)]
+    for stretch, item in zip(found.along(program, graph), items, strict=True):
+        parts[0 if stretch is None else kinds[stretch]].append(item)
+    return parts
+
+
+def _worthwhile(
+    parts: Sequence[Sequence[Item]],
+    kinds: Sequence[int],
+    model: CostModel,
+    ratios: tuple[float, ...],
+    at: Floats,
+) -> list[int]:
+    """The kinds, those that would save next to nothing being compute."""
+    shares = Shares(ratios, model.class_of)
+    now = [sum(item.weight * shares.seconds(item.cost, item.cut) for item in items) for items in parts]
+    keeps = [0]
+    for number in range(1, len(parts)):
+        solved = solve_several((parts[number],), model, (at,))
+        if solved.ok and solved.seconds < now[number] - WORTH * sum(now):
+            keeps.append(number)
+    return _numbered([kind if kind in keeps else 0 for kind in kinds])
