@@ -1,10 +1,6 @@
-"""Prices: from factors and a cost model to tables of seconds.
+"""Prices: from factors and a price list to tables of seconds.
 
-    Catalogue   every instruction that a program of the space could contain, whatever the fleet: the lines
-    PriceList   what the lines cost on one fleet, or on a part of it, as one stack of costs
-    Prices      seconds at given shares, or at least under any (for the bound); the tables of factors
-
-A catalogue is made once per step, a price list once per part of a fleet, prices for every set of shares. All
+Seconds at given shares, or at least under any (for the bound), are worked out for every set of shares. All
 arithmetic is done on whole arrays: kernels and exchanges by their stack, the cheapest ways between
 placements for all types of tensors at once. Several sets of prices of one catalogue may be worked out
 together (`Prices.of_all`): everything then has an axis in front, one entry per set.
@@ -13,184 +9,24 @@ together (`Prices.of_all`): everything then has an axis in front, one entry per 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.bill import Cut, Item, Shares, cut_of
+from shardwright.cost.bill import Cut, Shares
 from shardwright.cost.contractions import Sizes
-from shardwright.cost.lines import Exchange, Line, kernel_lines
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import CostStack, Floats, ShareCost
-from shardwright.ir.collectives import between
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Placement
 from shardwright.synth.conversions import Domain, Routes
 from shardwright.synth.factors import EquationFactor, Factor, TableFactor, by_operand, positions
+from shardwright.synth.price_list import Listed, Moves, PriceList
 
 #: Seconds of lines of a price list, given their costs and how each is cut (see `PriceList.fresh`).
 Evaluate: TypeAlias = Callable[..., Floats]
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One move between two placements: its strategies as lines of the price list."""
-
-    kind: str
-    pre: Placement
-    post: Placement
-    strategies: tuple[str, ...]
-    lines: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Moves:
-    """The single moves of several routes, as arrays: their lines, one stretch of strategies per move."""
-
-    lines: NDArray[np.intp]
-    starts: NDArray[np.intp]
-    kinds: tuple[str, ...]
-    routes: NDArray[np.intp]
-    pre: NDArray[np.intp]
-    post: NDArray[np.intp]
-
-
-class Listed(Protocol):
-    """A price list, as `Prices` reads it: of programs on one mesh axis, or on two."""
-
-    @property
-    def model(self) -> CostModel:
-        """Prices on one axis."""
-        ...
-
-    @property
-    def moves(self) -> dict[tuple[Routes, ...], Moves]:
-        """Single moves of several routes, as far as they were asked for."""
-        ...
-
-    def __len__(self) -> int:
-        """Lines so far."""
-        ...
-
-    def fresh(self, known: int) -> tuple[Any, Any]:
-        """The lines from number `known` on: a stack of their costs, and how each is cut."""
-        ...
-
-    def kernels(self, factor: EquationFactor) -> NDArray[np.intp]:
-        """The lines of an equation's kernels, one per signature."""
-        ...
-
-    def steps(self, routes: Routes) -> tuple[Step, ...]:
-        """All single moves between placements of a tensor."""
-        ...
-
-    def step(self, tensor: TensorType, pre: Placement, post: Placement) -> Step | None:
-        """The move from `pre` to `post`, None where there is none."""
-        ...
-
-
-class Catalogue:
-    """The lines of all instructions asked for so far; equal instructions that cut equal axes are one line."""
-
-    def __init__(self) -> None:
-        self.lines: list[Line] = []
-        self.units: list[int] = []
-        self._numbers: dict[tuple[Line, int], int] = {}
-        self.moves: dict[tuple[Routes, ...], Moves] = {}
-        self._steps: dict[Routes, tuple[Step, ...]] = {}
-        self._kernels: dict[EquationFactor, NDArray[np.intp]] = {}
-        self._of_kernels: dict[tuple[object, ...], NDArray[np.intp]] = {}
-
-    def line(self, line: Line, units: int) -> int:
-        """The number of an instruction that cuts an axis of so many units (0: none)."""
-        key = (line, units if line is not None else 0)
-        found = self._numbers.get(key)
-        if found is None:
-            found = self._numbers[key] = len(self.lines)
-            self.lines.append(line)
-            self.units.append(key[1])
-        return found
-
-    def kernels(self, factor: EquationFactor) -> NDArray[np.intp]:
-        """The lines of an equation's kernels, one per signature."""
-        found = self._kernels.get(factor)
-        if found is None:
-            equation = factor.equation
-            key = (equation.form, id(factor.rule), id(factor.signatures), factor.traffic)
-            found = self._of_kernels.get(key)
-            if found is None:
-                kernels = kernel_lines(equation, factor.rule, factor.signatures, factor.traffic)
-                numbers = [self.line(kernel, 0 if kernel is None else kernel.units) for kernel in kernels]
-                found = self._of_kernels[key] = np.array(numbers, dtype=np.intp)
-            self._kernels[factor] = found
-        return found
-
-    def steps(self, routes: Routes) -> tuple[Step, ...]:
-        """All single moves between placements of a tensor."""
-        found = self._steps.get(routes)
-        if found is None:
-            pairs = [(a, b) for a in routes.placements for b in routes.placements if a != b]
-            steps = (self.step(routes.type, a, b) for a, b in pairs)
-            found = self._steps[routes] = tuple([step for step in steps if step is not None])
-        return found
-
-    def step(self, tensor: TensorType, pre: Placement, post: Placement) -> Step | None:
-        """The move from `pre` to `post`, None where there is none."""
-        collective = between(pre, post)
-        if collective is None:
-            return None
-        kind, nbytes, names = collective.kind, tensor.nbytes, collective.strategies
-        if collective.local:
-            lines = [self.line(None, 0) for _ in names]
-        else:
-            cut = cut_of((tensor, tensor), (pre, post))
-            units = 0 if cut is None else cut[0] // cut[1]
-            lines = [self.line(Exchange(kind, name, nbytes, pre, post), units) for name in names]
-        return Step(kind, pre, post, names, tuple(lines))
-
-
-class PriceList:
-    """What the lines of a catalogue cost on one fleet.
-
-    Args:
-        model: prices instructions.
-        catalogue: of the lines; one of its own by default.
-    """
-
-    def __init__(self, model: CostModel, catalogue: Catalogue | None = None) -> None:
-        self.model = model
-        self.catalogue = catalogue or Catalogue()
-        self.kernels = self.catalogue.kernels
-        self.steps = self.catalogue.steps
-        self.step = self.catalogue.step
-        self.moves = self.catalogue.moves
-        self._stack: CostStack | None = None
-
-    def __len__(self) -> int:
-        return len(self.catalogue.lines)
-
-    def fresh(self, known: int) -> tuple[CostStack, NDArray[np.int64]]:
-        """The lines from number `known` on: their costs, and the units of the axis each cuts (0: none)."""
-        stack = self.stack()
-        units = np.array(self.catalogue.units[known:], dtype=np.int64)
-        return (stack.take(np.arange(known, len(self))) if known else stack), units
-
-    def stack(self) -> CostStack:
-        """The costs of all lines so far."""
-        stack = self._stack
-        known = 0 if stack is None else len(stack.constant)
-        if stack is None or known < len(self):
-            fresh = self.model.costs(self.catalogue.lines[known:])
-            stack = self._stack = fresh if stack is None else CostStack.joined((stack, fresh))
-        return stack
-
-    def item(self, line: int, label: str, weight: float, exchange: bool) -> Item:
-        """A line of a bill."""
-        cost, units = self.model.cost(self.catalogue.lines[line]), self.catalogue.units[line]
-        return Item(label, cost, weight, Cut(units or 1, 1), exchange)
 
 
 class Several:
@@ -208,7 +44,7 @@ class Several:
     def __len__(self) -> int:
         return len(self.catalogue.lines)
 
-    def fresh(self, known: int) -> tuple[list[CostStack], NDArray[np.int64]]:
+    def fresh(self, known: int) -> tuple[list[CostStack], NDArray[np.int64], NDArray[np.bool_]]:
         """See `PriceList.fresh`: a stack for each."""
         wanted: dict[tuple[str, bool], list[Sizes]] = {}
         for each in self.lists:
@@ -216,7 +52,7 @@ class Several:
                 wanted.setdefault(key, []).extend(shapes)
         self.model.learn(wanted)
         found = [each.fresh(known) for each in self.lists]
-        return [stack for stack, _ in found], found[0][1]
+        return [stack for stack, *_ in found], *found[0][1:]
 
 
 class Prices:
@@ -237,7 +73,10 @@ class Prices:
 
     @staticmethod
     def at(
-        model: CostModel | PriceList, ratios: Sequence[float], allowed: frozenset[str] | None = None
+        model: CostModel | PriceList,
+        ratios: Sequence[float],
+        allowed: frozenset[str] | None = None,
+        others: Sequence[Sequence[float]] = (),
     ) -> Prices:
         """Prices at the shares per device that `ratios` round to.
 
@@ -245,10 +84,19 @@ class Prices:
             model: prices instructions; a price list of it, where there is one.
             ratios: share per device of the fleet.
             allowed: kinds of exchanges that may be used at all (for baselines); None for all.
+            others: ratios that what is not tied to `ratios` may be cut by, whichever it likes best.
         """
         listed = model if isinstance(model, PriceList) else PriceList(model)
+        several = [Shares(other, listed.model.class_of) for other in others]
         shares = Shares(ratios, listed.model.class_of)
-        return Prices(listed, shares.stack, allowed)
+
+        def evaluate(costs: CostStack, units: NDArray[np.int64], tied: NDArray[np.bool_]) -> Floats:
+            found = shares.stack(costs, units)
+            for other in several:
+                found = np.where(tied, found, np.minimum(found, other.stack(costs, units)))
+            return found
+
+        return Prices(listed, evaluate, allowed)
 
     @staticmethod
     def floors(model: CostModel | PriceList, largest: tuple[float, float] | None = None) -> Prices:
@@ -256,15 +104,20 @@ class Prices:
 
         Args:
             model: prices instructions; a price list of it, where there is one.
-            largest: range in which the largest ratio of a device lies; None for any.
+            largest: range in which the largest of the plan's ratios lies; None for any. What may be cut by
+                other ratios does not know of it.
         """
         listed = model if isinstance(model, PriceList) else PriceList(model)
         counts, devices = listed.model.counts, len(listed.model.class_of)
 
-        def evaluate(costs: CostStack, units: NDArray[np.int64]) -> Floats:
+        def evaluate(costs: CostStack, units: NDArray[np.int64], tied: NDArray[np.bool_]) -> Floats:
             if largest is None:
                 return costs.floor(counts)
-            return costs.floor_within(counts, *_rounded_range(*largest, units, devices))
+            found, own = np.empty(len(units)), np.flatnonzero(tied)
+            free = np.flatnonzero(~tied)
+            found[free] = costs.take(free).floor(counts)
+            found[own] = costs.take(own).floor_within(counts, *_rounded_range(*largest, units[own], devices))
+            return found
 
         return Prices(listed, evaluate)
 
@@ -272,9 +125,11 @@ class Prices:
     def of_all(some: Sequence[Prices]) -> Prices:
         """Several prices of one catalogue at once; whatever is asked of them has an axis in front."""
 
-        def evaluate(stacks: Sequence[CostStack], units: NDArray[np.int64]) -> Floats:
+        def evaluate(
+            stacks: Sequence[CostStack], units: NDArray[np.int64], tied: NDArray[np.bool_]
+        ) -> Floats:
             pairs = zip(some, stacks, strict=True)
-            return np.stack([each.work_out(stack, units) for each, stack in pairs])
+            return np.stack([each.work_out(stack, units, tied) for each, stack in pairs])
 
         return Prices(Several(some), evaluate)
 
@@ -288,7 +143,7 @@ class Prices:
         """
         counts = listed.model.counts
 
-        def evaluate(costs: CostStack, units: NDArray[np.int64]) -> Floats:
+        def evaluate(costs: CostStack, units: NDArray[np.int64], _tied: NDArray[np.bool_]) -> Floats:
             # Rounding gives a device its ratio rounded up or down to whole units.
             whole = np.maximum(units, 1)[:, None]
             down = np.maximum(np.floor(units[:, None] * least - 1 + 1e-9), 0) / whole
@@ -328,7 +183,7 @@ class Prices:
     def evaluate(self, cost: ShareCost, cut: Cut | None) -> float:
         """Seconds of one instruction that cuts the axis `cut`."""
         units = cut[0] // cut[1] if cut is not None and cost.varies else 0
-        return float(self.work_out(CostStack.of([cost]), np.array([units]))[0])
+        return float(self.work_out(CostStack.of([cost]), np.array([units]), np.array([True]))[0])
 
     def step(self, tensor: TensorType, pre: Placement, post: Placement) -> float:
         """Seconds of one move by its cheapest strategy; infinite where there is none."""

@@ -5,10 +5,12 @@
                 fixed_t + shared_t s_c <= memory_c          moments t of the footprint             `budget`
                 counts . s = 1,  s >= 0                     s_c: share of one device of class c    `shares`
 
-A program may have several ratios (`solve_several`): then there are shares for each, and only the rows of the
-budget have more than one of them. Instructions whose costs have equal rows share one epigraph variable. Exchanges that are not affine in
+Instructions whose costs have equal rows share one epigraph variable. Exchanges that are not affine in
 the shares enter by their tangent at the current shares (`ShareCost.affine_at`). Solved by HiGHS (Huangfu
 and Hall 2018) through scipy: a modelling layer would take longer than the solver.
+
+A program may have several ratios (`solve_several`): then there are shares for each of them, and only the rows
+of the budget have more than one in them.
 """
 
 from __future__ import annotations

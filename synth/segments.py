@@ -16,7 +16,7 @@ no memory that is short, keeps the plan's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,17 +27,26 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph
 from shardwright.ir.placement import OwnRatios
-from shardwright.ir.program import Program, verify
+from shardwright.ir.program import Program, own_ratios, verify
+from shardwright.ir.rules import registry
 from shardwright.ir.ties import Stretches, cut_by, stretches
+from shardwright.synth.budgets import SCALES, Renting
+from shardwright.synth.emit import emit
 from shardwright.synth.judge import Judge
+from shardwright.synth.pricing import Prices
 from shardwright.synth.ratios import SeveralSolution, solve_several
 from shardwright.synth.rounding import round_ratios
+from shardwright.synth.solve import Solution
+from shardwright.synth.turns import Candidate, Found, Turns
 
 #: Part of the cost that a kind's own ratios have to save, where memory is not short.
 WORTH = 1e-3
 
-#: How often budgets are corrected by what a look at the program says.
+#: How often budgets are corrected by what a look at the program says, by how much more each time, and which
+#: difference does not matter.
 _LOOKS = 3
+_STRICTER = 0.98
+_NEAR = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +59,7 @@ class Segmented:
         cost_s: exact cost at the rounded shares.
         items: its bill.
         memory: peak bytes of every device.
-        fits: whether these are there.
+        fits: whether the devices have these.
     """
 
     program: Program
@@ -59,6 +68,71 @@ class Segmented:
     items: tuple[Item, ...]
     memory: Peaks
     fits: bool
+
+
+def apart(
+    turns: Turns, best: Candidate, free: Found, renting: Callable[[], Renting]
+) -> tuple[Segmented, float] | None:
+    """A plan with several ratios that is better than one with one.
+
+    The program at hand is given ratios of its own; where memory is short, so are programs that rent makes
+    small at the ratios that computing would like. What is best then is searched for once more, at its ratios:
+    whatever is not tied to the plan's takes those of them that it likes best.
+
+    Args:
+        turns: the search so far.
+        best: what it found with one vector of ratios.
+        free: what it found if memory were no limit.
+        renting: makes programs smaller.
+
+    Returns:
+        The plan, and what no program at its ratios can be cheaper than; None where there is none.
+    """
+    model, judge, graph, stop = turns.model, turns.judge, turns.judge.graph, turns.stop
+    if len(model.counts) == 1 or stop():
+        return None
+    short = not judge.roomy and not (best.fits and best.cost_s <= free.cost_s * (1 + WORTH))
+    found: Segmented | None = None
+
+    def consider(program: Program, ratios: tuple[float, ...], items: Sequence[Item]) -> bool:
+        nonlocal found
+        fits, cost_s = (best.fits, best.cost_s) if found is None else (found.fits, found.cost_s)
+        worth_s = cost_s * (1 - WORTH) if fits else np.inf
+        with turns.timer.ratios():
+            here = segmented(graph, model, judge, program, ratios, items, short=short, worth_s=worth_s)
+        if here is None or not here.fits or here.cost_s >= worth_s:
+            return False
+        found = here
+        return True
+
+    def search(prices: Prices, rent_s: float) -> Solution:
+        with turns.timer.search():
+            if rent_s:
+                return renting().solve(prices, free.ratios, rent_s, stop)
+            return turns.solver.solve(prices, stop=stop)
+
+    consider(best.program, best.ratios, best.items)
+    rents: Sequence[float] = (0.0,)
+    if short:
+        unit, near = best.cost_s / float(judge.limits[model.class_of].sum()), renting().helped
+        rents = [scale * unit for scale in SCALES[max(near - 2, 0) : near + 2]]
+        for rent_s in rents:
+            if not stop():
+                prices = Prices.at(turns.listed, free.ratios)
+                program = emit(turns.space, search(prices, rent_s).assignment, prices)
+                if consider(program, free.ratios, bill(program, graph, model)):
+                    rents = (rent_s,)
+    least_s = 0.0
+    while found is not None:
+        others = [own.shares for own in own_ratios(found.program).values()]
+        prices = Prices.at(turns.listed, found.ratios, others=others)
+        solution = search(prices, 0.0)
+        least_s = solution.bound_s
+        rented = search(prices, rents[0]) if short else solution
+        program = emit(turns.space, rented.assignment, prices)
+        if stop() or not consider(program, found.ratios, bill(program, graph, model)):
+            break
+    return None if found is None else (found, least_s)
 
 
 def segmented(
@@ -98,17 +172,17 @@ def segmented(
     attempt = _Attempt(graph, model, judge, program, found, kinds, parts)
     budgets = judge.budgets
     best: Segmented | None = None
-    for _ in range(_LOOKS):
-        here = attempt.at(ratios, at, budgets, worth_s)
-        if here is None:
+    for rounds in range(_LOOKS):
+        tried = attempt.at(ratios, at, budgets, worth_s)
+        if tried is None:
             break
-        if best is None or (here.fits, -here.cost_s) > (best.fits, -best.cost_s):
+        here, part = tried
+        if here.fits and (best is None or here.cost_s < best.cost_s):
             best = here
-        if here.fits:
+        if judge.roomy or (here.fits and bool((budgets >= judge.limits * part * (1 - _NEAR)).all())):
             break
-        over = np.asarray(here.memory.bytes) / judge.limits[model.class_of]
-        worst = np.array([over[model.class_of == c].max() for c in range(len(judge.limits))])
-        budgets = budgets / np.maximum(worst, 1.0) * 0.99
+        # What the model takes for full is what is found full; every round is stricter.
+        budgets = judge.limits * part * _STRICTER ** (rounds + 1)
     return best
 
 
@@ -124,8 +198,13 @@ class _Attempt:
     kinds: Sequence[int]
     parts: Sequence[Sequence[Item]]
 
-    def at(self, ratios: tuple[float, ...], at: Floats, budgets: Floats, worth_s: float) -> Segmented | None:
-        """With the best ratios within budgets of the classes; None where they cost more than it is worth."""
+    def at(
+        self, ratios: tuple[float, ...], at: Floats, budgets: Floats, worth_s: float
+    ) -> tuple[Segmented, Floats] | None:
+        """With the best ratios within budgets of the classes; None where they cost more than it is worth.
+
+        Beside it, by class, what the model has of each byte that a device is found to need.
+        """
         model, judge, count = self.model, self.judge, len(self.parts)
         memory = None if judge.roomy else footprints(self.cut([ratios] * count), self.graph)
         solved: SeveralSolution = solve_several(self.parts, model, [at] * count, memory, budgets)
@@ -138,11 +217,14 @@ class _Attempt:
         items = bill(program, self.graph, model)
         cost_s = Tally(items, model).seconds(every[0])
         if memory is None:
-            peaks = Peaks(tuple(int(b) for b in judge.footprint(program).peak(np.asarray(every[0]))))
+            said = peaks = Peaks(tuple(int(b) for b in judge.footprint(program).peak(np.asarray(every[0]))))
         else:
             said = Peaks(tuple(int(b) for b in memory.peak(np.array(every))))
             peaks = judge.peaks(program, every[0], said)
-        return Segmented(program, every[0], cost_s, tuple(items), peaks, judge.excess(peaks) <= 1)
+        of_device = np.array(said.bytes) / np.maximum(np.array(peaks.bytes, dtype=np.float64), 1.0)
+        part = np.array([of_device[model.class_of == c].min() for c in range(len(model.counts))])
+        here = Segmented(program, every[0], cost_s, tuple(items), peaks, judge.excess(peaks) <= 1)
+        return here, part
 
     def cut(self, every: Sequence[tuple[float, ...]]) -> Program:
         """The program with these ratios for its kinds."""
@@ -175,15 +257,19 @@ class _Attempt:
 
 
 def _kinds(found: Stretches, program: Program, graph: Graph, items: Sequence[Item]) -> list[int]:
-    """The kind of every stretch: 0 for compute, 1 for state, 2 for the rest."""
+    """The kind of every stretch: 0 for compute, 1 for state, 2 for the rest.
+
+    What `is_tied` says of lines of a price list is what makes a stretch compute here.
+    """
     kinds = [1 if number < found.with_state else 2 for number in range(found.count)]
     for stretch, item in zip(found.along(program, graph), items, strict=True):
-        if stretch is not None and item.label in _CONTRACTIONS:
+        if stretch is None:
+            continue
+        op = registry().get(item.label)
+        contracts = op is not None and op.kind == "contraction"
+        if contracts or (item.move is not None and item.move.kind == "all_to_all"):
             kinds[stretch] = 0
-    return _numbered(kinds)
-
-
-_CONTRACTIONS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot"})
+    return _numbered([0, *kinds])[1:]
 
 
 def _numbered(kinds: Sequence[int]) -> list[int]:

@@ -36,7 +36,6 @@ from shardwright.pause import collector_paused
 from shardwright.plan import Plan
 from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused, spread
 from shardwright.rewritings import Microbatches, Recompute, best_plan, check_rewriting
-from shardwright.synth.alternate import Timer
 from shardwright.synth.baselines import Baseline, Baselines, Workshop
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid_alternate import is_mesh
@@ -46,6 +45,7 @@ from shardwright.synth.judge import Look
 from shardwright.synth.recipes import RECIPES
 from shardwright.synth.space import Space
 from shardwright.synth.subfleets import Choice, candidates, choose, unsearched
+from shardwright.synth.timer import Timer
 
 #: Mesh axes of programs.
 Axes: TypeAlias = Literal[1, 2, "auto"]

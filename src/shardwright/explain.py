@@ -24,8 +24,8 @@ from shardwright.outline import outline
 from shardwright.plan import Plan
 from shardwright.report import duration, size
 from shardwright.report_facts import facts
-from shardwright.synth.alternate import Timer
 from shardwright.synth.alternate import synthesize as search
+from shardwright.synth.timer import Timer
 from shardwright.words import placed
 
 #: Parameters of a layer whose alternatives are priced: the largest.
