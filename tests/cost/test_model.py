@@ -290,9 +290,9 @@ def test_floors_hold_after_rounding(weights: list[float], units: int, spread: An
         ShareCost(constant, 0 * linear, product),
     ):
         rounded, within = Shares(ratios, model.class_of), Prices.floors(model, (low, high))
-        assert within.evaluate(cost, (units, 1)) <= rounded.seconds(cost, (units, 1)) + 1e-9
+        assert within.evaluate(cost, Cut(units, 1)) <= rounded.seconds(cost, Cut(units, 1)) + 1e-9
         assert within.evaluate(cost, None) <= rounded.seconds(cost, None) + 1e-9
-        assert within.evaluate(cost, (units, 1)) >= Prices.floors(model).evaluate(cost, None)
+        assert within.evaluate(cost, Cut(units, 1)) >= Prices.floors(model).evaluate(cost, None)
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -42,7 +42,9 @@ def bills(draw: st.DrawFn, model: CostModel, products: bool = False) -> list[Ite
         product = rng.exponential(1e-3, (rows, classes)) if products and kind == 2 else np.zeros_like(linear)
         units = int(rng.choice([3, 8, 12, 64]))
         items.append(
-            Item("item", ShareCost(constant, linear, product), float(rng.integers(1, 5)), (units, 1), False)
+            Item(
+                "item", ShareCost(constant, linear, product), float(rng.integers(1, 5)), Cut(units, 1), False
+            )
         )
     return items
 
@@ -174,7 +176,7 @@ def test_rounding_never_makes_it_worse(name: str, data: st.DataObject) -> None:
 def test_rounding_finds_the_best_whole_units() -> None:
     model = CostModel(fleet((4, 2, 1)))
     cost = ShareCost(np.zeros((1, 3)), np.array([[1 / 4, 1 / 2, 1.0]]), np.zeros((1, 3)))
-    items = [Item("heads", cost, 1.0, (12, 1), False)]
+    items = [Item("heads", cost, 1.0, Cut(12, 1), False)]
 
     def price(at: tuple[float, ...]) -> tuple[bool, float]:
         return False, seconds(items, model, at)
@@ -187,7 +189,7 @@ def test_rounding_finds_the_best_whole_units() -> None:
 def test_rounding_prefers_what_fits() -> None:
     model = CostModel(fleet((4, 1)))
     cost = ShareCost(np.zeros((1, 2)), np.array([[0.25, 1.0]]), np.zeros((1, 2)))
-    items = [Item("dot", cost, 1.0, (10, 1), False)]
+    items = [Item("dot", cost, 1.0, Cut(10, 1), False)]
 
     def price(at: tuple[float, ...]) -> tuple[bool, float]:
         return at[0] > 0.55, seconds(items, model, at)
