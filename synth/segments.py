@@ -39,8 +39,8 @@ from shardwright.synth.rounding import round_ratios
 from shardwright.synth.solve import Solution
 from shardwright.synth.turns import Candidate, Found, Turns
 
-#: Part of the cost that a kind's own ratios have to save, where memory is not short.
-WORTH = 1e-3
+#: Part of the cost that ratios of their own have to save: programs with several are searched less well.
+WORTH = 0.02
 
 #: How often budgets are corrected by what a look at the program says, by how much more each time, and which
 #: difference does not matter.
