@@ -161,7 +161,7 @@ def segmented(
     if len(model.counts) == 1:
         return None
     found = stretches(program, graph)
-    kinds = _kinds(found, program, graph, items)
+    kinds = kinds_of(found, program, graph, items)
     parts = _parts(found, kinds, program, graph, items)
     at = np.array([ratios[c.members[0]] for c in model.classes])
     if not short:
@@ -256,7 +256,7 @@ class _Attempt:
         return found
 
 
-def _kinds(found: Stretches, program: Program, graph: Graph, items: Sequence[Item]) -> list[int]:
+def kinds_of(found: Stretches, program: Program, graph: Graph, items: Sequence[Item]) -> list[int]:
     """The kind of every stretch: 0 for compute, 1 for state, 2 for the rest.
 
     What `is_tied` says of lines of a price list is what makes a stretch compute here.
