@@ -29,7 +29,7 @@ from shardwright.ir import collectives
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Atom, Graph, Literal, TensorType
 from shardwright.ir.placement import Partial, Placement, R, Replicate, Shard
-from shardwright.ir.program import Move, Program, Property
+from shardwright.ir.program import Move, Program, Property, nodes_of
 from shardwright.ir.recompute import begins_again
 from shardwright.ir.regions import scan_counts
 from shardwright.ir.trace import Traced
@@ -57,7 +57,8 @@ class SpmdExecutable:
         branches: how many branches each segment has, loops' included; none where all is even.
 
     Raises:
-        PlanError: there are too few devices, or a strategy has no lowering.
+        PlanError: there are too few devices, a strategy has no lowering, or a program on two mesh axes cuts
+            unevenly.
     """
 
     def __init__(
@@ -74,8 +75,15 @@ class SpmdExecutable:
         graph = traced.graph
         self.traced = traced
         self.program = program
-        self.layout = layout = Layout(mesh_of(len(ratios), seats, devices), tuple(ratios))
-        self.even = not obstacle(program, graph, ratios)
+        nodes, problem = nodes_of(program), obstacle(program, graph, ratios)
+        if nodes is not None and problem:
+            raise PlanError(
+                place="backend spmd",
+                reason=f"the plan is of two mesh axes, which have to be even here, and {problem}",
+                remedy="Plan with axes=1, or run the plan with backend='mpi' or 'reference'",
+            )
+        self.layout = layout = Layout(mesh_of(len(ratios), seats, devices, nodes), tuple(ratios))
+        self.even = not problem
         ins = zip(graph.inputs, program.inputs, strict=True)
         outs = zip(graph.outputs, program.outputs, strict=True)
         self._ins = [Slot(value.type, placement, layout) for value, placement in ins]
@@ -129,6 +137,8 @@ class SpmdExecutable:
 
 def check_program(program: Program) -> None:
     """Raises PlanError where a program does what this backend cannot: before anything is compiled."""
+    if nodes_of(program) is not None:
+        return  # XLA finds the exchanges of what is even; the rest is refused with its reason
     for placement in (*program.inputs, *program.outputs):
         _check_placement(placement)
     for instruction in program.all_instructions():

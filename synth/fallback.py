@@ -11,13 +11,14 @@ from shardwright.cost.memory import footprint
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Graph
-from shardwright.synth.alternate import Synthesis, Timer
+from shardwright.synth.alternate import Synthesis
 from shardwright.synth.baselines import Workshop
 from shardwright.synth.judge import Judge, Look
 from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import too_small
 from shardwright.synth.solve import bound
 from shardwright.synth.space import Space
+from shardwright.synth.timer import Timer
 
 
 def fits(found: Synthesis, model: CostModel) -> bool:

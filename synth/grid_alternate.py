@@ -21,7 +21,7 @@ from shardwright.cost.memory import peaks_by_device
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import verify
-from shardwright.synth.alternate import Synthesis, Timer, starts
+from shardwright.synth.alternate import Synthesis
 from shardwright.synth.bounds import ENOUGH
 from shardwright.synth.emit import emit
 from shardwright.synth.factors import Use
@@ -33,6 +33,8 @@ from shardwright.synth.pricing import Prices
 from shardwright.synth.solve import Solution
 from shardwright.synth.space import Space
 from shardwright.synth.subfleets import arithmetic_s
+from shardwright.synth.timer import Timer
+from shardwright.synth.turns import starts
 
 _MOST_TURNS, _MOST_STARTS = 3, 2
 

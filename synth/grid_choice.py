@@ -19,13 +19,14 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Graph
-from shardwright.synth.alternate import Synthesis, Timer
+from shardwright.synth.alternate import Synthesis
 from shardwright.synth.bounds import ENOUGH
 from shardwright.synth.factors import Use
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid_alternate import GridSearch, is_mesh
 from shardwright.synth.space import Space
 from shardwright.synth.subfleets import Choice, Members, unused
+from shardwright.synth.timer import Timer
 
 #: Parts of a fleet that are considered on two axes at most, the whole included.
 MOST_PARTS = 4

@@ -26,14 +26,16 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Graph
-from shardwright.synth.alternate import Synthesis, Timer, synthesize
+from shardwright.synth.alternate import Synthesis, synthesize
 from shardwright.synth.factors import EquationFactor, Use
 from shardwright.synth.fallback import best_baseline, fits, fitting
 from shardwright.synth.judge import Look
-from shardwright.synth.pricing import Catalogue, PriceList, Prices
+from shardwright.synth.price_list import Catalogue, PriceList
+from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import too_small
 from shardwright.synth.solve import Solution, SpaceSolver
 from shardwright.synth.space import Space
+from shardwright.synth.timer import Timer
 
 #: Parts of a fleet that are considered at most, the whole included.
 MOST_PARTS = 24

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import jax
 import numpy as np
 
-from shardwright.constraints import Constraints, conflict, factors, priced, resolve
+from shardwright.constraints import Constraints, conflict, factors, priced, resolve, takes_two_axes
 from shardwright.cost.bill import Item
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.memory import Peaks
@@ -36,7 +36,6 @@ from shardwright.pause import collector_paused
 from shardwright.plan import Plan
 from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused, spread
 from shardwright.rewritings import Microbatches, Recompute, best_plan, check_rewriting
-from shardwright.synth.alternate import Timer
 from shardwright.synth.baselines import Baseline, Baselines, Workshop
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid_alternate import is_mesh
@@ -46,6 +45,7 @@ from shardwright.synth.judge import Look
 from shardwright.synth.recipes import RECIPES
 from shardwright.synth.space import Space
 from shardwright.synth.subfleets import Choice, candidates, choose, unsearched
+from shardwright.synth.timer import Timer
 
 #: Mesh axes of programs.
 Axes: TypeAlias = Literal[1, 2, "auto"]
@@ -199,12 +199,13 @@ def _synthesize(
     meshes = () if axes == 1 or time_limit_s == 0 or not is_mesh(fleet) else on_grid(fleet, parts)
     if axes == "auto":  # parts of the fleet on two axes are for those who ask for two: each takes as long
         meshes = meshes[:1]
+    flat = not takes_two_axes(pins, bool(meshes))
     try:
         if time_limit_s == 0:
             chosen = unsearched(traced.graph, space, fleet, timer, parts)
         else:
             one = two = None
-            if not meshes or axes == "auto":
+            if not meshes or (axes == "auto" and flat):
                 one = choose(
                     traced.graph, space, fleet, timer, factors(pins, space), parts, first, looking(traced)
                 )
@@ -218,7 +219,7 @@ def _synthesize(
     except PlanError as error:
         if not pins:
             raise
-        raise conflict(pins, space, CostModel(fleet)) from error
+        raise conflict(pins, traced.graph, space, CostModel(fleet)) from error
     chosen = _looked_at(chosen, traced, timer)
     found = chosen.found
     prices = priced(pins, traced.graph, space, chosen.model, found)

@@ -324,11 +324,11 @@ def _argument(name: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds with three digits and a fitting unit."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= scale:
+    """Seconds with three digits and a fitting unit; below a picosecond, rounding left it of nothing."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)):
+        if seconds >= 0.9995 * scale or (unit == "ns" and seconds >= 1e-12):
             return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns" if seconds else "0 s"
+    return "0 s"
 
 
 def size(nbytes: float) -> str:
