@@ -24,11 +24,11 @@ from math import prod
 import numpy as np
 
 from shardwright.cost.share_cost import Floats
-from shardwright.cost.tenants import front, moments
+from shardwright.cost.tenants import Bytes, front, moments
 from shardwright.cost.written import written
 from shardwright.ir.graph import Graph, TensorType, per_graph
 from shardwright.ir.placement import Placement, Shard, by_node, region, seat
-from shardwright.ir.program import Program, nodes_of
+from shardwright.ir.program import Program, nodes_of, own_ratios
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,38 @@ def footprint(program: Program, graph: Graph) -> Footprint:
     return Footprint(found[:, 0], found[:, 1])
 
 
+@dataclass(frozen=True, slots=True)
+class Footprints:
+    """A `Footprint` of a program with several ratios.
+
+    Attributes:
+        fixed: (moments,) bytes whatever the shares.
+        shared: (moments, ratios) bytes times a device's share: the plan's ratios first, then by number.
+    """
+
+    fixed: Floats
+    shared: Floats
+
+    def peak(self, shares: Floats) -> Floats:
+        """Peak bytes of devices whose shares are (ratios, devices)."""
+        return (self.fixed[:, None] + self.shared @ shares).max(axis=0)
+
+
+def footprints(program: Program, graph: Graph) -> Footprints:
+    """`footprint` of a program with ratios of its own, which `own_ratios` numbers."""
+    columns = {number: 2 + place for place, number in enumerate(own_ratios(program))}
+    width = 2 + len(columns)
+
+    def size(tensor: TensorType, placement: Placement) -> Bytes:
+        column = 0
+        if isinstance(placement, Shard):
+            column = 1 if placement.by is None else columns[placement.by.number]
+        return tuple([float(tensor.nbytes) if place == column else 0.0 for place in range(width)])
+
+    found = front(moments(program, graph, written(graph), top=True, size=size))
+    return Footprints(found[:, 0], found[:, 1:])
+
+
 def peak_bytes(program: Program, graph: Graph, ratios: Sequence[float]) -> tuple[int, ...]:
     """Peak bytes of every device at its ratio."""
     return tuple(int(b) for b in footprint(program, graph).peak(np.asarray(ratios)))
@@ -68,7 +100,7 @@ def all_bytes(graph: Graph) -> int:
     return 2 * found + inner
 
 
-def _size(tensor: TensorType, placement: Placement) -> tuple[float, float]:
+def _size(tensor: TensorType, placement: Placement) -> Bytes:
     return (0.0, float(tensor.nbytes)) if isinstance(placement, Shard) else (float(tensor.nbytes), 0.0)
 
 
@@ -95,12 +127,13 @@ def peaks_by_device(program: Program, graph: Graph, ratios: Sequence[float]) -> 
     over.
     """
     nodes = nodes_of(program)
+    others = own_ratios(program).values()
     known: dict[tuple[object, ...], int] = {}
     found: list[int] = []
     for device, ratio in enumerate(ratios):
         home = (None, 0) if nodes is None else seat(device, nodes)
         own = None if nodes is None else round(by_node(ratios, nodes)[0][home[0] or 0], 9)
-        key = (round(ratio, 9), own)
+        key = (round(ratio, 9), own, *(round(other.shares[device], 9) for other in others))
         if key not in known:
             held = partial(_held, device=device, ratios=tuple(ratios), known={})
             known[key] = int(moments(program, graph, written(graph), top=True, size=held)[:, 0].max())
@@ -114,7 +147,7 @@ def _held(
     device: int,
     ratios: tuple[float, ...],
     known: dict[tuple[TensorType, Placement], float],
-) -> tuple[float, float]:
+) -> Bytes:
     """Bytes that a device has of a tensor."""
     key = tensor, placement
     if key not in known:

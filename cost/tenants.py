@@ -14,32 +14,39 @@ from shardwright.cost.written import Written
 from shardwright.ir.collectives import registry
 from shardwright.ir.graph import Graph, TensorType, Value, value_types
 from shardwright.ir.host import is_reload
-from shardwright.ir.placement import Placement, R
+from shardwright.ir.placement import Placement, R, cuts
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
 from shardwright.ir.recompute import begins_again, repeats
 
 Key: TypeAlias = tuple[int, Placement]
-#: Bytes of a tensor in a placement: fixed, and times a device's share.
-Size: TypeAlias = Callable[[TensorType, Placement], tuple[float, float]]
+#: Bytes of a tensor in a placement: fixed, and times a device's share (one for each of a program's ratios).
+Bytes: TypeAlias = tuple[float, ...]
+Size: TypeAlias = Callable[[TensorType, Placement], Bytes]
+_NOTHING = TensorType((0,), "float32")
 #: A tenant that may be written over one of others, and when.
 _Over: TypeAlias = tuple[int, tuple[int, ...], int]
 
 
 def moments(program: Program, graph: Graph, held: Written, *, top: bool, size: Size) -> Floats:
-    """(time, 2): fixed and shared bytes while every instruction runs, `size` being those of one tensor."""
+    """(time, columns of `size`): bytes while every instruction runs, `size` being those of one tensor."""
     return _Walk(program, graph, held, size, top=top).moments()
 
 
-def front(found: Floats) -> Floats:
-    """Moments not dominated in both columns."""
-    order = np.lexsort((-found[:, 1], -found[:, 0]))
+def front(rows: Floats) -> Floats:
+    """Moments that no other dominates in all columns."""
+    if rows.shape[1] > 2:
+        found = np.unique(rows, axis=0)[::-1]
+        for row in found.copy():
+            found = found[~((found <= row).all(axis=1) & (found < row).any(axis=1))]
+        return found
+    order = np.lexsort((-rows[:, 1], -rows[:, 0]))
     best = -np.inf
     kept: list[int] = []
     for row in order:
-        if found[row, 1] > best:
+        if rows[row, 1] > best:
             kept.append(int(row))
-            best = float(found[row, 1])
-    return found[kept]
+            best = float(rows[row, 1])
+    return rows[kept]
 
 
 def keys_read(instruction: Instruction, graph: Graph) -> list[Key]:
@@ -76,7 +83,7 @@ class _Tenants:
     sources: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     first: list[int] = field(default_factory=list[int])
     last: list[int] = field(default_factory=list[int])
-    size: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    size: list[Bytes] = field(default_factory=list[Bytes])
     leaves: set[int] = field(default_factory=set[int])
     over: list[tuple[int, tuple[int, ...], int]] = field(
         default_factory=list[tuple[int, tuple[int, ...], int]]
@@ -91,7 +98,7 @@ class _Tenants:
         self.size.append((0.0, 0.0))
         return number
 
-    def write(self, number: int, time: int, size: tuple[float, float]) -> None:
+    def write(self, number: int, time: int, size: Bytes) -> None:
         self.first[number] = self.last[number] = time
         self.size[number] = size
 
@@ -115,7 +122,7 @@ class _Walk:
         self.made: list[tuple[int, ...]] = []
         self.time_of: dict[int, int] = {}
         #: (moment, bytes) beside the tenants: temporaries, bodies, what exchanges pack.
-        self.beside: list[tuple[int, int, tuple[float, float]]] = []
+        self.beside: list[tuple[int, int, Bytes]] = []
         self.inner: list[tuple[int, Floats]] = []
         self._establish()
         self._follow()
@@ -218,17 +225,19 @@ class _Walk:
         equation, signature = self.graph.equations[instruction.equation], instruction.signature
         atom = (*equation.inputs, *equation.outputs)[like]
         placement = (*signature.ins, *signature.outs)[like]
-        fixed, shared = self.size(atom.type, placement)
+        whole = self.size(atom.type, placement)
         times = [self.time_of.get(reader, time) for reader in readers]
         stretch = self.stretches[time]
         last = max([t for t in times if self.stretches[t] == stretch], default=time)
-        self.beside.append((time, max(last, time), (part * fixed, part * shared)))
+        self.beside.append((time, max(last, time), tuple([part * n for n in whole])))
 
     def _pack(self, time: int, move: Move) -> None:
         """What an exchange takes beside its operand and result."""
         tensor = self.types[move.value]
         if move.strategy == "padded":  # equal blocks for all, and the device's own
-            self.beside.append((time, time, (float(tensor.nbytes), float(tensor.nbytes))))
+            (cut,) = [p for p in (move.pre, move.post) if cuts(p)]
+            own = self.size(tensor, cut)[1:]
+            self.beside.append((time, time, (float(tensor.nbytes), *own)))
         elif move.kind == "all_to_all":
             for placement in (move.pre, move.post):
                 self.beside.append((time, time, self.size(tensor, placement)))
@@ -249,7 +258,7 @@ class _Walk:
             self.inner.append((time, peaks))
 
     def moments(self) -> Floats:
-        """(time, 2): fixed and shared bytes while each instruction runs."""
+        """(time, columns of a `Size`): bytes while each instruction runs."""
         tenants, end = self.tenants, self.end
         first, last = tenants.first, tenants.last
         for number in tenants.leaves:
@@ -276,12 +285,12 @@ class _Walk:
                     after[number] = time + 1
                     break
         starts = {stretch: time for time, stretch in reversed(list(enumerate(self.stretches)))}
-        change = np.zeros((end + 2, 2))
+        change = np.zeros((end + 2, len(self.size(_NOTHING, R))))
         if self.top:
             given = [(v.index, p) for v, p in zip(self.graph.inputs, self.program.inputs, strict=True)]
             for index, placement in (*given, *((v.index, R) for v in self.graph.constants)):
                 change[0] += self.size(self.types[index], placement)
-        rows: list[tuple[int, int, float, float]] = []
+        rows: list[tuple[float, ...]] = []
         for number, begin in enumerate(first):
             if begin < 0 or (self.top and tenants.stretch[number] < 0):
                 continue

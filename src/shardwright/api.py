@@ -220,7 +220,7 @@ def _synthesize(
                 pinned = partial(factors, pins)
                 # Pins that one axis keeps and two cannot leave the plan on one axis.
                 with contextlib.suppress(*([PlanError] if pins and one is not None else [])):
-                    two = choose_on_grid(traced.graph, fleet, timer, meshes, pinned, one)
+                    two = choose_on_grid(traced.graph, fleet, timer, meshes, pinned, one, looking(traced))
             chosen = two or one
             assert chosen is not None, "some space is searched"
     except PlanError as error:

@@ -197,10 +197,11 @@ def _binds(plan: Plan) -> bool:
     )
     if plan.search_gap > _NEAR / 10 or (full and plan.gap > _NEAR):
         return True  # at these ratios there is a cheaper program, which does not fit
-    # Its own bound is that of plans within memory: without, there may be cheaper ones.
+    # Its own bound is that of plans within memory, on any part of the fleet; without, there may be others.
     free_s = plan.free_s
     if free_s is None:
         free_s = bound(Space(graph), Prices.floors(CostModel(plan.part)))
+    free_s = min(free_s, plan.bound_s)
     return plan.cost_s > free_s * (1 + (_NEAR if full else _WIDE))
 
 
