@@ -85,7 +85,11 @@ def footprints(program: Program, graph: Graph) -> Footprints:
 
 
 def peak_bytes(program: Program, graph: Graph, ratios: Sequence[float]) -> tuple[int, ...]:
-    """Peak bytes of every device at its ratio."""
+    """Peak bytes of every device at its ratio, and at those that the program has of its own."""
+    others = own_ratios(program)
+    if others:
+        shares = np.array([ratios, *(other.shares for other in others.values())])
+        return tuple(int(b) for b in footprints(program, graph).peak(shares))
     return tuple(int(b) for b in footprint(program, graph).peak(np.asarray(ratios)))
 
 
