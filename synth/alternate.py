@@ -27,6 +27,7 @@ from shardwright.synth.factors import Use
 from shardwright.synth.judge import Judge, Look
 from shardwright.synth.price_list import PriceList
 from shardwright.synth.pricing import Prices
+from shardwright.synth.rent import too_small
 from shardwright.synth.segments import Segmented, apart
 from shardwright.synth.solve import Solution, SpaceSolver
 from shardwright.synth.space import Space
@@ -51,6 +52,8 @@ class Synthesis:
         items: the program's bill.
         memory: the program's footprint.
         certificate: raises the bound further, if there is one.
+        free_s: what no program of these devices can be cheaper than if memory were no limit; None where
+            that was not looked for.
     """
 
     program: Program
@@ -64,6 +67,7 @@ class Synthesis:
     items: tuple[Item, ...]
     memory: Footprint | Peaks
     certificate: Certificate | None = None
+    free_s: float | None = None
 
 
 def synthesize(
@@ -78,6 +82,7 @@ def synthesize(
     ideal: Solution | None = None,
     first: tuple[float, ...] | None = None,
     look: Look | None = None,
+    whole: bool = True,
 ) -> Synthesis:
     """Search for program and ratios; see the module's docstring.
 
@@ -92,6 +97,7 @@ def synthesize(
         ideal: what the search finds at the floors, where it is known already.
         first: shares to start from, before all others.
         look: what says how much memory a program takes; by default the model of `cost/memory.py`.
+        whole: of a part of a fleet (if not) nothing smaller is looked for where nothing can fit.
 
     Raises:
         PlanError: no program keeps to the pins.
@@ -119,12 +125,16 @@ def synthesize(
             break
     assert found is not None
     best = _settle(graph, turns, found)
+    free_s = bound_s
     limits = Limits.of(model)
     renting = cache(lambda: Renting(graph, space, limits, extra))
-    best, memory = judged(turns, best, found.cost_s, renting)
-    several = apart(turns, best, found, renting)
-    if several is not None:
-        return _several(turns, *several, found, certificate, renting)
+    if whole or best.fits or not too_small(graph, limits.nbytes):
+        best, memory = judged(turns, best, found.cost_s, renting)
+        several = apart(turns, best, found, renting)
+        if several is not None:
+            return _several(turns, *several, found, certificate, renting)
+    else:
+        memory = best.memory
     # Where memory made the plan dearer, it has a say in the bound, too.
     dearer = best.fits and best.cost_s > found.cost_s * (1 + 1e-6)
     if dearer and bound_s < best.cost_s * (1 - ENOUGH):
@@ -157,6 +167,7 @@ def synthesize(
         best.items,
         memory,
         certificate,
+        free_s,
     )
 
 
@@ -169,7 +180,7 @@ def _several(
     renting: Callable[[], Renting],
 ) -> Synthesis:
     """A plan with several ratios; `least_s`: what no program at these can be cheaper than."""
-    bound_s = certificate.bound_s
+    bound_s = free_s = certificate.bound_s
     if best.cost_s > free.cost_s * (1 + 1e-6) and bound_s < best.cost_s * (1 - ENOUGH):
         with turns.timer.search():
             within = renting().bound_within(turns.listed, bound_s, best.cost_s, turns.stop)
@@ -187,6 +198,7 @@ def _several(
         best.items,
         best.memory,
         certificate,
+        free_s,
     )
 
 
