@@ -97,6 +97,9 @@ def footprints(program: Program, graph: Graph) -> Footprints:
 
 def peak_bytes(program: Program, graph: Graph, ratios: Sequence[float]) -> tuple[int, ...]:
     """Peak bytes of every device at its ratio."""
+    if own := own_ratios(program):
+        every = np.array([ratios, *(each.shares for each in own.values())])
+        return tuple(int(b) for b in footprints(program, graph).peak(every))
     return tuple(int(b) for b in footprint(program, graph).peak(np.asarray(ratios)))
 
 
