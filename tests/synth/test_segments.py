@@ -15,6 +15,7 @@ import pytest
 from synth_cases import fleet, shape
 
 import shardwright
+from shardwright.backends.reference import ReferenceExecutable
 from shardwright.cost.bill import bill, seconds
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
@@ -142,3 +143,25 @@ def test_no_pair_of_ratios_is_cheaper_than_the_bound() -> None:
     assert tried > 20
     assert bound_s <= least < np.inf
     assert bound_s > 0.5 * least, "it says something"
+
+
+def test_from_stretches_by_some_ratios_to_stretches_by_others() -> None:
+    text = """
+        program {{
+          ratios @1: 0.0 1.0
+          in  0 %0 S(0)
+          0: %0 S({}){} = all_to_all.exact %0 S(0)
+          1: %0 R = all_gather.exact %0 S({}){}
+          out 0 %0 R
+        }}
+        """
+    x = np.arange(24.0, dtype=np.float32).reshape(6, 4)
+    traced, model = trace(lambda x: x, x, state={}), CostModel(fleet((4, 1)))
+    recut, turned = (parse_program(text.format(d, by, d, by)) for d, by in ((0, "@1"), (1, "")))
+    for program in (recut, turned):
+        verify(program, traced.graph)
+    (got,) = ReferenceExecutable(traced, recut, (1.0, 0.0))(x)
+    assert np.array_equal(got, x)
+    # All on one device: nothing is sent from dimension to dimension, and everything from cut to cut.
+    costs = [seconds(bill(p, traced.graph, model)[:1], model, (1.0, 0.0)) for p in (recut, turned)]
+    assert costs[0] > costs[1] > 0
