@@ -128,6 +128,9 @@ def _items(
             cost = model.move(
                 instruction.kind, instruction.strategy, tensor, instruction.pre, instruction.post
             )
+            cut = cut_of((tensor, tensor), (instruction.pre, instruction.post))
+            if _recuts(instruction):
+                cost, cut = _whole(cost), None
             before, after = ((instruction.value, p) for p in (instruction.pre, instruction.post))
             reads = (held[before],) if before in held else ()
             held[after] = next(tokens)
@@ -136,7 +139,7 @@ def _items(
                 cost=cost,
                 weight=weight,
                 # The share that varies is that of what is sent in stretches: before, or else after.
-                cut=cut_of((tensor, tensor), (instruction.pre, instruction.post)),
+                cut=cut,
                 exchange=not collectives()[instruction.kind].local,
                 reads=reads,
                 writes=(held[after],),
@@ -170,6 +173,18 @@ def _items(
                 if not out
             ),
         )
+
+
+def _recuts(move: Move) -> bool:
+    """Whether a move goes from stretches by some ratios to stretches by others."""
+    pre, post = move.pre, move.post
+    return isinstance(pre, Shard) and isinstance(post, Shard) and pre.by != post.by
+
+
+def _whole(cost: ShareCost) -> ShareCost:
+    """What an exchange costs at most: one device sends or receives all of the tensor."""
+    most = cost.constant + np.maximum(cost.linear, 0.0) + cost.product
+    return ShareCost.fixed([float(each) for each in most.max(axis=0)])
 
 
 def _loop_items(
