@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from shardwright.backends.flow import Flow, Kind, is_local, outputs
 from shardwright.backends.hoist import hoisted
 from shardwright.backends.late import Run, late
-from shardwright.backends.segments import Segment
+from shardwright.backends.segments import Away, Back, Segment
 from shardwright.ir.graph import Graph, TensorType
 from shardwright.ir.placement import Partial
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property
@@ -97,7 +97,8 @@ class Repeat:
     drops: tuple[Property, ...] = ()
 
 
-Act: TypeAlias = Segment | Launch | Land | Repeat
+#: `Away` and `Back` are there once `segments.with_host` put them there.
+Act: TypeAlias = Segment | Launch | Land | Repeat | Away | Back
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,7 +116,7 @@ class Order:
     program: Program
     graph: Graph
     steps: tuple[Act, ...]
-    types: dict[int, TensorType]
+    types: Mapping[int, TensorType]
     stood: tuple[int, ...]
 
     def messages(self) -> Iterator[tuple[Order, Message]]:
@@ -381,6 +382,8 @@ def _with_lifetimes(steps: Sequence[Act], kept: Iterable[Property]) -> tuple[Act
 
 def instructions_of(step: Act) -> tuple[Instruction, ...]:
     """What a step carries out."""
-    if isinstance(step, Segment):
+    if isinstance(step, Segment | Back):
         return step.instructions
+    if isinstance(step, Away):
+        return ()
     return (step.loop,) if isinstance(step, Repeat) else step.message.moves

@@ -29,6 +29,7 @@ from shardwright.backends.spmd_parts import parts
 from shardwright.ir import collectives
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Atom, Graph, Literal, TensorType
+from shardwright.ir.host import uses_host
 from shardwright.ir.placement import Partial, Placement, R, Replicate, Shard
 from shardwright.ir.program import Move, Program, Property, nodes_of
 from shardwright.ir.recompute import begins_again
@@ -58,8 +59,8 @@ class SpmdExecutable:
         branches: how many branches each part of a segment has, loops' included; none where all is even.
 
     Raises:
-        PlanError: there are too few devices, a strategy has no lowering, or a program on two mesh axes cuts
-            unevenly.
+        PlanError: there are too few devices, a strategy has no lowering, a program on two mesh axes cuts
+            unevenly, or tensors wait in host memory.
     """
 
     def __init__(
@@ -74,6 +75,12 @@ class SpmdExecutable:
     ) -> None:
         check_program(program)
         graph = traced.graph
+        if uses_host(graph):
+            raise PlanError(
+                place="backend spmd",
+                reason="this plan lets tensors wait in host memory, which one program for all does not",
+                remedy="Run it with backend='mpi', or plan with offload='off'",
+            )
         self.traced = traced
         self.program = program
         nodes, problem = nodes_of(program), obstacle(program, graph, ratios)
@@ -280,6 +287,7 @@ class Walk:
                 elif isinstance(step, Land):
                     results = flying.pop(step.message.number)
                 else:
+                    assert isinstance(step, Repeat), "nothing waits in host memory here"
                     equation = graph.equations[step.loop.equation]
                     ins = zip(equation.inputs, step.loop.signature.ins, strict=True)
                     results = self._loop(step, graph, [read(a, p) for a, p in ins], here)

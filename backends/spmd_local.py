@@ -275,8 +275,8 @@ class Branches:
         segment: what to run.
         within: the order that it is in.
         layout: the devices.
-        classes: devices of equal lengths; all devices run the branch of the one device of the one class, where
-            there is no other.
+        classes: devices of equal lengths. Where there is one class alone, all devices run its branch, whether
+            they are in it or not.
         primitives: JAX primitives by name.
     """
 

@@ -15,7 +15,7 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import CostStack, Floats, ShareCost
 from shardwright.cost.traffic import traffic
 from shardwright.ir.collectives import registry as collectives
-from shardwright.ir.graph import Atom, Equation, Graph, TensorType, Value
+from shardwright.ir.graph import Atom, Equation, Graph, TensorType, Value, value_types
 from shardwright.ir.placement import Placement, Shard, deal
 from shardwright.ir.program import Compute, Loop, Move, Program
 from shardwright.ir.regions import boundary
@@ -100,7 +100,7 @@ def _items(
 ) -> Iterator[Item]:
     """Items of a program whose inputs are `held`; what it establishes is added to them."""
     through_memory: Mapping[Equation, Traffic] = traffic(graph)
-    types = {value.index: value.type for value in graph.values()}
+    types = value_types(graph)
 
     def leave(values: Sequence[Value], placements: Sequence[Placement]) -> tuple[Token, ...]:
         new = {_key(v, p): next(tokens) for v, p in zip(values, placements, strict=True)}

@@ -40,7 +40,7 @@ def judged(
         renting: makes programs smaller.
     """
     judge, stop = turns.judge, turns.stop
-    if judge.roomy:
+    if best.cost_s <= free_s * (1 + ENOUGH) and judge.ample(best.memory, best.ratios):
         return best, best.memory
     fallen: tuple[Candidate, Peaks] | None = None
     fitting: tuple[Candidate, Peaks] | None = None
