@@ -164,7 +164,7 @@ class GridRenting:
             with self.timer.ratios():
                 seen = self.judge.peaks(best.program, best.ratios, best.memory)
                 over = self.judge.excess(seen)
-            if over <= 1 or rounds == MOST_LOOKS or self.timer.late():
+            if over <= 1 or rounds == MOST_LOOKS or self.timer.late() or best.cost_s >= most_s:
                 return replace(best, memory=seen, over=over)
             if rounds and not best.fits:
                 if not self._crowded(best):
