@@ -157,7 +157,7 @@ def test_branches_are_classes() -> None:
     assert len(conditionals) >= run.branches.count(2) > 0
     assert all(branches.count(",") == 1 for branches in conditionals)
     segments = [s for s in arrange(program, traced.graph, BUCKET_BYTES).steps if isinstance(s, Segment)]
-    assert len(run.branches) == len(segments)
+    assert len(run.branches) >= len(segments)
     assert max(SpmdExecutable(traced, program, UNEVEN).branches) == 4
 
 
