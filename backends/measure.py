@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise, product
 from math import isqrt
+from statistics import mean
 from typing import Any, TypeAlias
 
 import jax
@@ -107,14 +108,29 @@ class RankInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Resumed:
+    """Segments and an exchange, in seconds, one per round.
+
+    Attributes:
+        through_s: a segment that takes its time and the exchange after it, of the slowest rank.
+        brief_s: a segment that does next to nothing, after an exchange, and another, of the slowest rank.
+        alone_s: the former segment alone, of all ranks' mean.
+        empty_s: the latter segment alone where something else has used the caches, of all ranks' mean.
+    """
+
+    through_s: tuple[float, ...]
+    brief_s: tuple[float, ...]
+    alone_s: tuple[float, ...]
+    empty_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """What came out; times are in seconds, one per round.
 
     Attributes:
         exchange_s: per case: of the slowest rank, one exchange following another.
-        resume_s: per case: how much longer it takes after a segment than its kernels and the exchange, of the
-            slowest rank: the segment's start, caches that refill, ranks that are not ready at the same time.
-            Empty but for exchanges of `RESUMED_BYTES`.
+        resumed: per case, what it takes beside segments; None but for exchanges of `RESUMED_BYTES`.
         kernel_s: per rank and case: of one kernel.
         ranks: what each runs on.
         others: part of the cores of the busiest machine that other processes, or other guests of its host,
@@ -122,7 +138,7 @@ class Measured:
     """
 
     exchange_s: tuple[tuple[float, ...], ...]
-    resume_s: tuple[tuple[float, ...], ...]
+    resumed: tuple[Resumed | None, ...]
     kernel_s: tuple[tuple[tuple[float, ...], ...], ...]
     ranks: tuple[RankInfo, ...]
     others: float | None
@@ -139,15 +155,20 @@ def measure(request: Request, comm: Any = None, tick: Tick = lambda done, total:
     kernels = len(request.kernels)
     of_ranks = comm.allgather(taken)
 
-    def slowest(case: int, part: int) -> tuple[float, ...]:
+    def together(case: int, part: int, of: Callable[[Sequence[float]], float] = max) -> tuple[float, ...]:
         """Of the ranks, by round."""
         by_round = zip(*(ranks[case] for ranks in of_ranks), strict=True)
-        return tuple(max(sample[part] for sample in together) for together in by_round)
+        return tuple(of([sample[part] for sample in samples]) for samples in by_round)
+
+    def resumed(case: int) -> Resumed | None:
+        if len(taken[case][0]) == 1:
+            return None
+        return Resumed(together(case, 1), together(case, 2), together(case, 3, mean), together(case, 4, mean))
 
     exchanges = range(kernels, len(runs))
     return Measured(
-        exchange_s=tuple(slowest(case, 0) for case in exchanges),
-        resume_s=tuple(slowest(case, 1) if len(taken[case][0]) > 1 else () for case in exchanges),
+        exchange_s=tuple(together(case, 0) for case in exchanges),
+        resumed=tuple(map(resumed, exchanges)),
         kernel_s=tuple(
             tuple(tuple(t for (t,) in samples) for samples in mine[:kernels]) for mine in of_ranks
         ),
@@ -222,7 +243,7 @@ def _kernel_timer(case: KernelCase) -> Timer:
 
 
 def _exchange_timer(case: ExchangeCase, world: World, meet: World) -> Timer:
-    """Seconds of an exchange that follows another; at one size, what one after a segment takes besides."""
+    """Seconds of an exchange that follows another; at one size, then those of `Resumed`."""
     move, tensor = example(case.kind, case.strategy, case.nbytes)
     world.join([move.group])
     lengths = stretches(tensor, move.pre, move.group, world.ratios)
@@ -250,9 +271,10 @@ def _exchange_timer(case: ExchangeCase, world: World, meet: World) -> Timer:
         )
         if not resumes:
             return [following_s]
-        # Of the segment, its kernels are priced apart: what it takes alone less what a trivial one takes.
-        kernels_s = timed(segment)[0] - timed(trivial)[0]
-        return [following_s, segment_s + leaving_s - following_s - kernels_s]
+        _, trivial_s, after_s = timed(
+            lambda: world.move(move, tensor, first), trivial, lambda: world.move(move, tensor, second)
+        )
+        return [following_s, segment_s + leaving_s, trivial_s + after_s, *timed(segment), *timed(trivial)]
 
     def sample() -> list[float]:
         meet.wait([meet.comm.Ibarrier()])

@@ -18,9 +18,10 @@ import numpy as np
 from shardwright.constraints import Constraints, conflict, factors, priced, resolve
 from shardwright.cost.bill import Item
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.grid_model import pricing
 from shardwright.cost.memory import Peaks
 from shardwright.cost.model import CostModel
-from shardwright.cost.timeline import predict
+from shardwright.cost.timeline import predict, timed_bill
 from shardwright.device_memory import peaks
 from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
 from shardwright.ir.graph import Equation, Graph
@@ -356,7 +357,8 @@ def _plan(
     model, found, used = chosen.model, chosen.found, chosen.members
     items = found.items
     memory = tuple(int(peak) for peak in found.memory.peak(np.asarray(found.ratios)))
-    laid_out = predict(items, model, found.ratios)
+    priced = pricing(found.program, model, found.ratios)
+    laid_out = predict(timed_bill(found.program, traced.graph, priced, model, items), model, found.ratios)
     names = traced.graph.input_names
     devices = fleet.devices
     count = len(devices)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwright.backends.flow import Flow, inputs, nbytes_of, outputs
+from shardwright.ir.flow import Flow, inputs, outputs
 from shardwright.ir.placement import Shard
 from shardwright.ir.program import Compute, Move, Property
 from shardwright.ir.rules import registry
@@ -163,5 +163,5 @@ class _Late:
 
     def _nbytes(self, prop: Property) -> int:
         """Of a device's part: of what is cut, at most about half."""
-        nbytes = nbytes_of(self.flow.types[prop.value])
+        nbytes = self.flow.types[prop.value].nbytes
         return nbytes // 2 if isinstance(prop.placement, Shard) else nbytes

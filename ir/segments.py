@@ -17,10 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from shardwright.backends.flow import Flow, is_local, outputs
-from shardwright.backends.hoist import hoisted
-from shardwright.backends.late import as_they_are, late
+from shardwright.ir.flow import Flow, is_local, outputs
 from shardwright.ir.graph import Graph, TensorType
+from shardwright.ir.hoist import hoisted
+from shardwright.ir.late import as_they_are, late
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property
 from shardwright.ir.recompute import begins_again
 
