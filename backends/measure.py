@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise, product
 from math import isqrt
 from statistics import mean
@@ -47,6 +47,9 @@ COLD_BYTES = 1 << 24
 #: Exchanges of so many bytes are timed after a segment that takes its time, too: this one.
 RESUMED_BYTES = 1 << 16
 SEGMENT = KernelCase("backward:mlp", (8, 64, 256, 512))
+#: Up to so many bytes, so many exchanges are timed together, behind one that is not timed: a rank that is
+#: ahead waits in the next, so that the slowest of the ranks tells what an exchange takes, not who was late.
+CHAINS = ((1 << 16, 4), (1 << 20, 2), (1 << 62, 1))
 #: Cases whose common load is read at a time: enough for the system's ticks of a hundredth of a second.
 BLOCK = 24
 #: Part of the cores that others may use while a sample is taken that counts as undisturbed.
@@ -250,8 +253,10 @@ def _exchange_timer(case: ExchangeCase, world: World, meet: World) -> Timer:
     shape = list(tensor.shape)
     if isinstance(move.pre, Shard):
         shape[move.pre.dim] = lengths[world.rank]
-    # Two tensors: the data of the second exchange are not in the caches, but what runs it is.
-    first, second = (jnp.full(tuple(shape), number, tensor.dtype) for number in (1, 2))
+    # The data of later exchanges are not in the caches, but what runs them is.
+    chain = next(times for most, times in CHAINS if case.nbytes <= most)
+    values = [jnp.full(tuple(shape), number, tensor.dtype) for number in range(chain + 1)]
+    moves = [partial(world.move, move, tensor, value) for value in values]
     resumes = case.nbytes == RESUMED_BYTES
     trivial = _compiled(KernelCase("start", ()))
     segment = _compiled(SEGMENT) if resumes else trivial
@@ -266,20 +271,18 @@ def _exchange_timer(case: ExchangeCase, world: World, meet: World) -> Timer:
         return [end - begin for begin, end in pairwise(times)]
 
     def once() -> list[float]:
-        segment_s, leaving_s, following_s = timed(
-            segment, lambda: world.move(move, tensor, first), lambda: world.move(move, tensor, second)
-        )
+        following_s = mean(timed(trivial, *moves)[2:])
         if not resumes:
             return [following_s]
-        _, trivial_s, after_s = timed(
-            lambda: world.move(move, tensor, first), trivial, lambda: world.move(move, tensor, second)
-        )
-        return [following_s, segment_s + leaving_s, trivial_s + after_s, *timed(segment), *timed(trivial)]
+        begin, *rest = moves
+        through_s = sum(timed(segment, begin))
+        brief_s = sum(timed(begin, *(step for one in rest for step in (trivial, one)))[1:]) / len(rest)
+        return [following_s, through_s, brief_s, *timed(segment), *timed(trivial)]
 
     def sample() -> list[float]:
         meet.wait([meet.comm.Ibarrier()])
-        for value in (first, second):  # in a plan the memory of an exchange is that of the step before
-            world.move(move, tensor, value)
+        for one in moves[:2]:  # in a plan the memory of an exchange is that of the step before
+            one()
         found = [sum(pair) / 2 for pair in zip(once(), once(), strict=True)]
         world.pool.clear()  # the next case has other sizes
         return found

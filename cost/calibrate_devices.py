@@ -28,7 +28,7 @@ PIECES_COUNT = 4.0
 FURTHEST = 100.0
 #: An element that is rearranged is taken to cost as much as so many bytes, before it is fitted.
 TURNING_BYTES = 16.0
-#: Devices whose rates differ by less are of one type.
+#: Devices whose times typically differ by less are of one type.
 SAME = 0.2
 #: float32 products that run so much faster at JAX's default precision than at the highest use TF32.
 TF32_GAIN = 1.3
@@ -89,15 +89,6 @@ class DeviceFit:
     gains: Mapping[str, float]
     error: float
     spread: float
-
-    def resembles(self, other: DeviceFit) -> bool:
-        """Whether the two devices may be taken for one type."""
-        pairs = (
-            (self.matmul_flop_per_s, other.matmul_flop_per_s),
-            (self.vector_flop_per_s, other.vector_flop_per_s),
-            (self.byte_per_s, other.byte_per_s),
-        )
-        return all(abs(np.log(a.value / b.value)) < np.log1p(SAME) for a, b in pairs)
 
     def complaint(self) -> str | None:
         """Why the fit is not to be trusted, None if it is."""
@@ -243,16 +234,24 @@ def group_devices(
         per_device: the same kernels, timed on each device.
         alike: whether two devices, by index, may be of one type at all.
     """
-    alone = [fit_device(times) for times in per_device]
     groups: list[list[int]] = []
-    for device, fit in enumerate(alone):
+    for device, times in enumerate(per_device):
         for group in groups:
-            if alike(group[0], device) and fit.resembles(alone[group[0]]):
+            if alike(group[0], device) and _same(per_device[group[0]], times):
                 group.append(device)
                 break
         else:
             groups.append([device])
     return [(fit_device(_pooled([per_device[d] for d in group])), tuple(group)) for group in groups]
+
+
+def _same(mine: Sequence[KernelTimes], others: Sequence[KernelTimes]) -> bool:
+    """Whether products, other kernels and pieces of steps take about as long on one device as on another."""
+    found: dict[str, list[float]] = {}
+    for one, other in zip(mine, others, strict=True):
+        kind = "piece" if one.piece else "product" if one.kernels[0].op_class in PRODUCTS else "other"
+        found.setdefault(kind, []).append(float(np.median(one.seconds) / np.median(other.seconds)))
+    return all(abs(np.log(np.median(ratios))) < np.log1p(SAME) for ratios in found.values())
 
 
 def _pooled(per_device: Sequence[Sequence[KernelTimes]]) -> list[KernelTimes]:

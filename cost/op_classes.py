@@ -2,7 +2,7 @@
 
 A roofline with one rate for products and one for everything else misses what a compiled step does on a CPU:
 a weight's gradient has its first operand rearranged before it is multiplied, and an exponential takes several
-times as long as an addition. `shardwright calibrate` measures a rate for each class; a device type that was not
+times as long as an addition. `shardwright calibrate` measures a rate for each class; a type that was not
 measured has one rate for products and one for the rest.
 """
 
