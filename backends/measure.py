@@ -47,6 +47,8 @@ COLD_BYTES = 1 << 24
 #: Exchanges of so many bytes are timed after a segment that takes its time, too: this one.
 RESUMED_BYTES = 1 << 16
 SEGMENT = KernelCase("backward:mlp", (8, 64, 256, 512))
+#: And after one that adds two numbers, as between the reductions of one gradient and the next.
+BRIEF = KernelCase("dispatch", ())
 #: Up to so many bytes, so many exchanges are timed together, behind one that is not timed: a rank that is
 #: ahead waits in the next, so that the slowest of the ranks tells what an exchange takes, not who was late.
 CHAINS = ((1 << 16, 4), (1 << 20, 2), (1 << 62, 1))
@@ -116,9 +118,9 @@ class Resumed:
 
     Attributes:
         through_s: a segment that takes its time and the exchange after it, of the slowest rank.
-        brief_s: a segment that does next to nothing, after an exchange, and another, of the slowest rank.
+        brief_s: after an exchange, the briefest of segments and another exchange, of the slowest rank.
         alone_s: the former segment alone, of all ranks' mean.
-        empty_s: the latter segment alone where something else has used the caches, of all ranks' mean.
+        empty_s: one of no work but many operands where something else has used the caches, of all ranks' mean.
     """
 
     through_s: tuple[float, ...]
@@ -259,7 +261,7 @@ def _exchange_timer(case: ExchangeCase, world: World, meet: World) -> Timer:
     moves = [partial(world.move, move, tensor, value) for value in values]
     resumes = case.nbytes == RESUMED_BYTES
     trivial = _compiled(KernelCase("start", ()))
-    segment = _compiled(SEGMENT) if resumes else trivial
+    brief, segment = (_compiled(BRIEF), _compiled(SEGMENT)) if resumes else (trivial, trivial)
 
     def timed(*steps: Callable[[], Any]) -> list[float]:
         _fill_caches().block_until_ready()
@@ -276,7 +278,7 @@ def _exchange_timer(case: ExchangeCase, world: World, meet: World) -> Timer:
             return [following_s]
         begin, *rest = moves
         through_s = sum(timed(segment, begin))
-        brief_s = sum(timed(begin, *(step for one in rest for step in (trivial, one)))[1:]) / len(rest)
+        brief_s = sum(timed(begin, *(step for one in rest for step in (brief, one)))[1:]) / len(rest)
         return [following_s, through_s, brief_s, *timed(segment), *timed(trivial)]
 
     def sample() -> list[float]:

@@ -198,7 +198,8 @@ def fit_device(times: Sequence[KernelTimes]) -> DeviceFit:
         Estimate(float(np.exp(v)), float(np.exp(v - w)), float(np.exp(v + w)))
         for v, w in zip(found.x, np.minimum(width, 50.0), strict=True)
     )
-    by_class = dict(zip((*classes, *(["transposition"] if turns else [])), fitted, strict=True))
+    names: list[str] = [*classes, *(["transposition"] if turns else [])]
+    by_class = dict(zip(names, fitted, strict=True))
     return DeviceFit(
         launch,
         by_class.pop("product"),
