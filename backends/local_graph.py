@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from shardwright.backends.layout import holds
 from shardwright.backends.local import local_shape
 from shardwright.ir.flow import find, inputs, reads, writes
-from shardwright.ir.graph import Atom, Equation, Forms, Graph, Literal, TensorType, Value
+from shardwright.ir.graph import Atom, Equation, Forms, Graph, Literal, TensorType, Value, value_types
 from shardwright.ir.placement import Partial, Placement, Replicate
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property
 from shardwright.ir.segments import Segment
@@ -85,7 +85,7 @@ class _Maker:
 
     def __init__(self, graphs: LocalGraphs, graph: Graph) -> None:
         self.graphs, self.graph = graphs, graph
-        self.types = {value.index: value.type for value in graph.values()}
+        self.types = value_types(graph)
         self.env: _Env = {}
         self.equations: list[Equation] = []
         self.made = 0

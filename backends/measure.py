@@ -120,7 +120,7 @@ class Resumed:
         through_s: a segment that takes its time and the exchange after it, of the slowest rank.
         brief_s: after an exchange, the briefest of segments and another exchange, of the slowest rank.
         alone_s: the former segment alone, of all ranks' mean.
-        empty_s: one of no work but many operands where something else has used the caches, of all ranks' mean.
+        empty_s: one of many operands and no work, the caches full of other things, of all ranks' mean.
     """
 
     through_s: tuple[float, ...]

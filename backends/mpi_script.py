@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import jax
@@ -13,6 +14,7 @@ import numpy as np
 from shardwright.backends.compile import Compiler, Device, Local
 from shardwright.backends.direct import DirectExchanger
 from shardwright.backends.faults import Watch, check_finite
+from shardwright.backends.host_memory import to_device, to_host
 from shardwright.backends.layout import holds, is_key, to_numpy
 from shardwright.backends.local import filled, operand
 from shardwright.backends.mpi_moves import lowerings
@@ -26,7 +28,7 @@ from shardwright.ir.flow import inputs
 from shardwright.ir.graph import Atom, Literal, TensorType
 from shardwright.ir.placement import Placement
 from shardwright.ir.program import Property
-from shardwright.ir.segments import Segment
+from shardwright.ir.segments import Away, Back, Segment, with_host
 from shardwright.ir.text import format_instruction
 from shardwright.ir.trace import Traced
 
@@ -57,11 +59,15 @@ class MpiMachine:
 
     def ready(self, value: Any) -> np.ndarray[Any, Any]:
         """A local array as numpy's, when it is there; exchanges under way go on meanwhile."""
+        self.wait(value)
+        return to_numpy(value)
+
+    def wait(self, value: Any) -> None:
+        """Until a local array is there; exchanges under way go on meanwhile."""
         if self.lane.busy and hasattr(value, "is_ready"):
             while not value.is_ready():
                 self.lane.look()
                 time.sleep(POLL_S)
-        return to_numpy(value)
 
     def take(self, value: Any, iteration: int) -> Any:
         return jax.lax.dynamic_index_in_dim(value, iteration, keepdims=False)
@@ -87,6 +93,7 @@ class Script:
     """
 
     def __init__(self, order: Order, machine: MpiMachine, donated: Collection[Property] = ()) -> None:
+        order = replace(order, steps=with_host(order.steps, order.program, order.graph))
         self.order, self.machine = order, machine
         self.position = 0
         self._slots: dict[Property, int] = {}
@@ -162,6 +169,10 @@ class Script:
             do = self._launch(step)
         elif isinstance(step, Land):
             do = self._land(step)
+        elif isinstance(step, Away):
+            do = self._away(step)
+        elif isinstance(step, Back):
+            do = self._back(step)
         else:
             do = self._repeat(step)
         drops = [self._slot(prop) for prop in step.drops]
@@ -257,6 +268,39 @@ class Script:
 
         return finish
 
+    def _away(self, step: Away) -> Do:
+        """Tensors leave the device when they are there; only then what comes after takes their place."""
+        slots, machine = [self._slot(prop) for prop in step.needs], self.machine
+
+        def leave(env: Env) -> None:
+            begin = time.perf_counter()
+            for slot in slots:
+                if env[slot] is not None:
+                    machine.wait(env[slot])
+                    env[slot] = to_host(env[slot])
+            if machine.spent is not None:
+                _book(machine.spent, "host memory", begin)
+
+        return leave
+
+    def _back(self, step: Back) -> Do:
+        pairs = [
+            (self._slot(source), self._slot(result), source in step.stayed)
+            for source, result in zip(step.needs, step.gives, strict=True)
+        ]
+        machine = self.machine
+
+        def come(env: Env) -> None:
+            begin = time.perf_counter()
+            for source, result, stayed in pairs:
+                value = env[source]
+                env[result] = value if stayed or value is None else to_device(value)
+            if machine.spent is not None:
+                jax.block_until_ready([env[result] for _, result, _ in pairs if env[result] is not None])
+                _book(machine.spent, "host memory", begin)
+
+        return come
+
     def _repeat(self, step: Repeat) -> Do:
         machine = self.machine
         bodies = [Script(body, machine) for body in step.bodies]
@@ -306,7 +350,7 @@ def _given_away(
                 shared.update(step.message.needs)
         elif isinstance(step, Land):
             carried.pop(step.message.number)
-        else:
+        elif isinstance(step, Segment):
             flying = shared.union(*carried.values())
             mine = {
                 prop

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -30,7 +30,7 @@ from shardwright.ir.late import Run, late
 from shardwright.ir.placement import Grid, Partial, Placement
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property
 from shardwright.ir.recompute import begins_again
-from shardwright.ir.segments import Segment
+from shardwright.ir.segments import Away, Back, Segment
 
 #: Messages under way at most; another one lands the first. They keep operands and results alive.
 UNDER_WAY = 16
@@ -99,7 +99,8 @@ class Repeat:
     drops: tuple[Property, ...] = ()
 
 
-Act: TypeAlias = Segment | Launch | Land | Repeat
+#: `Away` and `Back` are there once `segments.with_host` put them there.
+Act: TypeAlias = Segment | Launch | Land | Repeat | Away | Back
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +118,7 @@ class Order:
     program: Program
     graph: Graph
     steps: tuple[Act, ...]
-    types: dict[int, TensorType]
+    types: Mapping[int, TensorType]
     stood: tuple[int, ...]
 
     def messages(self) -> Iterator[tuple[Order, Message]]:
@@ -402,6 +403,8 @@ def _with_lifetimes(steps: Sequence[Act], kept: Iterable[Property]) -> tuple[Act
 
 def instructions_of(step: Act) -> tuple[Instruction, ...]:
     """What a step carries out."""
-    if isinstance(step, Segment):
+    if isinstance(step, Segment | Back):
         return step.instructions
+    if isinstance(step, Away):
+        return ()
     return (step.loop,) if isinstance(step, Repeat) else step.message.moves

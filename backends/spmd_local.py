@@ -22,7 +22,7 @@ from shardwright.backends.schedule_order import Order
 from shardwright.backends.spmd_layout import Layout, starts
 from shardwright.ir.flow import find, inputs, reads
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType
-from shardwright.ir.placement import Partial, Placement, Shard, lengths
+from shardwright.ir.placement import Partial, Placement, Shard, lengths, reduction
 from shardwright.ir.program import Compute, Group, Instruction, Loop, Move, Program, Property
 from shardwright.ir.recompute import begins_again
 from shardwright.ir.rules import Extent, Signature
@@ -182,7 +182,7 @@ class Whole(Device):
 
     def _placed(self, value: Any, placement: Placement) -> Any:
         """XLA has no word for Partial: it keeps a sum in parts as long as it likes."""
-        if isinstance(placement, Partial):
+        if reduction(placement):
             return value
         return jax.lax.with_sharding_constraint(value, self.layout.sharding(placement))
 

@@ -15,12 +15,12 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import CostStack, Floats, ShareCost
 from shardwright.cost.traffic import through_memory, traffic
 from shardwright.ir.collectives import registry as collectives
-from shardwright.ir.graph import Atom, Equation, Graph, TensorType, Value
+from shardwright.ir.graph import Atom, Equation, Graph, TensorType, Value, value_types
 from shardwright.ir.placement import Placement, Shard, deal
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
 from shardwright.ir.regions import boundary
 from shardwright.ir.rules import Signature
-from shardwright.ir.segments import Exchange, Segment, schedule
+from shardwright.ir.segments import Away, Back, Exchange, Segment, schedule
 
 #: Size and unit of a sharded axis.
 Cut: TypeAlias = tuple[int, int]
@@ -100,12 +100,12 @@ def _as_written(program: Program, graph: Graph) -> Iterator[tuple[Instruction, M
 def _as_run(program: Program, graph: Graph) -> Iterator[tuple[Instruction, Mapping[Equation, Traffic]]]:
     values = {value.index: value for value in graph.values()}
     for step in schedule(program, graph).steps:
-        if isinstance(step, Segment):
+        if isinstance(step, Segment | Back):
             made = [graph.equations[i.equation] for i in step.instructions if not isinstance(i, Move)]
             given, left = ([values[p.value] for p in some] for some in (step.needs, step.gives))
             stored = through_memory(made, given, set(left))
             yield from ((instruction, stored) for instruction in step.instructions)
-        else:
+        elif not isinstance(step, Away):  # it costs what it takes to come back
             yield (step.move if isinstance(step, Exchange) else step.loop), {}
 
 
@@ -119,7 +119,7 @@ def _items(
     order: _Order,
 ) -> Iterator[Item]:
     """Items of a program whose inputs are `held`; what it establishes is added to them."""
-    types = {value.index: value.type for value in graph.values()}
+    types = value_types(graph)
 
     def leave(values: Sequence[Value], placements: Sequence[Placement]) -> tuple[Token, ...]:
         new = {_key(v, p): next(tokens) for v, p in zip(values, placements, strict=True)}

@@ -29,6 +29,7 @@ from shardwright.cost.share_cost import Floats
 from shardwright.cost.written import Written, written
 from shardwright.ir.collectives import registry
 from shardwright.ir.graph import Graph, TensorType, Value, per_graph, value_types
+from shardwright.ir.host import is_reload
 from shardwright.ir.placement import Placement, R, Shard, by_node, region, seat
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, nodes_of
 from shardwright.ir.recompute import begins_again, repeats
@@ -258,6 +259,12 @@ class _Walk:
     ) -> None:
         tenants, held = self.tenants, self.held
         equation = self.graph.equations[instruction.equation]
+        if is_reload(equation):  # what it reads is in host memory until it is read
+            for number, value, placement in zip(
+                made, equation.outputs, instruction.signature.outs, strict=True
+            ):
+                self._write(number, time, (value.index, placement), ())
+            return
         sources = _union([tenants.sources[number] for number in read])
         renames = equation.primitive in ALIASES
         for number, value, placement in zip(made, equation.outputs, instruction.signature.outs, strict=True):

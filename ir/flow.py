@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from shardwright.ir import collectives
-from shardwright.ir.graph import Atom, Graph, Value
+from shardwright.ir.graph import Atom, Graph, Value, value_types
 from shardwright.ir.placement import Placement, R
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property, covers
 from shardwright.ir.recompute import repeats
@@ -52,11 +52,13 @@ def _of(atoms: Iterable[Atom], placements: Iterable[Placement]) -> tuple[Propert
     return tuple(Property(atom.index, p) for atom, p in pairs if isinstance(atom, Value))
 
 
-def find(wanted: Property, held: Iterable[Property]) -> Property:
+def find(wanted: Property, held: Collection[Property]) -> Property:
     """The property among `held` that covers `wanted` (itself, before any other)."""
+    if wanted in held:
+        return wanted
     covering = [prop for prop in held if covers(prop, wanted)]
     assert covering, f"{wanted} is nowhere established: the program was not verified"
-    return wanted if wanted in covering else covering[0]
+    return covering[0]
 
 
 def _waits_for(instruction: Instruction, graph: Graph, made_first: Mapping[int, int]) -> set[int]:
@@ -70,7 +72,7 @@ class Flow:
 
     def __init__(self, program: Program, graph: Graph) -> None:
         self.program, self.graph = program, graph
-        self.types = {value.index: value.type for value in graph.values()}
+        self.types = value_types(graph)
         held: dict[int, list[Property]] = {}
         made_by: dict[Property, int] = {}
         made_first: dict[int, int] = {}

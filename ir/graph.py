@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -26,6 +26,7 @@ import numpy as np
 _EXTENDED_BYTES = {"bfloat16": 2, "key<fry>": 8, "int4": 1, "uint4": 1, "int2": 1, "uint2": 1}
 
 
+@cache
 def dtype_bytes(dtype: str) -> int:
     """Bytes of one element, also of JAX's extended dtypes (a typed PRNG key, bfloat16, float8, 4 bit)."""
     if dtype in _EXTENDED_BYTES:

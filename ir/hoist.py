@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import eq
 
 from shardwright.ir.flow import Flow, outputs
 from shardwright.ir.graph import Graph, Value
@@ -18,18 +19,24 @@ from shardwright.ir.program import Compute, Instruction, Move, Program, Property
 from shardwright.ir.rules import Signature, registry, rule_of, signatures
 
 
-def hoisted(program: Program, graph: Graph) -> tuple[Program, tuple[int, ...]]:
+def hoisted(program: Program, graph: Graph, flow: Flow | None = None) -> tuple[Program, tuple[int, ...]]:
     """An equal program: what alone reads the result of an all-reduce and rearranges it does so before.
 
     An exchange that changes places with an instruction carries another name of the same elements.
 
+    Args:
+        program: to be changed.
+        graph: what it computes.
+        flow: of the program, where that is known already.
+
     Returns:
-        The program, and where the instruction that stands at each position stood.
+        The program (itself where nothing is rearranged), and where the instruction that stands at each
+        position stood.
     """
     found = list(program.instructions)
     stood = list(range(len(found)))
     kept = frozenset(outputs(program, graph))
-    flow = Flow(program, graph)
+    flow = flow or Flow(program, graph)
     readers: dict[Property, list[int]] = {}
     made = Counter(prop for gives in flow.gives for prop in gives)
     for position, needs in enumerate(flow.needs):
@@ -50,6 +57,8 @@ def hoisted(program: Program, graph: Graph) -> tuple[Program, tuple[int, ...]]:
             found[after] = replace(move, value=result)
             stood[at], stood[after] = stood[after], stood[at]
             at = after
+    if all(map(eq, stood, range(len(stood)))):
+        return program, tuple(stood)
     return replace(program, instructions=tuple(found)), tuple(stood)
 
 

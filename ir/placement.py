@@ -115,6 +115,16 @@ def components(placement: Placement) -> tuple[Single, Single]:
     return placement, placement
 
 
+def axis_by_axis(placement: Placement) -> tuple[tuple[Placement, Placement], ...]:
+    """The way from R to another placement, a mesh axis at a time: first over the nodes, then within them."""
+    if placement == R:
+        return ()
+    if isinstance(placement, Grid) and placement.across != R and placement.within != R:
+        over_nodes = grid(placement.across, R, placement.nodes)
+        return (R, over_nodes), (over_nodes, placement)
+    return ((R, placement),)
+
+
 def cuts(placement: Placement) -> tuple[Shard, ...]:
     """The shards in a placement, that over the nodes first."""
     if isinstance(placement, Grid):

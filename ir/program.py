@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 from shardwright.ir import collectives
 from shardwright.ir.errors import ProgramError
-from shardwright.ir.graph import Equation, Graph, Literal, TensorType, Value, per_form
+from shardwright.ir.graph import Equation, Graph, Literal, TensorType, Value, per_form, value_types
 from shardwright.ir.placement import Grid, Placement, R, cuts
 from shardwright.ir.regions import boundary
 from shardwright.ir.rules import Signature, allows, rule_of
@@ -150,7 +150,7 @@ def verify(program: Program, graph: Graph) -> None:
     established: set[Property] = set()
     _expect(len(program.inputs) == len(graph.inputs), program, graph, 0, "places another number of inputs")
     _expect(len(program.outputs) == len(graph.outputs), program, graph, 0, "places another number of outputs")
-    types = {value.index: value.type for value in graph.values()}
+    types = value_types(graph)
     for value, placement in zip(graph.inputs, program.inputs, strict=True):
         established.add(Property(value.index, placement))
     for value in graph.constants:

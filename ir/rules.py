@@ -36,7 +36,9 @@ from shardwright.ir.placement import Grid, Partial, Placement, R, ReduceOp, Shar
 
 Operands: TypeAlias = tuple[tuple[int, ...], ...]
 Passing: TypeAlias = Literal["each", "joint"] | Operands
-Kind: TypeAlias = Literal["elementwise", "contraction", "reduction", "movement", "index", "random", "region"]
+Kind: TypeAlias = Literal[
+    "elementwise", "contraction", "reduction", "movement", "index", "random", "region", "host"
+]
 
 
 @dataclass(frozen=True, slots=True)

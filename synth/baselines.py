@@ -22,7 +22,7 @@ from shardwright.cost.timeline import predict, timed_bill
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
-from shardwright.synth.alternate import Timer, synthesize
+from shardwright.synth.alternate import synthesize
 from shardwright.synth.emit import emit
 from shardwright.synth.judge import Look
 from shardwright.synth.just_in_time import just_in_time
@@ -31,6 +31,7 @@ from shardwright.synth.recipes import RECIPES, Along, Recipe, leanings, obstacle
 from shardwright.synth.roles import roles
 from shardwright.synth.solve import solve
 from shardwright.synth.space import Space
+from shardwright.synth.timer import Timer
 
 #: What outweighs the cost of any program, as a multiple of the cheapest one's.
 _LARGE = 1e6

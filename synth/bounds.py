@@ -14,7 +14,8 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from shardwright.synth.pricing import PriceList, Prices
+from shardwright.synth.price_list import PriceList
+from shardwright.synth.pricing import Prices
 from shardwright.synth.solve import SpaceSolver
 
 #: First pieces: ends in multiples of the even share.

@@ -16,7 +16,8 @@ import numpy as np
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.synth.factors import Use
-from shardwright.synth.pricing import PriceList, Prices
+from shardwright.synth.price_list import PriceList
+from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import Rents, most_shares
 from shardwright.synth.solve import Solution, SpaceSolver
 from shardwright.synth.space import Space

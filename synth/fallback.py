@@ -11,20 +11,25 @@ from shardwright.cost.memory import footprint
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Graph
-from shardwright.synth.alternate import Synthesis, Timer
+from shardwright.synth.alternate import Synthesis
 from shardwright.synth.baselines import Workshop
 from shardwright.synth.judge import Judge, Look
 from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import too_small
 from shardwright.synth.solve import bound
 from shardwright.synth.space import Space
+from shardwright.synth.timer import Timer
 
 
 def fits(found: Synthesis, model: CostModel) -> bool:
     """Whether what was found is within every device's memory."""
-    peaks = found.memory.peak(np.asarray(found.ratios))
-    limits = (device.type.memory_bytes for device in model.fleet.devices)
-    return all(peak <= limit for peak, limit in zip(peaks, limits, strict=True))
+    return fullest(found, model) <= 1
+
+
+def fullest(found: Synthesis, model: CostModel) -> float:
+    """The largest part of its memory that what was found takes on a device."""
+    limits = np.array([device.type.memory_bytes for device in model.fleet.devices], dtype=np.float64)
+    return float((found.memory.peak(np.asarray(found.ratios)) / limits).max())
 
 
 def best_baseline(graph: Graph, space: Space, model: CostModel, timer: Timer) -> Synthesis:

@@ -17,7 +17,8 @@ from shardwright.ir.placement import Placement
 from shardwright.ir.rules import flop_count
 from shardwright.synth.conversions import Routes
 from shardwright.synth.factors import EquationFactor
-from shardwright.synth.pricing import Moves, Prices, Step
+from shardwright.synth.price_list import Moves, Step
+from shardwright.synth.pricing import Prices
 
 
 class GridPriceList:

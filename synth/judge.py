@@ -1,8 +1,8 @@
 """Whether a program fits into the devices' memory: a model for many programs, a closer look at the best.
 
 The search asks the model of `cost/memory.py`, the LP has its rows. What the model takes for the best is then
-looked at as it will run (`Look`); where that says otherwise, the model's budgets are scaled by how much the
-two differ, and the search goes on. What is said to fit has been looked at.
+looked at as it will run (`Look`), unless by the model it leaves ample room; where that says otherwise, the
+model's budgets are scaled by how much the two differ, and the search goes on.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ Look: TypeAlias = Callable[[Program, Sequence[float]], tuple[int, ...]]
 
 #: How often the search may go on after a look.
 MOST_LOOKS = 4
+
+#: Up to this part of every budget, by the model, a program fits and is not looked at: the model has been seen
+#: to take up to a thirtieth too little, and mostly takes too much.
+AMPLE = 0.8
 
 #: Beyond this multiple of a budget, by the model, a program is not looked at while there may be others.
 _FAR = 1.5
@@ -56,16 +60,20 @@ class Judge:
         """By the model; of a step that fits anyway, an upper bound."""
         return self._whole if self.roomy else footprint(program, self.graph)
 
-    def over(self, memory: Footprint, ratios: Sequence[float]) -> float:
+    def over(self, memory: Footprint | Peaks, ratios: Sequence[float]) -> float:
         """The largest part of its budget that a device needs, by the model."""
         return float((memory.peak(np.asarray(ratios)) / self.budgets[self._class_of]).max())
+
+    def ample(self, memory: Footprint, ratios: Sequence[float]) -> bool:
+        """Whether a program fits by so much that nobody need look."""
+        return self.roomy or self.over(memory, ratios) <= AMPLE
 
     def excess(self, peaks: Peaks) -> float:
         """The largest part of its memory that a device needs."""
         return float((np.asarray(peaks.bytes) / self.limits[self._class_of]).max())
 
     def peaks(
-        self, program: Program, ratios: Sequence[float], memory: Footprint, *, sure: bool = False
+        self, program: Program, ratios: Sequence[float], memory: Footprint | Peaks, *, sure: bool = False
     ) -> Peaks:
         """Of a program as it will run; by the model where there is no other word, or none is needed.
 
@@ -79,7 +87,7 @@ class Judge:
             return Peaks(tuple(int(b) for b in memory.peak(np.asarray(ratios))))
         return Peaks(self.look(program, ratios), seen=True)
 
-    def learn(self, peaks: Peaks, ratios: Sequence[float], memory: Footprint, rounds: int) -> None:
+    def learn(self, peaks: Peaks, ratios: Sequence[float], memory: Footprint | Peaks, rounds: int) -> None:
         """Scale the model's budgets by what it takes too little or too much; every round is stricter."""
         if not peaks.seen:
             return

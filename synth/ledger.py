@@ -15,7 +15,8 @@ from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.placement import Placement, reduction
 from shardwright.synth.conversions import Domain
 from shardwright.synth.factors import Conversion, EquationFactor, Factor, Use
-from shardwright.synth.pricing import PriceList, Prices
+from shardwright.synth.price_list import PriceList
+from shardwright.synth.pricing import Prices
 
 
 class Ledger:

@@ -27,6 +27,7 @@ from shardwright.cost.memory import all_bytes, stored
 from shardwright.cost.share_cost import Floats
 from shardwright.cost.written import written
 from shardwright.ir.graph import Graph, Value, per_graph
+from shardwright.ir.host import is_reload
 from shardwright.ir.placement import Placement, Shard
 from shardwright.synth.conversions import Domain
 from shardwright.synth.factors import Conversion, Factor, Matrices, Use
@@ -178,7 +179,22 @@ def most_shares(graph: Graph, limits: Sequence[float]) -> Floats:
 def too_small(graph: Graph, limits: Sequence[float]) -> bool:
     """Whether no program can fit, whatever its ratios."""
     # Looking for the fullest moment takes time; often all tensors there are would not fill the devices.
-    return all_bytes(graph) > sum(limits) and bool(most_shares(graph, limits).sum() < 1 - 1e-9)
+    return _fills(graph, limits) and bool(most_shares(graph, limits).sum() < 1 - 1e-9)
+
+
+def _fills(graph: Graph, limits: Sequence[float]) -> bool:
+    """Whether all tensors of a step, each held once, would take more than all devices have."""
+    if all_bytes(graph) <= sum(limits):
+        return False
+    constants = sum(value.type.nbytes for value in graph.constants)
+    return _stored_bytes(graph) > sum(limits) - constants * len(limits)
+
+
+@per_graph
+def _stored_bytes(graph: Graph) -> int:
+    """Of all that is in memory at some time."""
+    held = stored(graph)
+    return sum(value.type.nbytes for value in graph.values() if value.index in held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +244,8 @@ def must_live(graph: Graph) -> tuple[Value, ...]:
     for equation in equations:
         if equation.outputs and all(value.index in held.same for value in equation.outputs):
             continue  # computed already
+        if is_reload(equation):
+            continue  # what it reads may be in host memory until then
         for value in equation.input_values:
             last_readers.setdefault(value, []).append(equation.index)
     large = sorted(values, key=lambda v: (-v.type.nbytes, v.index))[:_MOMENTS]

@@ -26,14 +26,16 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Graph
-from shardwright.synth.alternate import Synthesis, Timer, synthesize
+from shardwright.synth.alternate import Synthesis, synthesize
 from shardwright.synth.factors import EquationFactor, Use
 from shardwright.synth.fallback import best_baseline, fits, fitting
 from shardwright.synth.judge import Look
-from shardwright.synth.pricing import Catalogue, PriceList, Prices
+from shardwright.synth.price_list import Catalogue, PriceList
+from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import too_small
 from shardwright.synth.solve import Solution, SpaceSolver
 from shardwright.synth.space import Space
+from shardwright.synth.timer import Timer
 
 #: Parts of a fleet that are considered at most, the whole included.
 MOST_PARTS = 24
@@ -217,11 +219,10 @@ def choose(
         part = made[number]
         if best is not None and best.fits and part.bound_s >= best.cost_s * (1 - 1e-9):
             break
-        if number and too_small(graph, [device.type.memory_bytes for device in part.model.fleet.devices]):
-            part.impossible = True
-        elif part.ideal is not None or best is None:
+        if part.ideal is not None or best is None:
             _plan(part, graph, space, timer, extra, solver, first, look)
-            best = part if best is None or part.beats(best) else best
+            if not part.impossible:
+                best = part if best is None or part.beats(best) else best
         else:
             with timer.search():
                 part.ideal = solver.solve(part.floors, stop=timer.late)
@@ -256,11 +257,15 @@ def _plan(
         ideal=part.ideal,
         first=own,
         look=look,
+        whole=part.whole,
     )
     if part.whole and not extra:
         found = fitting(graph, space, part.model, found, timer, look)
     part.found, part.fits = found, fits(found, part.model)
     part.bound_s = max(part.bound_s, found.bound_s)
+    limits = [device.type.memory_bytes for device in part.model.fleet.devices]
+    if not part.whole and not part.fits and too_small(graph, limits):
+        part.found, part.impossible = None, True
 
 
 def _settle(parts: Sequence[_Part], best: _Part) -> None:

@@ -29,7 +29,8 @@ from shardwright.ir.program import Compute, Program, verify
 from shardwright.ir.rules import Signature, registry
 from shardwright.ir.trace import trace
 from shardwright.synth.emit import emit
-from shardwright.synth.pricing import PriceList, Prices
+from shardwright.synth.price_list import PriceList
+from shardwright.synth.pricing import Prices
 from shardwright.synth.solve import solve
 from shardwright.synth.space import Space
 

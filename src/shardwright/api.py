@@ -6,16 +6,15 @@ import contextlib
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Literal, TypeAlias
 
 import jax
-import numpy as np
 
-from shardwright.constraints import Constraints, conflict, factors, priced, resolve
+from shardwright.constraints import Constraints, conflict, factors, priced, resolve, takes_two_axes
 from shardwright.cost.bill import Item
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.grid_model import pricing
@@ -28,7 +27,7 @@ from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.jaxpr import source_line
 from shardwright.ir.patterns import patterns
 from shardwright.ir.program import Program, nodes_of
-from shardwright.ir.recompute import computed_again
+from shardwright.ir.recompute import brought_back, computed_again
 from shardwright.ir.rewriting import original, rewriting_of
 from shardwright.ir.rules import rule_of
 from shardwright.ir.state import StateMap
@@ -36,17 +35,19 @@ from shardwright.ir.trace import Traced, trace
 from shardwright.pause import collector_paused
 from shardwright.plan import Plan
 from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused, spread
-from shardwright.rewritings import Microbatches, Recompute, best_plan, check_rewriting
-from shardwright.synth.alternate import Timer
+from shardwright.plan_record import when_asked
+from shardwright.rewritings import Microbatches, Offload, Recompute, best_plan, check_rewriting
+from shardwright.synth.alternate import Synthesis
 from shardwright.synth.baselines import Baseline, Baselines, Workshop
-from shardwright.synth.fallback import fits
+from shardwright.synth.fallback import fits, fullest
 from shardwright.synth.grid_alternate import is_mesh
 from shardwright.synth.grid_baselines import grid_baselines
 from shardwright.synth.grid_choice import choose_on_grid, on_grid
-from shardwright.synth.judge import Look
+from shardwright.synth.judge import AMPLE, Look
 from shardwright.synth.recipes import RECIPES
 from shardwright.synth.space import Space
 from shardwright.synth.subfleets import Choice, candidates, choose, unsearched
+from shardwright.synth.timer import Timer
 
 #: Mesh axes of programs.
 Axes: TypeAlias = Literal[1, 2, "auto"]
@@ -63,6 +64,7 @@ def synthesize(
     axes: Axes = "auto",
     recompute: Recompute = "auto",
     microbatches: Microbatches = "auto",
+    offload: Offload = "auto",
     tick: Callable[[str], None] = lambda what: None,
 ) -> Plan:
     """Plan a single-device training step for a fleet.
@@ -89,6 +91,8 @@ def synthesize(
             that of another plan) says exactly what is.
         microbatches: in how many equal pieces of the batch, one after another, forward and backward pass run,
             gradients being added up; "auto" is one, or where the step does not fit as many as need be.
+        offload: "auto" lets what layers keep for the backward pass wait in host memory where memory is short,
+            if every device of the fleet has a host link; with "off" nothing does, with "all" everything.
         tick: told what begins (for progress displays).
 
     Returns:
@@ -96,8 +100,8 @@ def synthesize(
 
     Raises:
         InputError: an argument is no array, a state entry does not match, a pin cannot be kept, `devices`,
-            `axes`, `recompute` or `microbatches` is something else, or the step cannot be run in so many
-            micro-batches.
+            `axes`, `recompute`, `microbatches` or `offload` is something else, a device without a host link
+            is to offload, or the step cannot be run in so many micro-batches.
         TraceError: the step cannot be traced or has side effects.
 
     Warns:
@@ -117,6 +121,7 @@ def synthesize(
             axes=axes,
             recompute=recompute,
             microbatches=microbatches,
+            offload=offload,
             tick=tick,
         )
 
@@ -132,6 +137,7 @@ def synthesize_traced(
     axes: Axes = "auto",
     recompute: Recompute = "auto",
     microbatches: Microbatches = "auto",
+    offload: Offload = "auto",
     first: Sequence[float] | None = None,
     tick: Callable[[str], None] = lambda what: None,
 ) -> Plan:
@@ -147,6 +153,7 @@ def synthesize_traced(
         axes: see `synthesize`.
         recompute: see `synthesize`.
         microbatches: see `synthesize`.
+        offload: see `synthesize`.
         first: a share per device of the fleet from which the search for ratios starts, such as those of a
             plan for a fleet much like this one.
         tick: see `synthesize`.
@@ -162,7 +169,7 @@ def synthesize_traced(
     if devices not in ("auto", "all"):
         raise InputError(place="devices", reason=f"is {devices!r}", remedy="Pass 'auto' or 'all'")
     _check_axes(axes)
-    check_rewriting(recompute, microbatches)
+    check_rewriting(recompute, microbatches, offload, fleet)
     timer = Timer(tick, time_limit_s)
     start = time.perf_counter()
 
@@ -170,12 +177,12 @@ def synthesize_traced(
         return _synthesize(step, fleet, state, constraints, time_limit_s, devices, axes, first, tick, timer)
 
     with collector_paused():
-        found = best_plan(original(traced), fleet, recompute, microbatches, plan_of, timer.late)
+        found = best_plan(original(traced), fleet, recompute, microbatches, offload, plan_of, timer.late)
     for primitive, why in found.stats.replicated.items():
         warnings.warn(f"{primitive} runs replicated: {why}", ReplicatedWarning, stacklevel=3)
     # All plans that were made on the way count.
     search_s = traced.graph_s + time.perf_counter() - start - timer.ratio_s
-    return replace(found, stats=replace(found.stats, search_s=search_s, ratio_s=timer.ratio_s))
+    return found.timed(replace(found.stats, search_s=search_s, ratio_s=timer.ratio_s))
 
 
 def _synthesize(
@@ -200,12 +207,13 @@ def _synthesize(
     meshes = () if axes == 1 or time_limit_s == 0 or not is_mesh(fleet) else on_grid(fleet, parts)
     if axes == "auto":  # parts of the fleet on two axes are for those who ask for two: each takes as long
         meshes = meshes[:1]
+    flat = not takes_two_axes(pins, bool(meshes))
     try:
         if time_limit_s == 0:
             chosen = unsearched(traced.graph, space, fleet, timer, parts)
         else:
             one = two = None
-            if not meshes or axes == "auto":
+            if not meshes or (axes == "auto" and flat):
                 one = choose(
                     traced.graph, space, fleet, timer, factors(pins, space), parts, first, looking(traced)
                 )
@@ -213,14 +221,14 @@ def _synthesize(
                 pinned = partial(factors, pins)
                 # Pins that one axis keeps and two cannot leave the plan on one axis.
                 with contextlib.suppress(*([PlanError] if pins and one is not None else [])):
-                    two = choose_on_grid(traced.graph, fleet, timer, meshes, pinned, one)
+                    two = choose_on_grid(traced.graph, fleet, timer, meshes, pinned, one, looking(traced))
             chosen = two or one
             assert chosen is not None, "some space is searched"
     except PlanError as error:
         if not pins:
             raise
-        raise conflict(pins, space, CostModel(fleet)) from error
-    chosen = _looked_at(chosen, traced, timer)
+        raise conflict(pins, traced.graph, space, CostModel(fleet)) from error
+    chosen, ample = _looked_at(chosen, traced, timer)
     found = chosen.found
     prices = priced(pins, traced.graph, space, chosen.model, found)
     replicated = _replicated(traced.graph, space)
@@ -235,17 +243,19 @@ def _synthesize(
         choices=len(space.choices),
         replicated=replicated,
     )
-    return _plan(traced, space, fleet, chosen, stats, state, prices)
+    return _plan(traced, space, fleet, chosen, stats, state, prices, ample=ample)
 
 
-def _looked_at(chosen: Choice, traced: Traced, timer: Timer) -> Choice:
-    """With the memory that the program takes as it will run, where nobody has looked yet."""
+def _looked_at(chosen: Choice, traced: Traced, timer: Timer) -> tuple[Choice, bool]:
+    """With the memory that the program takes as it will run, unless it has ample; and whether it has."""
     found = chosen.found
     if isinstance(found.memory, Peaks) and found.memory.seen:
-        return chosen
+        return chosen, False
+    if fullest(found, chosen.model) <= AMPLE:
+        return chosen, True
     with timer.ratios():
         seen = Peaks(peaks(found.program, traced.graph, found.ratios), seen=True)
-    return replace(chosen, found=replace(found, memory=seen))
+    return replace(chosen, found=replace(found, memory=seen)), False
 
 
 def baselines(
@@ -353,10 +363,11 @@ def _plan(
     stats: Stats,
     state: StateMap | None,
     pins: tuple[PinPrice, ...],
+    *,
+    ample: bool,
 ) -> Plan:
     model, found, used = chosen.model, chosen.found, chosen.members
     items = found.items
-    memory = tuple(int(peak) for peak in found.memory.peak(np.asarray(found.ratios)))
     priced = pricing(found.program, model, found.ratios)
     laid_out = predict(timed_bill(found.program, traced.graph, priced, model, items), model, found.ratios)
     names = traced.graph.input_names
@@ -368,7 +379,7 @@ def _plan(
         iteration_s=laid_out.iteration_s,
         cost_s=found.cost_s,
         bound_s=found.bound_s,
-        memory_bytes=spread(memory, used, count, 0),
+        memory_bytes=when_asked(lambda: spread(_peaks(found, traced.graph), used, count, 0)),
         fits=fits(found, model),
         exchanges=_exchanges(items, patterns(found.program, traced.graph), model, found.ratios),
         held={name: str(p) for name, p in zip(names, found.program.inputs, strict=True)},
@@ -386,18 +397,33 @@ def _plan(
         used=used,
         unused=tuple(Unused(tuple(devices[d].name for d in some), why) for some, why in chosen.unused),
         rewriting=rewriting_of(traced),
-        again_s=_again_s(items, found.program, traced, model, found.ratios),
+        again_s=_spent_s(computed_again, items, found.program, traced, model, found.ratios),
+        host_s=_spent_s(brought_back, items, found.program, traced, model, found.ratios),
         traced=traced,
+        free_s=found.free_s,
+        ample=ample,
     )
 
 
-def _again_s(
-    items: Sequence[Item], program: Program, traced: Traced, model: CostModel, ratios: Sequence[float]
+def _peaks(found: Synthesis, graph: Graph) -> tuple[int, ...]:
+    """How much memory every device takes; looked at now, where nobody has yet."""
+    if isinstance(found.memory, Peaks) and found.memory.seen:
+        return found.memory.bytes
+    return peaks(found.program, graph, found.ratios)
+
+
+def _spent_s(
+    which: Callable[[Program, Graph], Iterable[bool]],
+    items: Sequence[Item],
+    program: Program,
+    traced: Traced,
+    model: CostModel,
+    ratios: Sequence[float],
 ) -> float:
-    """Seconds of a bill in which something is computed again."""
+    """Seconds of a bill that go into some instructions of a step that was changed, such as copies."""
     if not rewriting_of(traced).recompute:
         return 0.0
-    pairs = zip(items, computed_again(program, traced.graph), strict=True)
+    pairs = zip(items, which(program, traced.graph), strict=True)
     return sum(item.seconds(model, ratios) for item, again in pairs if again)
 
 

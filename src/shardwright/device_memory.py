@@ -17,7 +17,7 @@ from shardwright.ir.graph import Equation, Graph, TensorType, Value, value_types
 from shardwright.ir.jaxpr import source_text
 from shardwright.ir.placement import Grid, cuts, lengths, seat
 from shardwright.ir.program import Move, Program, Property
-from shardwright.ir.segments import Exchange, LoopStep, Schedule, Segment, schedule
+from shardwright.ir.segments import Away, Back, Exchange, LoopStep, Schedule, Segment, schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Moment:
     """One step of a device's schedule.
 
     Attributes:
-        what: "compute", "exchange", or "loop" (run by the host).
+        what: "compute", "exchange", "loop" (run by the host), "away" or "back" (to and from host memory).
         first: position of its first instruction in the program.
         held_bytes: what is there beside it, arguments included.
         own_bytes: its results, scratch and buffers.
@@ -111,7 +111,7 @@ def fullest(
     makers = {v.index: e for e in graph.equations for v in e.outputs}
     alive: set[Property] = set()
     for number, step in enumerate(planned.steps[: peak + 1]):
-        alive.update(step.gives)
+        alive.update(() if isinstance(step, Away) else step.gives)
         if number == peak and isinstance(step, Segment):
             own = layout_apart(LocalGraphs(device, ratios).segment(step, graph))
             at = own.peak_kernel
@@ -119,7 +119,7 @@ def fullest(
                 if buffer.first <= at <= buffer.last:
                     note(_made_by(buffer.equation, buffer.role), buffer.nbytes)
         if number < peak:
-            alive.difference_update(step.drops)
+            alive.difference_update(step.needs if isinstance(step, Away) else step.drops)
     for prop in alive:
         maker = makers.get(prop.value)
         if maker is not None:
@@ -233,6 +233,12 @@ def _moments(
         elif isinstance(step, Exchange):
             own = exchange_bytes(step.move, types[step.move.value], device, ratios)
             what = "exchange"
+        elif isinstance(step, Away):
+            own, what = sum(made.pop(prop) for prop in step.needs), "away"
+            found.append(Moment(what, step.first, outside + sum(made.values()), own))
+            continue
+        elif isinstance(step, Back):
+            own, what = sum(map(size, step.gives)), "back"
         else:
             own, what = _loop(step, planned.graph, graphs) + sum(map(size, step.gives)), "loop"
         found.append(Moment(what, step.first, outside + sum(made.values()), own))

@@ -62,6 +62,7 @@ def plain(plan: Plan) -> dict[str, Any]:
         "resync_every": plan.resync_every,
         "rewriting": plan.rewriting.to_dict(),
         "again_s": plan.again_s,
+        "host_s": plan.host_s,
         "program": program_to_json(plan.program),
     }
     return data if messages is None else data | {"messages": [m.to_dict() for m in messages]}
@@ -151,6 +152,7 @@ def fields(data: Any, place: str, *, checked: bool = False) -> dict[str, Any]:
         "resync_every": data.get("resync_every", 100),
         "rewriting": Rewriting.from_dict(data.get("rewriting", {})),
         "again_s": data.get("again_s", 0.0),
+        "host_s": data.get("host_s", 0.0),
         "messages": tuple(Planned.from_dict(entry) for entry in data.get("messages", ())),
     }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self, cast
 
 from shardwright.backends.schedule import Planned
 from shardwright.cost.fleet import Fleet
@@ -28,7 +29,7 @@ class PlanRecord:
         cost_s: sum over instructions of the slowest device's seconds, which search and bound speak of.
         bound_s: no program of the space with any ratios costs less than this, on the fleet or any part of it
             that was considered.
-        memory_bytes: predicted peak per device.
+        memory_bytes: predicted peak per device; where there is ample memory, worked out when it is asked for.
         fits: whether that is within every device's memory.
         exchanges: exchanges by strategy.
         held: where state and the other inputs lie, by name.
@@ -53,8 +54,12 @@ class PlanRecord:
             sent anew by its owner where it differs; 0: never.
         rewriting: how the step is changed before it is distributed: what is computed again.
         again_s: seconds of `cost_s` that computing it again takes.
+        host_s: seconds of `cost_s` that trips to host memory and back take.
         messages: what travels together, where the plan was loaded (otherwise see `schedule`).
         traced: the step, where the plan was made in this process; not saved.
+        free_s: what no plan for the devices used can cost less than if memory were no limit, where the search
+            has found that out; not saved.
+        ample: whether every device has memory to spare, by the search's model; not saved.
     """
 
     program: Program
@@ -83,12 +88,19 @@ class PlanRecord:
     resync_every: int = 100
     rewriting: Rewriting = AS_TRACED
     again_s: float = 0.0
+    host_s: float = 0.0
     messages: tuple[Planned, ...] = field(default=(), compare=False, repr=False)
     traced: Traced | None = field(default=None, compare=False, repr=False)
+    free_s: float | None = field(default=None, compare=False, repr=False)
+    ample: bool = field(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.used:
             object.__setattr__(self, "used", tuple(range(len(self.ratios))))
+
+    def timed(self, stats: Stats) -> Self:
+        """The same plan with other `stats`."""
+        return replace(self, stats=stats, memory_bytes=vars(self)["_memory_bytes"])
 
     @property
     def gap(self) -> float:
@@ -122,3 +134,30 @@ class PlanRecord:
     def seats(self) -> Seats:
         """Which devices of the fleet the program is for, and how they are joined."""
         return Seats(self.used, len(self.ratios), Topology.of(self.part).wiring)
+
+
+def when_asked(work_out: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
+    """Memory by device for a new plan that is worked out when somebody reads it."""
+    return cast(tuple[int, ...], work_out)
+
+
+class _WhenAsked:
+    """A field that may be given as what works it out."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def __get__(self, plan: object, owner: type | None = None) -> object:
+        if plan is None:
+            return self
+        found = vars(plan)[self._key]
+        if callable(found):
+            found = vars(plan)[self._key] = found()
+        return found
+
+    def __set__(self, plan: object, value: object) -> None:
+        vars(plan)[self._key] = value
+
+
+# Set here, where neither `dataclass` nor a type checker takes it for a default.
+PlanRecord.memory_bytes = _WhenAsked("_memory_bytes")  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,4 +1,4 @@
-"""How a plan changes the step, jointly with placements and ratios: recomputation, micro-batches.
+"""How a plan changes the step, jointly with placements and ratios: recomputation, host memory, pieces.
 
 Where the plan of the step as it is fits into memory and memory made it no dearer, that is the plan, and no
 other is looked for: computing twice takes more arithmetic, though less traffic if it was cheap. Otherwise
@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
+from shardwright.cost.topology import without_host
 from shardwright.ir.errors import InputError
+from shardwright.ir.graph import Graph
 from shardwright.ir.pieces import NotInPiecesError
 from shardwright.ir.recompute import Stretch, gains
 from shardwright.ir.rewriting import Rewriting, differentiated, rewritten
@@ -26,10 +29,14 @@ from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import too_small
 from shardwright.synth.solve import bound
 from shardwright.synth.space import Space
+from shardwright.synth.stretches import BOTH, OFFLOADING, RECOMPUTING, Policy
 from shardwright.synth.stretches import ladder as ladder_of
 
 #: What may be computed again: whatever makes the plan better, nothing, everything; or what exactly is.
 Recompute: TypeAlias = Literal["auto", "off", "all"] | Rewriting
+
+#: What may wait in host memory: whatever makes the plan better, nothing, everything that is kept.
+Offload: TypeAlias = Literal["auto", "off", "all"]
 
 #: A device that uses less than this part of its memory is taken not to have made the plan dearer.
 _BINDING = 0.8
@@ -51,8 +58,8 @@ _MOST_PIECES = 64
 _TRIES = 3
 
 
-def check_rewriting(recompute: object, microbatches: object) -> None:
-    """Raises InputError if that is no way to say what may be computed again, and in how many pieces."""
+def check_rewriting(recompute: object, microbatches: object, offload: object, fleet: Fleet) -> None:
+    """Raises InputError if that is no way to say what is computed again, waits in host memory or is cut."""
     whole = isinstance(microbatches, int) and not isinstance(microbatches, bool) and microbatches >= 1
     if microbatches != "auto" and not whole:
         raise InputError(
@@ -60,6 +67,18 @@ def check_rewriting(recompute: object, microbatches: object) -> None:
         )
     if not isinstance(recompute, Rewriting) and recompute not in ("auto", "off", "all"):
         raise InputError(place="recompute", reason=f"is {recompute!r}", remedy="Pass 'auto', 'off' or 'all'")
+    if offload not in ("auto", "off", "all"):
+        raise InputError(place="offload", reason=f"is {offload!r}", remedy="Pass 'auto', 'off' or 'all'")
+    spills = isinstance(recompute, Rewriting) and any(stretch.host for stretch in recompute.recompute)
+    lacking = without_host(fleet) if offload == "all" or spills else ()
+    if lacking:
+        raise InputError(
+            place=f"fleet {fleet.name}",
+            reason=f"gives no host link for {', '.join(lacking[:3])}{' …' if lacking[3:] else ''}: "
+            "its memory is the host's, and nothing can be moved out of it",
+            remedy="Add host_link: {bandwidth: 16 GB/s, latency: 10 us}, with your numbers, or plan with "
+            "offload='off'",
+        )
 
 
 def best_plan(
@@ -67,6 +86,7 @@ def best_plan(
     fleet: Fleet,
     recompute: Recompute,
     microbatches: Microbatches,
+    offload: Offload,
     plan_of: Callable[[Traced], Plan],
     late: Callable[[], bool],
 ) -> Plan:
@@ -77,6 +97,7 @@ def best_plan(
         fleet: the devices.
         recompute: what may be computed again.
         microbatches: in how many pieces the batch may come.
+        offload: what may wait in host memory.
         plan_of: plans a step.
         late: whether no further plan may be made.
 
@@ -86,8 +107,9 @@ def best_plan(
     if isinstance(recompute, Rewriting):
         return plan_of(rewritten(traced, recompute))
     pieces = 1 if microbatches == "auto" else microbatches
-    ladder = _Ladder(traced, fleet, recompute, pieces, plan_of)
-    if recompute == "all":
+    policies = _policies(recompute, offload, fleet)
+    ladder = _Ladder(traced, fleet, policies, pieces, plan_of)
+    if "all" in (recompute, offload):
         return ladder.top()
     base = plan_of(rewritten(traced, Rewriting(microbatches=pieces)))
     if late() or not _binds(base):
@@ -97,12 +119,22 @@ def best_plan(
         # Memory is enough, but it may be cheaper to need less of it.
         plans += ladder.some(late)
         if microbatches == "auto" and not late():
-            plans += _in_pieces(traced, fleet, "off", plan_of, late)
+            plans += _in_pieces(traced, fleet, (), plan_of, late)
     else:
         plans += ladder.that_fit(late)
-        plans += _in_pieces(traced, fleet, recompute, plan_of, late) if microbatches == "auto" else []
+        plans += _in_pieces(traced, fleet, policies, plan_of, late) if microbatches == "auto" else []
     best = min(plans, key=lambda plan: (not plan.fits, plan.cost_s))
     return best if best is base else replace(best, assumptions=(*best.assumptions, _compared(base)))
+
+
+def _policies(recompute: Recompute, offload: Offload, fleet: Fleet) -> tuple[Policy, ...]:
+    """What may be done with a layer."""
+    if offload == "all":
+        # With everything computed again, only what layers are handed is left to wait there.
+        return (("nothing", True),) if recompute == "all" else OFFLOADING
+    if offload == "off" or recompute == "all" or without_host(fleet):
+        return () if recompute == "off" else RECOMPUTING
+    return OFFLOADING if recompute == "off" else BOTH
 
 
 def _compared(base: Plan) -> str:
@@ -118,7 +150,7 @@ def _compared(base: Plan) -> str:
 def _in_pieces(
     traced: Traced,
     fleet: Fleet,
-    recompute: Recompute,
+    policies: Sequence[Policy],
     plan_of: Callable[[Traced], Plan],
     late: Callable[[], bool],
 ) -> list[Plan]:
@@ -146,7 +178,7 @@ def _in_pieces(
         return [best]
     # Pieces alone are not enough, however small.
     for pieces in tried:
-        found = [] if late() else _Ladder(traced, fleet, recompute, pieces, plan_of).that_fit(late)
+        found = [] if late() else _Ladder(traced, fleet, policies, pieces, plan_of).that_fit(late)
         if found:
             return found
     return []
@@ -160,11 +192,15 @@ def _binds(plan: Plan) -> bool:
     limits = [device.type.memory_bytes for device in plan.fleet.devices]
     if 2 * sum(value.type.nbytes for value in graph.values()) <= min(limits):
         return False  # any device could hold all there is
-    full = any(have > _BINDING * limit for have, limit in zip(plan.memory_bytes, limits, strict=True))
+    full = not plan.ample and any(
+        have > _BINDING * limit for have, limit in zip(plan.memory_bytes, limits, strict=True)
+    )
     if plan.search_gap > _NEAR / 10 or (full and plan.gap > _NEAR):
         return True  # at these ratios there is a cheaper program, which does not fit
     # Its own bound is that of plans within memory: without, there may be cheaper ones.
-    free_s = bound(Space(graph), Prices.floors(CostModel(plan.part)))
+    free_s = plan.free_s
+    if free_s is None:
+        free_s = bound(Space(graph), Prices.floors(CostModel(plan.part)))
     return plan.cost_s > free_s * (1 + (_NEAR if full else _WIDE))
 
 
@@ -175,17 +211,24 @@ class _Ladder:
         self,
         traced: Traced,
         fleet: Fleet,
-        recompute: Recompute,
+        policies: Sequence[Policy],
         pieces: int,
         plan_of: Callable[[Traced], Plan],
     ) -> None:
         self.traced, self.pieces, self.plan_of = traced, pieces, plan_of
-        self.rungs: Sequence[tuple[Stretch, ...]] = ()
-        if recompute != "off":
-            self.graph = differentiated(rewritten(traced, Rewriting(microbatches=pieces)))
-            self.rungs = ladder_of(self.graph, CostModel(fleet))
+        self.fleet, self.policies = fleet, policies
         self.limits = [device.type.memory_bytes for device in fleet.devices]
         self.known: dict[int, Plan | None] = {}
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The step in so many pieces, as far as it tells forward from backward."""
+        return differentiated(rewritten(self.traced, Rewriting(microbatches=self.pieces)))
+
+    @cached_property
+    def rungs(self) -> Sequence[tuple[Stretch, ...]]:
+        """What is done with which layers, from rung to rung more; none where nothing may be."""
+        return ladder_of(self.graph, CostModel(self.fleet), self.policies) if self.policies else ()
 
     def top(self) -> Plan:
         """The plan of the rung that keeps least."""

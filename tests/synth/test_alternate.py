@@ -22,12 +22,15 @@ from shardwright.cost.memory import peak_bytes
 from shardwright.cost.model import CostModel
 from shardwright.ir.program import Move, verify
 from shardwright.ir.trace import trace
-from shardwright.synth.alternate import Synthesis, Timer, starts, synthesize
+from shardwright.synth.alternate import Synthesis, synthesize
 from shardwright.synth.bounds import certify
 from shardwright.synth.emit import emit
-from shardwright.synth.pricing import PriceList, Prices
+from shardwright.synth.price_list import PriceList
+from shardwright.synth.pricing import Prices
 from shardwright.synth.solve import SpaceSolver, bound, solve
 from shardwright.synth.space import Space
+from shardwright.synth.timer import Timer
+from shardwright.synth.turns import starts
 
 
 @cache
@@ -167,7 +170,8 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.ir.text import format_program
 from shardwright.ir.trace import trace
-from shardwright.synth.alternate import Timer, synthesize
+from shardwright.synth.alternate import synthesize
+from shardwright.synth.timer import Timer
 from shardwright.synth.space import Space
 from synth_cases import FLEETS, attention, normed, sgd
 

@@ -21,13 +21,15 @@ from shardwright.cost.memory import footprint, peak_bytes
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.trace import trace
-from shardwright.synth.alternate import Timer, synthesize
+from shardwright.synth.alternate import synthesize
 from shardwright.synth.budgets import Limits, Renting
 from shardwright.synth.emit import emit
 from shardwright.synth.fallback import fits
-from shardwright.synth.pricing import PriceList, Prices
+from shardwright.synth.price_list import PriceList
+from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import most_shares, must_live
 from shardwright.synth.space import Space
+from shardwright.synth.timer import Timer
 
 GRAPHS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "two products": (lambda x, a, b: (x @ a) @ b, (shape(96, 48), shape(48, 64), shape(64, 32))),

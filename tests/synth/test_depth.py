@@ -12,7 +12,8 @@ from synth_cases import fleet, sgd, shape
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.ir.trace import trace
-from shardwright.synth.pricing import PriceList, Prices
+from shardwright.synth.price_list import PriceList
+from shardwright.synth.pricing import Prices
 from shardwright.synth.solve import SpaceSolver
 from shardwright.synth.space import Space
 

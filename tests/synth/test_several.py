@@ -9,7 +9,8 @@ from synth_cases import FLEETS, STEPS, model, space
 from shardwright.cost.model import CostModel
 from shardwright.cost.moves import strategies
 from shardwright.cost.subfleet import subfleet
-from shardwright.synth.pricing import Catalogue, PriceList, Prices
+from shardwright.synth.price_list import Catalogue, PriceList
+from shardwright.synth.pricing import Prices
 from shardwright.synth.solve import SpaceSolver
 
 

@@ -27,7 +27,8 @@ from shardwright.ir.program import Compute, Move
 from shardwright.ir.rules import Signature
 from shardwright.ir.trace import Traced, trace
 from shardwright.synth.emit import emit
-from shardwright.synth.pricing import Catalogue, PriceList, Prices, Step
+from shardwright.synth.price_list import Catalogue, PriceList, Step
+from shardwright.synth.pricing import Prices
 from shardwright.synth.solve import solve
 from shardwright.synth.space import Space
 

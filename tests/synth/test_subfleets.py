@@ -17,12 +17,12 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Graph
 from shardwright.ir.trace import trace
-from shardwright.synth.alternate import Timer
 from shardwright.synth.alternate import synthesize as search
 from shardwright.synth.pricing import Prices
 from shardwright.synth.solve import SpaceSolver
 from shardwright.synth.space import Space
 from shardwright.synth.subfleets import MOST_PARTS, arithmetic_s, candidates, choose
+from shardwright.synth.timer import Timer
 
 FAST = {"bandwidth": "400 GB/s", "latency": "100 ns"}
 SLOW = {"bandwidth": "10 kB/s", "latency": "10 ms"}

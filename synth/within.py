@@ -1,0 +1,206 @@
+"""Programs that fit into memory where the best of all does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+
+from shardwright.cost.bill import bill
+from shardwright.cost.memory import Footprint, Peaks
+from shardwright.cost.model import CostModel
+from shardwright.synth.bounds import ENOUGH
+from shardwright.synth.budgets import HALVINGS, SCALES, Renting
+from shardwright.synth.emit import emit
+from shardwright.synth.judge import MOST_LOOKS
+from shardwright.synth.pricing import Prices
+from shardwright.synth.rent import too_small
+from shardwright.synth.solve import SpaceSolver
+from shardwright.synth.turns import Candidate, Turns, candidate, starts
+
+#: Steps of no more choices are small (see `_closed`); programs gone through, times choices.
+_FEW_CHOICES = 40
+_MOST_CELLS = 1500
+
+#: As many programs, times those, may be passed over because their inputs alone do not fit.
+_PASSED_OVER = 10
+
+
+def judged(
+    turns: Turns, best: Candidate, free_s: float, renting: Callable[[], Renting]
+) -> tuple[Candidate, Footprint | Peaks]:
+    """The best candidate that fits as it will run; searched for with rent where the best of all does not.
+
+    Args:
+        turns: the search so far.
+        best: what it found, with memory in the linear program where it would not fit otherwise.
+        free_s: what it found if memory were no limit.
+        renting: makes programs smaller.
+    """
+    judge, stop = turns.judge, turns.stop
+    if best.cost_s <= free_s * (1 + ENOUGH) and judge.ample(best.memory, best.ratios):
+        return best, best.memory
+    fallen: tuple[Candidate, Peaks] | None = None
+    fitting: tuple[Candidate, Peaks] | None = None
+    for rounds in range(MOST_LOOKS + 1):
+        with turns.timer.ratios():
+            peaks = judge.peaks(best.program, best.ratios, best.memory)
+        over = judge.excess(peaks)
+        best = replace(best, fits=over <= 1, over=over)
+        if best.fits:
+            if fitting is None or best.cost_s < fitting[0].cost_s:
+                fitting = best, peaks
+            if rounds or best.cost_s <= free_s * (1 + ENOUGH):
+                return fitting
+        elif fallen is None or over < fallen[0].over:
+            fallen = best, peaks
+        if rounds == MOST_LOOKS or (rounds and stop()):
+            break
+        if not best.fits:
+            judge.learn(peaks, best.ratios, best.memory, rounds)
+        found = _closed(turns, _within(turns, _again(turns, best), renting()), renting())
+        if rounds and not found.fits and found.over > 1.1:
+            break
+        best = found
+    if fitting is not None:
+        return fitting
+    assert fallen is not None
+    best, peaks = fallen
+    if not peaks.seen:
+        peaks = judge.peaks(best.program, best.ratios, best.memory, sure=True)
+        over = judge.excess(peaks)
+        best = replace(best, fits=over <= 1, over=over)
+    return best, peaks
+
+
+def _closed(turns: Turns, best: Candidate, renting: Renting) -> Candidate:
+    """The best that fits, after a small step's programs were gone through in order of their costs.
+
+    Rent finds the corners of what cost and memory allow, and misses what lies between. At the ratios that are
+    likely to be good, the first program that fits is the best.
+    """
+    choices = len(turns.space.choices)
+    model, limits = turns.model, renting.limits.nbytes
+    if choices > _FEW_CHOICES or too_small(renting.graph, limits):
+        return best
+    whole = renting.rents.whole_tables()
+    inputs = renting.rents.input_bytes
+    budgets = turns.judge.budgets[model.class_of]
+    shares = [best.ratios, tuple(limit / sum(limits) for limit in limits)]
+    shares += [tuple(float(each[c]) for c in model.class_of) for each in starts(model)]
+    solver = SpaceSolver(turns.space, turns.extra, stages=())
+    for ratios in dict.fromkeys(shares):
+        with turns.timer.search():
+            prices = Prices.at(turns.listed, ratios)
+            programs = solver.in_order(prices)
+        left = _MOST_CELLS // max(choices, 1)
+        room = float(((budgets - inputs * np.array(ratios)) / np.maximum(1 - np.array(ratios), 1e-9)).min())
+        for assignment, cost_s in islice(programs, _PASSED_OVER * left):
+            if left < 0 or turns.stop() or (best.fits and cost_s >= best.cost_s * (1 - 1e-9)):
+                break
+            if sum([table[assignment[choice]] for choice, table in whole]) > room:
+                continue  # what every device holds of the inputs leaves no room for its share of the rest
+            left -= 1
+            program = emit(turns.space, assignment, prices)
+            memory = turns.judge.footprint(program)
+            if turns.judge.over(memory, ratios) > 1 and best.fits:
+                continue
+            items = bill(program, renting.graph, model)
+            here = candidate(turns, program, ratios, items, memory)
+            best = here if here.beats(best) and (here.fits or here.over < best.over) else best
+    return best
+
+
+def _again(turns: Turns, found: Candidate) -> Candidate:
+    """The same by the model's present budgets."""
+    over = turns.judge.over(found.memory, found.ratios)
+    return replace(found, over=over, fits=over <= 1)
+
+
+def shortage(best: Candidate, memory: Footprint | Peaks, model: CostModel) -> str:
+    """What the smallest program found would need."""
+    devices = model.fleet.devices
+    peaks = memory.peak(np.asarray(best.ratios))
+    limits = np.array([device.type.memory_bytes for device in devices])
+    worst = int((peaks / limits).argmax())
+    name = f"{devices[worst].name} ({devices[worst].type.name})"
+    return (
+        f"no program found fits into every device's memory: the smallest needs {peaks[worst] / 1e9:.4g} GB "
+        f"on {name}, which has {limits[worst] / 1e9:.4g} GB; with {best.over:.3g} times the memory "
+        "everywhere it would fit"
+    )
+
+
+def _within(turns: Turns, found: Candidate, renting: Renting) -> Candidate:
+    """The cheapest program found under rent that fits, or else the smallest."""
+    model, stop, graph = turns.model, turns.stop, renting.graph
+    limits = renting.limits.nbytes
+    unit = found.cost_s / sum(limits)
+    by_memory = tuple(limit / sum(limits) for limit in limits)
+    best = found
+    tried: dict[tuple[tuple[int, ...], tuple[float, ...]], bool] = {}
+
+    def rented(scale: float) -> bool:
+        """Whether a program fits at that rent; the best so far is kept."""
+        if turns_from(best.ratios, scale):
+            return True
+        return not best.fits and turns_from(by_memory, scale)
+
+    def turns_from(ratios: tuple[float, ...], scale: float) -> bool:
+        nonlocal best
+        fits = False
+        for _ in range(2):
+            with turns.timer.search():
+                prices = Prices.at(turns.listed, ratios)
+                solution = renting.solve(prices, ratios, scale * unit, stop)
+                turns.searches, turns.expanded = turns.searches + 1, turns.expanded + solution.expanded
+            key = solution.assignment, ratios
+            if key in tried:
+                fits = fits or tried[key]
+                break
+            with turns.timer.ratios():
+                program = emit(turns.space, solution.assignment, prices)
+                items, memory = bill(program, graph, model), turns.judge.footprint(program)
+                near, _ = turns.best_ratios(items, ratios, memory)
+                here = candidate(turns, program, near, items, memory)
+            if not here.fits:
+                # Nothing in the linear program keeps the ratios small where its program cannot fit.
+                there = candidate(turns, program, ratios, items, memory)
+                here = there if there.over < here.over else here
+            fits = fits or here.fits
+            tried[key] = here.fits
+            better = here.beats(best) if here.fits or best.fits else here.over < best.over
+            best = here if better else best
+            if near == ratios:
+                break
+            ratios = near
+        return fits
+
+    possible = not too_small(graph, limits)
+    last = len(SCALES) - 1
+    top = min(renting.helped + 1, last) if renting.helped else last
+    if possible and not rented(SCALES[top]):
+        # Where the highest rent makes nothing small enough, a lower one hardly does.
+        if top == last or not rented(SCALES[last]):
+            return best
+        top = last
+    if not possible:
+        for scale in SCALES[3:5]:
+            if stop() or rented(scale):
+                break
+        return best
+    # The least rent that helps, by bisection: first among the scales, then between two of them.
+    low, high = -1, top
+    while high - low > 1 and not stop():
+        middle = (low + high) // 2
+        low, high = (low, middle) if rented(SCALES[middle]) else (middle, high)
+    renting.helped = high
+    least, most = (SCALES[low] if low >= 0 else 0.0), SCALES[high]
+    for _ in range(HALVINGS):
+        if stop():
+            break
+        scale = (least * most) ** 0.5 if least else most / 4
+        least, most = (least, scale) if rented(scale) else (scale, most)
+    return best
