@@ -22,9 +22,9 @@ from shardwright.backends.runner import iterate
 from shardwright.backends.schedule import wire_type
 from shardwright.backends.schedule_order import Act, Land, Launch, Order, Repeat
 from shardwright.backends.transport import POLL_S
-from shardwright.backends.wire import to_jax
+from shardwright.backends.wire import to_jax, to_segment
 from shardwright.backends.world import World
-from shardwright.ir.flow import inputs
+from shardwright.ir.flow import inputs, outputs
 from shardwright.ir.graph import Atom, Literal, TensorType
 from shardwright.ir.placement import Placement
 from shardwright.ir.program import Property
@@ -105,6 +105,9 @@ class Script:
         self._donated = _given_away(order, donated, machine.device.index, len(machine.device.ratios))
         self._functions: dict[Segment, Local] = {}
         self._flights: dict[int, int] = {}
+        #: What others than segments read, as JAX's arrays.
+        self._arrays = {prop for step in order.steps if not isinstance(step, Segment) for prop in step.needs}
+        self._arrays.update(outputs(program, graph))
         self._outputs = [self._reader(a, p) for a, p in zip(graph.outputs, program.outputs, strict=True)]
         self.steps: list[Do] = [self._step(step) for step in order.steps]
 
@@ -254,15 +257,16 @@ class Script:
             return lambda env: None
         lane, same, name = machine.lane, exchanger.same, f"{move.kind}.{move.strategy}"
         dtypes, direct = [tensor.dtype for tensor in tensors], isinstance(exchanger, DirectExchanger)
+        converts = [to_jax if prop in self._arrays else to_segment for prop in message.gives]
 
         def finish(env: Env) -> None:
             begin = time.perf_counter()
             running, operands = env[flight]
             env[flight] = None
-            for slot, result, operand_, itself, dtype in zip(
-                gives, lane.land(running), operands, same, dtypes, strict=True
+            for slot, result, operand_, itself, convert, dtype in zip(
+                gives, lane.land(running), operands, same, converts, dtypes, strict=True
             ):
-                env[slot] = operand_ if itself else result if direct else to_jax(result, dtype)
+                env[slot] = operand_ if itself else result if direct else convert(result, dtype)
             if machine.spent is not None:
                 _book(machine.spent, name, begin)
 

@@ -268,7 +268,6 @@ class _Early:
     def __init__(self, arranger: _Arranger, flow: Flow, bucket_bytes: int) -> None:
         self.arranger, self.flow, self.bucket_bytes = arranger, flow, bucket_bytes
         self.missing = [len(producers) for producers in flow.producers]
-        self.unread = [len(consumers) for consumers in flow.consumers]
         self.key = _urgency(flow)
         self.ready: list[tuple[int, int]] = []
         self.buckets: dict[_Kind, list[int]] = {}
@@ -300,9 +299,7 @@ class _Early:
     def _done(self, position: int) -> Iterator[_Act]:
         """An instruction's results are there."""
         for producer in self.flow.producers[position]:
-            self.unread[producer] -= 1
-            if not self.unread[producer]:
-                self.ahead.pop(producer, None)
+            self.ahead.pop(producer, None)  # from now on it is there wherever it was gathered
         for follower in self.flow.consumers[position]:
             self.missing[follower] -= 1
             if not self.missing[follower]:

@@ -299,11 +299,24 @@ def on_axes(signature: Signature) -> tuple[Signature, ...]:
     return tuple(Signature(*(tuple(pair[axis] for pair in side) for side in pairs)) for axis in (0, 1))
 
 
+def joint(signature: Signature) -> Signature | None:
+    """The signature with the plan's ratios, if all its shards are cut by the same others; else None."""
+    own = {p.by for p in (*signature.ins, *signature.outs) if isinstance(p, Shard)}
+    if len(own) != 1 or None in own:
+        return None
+    ins, outs = (
+        tuple(Shard(p.dim, p.unit) if isinstance(p, Shard) else p for p in side)
+        for side in (signature.ins, signature.outs)
+    )
+    return Signature(ins, outs)
+
+
 def allows(rule: Rule, equation: Equation, wanted: Signature) -> bool:
     """Whether `wanted` follows from the rule, for any unit its shards carry."""
     axes = on_axes(wanted)
     if len(axes) > 1:
         return all(allows(rule, equation, one) for one in axes)
+    wanted = joint(wanted) or wanted  # ratios of their own change nothing, if all shards have them
     units: dict[str, int] = {}
     for letter in rule.letters:
         cut_ins, cut_outs = cuts(rule, equation, letter)

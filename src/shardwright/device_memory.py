@@ -15,7 +15,7 @@ from shardwright.cost.buffers import layout_apart, scratch_bytes
 from shardwright.cost.exchange_buffers import exchange_bytes, held_bytes
 from shardwright.ir.graph import Equation, Graph, TensorType, Value, value_types
 from shardwright.ir.jaxpr import source_text
-from shardwright.ir.placement import Grid, cuts, lengths, seat
+from shardwright.ir.placement import Grid, Shard, cuts, lengths, seat
 from shardwright.ir.program import Move, Program, Property
 from shardwright.ir.segments import Away, Back, Exchange, LoopStep, Schedule, Segment, schedule
 
@@ -143,7 +143,7 @@ def _made_by(equation: Equation | None, role: str) -> str:
 
 def _kinds(program: Program, graph: Graph, ratios: Sequence[float]) -> Iterator[Hashable]:
     """Of every device, what decides how much it holds: its stretches, the groups it is in, its node."""
-    dims: dict[tuple[int, int], None] = {}
+    dims: dict[tuple[int, Shard], None] = {}
     groups: dict[tuple[int, ...], None] = {}
     nodes: tuple[int, ...] | None = None
 
@@ -167,10 +167,10 @@ def _kinds(program: Program, graph: Graph, ratios: Sequence[float]) -> Iterator[
             if isinstance(placement, Grid):
                 nodes = placement.nodes
             for cut in cuts(placement):
-                dims[tensor.shape[cut.dim] // cut.unit, 1] = None
+                dims[tensor.shape[cut.dim] // cut.unit, Shard(0, by=cut.by)] = None
 
     note(program, graph)
-    stretches = [lengths(size, unit, ratios) for size, unit in dims]
+    stretches = [lengths(units, 1, cut.ratios(ratios)) for units, cut in dims]
     for device in range(len(ratios)):
         home: Hashable = None
         if nodes is not None:
