@@ -20,11 +20,14 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from shardwright.backends.direct import DirectExchanger
 from shardwright.backends.kernel_cases import KernelCase, compiled, copies, is_cold
-from shardwright.backends.layout import stretches
+from shardwright.backends.layout import stretches, to_numpy, wire_type
 from shardwright.backends.load import Usage, others
-from shardwright.backends.mpi_moves import mpi
+from shardwright.backends.mpi_moves import lowerings, mpi
+from shardwright.backends.wire import to_segment
 from shardwright.backends.world import World
 from shardwright.ir.collectives import registry
 from shardwright.ir.graph import TensorType
@@ -258,7 +261,8 @@ def _exchange_timer(case: ExchangeCase, world: World, meet: World) -> Timer:
     # The data of later exchanges are not in the caches, but what runs them is.
     chain = next(times for most, times in CHAINS if case.nbytes <= most)
     values = [jnp.full(tuple(shape), number, tensor.dtype) for number in range(chain + 1)]
-    moves = [partial(world.move, move, tensor, value) for value in values]
+    carry = _carrier(world, move, tensor)
+    moves = [partial(carry, value) for value in values]
     resumes = case.nbytes == RESUMED_BYTES
     trivial = _compiled(KernelCase("start", ()))
     brief, segment = (_compiled(BRIEF), _compiled(SEGMENT)) if resumes else (trivial, trivial)
@@ -290,6 +294,21 @@ def _exchange_timer(case: ExchangeCase, world: World, meet: World) -> Timer:
         return found
 
     return sample
+
+
+def _carrier(world: World, move: Move, tensor: TensorType) -> Callable[[Any], Any]:
+    """Carries an exchange out as a plan's script does: prepared, and with a result for a segment to read."""
+    exchanger = None if (move.kind, move.strategy) in lowerings() else world.exchanger((move,), (tensor,))
+    if exchanger is None or isinstance(exchanger, DirectExchanger):
+        return partial(world.move, move, tensor)
+    nothing = np.empty(0, wire_type(tensor)[1])
+
+    def carry(value: Any) -> Any:
+        operand = nothing if value is None else to_numpy(value)
+        (result,) = world.lane.land(world.lane.launch(exchanger, [operand]))
+        return value if exchanger.same[0] else to_segment(result, tensor.dtype)
+
+    return carry
 
 
 _compiled = cache(compiled)
