@@ -243,7 +243,7 @@ class CostModel:
             nothing = np.zeros((0, 1, len(self.types)))
             return CostStack(nothing, nothing, nothing)
         columns = list(zip(*lines, strict=True))
-        dtypes, precisions, classes, flop, launches, sharded, split, whole, _, _, _, _, turned, part = columns
+        dtypes, precisions, classes, flop, launches, sharded, split, whole, *_, turned, turned_split = columns
         kinds: dict[tuple[str, str | None, str], int] = {}
         which = [kinds.setdefault(k, len(kinds)) for k in zip(dtypes, precisions, classes, strict=True)]
         rates = np.array([[self._rate(device, *kind) for device in self.types] for kind in kinds])[which]
@@ -259,7 +259,7 @@ class CostModel:
         contracts = np.array([found in PRODUCTS for found in classes])[:, None]
         byte_per_s = np.where(contracts, self._product_byte_per_s, self._stream_byte_per_s)
         turning = np.array(turned)[:, None] / self._turned_per_s
-        turning_part = np.where(np.array(part)[:, None], turning, 0.0)
+        turning_part = np.where(np.array(turned_split)[:, None], turning, 0.0)
         byte_per_s = np.where(trips, self._trip_byte_per_s, byte_per_s)
         constant = np.stack(
             [
