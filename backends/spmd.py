@@ -16,23 +16,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from shardwright.backends.flow import inputs
 from shardwright.backends.layout import check_inputs, dtype_of
 from shardwright.backends.local import neutral, operand
 from shardwright.backends.runner import At
 from shardwright.backends.schedule_order import Land, Launch, Order, Repeat, arrange
-from shardwright.backends.segments import Segment
 from shardwright.backends.spmd_layout import AXIS, Layout, PaddedArray, mesh_of, obstacle, spec_of
 from shardwright.backends.spmd_local import Branches, Whole
 from shardwright.backends.spmd_moves import lowerings, move
+from shardwright.backends.spmd_parts import parts
 from shardwright.ir import collectives
 from shardwright.ir.errors import PlanError
+from shardwright.ir.flow import inputs
 from shardwright.ir.graph import Atom, Graph, Literal, TensorType
 from shardwright.ir.host import uses_host
 from shardwright.ir.placement import Partial, Placement, R, Replicate, Shard
 from shardwright.ir.program import Move, Program, Property, nodes_of
 from shardwright.ir.recompute import begins_again
 from shardwright.ir.regions import scan_counts
+from shardwright.ir.segments import Segment
 from shardwright.ir.trace import Traced
 from shardwright.ir.wiring import Seats
 
@@ -55,7 +56,7 @@ class SpmdExecutable:
     Attributes:
         layout: the devices and their shares.
         even: whether this is plain `jax.jit` with NamedShardings.
-        branches: how many branches each segment has, loops' included; none where all is even.
+        branches: how many branches each part of a segment has, loops' included; none where all is even.
 
     Raises:
         PlanError: there are too few devices, a strategy has no lowering, a program on two mesh axes cuts
@@ -102,7 +103,7 @@ class SpmdExecutable:
             step = Whole(layout, traced.primitives).program(program, graph)
         else:
             walk = Walk(arrange(program, graph, BUCKET_BYTES), layout, traced.primitives)
-            self.branches = tuple(found.count for found in walk.branches.values())
+            self.branches = tuple(part.count for found in walk.branches.values() for part in found)
             specs = [spec_of(placement) for placement in (*program.inputs, *[R] * len(self._constants))]
             step = jax.shard_map(
                 walk,
@@ -239,7 +240,11 @@ class Walk:
         self.order = steps
         self.layout = layout
         self.branches = {
-            segment: Branches(segment, within, layout, primitives) for segment, within in _segments(steps)
+            segment: [
+                Branches(part.segment, within, layout, part.classes, primitives)
+                for part in parts(segment, within, layout)
+            ]
+            for segment, within in _segments(steps)
         }
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
@@ -266,11 +271,14 @@ class Walk:
             with At(steps, step):
                 results: Sequence[Any] = ()
                 if isinstance(step, Segment):
-                    held = [env[prop] for prop in step.needs]
+                    made = {prop: env[prop] for prop in step.needs}
                     if any(begins_again(instruction, graph, ()) for instruction in step.instructions):
                         # What is computed again waits for the gradient among what the segment needs.
-                        held = jax.lax.optimization_barrier(held)
-                    results = self.branches[step](here, *held)
+                        made = dict(zip(made, jax.lax.optimization_barrier([*made.values()]), strict=True))
+                    for part in self.branches[step]:
+                        found = part(here, *[made[prop] for prop in part.segment.needs])
+                        made.update(zip(part.segment.gives, found, strict=True))
+                    results = [made[prop] for prop in step.gives]
                 elif isinstance(step, Launch):
                     sent = zip(step.message.moves, step.message.needs, strict=True)
                     flying[step.message.number] = [

@@ -9,24 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from shardwright.backends.compile import Device, Env, Local
-from shardwright.backends.flow import find, inputs, reads
 from shardwright.backends.layout import holds, members, shares, stretches
 from shardwright.backends.local import evaluate, extents, filled, neutral, operand
 from shardwright.backends.schedule_order import Order
-from shardwright.backends.segments import Segment
 from shardwright.backends.spmd_layout import Layout, starts
+from shardwright.ir.flow import find, inputs, reads
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType
 from shardwright.ir.placement import OwnRatios, Partial, Placement, Shard, lengths, reduction
 from shardwright.ir.program import Compute, Group, Instruction, Loop, Move, Program, Property
 from shardwright.ir.recompute import begins_again
 from shardwright.ir.rules import Extent, Signature
+from shardwright.ir.segments import Segment
 
 
 class NeedsNumberError(Exception):
@@ -222,7 +222,11 @@ def _hold_back(instructions: Sequence[Instruction], graph: Graph, env: Env) -> N
 # Classes
 
 
-def classes(segment: Segment, graph: Graph, layout: Layout) -> tuple[tuple[int, ...], ...]:
+#: Devices by class.
+Classes: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+def classes(segment: Segment, graph: Graph, layout: Layout) -> Classes:
     """Devices of equal lengths in a segment, which one branch can be for; in order of appearance."""
     parts = set(_cuts(segment.instructions, graph))
     groups: dict[tuple[object, ...], list[int]] = {}
@@ -274,20 +278,19 @@ class Branches:
         segment: what to run.
         within: the order that it is in.
         layout: the devices.
+        classes: devices of equal lengths. Where there is one class alone, all devices run its branch, whether
+            they are in it or not.
         primitives: JAX primitives by name.
-
-    Attributes:
-        classes: devices of equal lengths.
     """
 
     def __init__(
-        self, segment: Segment, within: Order, layout: Layout, primitives: Mapping[str, Any]
+        self, segment: Segment, within: Order, layout: Layout, classes: Classes, primitives: Mapping[str, Any]
     ) -> None:
         self.segment = segment
         self.within = within
         self.layout = layout
         self.primitives = primitives
-        self.classes = classes(segment, within.graph, layout)
+        self.classes = classes
 
     @property
     def count(self) -> int:

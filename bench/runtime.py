@@ -183,7 +183,8 @@ def main(wanted: Sequence[str] = (), rounds: int = ROUNDS) -> Path:
         if some:
             table(some, header=True)
             markdown(name, some)
-            show(name, "execution.md")
+            if name == "runtime":
+                show(name, "execution.md")
     if overhead:
         print(f"{overhead['per_instruction_s'] * 1e6:.1f} µs per instruction")
     return write("runtime", rows, compile=compiling, overhead=overhead, sizes=SIZES)

@@ -115,8 +115,8 @@ def plans_of(case: Case, fleet: Fleet) -> Plans:
         found[kind] = replace(
             plan, program=baseline.program, ratios=baseline.ratios, iteration_s=baseline.iteration_s
         )
-    # Over links, exchanges of all of them run beside computation, in messages of the size predicted best.
-    return {kind: bucketed(plan) for kind, plan in found.items()} if case.rate else found
+    # Exchanges of all of them travel in messages of the size predicted best, over links beside computation.
+    return {kind: bucketed(plan) for kind, plan in found.items()}
 
 
 def run_case(case: Case, cores: Fleet, steps: int = STEPS) -> dict[str, Any] | None:

@@ -235,7 +235,8 @@ class _Walk:
         """What an exchange takes beside its operand and result."""
         tensor = self.types[move.value]
         if move.strategy == "padded":  # equal blocks for all, and the device's own
-            (cut,) = [p for p in (move.pre, move.post) if cuts(p)]
+            # On two axes both may be cut: the one that is cut further is the device's own.
+            cut = max(move.pre, move.post, key=lambda p: len(cuts(p)))
             own = self.size(tensor, cut)[1:]
             self.beside.append((time, time, (float(tensor.nbytes), *own)))
         elif move.kind == "all_to_all":

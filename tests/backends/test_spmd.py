@@ -14,7 +14,7 @@ from shardwright.backends.spmd_layout import mesh_of
 from shardwright.backends.spmd_moves import lowerings
 from shardwright.ir import collectives
 from shardwright.ir.errors import PlanError
-from shardwright.ir.placement import Grid, Partial, R, Shard
+from shardwright.ir.placement import Partial, R
 from shardwright.ir.program import Move, Program
 
 HERE = Path(__file__).parent
@@ -57,14 +57,6 @@ def test_a_strategy_without_a_lowering_is_refused_before_the_first_step() -> Non
     move = Move("all_reduce", 0, Partial("sum"), R, strategy="gathered")
     with pytest.raises(PlanError, match=r"all_reduce\.gathered, which this backend cannot run.*spmd="):
         check_program(Program((), (move,), ()))
-
-
-def test_two_mesh_axes_are_refused_before_the_first_step() -> None:
-    cut = Grid(Shard(0), Shard(1), (2, 2))
-    move = Move("all_gather", 0, cut, Grid(R, Shard(1), (2, 2)), strategy="exact")
-    for program in (Program((cut,), (), ()), Program((), (), (cut,)), Program((), (move,), ())):
-        with pytest.raises(PlanError, match=r"places a tensor as .*S\(1\), and this backend knows R"):
-            check_program(program)
 
 
 def test_too_few_devices_are_one_error_with_its_remedy() -> None:
