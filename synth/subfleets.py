@@ -219,10 +219,11 @@ def choose(
         part = made[number]
         if best is not None and best.fits and part.bound_s >= best.cost_s * (1 - 1e-9):
             break
-        if part.ideal is not None or best is None:
+        if number and too_small(graph, [device.type.memory_bytes for device in part.model.fleet.devices]):
+            part.impossible = True
+        elif part.ideal is not None or best is None:
             _plan(part, graph, space, timer, extra, solver, first, look)
-            if not part.impossible:
-                best = part if best is None or part.beats(best) else best
+            best = part if best is None or part.beats(best) else best
         else:
             with timer.search():
                 part.ideal = solver.solve(part.floors, stop=timer.late)
@@ -257,15 +258,11 @@ def _plan(
         ideal=part.ideal,
         first=own,
         look=look,
-        whole=part.whole,
     )
     if part.whole and not extra:
         found = fitting(graph, space, part.model, found, timer, look)
     part.found, part.fits = found, fits(found, part.model)
     part.bound_s = max(part.bound_s, found.bound_s)
-    limits = [device.type.memory_bytes for device in part.model.fleet.devices]
-    if not part.whole and not part.fits and too_small(graph, limits):
-        part.found, part.impossible = None, True
 
 
 def _settle(parts: Sequence[_Part], best: _Part) -> None:
