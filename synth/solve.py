@@ -29,9 +29,11 @@ from shardwright.synth.space import Space
 MOST_CELLS = 1 << 23
 
 #: Smaller tables are tried first: mini-buckets of so many cells often guide A* nearly as well as exact ones,
-#: at a fraction of the time. So many nodes, beyond twice the shortest path, say that they do not.
+#: at a fraction of the time. So many nodes, beyond twice the shortest path, say that they do not; more where
+#: exact tables are so large that filling them takes as long (a node takes about as long as `_CELLS` of them).
 _SMALLER = (1 << 16, 1 << 19)
 _PATIENCE = 400
+_CELLS = 1 << 12
 
 #: Unless all tables together are no larger than this.
 _AT_ONCE = 1 << 22
@@ -253,13 +255,13 @@ class Solver:
         """The cheapest assignment; None where all of them are impossible."""
         core = self.core(tables)
         kept = prune(core.folded, core.sizes, core.cooked)
-        for most_cells in self._cells(core, kept):
+        all_cells = core.cells(kept, self._levels[-1])
+        for most_cells in self._levels[-1 if all_cells <= _AT_ONCE else self._level :]:
             layers = core.finish(kept, most_cells)
             shortest = sum(len(layer.elimination.tape.buckets) for layer in layers)
             last = most_cells == self._levels[-1]
-            found = a_star(
-                layers, most_nodes if last else 2 * shortest + _PATIENCE, stop, DIVES if last else 0
-            )
+            nodes = most_nodes if last else 2 * shortest + _PATIENCE + all_cells // _CELLS
+            found = a_star(layers, nodes, stop, DIVES if last else 0)
             if found is not None and not found.assignment and stop():
                 found = a_star(layers, 0)
             if found is None:
@@ -269,11 +271,6 @@ class Solver:
                 return Solution(found.assignment, found.cost, found.bound, found.expanded, width)
             self._level = self._levels.index(most_cells) + 1  # other prices will hardly be easier
         raise AssertionError("there is always a last level")
-
-    def _cells(self, core: Core, kept: Kept) -> Sequence[int]:
-        """Sizes of tables to be tried, one after another."""
-        levels = self._levels[self._level :]
-        return levels[-1:] if core.cells(kept, levels[-1]) <= _AT_ONCE else levels
 
 
 def original(

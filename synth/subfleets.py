@@ -185,9 +185,27 @@ def choose(
     first: Sequence[float] | None = None,
     look: Look | None = None,
 ) -> Choice:
-    """The best plan on the whole fleet or a part of it.
+    """The best plan on the whole fleet or a part of it; see `choose_below`."""
+    chosen = choose_below(math.inf, graph, space, fleet, timer, extra, parts, first, look)
+    assert chosen is not None, "some part is planned"
+    return chosen
+
+
+def choose_below(
+    rival_s: float,
+    graph: Graph,
+    space: Space,
+    fleet: Fleet,
+    timer: Timer,
+    extra: Sequence[Use] = (),
+    parts: Sequence[Members] | None = None,
+    first: Sequence[float] | None = None,
+    look: Look | None = None,
+) -> Choice | None:
+    """The best plan on the whole fleet or a part of it; None where none can cost less than a rival.
 
     Args:
+        rival_s: what a plan that fits costs already; parts whose bound is no less are not planned.
         graph: the step.
         space: its programs.
         fleet: all devices.
@@ -217,11 +235,12 @@ def choose(
     while queue and not (best is not None and timer.late()):
         number = heapq.heappop(queue)[-1]
         part = made[number]
-        if best is not None and best.fits and part.bound_s >= best.cost_s * (1 - 1e-9):
+        least_s = min(rival_s, best.cost_s if best is not None and best.fits else math.inf)
+        if part.bound_s >= least_s * (1 - 1e-9):
             break
         if number and too_small(graph, [device.type.memory_bytes for device in part.model.fleet.devices]):
             part.impossible = True
-        elif part.ideal is not None or best is None:
+        elif part.ideal is not None or (best is None and rival_s == math.inf):
             _plan(part, graph, space, timer, extra, solver, first, look)
             best = part if best is None or part.beats(best) else best
         else:
@@ -229,7 +248,8 @@ def choose(
                 part.ideal = solver.solve(part.floors, stop=timer.late)
                 part.bound_s = max(part.bound_s, part.ideal.bound_s)
             heapq.heappush(queue, part.turn(number))
-    assert best is not None
+    if best is None:
+        return None
     with timer.search():
         _settle(made, best)
     return _choice(best, made, fleet, ended=bool(queue) and timer.late())
