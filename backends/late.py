@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.backends.flow import Flow, inputs, nbytes_of, outputs
+from shardwright.ir.host import reloads
 from shardwright.ir.placement import Shard
 from shardwright.ir.program import Compute, Move, Property
 from shardwright.ir.rules import registry
@@ -73,7 +74,6 @@ class _Late:
     def __init__(self, flow: Flow, runs: Sequence[Sequence[int]], between: Sequence[Sequence[int]]) -> None:
         self.flow = flow
         self.before = runs
-        self.filled = [i for i, run in enumerate(runs) if run]
         #: The runs that each instruction is computed in, or after which it reads.
         self.at: dict[int, tuple[int, ...]] = {p: (i,) for i, run in enumerate(runs) for p in run}
         self.at |= {position: (i,) for i, positions in enumerate(between) for position in positions}
@@ -83,6 +83,11 @@ class _Late:
         #: What is established more than once: its readers read different things.
         self.again: set[Property] = set()
         given = frozenset(inputs(flow.program, flow.graph))
+        self.from_host = {p for p in self.computed if reloads(flow.program.instructions[p], flow.graph)}
+        # Nothing else is computed where something comes from host memory.
+        self.filled = [i for i, run in enumerate(runs) if run and not self.from_host.issuperset(run)]
+        for position in self.from_host:
+            self.again.update(flow.needs[position])  # it is there before, to be moved
         for position in self.at:
             self.again.update(p for p in flow.gives[position] if p in self.made or p in given)
             self.made.update(flow.gives[position])
@@ -110,7 +115,8 @@ class _Late:
         found: set[int] = set()
         for position in sorted(self.computed, reverse=True):
             flow = self.flow
-            one = len(flow.needs[position]) == 1 and flow.producers[position] <= self.computed
+            producers = flow.producers[position]
+            one = len(flow.needs[position]) == 1 and producers <= self.computed - self.from_host
             after = flow.consumers[position]
             sent = bool(after) and all(flow.exchange[i] or i in found for i in after)
             if one and sent and flow.producers[position] and self._is_light(position):

@@ -61,7 +61,8 @@ def stretches(
         return stretches_of(tensor.shape[cut[0].dim], cut, ratios, placement.nodes)
     if not isinstance(placement, Shard):
         return ()
-    return lengths(tensor.shape[placement.dim], placement.unit, shares(group, ratios))
+    own = shares(group, placement.ratios(ratios))
+    return lengths(tensor.shape[placement.dim], placement.unit, own)
 
 
 @cache

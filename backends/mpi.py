@@ -16,9 +16,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from shardwright.backends.faults import agree, check_finite, take_down, the_watch, timeout_of
-from shardwright.backends.layout import as_array, check_inputs, cut, is_key
+from shardwright.backends.layout import as_array, check_inputs, cut, dtype_of, is_key
 from shardwright.backends.mpi_drift import Drift, resync
 from shardwright.backends.mpi_link import mpi
 from shardwright.backends.mpi_script import MpiMachine, Script
@@ -29,7 +30,7 @@ from shardwright.backends.wire import on_host
 from shardwright.backends.world import ShardedArray, World
 from shardwright.ir.errors import InputError
 from shardwright.ir.graph import TensorType
-from shardwright.ir.placement import Placement, R
+from shardwright.ir.placement import Placement, R, cuts, owns, region
 from shardwright.ir.program import Move, Program, Property
 from shardwright.ir.serialize import program_to_json
 from shardwright.ir.trace import Traced
@@ -94,6 +95,8 @@ class MpiExecutable:
             if program.outputs[i] == R
         }
         self._ready = False
+        self._wanted = [(value.type.shape, dtype_of(value.type.dtype)) for value in graph.inputs]
+        self._state_inputs = frozenset(graph.state.values())
 
     @property
     def resync_every(self) -> int:
@@ -111,7 +114,9 @@ class MpiExecutable:
             flat: global arrays, the same on every rank, or what an earlier call returned.
         """
         graph, program = self.traced.graph, self.program
-        check_inputs(flat, graph)
+        if len(flat) != len(self._wanted) or not all(map(_fits, flat, self._wanted)):
+            # Right all the same, or an error: numbers, and dtypes that JAX narrows.
+            check_inputs(flat, graph)
         self.warm_up()
         with self.watch.during("step"):
             pairs = enumerate(zip(flat, graph.inputs, program.inputs, strict=True))
@@ -172,14 +177,20 @@ class MpiExecutable:
     def _enter(self, number: int, leaf: Any, tensor: TensorType, placement: Placement) -> Any:
         """This rank's part of an argument; nothing is sent where it already lies as wanted."""
         if isinstance(leaf, ShardedArray):
-            same = leaf.world.ratios == self.world.ratios and leaf.world.used == self.world.used
+            same = leaf.world is self.world or (
+                leaf.world.ratios == self.world.ratios and leaf.world.used == self.world.used
+            )
             if leaf.placement == placement and same:
                 return self._checked(number, leaf.local)
             leaf = leaf.gather()
         if self.world.idle:
             return None
+        if isinstance(leaf, np.ndarray) and cuts(placement) and owns(placement, self.world.rank):
+            held = region(tensor.shape, placement, self.world.rank, self.world.ratios)
+            rows = leaf[tuple(slice(start, start + length) for start, length in held)]
+            return self._checked(number, jnp.array(rows, dtype=dtype_of(tensor.dtype)))
         part = cut(as_array(leaf, tensor), tensor, placement, self.world.rank, self.world.ratios)
-        if self.options.donate and not is_key(tensor.dtype):
+        if self.options.donate and number in self._state_inputs and not is_key(tensor.dtype):
             part = jnp.array(part, copy=True)  # the caller's own array must stay
         return self._checked(number, part)
 
@@ -187,6 +198,11 @@ class MpiExecutable:
         if self.options.finite:
             check_finite(local, f"argument {_name(self.traced.graph.input_names, number)}")
         return local
+
+
+def _fits(leaf: Any, wanted: tuple[tuple[int, ...], Any]) -> bool:
+    """Whether an argument is an array of the planned shape and dtype."""
+    return getattr(leaf, "shape", None) == wanted[0] and getattr(leaf, "dtype", None) == wanted[1]
 
 
 def facts(traced: Traced, program: Program, ratios: Sequence[float], options: RunOptions) -> dict[str, str]:

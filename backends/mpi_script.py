@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import jax
@@ -13,16 +14,17 @@ import numpy as np
 from shardwright.backends.compile import Compiler, Device, Local
 from shardwright.backends.direct import DirectExchanger
 from shardwright.backends.faults import Watch, check_finite
-from shardwright.backends.flow import inputs
+from shardwright.backends.flow import inputs, outputs
+from shardwright.backends.host_memory import to_device, to_host
 from shardwright.backends.layout import holds, is_key, to_numpy
 from shardwright.backends.local import filled, operand
 from shardwright.backends.mpi_moves import lowerings
 from shardwright.backends.runner import iterate
 from shardwright.backends.schedule import wire_type
 from shardwright.backends.schedule_order import Act, Land, Launch, Order, Repeat
-from shardwright.backends.segments import Segment
+from shardwright.backends.segments import Away, Back, Segment, with_host
 from shardwright.backends.transport import POLL_S
-from shardwright.backends.wire import to_jax
+from shardwright.backends.wire import to_jax, to_segment
 from shardwright.backends.world import World
 from shardwright.ir.graph import Atom, Literal, TensorType
 from shardwright.ir.placement import Placement
@@ -57,11 +59,15 @@ class MpiMachine:
 
     def ready(self, value: Any) -> np.ndarray[Any, Any]:
         """A local array as numpy's, when it is there; exchanges under way go on meanwhile."""
+        self.wait(value)
+        return to_numpy(value)
+
+    def wait(self, value: Any) -> None:
+        """Until a local array is there; exchanges under way go on meanwhile."""
         if self.lane.busy and hasattr(value, "is_ready"):
             while not value.is_ready():
                 self.lane.look()
                 time.sleep(POLL_S)
-        return to_numpy(value)
 
     def take(self, value: Any, iteration: int) -> Any:
         return jax.lax.dynamic_index_in_dim(value, iteration, keepdims=False)
@@ -87,6 +93,7 @@ class Script:
     """
 
     def __init__(self, order: Order, machine: MpiMachine, donated: Collection[Property] = ()) -> None:
+        order = replace(order, steps=with_host(order.steps, order.program, order.graph))
         self.order, self.machine = order, machine
         self.position = 0
         self._slots: dict[Property, int] = {}
@@ -98,6 +105,9 @@ class Script:
         self._donated = _given_away(order, donated, machine.device.index, len(machine.device.ratios))
         self._functions: dict[Segment, Local] = {}
         self._flights: dict[int, int] = {}
+        #: What others than segments read, as JAX's arrays.
+        self._arrays = {prop for step in order.steps if not isinstance(step, Segment) for prop in step.needs}
+        self._arrays.update(outputs(program, graph))
         self._outputs = [self._reader(a, p) for a, p in zip(graph.outputs, program.outputs, strict=True)]
         self.steps: list[Do] = [self._step(step) for step in order.steps]
 
@@ -162,6 +172,10 @@ class Script:
             do = self._launch(step)
         elif isinstance(step, Land):
             do = self._land(step)
+        elif isinstance(step, Away):
+            do = self._away(step)
+        elif isinstance(step, Back):
+            do = self._back(step)
         else:
             do = self._repeat(step)
         drops = [self._slot(prop) for prop in step.drops]
@@ -243,19 +257,53 @@ class Script:
             return lambda env: None
         lane, same, name = machine.lane, exchanger.same, f"{move.kind}.{move.strategy}"
         dtypes, direct = [tensor.dtype for tensor in tensors], isinstance(exchanger, DirectExchanger)
+        converts = [to_jax if prop in self._arrays else to_segment for prop in message.gives]
 
         def finish(env: Env) -> None:
             begin = time.perf_counter()
             running, operands = env[flight]
             env[flight] = None
-            for slot, result, operand_, itself, dtype in zip(
-                gives, lane.land(running), operands, same, dtypes, strict=True
+            for slot, result, operand_, itself, convert, dtype in zip(
+                gives, lane.land(running), operands, same, converts, dtypes, strict=True
             ):
-                env[slot] = operand_ if itself else result if direct else to_jax(result, dtype)
+                env[slot] = operand_ if itself else result if direct else convert(result, dtype)
             if machine.spent is not None:
                 _book(machine.spent, name, begin)
 
         return finish
+
+    def _away(self, step: Away) -> Do:
+        """Tensors leave the device when they are there; only then what comes after takes their place."""
+        slots, machine = [self._slot(prop) for prop in step.needs], self.machine
+
+        def leave(env: Env) -> None:
+            begin = time.perf_counter()
+            for slot in slots:
+                if env[slot] is not None:
+                    machine.wait(env[slot])
+                    env[slot] = to_host(env[slot])
+            if machine.spent is not None:
+                _book(machine.spent, "host memory", begin)
+
+        return leave
+
+    def _back(self, step: Back) -> Do:
+        pairs = [
+            (self._slot(source), self._slot(result), source in step.stayed)
+            for source, result in zip(step.needs, step.gives, strict=True)
+        ]
+        machine = self.machine
+
+        def come(env: Env) -> None:
+            begin = time.perf_counter()
+            for source, result, stayed in pairs:
+                value = env[source]
+                env[result] = value if stayed or value is None else to_device(value)
+            if machine.spent is not None:
+                jax.block_until_ready([env[result] for _, result, _ in pairs if env[result] is not None])
+                _book(machine.spent, "host memory", begin)
+
+        return come
 
     def _repeat(self, step: Repeat) -> Do:
         machine = self.machine
@@ -306,7 +354,7 @@ def _given_away(
                 shared.update(step.message.needs)
         elif isinstance(step, Land):
             carried.pop(step.message.number)
-        else:
+        elif isinstance(step, Segment):
             flying = shared.union(*carried.values())
             mine = {
                 prop

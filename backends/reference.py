@@ -15,6 +15,7 @@ import numpy as np
 
 from shardwright.backends.compile import QUICK, Compiler, Device, Local
 from shardwright.backends.flow import inputs
+from shardwright.backends.host_memory import is_away, to_device, to_host
 from shardwright.backends.layout import (
     as_array,
     check_inputs,
@@ -103,7 +104,7 @@ def _count(values: Iterable[Locals], devices: int) -> list[int]:
     found = [0] * devices
     for value in values:
         for device, array in enumerate(value):
-            if array is not None:
+            if array is not None and not is_away(array):
                 found[device] += array.size * array.dtype.itemsize
     return found
 
@@ -163,6 +164,12 @@ class ReferenceMachine:
         result = collective(exchange.move, tensor, value, self.ratios)
         self._show(exchange, graph, [value], [result])
         return result
+
+    def away(self, value: Locals) -> Locals:
+        return [None if x is None else to_host(x) for x in value]
+
+    def back(self, value: Locals) -> Locals:
+        return [None if x is None else to_device(x) for x in value]
 
     def literal(self, atom: Literal, placement: Placement) -> Locals:
         return [operand(atom, placement, device.index) for device in self.devices]

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Protocol, TypeAlias, TypeVar
 
 from shardwright.backends.flow import inputs
-from shardwright.backends.segments import Exchange, LoopStep, Schedule, Segment, Step
+from shardwright.backends.segments import Away, Back, Exchange, LoopStep, Schedule, Segment, Step
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType, Value
 from shardwright.ir.placement import Placement
 from shardwright.ir.program import Program, Property
@@ -52,6 +52,14 @@ class Machine(Loops[Held], Protocol[Held]):
 
     def exchange(self, exchange: Exchange, graph: Graph, tensor: TensorType, value: Held) -> Held:
         """Carry out a collective on a value of global type `tensor`."""
+        ...
+
+    def away(self, value: Held) -> Held:
+        """A value, moved to host memory."""
+        ...
+
+    def back(self, value: Held) -> Held:
+        """A value that was moved there, on its device again."""
         ...
 
     def literal(self, atom: Literal, placement: Placement) -> Held:
@@ -122,6 +130,10 @@ def run(
                 results = machine.segment(step, graph, [env[prop] for prop in step.needs])
             elif isinstance(step, Exchange):
                 results = [machine.exchange(step, graph, schedule.types[step.move.value], env[step.needs[0]])]
+            elif isinstance(step, Away):
+                results = [machine.away(env[prop]) for prop in step.needs]
+            elif isinstance(step, Back):
+                results = [env[p] if p in step.stayed else machine.back(env[p]) for p in step.needs]
             else:
                 results = _loop(step, graph, env, machine)
             env.update(zip(step.gives, results, strict=True))

@@ -30,8 +30,8 @@ from shardwright.ir.collectives import step
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import TensorType
 from shardwright.ir.patterns import patterns
-from shardwright.ir.placement import Grid, Placement, parse_placement
-from shardwright.ir.program import Move
+from shardwright.ir.placement import Grid, Placement, own_from_json, own_to_json, parse_placement
+from shardwright.ir.program import Move, Program, own_ratios
 from shardwright.ir.wiring import Wiring
 
 FORMAT = 1
@@ -63,6 +63,7 @@ class Planned:
         """Plain data, as it stands in a plan file."""
         first = self.moves[0]
         nodes = next((p.nodes for p in (first.pre, first.post) if isinstance(p, Grid)), None)
+        own = own_ratios(Program((), self.moves, ()))
         return {
             "number": self.number,
             "where": [list(place) for place in self.where],
@@ -72,6 +73,7 @@ class Planned:
             "group": None if first.group is None else list(first.group),
             "root": first.root,
             **({} if nodes is None else {"nodes": list(nodes)}),
+            **({"own_ratios": own_to_json(own)} if own else {}),
             "after": list(self.after),
             "pattern": self.pattern,
             "members": [
@@ -91,12 +93,13 @@ class Planned:
         """Inverse of `to_dict`."""
         group = None if data["group"] is None else tuple(data["group"])
         nodes = tuple(data["nodes"]) if "nodes" in data else None
+        own = own_from_json(data.get("own_ratios", {}))
         moves = tuple(
             Move(
                 data["collective"],
                 m["value"],
-                parse_placement(m["pre"], nodes),
-                parse_placement(m["post"], nodes),
+                parse_placement(m["pre"], nodes, own),
+                parse_placement(m["post"], nodes, own),
                 data["strategy"],
                 group,
                 data["root"],

@@ -24,7 +24,7 @@ from typing import TypeAlias
 from shardwright.backends.flow import Flow, Kind, is_local, outputs
 from shardwright.backends.hoist import hoisted
 from shardwright.backends.late import Run, late
-from shardwright.backends.segments import Segment
+from shardwright.backends.segments import Away, Back, Segment
 from shardwright.ir.graph import Graph, TensorType
 from shardwright.ir.placement import Partial
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property
@@ -97,7 +97,8 @@ class Repeat:
     drops: tuple[Property, ...] = ()
 
 
-Act: TypeAlias = Segment | Launch | Land | Repeat
+#: `Away` and `Back` are there once `segments.with_host` put them there.
+Act: TypeAlias = Segment | Launch | Land | Repeat | Away | Back
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -264,7 +265,6 @@ class _Early:
     def __init__(self, arranger: _Arranger, flow: Flow, bucket_bytes: int) -> None:
         self.arranger, self.flow, self.bucket_bytes = arranger, flow, bucket_bytes
         self.missing = [len(producers) for producers in flow.producers]
-        self.unread = [len(consumers) for consumers in flow.consumers]
         self.key = _urgency(flow)
         self.ready: list[tuple[int, int]] = []
         self.buckets: dict[Kind, list[int]] = {}
@@ -296,9 +296,7 @@ class _Early:
     def _done(self, position: int) -> Iterator[_Act]:
         """An instruction's results are there."""
         for producer in self.flow.producers[position]:
-            self.unread[producer] -= 1
-            if not self.unread[producer]:
-                self.ahead.pop(producer, None)
+            self.ahead.pop(producer, None)  # from now on it is there wherever it was gathered
         for follower in self.flow.consumers[position]:
             self.missing[follower] -= 1
             if not self.missing[follower]:
@@ -384,6 +382,8 @@ def _with_lifetimes(steps: Sequence[Act], kept: Iterable[Property]) -> tuple[Act
 
 def instructions_of(step: Act) -> tuple[Instruction, ...]:
     """What a step carries out."""
-    if isinstance(step, Segment):
+    if isinstance(step, Segment | Back):
         return step.instructions
+    if isinstance(step, Away):
+        return ()
     return (step.loop,) if isinstance(step, Repeat) else step.message.moves

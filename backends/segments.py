@@ -4,6 +4,8 @@
     step     ::= segment     instructions that every device runs alone, as one compiled function; it ends
                              where something is computed again: a compiler would do it once
                | exchange    one collective
+               | away        to host memory goes what nobody reads until it comes back
+               | back        from there it comes
                | loop        a loop whose body exchanges: its schedules, run iteration by iteration
 
 The order is the program's, but for cheap instructions that only later steps need (`late.py`). Every step
@@ -13,14 +15,15 @@ no longer than needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
-from shardwright.backends.flow import Flow, is_local, outputs
+from shardwright.backends.flow import Flow, inputs, is_local, outputs, reads, writes
 from shardwright.backends.hoist import hoisted
 from shardwright.backends.late import as_they_are, late
 from shardwright.ir.graph import Graph, TensorType
+from shardwright.ir.host import reloads
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property
 from shardwright.ir.recompute import begins_again
 
@@ -67,7 +70,92 @@ class LoopStep:
     drops: tuple[Property, ...] = ()
 
 
-Step: TypeAlias = Segment | Exchange | LoopStep
+@dataclass(frozen=True, slots=True, eq=False)
+class Away:
+    """What nobody reads until it comes back goes to the host's memory: `gives` are `needs`, there."""
+
+    first: int
+    needs: tuple[Property, ...]
+    gives: tuple[Property, ...]
+    drops: tuple[Property, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Back:
+    """It comes back: `gives` are on the device, from `needs`, some of which never left it (`stayed`)."""
+
+    first: int
+    instructions: tuple[Instruction, ...]
+    needs: tuple[Property, ...]
+    gives: tuple[Property, ...]
+    stayed: frozenset[Property] = frozenset()
+    drops: tuple[Property, ...] = ()
+
+
+Step: TypeAlias = Segment | Exchange | LoopStep | Away | Back
+
+
+class Lasting(Protocol):
+    """A step of a schedule or an order."""
+
+    @property
+    def first(self) -> int: ...
+    @property
+    def needs(self) -> tuple[Property, ...]: ...
+    @property
+    def gives(self) -> tuple[Property, ...]: ...
+    @property
+    def drops(self) -> tuple[Property, ...]: ...
+
+
+_S = TypeVar("_S", bound=Lasting)
+
+
+def with_host(steps: Sequence[_S], program: Program, graph: Graph) -> tuple[_S | Away | Back, ...]:
+    """The steps, with tensors in host memory while nobody but a reload is to read them.
+
+    Args:
+        steps: of a schedule, or in a rank's order, with lifetimes.
+        program: what they carry out.
+        graph: what it computes.
+    """
+    if not any(_brings_back(step, graph) for step in steps):
+        return tuple(steps)
+    arguments: Collection[Property] = frozenset(inputs(program, graph))
+    touched: dict[Property, int] = {}
+    leaving: dict[int, list[Property]] = {}
+    found: list[_S | Back] = []
+    for position, step in enumerate(steps):
+        if isinstance(step, Segment) and _brings_back(step, graph):
+            # Arguments are the caller's, and what is read later as well has to be there.
+            going = [prop for prop in step.needs if prop in step.drops and prop not in arguments]
+            for prop in going:
+                leaving.setdefault(touched[prop], []).append(prop)
+            pairs = [(reads(i, graph)[0], writes(i, graph)[0]) for i in step.instructions]
+            found.append(
+                Back(
+                    step.first,
+                    step.instructions,
+                    tuple([source for source, _ in pairs]),
+                    tuple([result for _, result in pairs]),
+                    frozenset(step.needs).difference(going),
+                    step.drops,
+                )
+            )
+        else:
+            found.append(step)
+        touched.update(dict.fromkeys((*step.needs, *step.gives), position))
+    result: list[_S | Away | Back] = []
+    for position, step in enumerate(found):
+        result.append(step)
+        if position in leaving:
+            gone = tuple(leaving[position])
+            result.append(Away(step.first, gone, gone))
+    return tuple(result)
+
+
+def _brings_back(step: Lasting, graph: Graph) -> bool:
+    return isinstance(step, Segment) and all(reloads(i, graph) for i in step.instructions)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,7 +217,8 @@ def schedule(program: Program, graph: Graph, *, inspect: bool = False, early: bo
                 for body, region in zip(instruction.bodies, regions, strict=True)
             )
             steps.append(LoopStep(position, instruction, bodies, needs, gives))
-    return Schedule(program, graph, _with_lifetimes(steps, outputs(program, graph), inspect), flow.types)
+    lasting = _with_lifetimes(steps, outputs(program, graph), inspect)
+    return Schedule(program, graph, lasting if inspect else with_host(lasting, program, graph), flow.types)
 
 
 def _with_lifetimes(steps: Sequence[Step], kept: Iterable[Property], inspect: bool) -> tuple[Step, ...]:

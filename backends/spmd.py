@@ -28,8 +28,9 @@ from shardwright.backends.spmd_moves import lowerings, move
 from shardwright.ir import collectives
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Atom, Graph, Literal, TensorType
+from shardwright.ir.host import uses_host
 from shardwright.ir.placement import Partial, Placement, R, Replicate, Shard
-from shardwright.ir.program import Move, Program, Property
+from shardwright.ir.program import Move, Program, Property, nodes_of
 from shardwright.ir.recompute import begins_again
 from shardwright.ir.regions import scan_counts
 from shardwright.ir.trace import Traced
@@ -57,7 +58,8 @@ class SpmdExecutable:
         branches: how many branches each segment has, loops' included; none where all is even.
 
     Raises:
-        PlanError: there are too few devices, or a strategy has no lowering.
+        PlanError: there are too few devices, a strategy has no lowering, a program on two mesh axes cuts
+            unevenly, or tensors wait in host memory.
     """
 
     def __init__(
@@ -72,10 +74,23 @@ class SpmdExecutable:
     ) -> None:
         check_program(program)
         graph = traced.graph
+        if uses_host(graph):
+            raise PlanError(
+                place="backend spmd",
+                reason="this plan lets tensors wait in host memory, which one program for all does not",
+                remedy="Run it with backend='mpi', or plan with offload='off'",
+            )
         self.traced = traced
         self.program = program
-        self.layout = layout = Layout(mesh_of(len(ratios), seats, devices), tuple(ratios))
-        self.even = not obstacle(program, graph, ratios)
+        nodes, problem = nodes_of(program), obstacle(program, graph, ratios)
+        if nodes is not None and problem:
+            raise PlanError(
+                place="backend spmd",
+                reason=f"the plan is of two mesh axes, which have to be even here, and {problem}",
+                remedy="Plan with axes=1, or run the plan with backend='mpi' or 'reference'",
+            )
+        self.layout = layout = Layout(mesh_of(len(ratios), seats, devices, nodes), tuple(ratios))
+        self.even = not problem
         ins = zip(graph.inputs, program.inputs, strict=True)
         outs = zip(graph.outputs, program.outputs, strict=True)
         self._ins = [Slot(value.type, placement, layout) for value, placement in ins]
@@ -129,6 +144,8 @@ class SpmdExecutable:
 
 def check_program(program: Program) -> None:
     """Raises PlanError where a program does what this backend cannot: before anything is compiled."""
+    if nodes_of(program) is not None:
+        return  # XLA finds the exchanges of what is even; the rest is refused with its reason
     for placement in (*program.inputs, *program.outputs):
         _check_placement(placement)
     for instruction in program.all_instructions():
@@ -262,6 +279,7 @@ class Walk:
                 elif isinstance(step, Land):
                     results = flying.pop(step.message.number)
                 else:
+                    assert isinstance(step, Repeat), "nothing waits in host memory here"
                     equation = graph.equations[step.loop.equation]
                     ins = zip(equation.inputs, step.loop.signature.ins, strict=True)
                     results = self._loop(step, graph, [read(a, p) for a, p in ins], here)

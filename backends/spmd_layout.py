@@ -3,6 +3,7 @@
     R      replicated                                     NamedSharding(mesh, P())
     S(d)   every device's stretch, padded to the longest  NamedSharding(mesh, P(…, "devices", …))
     P(op)  every device's part, stacked                   NamedSharding(mesh, P("devices"))
+    a/b    on two mesh axes, where all is even            NamedSharding(mesh, P(…, ("nodes", "devices"), …))
 
 Where all stretches are equally long nothing is padded, and what lies there is the global array itself.
 What padding holds is never read.
@@ -26,12 +27,15 @@ from shardwright.backends.local import key_implementation, neutral
 from shardwright.ir.collectives import combine
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Graph, TensorType
-from shardwright.ir.placement import Partial, Placement, R, Shard
-from shardwright.ir.program import Group, Loop, Move, Program
+from shardwright.ir.placement import Grid, Partial, Placement, R, Shard, reduction, region
+from shardwright.ir.program import Group, Loop, Move, Program, nodes_of
 from shardwright.ir.wiring import Seats
 
-#: Name of the one mesh axis: the devices that the plan uses, in its order.
+#: Name of the one mesh axis: the devices that the plan uses, in its order; of two, those in a node.
 AXIS = "devices"
+
+#: Name of the other one.
+NODES = "nodes"
 
 
 def starts(lengths: Sequence[int]) -> list[int]:
@@ -39,7 +43,12 @@ def starts(lengths: Sequence[int]) -> list[int]:
     return [sum(lengths[:i]) for i in range(len(lengths))]
 
 
-def mesh_of(count: int, seats: Seats | None = None, devices: Sequence[Any] | None = None) -> Mesh:
+def mesh_of(
+    count: int,
+    seats: Seats | None = None,
+    devices: Sequence[Any] | None = None,
+    nodes: Sequence[int] | None = None,
+) -> Mesh:
     """The devices of a program as a mesh, in the plan's order.
 
     Args:
@@ -47,6 +56,7 @@ def mesh_of(count: int, seats: Seats | None = None, devices: Sequence[Any] | Non
         seats: which devices of a fleet these are. Where JAX has just as many devices as the fleet, device i
             of JAX is device i of the fleet; else the first ones are taken.
         devices: JAX devices to choose from; by default all of them.
+        nodes: devices of every node, equally many, for a program on two mesh axes.
 
     Raises:
         PlanError: there are too few.
@@ -67,11 +77,19 @@ def mesh_of(count: int, seats: Seats | None = None, devices: Sequence[Any] | Non
             reason=f"the plan uses {count} device{'s' * (count > 1)}, JAX has {len(found)} ({kind})",
             remedy=remedy,
         )
+    if nodes is not None:
+        return Mesh(np.array(found[:count]).reshape(len(nodes), -1), (NODES, AXIS))
     return Mesh(np.array(found[:count]), (AXIS,))
 
 
 def spec_of(placement: Placement) -> PartitionSpec:
     """The PartitionSpec that says the same as a placement, of even stretches if it is sharded."""
+    if isinstance(placement, Grid):
+        axes: dict[int, tuple[str, ...]] = {}
+        for part, axis in ((placement.across, NODES), (placement.within, AXIS)):
+            if isinstance(part, Shard):
+                axes[part.dim] = (*axes.get(part.dim, ()), axis)
+        return PartitionSpec(*(axes.get(dim) for dim in range(max(axes, default=-1) + 1)))
     if isinstance(placement, Shard):
         return PartitionSpec(*[None] * placement.dim, AXIS)
     return PartitionSpec(AXIS) if isinstance(placement, Partial) else PartitionSpec()
@@ -290,6 +308,9 @@ def obstacle(program: Program, graph: Graph, ratios: Sequence[float]) -> str:
         graph: what it is over.
         ratios: share of every device.
     """
+    nodes = nodes_of(program)
+    if nodes is not None and len(set(nodes)) > 1:
+        return f"its nodes have {', '.join(map(str, nodes))} devices"
     named = [
         *zip(graph.input_names, graph.inputs, program.inputs, strict=False),
         *(
@@ -298,7 +319,7 @@ def obstacle(program: Program, graph: Graph, ratios: Sequence[float]) -> str:
         ),
     ]
     for name, atom, placement in named:
-        if isinstance(placement, Partial):
+        if reduction(placement):
             return f"{name} is {placement}: parts that nobody adds up"
         if problem := _uneven(atom.type, placement, ratios):
             return f"{name} is {problem}"
@@ -306,6 +327,9 @@ def obstacle(program: Program, graph: Graph, ratios: Sequence[float]) -> str:
 
 
 def _uneven(tensor: TensorType, placement: Placement, ratios: Sequence[float]) -> str:
+    if isinstance(placement, Grid):
+        held = {tuple(n for _, n in region(tensor.shape, placement, d, ratios)) for d in range(len(ratios))}
+        return f"{placement} in stretches that differ" if len(held) > 1 else ""
     lengths = stretches(tensor, placement, None, ratios)
     return f"{placement} in stretches of {', '.join(map(str, lengths))}" if len(set(lengths)) > 1 else ""
 

@@ -23,7 +23,7 @@ from shardwright.backends.schedule_order import Order
 from shardwright.backends.segments import Segment
 from shardwright.backends.spmd_layout import Layout, starts
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType
-from shardwright.ir.placement import Partial, Placement, Shard, lengths
+from shardwright.ir.placement import OwnRatios, Partial, Placement, Shard, lengths, reduction
 from shardwright.ir.program import Compute, Group, Instruction, Loop, Move, Program, Property
 from shardwright.ir.recompute import begins_again
 from shardwright.ir.rules import Extent, Signature
@@ -182,7 +182,7 @@ class Whole(Device):
 
     def _placed(self, value: Any, placement: Placement) -> Any:
         """XLA has no word for Partial: it keeps a sum in parts as long as it likes."""
-        if isinstance(placement, Partial):
+        if reduction(placement):
             return value
         return jax.lax.with_sharding_constraint(value, self.layout.sharding(placement))
 
@@ -229,36 +229,39 @@ def classes(segment: Segment, graph: Graph, layout: Layout) -> tuple[tuple[int, 
     props = (*segment.needs, *segment.gives)
     for device in range(layout.count):
         key = (
-            *(_length(units, group, device, layout) for units, group in sorted(parts, key=str)),
+            *(_length(*part, device, layout) for part in sorted(parts, key=str)),
             *(holds(prop, device) for prop in props),
         )
         groups.setdefault(key, []).append(device)
     return tuple(map(tuple, groups.values()))
 
 
-def _length(units: int, group: Group, device: int, layout: Layout) -> int | None:
+def _length(units: int, by: OwnRatios | None, group: Group, device: int, layout: Layout) -> int | None:
     own = members(group, layout.count)
-    return lengths(units, 1, shares(group, layout.ratios))[own.index(device)] if device in own else None
+    ratios = layout.ratios if by is None else by.shares
+    return lengths(units, 1, shares(group, ratios))[own.index(device)] if device in own else None
 
 
-def _cuts(instructions: Sequence[Instruction], graph: Graph) -> Iterator[tuple[int, Group]]:
-    """In how many units the dimensions are cut that instructions deal with, and among whom."""
+def _cuts(instructions: Sequence[Instruction], graph: Graph) -> Iterator[tuple[int, OwnRatios | None, Group]]:
+    """In how many units the dimensions are cut that instructions deal with, by which ratios, among whom."""
     types = {value.index: value.type for value in graph.values()}
     for instruction in instructions:
         if isinstance(instruction, Move):
-            yield _units(types[instruction.value], instruction.post), instruction.group
+            yield *_units(types[instruction.value], instruction.post), instruction.group
             continue
         equation, signature = graph.equations[instruction.equation], instruction.signature
         tensors = (*equation.input_types, *equation.output_types)
         for tensor, placement in zip(tensors, (*signature.ins, *signature.outs), strict=True):
-            yield _units(tensor, placement), None
+            yield *_units(tensor, placement), None
         if isinstance(instruction, Loop):
             for body, region in zip(instruction.bodies, equation.regions, strict=True):
                 yield from _cuts(body.instructions, region)
 
 
-def _units(tensor: TensorType, placement: Placement) -> int:
-    return tensor.shape[placement.dim] // placement.unit if isinstance(placement, Shard) else 0
+def _units(tensor: TensorType, placement: Placement) -> tuple[int, OwnRatios | None]:
+    if not isinstance(placement, Shard):
+        return 0, None
+    return tensor.shape[placement.dim] // placement.unit, placement.by
 
 
 class Branches:

@@ -34,8 +34,22 @@ def to_jax(array: Array, dtype: str) -> jax.Array:
         return jnp.asarray(array)
     # The extended types, such as bfloat16, are unknown to numpy's DLPack; `device_put` aliases them, too.
     # A device with memory of its own gets a copy, and numpy's array lives until that is done.
-    known = array.dtype.kind in "fiubc" and array.dtype.isbuiltin == 1
-    return jax.dlpack.from_dlpack(array) if known and on_host() else jax.device_put(array)
+    return jax.dlpack.from_dlpack(array) if _is_builtin(array) and on_host() else jax.device_put(array)
+
+
+def to_segment(array: Array, dtype: str) -> Any:
+    """The array as an operand of a compiled function: numpy's own where XLA reads it without a copy.
+
+    XLA keeps it alive as long as it reads it. Wrapping it as JAX's takes as long as calling a function.
+    """
+    if is_key(dtype) or array.size == 0 or not on_host() or not _is_builtin(array):
+        return to_jax(array, dtype)
+    shared = array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0
+    return array if shared else jnp.asarray(array)
+
+
+def _is_builtin(array: Array) -> bool:
+    return array.dtype.kind in "fiubc" and array.dtype.isbuiltin == 1
 
 
 @cache

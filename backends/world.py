@@ -23,7 +23,7 @@ from shardwright.backends.wire import aligned, as_bytes, on_host, to_jax
 from shardwright.ir.collectives import between
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import TensorType
-from shardwright.ir.placement import Placement, R, Replicate
+from shardwright.ir.placement import Placement, R, Replicate, axis_by_axis
 from shardwright.ir.program import Group, Move
 from shardwright.ir.wiring import Seats, Wiring
 
@@ -210,12 +210,13 @@ class World:
 
     def _whole(self, value: Any, tensor: TensorType, placement: Placement) -> Any:
         """The global array on every rank that is not idle."""
-        collective = between(placement, R)
-        if collective is None:
-            return value
-        exact = "exact" in collective.strategies
-        strategy = "exact" if exact else collective.strategies[0]
-        return self.move(Move(collective.kind, 0, placement, R, strategy), tensor, value)
+        for post, pre in reversed(axis_by_axis(placement)):
+            collective = between(pre, post)
+            assert collective is not None, f"no single move turns {pre} into {post}"
+            exact = "exact" in collective.strategies
+            strategy = "exact" if exact else collective.strategies[0]
+            value = self.move(Move(collective.kind, 0, pre, post, strategy), tensor, value)
+        return value
 
 
 def _check_size(size: int, seats: Seats) -> None:

@@ -1,6 +1,7 @@
 """What the runtime adds: our backends against the same step written by hand, on the same plans.
 
     python -m bench runtime
+    python -m bench.runtime PIECE…      overhead, mpi, data, tensor, fully
 
 `mpi`: two equal ranks, data parallelism, against plain JAX with mpi4py (bench/runtime_mpi.py). `spmd`: four
 devices simulated on the CPU, data parallelism, tensor parallelism and fully sharded, against plain `jax.jit`
@@ -28,7 +29,8 @@ from typing import Any
 
 import jax
 
-from bench.record import EXAMPLES, markdown, table, write
+from bench.pieces import Piece, measured
+from bench.record import EXAMPLES, markdown, show, table, write
 from shardwright import Fleet
 from shardwright.backends.launch import launch, rank_environment
 
@@ -37,6 +39,8 @@ ROUNDS = 15
 SAMPLE_S = 0.5
 DEVICES = 4
 RANKS = 2
+#: The cases of bench/runtime_spmd.py.
+SIMULATED = ("data parallelism", "tensor parallelism", "fully sharded")
 
 #: A small GPT-2, whose step takes tens of milliseconds on a core.
 SIZES = {"batch": 16, "vocabulary": 512, "sequence": 64, "layers": 2, "d": 256, "heads": 4}
@@ -137,38 +141,53 @@ def compare(
         "handwritten_s": median(by_hand),
         "ratio": median(a / b for a, b in zip(ours, by_hand, strict=True)),
         "rounds": len(ours),
+        "load": round(os.getloadavg()[0], 2),
     }
 
 
-def main(rounds: int = ROUNDS) -> Path:
-    """All rows, written as JSON and as a table."""
-    found: dict[str, list[dict[str, Any]]] = {"rows": [], "compile": []}
+def ranks(count: int, module: str, rounds: int) -> Any:
+    """What a module writes down that runs as MPI ranks."""
     with tempfile.TemporaryDirectory() as folder:
         part = Path(folder) / "found.json"
+        if status := launch(count, ["-m", module, str(part), str(rounds)]):
+            raise SystemExit(status)
+        return json.loads(part.read_text())
 
-        def read() -> dict[str, Any]:
-            return json.loads(part.read_text())
 
-        def ranks(count: int, module: str) -> None:
-            if status := launch(count, ["-m", module, str(part), str(rounds)]):
-                raise SystemExit(status)
-
-        ranks(1, "bench.runtime_overhead")
-        overhead = read()
-        ranks(RANKS, "bench.runtime_mpi")
-        found = {key: found[key] + read()[key] for key in found}
-        # Each simulated device computes on one thread, as the ranks above do.
-        flags = f"--xla_force_host_platform_device_count={DEVICES} --xla_cpu_multi_thread_eigen=false"
-        # XLA asks for memory in threads, whose arenas give back what is larger than 64 MiB: see docs/spmd.md.
-        memory = {"MALLOC_ARENA_MAX": "1"}
-        environment = rank_environment(1) | memory | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-        command = [sys.executable, "-m", "bench.runtime_spmd", str(part), str(rounds)]
+def simulated(case: str, rounds: int) -> Any:
+    """What a case of bench/runtime_spmd.py writes down."""
+    # Each simulated device computes on one thread, as MPI ranks do.
+    flags = f"--xla_force_host_platform_device_count={DEVICES} --xla_cpu_multi_thread_eigen=false"
+    # XLA asks for memory in threads, whose arenas give back what is larger than 64 MiB: see docs/spmd.md.
+    memory = {"MALLOC_ARENA_MAX": "1"}
+    environment = rank_environment(1) | memory | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    with tempfile.TemporaryDirectory() as folder:
+        part = Path(folder) / "found.json"
+        command = [sys.executable, "-m", "bench.runtime_spmd", str(part), str(rounds), case]
         subprocess.run(command, env=os.environ | environment, check=True)
-        found = {key: found[key] + read()[key] for key in found}
-    rows, compiling = found["rows"], found["compile"]
-    table(rows, header=True)
-    table(compiling, header=True)
-    print(f"{overhead['per_instruction_s'] * 1e6:.1f} µs per instruction")
-    markdown("runtime", rows)
-    markdown("runtime_compile", compiling)
+        return json.loads(part.read_text())
+
+
+def main(wanted: Sequence[str] = (), rounds: int = ROUNDS) -> Path:
+    """The pieces wanted (all, if none are named), and all rows that are there, as JSON and as tables."""
+    pieces: dict[str, Piece] = {
+        "overhead": partial(ranks, 1, "bench.runtime_overhead", rounds),
+        "mpi": partial(ranks, RANKS, "bench.runtime_mpi", rounds),
+        **{case.split()[0]: partial(simulated, case, rounds) for case in SIMULATED},
+    }
+    found = measured("runtime", pieces, wanted)
+    overhead = found.pop("overhead", None)
+    rows = [row for piece in found.values() for row in piece["rows"]]
+    compiling = [row for piece in found.values() for row in piece["compile"]]
+    for name, some in (("runtime", rows), ("runtime_compile", compiling)):
+        if some:
+            table(some, header=True)
+            markdown(name, some)
+            show(name, "execution.md")
+    if overhead:
+        print(f"{overhead['per_instruction_s'] * 1e6:.1f} µs per instruction")
     return write("runtime", rows, compile=compiling, overhead=overhead, sizes=SIZES)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

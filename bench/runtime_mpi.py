@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,11 @@ import numpy as np
 import optax
 
 from bench.runtime import Contestant, against_jit, arguments, compare, fleet, jit_s, model, steps_for
-from shardwright import baselines
+from shardwright import bucketed
+from shardwright.api import data_parallel, synthesize_traced
 from shardwright.backends.mpi import abort_on_error
 from shardwright.backends.mpi_link import mpi
-from shardwright.backends.run_options import RunOptions
-from shardwright.execute import CompiledStep
 from shardwright.ir.trace import trace
-
-#: Of messages that leave as soon as their operands are there.
-BUCKET_BYTES = 1 << 20
 
 
 def by_hand(args: tuple[Any, ...], comm: Any) -> Contestant:
@@ -62,21 +59,15 @@ def by_hand(args: tuple[Any, ...], comm: Any) -> Contestant:
 
 
 def ours(args: tuple[Any, ...], comm: Any) -> Contestant:
-    """The baseline's program on our backend."""
+    """The baseline's program on our backend, in messages of the size that the plan's timeline suggests."""
     traced = trace(model().train_step, *args)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = {b.name: b for b in baselines(model().train_step, *args, fleet=fleet(comm.size))}
-    chosen = found["even data parallelism"]
-    step = CompiledStep(
-        lambda *given: traced,
-        chosen.program,
-        chosen.ratios,
-        "mpi",
-        options=RunOptions(bucket_bytes=BUCKET_BYTES),
-        donate=True,
-    )
+        plan = synthesize_traced(traced, fleet=fleet(comm.size), time_limit_s=0)
+    even = next(b for b in data_parallel(traced, plan.fleet) if b.name.startswith("even"))
+    plan = bucketed(replace(plan, program=even.program, ratios=even.ratios, iteration_s=even.iteration_s))
     *state, batch = args
+    step = plan.compile_traced(traced, "mpi", donate=True)
     return Contestant(step, tuple(state), (batch,), comm.Barrier)
 
 

@@ -1,6 +1,6 @@
 """The spmd half of bench/runtime: one process with four simulated devices.
 
-python -m bench.runtime_spmd ROWS.json ROUNDS
+python -m bench.runtime_spmd ROWS.json ROUNDS CASE
 """
 
 from __future__ import annotations
@@ -89,24 +89,20 @@ def ours(traced: Traced, program: Program, ratios: tuple[float, ...], args: tupl
     return Contestant(step, tuple(jax.tree.map(np.asarray, state)), (batch,))
 
 
-def rows(rounds: int) -> dict[str, list[dict[str, Any]]]:
-    """Every case of this half, and what compiling the uneven ones takes."""
+def rows(rounds: int, case: str) -> dict[str, list[dict[str, Any]]]:
+    """A case, even and uneven, and what compiling the uneven one takes."""
     args = jax.tree.map(np.asarray, arguments())
     traced = trace(model().train_step, *args)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         programs = {b.name: b.program for b in baselines(model().train_step, *args, fleet=fleet(DEVICES))}
-    found: list[dict[str, Any]] = []
-    compiling: list[dict[str, Any]] = []
+    program = programs[CASES[case][0]]
     single_s = jit_s(args)
-    for case, (name, _, _) in CASES.items():
-        pair = ours(traced, programs[name], EVEN, args), by_hand(args, case)
-        found.append(race(case, pair, rounds))
-        uneven = ours(traced, programs[name], UNEVEN, args)
-        took = against_jit(partial(compiled, uneven), single_s)
-        compiling.append({"case": f"{case}, 4:2:1:1", "backend": "spmd", **took})
-        again = by_hand(args, case)
-        found.append(race(f"{case}, 4:2:1:1 against even", (uneven, again), rounds))
+    found = [race(case, (ours(traced, program, EVEN, args), by_hand(args, case)), rounds)]
+    uneven = ours(traced, program, UNEVEN, args)
+    took = against_jit(partial(compiled, uneven), single_s)
+    compiling = [{"case": f"{case}, 4:2:1:1", "backend": "spmd", **took}]
+    found.append(race(f"{case}, 4:2:1:1 against even", (uneven, by_hand(args, case)), rounds))
     return {"rows": found, "compile": compiling}
 
 
@@ -129,4 +125,4 @@ def race(case: str, pair: tuple[Contestant, Contestant], rounds: int) -> dict[st
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(json.dumps(rows(int(sys.argv[2]))))
+    Path(sys.argv[1]).write_text(json.dumps(rows(int(sys.argv[2]), sys.argv[3])))

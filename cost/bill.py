@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,24 @@ from shardwright.cost.share_cost import CostStack, Floats, ShareCost
 from shardwright.cost.traffic import traffic
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import Atom, Equation, Graph, TensorType, Value, value_types
-from shardwright.ir.placement import Placement, Shard, deal
+from shardwright.ir.placement import OwnRatios, Placement, Shard, deal
 from shardwright.ir.program import Compute, Loop, Move, Program
 from shardwright.ir.regions import boundary
 from shardwright.ir.rules import Signature
 
-#: Size and unit of a sharded axis.
-Cut: TypeAlias = tuple[int, int]
+
+class Cut(NamedTuple):
+    """A sharded axis: its size and unit, and the ratios that cut it (None: those of the plan)."""
+
+    size: int
+    unit: int
+    by: OwnRatios | None = None
+
+    @property
+    def units(self) -> int:
+        return self.size // self.unit
+
+
 #: A tensor in a placement, as some instruction leaves it: a number of its own.
 Token: TypeAlias = int
 _Held: TypeAlias = dict[tuple[int, Placement], Token]
@@ -51,7 +62,7 @@ class Item:
         label: primitive, or collective and strategy.
         cost: seconds by shares, for one execution.
         weight: executions per step.
-        cut: size and unit of the axis whose shares matter, None where none is cut.
+        cut: the axis whose shares matter, None where none is cut.
         exchange: whether devices talk to each other.
         reads: what it needs, as tokens of the lines that leave it (others are there from the start).
         writes: what it leaves.
@@ -188,10 +199,10 @@ def _key(value: Value, placement: Placement) -> tuple[int, Placement]:
 
 
 def cut_of(tensors: Sequence[TensorType], placements: Sequence[Placement]) -> Cut | None:
-    """Size and unit of the axis that an instruction cuts: of the first sharded tensor."""
+    """The axis that an instruction cuts: that of the first sharded tensor."""
     for tensor, placement in zip(tensors, placements, strict=True):
         if isinstance(placement, Shard):
-            return tensor.shape[placement.dim], placement.unit
+            return Cut(tensor.shape[placement.dim], placement.unit, placement.by)
     return None
 
 
@@ -204,12 +215,23 @@ class Shares:
         self._known: dict[int, Floats] = {}
         self._seconds: dict[tuple[ShareCost, int], float] = {}
         self._apart: dict[int, tuple[Floats, NDArray[np.int64]]] = {}
+        self._others: dict[OwnRatios, Shares] = {}
+
+    def by(self, own: OwnRatios | None) -> Shares:
+        """Shares by other ratios than the plan's."""
+        if own is None:
+            return self
+        if own not in self._others:
+            self._others[own] = Shares(own.shares, self.class_of)
+        return self._others[own]
 
     def of(self, cut: Cut | None) -> Floats:
-        """Share of every device of an axis of (size, unit); only its number of units matters."""
+        """Share of every device of an axis; only its number of units and its ratios matter."""
         if cut is None:
             return np.asarray(self.ratios)
-        units = cut[0] // cut[1]
+        if cut.by is not None:
+            return self.by(cut.by).of(cut._replace(by=None))
+        units = cut.units
         if units not in self._known:
             self._known[units] = deal(units, np.asarray(self.ratios)) / max(units, 1)
         return self._known[units]
@@ -230,7 +252,7 @@ class Shares:
     def _distinct(self, units: int) -> tuple[Floats, NDArray[np.int64]]:
         """Distinct shares of an axis by class: devices of one class and share take equally long."""
         if units not in self._apart:
-            shares = self.of((units, 1) if units else None)
+            shares = self.of(Cut(units, 1) if units else None)
             found = [np.unique(shares[self.class_of == c]) for c in range(int(self.class_of.max()) + 1)]
             class_of = np.repeat(np.arange(len(found)), [len(f) for f in found])
             self._apart[units] = np.concatenate(found), class_of
@@ -242,7 +264,9 @@ class Shares:
 
     def seconds(self, cost: ShareCost, cut: Cut | None) -> float:
         """Seconds of the slowest device."""
-        key = (cost, cut[0] // cut[1] if cut is not None else 0)
+        if cut is not None and cut.by is not None:
+            return self.by(cut.by).seconds(cost, cut._replace(by=None))
+        key = (cost, cut.units if cut is not None else 0)
         if key not in self._seconds:
             self._seconds[key] = float(self.per_device(cost, cut).max())
         return self._seconds[key]
@@ -253,20 +277,29 @@ class Tally:
 
     def __init__(self, items: Sequence[Item], model: CostModel) -> None:
         self._class_of = model.class_of
-        weights: dict[tuple[int, int], float] = {}
+        by_ratios: dict[OwnRatios | None, dict[tuple[int, int], float]] = {}
         costs: dict[int, ShareCost] = {}
         for item in items:
-            units = item.cut[0] // item.cut[1] if item.cut is not None and item.cost.varies else 0
-            key = (id(item.cost), units)
+            cut = item.cut if item.cost.varies else None
+            key = (id(item.cost), 0 if cut is None else cut.units)
             costs[key[0]] = item.cost
+            weights = by_ratios.setdefault(None if cut is None else cut.by, {})
             weights[key] = weights.get(key, 0.0) + item.weight
-        self._stack = CostStack.of([costs[which] for which, _ in weights])
-        self._units = np.array([units for _, units in weights], dtype=np.int64)
-        self._weights = np.array(list(weights.values()))
+        self._parts = [
+            (
+                own,
+                CostStack.of([costs[which] for which, _ in weights]),
+                np.array([units for _, units in weights], dtype=np.int64),
+                np.array(list(weights.values())),
+            )
+            for own, weights in by_ratios.items()
+        ]
 
     def seconds(self, ratios: Sequence[float]) -> float:
         """cost_s: the sum over instructions of the maximum over devices, at the rounded shard sizes."""
-        return float(self._weights @ Shares(ratios, self._class_of).stack(self._stack, self._units))
+        shares = Shares(ratios, self._class_of)
+        parts = (weights @ shares.by(own).stack(stack, units) for own, stack, units, weights in self._parts)
+        return float(sum(parts, start=0.0))
 
 
 def seconds(items: Sequence[Item], model: CostModel, ratios: Sequence[float]) -> float:

@@ -23,7 +23,7 @@ def exchange_bytes(move: Move, tensor: TensorType, device: int, ratios: Sequence
     if move.strategy == "padded":
         sharded = move.pre if isinstance(move.pre, Shard) else move.post
         if isinstance(sharded, Shard) and tensor.shape[sharded.dim]:
-            cut = lengths(tensor.shape[sharded.dim], sharded.unit, ratios)
+            cut = lengths(tensor.shape[sharded.dim], sharded.unit, sharded.ratios(ratios))
             row = tensor.nbytes // tensor.shape[sharded.dim]
             if min(cut) < max(cut):  # equal blocks for all, and the device's own block
                 return result + row * max(cut) * (len(cut) + 1)

@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 from shardwright.cost.contractions import Sizes, like_linear, product_sizes, sharded_size
 from shardwright.cost.op_classes import op_class
 from shardwright.ir.graph import Equation, TensorType
+from shardwright.ir.host import is_reload
 from shardwright.ir.placement import Placement, Shard
 from shardwright.ir.rules import Rule, Signature, flop_count
 
@@ -34,7 +35,7 @@ class Kernel(NamedTuple):
     Attributes:
         dtype: of the first operand.
         precision: the operation's own.
-        op_class: see `OP_CLASSES`.
+        op_class: see `OP_CLASSES`; of `HOST` the bytes are those that go each way.
         flop: operations of the whole equation.
         launches: whether it writes memory: what does not joins its consumer's kernel.
         sharded: whether each device computes its part only.
@@ -84,6 +85,8 @@ def kernel_lines(
     flop = flop_count(rule, equation)
     tensors = (*equation.input_types, *equation.output_types)
     stored = [t.nbytes * counts for t, counts in zip(tensors, (*traffic.ins, *traffic.outs), strict=True)]
+    if is_reload(equation):
+        stored[1:] = [0]  # its bytes go out and come back: the link has a rate for both together
     everything, launches = sum(stored), any(traffic.outs)
     dtype = equation.input_types[0].dtype if equation.inputs else "float32"
     found = op_class(equation)

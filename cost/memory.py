@@ -29,13 +29,16 @@ from shardwright.cost.share_cost import Floats
 from shardwright.cost.written import Written, written
 from shardwright.ir.collectives import registry
 from shardwright.ir.graph import Graph, TensorType, Value, per_graph, value_types
-from shardwright.ir.placement import Placement, R, Shard, by_node, region, seat
-from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, nodes_of
+from shardwright.ir.host import is_reload
+from shardwright.ir.placement import Placement, R, Shard, by_node, cuts, region, seat
+from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, nodes_of, own_ratios
 from shardwright.ir.recompute import begins_again, repeats
 
 Key: TypeAlias = tuple[int, Placement]
-#: Bytes of a tensor in a placement: fixed, and times a device's share.
-Size: TypeAlias = Callable[[TensorType, Placement], tuple[float, float]]
+#: Bytes of a tensor in a placement: fixed, and times a device's share (one for each of a program's ratios).
+Bytes: TypeAlias = tuple[float, ...]
+Size: TypeAlias = Callable[[TensorType, Placement], Bytes]
+_NOTHING = TensorType((0,), "float32")
 #: A tenant that may be written over one of others, and when.
 _Over: TypeAlias = tuple[int, tuple[int, ...], int]
 
@@ -60,6 +63,38 @@ def footprint(program: Program, graph: Graph) -> Footprint:
     return _front(_moments(program, graph, written(graph), top=True))
 
 
+@dataclass(frozen=True, slots=True)
+class Footprints:
+    """A `Footprint` of a program with several ratios.
+
+    Attributes:
+        fixed: (moments,) bytes whatever the shares.
+        shared: (moments, ratios) bytes times a device's share: the plan's ratios first, then by number.
+    """
+
+    fixed: Floats
+    shared: Floats
+
+    def peak(self, shares: Floats) -> Floats:
+        """Peak bytes of devices whose shares are (ratios, devices)."""
+        return (self.fixed[:, None] + self.shared @ shares).max(axis=0)
+
+
+def footprints(program: Program, graph: Graph) -> Footprints:
+    """`footprint` of a program with ratios of its own, which `own_ratios` numbers."""
+    columns = {number: 2 + place for place, number in enumerate(own_ratios(program))}
+    width = 2 + len(columns)
+
+    def size(tensor: TensorType, placement: Placement) -> Bytes:
+        column = 0
+        if isinstance(placement, Shard):
+            column = 1 if placement.by is None else columns[placement.by.number]
+        return tuple([float(tensor.nbytes) if place == column else 0.0 for place in range(width)])
+
+    front = _front_array(_moments(program, graph, written(graph), top=True, size=size))
+    return Footprints(front[:, 0], front[:, 1:])
+
+
 def peak_bytes(program: Program, graph: Graph, ratios: Sequence[float]) -> tuple[int, ...]:
     """Peak bytes of every device at its ratio."""
     return tuple(int(b) for b in footprint(program, graph).peak(np.asarray(ratios)))
@@ -76,7 +111,7 @@ def all_bytes(graph: Graph) -> int:
     return 2 * found + inner
 
 
-def _size(tensor: TensorType, placement: Placement) -> tuple[float, float]:
+def _size(tensor: TensorType, placement: Placement) -> Bytes:
     return (0.0, float(tensor.nbytes)) if isinstance(placement, Shard) else (float(tensor.nbytes), 0.0)
 
 
@@ -103,12 +138,13 @@ def peaks_by_device(program: Program, graph: Graph, ratios: Sequence[float]) -> 
     over.
     """
     nodes = nodes_of(program)
+    others = own_ratios(program).values()
     known: dict[tuple[object, ...], int] = {}
     found: list[int] = []
     for device, ratio in enumerate(ratios):
         home = (None, 0) if nodes is None else seat(device, nodes)
         own = None if nodes is None else round(by_node(ratios, nodes)[0][home[0] or 0], 9)
-        key = (round(ratio, 9), own)
+        key = (round(ratio, 9), own, *(round(other.shares[device], 9) for other in others))
         if key not in known:
             held = partial(_held, device=device, ratios=tuple(ratios), known={})
             known[key] = int(_moments(program, graph, written(graph), top=True, size=held)[:, 0].max())
@@ -122,7 +158,7 @@ def _held(
     device: int,
     ratios: tuple[float, ...],
     known: dict[tuple[TensorType, Placement], float],
-) -> tuple[float, float]:
+) -> Bytes:
     """Bytes that a device has of a tensor."""
     key = tensor, placement
     if key not in known:
@@ -148,7 +184,7 @@ class _Tenants:
     sources: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     first: list[int] = field(default_factory=list[int])
     last: list[int] = field(default_factory=list[int])
-    size: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    size: list[Bytes] = field(default_factory=list[Bytes])
     leaves: set[int] = field(default_factory=set[int])
     over: list[tuple[int, tuple[int, ...], int]] = field(
         default_factory=list[tuple[int, tuple[int, ...], int]]
@@ -163,7 +199,7 @@ class _Tenants:
         self.size.append((0.0, 0.0))
         return number
 
-    def write(self, number: int, time: int, size: tuple[float, float]) -> None:
+    def write(self, number: int, time: int, size: Bytes) -> None:
         self.first[number] = self.last[number] = time
         self.size[number] = size
 
@@ -187,7 +223,7 @@ class _Walk:
         self.made: list[tuple[int, ...]] = []
         self.time_of: dict[int, int] = {}
         #: (moment, bytes) beside the tenants: temporaries, bodies, what exchanges pack.
-        self.beside: list[tuple[int, int, tuple[float, float]]] = []
+        self.beside: list[tuple[int, int, Bytes]] = []
         self.inner: list[tuple[int, Floats]] = []
         self._establish()
         self._follow()
@@ -258,6 +294,12 @@ class _Walk:
     ) -> None:
         tenants, held = self.tenants, self.held
         equation = self.graph.equations[instruction.equation]
+        if is_reload(equation):  # what it reads is in host memory until it is read
+            for number, value, placement in zip(
+                made, equation.outputs, instruction.signature.outs, strict=True
+            ):
+                self._write(number, time, (value.index, placement), ())
+            return
         sources = _union([tenants.sources[number] for number in read])
         renames = equation.primitive in ALIASES
         for number, value, placement in zip(made, equation.outputs, instruction.signature.outs, strict=True):
@@ -284,17 +326,19 @@ class _Walk:
         equation, signature = self.graph.equations[instruction.equation], instruction.signature
         atom = (*equation.inputs, *equation.outputs)[like]
         placement = (*signature.ins, *signature.outs)[like]
-        fixed, shared = self.size(atom.type, placement)
+        whole = self.size(atom.type, placement)
         times = [self.time_of.get(reader, time) for reader in readers]
         stretch = self.stretches[time]
         last = max([t for t in times if self.stretches[t] == stretch], default=time)
-        self.beside.append((time, max(last, time), (part * fixed, part * shared)))
+        self.beside.append((time, max(last, time), tuple([part * n for n in whole])))
 
     def _pack(self, time: int, move: Move) -> None:
         """What an exchange takes beside its operand and result."""
         tensor = self.types[move.value]
         if move.strategy == "padded":  # equal blocks for all, and the device's own
-            self.beside.append((time, time, (float(tensor.nbytes), float(tensor.nbytes))))
+            (cut,) = [p for p in (move.pre, move.post) if cuts(p)]
+            own = self.size(tensor, cut)[1:]
+            self.beside.append((time, time, (float(tensor.nbytes), *own)))
         elif move.kind == "all_to_all":
             for placement in (move.pre, move.post):
                 self.beside.append((time, time, self.size(tensor, placement)))
@@ -315,7 +359,7 @@ class _Walk:
             self.inner.append((time, moments))
 
     def moments(self) -> Floats:
-        """(time, 2): fixed and shared bytes while each instruction runs."""
+        """(time, columns of a `Size`): bytes while each instruction runs."""
         tenants, end = self.tenants, self.end
         first, last = tenants.first, tenants.last
         for number in tenants.leaves:
@@ -342,12 +386,12 @@ class _Walk:
                     after[number] = time + 1
                     break
         starts = {stretch: time for time, stretch in reversed(list(enumerate(self.stretches)))}
-        change = np.zeros((end + 2, 2))
+        change = np.zeros((end + 2, len(self.size(_NOTHING, R))))
         if self.top:
             given = [(v.index, p) for v, p in zip(self.graph.inputs, self.program.inputs, strict=True)]
             for index, placement in (*given, *((v.index, R) for v in self.graph.constants)):
                 change[0] += self.size(self.types[index], placement)
-        rows: list[tuple[int, int, float, float]] = []
+        rows: list[tuple[float, ...]] = []
         for number, begin in enumerate(first):
             if begin < 0 or (self.top and tenants.stretch[number] < 0):
                 continue
@@ -407,7 +451,7 @@ def _union(sources: list[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _moments(program: Program, graph: Graph, held: Written, *, top: bool, size: Size = _size) -> Floats:
-    """(time, 2): fixed and shared bytes while every instruction runs, `size` being those of one tensor."""
+    """(time, columns of `size`): bytes while every instruction runs, `size` being those of one tensor."""
     return _Walk(program, graph, held, size, top=top).moments()
 
 
@@ -440,7 +484,12 @@ def keys_made(instruction: Instruction, graph: Graph) -> list[Key]:
 
 
 def _front_array(moments: Floats) -> Floats:
-    """Moments not dominated in both columns."""
+    """Moments that no other dominates in all columns."""
+    if moments.shape[1] > 2:
+        found = np.unique(moments, axis=0)[::-1]
+        for row in found.copy():
+            found = found[~((found <= row).all(axis=1) & (found < row).any(axis=1))]
+        return found
     order = np.lexsort((-moments[:, 1], -moments[:, 0]))
     best = -np.inf
     kept: list[int] = []

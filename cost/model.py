@@ -33,9 +33,9 @@ from shardwright.cost.fleet import DeviceClass, Fleet
 from shardwright.cost.kernels import DTYPES, bandwidths, products_s
 from shardwright.cost.lines import Exchange, Kernel, Line, Traffic, kernel_lines, precision
 from shardwright.cost.moves import strategies
-from shardwright.cost.op_classes import PRODUCTS, op_class
+from shardwright.cost.op_classes import HOST, PRODUCTS, op_class
 from shardwright.cost.share_cost import CostStack, Floats, ShareCost
-from shardwright.cost.topology import Topology
+from shardwright.cost.topology import Topology, host_link
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import Equation, Form, TensorType
 from shardwright.ir.placement import Placement
@@ -101,6 +101,8 @@ class CostModel:
     _launch_s: Floats = field(init=False)
     _stream_byte_per_s: Floats = field(init=False)
     _product_byte_per_s: Floats = field(init=False)
+    _trip_s: Floats = field(init=False)
+    _trip_byte_per_s: Floats = field(init=False)
     _products: Products = field(init=False)
     _in_products: NDArray[np.intp] = field(init=False)
     _moves: dict[Exchange, ShareCost] = field(init=False)
@@ -136,10 +138,28 @@ class CostModel:
             for i, device in enumerate(self.types)
         ]
         self._stream_byte_per_s, self._product_byte_per_s = np.array(both).T
+        trips = [self._trip(c) for c in classes]
+        self._trip_s, self._trip_byte_per_s = np.array(trips).T
         for c in classes:
             if not c.type.measured:
                 self.assumptions[f"achieved rates of {c.type.name} are assumed, not measured"] = None
         self.assumptions.update(dict.fromkeys(self.topology.assumptions))
+
+    def _trip(self, of: DeviceClass) -> tuple[float, float]:
+        """Seconds, and bytes per second, of a trip to host memory and back.
+
+        Both ways count, one after the other. A device without a link of its own has no other memory than the
+        host's: nothing is gained there, and a copy each way is the least that it takes.
+        """
+        link = host_link(of.type, self.fleet.devices[of.members[0]].host_link)
+        if link is None:
+            return 2 * of.type.launch_s, of.type.bandwidth_byte_per_s / 4
+        return 2 * (of.type.launch_s + link.latency_s), link.bandwidth_byte_per_s / 2
+
+    @property
+    def trip_byte_per_s(self) -> float:
+        """What all devices together can bring to host memory and back."""
+        return float(self._trip_byte_per_s @ self.counts)
 
     @property
     def bandwidth_byte_per_s(self) -> Floats:
@@ -231,9 +251,11 @@ class CostModel:
             seconds = self._products.of(dtype, linear, shapes)[:, self._in_products] / part[:, None]
             compute[np.ix_(at, self._modelled)] = seconds
         cut = np.array(sharded)[:, None]
-        launch = self._launch_s * np.array(launches)[:, None]
+        trips = np.array([found == HOST for found in classes])[:, None]
+        launch = np.where(trips, self._trip_s, self._launch_s) * np.array(launches)[:, None]
         contracts = np.array([found in PRODUCTS for found in classes])[:, None]
         byte_per_s = np.where(contracts, self._product_byte_per_s, self._stream_byte_per_s)
+        byte_per_s = np.where(trips, self._trip_byte_per_s, byte_per_s)
         constant = np.stack(
             [launch + np.where(cut, 0.0, compute), launch + np.array(whole)[:, None] / byte_per_s], axis=1
         )
@@ -268,6 +290,8 @@ class CostModel:
     def overheads(self, equation: Equation, traffic: Traffic) -> tuple[Floats, Floats]:
         """Seconds of a launch, and bytes per second through memory, on every class."""
         # A fused elementwise equation joins its consumer's kernel: only what writes memory is launched.
+        if _kind(equation) == "host":  # its bytes are counted on both sides
+            return self._trip_s, 2 * self._trip_byte_per_s
         launch = self._launch_s * any(traffic.outs)
         contracts = _kind(equation) == "contraction"
         return launch, self._product_byte_per_s if contracts else self._stream_byte_per_s

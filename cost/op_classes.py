@@ -24,6 +24,8 @@ OP_CLASSES = {
     "total": "reductions to a single number",
     "other": "all other operations",
 }
+#: Trips to host memory and back: no operations, and none of the rates above.
+HOST = "host"
 PRODUCTS = frozenset({"product", "transposed_product", "batched_product", "convolution"})
 
 _TRANSCENDENTAL = frozenset(
@@ -37,11 +39,13 @@ _TRANSCENDENTAL = frozenset(
 
 
 def op_class(equation: Equation) -> str:
-    """The class of an equation, one of `OP_CLASSES`."""
+    """The class of an equation, one of `OP_CLASSES`, or `HOST`."""
     op = registry().get(equation.primitive)
     kind = "unknown" if op is None else op.kind
     if kind == "contraction":
         return _product(equation)
+    if kind == "host":
+        return HOST
     if equation.primitive in _TRANSCENDENTAL:
         return "transcendental"
     if kind == "reduction":

@@ -29,7 +29,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from shardwright.cost.bill import Item, Passed, Shares, Token
+from shardwright.cost.bill import Cut, Item, Passed, Shares, Token
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import CostStack, Floats
 from shardwright.ir.graph import TensorType
@@ -119,18 +119,19 @@ def predict(items: Sequence[Item], model: CostModel, ratios: Sequence[float]) ->
     shares = Shares(ratios, model.class_of)
     if not items:
         return Timeline(0.0, (0.0,) * len(shares.ratios), (0.0,) * len(shares.ratios), 0.0)
-    units = np.array([0 if item.cut is None else item.cut[0] // item.cut[1] for item in items])
-    cuts = np.unique(units)
-    held = {int(u): shares.of((int(u), 1) if u else None) for u in cuts}
+    cuts: dict[Cut | None, int] = {}
+    ways = [None if item.cut is None else Cut(item.cut.units, 1, item.cut.by) for item in items]
+    cut_of = np.array([cuts.setdefault(way, len(cuts)) for way in ways])
+    held = [shares.of(cut) for cut in cuts]
     alike, first, like = np.unique(
-        np.stack([model.class_of, *held.values()]), axis=1, return_index=True, return_inverse=True
+        np.stack([model.class_of, *held]), axis=1, return_index=True, return_inverse=True
     )
     class_of = alike[0].astype(np.int64)
     stack, weights = CostStack.of([item.cost for item in items]), np.array([item.weight for item in items])
     seconds = np.empty((len(items), len(class_of)))
-    for row, number in enumerate(cuts, start=1):
-        which = np.flatnonzero(units == number)
-        seconds[which] = stack.take(which).per_device(alike[row], class_of)
+    for number in range(len(cuts)):
+        which = np.flatnonzero(cut_of == number)
+        seconds[which] = stack.take(which).per_device(alike[number + 1], class_of)
     seconds *= weights[:, None]
     for position, through_s in left_over(items, model, shares).items():
         seconds[position] += through_s[first]

@@ -114,7 +114,7 @@ class Topology:
         for d in devices if staged else ():
             key = (id(d.type), id(d.host_link))
             if key not in paces:
-                paces[key] = Pace.of(_host_link(d.type, d.host_link))
+                paces[key] = Pace.of(host_link(d.type, d.host_link))
         host = [paces[id(d.type), id(d.host_link)] if staged else Pace() for d in devices]
         within: dict[tuple[int, ...], Pace] = {}
         for node in fleet.nodes:
@@ -163,12 +163,17 @@ class Topology:
         return sums
 
 
-def _host_link(kind: DeviceType, given: Link | None) -> Link | None:
+def host_link(kind: DeviceType, given: Link | None) -> Link | None:
     """A device's link to the host; None where its memory is the host's.
 
     A type that states multiprocessors (all of the catalogue do) is a card with memory of its own.
     """
     return given or (ASSUMED_HOST_LINK if kind.sm_count is not None else None)
+
+
+def without_host(fleet: Fleet) -> tuple[str, ...]:
+    """Devices whose memory is the host's, as far as the fleet says: nothing can be moved out of it."""
+    return tuple(d.name for d in fleet.devices if host_link(d.type, d.host_link) is None)
 
 
 def _inside(node: Node, staged: bool) -> Pace:
@@ -178,7 +183,7 @@ def _inside(node: Node, staged: bool) -> Pace:
     link = Pace.of(node.link)
     if not staged:
         return link
-    copies = [Pace.of(_host_link(kind, given)).s_per_byte for kind, given in node.equipped]
+    copies = [Pace.of(host_link(kind, given)).s_per_byte for kind, given in node.equipped]
     return Pace(link.latency_s, max(link.s_per_byte, *copies))
 
 
@@ -237,7 +242,7 @@ def _assumptions(transport: str, devices: Sequence[Device]) -> tuple[str, ...]:
             "backend mpi stages them through the host (host-mpi)",
         )
     assumed = dict.fromkeys(
-        d.type.name for d in devices if d.host_link is None and _host_link(d.type, None) is not None
+        d.type.name for d in devices if d.host_link is None and host_link(d.type, None) is not None
     )
     if not assumed:
         return ()

@@ -3,20 +3,22 @@
     placement ::= R                 every device holds the whole tensor            (Replicate)
                 | S(dim)            device i holds its stretch of dimension `dim`  (Shard)
                 | S(dim:unit)       the same, cut only at multiples of `unit`
+                | S(…)@n            the same, cut by ratios n of the program's own, not by the plan's
                 | P(op)             the tensor is `op` over what the devices hold  (Partial)
                 | across/within     first over the nodes, then what a node has of it over its devices (Grid)
 
 A stretch may be empty. Which stretch a device holds follows from the ratios and `lengths` below, so
-that two dimensions with the same number of units are always cut at the same points.
+that two dimensions with the same number of units are always cut at the same points, if they are cut by
+the same ratios.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,14 +38,39 @@ class Replicate:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnRatios:
+    """Ratios beside those of the plan, which part of a program is cut by.
+
+    Attributes:
+        number: from 1 on; a program's ratios of one number are equal.
+        shares: of every device of the program, not negative, summing to one.
+    """
+
+    number: int
+    shares: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return f"@{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
 class Shard:
-    """Device i holds a contiguous stretch of dimension `dim`, its ends at multiples of `unit` elements."""
+    """Device i holds a contiguous stretch of dimension `dim`, its ends at multiples of `unit` elements.
+
+    `by` are the ratios that it is cut by; None: those of the plan.
+    """
 
     dim: int
     unit: int = 1
+    by: OwnRatios | None = None
 
     def __str__(self) -> str:
-        return f"S({self.dim})" if self.unit == 1 else f"S({self.dim}:{self.unit})"
+        own = "" if self.by is None else str(self.by)
+        return (f"S({self.dim})" if self.unit == 1 else f"S({self.dim}:{self.unit})") + own
+
+    def ratios(self, plans: Sequence[float]) -> Sequence[float]:
+        """The ratios that it is cut by, where `plans` are the plan's."""
+        return plans if self.by is None else self.by.shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +116,12 @@ def grid(across: Single, within: Single, nodes: tuple[int, ...]) -> Placement:
     """The placement `across` the nodes and `within` them: R/R is R and P/P is P, on all devices."""
     if across == within and not isinstance(across, Shard):
         return across
+    if any(isinstance(p, Shard) and p.by is not None for p in (across, within)):
+        raise ProgramError(
+            place=f"placement {across}/{within}",
+            reason="is cut by ratios of its own on one of two mesh axes",
+            remedy="Use the plan's ratios there",
+        )
     if isinstance(across, Partial) and isinstance(within, Partial):
         raise ProgramError(
             place=f"placement {across}/{within}",
@@ -115,6 +148,16 @@ def components(placement: Placement) -> tuple[Single, Single]:
     return placement, placement
 
 
+def axis_by_axis(placement: Placement) -> tuple[tuple[Placement, Placement], ...]:
+    """The way from R to another placement, a mesh axis at a time: first over the nodes, then within them."""
+    if placement == R:
+        return ()
+    if isinstance(placement, Grid) and placement.across != R and placement.within != R:
+        over_nodes = grid(placement.across, R, placement.nodes)
+        return (R, over_nodes), (over_nodes, placement)
+    return ((R, placement),)
+
+
 def cuts(placement: Placement) -> tuple[Shard, ...]:
     """The shards in a placement, that over the nodes first."""
     if isinstance(placement, Grid):
@@ -128,22 +171,50 @@ def reduction(placement: Placement) -> ReduceOp | None:
     return next((p.op for p in parts if isinstance(p, Partial)), None)
 
 
-_PLACEMENT = re.compile(r"R|S\((\d+)(?::([1-9]\d*))?\)|P\((sum|max|min)\)")
+_PLACEMENT = re.compile(r"R|S\((\d+)(?::([1-9]\d*))?\)(?:@([1-9]\d*))?|P\((sum|max|min)\)")
 
 
-def parse_placement(text: str, nodes: tuple[int, ...] | None = None) -> Placement:
-    """Inverse of `str(placement)`; what lies on two axes needs the devices of every node.
+def parse_placement(
+    text: str, nodes: tuple[int, ...] | None = None, own: Mapping[int, OwnRatios] | None = None
+) -> Placement:
+    """Inverse of `str(placement)`.
+
+    Args:
+        text: of the placement.
+        nodes: what lies on two axes needs the devices of every node.
+        own: and what is cut by ratios of its own needs these, by number.
 
     Raises:
         ProgramError: `text` is no placement.
     """
     if nodes is not None and text.count("/") == 1:
-        across, within = (_parse_single(part) for part in text.split("/"))
+        across, within = (_parse_single(part, {}) for part in text.split("/"))
         return grid(across, within, nodes)
-    return _parse_single(text)
+    return _parse_single(text, own or {})
 
 
-def _parse_single(text: str) -> Single:
+def own_to_json(own: Mapping[int, OwnRatios]) -> dict[str, list[float]]:
+    """Ratios of a program's own as plain data, by number."""
+    return {str(number): list(found.shares) for number, found in own.items()}
+
+
+def own_from_json(data: Any) -> dict[int, OwnRatios]:
+    """Inverse of `own_to_json`.
+
+    Raises:
+        ProgramError: it is something else.
+    """
+    try:
+        return {int(n): OwnRatios(int(n), tuple(float(s) for s in shares)) for n, shares in data.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise ProgramError(
+            place="own_ratios",
+            reason=f"is {data!r}, not shares by number",
+            remedy="Write the file again with `shardwright plan`",
+        ) from None
+
+
+def _parse_single(text: str, own: Mapping[int, OwnRatios]) -> Single:
     match = _PLACEMENT.fullmatch(text)
     if match is None:
         raise ProgramError(
@@ -151,10 +222,16 @@ def _parse_single(text: str) -> Single:
             reason="is none of R, S(dim), S(dim:unit), P(op)",
             remedy="Correct the text",
         )
+    if match[3] is not None and int(match[3]) not in own:
+        raise ProgramError(
+            place=f"placement {text!r}",
+            reason=f"is cut by ratios {match[3]}, which nothing says",
+            remedy="Give them with the program, or leave out the @",
+        )
     if match[1] is not None:
-        return Shard(int(match[1]), int(match[2] or 1))
+        return Shard(int(match[1]), int(match[2] or 1), own[int(match[3])] if match[3] else None)
     for op in REDUCE_OPS:
-        if op == match[3]:
+        if op == match[4]:
             return Partial(op)
     return R
 
@@ -232,7 +309,7 @@ def region(
     """What `device` holds of every dimension of a tensor: offset and length."""
     dims = [(0, size) for size in shape]
     if isinstance(placement, Shard):
-        cut = lengths(shape[placement.dim], placement.unit, ratios)
+        cut = lengths(shape[placement.dim], placement.unit, placement.ratios(ratios))
         dims[placement.dim] = sum(cut[:device]), cut[device]
     elif isinstance(placement, Grid):
         node, position = seat(device, placement.nodes)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 from shardwright.ir import collectives
 from shardwright.ir.errors import ProgramError
 from shardwright.ir.graph import Equation, Graph, Literal, TensorType, Value, per_form, value_types
-from shardwright.ir.placement import Grid, Placement, R, cuts
+from shardwright.ir.placement import Grid, OwnRatios, Placement, R, Shard, cuts
 from shardwright.ir.regions import boundary
 from shardwright.ir.rules import Signature, allows, rule_of
 
@@ -132,6 +132,25 @@ def nodes_of(program: Program) -> tuple[int, ...] | None:
     return next((p.nodes for p in placements(program) if isinstance(p, Grid)), None)
 
 
+def own_ratios(program: Program) -> dict[int, OwnRatios]:
+    """The ratios that a program has beside those of its plan, by number, in order of their numbers.
+
+    Raises:
+        ProgramError: two of one number differ.
+    """
+    found: dict[int, OwnRatios] = {}
+    for placement in placements(program):
+        if type(placement) is Shard and placement.by is not None:
+            own = found.setdefault(placement.by.number, placement.by)
+            if own != placement.by:
+                raise ProgramError(
+                    place=f"ratios {own.number} of a program",
+                    reason="differ from one placement to another",
+                    remedy="Number them anew",
+                )
+    return dict(sorted(found.items()))
+
+
 def format_group(group: Group) -> str:
     """` on {0,2}`, or nothing for all devices."""
     return "" if group is None else " on {" + ",".join(map(str, group)) + "}"
@@ -147,6 +166,7 @@ def verify(program: Program, graph: Graph) -> None:
     Raises:
         ProgramError: naming the first instruction that breaks its contract, with the lines around it.
     """
+    own_ratios(program)
     established: set[Property] = set()
     _expect(len(program.inputs) == len(graph.inputs), program, graph, 0, "places another number of inputs")
     _expect(len(program.outputs) == len(graph.outputs), program, graph, 0, "places another number of outputs")

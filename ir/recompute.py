@@ -11,31 +11,39 @@ gradient that a reader waits for (`Equation.after`): otherwise they would run as
 there, right after the originals. Backends run them in another executable than the originals: a compiler would
 make one of two equal computations.
 
+What a stretch keeps may wait in host memory (`host`): the backward part then reads results of `reload`
+equations (`ir/host.py`), which wait for a gradient in the same way. What others are handed comes back before
+the first of them reads it, the rest together, before the stretch's own backward part.
+
 A stretch that is a scan is computed again inside the loop that walks back over it, iteration by iteration:
 what an iteration was handed over by the one before it is kept, and what it makes is made again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from shardwright.ir.errors import PlanError
-from shardwright.ir.graph import Atom, Equation, Graph, Value, per_graph
+from shardwright.ir.graph import Atom, Equation, Form, Graph, Value, per_graph
+from shardwright.ir.host import RELOAD, is_reload, leaving, uses_host
 from shardwright.ir.program import Instruction, Loop, Move, Program
 from shardwright.ir.regions import scan_counts
-from shardwright.ir.rewrite import fresh, renumbered, saved, with_inputs
+from shardwright.ir.rewrite import UNNUMBERED, fresh, renumbered, saved, with_inputs
 from shardwright.ir.rules import registry
 from shardwright.ir.scans import Body
 
 #: What of a stretch is kept beside its inputs and outputs.
-Keep: TypeAlias = Literal["nothing", "products"]
+Keep: TypeAlias = Literal["nothing", "products", "all"]
+
+#: Tensors of fewer bytes are not worth a trip to host memory.
+LEAST_SPILLED = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Forward equations that are run again in the backward part.
+    """Forward equations that are run again in the backward part, or whose results wait in host memory.
 
     Attributes:
         name: for people, such as a layer's.
@@ -43,12 +51,14 @@ class Stretch:
         last: index of its last one, plus one. Equations between them that are part of the backward part are
             none of it. If it is a single scan, its iterations are run again one by one.
         keep: what is kept nevertheless.
+        host: whether what is kept of it waits in host memory; not that of a scan.
     """
 
     name: str
     first: int
     last: int
     keep: Keep = "nothing"
+    host: bool = False
 
 
 def recomputing(graph: Graph, stretches: Sequence[Stretch]) -> Graph:
@@ -66,7 +76,10 @@ def recomputing(graph: Graph, stretches: Sequence[Stretch]) -> Graph:
         if len(equations) == 1 and equations[0].primitive == "scan":
             edit.scan(equations[0], stretch, number)
         else:
-            edit.straight([e for e in equations if e.part != "backward"], stretch, number)
+            inside = [e for e in equations if e.part != "backward"]
+            edit.straight(inside, stretch, number)
+            if stretch.host:
+                edit.host(inside, number)
     return renumbered(graph, edit.equations())
 
 
@@ -77,10 +90,12 @@ class Gain:
     Attributes:
         freed_bytes: by how much less is kept for the backward part, each tensor whole.
         again: the equations that run once more, and how often.
+        spilled_bytes: what waits in host memory, each tensor whole.
     """
 
     freed_bytes: int
     again: tuple[tuple[Equation, int], ...]
+    spilled_bytes: int = 0
 
 
 def gains(graph: Graph, stretches: Sequence[Stretch]) -> list[Gain]:
@@ -116,6 +131,8 @@ class _Edit:
         self.before: dict[int, list[Equation]] = {}
         self.instead: dict[int, Equation] = {}
         self.copies: dict[Value, Value] = {}
+        #: What waits in host memory: number of its stretch, whether others of the forward part read it.
+        self.spilled: dict[Value, tuple[int, bool]] = {}
 
     def gain(self, stretch: Stretch) -> Gain:
         """What computing a stretch again would save and take."""
@@ -132,8 +149,16 @@ class _Edit:
         needed = _closure(inside, values, kept)
         own = {value for equation in needed for value in equation.outputs}
         read = dict.fromkeys(v for e in needed for v in e.input_values if v not in own and v in self.makers)
-        newly = [v for v in read if not any(r.part == "backward" for r in self.readers[v])]
-        return Gain(_nbytes(values) - _nbytes(newly), tuple((equation, 1) for equation in needed))
+        again = tuple((equation, 1) for equation in needed)
+        newly = [v for v in read if not self._read_behind(v)]
+        if not stretch.host:
+            return Gain(_nbytes(values) - _nbytes(newly), again)
+        gone = set(values)
+        mine = [v for v in self._spillable(inside) if v not in gone and (v in read or self._read_behind(v))]
+        spilled = set(mine)
+        kept = [v for v in mine if self._read_behind(v)]
+        newly = [v for v in newly if v not in spilled]
+        return Gain(_nbytes(values) + _nbytes(kept) - _nbytes(newly), again, _nbytes(mine))
 
     def equations(self) -> list[Equation]:
         """The equations of the changed graph."""
@@ -144,7 +169,80 @@ class _Edit:
             if equation.part == "backward":
                 equation = with_inputs(equation, (self._reads(atom) for atom in equation.inputs))
             found.append(equation)
+        return self._from_host(found)
+
+    def _read_behind(self, value: Value) -> bool:
+        """Whether the backward part reads it."""
+        return any(reader.part == "backward" for reader in self.readers.get(value, ()))
+
+    # -- host memory ---------------------------------------------------------------------------------
+
+    def _spillable(self, inside: Iterable[Equation]) -> list[Value]:
+        """What equations make that may wait in host memory."""
+        return [
+            value
+            for equation in inside
+            for value in equation.outputs
+            if value not in self.handed_out
+            and value.type.nbytes >= LEAST_SPILLED
+            and not value.type.dtype.startswith("key<")
+        ]
+
+    def host(self, inside: Sequence[Equation], number: int) -> None:
+        """What a stretch keeps is to wait in host memory."""
+        own = {equation.index for equation in inside}
+        for value in self._spillable(inside):
+            readers = self.readers.get(value, ())
+            outside = any(r.part != "backward" and r.index not in own for r in readers)
+            self.spilled[value] = (number, outside)
+
+    def _from_host(self, equations: list[Equation]) -> list[Equation]:
+        """With reloads of what is spilled before their first readers in the backward part."""
+        first: dict[tuple[int, Value | None], int] = {}
+        wanted: dict[tuple[int, Value | None], dict[Value, None]] = {}
+        for position, equation in enumerate(equations):
+            if equation.part != "backward":
+                continue
+            for value in equation.input_values:
+                if value in self.spilled:
+                    number, outside = self.spilled[value]
+                    group = (number, value if outside else None)
+                    first.setdefault(group, position)
+                    wanted.setdefault(group, {})[value] = None
+        back: dict[Value, Value] = {}
+        before: dict[int, list[Equation]] = {}
+        for group, position in first.items():
+            reader = equations[position]
+            behind = self._readers_behind(wanted[group])
+            mark = reader.after if reader.copy else self._gradient(reader, behind)
+            if mark is None:
+                continue  # the backward part begins with it: there is nothing to wait for
+            for value in wanted[group]:
+                back[value] = result = fresh(value.type)
+                form = Form(RELOAD, {}, (value.type,), (value.type,))
+                reload = Equation(UNNUMBERED, form, (value,), (result,), part="backward")
+                before.setdefault(self._before(equations, position), []).append(
+                    replace(reload, source=reader.source, copy=group[0], after=mark)
+                )
+        found: list[Equation] = []
+        for position, equation in enumerate(equations):
+            found += before.get(position, ())
+            if equation.part == "backward":
+                inputs = (back.get(a, a) if isinstance(a, Value) else a for a in equation.inputs)
+                equation = with_inputs(equation, inputs)
+            found.append(equation)
         return found
+
+    def _readers_behind(self, values: Iterable[Value]) -> list[Equation]:
+        return [r for value in values for r in self.readers[value] if r.part == "backward"]
+
+    @staticmethod
+    def _before(equations: Sequence[Equation], position: int) -> int:
+        """Where the copies that an equation is among begin."""
+        number = equations[position].copy
+        while number and position and equations[position - 1].copy == number:
+            position -= 1
+        return position
 
     def _reads(self, atom: Atom) -> Atom:
         return self.copies.get(atom, atom) if isinstance(atom, Value) else atom
@@ -176,7 +274,7 @@ class _Edit:
         own = {equation.index for equation in inside}
         kept: set[Value] = set()
         for equation in inside:
-            product = stretch.keep == "products" and _is_product(equation)
+            product = stretch.keep == "all" or (stretch.keep == "products" and _is_product(equation))
             for value in equation.outputs:
                 elsewhere = (r.part != "backward" and r.index not in own for r in self.readers.get(value, ()))
                 if product or value in self.handed_out or any(elsewhere):
@@ -221,7 +319,7 @@ class _Edit:
         for outer, inner in zip(loop.outputs[ahead.carries :], ahead.outputs[ahead.carries :], strict=True):
             if not isinstance(inner, Value) or inner not in makers:
                 continue
-            kept = stretch.keep == "products" and _is_product(makers[inner])
+            kept = stretch.keep == "all" or (stretch.keep == "products" and _is_product(makers[inner]))
             if self.readers.get(outer) == [back] and outer not in self.handed_out and not kept:
                 again[outer] = inner
         needed = _closure(
@@ -283,29 +381,59 @@ def repeats(graph: Graph) -> bool:
 def begins_again(instruction: Instruction, graph: Graph, pending: Iterable[Instruction]) -> bool:
     """Whether an instruction begins to compute a stretch again in which the `pending` ones have no part.
 
-    What is compiled together ends there.
+    What is compiled together ends there, as it does before and after what comes back from host memory, and
+    between stretches of which something goes there: until they end, nothing leaves.
     """
-    number = _repeated(instruction, graph)
-    return bool(number) and all(_repeated(other, graph) != number for other in pending)
+    number, back = _repeated(instruction, graph)
+    if not number and not uses_host(graph):
+        return False
+    before = iter(pending)
+    first = next(before, None)
+    if first is None:
+        return number > 0
+    if _repeated(first, graph)[1] != back:
+        return True
+    mine = _leaves(instruction, graph)
+    if mine:
+        return any(_leaves(other, graph) not in (0, mine) for other in (first, *before))
+    return number > 0 and all(_repeated(other, graph)[0] != number for other in (first, *before))
 
 
 def computed_again(program: Program, graph: Graph) -> Iterator[bool]:
     """Of every instruction but loops, bodies where their loop is: whether it computes something again."""
+    return _each(program, graph, _is_again)
+
+
+def brought_back(program: Program, graph: Graph) -> Iterator[bool]:
+    """Of the same instructions, whether something comes back from host memory in it."""
+    return _each(program, graph, is_reload)
+
+
+def _each(program: Program, graph: Graph, which: Callable[[Equation], bool]) -> Iterator[bool]:
     for instruction in program.instructions:
         if isinstance(instruction, Loop):
             regions = graph.equations[instruction.equation].regions
             for body, region in zip(instruction.bodies, regions, strict=True):
-                yield from computed_again(body, region)
+                yield from _each(body, region, which)
         else:
-            yield not isinstance(instruction, Move) and graph.equations[instruction.equation].copy > 0
+            yield not isinstance(instruction, Move) and which(graph.equations[instruction.equation])
 
 
-def _repeated(instruction: Instruction, graph: Graph) -> int:
-    """Number of the stretch that an instruction computes again; 0 for none."""
+def _leaves(instruction: Instruction, graph: Graph) -> int:
+    """Number of the stretch of which an instruction makes something that goes to host memory; 0 for none."""
+    return 0 if isinstance(instruction, Move) else leaving(graph).get(instruction.equation, 0)
+
+
+def _is_again(equation: Equation) -> bool:
+    return equation.copy > 0 and not is_reload(equation)
+
+
+def _repeated(instruction: Instruction, graph: Graph) -> tuple[int, bool]:
+    """Number of the stretch that an instruction computes again, 0 for none; whether it is a reload of it."""
     if isinstance(instruction, Move):
-        return 0
+        return 0, False
     equation = graph.equations[instruction.equation]
-    return equation.copy if equation.after is not None else 0
+    return (equation.copy if equation.after is not None else 0), is_reload(equation)
 
 
 def _closure(equations: Sequence[Equation], wanted: Iterable[Atom], given: Iterable[Value]) -> list[Equation]:

@@ -8,7 +8,7 @@ is `S(d)` inside; a carry must come back as it went in.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from shardwright.ir.errors import TraceError
@@ -95,7 +95,7 @@ def inner_placement(outside: Placement, stacked: bool) -> Placement | None:
 
 
 def _shifted(placement: Single, by: int) -> Single:
-    return Shard(placement.dim + by, placement.unit) if isinstance(placement, Shard) else placement
+    return replace(placement, dim=placement.dim + by) if isinstance(placement, Shard) else placement
 
 
 def boundary(equation: Equation) -> Boundary:

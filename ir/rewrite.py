@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from shardwright.ir.graph import Atom, Equation, Graph, TensorType, Value
+from shardwright.ir.host import is_reload
 
 #: Numbers of values that are made before a graph is numbered anew: none of them is looked at.
 UNNUMBERED = -1
@@ -83,7 +84,11 @@ def renumbered(
 
 
 def saved(graph: Graph) -> tuple[Value, ...]:
-    """What equations before the backward part make and equations of it read, in order of definition."""
+    """What equations before the backward part make and equations of it read, in order of definition.
+
+    Without what waits in host memory.
+    """
     made = {value for e in graph.equations if e.part != "backward" for value in e.outputs}
-    read = {value for e in graph.equations if e.part == "backward" for value in e.input_values}
+    behind = [e for e in graph.equations if e.part == "backward" and not is_reload(e)]
+    read = {value for e in behind for value in e.input_values}
     return tuple(value for value in graph.values() if value in made and value in read)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from shardwright.ir.graph import Equation, Form, Graph, Value
+from shardwright.ir.host import RELOAD, reload_p
 from shardwright.ir.microbatch import microbatched
 from shardwright.ir.recompute import Stretch, recomputing
 from shardwright.ir.rewrite import renumbered
@@ -21,8 +22,8 @@ class Rewriting:
     """What is changed.
 
     Attributes:
-        recompute: stretches of the forward part that the backward part computes again, by equations of
-            `differentiated`, ascending.
+        recompute: stretches of the forward part that the backward part computes again, or what is kept of
+            which waits in host memory, by equations of `differentiated`, ascending.
         microbatches: in so many equal pieces of the batch forward and backward part run, one after another.
     """
 
@@ -36,7 +37,8 @@ class Rewriting:
         """Plain data, see `plan.schema.json`."""
         return {
             "recompute": [
-                {"name": s.name, "first": s.first, "last": s.last, "keep": s.keep} for s in self.recompute
+                {"name": s.name, "first": s.first, "last": s.last, "keep": s.keep, "host": s.host}
+                for s in self.recompute
             ],
             "microbatches": self.microbatches,
         }
@@ -85,7 +87,9 @@ def rewritten(traced: Traced, rewriting: Rewriting) -> Traced:
             graph = differentiated(pieces)
             again = recomputing(graph, rewriting.recompute)
             changed = replace(
-                pieces, graph=again if graph is pieces.graph else _with_body(pieces.graph, again)
+                pieces,
+                graph=again if graph is pieces.graph else _with_body(pieces.graph, again),
+                primitives={**pieces.primitives, RELOAD: reload_p},
             )
         known[rewriting] = replace(changed, origin=source, rewriting=rewriting)
     return known[rewriting]

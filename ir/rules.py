@@ -36,7 +36,9 @@ from shardwright.ir.placement import Grid, Partial, Placement, R, ReduceOp, Shar
 
 Operands: TypeAlias = tuple[tuple[int, ...], ...]
 Passing: TypeAlias = Literal["each", "joint"] | Operands
-Kind: TypeAlias = Literal["elementwise", "contraction", "reduction", "movement", "index", "random", "region"]
+Kind: TypeAlias = Literal[
+    "elementwise", "contraction", "reduction", "movement", "index", "random", "region", "host"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,11 +299,24 @@ def on_axes(signature: Signature) -> tuple[Signature, ...]:
     return tuple(Signature(*(tuple(pair[axis] for pair in side) for side in pairs)) for axis in (0, 1))
 
 
+def joint(signature: Signature) -> Signature | None:
+    """The signature with the plan's ratios, if all its shards are cut by the same others; else None."""
+    own = {p.by for p in (*signature.ins, *signature.outs) if isinstance(p, Shard)}
+    if len(own) != 1 or None in own:
+        return None
+    ins, outs = (
+        tuple(Shard(p.dim, p.unit) if isinstance(p, Shard) else p for p in side)
+        for side in (signature.ins, signature.outs)
+    )
+    return Signature(ins, outs)
+
+
 def allows(rule: Rule, equation: Equation, wanted: Signature) -> bool:
     """Whether `wanted` follows from the rule, for any unit its shards carry."""
     axes = on_axes(wanted)
     if len(axes) > 1:
         return all(allows(rule, equation, one) for one in axes)
+    wanted = joint(wanted) or wanted  # ratios of their own change nothing, if all shards have them
     units: dict[str, int] = {}
     for letter in rule.letters:
         cut_ins, cut_outs = cuts(rule, equation, letter)

@@ -1,7 +1,8 @@
 """A program as plain dicts, lists, strings and integers, and back; placements as their text.
 
     program ::= {"inputs": [placement], "instructions": [instruction], "outputs": [placement],
-                 "nodes": [devices]?}                              where placements are on two mesh axes
+                 "nodes": [devices]?,                              where placements are on two mesh axes
+                 "own_ratios": {number: [share]}?}                 where they are not cut by the plan's ratios
     compute ::= {"compute": equation, "ins": [placement], "outs": [placement]}
     loop    ::= {"loop": equation, "ins": [placement], "outs": [placement], "bodies": [program]}
     move    ::= {"move": kind, "value": n, "pre": placement, "post": placement,
@@ -13,24 +14,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from shardwright.ir.errors import ProgramError
-from shardwright.ir.placement import Placement, parse_placement
-from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, nodes_of
+from shardwright.ir.placement import OwnRatios, Placement, own_from_json, own_to_json, parse_placement
+from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, nodes_of, own_ratios
 from shardwright.ir.rules import Signature
 
 T = TypeVar("T")
 
-#: Devices of every node; None where programs are on one mesh axis.
-Nodes: TypeAlias = tuple[int, ...] | None
+
+class Lies(NamedTuple):
+    """What the texts of placements leave out.
+
+    Attributes:
+        nodes: devices of every node; None where programs are on one mesh axis.
+        own: ratios that are not the plan's.
+    """
+
+    nodes: tuple[int, ...] | None
+    own: Mapping[int, OwnRatios]
 
 
 def program_to_json(program: Program) -> dict[str, Any]:
     """A program as plain data."""
-    nodes = nodes_of(program)
+    nodes, own = nodes_of(program), own_ratios(program)
     return {
         **({} if nodes is None else {"nodes": list(nodes)}),
+        **({"own_ratios": own_to_json(own)} if own else {}),
         "inputs": [str(p) for p in program.inputs],
         "instructions": [_instruction(i) for i in program.instructions],
         "outputs": [str(p) for p in program.outputs],
@@ -69,27 +80,28 @@ def program_from_json(data: Any, place: str = "program") -> Program:
     Raises:
         ProgramError: naming the entry that is missing, unknown or of the wrong kind.
     """
-    keys = _keys(data, place, {"inputs", "instructions", "outputs"}, {"nodes"})
+    keys = _keys(data, place, {"inputs", "instructions", "outputs"}, {"nodes", "own_ratios"})
     entries = _list(keys["instructions"], f"{place}.instructions")
     nodes = None
     if "nodes" in keys:
         nodes = tuple(_number(n, f"{place}.nodes") for n in _list(keys["nodes"], f"{place}.nodes"))
+    lies = Lies(nodes, own_from_json(keys.get("own_ratios", {})))
     return Program(
-        _placements(keys["inputs"], f"{place}.inputs", nodes),
-        tuple(_read(entry, f"{place}.instructions[{i}]", nodes) for i, entry in enumerate(entries)),
-        _placements(keys["outputs"], f"{place}.outputs", nodes),
+        _placements(keys["inputs"], f"{place}.inputs", lies),
+        tuple(_read(entry, f"{place}.instructions[{i}]", lies) for i, entry in enumerate(entries)),
+        _placements(keys["outputs"], f"{place}.outputs", lies),
     )
 
 
-def _read(data: Any, place: str, nodes: Nodes) -> Instruction:
+def _read(data: Any, place: str, lies: Lies) -> Instruction:
     if isinstance(data, Mapping) and "move" in data:
         keys = _keys(data, place, {"move", "value", "pre", "post"}, {"strategy", "group", "root"})
         group, root = keys.get("group"), keys.get("root")
         return Move(
             _text(keys["move"], f"{place}.move"),
             _number(keys["value"], f"{place}.value"),
-            parse_placement(_text(keys["pre"], f"{place}.pre"), nodes),
-            parse_placement(_text(keys["post"], f"{place}.post"), nodes),
+            parse_placement(_text(keys["pre"], f"{place}.pre"), *lies),
+            parse_placement(_text(keys["post"], f"{place}.post"), *lies),
             _text(keys.get("strategy", ""), f"{place}.strategy"),
             None
             if group is None
@@ -100,7 +112,7 @@ def _read(data: Any, place: str, nodes: Nodes) -> Instruction:
     keys = _keys(data, place, {kind, "ins", "outs"} | ({"bodies"} if kind == "loop" else set()))
     equation = _number(keys[kind], f"{place}.{kind}")
     signature = Signature(
-        _placements(keys["ins"], f"{place}.ins", nodes), _placements(keys["outs"], f"{place}.outs", nodes)
+        _placements(keys["ins"], f"{place}.ins", lies), _placements(keys["outs"], f"{place}.outs", lies)
     )
     if kind == "compute":
         return Compute(equation, signature)
@@ -139,8 +151,8 @@ _number = _typed(int, "a whole number")
 _list: Callable[[Any, str], Sequence[Any]] = _typed(list, "a list")
 
 
-def _placements(data: Any, place: str, nodes: Nodes) -> tuple[Placement, ...]:
-    return tuple(parse_placement(_text(p, f"{place}[{i}]"), nodes) for i, p in enumerate(_list(data, place)))
+def _placements(data: Any, place: str, lies: Lies) -> tuple[Placement, ...]:
+    return tuple(parse_placement(_text(p, f"{place}[{i}]"), *lies) for i, p in enumerate(_list(data, place)))
 
 
 def _fail(place: str, reason: str) -> None:

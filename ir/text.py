@@ -1,7 +1,8 @@
 """The readable form of a program, and back.
 
     program {
-      in   0 %0 S(0)  # float32[50257,768] params['wte']
+      ratios @1: 0.75 0.25
+      in   0 %0 S(0)@1  # float32[50257,768] params['wte']
       0: %5 R = all_gather.padded %5 S(0)
       1: %7 S(0), %8 P(sum) = dot_general#3(%5 R, %6 S(0))
       2: %9 R = scan#4(%7 R) {
@@ -10,7 +11,8 @@
       out  0 %9 R
     }
 
-`parse_program(format_program(p, graph)) == p`. Everything after `#` and a space is commentary.
+`parse_program(format_program(p, graph)) == p`. The ratios are those that a program has beside the plan's.
+Everything after `#` and a space is commentary.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from collections.abc import Iterator, Mapping
 
 from shardwright.ir.errors import ProgramError
 from shardwright.ir.graph import Graph, Literal, TensorType, Value
-from shardwright.ir.placement import Placement, parse_placement
-from shardwright.ir.program import Compute, Group, Instruction, Loop, Move, Program, format_group
+from shardwright.ir.placement import OwnRatios, Placement, parse_placement
+from shardwright.ir.program import Compute, Group, Instruction, Loop, Move, Program, format_group, own_ratios
 from shardwright.ir.rules import Signature
 
 
@@ -30,6 +32,8 @@ def format_program(program: Program, graph: Graph, indent: str = "") -> str:
     lines = [f"{indent}program {{"]
     inner = indent + "  "
     types = {value.index: value.type for value in graph.values()}
+    for own in own_ratios(program).values():
+        lines.append(f"{inner}ratios {own}: {' '.join(map(repr, own.shares))}")
     for i, placement in enumerate(program.inputs):
         value = graph.inputs[i] if i < len(graph.inputs) else None
         name = graph.input_names[i] if i < len(graph.input_names) else ""
@@ -85,6 +89,7 @@ def _format(
     yield indent + "}"
 
 
+_RATIOS = re.compile(r"ratios @([1-9]\d*): ([\d.e+ -]+)")
 _IN_OUT = re.compile(r"(in|out)\s+(\d+) (\S+) (\S+)")
 _MOVE = re.compile(r"\d+: %(\d+) (\S+) = (\w+)(?:\.(\w+))? %\1 (\S+?)(?: from (\d+))?(?: on \{([\d,]*)\})?")
 _COMPUTE = re.compile(r"\d+: (.*?)\s*= ?[\w\-?]+#(\d+)\((.*)\)( \{)?")
@@ -114,6 +119,7 @@ class _Reader:
     def __init__(self, lines: list[tuple[int, str]]) -> None:
         self.lines = lines
         self.position = 0
+        self.own: dict[int, OwnRatios] = {}
 
     def fail(self, reason: str) -> None:
         number, line = self.lines[self.position] if self.position < len(self.lines) else (0, "end of text")
@@ -129,30 +135,41 @@ class _Reader:
 
     def program(self) -> Program:
         self.next("program {")
+        while match := _RATIOS.fullmatch(self.lines[self.position][1]):
+            number = int(match[1])
+            self.own[number] = OwnRatios(number, tuple(map(float, match[2].split())))
+            self.position += 1
         ends: dict[str, list[Placement]] = {"in": [], "out": []}
         instructions: list[Instruction] = []
         while (line := self.next()) != "}":
             self.position -= 1
             if match := _IN_OUT.fullmatch(line):
-                ends[match[1]].append(parse_placement(match[4]))
+                ends[match[1]].append(self.placement(match[4]))
                 self.position += 1
             else:
                 instructions.append(self.instruction(line))
         return Program(tuple(ends["in"]), tuple(instructions), tuple(ends["out"]))
+
+    def placement(self, text: str) -> Placement:
+        return parse_placement(text, own=self.own)
+
+    def placements(self, side: str) -> tuple[Placement, ...]:
+        """Placements of a side such as `%5 R, 0.5 R, %6 S(0)`."""
+        return tuple(self.placement(part.split(" ")[1]) for part in side.split(", ")) if side else ()
 
     def instruction(self, line: str) -> Instruction:
         if match := _MOVE.fullmatch(line):
             self.position += 1
             group: Group = tuple(int(i) for i in match[7].split(",")) if match[7] else None
             root = int(match[6]) if match[6] else None
-            pre, post = parse_placement(match[5]), parse_placement(match[2])
+            pre, post = self.placement(match[5]), self.placement(match[2])
             return Move(match[3], int(match[1]), pre, post, match[4] or "", group, root)
         match = _COMPUTE.fullmatch(line)
         if match is None:
             self.fail("is no instruction")
         assert match is not None
         self.position += 1
-        signature = Signature(_placements(match[3]), _placements(match[1]))
+        signature = Signature(self.placements(match[3]), self.placements(match[1]))
         if not match[4]:
             return Compute(int(match[2]), signature)
         bodies: list[Program] = []
@@ -160,8 +177,3 @@ class _Reader:
             bodies.append(self.program())
         self.next("}")
         return Loop(int(match[2]), signature, tuple(bodies))
-
-
-def _placements(side: str) -> tuple[Placement, ...]:
-    """Placements of a side such as `%5 R, 0.5 R, %6 S(0)`."""
-    return tuple(parse_placement(part.split(" ")[1]) for part in side.split(", ")) if side else ()

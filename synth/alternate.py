@@ -11,7 +11,7 @@ memory as rows of the LP, and what fits is better than whatever does not. `synth
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -27,6 +27,7 @@ from shardwright.synth.factors import Use
 from shardwright.synth.judge import Judge, Look
 from shardwright.synth.price_list import PriceList
 from shardwright.synth.pricing import Prices
+from shardwright.synth.segments import Segmented, apart
 from shardwright.synth.solve import Solution, SpaceSolver
 from shardwright.synth.space import Space
 from shardwright.synth.timer import Timer
@@ -125,6 +126,9 @@ def synthesize(
     limits = Limits.of(model)
     renting = cache(lambda: Renting(graph, space, limits, extra))
     best, memory = judged(turns, best, found.cost_s, renting)
+    several = apart(turns, best, found, renting)
+    if several is not None:
+        return _several(turns, *several, found, certificate, renting)
     # Where memory made the plan dearer, it has a say in the bound, too.
     dearer = best.fits and best.cost_s > found.cost_s * (1 + 1e-6)
     if dearer and bound_s < best.cost_s * (1 - ENOUGH):
@@ -156,6 +160,37 @@ def synthesize(
         tuple(notes),
         best.items,
         memory,
+        certificate,
+        free_s,
+    )
+
+
+def _several(
+    turns: Turns,
+    best: Segmented,
+    least_s: float,
+    free: Found,
+    certificate: Certificate,
+    renting: Callable[[], Renting],
+) -> Synthesis:
+    """A plan with several ratios; `least_s`: what no program at these can be cheaper than."""
+    bound_s = free_s = certificate.bound_s
+    if best.cost_s > free.cost_s * (1 + 1e-6) and bound_s < best.cost_s * (1 - ENOUGH):
+        with turns.timer.search():
+            within = renting().bound_within(turns.listed, bound_s, best.cost_s, turns.stop)
+            bound_s = max(bound_s, within)
+    late = ("the time limit ended the search before all starts were tried",)
+    return Synthesis(
+        best.program,
+        best.ratios,
+        best.cost_s,
+        min(bound_s, best.cost_s),
+        max(0.0, 1 - max(least_s, bound_s) / best.cost_s) if best.cost_s > 0 else 0.0,
+        turns.expanded,
+        turns.searches,
+        late if turns.stop() else (),
+        best.items,
+        best.memory,
         certificate,
         free_s,
     )

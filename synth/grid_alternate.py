@@ -9,7 +9,7 @@ its own in it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -17,17 +17,17 @@ import numpy as np
 from shardwright.cost.bill import bill
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.grid_model import GridModel, Settled
-from shardwright.cost.memory import peaks_by_device
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import verify
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.bounds import ENOUGH
-from shardwright.synth.emit import emit
 from shardwright.synth.factors import Use
+from shardwright.synth.grid_memory import GridRenting
 from shardwright.synth.grid_pricing import GridPriceList, grid_floors, grid_prices
 from shardwright.synth.grid_ratios import GridBill
 from shardwright.synth.grid_solve import GridSolver
+from shardwright.synth.judge import Judge, Look
 from shardwright.synth.ledger import Ledger
 from shardwright.synth.pricing import Prices
 from shardwright.synth.solve import Solution
@@ -70,10 +70,14 @@ class _Turns:
         self._latest = solution.assignment
         return solution
 
+    def prices(self, ratios: tuple[float, ...]) -> Prices:
+        """At some ratios."""
+        return grid_prices(self.listed, ratios)
+
     def search(self, ratios: tuple[float, ...]) -> tuple[Solution, Prices]:
         """The best program at some ratios."""
         if ratios not in self._seen:
-            prices = grid_prices(self.listed, ratios)
+            prices = self.prices(ratios)
             self._seen[ratios] = self.solve(prices, self._latest), prices
         return self._seen[ratios]
 
@@ -123,12 +127,21 @@ class GridSearch:
         model: prices on one axis.
         timer: is told where time goes, and says when it is over.
         extra: factors that pin choices.
+        look: what says how much memory a program takes; by default the model of `cost/memory.py`.
     """
 
     def __init__(
-        self, graph: Graph, space: Space, model: CostModel, timer: Timer, extra: tuple[Use, ...] = ()
+        self,
+        graph: Graph,
+        space: Space,
+        model: CostModel,
+        timer: Timer,
+        extra: tuple[Use, ...] = (),
+        look: Look | None = None,
     ) -> None:
         self.graph = graph
+        self._judge = Judge(graph, model, look)
+        self._extra = extra
         with timer.search():
             self._turns = _Turns(space, model, timer, extra)
             self._floors = grid_floors(self._turns.listed)
@@ -155,8 +168,11 @@ class GridSearch:
             self.bound_s = max(self.bound_s, self._ideal.bound_s)
         return self.bound_s
 
-    def plan(self) -> Synthesis:
+    def plan(self, most_s: float = inf) -> Synthesis:
         """The best pair of program and ratios found.
+
+        Args:
+            most_s: beyond this cost it is of no use to make a program smaller until it fits.
 
         Raises:
             PlanError: no program keeps to the pins.
@@ -172,7 +188,43 @@ class GridSearch:
             if turns.timer.late() or self.bound_s >= best.cost_s * (1 - ENOUGH):
                 break
         assert best is not None
-        return _settled(self.graph, turns, best, self.bound_s)
+        return self._settled(best, most_s)
+
+    def _settled(self, best: _Found, most_s: float) -> Synthesis:
+        """The program of what was found, priced as it will run, within the devices' memory."""
+        turns, judge = self._turns, self._judge
+        solution, prices = turns.search(best.ratios)
+        renting = GridRenting(self.graph, turns.space, turns.grid, judge, turns.timer, self._extra)
+        free = renting.candidate(solution, prices, best.ratios)
+        fitted = replace(free, over=0.0) if judge.roomy else renting.fitting(free, turns, most_s)
+        bound_s = self.bound_s
+        if fitted.over <= 1 and fitted.cost_s > free.cost_s * (1 + 1e-6) and fitted.cost_s < most_s:
+            bound_s = renting.bound(self._floors, bound_s, fitted.cost_s)
+        with turns.timer.search():
+            verify(fitted.program, self.graph)
+            solution, _ = turns.search(fitted.ratios)
+        cost_s = fitted.cost_s
+        least = min(solution.bound_s, cost_s)
+        gap = max(0.0, 1 - least / cost_s) if cost_s > 0 else 0.0
+        notes: list[str] = []
+        if fitted.over > 1:
+            notes.append("no program found fits into every device's memory")
+        if solution.bound_s < solution.seconds:
+            notes.append(f"the search stopped early: at these ratios a program could be {gap:.1%} cheaper")
+        if turns.timer.late():
+            notes.append("the time limit ended the search before all starts were tried")
+        return Synthesis(
+            fitted.program,
+            fitted.ratios,
+            cost_s,
+            min(bound_s, cost_s),
+            gap,
+            turns.expanded + renting.expanded,
+            turns.searches + renting.searches,
+            tuple(notes),
+            tuple(bill(fitted.program, self.graph, Settled(turns.grid, fitted.ratios))),
+            fitted.memory,
+        )
 
 
 def _starts(turns: _Turns, ideal: Solution, floors: Prices) -> Iterator[tuple[float, ...]]:
@@ -184,38 +236,3 @@ def _starts(turns: _Turns, ideal: Solution, floors: Prices) -> Iterator[tuple[fl
     yield turns.best_ratios(ideal, floors, even)[0]
     for shares in starts(turns.grid.model)[:_MOST_STARTS]:
         yield tuple(float(shares[c]) for c in turns.grid.model.class_of)
-
-
-def _settled(graph: Graph, turns: _Turns, best: _Found, bound_s: float) -> Synthesis:
-    """The program of what was found, priced as it will run."""
-    model = turns.grid.model
-    ratios = best.ratios
-    solution, prices = turns.search(ratios)
-    program = emit(turns.space, solution.assignment, prices)
-    items = bill(program, graph, Settled(turns.grid, ratios))
-    cost = sum(item.weight * float(item.cost.constant.max()) for item in items)
-    with turns.timer.search():
-        verify(program, graph)
-    peaks = peaks_by_device(program, graph, ratios)
-    limit = np.array([device.memory_bytes for device in model.types])[model.class_of]
-    notes: list[str] = []
-    if (np.asarray(peaks.bytes) > limit).any():
-        notes.append("no ratios tried fit a program found into every device's memory")
-    least = min(solution.bound_s, cost)
-    gap = max(0.0, 1 - least / cost) if cost > 0 else 0.0
-    if solution.bound_s < solution.seconds:
-        notes.append(f"the search stopped early: at these ratios a program could be {gap:.1%} cheaper")
-    if turns.timer.late():
-        notes.append("the time limit ended the search before all starts were tried")
-    return Synthesis(
-        program,
-        ratios,
-        cost,
-        min(bound_s, cost),
-        gap,
-        turns.expanded,
-        turns.searches,
-        tuple(notes),
-        tuple(items),
-        peaks,
-    )

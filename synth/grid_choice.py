@@ -24,6 +24,7 @@ from shardwright.synth.bounds import ENOUGH
 from shardwright.synth.factors import Use
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid_alternate import GridSearch, is_mesh
+from shardwright.synth.judge import Look
 from shardwright.synth.space import Space
 from shardwright.synth.subfleets import Choice, Members, unused
 from shardwright.synth.timer import Timer
@@ -81,6 +82,7 @@ def choose_on_grid(
     parts: Sequence[Members],
     pinned: Pinned = lambda space: (),
     rival: Choice | None = None,
+    look: Look | None = None,
 ) -> Choice:
     """The best plan on two axes or that of a rival, on the whole fleet or a part of it.
 
@@ -91,6 +93,7 @@ def choose_on_grid(
         parts: the parts to consider (see `on_grid`), the whole fleet first.
         pinned: what pins choices.
         rival: a plan on one axis.
+        look: what says how much memory a program takes.
 
     Returns:
         The better of it and the rival.
@@ -116,12 +119,12 @@ def choose_on_grid(
                 if part.nodes not in spaces:
                     spaces[part.nodes] = Space(graph, part.nodes)
             space = spaces[part.nodes]
-            part.search = GridSearch(graph, space, part.model, timer, tuple(pinned(space)))
+            part.search = GridSearch(graph, space, part.model, timer, tuple(pinned(space)), look)
             part.bound_s = part.search.arithmetic_s()
         elif part.looked == 1:
             part.bound_s = max(bound_s, part.search.bound(target_s))
         else:
-            part.found = part.search.plan()
+            part.found = part.search.plan(target_s)
             part.fits = fits(part.found, CostModel(part.fleet) if part.model is None else part.model)
             if best is None or (part.fits, -part.cost_s) > (best.fits, -best.cost_s):
                 best = part

@@ -13,7 +13,7 @@ finishes what is left.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,13 +125,19 @@ class GridSolver:
         known: Sequence[int] | None = None,
         enough: float = 0.0,
         target_s: float = math.inf,
+        rents: Mapping[Factor, Floats] | None = None,
     ) -> Solution:
-        """The cheapest program at `prices`; see `DualSolver.solve` for the other arguments.
+        """The cheapest program at `prices`, with `rents` in place of the tables of some factors.
+
+        See `DualSolver.solve` for the other arguments.
 
         Raises:
             PlanError: no assignment is possible at all.
         """
-        found = self._solver.solve(prices.tables(self.factors), stop, known, enough, target_s)
+        tables = prices.tables(self.factors)
+        if rents:
+            tables = [rents.get(factor, table) for factor, table in zip(self.factors, tables, strict=True)]
+        found = self._solver.solve(tables, stop, known, enough, target_s)
         if found is None:
             raise PlanError(
                 place="search",

@@ -60,7 +60,7 @@ class Judge:
         """By the model; of a step that fits anyway, an upper bound."""
         return self._whole if self.roomy else footprint(program, self.graph)
 
-    def over(self, memory: Footprint, ratios: Sequence[float]) -> float:
+    def over(self, memory: Footprint | Peaks, ratios: Sequence[float]) -> float:
         """The largest part of its budget that a device needs, by the model."""
         return float((memory.peak(np.asarray(ratios)) / self.budgets[self._class_of]).max())
 
@@ -73,7 +73,7 @@ class Judge:
         return float((np.asarray(peaks.bytes) / self.limits[self._class_of]).max())
 
     def peaks(
-        self, program: Program, ratios: Sequence[float], memory: Footprint, *, sure: bool = False
+        self, program: Program, ratios: Sequence[float], memory: Footprint | Peaks, *, sure: bool = False
     ) -> Peaks:
         """Of a program as it will run; by the model where there is no other word, or none is needed.
 
@@ -87,7 +87,7 @@ class Judge:
             return Peaks(tuple(int(b) for b in memory.peak(np.asarray(ratios))))
         return Peaks(self.look(program, ratios), seen=True)
 
-    def learn(self, peaks: Peaks, ratios: Sequence[float], memory: Footprint, rounds: int) -> None:
+    def learn(self, peaks: Peaks, ratios: Sequence[float], memory: Footprint | Peaks, rounds: int) -> None:
         """Scale the model's budgets by what it takes too little or too much; every round is stricter."""
         if not peaks.seen:
             return

@@ -14,9 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.bill import Item, cut_of
+from shardwright.cost.bill import Cut, Item, cut_of
 from shardwright.cost.lines import Exchange, Line, kernel_lines
 from shardwright.cost.model import CostModel
+from shardwright.cost.op_classes import PRODUCTS
 from shardwright.cost.share_cost import CostStack
 from shardwright.ir.collectives import between
 from shardwright.ir.graph import TensorType
@@ -65,7 +66,7 @@ class Listed(Protocol):
         """Lines so far."""
         ...
 
-    def fresh(self, known: int) -> tuple[Any, Any]:
+    def fresh(self, known: int) -> tuple[Any, ...]:
         """The lines from number `known` on: a stack of their costs, and how each is cut."""
         ...
 
@@ -142,6 +143,16 @@ class Catalogue:
         return Step(kind, pre, post, names, tuple(lines))
 
 
+def is_tied(line: Line) -> bool:
+    """Whether what is cut there is cut by the plan's ratios, whatever other ratios a program has.
+
+    Contractions are, and what is exchanged between two sharded placements (see `synth/segments.py`).
+    """
+    if isinstance(line, Exchange):
+        return line.kind == "all_to_all"
+    return line is not None and line.op_class in PRODUCTS
+
+
 class PriceList:
     """What the lines of a catalogue cost on one fleet.
 
@@ -162,11 +173,16 @@ class PriceList:
     def __len__(self) -> int:
         return len(self.catalogue.lines)
 
-    def fresh(self, known: int) -> tuple[CostStack, NDArray[np.int64]]:
-        """The lines from number `known` on: their costs, and the units of the axis each cuts (0: none)."""
+    def fresh(self, known: int) -> tuple[CostStack, NDArray[np.int64], NDArray[np.bool_]]:
+        """The lines from number `known` on.
+
+        Returns:
+            Costs, units of the axis each cuts (0: none), and whether that is cut by the plan's ratios.
+        """
         stack = self.stack()
         units = np.array(self.catalogue.units[known:], dtype=np.int64)
-        return (stack.take(np.arange(known, len(self))) if known else stack), units
+        tied = np.array([is_tied(line) for line in self.catalogue.lines[known:]], dtype=np.bool_)
+        return (stack.take(np.arange(known, len(self))) if known else stack), units, tied
 
     def stack(self) -> CostStack:
         """The costs of all lines so far."""
@@ -180,4 +196,4 @@ class PriceList:
     def item(self, line: int, label: str, weight: float, exchange: bool) -> Item:
         """A line of a bill."""
         cost, units = self.model.cost(self.catalogue.lines[line]), self.catalogue.units[line]
-        return Item(label, cost, weight, (units or 1, 1), exchange)
+        return Item(label, cost, weight, Cut(units or 1, 1), exchange)

@@ -44,7 +44,7 @@ class Several:
     def __len__(self) -> int:
         return len(self.catalogue.lines)
 
-    def fresh(self, known: int) -> tuple[list[CostStack], NDArray[np.int64]]:
+    def fresh(self, known: int) -> tuple[list[CostStack], NDArray[np.int64], NDArray[np.bool_]]:
         """See `PriceList.fresh`: a stack for each."""
         wanted: dict[tuple[str, bool], list[Sizes]] = {}
         for each in self.lists:
@@ -52,7 +52,7 @@ class Several:
                 wanted.setdefault(key, []).extend(shapes)
         self.model.learn(wanted)
         found = [each.fresh(known) for each in self.lists]
-        return [stack for stack, _ in found], found[0][1]
+        return [stack for stack, *_ in found], *found[0][1:]
 
 
 class Prices:
@@ -73,7 +73,10 @@ class Prices:
 
     @staticmethod
     def at(
-        model: CostModel | PriceList, ratios: Sequence[float], allowed: frozenset[str] | None = None
+        model: CostModel | PriceList,
+        ratios: Sequence[float],
+        allowed: frozenset[str] | None = None,
+        others: Sequence[Sequence[float]] = (),
     ) -> Prices:
         """Prices at the shares per device that `ratios` round to.
 
@@ -81,10 +84,19 @@ class Prices:
             model: prices instructions; a price list of it, where there is one.
             ratios: share per device of the fleet.
             allowed: kinds of exchanges that may be used at all (for baselines); None for all.
+            others: ratios that what is not tied to `ratios` may be cut by, whichever it likes best.
         """
         listed = model if isinstance(model, PriceList) else PriceList(model)
+        several = [Shares(other, listed.model.class_of) for other in others]
         shares = Shares(ratios, listed.model.class_of)
-        return Prices(listed, shares.stack, allowed)
+
+        def evaluate(costs: CostStack, units: NDArray[np.int64], tied: NDArray[np.bool_]) -> Floats:
+            found = shares.stack(costs, units)
+            for other in several:
+                found = np.where(tied, found, np.minimum(found, other.stack(costs, units)))
+            return found
+
+        return Prices(listed, evaluate, allowed)
 
     @staticmethod
     def floors(model: CostModel | PriceList, largest: tuple[float, float] | None = None) -> Prices:
@@ -92,15 +104,20 @@ class Prices:
 
         Args:
             model: prices instructions; a price list of it, where there is one.
-            largest: range in which the largest ratio of a device lies; None for any.
+            largest: range in which the largest of the plan's ratios lies; None for any. What may be cut by
+                other ratios does not know of it.
         """
         listed = model if isinstance(model, PriceList) else PriceList(model)
         counts, devices = listed.model.counts, len(listed.model.class_of)
 
-        def evaluate(costs: CostStack, units: NDArray[np.int64]) -> Floats:
+        def evaluate(costs: CostStack, units: NDArray[np.int64], tied: NDArray[np.bool_]) -> Floats:
             if largest is None:
                 return costs.floor(counts)
-            return costs.floor_within(counts, *_rounded_range(*largest, units, devices))
+            found, own = np.empty(len(units)), np.flatnonzero(tied)
+            free = np.flatnonzero(~tied)
+            found[free] = costs.take(free).floor(counts)
+            found[own] = costs.take(own).floor_within(counts, *_rounded_range(*largest, units[own], devices))
+            return found
 
         return Prices(listed, evaluate)
 
@@ -108,9 +125,11 @@ class Prices:
     def of_all(some: Sequence[Prices]) -> Prices:
         """Several prices of one catalogue at once; whatever is asked of them has an axis in front."""
 
-        def evaluate(stacks: Sequence[CostStack], units: NDArray[np.int64]) -> Floats:
+        def evaluate(
+            stacks: Sequence[CostStack], units: NDArray[np.int64], tied: NDArray[np.bool_]
+        ) -> Floats:
             pairs = zip(some, stacks, strict=True)
-            return np.stack([each.work_out(stack, units) for each, stack in pairs])
+            return np.stack([each.work_out(stack, units, tied) for each, stack in pairs])
 
         return Prices(Several(some), evaluate)
 
@@ -124,7 +143,7 @@ class Prices:
         """
         counts = listed.model.counts
 
-        def evaluate(costs: CostStack, units: NDArray[np.int64]) -> Floats:
+        def evaluate(costs: CostStack, units: NDArray[np.int64], _tied: NDArray[np.bool_]) -> Floats:
             # Rounding gives a device its ratio rounded up or down to whole units.
             whole = np.maximum(units, 1)[:, None]
             down = np.maximum(np.floor(units[:, None] * least - 1 + 1e-9), 0) / whole
@@ -164,7 +183,7 @@ class Prices:
     def evaluate(self, cost: ShareCost, cut: Cut | None) -> float:
         """Seconds of one instruction that cuts the axis `cut`."""
         units = cut[0] // cut[1] if cut is not None and cost.varies else 0
-        return float(self.work_out(CostStack.of([cost]), np.array([units]))[0])
+        return float(self.work_out(CostStack.of([cost]), np.array([units]), np.array([True]))[0])
 
     def step(self, tensor: TensorType, pre: Placement, post: Placement) -> float:
         """Seconds of one move by its cheapest strategy; infinite where there is none."""

@@ -8,19 +8,22 @@
 Instructions whose costs have equal rows share one epigraph variable. Exchanges that are not affine in
 the shares enter by their tangent at the current shares (`ShareCost.affine_at`). Solved by HiGHS (Huangfu
 and Hall 2018) through scipy: a modelling layer would take longer than the solver.
+
+A program may have several ratios (`solve_several`): then there are shares for each of them, and only the rows
+of the budget have more than one in them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
 from shardwright.cost.bill import Item
-from shardwright.cost.memory import Footprint
+from shardwright.cost.memory import Footprint, Footprints
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import Floats, ShareCost
 
@@ -47,6 +50,19 @@ class RatioSolution:
         return self.status == OPTIMAL
 
 
+@dataclass(frozen=True, slots=True)
+class SeveralSolution:
+    """`RatioSolution` of a program with several ratios: `shares` has those of every part."""
+
+    status: str
+    shares: tuple[Floats, ...]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return self.status == OPTIMAL
+
+
 def solve_ratios(
     items: Sequence[Item],
     model: CostModel,
@@ -63,9 +79,107 @@ def solve_ratios(
         memory: the program's footprint; None for no budget rows.
         budgets: bytes for a device of every class, by default its memory.
     """
-    constants: list[Floats] = []
-    slopes: list[Floats] = []
-    weights: list[float] = []
+    together = None if memory is None else Footprints(memory.fixed, memory.shared[:, None])
+    found = solve_several((items,), model, (at,), together, budgets)
+    return RatioSolution(found.status, found.shares[0] if found.ok else np.empty(0), found.seconds)
+
+
+def solve_several(
+    parts: Sequence[Sequence[Item]],
+    model: CostModel,
+    at: Sequence[Floats],
+    memory: Footprints | None = None,
+    budgets: Floats | None = None,
+) -> SeveralSolution:
+    """The best shares for a program whose parts have ratios of their own; nothing but memory ties them.
+
+    Args:
+        parts: the program's bill, by the ratios that its items are cut by.
+        model: gives device classes, their counts and memory.
+        at: for every part, shares per class around which products of shares are linearised.
+        memory: the program's footprint, with as many ratios as there are parts; None for no budget rows.
+        budgets: bytes for a device of every class, by default its memory.
+    """
+    classes = len(model.counts)
+    even = np.full(classes, 1.0 / model.counts.sum())
+    linears = [_linear(items, shares) for items, shares in zip(parts, at, strict=True)]
+    fixed = sum(part.fixed for part in linears)
+    count = sum(len(part.weights) for part in linears)
+    if not count and (memory is None or len(parts) == 1):
+        return SeveralSolution(OPTIMAL, (even,) * len(parts), fixed)
+    if classes == 1 and memory is None:
+        each = [
+            weight * float((constant + slope * even).max())
+            for part in linears
+            for constant, slope, weight in zip(part.constants, part.slopes, part.weights, strict=True)
+        ]
+        return SeveralSolution(OPTIMAL, (even,) * len(parts), fixed + sum(each))
+
+    # Seconds are scaled to the largest slope, bytes to the smallest memory: solvers like numbers near one.
+    scale = max((float(np.abs(s).max()) for part in linears for s in part.slopes), default=1.0)
+    columns = classes * len(parts) + count
+    # Variables: the shares of every part, then t. One block of rows per class: slope s_c - t <= -constant.
+    blocks: list[sparse.csr_matrix] = []
+    rights: list[Floats] = []
+    first = classes * len(parts)
+    for number, part in enumerate(linears):
+        if not part.weights:
+            continue
+        which = np.repeat(np.arange(len(part.weights)), [len(c) for c in part.constants])
+        constant, slope = np.concatenate(part.constants) / scale, np.concatenate(part.slopes) / scale
+        row = np.arange(len(which))
+        for c in range(classes):
+            values = np.concatenate([slope[:, c], -np.ones(len(which))])
+            column = np.concatenate([np.full(len(which), classes * number + c), first + which])
+            places = np.concatenate([row, row]), column
+            blocks.append(sparse.csr_matrix((values, places), shape=(len(which), columns)))
+            rights.append(-constant[:, c])
+        first += len(part.weights)
+    if memory is not None:
+        for c, device in enumerate(model.types):
+            limit = float(device.memory_bytes if budgets is None else budgets[c])
+            moments = np.arange(len(memory.fixed))
+            column = np.concatenate([np.full(len(moments), classes * k + c) for k in range(len(parts))])
+            places = np.tile(moments, len(parts)), column
+            values = memory.shared.T.ravel() / limit
+            blocks.append(sparse.csr_matrix((values, places), shape=(len(moments), columns)))
+            rights.append(1 - memory.fixed / limit)
+    weights = [weight for part in linears for weight in part.weights]
+    objective = np.concatenate([np.zeros(classes * len(parts)), weights])
+    whole = np.zeros((len(parts), columns))
+    for number in range(len(parts)):
+        whole[number, classes * number : classes * (number + 1)] = model.counts
+    bounds = [(0.0, None)] * (classes * len(parts)) + [(None, None)] * count
+    found = linprog(
+        objective,
+        A_ub=sparse.vstack(blocks, format="csr"),
+        b_ub=np.concatenate(rights),
+        A_eq=sparse.csr_matrix(whole),
+        b_eq=np.ones(len(parts)),
+        bounds=bounds,
+        method="highs",
+    )
+    status = _STATUS.get(int(found.status), str(found.message))
+    if status != OPTIMAL:
+        return SeveralSolution(status, (), np.inf)
+    solved = np.asarray(found.x[: classes * len(parts)], dtype=np.float64).reshape(len(parts), classes)
+    shares = np.maximum(solved, 0.0)
+    shares /= (shares @ model.counts)[:, None]
+    return SeveralSolution(status, tuple(shares), fixed + scale * float(found.fun))
+
+
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    """A bill at some shares: what does not depend on them, and rows of the rest; equal ones are one."""
+
+    fixed: float
+    constants: list[Floats]
+    slopes: list[Floats]
+    weights: list[float]
+
+
+def _linear(items: Sequence[Item], at: Floats) -> _Linear:
+    found = _Linear(0.0, [], [], [])
     group_of: dict[bytes, int] = {}
     fixed = 0.0
     # Equal layers have equal costs: each is looked at once.
@@ -81,57 +195,10 @@ def solve_ratios(
         constant, linear = cost.affine_at(at)
         key = constant.tobytes() + linear.tobytes()
         if key in group_of:
-            weights[group_of[key]] += times[number]
+            found.weights[group_of[key]] += times[number]
             continue
-        group_of[key] = len(weights)
-        constants.append(constant)
-        slopes.append(linear)
-        weights.append(times[number])
-    classes = len(model.counts)
-    if not weights:
-        return RatioSolution(OPTIMAL, np.full(classes, 1.0 / model.counts.sum()), fixed)
-
-    if classes == 1 and memory is None:
-        only = np.full(1, 1.0 / model.counts.sum())
-        each = [float((c + slope * only).max()) for c, slope in zip(constants, slopes, strict=True)]
-        return RatioSolution(OPTIMAL, only, fixed + float(np.dot(weights, each)))
-
-    # Seconds are scaled to the largest slope, bytes to the smallest memory: solvers like numbers near one.
-    scale = max(float(np.abs(s).max()) for s in slopes)
-    which = np.repeat(np.arange(len(weights)), [len(c) for c in constants])
-    constant, slope = np.concatenate(constants) / scale, np.concatenate(slopes) / scale
-    columns = classes + len(weights)
-    # Variables: shares, then t. One block of rows per class: slope s_c - t <= -constant.
-    blocks: list[sparse.csr_matrix] = []
-    rights: list[Floats] = []
-    count = np.arange(len(which))
-    for c in range(classes):
-        values = np.concatenate([slope[:, c], -np.ones(len(which))])
-        places = np.concatenate([count, count]), np.concatenate([np.full(len(which), c), classes + which])
-        blocks.append(sparse.csr_matrix((values, places), shape=(len(which), columns)))
-        rights.append(-constant[:, c])
-    if memory is not None:
-        for c, device in enumerate(model.types):
-            limit = float(device.memory_bytes if budgets is None else budgets[c])
-            moments = np.arange(len(memory.shared))
-            places = moments, np.full(len(moments), c)
-            blocks.append(sparse.csr_matrix((memory.shared / limit, places), shape=(len(moments), columns)))
-            rights.append(1 - memory.fixed / limit)
-    objective = np.concatenate([np.zeros(classes), weights])
-    whole = sparse.csr_matrix(np.concatenate([model.counts, np.zeros(len(weights))])[None, :])
-    bounds = [(0.0, None)] * classes + [(None, None)] * len(weights)
-    found = linprog(
-        objective,
-        A_ub=sparse.vstack(blocks, format="csr"),
-        b_ub=np.concatenate(rights),
-        A_eq=whole,
-        b_eq=[1.0],
-        bounds=bounds,
-        method="highs",
-    )
-    status = _STATUS.get(int(found.status), str(found.message))
-    if status != OPTIMAL:
-        return RatioSolution(status, np.empty(0), np.inf)
-    shares = np.maximum(np.asarray(found.x[:classes], dtype=np.float64), 0.0)
-    shares /= float(model.counts @ shares)
-    return RatioSolution(status, shares, fixed + scale * float(found.fun))
+        group_of[key] = len(found.weights)
+        found.constants.append(constant)
+        found.slopes.append(linear)
+        found.weights.append(times[number])
+    return replace(found, fixed=fixed)

@@ -28,6 +28,7 @@ from shardwright.cost.memory import all_bytes, stored
 from shardwright.cost.share_cost import Floats
 from shardwright.cost.written import written
 from shardwright.ir.graph import Graph, Value, per_graph
+from shardwright.ir.host import is_reload
 from shardwright.ir.placement import Placement, Shard
 from shardwright.synth.conversions import Domain
 from shardwright.synth.factors import Conversion, Factor, Matrices, Use
@@ -254,6 +255,8 @@ def must_live(graph: Graph) -> tuple[Value, ...]:
     for equation in equations:
         if equation.outputs and all(value.index in held.same for value in equation.outputs):
             continue  # computed already
+        if is_reload(equation):
+            continue  # what it reads may be in host memory until then
         for value in equation.input_values:
             last_readers.setdefault(value, []).append(equation.index)
     large = sorted(values, key=lambda v: (-v.type.nbytes, v.index))[:_MOMENTS]

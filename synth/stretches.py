@@ -7,8 +7,10 @@ fewest bytes. A scan is a stretch of its own, and its iterations are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import TypeAlias
 
 from shardwright.cost.model import CostModel
 from shardwright.cost.roles import roles
@@ -68,35 +70,74 @@ def _crossing(graph: Graph, end: int) -> list[int]:
     return found
 
 
+#: What may be done with a stretch: what is kept, and whether that waits in host memory.
+Policy: TypeAlias = tuple[Keep, bool]
+
 #: From what is cheap to compute again to what frees most.
-_POLICIES: tuple[Keep, ...] = ("products", "nothing")
+RECOMPUTING: tuple[Policy, ...] = (("products", False), ("nothing", False))
+
+#: With trips to host memory, and with both.
+OFFLOADING: tuple[Policy, ...] = (("all", True),)
+BOTH: tuple[Policy, ...] = (*RECOMPUTING, ("all", True), ("products", True), ("nothing", True))
 
 
-def ladder(graph: Graph, model: CostModel) -> tuple[tuple[Stretch, ...], ...]:
-    """Ways to compute more and more of the forward part again, each keeping less than the one before.
+def ways(graph: Graph, model: CostModel, policies: Sequence[Policy] = RECOMPUTING) -> list[list[Stretch]]:
+    """By layer, what may be done with it: each frees more than the one before, and takes longer."""
+    return [[stretch for _, _, stretch in options] for options in _options(graph, model, policies)]
+
+
+def _options(
+    graph: Graph, model: CostModel, policies: Sequence[Policy]
+) -> list[list[tuple[int, float, Stretch]]]:
+    """By layer: bytes freed, seconds, and how; without what another way beats in both."""
+    layers = stretches(graph)
+    scans = [s.last == s.first + 1 and graph.equations[s.first].primitive == "scan" for s in layers]
+    found: list[list[tuple[int, float, Stretch]]] = [[] for _ in layers]
+    for keep, host in policies:
+        # What a scan keeps is read by the loop that walks back over it: there is no waiting in between.
+        these = [n for n, scan in enumerate(scans) if not (scan and host)]
+        some = [replace(layers[n], keep=keep, host=host) for n in these]
+        for n, stretch, gain in zip(these, some, gains(graph, some), strict=True):
+            if gain.freed_bytes > 0:
+                found[n].append((gain.freed_bytes, _seconds(gain, model), stretch))
+    for options in found:
+        options.sort(key=lambda option: (-option[0], option[1]))
+        least, kept = float("inf"), list[tuple[int, float, Stretch]]()
+        for option in options:
+            if option[1] < least:
+                kept.append(option)
+                least = option[1]
+        options[:] = kept[::-1]
+    return found
+
+
+def ladder(
+    graph: Graph, model: CostModel, policies: Sequence[Policy] = RECOMPUTING
+) -> tuple[tuple[Stretch, ...], ...]:
+    """Ways to keep less and less of the forward part on the devices, each less than the one before.
 
     Every rung adds a stretch, or keeps less of one, whichever frees the most bytes for its time; of equal
     layers the first one goes first.
+
+    Args:
+        graph: the step.
+        model: of the fleet.
+        policies: what may be done with a stretch.
     """
-    layers = stretches(graph)
-    found = {keep: gains(graph, [replace(s, keep=keep) for s in layers]) for keep in _POLICIES}
+    options = _options(graph, model, policies)
     steps: list[tuple[float, int, int]] = []
-    for number in range(len(layers)):
+    for number, mine in enumerate(options):
         before, spent_s = 0, 0.0
         least = float("inf")
-        for policy, keep in enumerate(_POLICIES):
-            gain = found[keep][number]
-            freed, seconds = gain.freed_bytes - before, _seconds(gain, model) - spent_s
-            if freed <= 0:
-                continue
+        for way, (freed, seconds, _) in enumerate(mine):
             # What frees more for its time cannot be had before what it builds on.
-            least = min(least, freed / max(seconds, 1e-12))
-            steps.append((-least, policy, number))
-            before, spent_s = gain.freed_bytes, _seconds(gain, model)
+            least = min(least, (freed - before) / max(seconds - spent_s, 1e-12))
+            steps.append((-least, way, number))
+            before, spent_s = freed, seconds
     chosen: dict[int, Stretch] = {}
     rungs: list[tuple[Stretch, ...]] = []
-    for _, policy, number in sorted(steps):
-        chosen[number] = replace(layers[number], keep=_POLICIES[policy])
+    for _, way, number in sorted(steps):
+        chosen[number] = options[number][way][2]
         rungs.append(tuple(chosen[layer] for layer in sorted(chosen)))
     return tuple(rungs)
 
@@ -106,7 +147,8 @@ def _seconds(gain: Gain, model: CostModel) -> float:
     devices = [device.type for device in model.fleet.devices]
     rate = sum(device.flop_rate("float32", None)[0] for device in devices)
     bandwidth = sum(device.bandwidth_byte_per_s for device in devices)
-    return sum(_flop(e) * times / rate + _moved(e) * times / bandwidth for e, times in gain.again)
+    computed_s = sum(_flop(e) * times / rate + _moved(e) * times / bandwidth for e, times in gain.again)
+    return computed_s + gain.spilled_bytes / model.trip_byte_per_s
 
 
 def _moved(equation: Equation) -> int:

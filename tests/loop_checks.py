@@ -156,7 +156,7 @@ def state_on_ranks(plan: Plan) -> None:
         *wanted, single_metrics = single(*wanted, *BATCH)
         check("loss", abs(float(metrics["loss"]) - float(single_metrics["loss"])) < 1e-4)
     for leaf in jax.tree.leaves(whole):
-        if leaf.local.shape == leaf.shape:
+        if all(comm.allgather(leaf.local.shape == leaf.shape)):
             check("to_global of what is whole", shardwright.to_global(leaf) is leaf.local)
         else:
             raised("to_global", PlanError, lambda leaf=leaf: shardwright.to_global(leaf))
@@ -192,6 +192,7 @@ def main() -> None:
     all_pairs(folder, plans)
     damage(folder, plans[0])
     state_on_ranks(plans[0])
+    state_on_ranks(plans[1])
     ranks_agree(folder, plans[0].fleet)
     found = [problem for part in comm.allgather(problems) for problem in part]
     if comm.rank == 0:

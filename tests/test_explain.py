@@ -21,7 +21,6 @@ from shardwright.ir.placement import parse_placement
 from shardwright.ir.program import verify
 from shardwright.plan_diff import COMPUTING, diff
 from shardwright.plan_parts import PinPrice
-from shardwright.synth.pricing import Prices
 
 ROOT = Path(__file__).resolve().parent.parent
 STEP = """
@@ -159,7 +158,7 @@ def test_alternatives_are_the_best_programs_under_a_pin(plan: Plan, fleet: Fleet
     model = CostModel(fleet)
     for each in found:
         value = plan.traced.graph.inputs[plan.traced.graph.input_names.index("params['up']")]
-        program = bench._best(value, parse_placement(each.placement), Prices.at(model, plan.ratios))
+        program = bench._best(value, parse_placement(each.placement))
         assert program is not None
         verify(program, plan.traced.graph)
         position = plan.traced.graph.inputs.index(value)
@@ -183,8 +182,7 @@ def test_what_would_let_it_win_does(plan: Plan, fleet: Fleet) -> None:
             faster = -exchange_s / compute_s
             assert f"links {faster if faster > 1 else 1 / faster:.3g} times as" in each.wins
             value = graph.inputs[graph.input_names.index(name)]
-            prices = Prices.at(bench.model, bench.ratios)
-            program = bench._best(value, parse_placement(each.placement), prices)
+            program = bench._best(value, parse_placement(each.placement))
             assert program is not None
             for factor in (0.95, 1.05):
                 speed = faster * factor
@@ -219,6 +217,22 @@ def test_a_tensor(plan: Plan) -> None:
     assert not alone.alternatives and "--step" in alone.sentences[-1]
     pinned = replace(plan, pins=(PinPrice("params/*", "S(1)", 0.0),))
     assert "It is pinned to S(1) by params/*." in explain(pinned, "params/up").sentences
+
+
+def test_on_two_axes_too_an_alternative_is_what_a_pin_would_give() -> None:
+    """Devices are alike, so that pins are priced at the same shares."""
+    kind = {"name": "slow", "flops": "50 GFLOP/s", "memory_bandwidth": "50 GB/s", "memory": "8 GB"}
+    near, far = {"bandwidth": "100 GB/s", "latency": "1 us"}, {"bandwidth": "1 GB/s", "latency": "30 us"}
+    node = {"count": 2, "devices": {"type": kind, "count": 2}, "link": near}
+    fleet = Fleet.from_dict({"name": "pairs", "nodes": [node], "network": far})
+    plan = make(fleet, axes=2, devices="all")
+    found = explain(plan, "params/up", plan.traced)
+    assert plan.axes == 2 and found.alternatives
+    for each in found.alternatives:
+        pinned = make(fleet, axes=2, devices="all", constraints={"params/up": each.placement})
+        assert each.priced.cost_s == pytest.approx(pinned.cost_s, rel=1e-3) and each.change_s > -1e-12
+    said = " ".join(explain(plan, plan.devices[0], plan.traced).sentences)
+    assert "one point more costs" in said and "Without it the best plan of the others costs" in said
 
 
 def test_a_layer(plan: Plan) -> None:

@@ -24,20 +24,27 @@ HERE = Path(__file__).parent
 LOOPS = HERE.parent / "examples" / "loops"
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
-FLEET = """
-name: slow
-nodes:
-  - devices:
-      - {{type: {{name: quick, flops: 50 MFLOP/s, memory_bandwidth: 100 MB/s, memory: 1 GB}}, count: {quick}}}
-      - {{type: {{name: slow, flops: 20 MFLOP/s, memory_bandwidth: 40 MB/s, memory: 1 GB}}, count: {slow}}}
-    link: {{bandwidth: 400 GB/s, latency: 100 ns}}
-"""
+QUICK_ONE = {"name": "quick", "flops": "50 MFLOP/s", "memory_bandwidth": "100 MB/s", "memory": "1 GB"}
+SLOW_ONE = {"name": "slow", "flops": "20 MFLOP/s", "memory_bandwidth": "40 MB/s", "memory": "1 GB"}
+LINK = {"bandwidth": "400 GB/s", "latency": "100 ns"}
+
+
+def fleet_of(*nodes: tuple[int, int]) -> dict[str, Any]:
+    """Devices slow enough, on links fast enough, that cutting small tensors pays.
+
+    Args:
+        nodes: how many quick and slow devices each node has.
+    """
+    listed: list[dict[str, Any]] = []
+    for quick, slow in nodes:
+        kinds = [{"type": kind, "count": n} for kind, n in ((QUICK_ONE, quick), (SLOW_ONE, slow)) if n]
+        listed.append({"devices": kinds, **({"link": LINK} if quick + slow > 1 else {})})
+    return {"name": "slow", "nodes": listed, **({"network": LINK} if len(nodes) > 1 else {})}
 
 
 def fleet_file(folder: Path, quick: int, slow: int) -> Path:
-    """Devices slow enough, on links fast enough, that cutting small tensors pays."""
     path = folder / f"fleet{quick}{slow}.yaml"
-    path.write_text(FLEET.format(quick=quick, slow=slow))
+    path.write_text(json.dumps(fleet_of((quick, slow))))
     return path
 
 
@@ -95,26 +102,22 @@ def test_state_and_checkpoints_on_three_ranks(tmp_path: Path) -> None:
         from loop_checks import SHAPES, step
     finally:
         sys.path.remove(str(HERE))
-    kinds: list[tuple[int, int, dict[str, str]]] = [
-        (1, 2, {}),
-        (2, 1, {"params/w1": "S(0)"}),
-        (1, 1, {"params/w1": "S(1)", "params/w2": "R"}),
-        (1, 0, {}),
+    kinds: list[tuple[tuple[tuple[int, int], ...], dict[str, str]]] = [
+        (((1, 2),), {}),
+        (((0, 1), (1, 1)), {"params/w1": "S(0)/S(1)", "params/b1": "R/S(0)"}),
+        (((1, 1),), {"params/w1": "S(1)", "params/w2": "R"}),
+        (((1, 0),), {}),
     ]
     layouts: set[Any] = set()
-    for number, (quick, slow, pins) in enumerate(kinds):
-        nodes = Fleet.load(fleet_file(tmp_path, quick, slow)) if slow else one_device()
-        plan = shardwright.synthesize(step, *SHAPES, fleet=nodes, constraints=pins or None, devices="all")
+    for number, (nodes, pins) in enumerate(kinds):
+        fleet = Fleet.from_dict(fleet_of(*nodes))
+        plan = shardwright.synthesize(step, *SHAPES, fleet=fleet, constraints=pins or None, devices="all")
+        assert plan.axes == len(nodes)
         plan.save(tmp_path / f"{number}.json")
         layouts.add((plan.ratios, plan.program.inputs))
     assert len(layouts) == 4
     run(3, [str(HERE / "loop_checks.py"), str(tmp_path)], tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text()) == []
-
-
-def one_device() -> Fleet:
-    kind = {"name": "quick", "flops": "50 MFLOP/s", "memory_bandwidth": "100 MB/s", "memory": "1 GB"}
-    return Fleet.from_dict({"name": "one", "nodes": [{"devices": {"type": kind, "count": 1}}]})
 
 
 def test_a_loop_outlives_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,7 +187,7 @@ def test_the_smallest_conflicting_set_is_found_by_search() -> None:
     space = Space(graph)
     pins = resolve({"x": "R", "params/a/kernel": Shard(0), "y": "R"}, graph, space)
     cut = resolve({"params/a/*": Shard(1)}, graph, space)
-    error = conflict((pins[0], pins[1], *cut, pins[2]), space, CostModel(FLEET))
+    error = conflict((pins[0], pins[1], *cut, pins[2]), graph, space, CostModel(FLEET))
     assert error.reason.startswith("params/a/kernel = S(0) and params/a/* = S(1) contradict")
 
 
@@ -307,14 +307,34 @@ def test_the_table_of_baselines(invoke: Callable[..., Any]) -> None:
     assert shardwright.Shard(0) == Shard(0)
 
 
+def two_nodes() -> Fleet:
+    node = {"devices": [{"type": "T4", "count": 2}], "link": {"bandwidth": "12 GB/s", "latency": "10 us"}}
+    network = {"bandwidth": "1 Gbit/s", "latency": "30 us"}
+    return Fleet.from_dict({"name": "mesh", "nodes": [node, node], "network": network})
+
+
+def test_a_pin_of_its_own_for_each_mesh_axis() -> None:
+    mesh, pins = two_nodes(), {"params/a/kernel": "R/S(1)", "x": "S(0)/R"}
+    plan = synthesize(train_step, *ARGS, fleet=mesh, constraints=pins, devices="all")
+    assert plan.axes == 2 and plan.held["params['a']['kernel']"] == "R/S(1)" and plan.held["x"] == "S(0)/R"
+    assert all(each.price_s >= 0 for each in plan.pins) and plan.pins[0].price_s > 0
+    assert Plan.from_dict(plan.to_dict()).pins == plan.pins
+    assert plan.verify(train_step, *ARGS).ok
+    with pytest.raises(InputError, match=r"R/S\(1\) is over two mesh axes, and one is to be planned on"):
+        synthesize(train_step, *ARGS, fleet=mesh, constraints=pins, axes=1)
+    with pytest.raises(InputError, match=r"cannot be cut as R/S\(2\)"):
+        synthesize(train_step, *ARGS, fleet=mesh, constraints={"x": "R/S(2)"})
+    pins = {"params/a/kernel": "R/S(1)", "params/*": "S(0)/R"}
+    with pytest.raises(InputError, match=r"params/a/kernel is given both|contradict each other"):
+        synthesize(train_step, *ARGS, fleet=mesh, constraints=pins)
+
+
 def test_pins_that_two_mesh_axes_cannot_keep_leave_the_plan_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*args: Any, **options: Any) -> None:
         raise shardwright.PlanError(place="pins", reason="no program keeps them", remedy="Leave one out")
 
     monkeypatch.setattr("shardwright.api.choose_on_grid", refused)
-    node = {"devices": [{"type": "T4", "count": 2}], "link": {"bandwidth": "12 GB/s", "latency": "10 us"}}
-    network = {"bandwidth": "1 Gbit/s", "latency": "30 us"}
-    mesh = Fleet.from_dict({"name": "mesh", "nodes": [node, node], "network": network})
+    mesh = two_nodes()
     pins = {"params/a/kernel": Replicate()}
     assert synthesize(train_step, *ARGS, fleet=mesh, constraints=pins).axes == 1
     with pytest.raises(InputError, match="no program keeps to all of them"):

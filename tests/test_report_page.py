@@ -278,7 +278,7 @@ def test_a_plan_on_two_axes() -> None:
     assert "over the nodes" in reader.said("shares") and "within a node" in reader.said("program")
     assert "2 mesh axes" in reader.said("certificate")
     answer = explain(plan, "params/up", plan.traced)
-    assert "over the nodes" in answer.sentences[0] and "one mesh axis only" in answer.sentences[-1]
+    assert "over the nodes" in answer.sentences[0] and "the next best is S(1)/S(0)" in answer.sentences[-1]
     assert "sets the pace" in " ".join(explain(plan, "n1.d0", plan.traced).sentences)
 
 

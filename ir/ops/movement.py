@@ -149,3 +149,12 @@ def _localize_iota(local: Local) -> Any:
 
 
 register(OpDef("iota", _iota, "movement", localize=_localize_iota, shape_params=("shape",)))
+
+
+def _reload(equation: Equation) -> Rule:
+    """What was in host memory: see `ir/host.py`. Nothing fuses with it."""
+    letters = names("e", equation.inputs[0].type.rank)
+    return Rule(string([letters], [letters]), linear="each", monotone="each", flop_per_point=0.0)
+
+
+register(OpDef("reload", _reload, "host"))

@@ -6,16 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from shardwright.cost.bill import Tally, bill
+from shardwright.cost.bill import Item, Tally, bill
+from shardwright.cost.grid_model import GridModel, pricing
 from shardwright.device_memory import peaks
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Value
 from shardwright.ir.placement import Placement
-from shardwright.ir.program import Program
+from shardwright.ir.program import Program, nodes_of
 from shardwright.ir.trace import Traced
 from shardwright.plan import Plan
 from shardwright.report import size
 from shardwright.synth.emit import emit
+from shardwright.synth.grid_pricing import GridPriceList, grid_prices
+from shardwright.synth.grid_solve import GridSolver
 from shardwright.synth.pins import pin
 from shardwright.synth.pricing import Prices
 from shardwright.synth.solve import solve
@@ -23,6 +26,9 @@ from shardwright.synth.space import Space
 
 #: What an alternative may cost more, as a part of the plan, and still count as equally good.
 EQUAL = 1e-6
+
+#: On two mesh axes an alternative may cost so much more, as a part of it, than the best program that has it.
+GOOD_ENOUGH = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +94,19 @@ class Bench:
         self.traced = traced
         self.items, self.model = plan.bill(traced)
         self.ratios = plan.used_ratios
+        self.nodes = nodes_of(plan.program)
 
     @cached_property
     def space(self) -> Space:
-        """The programs of the step."""
-        return Space(self.traced.graph)
+        """The programs of the step, on as many mesh axes as the plan has."""
+        return Space(self.traced.graph, self.nodes)
+
+    @cached_property
+    def prices(self) -> Prices:
+        """What their instructions cost at the plan's shares."""
+        if self.nodes is None:
+            return Prices.at(self.model, self.ratios)
+        return grid_prices(GridPriceList(GridModel(self.model)), self.ratios)
 
     @cached_property
     def current(self) -> Priced:
@@ -101,7 +115,7 @@ class Bench:
 
     def price(self, program: Program) -> Priced:
         """A program at the plan's shares."""
-        items = bill(program, self.traced.graph, self.model)
+        items = self.bill(program, self.ratios)
         exchanges = [item for item in items if item.exchange]
         memory = peaks(program, self.traced.graph, self.ratios)
         limits = (device.type.memory_bytes for device in self.model.fleet.devices)
@@ -112,31 +126,43 @@ class Bench:
             fits=all(used <= limit for used, limit in zip(memory, limits, strict=True)),
         )
 
+    def bill(self, program: Program, ratios: tuple[float, ...]) -> list[Item]:
+        """A program's instructions with what they cost; on two axes at these shares only."""
+        priced = pricing(self.plan.program, self.model, ratios)
+        return bill(program, self.traced.graph, priced)
+
+    def seconds(self, ratios: tuple[float, ...]) -> float:
+        """What the plan's program costs at other shares of the devices it uses."""
+        items = self.items if self.nodes is None else self.bill(self.plan.program, ratios)
+        return Tally(items, self.model).seconds(ratios)
+
     def alternatives(self, name: str) -> tuple[Alternative, ...]:
         """All other placements of an argument, the cheapest first.
 
-        The search stays within one mesh axis: of a plan with more there are none. On one device there is no
-        difference.
+        The search stays on as many mesh axes as the plan has. On one device there is no difference.
         """
-        if self.plan.axes != 1 or len(self.plan.used) == 1:
+        if len(self.plan.used) == 1:
             return ()
         names = self.traced.graph.input_names
         value = self.traced.graph.inputs[names.index(name)]
         choice = self.space.root.choice[value]
-        prices = Prices.at(self.model, self.ratios)
         found: list[Alternative] = []
         for placement in dict.fromkeys(holding.base for holding in choice.domain.holdings):
             if str(placement) != self.plan.held[name]:
-                program = self._best(value, placement, prices)
+                program = self._best(value, placement)
                 if program is not None:
                     found.append(self._alternative(name, placement, self.price(program)))
         return tuple(sorted(found, key=lambda each: each.priced.cost_s))
 
-    def _best(self, value: Value, placement: Placement, prices: Prices) -> Program | None:
+    def _best(self, value: Value, placement: Placement) -> Program | None:
         """The best program that hands in `value` so; None if there is none."""
         use = pin(self.space.root.choice[value], lambda other: other == placement)
         try:
-            return emit(self.space, solve(self.space, prices, extra=(use,)).assignment, prices)
+            if self.nodes is None:
+                found = solve(self.space, self.prices, extra=(use,))
+            else:
+                found = GridSolver(self.space, (use,)).solve(self.prices, enough=GOOD_ENOUGH)
+            return emit(self.space, found.assignment, self.prices)
         except PlanError:
             return None
 

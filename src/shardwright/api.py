@@ -7,7 +7,7 @@ import math
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 
-from shardwright.constraints import Constraints, conflict, factors, priced, resolve
+from shardwright.constraints import Constraints, conflict, factors, priced, resolve, takes_two_axes
 from shardwright.cost.bill import Item
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.memory import Peaks
@@ -27,7 +27,7 @@ from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.jaxpr import source_line
 from shardwright.ir.patterns import patterns
 from shardwright.ir.program import Program, nodes_of
-from shardwright.ir.recompute import computed_again
+from shardwright.ir.recompute import brought_back, computed_again
 from shardwright.ir.rewriting import original, rewriting_of
 from shardwright.ir.rules import rule_of
 from shardwright.ir.state import StateMap
@@ -36,7 +36,7 @@ from shardwright.pause import collector_paused
 from shardwright.plan import Plan
 from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused, spread
 from shardwright.plan_record import when_asked
-from shardwright.rewritings import Microbatches, Recompute, best_plan, check_rewriting
+from shardwright.rewritings import Microbatches, Offload, Recompute, best_plan, check_rewriting
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.baselines import Baseline, Baselines, Workshop
 from shardwright.synth.fallback import fits, fullest
@@ -64,6 +64,7 @@ def synthesize(
     axes: Axes = "auto",
     recompute: Recompute = "auto",
     microbatches: Microbatches = "auto",
+    offload: Offload = "auto",
     tick: Callable[[str], None] = lambda what: None,
 ) -> Plan:
     """Plan a single-device training step for a fleet.
@@ -90,6 +91,8 @@ def synthesize(
             that of another plan) says exactly what is.
         microbatches: in how many equal pieces of the batch, one after another, forward and backward pass run,
             gradients being added up; "auto" is one, or where the step does not fit as many as need be.
+        offload: "auto" lets what layers keep for the backward pass wait in host memory where memory is short,
+            if every device of the fleet has a host link; with "off" nothing does, with "all" everything.
         tick: told what begins (for progress displays).
 
     Returns:
@@ -97,8 +100,8 @@ def synthesize(
 
     Raises:
         InputError: an argument is no array, a state entry does not match, a pin cannot be kept, `devices`,
-            `axes`, `recompute` or `microbatches` is something else, or the step cannot be run in so many
-            micro-batches.
+            `axes`, `recompute`, `microbatches` or `offload` is something else, a device without a host link
+            is to offload, or the step cannot be run in so many micro-batches.
         TraceError: the step cannot be traced or has side effects.
 
     Warns:
@@ -118,6 +121,7 @@ def synthesize(
             axes=axes,
             recompute=recompute,
             microbatches=microbatches,
+            offload=offload,
             tick=tick,
         )
 
@@ -133,6 +137,7 @@ def synthesize_traced(
     axes: Axes = "auto",
     recompute: Recompute = "auto",
     microbatches: Microbatches = "auto",
+    offload: Offload = "auto",
     first: Sequence[float] | None = None,
     tick: Callable[[str], None] = lambda what: None,
 ) -> Plan:
@@ -148,6 +153,7 @@ def synthesize_traced(
         axes: see `synthesize`.
         recompute: see `synthesize`.
         microbatches: see `synthesize`.
+        offload: see `synthesize`.
         first: a share per device of the fleet from which the search for ratios starts, such as those of a
             plan for a fleet much like this one.
         tick: see `synthesize`.
@@ -163,7 +169,7 @@ def synthesize_traced(
     if devices not in ("auto", "all"):
         raise InputError(place="devices", reason=f"is {devices!r}", remedy="Pass 'auto' or 'all'")
     _check_axes(axes)
-    check_rewriting(recompute, microbatches)
+    check_rewriting(recompute, microbatches, offload, fleet)
     timer = Timer(tick, time_limit_s)
     start = time.perf_counter()
 
@@ -172,7 +178,7 @@ def synthesize_traced(
         return _synthesize(step, *limits, first, tick, timer, rival_s)
 
     with collector_paused():
-        found = best_plan(original(traced), fleet, recompute, microbatches, plan_of, timer.late)
+        found = best_plan(original(traced), fleet, recompute, microbatches, offload, plan_of, timer.late)
     for primitive, why in found.stats.replicated.items():
         warnings.warn(f"{primitive} runs replicated: {why}", ReplicatedWarning, stacklevel=3)
     # All plans that were made on the way count.
@@ -203,12 +209,13 @@ def _synthesize(
     meshes = () if axes == 1 or time_limit_s == 0 or not is_mesh(fleet) else on_grid(fleet, parts)
     if axes == "auto":  # parts of the fleet on two axes are for those who ask for two: each takes as long
         meshes = meshes[:1]
+    flat = not takes_two_axes(pins, bool(meshes))
     try:
         if time_limit_s == 0:
             chosen = unsearched(traced.graph, space, fleet, timer, parts)
         else:
             one = two = None
-            if not meshes or axes == "auto":
+            if not meshes or (axes == "auto" and flat):
                 one = choose_below(
                     rival_s if not meshes else math.inf,
                     traced.graph,
@@ -224,14 +231,14 @@ def _synthesize(
                 pinned = partial(factors, pins)
                 # Pins that one axis keeps and two cannot leave the plan on one axis.
                 with contextlib.suppress(*([PlanError] if pins and one is not None else [])):
-                    two = choose_on_grid(traced.graph, fleet, timer, meshes, pinned, one)
+                    two = choose_on_grid(traced.graph, fleet, timer, meshes, pinned, one, looking(traced))
             chosen = two or one
             if chosen is None:
                 return None
     except PlanError as error:
         if not pins:
             raise
-        raise conflict(pins, space, CostModel(fleet)) from error
+        raise conflict(pins, traced.graph, space, CostModel(fleet)) from error
     chosen, ample = _looked_at(chosen, traced, timer)
     found = chosen.found
     prices = priced(pins, traced.graph, space, chosen.model, found)
@@ -400,7 +407,8 @@ def _plan(
         used=used,
         unused=tuple(Unused(tuple(devices[d].name for d in some), why) for some, why in chosen.unused),
         rewriting=rewriting_of(traced),
-        again_s=_again_s(items, found.program, traced, model, found.ratios),
+        again_s=_spent_s(computed_again, items, found.program, traced, model, found.ratios),
+        host_s=_spent_s(brought_back, items, found.program, traced, model, found.ratios),
         traced=traced,
         free_s=found.free_s,
         ample=ample,
@@ -414,13 +422,18 @@ def _peaks(found: Synthesis, graph: Graph) -> tuple[int, ...]:
     return peaks(found.program, graph, found.ratios)
 
 
-def _again_s(
-    items: Sequence[Item], program: Program, traced: Traced, model: CostModel, ratios: Sequence[float]
+def _spent_s(
+    which: Callable[[Program, Graph], Iterable[bool]],
+    items: Sequence[Item],
+    program: Program,
+    traced: Traced,
+    model: CostModel,
+    ratios: Sequence[float],
 ) -> float:
-    """Seconds of a bill in which something is computed again."""
+    """Seconds of a bill that go into some instructions of a step that was changed, such as copies."""
     if not rewriting_of(traced).recompute:
         return 0.0
-    pairs = zip(items, computed_again(program, traced.graph), strict=True)
+    pairs = zip(items, which(program, traced.graph), strict=True)
     return sum(item.seconds(model, ratios) for item, again in pairs if again)
 
 

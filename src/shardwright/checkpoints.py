@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ from shardwright.backends.local import extents
 from shardwright.calls import hide, show
 from shardwright.ir.errors import InputError, PlanError, ShardwrightError
 from shardwright.ir.graph import TensorType
-from shardwright.ir.placement import reduction
+from shardwright.ir.placement import Grid, Placement, R, node_members, reduction
 from shardwright.ir.trace import Traced
 from shardwright.pieces import Bounds, Reader, Target, damaged
 
@@ -264,7 +264,8 @@ def _owners(leaf: Any, written: list[int], ranks: _Ranks) -> Iterator[tuple[int,
     here = leaf.world
     ranks_of = here.used if ranks.size > len(here.used) else range(len(here.used))
     holders: dict[Bounds, list[int]] = {}
-    for device, rank in enumerate(ranks_of):
+    for device in _once(leaf.placement, [written[rank] for rank in ranks_of]):
+        rank = ranks_of[device]
         held = extents(tensor, leaf.placement, device, here.ratios)
         if all(e.length for e in held):
             holders.setdefault(tuple((e.offset, e.length) for e in held), []).append(rank)
@@ -272,6 +273,16 @@ def _owners(leaf: Any, written: list[int], ranks: _Ranks) -> Iterator[tuple[int,
         owner = min(some, key=written.__getitem__)
         written[owner] += tensor.nbytes
         yield owner, bounds
+
+
+def _once(placement: Placement, written: Sequence[int]) -> range:
+    """Devices that have all of a tensor together, and no two of them stretches that overlap in part.
+
+    Nodes that each have it all may cut it at different points: the one that has written least is taken.
+    """
+    if isinstance(placement, Grid) and placement.across == R:
+        return min(node_members(placement.nodes), key=lambda node: sum(written[d] for d in node))
+    return range(len(written))
 
 
 def _array(leaf: Any) -> Any:

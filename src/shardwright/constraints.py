@@ -14,7 +14,7 @@ from shardwright.cost.grid_model import GridModel, Settled
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import InputError, PlanError, ProgramError
 from shardwright.ir.graph import Graph, TensorType, Value
-from shardwright.ir.placement import Grid, Partial, Placement, Replicate, Shard, parse_placement
+from shardwright.ir.placement import Grid, Partial, Placement, Replicate, Shard, parse_placement, reduction
 from shardwright.ir.program import nodes_of
 from shardwright.plan_parts import PinPrice
 from shardwright.synth.alternate import Synthesis
@@ -82,13 +82,38 @@ def factors(pins: Sequence[Pin], space: Space) -> tuple[Use, ...]:
     )
 
 
-def conflict(pins: Sequence[Pin], space: Space, model: CostModel) -> InputError:
+def takes_two_axes(pins: Sequence[Pin], possible: bool) -> bool:
+    """Whether some pin says one thing of the nodes and another of the devices in them.
+
+    Args:
+        pins: all of them.
+        possible: whether two mesh axes are to be planned on.
+
+    Raises:
+        InputError: they are not.
+    """
+    first = next((each for each in pins if isinstance(each.placement, Grid)), None)
+    if first is not None and not possible:
+        raise InputError(
+            place=f"pin {first.name!r}",
+            reason=f"{first.placement} is over two mesh axes, and one is to be planned on",
+            remedy="Give one placement for all devices, or plan with axes=2 where nodes have several devices",
+        )
+    return first is not None
+
+
+def conflict(pins: Sequence[Pin], graph: Graph, space: Space, model: CostModel) -> InputError:
     """The error for pins that no program keeps to: a smallest set of them, none of which can be left out."""
-    even = Prices.at(model, (1 / len(model.class_of),) * len(model.class_of))
+    even = (1 / len(model.class_of),) * len(model.class_of)
+    two = takes_two_axes(pins, possible=True)
+    if two:
+        space = Space(graph, tuple(len(node.devices) for node in model.fleet.nodes))
+    prices = grid_prices(GridPriceList(GridModel(model)), even) if two else Prices.at(model, even)
 
     def possible(some: Sequence[Pin]) -> bool:
+        uses = factors(some, space)
         try:
-            solve(space, even, extra=factors(some, space))
+            _ = GridSolver(space, uses).solve(prices, enough=1.0) if two else solve(space, prices, extra=uses)
         except PlanError:
             return False
         return True
@@ -162,20 +187,23 @@ def _by_function(
 
 
 def _placement(name: str, given: object) -> Placement:
-    remedy = "Give shardwright.Shard(dim), shardwright.Replicate(), or one of the texts 'S(dim)' and 'R'"
+    remedy = (
+        "Give shardwright.Shard(dim), shardwright.Replicate(), or one of the texts 'S(dim)' and 'R'; two of "
+        "them on two mesh axes, such as 'R/S(1)' for whole on every node and cut within it"
+    )
     found: object = given
     if isinstance(given, str):
         try:
-            found = parse_placement(given.strip())
+            found = parse_placement(given.strip(), nodes=())
         except ProgramError as error:
             raise InputError(
                 place=f"pin {name!r}", reason=f"{given!r} is no placement", remedy=remedy
             ) from error
-    if isinstance(found, Partial):
+    if isinstance(found, Replicate | Shard | Partial | Grid) and reduction(found):
         raise InputError(
             place=f"pin {name!r}", reason="an argument is a whole tensor, no part of a sum", remedy=remedy
         )
-    if not isinstance(found, Replicate | Shard):
+    if not isinstance(found, Replicate | Shard | Grid):
         raise InputError(place=f"pin {name!r}", reason=f"{given!r} is no placement", remedy=remedy)
     return found
 
@@ -183,18 +211,25 @@ def _placement(name: str, given: object) -> Placement:
 def _agrees(placement: Placement, wanted: Placement) -> bool:
     """Whether a placement is the one wanted; the planner knows best in which units a dimension is cut.
 
-    On two mesh axes a pin is kept on both.
+    On two mesh axes a pin of one placement is kept on both, and on one axis a pin of two agrees with both.
     """
-    if isinstance(placement, Grid):
-        return _agrees(placement.across, wanted) and _agrees(placement.within, wanted)
+    if isinstance(placement, Grid) or isinstance(wanted, Grid):
+        pairs = zip(_on_both(placement), _on_both(wanted), strict=True)
+        return all(_agrees(own, given) for own, given in pairs)
     if isinstance(placement, Shard) and isinstance(wanted, Shard):
         return placement.dim == wanted.dim and wanted.unit in (1, placement.unit)
     return placement == wanted
 
 
+def _on_both(placement: Placement) -> tuple[Placement, Placement]:
+    """Over the nodes and within them; what lies on all devices alike does on both."""
+    return (placement.across, placement.within) if isinstance(placement, Grid) else (placement, placement)
+
+
 def _check(each: Pin, name: str, value: Value, space: Space) -> None:
     options = shards(space.units.of(value))
-    if isinstance(each.placement, Shard) and not any(_agrees(s, each.placement) for s in options):
+    wanted = [p for p in _on_both(each.placement) if isinstance(p, Shard)]
+    if not all(any(_agrees(s, shard) for s in options) for shard in wanted):
         can = ", ".join(f"{s.dim}" if s.unit == 1 else f"{s.dim} (in units of {s.unit})" for s in options)
         raise InputError(
             place=f"pin {each.name!r}",

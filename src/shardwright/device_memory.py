@@ -11,12 +11,12 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.backends.local_graph import LocalGraphs
-from shardwright.backends.segments import Exchange, LoopStep, Schedule, Segment, schedule
+from shardwright.backends.segments import Away, Back, Exchange, LoopStep, Schedule, Segment, schedule
 from shardwright.cost.buffers import layout_apart, scratch_bytes
 from shardwright.cost.exchange_buffers import exchange_bytes, held_bytes
 from shardwright.ir.graph import Equation, Graph, TensorType, Value, value_types
 from shardwright.ir.jaxpr import source_text
-from shardwright.ir.placement import Grid, cuts, lengths, seat
+from shardwright.ir.placement import Grid, Shard, cuts, lengths, seat
 from shardwright.ir.program import Move, Program, Property
 
 
@@ -25,7 +25,7 @@ class Moment:
     """One step of a device's schedule.
 
     Attributes:
-        what: "compute", "exchange", or "loop" (run by the host).
+        what: "compute", "exchange", "loop" (run by the host), "away" or "back" (to and from host memory).
         first: position of its first instruction in the program.
         held_bytes: what is there beside it, arguments included.
         own_bytes: its results, scratch and buffers.
@@ -111,7 +111,7 @@ def fullest(
     makers = {v.index: e for e in graph.equations for v in e.outputs}
     alive: set[Property] = set()
     for number, step in enumerate(planned.steps[: peak + 1]):
-        alive.update(step.gives)
+        alive.update(() if isinstance(step, Away) else step.gives)
         if number == peak and isinstance(step, Segment):
             own = layout_apart(LocalGraphs(device, ratios).segment(step, graph))
             at = own.peak_kernel
@@ -119,7 +119,7 @@ def fullest(
                 if buffer.first <= at <= buffer.last:
                     note(_made_by(buffer.equation, buffer.role), buffer.nbytes)
         if number < peak:
-            alive.difference_update(step.drops)
+            alive.difference_update(step.needs if isinstance(step, Away) else step.drops)
     for prop in alive:
         maker = makers.get(prop.value)
         if maker is not None:
@@ -143,7 +143,7 @@ def _made_by(equation: Equation | None, role: str) -> str:
 
 def _kinds(program: Program, graph: Graph, ratios: Sequence[float]) -> Iterator[Hashable]:
     """Of every device, what decides how much it holds: its stretches, the groups it is in, its node."""
-    dims: dict[tuple[int, int], None] = {}
+    dims: dict[tuple[int, Shard], None] = {}
     groups: dict[tuple[int, ...], None] = {}
     nodes: tuple[int, ...] | None = None
 
@@ -167,10 +167,10 @@ def _kinds(program: Program, graph: Graph, ratios: Sequence[float]) -> Iterator[
             if isinstance(placement, Grid):
                 nodes = placement.nodes
             for cut in cuts(placement):
-                dims[tensor.shape[cut.dim] // cut.unit, 1] = None
+                dims[tensor.shape[cut.dim] // cut.unit, Shard(0, by=cut.by)] = None
 
     note(program, graph)
-    stretches = [lengths(size, unit, ratios) for size, unit in dims]
+    stretches = [lengths(units, 1, cut.ratios(ratios)) for units, cut in dims]
     for device in range(len(ratios)):
         home: Hashable = None
         if nodes is not None:
@@ -233,6 +233,12 @@ def _moments(
         elif isinstance(step, Exchange):
             own = exchange_bytes(step.move, types[step.move.value], device, ratios)
             what = "exchange"
+        elif isinstance(step, Away):
+            own, what = sum(made.pop(prop) for prop in step.needs), "away"
+            found.append(Moment(what, step.first, outside + sum(made.values()), own))
+            continue
+        elif isinstance(step, Back):
+            own, what = sum(map(size, step.gives)), "back"
         else:
             own, what = _loop(step, planned.graph, graphs) + sum(map(size, step.gives)), "loop"
         found.append(Moment(what, step.first, outside + sum(made.values()), own))

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from shardwright.ir.collectives import between
 from shardwright.ir.graph import Equation, Graph, Literal, Value
-from shardwright.ir.placement import Placement, R, cuts, reduction
+from shardwright.ir.placement import Grid, Placement, R, Shard, axis_by_axis, cuts, reduction
 from shardwright.ir.program import Compute, Instruction, Move, Program, verify
-from shardwright.ir.rules import Signature, letter_signature, rule_of
+from shardwright.ir.rules import Signature, letter_signature, paired, rule_of
 from shardwright.ir.rules import cuts as cuts_of_letter
 
 
@@ -49,12 +49,12 @@ def direct(graph: Graph, outputs: Sequence[Placement]) -> Direct:
 
     def cut_whole(value: Value) -> bool:
         """Free moves from R to everything else that is wanted of a value; whether there are any."""
-        others = [p for p in wanted.get(value.index, {}) if p != R]
-        for placement in others:
-            free = between(R, placement)
-            assert free is not None and free.local, f"R -> {placement} is no free move"
-            backwards.append(Move(free.kind, value.index, R, placement))
-        return bool(others)
+        moves = dict.fromkeys(move for p in wanted.get(value.index, {}) for move in axis_by_axis(p))
+        for pre, placement in reversed(moves):
+            free = between(pre, placement)
+            assert free is not None and free.local, f"{pre} -> {placement} is no free move"
+            backwards.append(Move(free.kind, value.index, pre, placement))
+        return bool(moves)
 
     want(
         graph.outputs,
@@ -94,13 +94,24 @@ def _signature(equation: Equation, position: int, placement: Placement) -> Signa
     """The signature under which result `position` comes out in `placement`, without any Partial."""
     if equation.regions:
         return None
+    if isinstance(placement, Grid):
+        across, within = (_on_one(equation, position, p) for p in (placement.across, placement.within))
+        found = paired(across, within, placement.nodes) if across and within else None
+    else:
+        found = _on_one(equation, position, placement)
+    return found if found and found.outs[position] == placement and _possible(equation, found) else None
+
+
+def _on_one(equation: Equation, position: int, placement: Placement) -> Signature | None:
+    """The same on one mesh axis."""
+    if not isinstance(placement, Shard):
+        return Signature((R,) * len(equation.inputs), (R,) * len(equation.outputs))
     rule = rule_of(equation)
-    cut = cuts(placement)
-    for letter in rule.letters if len(cut) == 1 else ():
+    for letter in rule.letters:
         at = cuts_of_letter(rule, equation, letter)[1][position]
-        if at is None or at.dim != cut[0].dim or not at.minor or cut[0].unit % at.minor:
+        if at is None or at.dim != placement.dim or not at.minor or placement.unit % at.minor:
             continue
-        found = letter_signature(rule, equation, letter, cut[0].unit // at.minor)
+        found = letter_signature(rule, equation, letter, placement.unit // at.minor)
         if found.outs[position] == placement and _possible(equation, found):
             return found
     return None

@@ -74,8 +74,8 @@ def parallelize(
             the fleet; or a backend of `Plan.compile`.
         gather: results that are no state are global arrays on every rank; with False they stay as they lie.
         cache: folder for plans; None: `shardwright/plans` in the user's cache folder; False: none.
-        planning: further arguments of `synthesize`, such as `devices`, `constraints`, `time_limit_s`; `axes`
-            is 1 unless it is given.
+        planning: further arguments of `synthesize`, such as `devices`, `constraints`, `time_limit_s`. For
+            `backend="spmd"` `axes` is 1 unless it is given.
 
     Returns:
         A `Parallel`, or a decorator that makes one.
@@ -116,8 +116,8 @@ def parallelize(
         gather=gather,
         donated=(*_several(donate_argnums), *_several(donate_argnames)),
         cache=None if cache is False else Path(cache) if cache is not None else plan_cache.default_folder(),
-        # Two mesh axes are for those who ask for them: `spmd` has one, and checkpoints are tested on one.
-        planning={"axes": 1} | planning,
+        # One program for all devices takes two mesh axes only where all is even.
+        planning=({"axes": 1} if backend == "spmd" else {}) | planning,
     )
 
 

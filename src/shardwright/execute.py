@@ -11,7 +11,7 @@ import jax
 from shardwright.backends.reference import ReferenceExecutable
 from shardwright.backends.run_options import RunOptions
 from shardwright.ir.errors import InputError, PlanError
-from shardwright.ir.program import Program, nodes_of
+from shardwright.ir.program import Program
 from shardwright.ir.trace import Traced
 from shardwright.ir.wiring import Seats
 
@@ -48,19 +48,9 @@ def _mpi(
 def _spmd(
     traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None, donate: bool = False
 ) -> Executable:
-    _on_one_axis(program, "spmd")
     from shardwright.backends.spmd import SpmdExecutable
 
     return SpmdExecutable(traced, program, ratios, seats=seats, donate=donate)
-
-
-def _on_one_axis(program: Program, backend: str) -> None:
-    if nodes_of(program) is not None:
-        raise PlanError(
-            place=f"backend {backend}",
-            reason="does not run programs on two mesh axes yet",
-            remedy="Plan with axes=1, or run the plan with backend='reference'",
-        )
 
 
 #: From a step, a program, its ratios and its seats; those that have a use for it also take `donate`.

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardwright.alternatives import EQUAL, Alternative, Bench
 from shardwright.constraints import path_of
-from shardwright.cost.bill import Shares, Tally
+from shardwright.cost.bill import Shares
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.errors import InputError
@@ -25,6 +25,8 @@ from shardwright.plan import Plan
 from shardwright.report import duration, size
 from shardwright.report_facts import facts
 from shardwright.synth.alternate import synthesize as search
+from shardwright.synth.grid_alternate import GridSearch, is_mesh
+from shardwright.synth.space import Space
 from shardwright.synth.timer import Timer
 from shardwright.words import placed
 
@@ -168,8 +170,6 @@ def _verdicts(found: Sequence[Alternative], plan: Plan) -> Iterator[str]:
         return
     if len(plan.used) == 1:
         yield "The plan uses one device, on which every placement is the same."
-    elif plan.axes != 1:
-        yield "Other placements are priced for plans of one mesh axis only."
     else:
         yield "There is no other placement to price: it cannot be cut."
 
@@ -248,18 +248,16 @@ def _pace(plan: Plan, device: int, bench: Bench) -> Iterator[str]:
 
 def _shifted(plan: Plan, device: int, bench: Bench, points: float = 0.01) -> Iterator[str]:
     """What the program costs with a point more or less of a share here, which the others give or take."""
-    seat, tally = plan.used.index(device), Tally(bench.items, bench.model)
+    seat = plan.used.index(device)
     own = bench.ratios[seat]
     others = 1 - own
-    if plan.axes != 1:  # the bill of such a program holds at its own shares only
-        return
     said: list[str] = []
     for moved, word in ((points, "more"), (-points, "less")):
         if not 0 <= own + moved <= 1 or others <= 0:
             continue
         ratios = np.array(bench.ratios) * (others - moved) / others
         ratios[seat] = own + moved
-        change_s = tally.seconds(tuple(float(r) for r in ratios)) - plan.cost_s
+        change_s = bench.seconds(tuple(float(r) for r in ratios)) - plan.cost_s
         sign = "costs" if change_s >= 0 else "saves"
         said.append(f"one point {word} {sign} {duration(abs(change_s))}")
     if said:
@@ -269,10 +267,15 @@ def _shifted(plan: Plan, device: int, bench: Bench, points: float = 0.01) -> Ite
 def _without(plan: Plan, device: int, bench: Bench) -> Iterator[str]:
     """What the rest would do by itself."""
     rest = [d for d in plan.used if d != device]
-    if not rest or plan.axes != 1:
+    if not rest:
         return
-    fleet = subfleet(plan.fleet, rest, plan.fleet.name)
-    found = search(bench.traced.graph, bench.space, CostModel(fleet), Timer())
+    fleet, graph = subfleet(plan.fleet, rest, plan.fleet.name), bench.traced.graph
+    if bench.nodes is not None and is_mesh(fleet):
+        space = Space(graph, tuple(len(node.devices) for node in fleet.nodes))
+        found = GridSearch(graph, space, CostModel(fleet), Timer()).plan()
+    else:
+        space = bench.space if bench.nodes is None else Space(graph)
+        found = search(graph, space, CostModel(fleet), Timer())
     change_s = found.cost_s - plan.cost_s
     limits = np.array([d.type.memory_bytes for d in fleet.devices])
     fits = bool((found.memory.peak(np.asarray(found.ratios)) <= limits).all())

@@ -30,6 +30,12 @@ recompute_option = click.option(
     default="auto",
     help="Compute parts of the forward pass again in the backward pass: where memory is short, never, all.",
 )
+offload_option = click.option(
+    "--offload",
+    type=click.Choice(["auto", "off", "all"]),
+    default="auto",
+    help="Let what the backward pass needs wait in host memory: where memory is short, never, all of it.",
+)
 microbatches_option = click.option(
     "--microbatches",
     default="auto",

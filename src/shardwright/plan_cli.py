@@ -23,6 +23,7 @@ from shardwright.options import (
     fleet_option,
     json_option,
     microbatches_option,
+    offload_option,
     parse_axes,
     parse_microbatches,
     parse_pins,
@@ -60,6 +61,7 @@ from shardwright.what_if_cli import (
 @axes_option
 @recompute_option
 @microbatches_option
+@offload_option
 @json_option
 def plan(
     target: str,
@@ -78,6 +80,7 @@ def plan(
     axes: str,
     recompute: str,
     microbatches: str,
+    offload: str,
     as_json: bool,
 ) -> None:
     """Plan the step that FACTORY() returns, as (train_step, args), for a fleet."""
@@ -100,6 +103,7 @@ def plan(
         axes=parse_axes(axes),
         recompute=recompute,
         microbatches=parse_microbatches(microbatches),
+        offload=offload,
     )
     if objective == "cost":
         made = for_money(made, time_limit_s=limit_s, constraints=constraints)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from shardwright.backends.schedule import Planned
 from shardwright.cost.fleet import Fleet
 from shardwright.ir.errors import PlanError
-from shardwright.ir.program import Move, Program, nodes_of
+from shardwright.ir.program import Move, Program, nodes_of, own_ratios
 from shardwright.ir.rewriting import Rewriting
 from shardwright.ir.serialize import program_from_json, program_to_json
 from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused
@@ -62,6 +62,7 @@ def plain(plan: Plan) -> dict[str, Any]:
         "resync_every": plan.resync_every,
         "rewriting": plan.rewriting.to_dict(),
         "again_s": plan.again_s,
+        "host_s": plan.host_s,
         "program": program_to_json(plan.program),
     }
     return data if messages is None else data | {"messages": [m.to_dict() for m in messages]}
@@ -151,6 +152,7 @@ def fields(data: Any, place: str, *, checked: bool = False) -> dict[str, Any]:
         "resync_every": data.get("resync_every", 100),
         "rewriting": Rewriting.from_dict(data.get("rewriting", {})),
         "again_s": data.get("again_s", 0.0),
+        "host_s": data.get("host_s", 0.0),
         "messages": tuple(Planned.from_dict(entry) for entry in data.get("messages", ())),
     }
 
@@ -177,6 +179,9 @@ def _mismatch(data: Mapping[str, Any], fleet: Fleet, program: Program) -> tuple[
     }
     if max(named, default=0) >= len(used):
         return "program", f"names device {max(named)}, the last one is {len(used) - 1}"
+    for number, own in own_ratios(program).items():
+        if len(own.shares) != len(used) or abs(sum(own.shares) - 1) > 1e-6:
+            return "program", f"ratios {number} are not {len(used)} that add up to 1, one per used device"
     nodes = nodes_of(program)
     if nodes is not None and nodes != tuple(Counter(fleet.devices[d].node for d in used).values()):
         return "program", f"is for nodes of {', '.join(map(str, nodes))} devices, which the used ones are not"

@@ -54,6 +54,7 @@ class PlanRecord:
             sent anew by its owner where it differs; 0: never.
         rewriting: how the step is changed before it is distributed: what is computed again.
         again_s: seconds of `cost_s` that computing it again takes.
+        host_s: seconds of `cost_s` that trips to host memory and back take.
         messages: what travels together, where the plan was loaded (otherwise see `schedule`).
         traced: the step, where the plan was made in this process; not saved.
         free_s: what no plan for the devices used can cost less than if memory were no limit, where the search
@@ -87,6 +88,7 @@ class PlanRecord:
     resync_every: int = 100
     rewriting: Rewriting = AS_TRACED
     again_s: float = 0.0
+    host_s: float = 0.0
     messages: tuple[Planned, ...] = field(default=(), compare=False, repr=False)
     traced: Traced | None = field(default=None, compare=False, repr=False)
     free_s: float | None = field(default=None, compare=False, repr=False)

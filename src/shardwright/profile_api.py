@@ -13,6 +13,7 @@ from shardwright.cost.profile import ROLES, EquationRow, LayerRow, StepProfile, 
 from shardwright.device_memory import DeviceMemory, device_memory
 from shardwright.ir.errors import InputError
 from shardwright.ir.jaxpr import source_text
+from shardwright.ir.program import own_ratios
 from shardwright.ir.state import StateMap
 from shardwright.ir.trace import trace
 from shardwright.plan import Plan
@@ -130,18 +131,19 @@ def profile(
 
 
 def _devices(plan: Plan, graph: Any) -> tuple[DeviceProfile, ...]:
-    alike: dict[tuple[str, float], list[int]] = {}
+    alike: dict[tuple[str, tuple[float, ...]], list[int]] = {}
     devices = plan.part.devices
-    for number, share in enumerate(plan.used_ratios):
-        alike.setdefault((devices[number].type.name, share), []).append(number)
+    every = (plan.used_ratios, *(own.shares for own in own_ratios(plan.program).values()))
+    for number, shares in enumerate(zip(*every, strict=True)):
+        alike.setdefault((devices[number].type.name, shares), []).append(number)
     names = plan.used_devices
     return tuple(
         DeviceProfile(
             tuple(names[number] for number in members),
             kind,
-            share,
+            shares[0],
             device_memory(plan.program, graph, plan.used_ratios, members[0]),
             devices[members[0]].type.memory_bytes,
         )
-        for (kind, share), members in alike.items()
+        for (kind, shares), members in alike.items()
     )

@@ -147,7 +147,7 @@ def shortage(
     def planned(fleet: Fleet, step: Traced = traced) -> Plan:
         tick(f"planning for {fleet.name}")
         return synthesize_traced(
-            step, fleet=fleet, state=plan.state_override, recompute="off", microbatches=1
+            step, fleet=fleet, state=plan.state_override, recompute="off", microbatches=1, offload="off"
         )
 
     free = planned(with_memory(plan.fleet, _PLENTY))

@@ -112,13 +112,21 @@ def _space(plan: Plan) -> str:
 
 def _rewriting(plan: Plan) -> list[str]:
     """How the step is changed, and what that costs."""
-    count = len(plan.rewriting.recompute)
-    part = plan.again_s / plan.cost_s if plan.cost_s else 0.0
-    layers = f"{count} layers are" if count > 1 else "a layer is"
-    price = f"{duration(plan.again_s)} ({part:.1%})"
+    again = sum(stretch.keep != "all" for stretch in plan.rewriting.recompute)
+    away = sum(stretch.host for stretch in plan.rewriting.recompute)
     pieces = plan.rewriting.microbatches
+
+    def price(seconds: float) -> str:
+        return f"{duration(seconds)} ({seconds / plan.cost_s if plan.cost_s else 0.0:.1%})"
+
+    def layers(count: int, one: str, many: str) -> str:
+        return f"{count} layers {many}" if count > 1 else f"a layer {one}"
+
+    computed = f"{layers(again, 'is', 'are')} computed again in the backward pass: {price(plan.again_s)}"
+    waiting = f"{layers(away, 'waits', 'wait')} in host memory for the backward pass: {price(plan.host_s)}"
     return [
-        *([f"  memory          {layers} computed again in the backward pass: {price}"] if count else []),
+        *([f"  memory          {computed}"] if again else []),
+        *([f"  memory          {waiting}"] if away else []),
         *([f"  memory          {pieces} micro-batches, one after another"] if pieces > 1 else []),
     ]
 
@@ -289,17 +297,19 @@ def _held(plan: Plan) -> Table:
 
 
 def _recomputed(plan: Plan) -> Table:
-    """What the backward part computes again, and what that takes; layers of which equally much is kept
+    """What the backward part computes again and has from host memory; layers of which equally much is kept
     share a row."""
-    table = Table(title="computed again", title_justify="left", box=None, pad_edge=False)
+    again = any(stretch.keep != "all" for stretch in plan.rewriting.recompute)
+    title = "computed again" if again else "in host memory"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for name in ("layers", "kept"):
         table.add_column(name, overflow="fold")
-    rows: dict[str, list[str]] = {}
+    rows: dict[tuple[str, bool], list[str]] = {}
     for stretch in plan.rewriting.recompute:
-        rows.setdefault(stretch.keep, []).append(stretch.name)
-    kept = {"nothing": "their inputs", "products": "their inputs, and results of products"}
-    for keep, names in rows.items():
-        table.add_row(_names(names), kept[keep])
+        rows.setdefault((stretch.keep, stretch.host), []).append(stretch.name)
+    kept = {"nothing": "their inputs", "products": "their inputs, and results of products", "all": "all"}
+    for (keep, host), names in rows.items():
+        table.add_row(_names(names), f"{kept[keep]}{', in host memory' if host else ''}")
     return table
 
 
@@ -324,11 +334,11 @@ def _argument(name: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds with three digits and a fitting unit."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= scale:
+    """Seconds with three digits and a fitting unit; below a picosecond, rounding left it of nothing."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)):
+        if seconds >= 0.9995 * scale or (unit == "ns" and seconds >= 1e-12):
             return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns" if seconds else "0 s"
+    return "0 s"
 
 
 def size(nbytes: float) -> str:

@@ -1,4 +1,4 @@
-"""How a plan changes the step, jointly with placements and ratios: recomputation, micro-batches.
+"""How a plan changes the step, jointly with placements and ratios: recomputation, host memory, pieces.
 
 Where the plan of the step as it is fits into memory and memory made it no dearer, that is the plan, and no
 other is looked for: computing twice takes more arithmetic, though less traffic if it was cheap. Otherwise
@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
+from shardwright.cost.topology import without_host
 from shardwright.ir.errors import InputError
 from shardwright.ir.graph import Graph
 from shardwright.ir.pieces import NotInPiecesError
@@ -29,10 +30,14 @@ from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import too_small
 from shardwright.synth.solve import bound
 from shardwright.synth.space import Space
+from shardwright.synth.stretches import BOTH, OFFLOADING, RECOMPUTING, Policy
 from shardwright.synth.stretches import ladder as ladder_of
 
 #: What may be computed again: whatever makes the plan better, nothing, everything; or what exactly is.
 Recompute: TypeAlias = Literal["auto", "off", "all"] | Rewriting
+
+#: What may wait in host memory: whatever makes the plan better, nothing, everything that is kept.
+Offload: TypeAlias = Literal["auto", "off", "all"]
 
 #: A device that uses less than this part of its memory is taken not to have made the plan dearer.
 _BINDING = 0.8
@@ -57,8 +62,8 @@ _MOST_PIECES = 64
 _TRIES = 3
 
 
-def check_rewriting(recompute: object, microbatches: object) -> None:
-    """Raises InputError if that is no way to say what may be computed again, and in how many pieces."""
+def check_rewriting(recompute: object, microbatches: object, offload: object, fleet: Fleet) -> None:
+    """Raises InputError if that is no way to say what is computed again, waits in host memory or is cut."""
     whole = isinstance(microbatches, int) and not isinstance(microbatches, bool) and microbatches >= 1
     if microbatches != "auto" and not whole:
         raise InputError(
@@ -66,6 +71,18 @@ def check_rewriting(recompute: object, microbatches: object) -> None:
         )
     if not isinstance(recompute, Rewriting) and recompute not in ("auto", "off", "all"):
         raise InputError(place="recompute", reason=f"is {recompute!r}", remedy="Pass 'auto', 'off' or 'all'")
+    if offload not in ("auto", "off", "all"):
+        raise InputError(place="offload", reason=f"is {offload!r}", remedy="Pass 'auto', 'off' or 'all'")
+    spills = isinstance(recompute, Rewriting) and any(stretch.host for stretch in recompute.recompute)
+    lacking = without_host(fleet) if offload == "all" or spills else ()
+    if lacking:
+        raise InputError(
+            place=f"fleet {fleet.name}",
+            reason=f"gives no host link for {', '.join(lacking[:3])}{' …' if lacking[3:] else ''}: "
+            "its memory is the host's, and nothing can be moved out of it",
+            remedy="Add host_link: {bandwidth: 16 GB/s, latency: 10 us}, with your numbers, or plan with "
+            "offload='off'",
+        )
 
 
 def best_plan(
@@ -73,6 +90,7 @@ def best_plan(
     fleet: Fleet,
     recompute: Recompute,
     microbatches: Microbatches,
+    offload: Offload,
     plan_of: PlanOf,
     late: Callable[[], bool],
 ) -> Plan:
@@ -83,6 +101,7 @@ def best_plan(
         fleet: the devices.
         recompute: what may be computed again.
         microbatches: in how many pieces the batch may come.
+        offload: what may wait in host memory.
         plan_of: plans a step, within a rival's cost.
         late: whether no further plan may be made.
 
@@ -92,8 +111,9 @@ def best_plan(
     if isinstance(recompute, Rewriting):
         return _some(plan_of(rewritten(traced, recompute), math.inf))
     pieces = 1 if microbatches == "auto" else microbatches
-    ladder = _Ladder(traced, fleet, recompute, pieces, plan_of)
-    if recompute == "all":
+    policies = _policies(recompute, offload, fleet)
+    ladder = _Ladder(traced, fleet, policies, pieces, plan_of)
+    if "all" in (recompute, offload):
         return ladder.top()
     base = _some(plan_of(rewritten(traced, Rewriting(microbatches=pieces)), math.inf))
     if late() or not _binds(base):
@@ -104,10 +124,10 @@ def best_plan(
         ladder.rival_s = base.cost_s
         plans += ladder.some(late)
         if microbatches == "auto" and not late():
-            plans += _in_pieces(traced, fleet, "off", plan_of, late)
+            plans += _in_pieces(traced, fleet, (), plan_of, late)
     else:
         plans += ladder.that_fit(late)
-        plans += _in_pieces(traced, fleet, recompute, plan_of, late) if microbatches == "auto" else []
+        plans += _in_pieces(traced, fleet, policies, plan_of, late) if microbatches == "auto" else []
     best = min(plans, key=lambda plan: (not plan.fits, plan.cost_s))
     return best if best is base else replace(best, assumptions=(*best.assumptions, _compared(base)))
 
@@ -115,6 +135,16 @@ def best_plan(
 def _some(plan: Plan | None) -> Plan:
     assert plan is not None, "without a rival there is always a plan"
     return plan
+
+
+def _policies(recompute: Recompute, offload: Offload, fleet: Fleet) -> tuple[Policy, ...]:
+    """What may be done with a layer."""
+    if offload == "all":
+        # With everything computed again, only what layers are handed is left to wait there.
+        return (("nothing", True),) if recompute == "all" else OFFLOADING
+    if offload == "off" or recompute == "all" or without_host(fleet):
+        return () if recompute == "off" else RECOMPUTING
+    return OFFLOADING if recompute == "off" else BOTH
 
 
 def _compared(base: Plan) -> str:
@@ -130,7 +160,7 @@ def _compared(base: Plan) -> str:
 def _in_pieces(
     traced: Traced,
     fleet: Fleet,
-    recompute: Recompute,
+    policies: Sequence[Policy],
     plan_of: PlanOf,
     late: Callable[[], bool],
 ) -> list[Plan]:
@@ -159,7 +189,7 @@ def _in_pieces(
         return [best]
     # Pieces alone are not enough, however small.
     for pieces in tried:
-        found = [] if late() else _Ladder(traced, fleet, recompute, pieces, plan_of).that_fit(late)
+        found = [] if late() else _Ladder(traced, fleet, policies, pieces, plan_of).that_fit(late)
         if found:
             return found
     return []
@@ -192,12 +222,12 @@ class _Ladder:
         self,
         traced: Traced,
         fleet: Fleet,
-        recompute: Recompute,
+        policies: Sequence[Policy],
         pieces: int,
         plan_of: PlanOf,
     ) -> None:
         self.traced, self.pieces, self.plan_of = traced, pieces, plan_of
-        self.fleet, self.recompute = fleet, recompute
+        self.fleet, self.policies = fleet, policies
         self.rival_s = math.inf
         self.limits = [device.type.memory_bytes for device in fleet.devices]
         self.known: dict[int, Plan | None] = {}
@@ -209,8 +239,8 @@ class _Ladder:
 
     @cached_property
     def rungs(self) -> Sequence[tuple[Stretch, ...]]:
-        """What is computed again, from rung to rung more; none where nothing may be."""
-        return () if self.recompute == "off" else ladder_of(self.graph, CostModel(self.fleet))
+        """What is done with which layers, from rung to rung more; none where nothing may be."""
+        return ladder_of(self.graph, CostModel(self.fleet), self.policies) if self.policies else ()
 
     def top(self) -> Plan:
         """The plan of the rung that keeps least."""

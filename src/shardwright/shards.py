@@ -16,11 +16,12 @@ import numpy as np
 from shardwright.backends.launch import under_mpi
 from shardwright.backends.layout import as_array, cut, dtype_of, type_of
 from shardwright.backends.local import extents
+from shardwright.backends.spmd_layout import mesh_of, spec_of
 from shardwright.direct import direct
 from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
 from shardwright.ir.graph import TensorType
 from shardwright.ir.jaxpr import source_line
-from shardwright.ir.placement import Placement, R, cuts, reduction
+from shardwright.ir.placement import Grid, Placement, R, reduction
 from shardwright.ir.trace import Traced, trace
 from shardwright.ir.wiring import Seats
 
@@ -253,7 +254,7 @@ def to_global(leaf: Any) -> Any:
 
     That is where every rank has it whole, and where its stretches are equally long and the ranks are the
     processes of one JAX job (`jax.distributed.initialize`), each with one device: then its sharding is a
-    `NamedSharding` over the axis "devices".
+    `NamedSharding` over the axis "devices", or, of two mesh axes, over "nodes" and "devices".
 
     Args:
         leaf: a `ShardedArray`; a `jax.Array` is returned as it is.
@@ -271,10 +272,9 @@ def to_global(leaf: Any) -> Any:
     if reason:
         raise PlanError(place=repr(leaf), reason=reason, remedy="Call gather() on every rank")
     by_process = {device.process_index: device for device in jax.devices()}
-    mesh = jax.sharding.Mesh(np.asarray([by_process[rank] for rank in sorted(by_process)]), ("devices",))
-    dim = cuts(placement)[0].dim
-    spec = jax.sharding.PartitionSpec(*[None] * dim, "devices")
-    sharding = jax.sharding.NamedSharding(mesh, spec)
+    nodes = placement.nodes if isinstance(placement, Grid) else None
+    mesh = mesh_of(len(here.ratios), None, [by_process[rank] for rank in sorted(by_process)], nodes)
+    sharding = jax.sharding.NamedSharding(mesh, spec_of(placement))
     return jax.make_array_from_single_device_arrays(tensor.shape, sharding, [cast(Any, local)])
 
 
@@ -283,8 +283,10 @@ def _inexpressible(placement: Placement, tensor: TensorType, here: World) -> str
     count = len(here.ratios)
     if here.idle:
         return "the plan does not use this rank's device"
-    if reduction(placement) or len(cuts(placement)) != 1:
+    if reduction(placement):
         return f"JAX has no arrays that lie as {placement} does"
+    if isinstance(placement, Grid) and len(set(placement.nodes)) > 1:
+        return "its nodes are not equally large, and JAX has no uneven meshes"
     shapes = {
         tuple(e.length for e in extents(tensor, placement, device, here.ratios)) for device in range(count)
     }

@@ -13,7 +13,7 @@ import numpy as np
 from shardwright.backends.layout import dtype_of, from_numpy, is_key, members, stretches, to_numpy
 from shardwright.ir import collectives
 from shardwright.ir.graph import TensorType
-from shardwright.ir.placement import REDUCE_OPS, Partial, Placement, R, Shard
+from shardwright.ir.placement import REDUCE_OPS, OwnRatios, Partial, Placement, R, Shard
 from shardwright.ir.program import Group, Move
 
 #: The first is tried on everything, those before float16 with empty shares too, the rest on uneven ones.
@@ -38,10 +38,12 @@ def ratio_sets(devices: int) -> list[tuple[float, ...]]:
     return [tuple(x / sum(row) for x in row) for row in (uneven, empty, alone)]
 
 
-def placements(tensor: TensorType, *, units: bool) -> list[Placement]:
+def placements(tensor: TensorType, devices: int, *, units: bool) -> list[Placement]:
     shards: list[Placement] = [Shard(d) for d in range(len(tensor.shape))]
     if units:
-        shards += [Shard(d, 2) for d, size in enumerate(tensor.shape) if size and size % 2 == 0]
+        even = [d for d, size in enumerate(tensor.shape) if size and size % 2 == 0]
+        own = OwnRatios(1, ratio_sets(devices)[0][::-1])
+        shards += [Shard(d, 2, None if number else own) for number, d in enumerate(even)]
     ordered = not tensor.dtype.startswith(("key", "complex"))
     return [R, *shards, *(Partial(op) for op in REDUCE_OPS if op == "sum" or ordered)]
 
@@ -59,7 +61,7 @@ def cases(devices: int, *, local: bool) -> Iterator[Case]:
                 tensor = TensorType(shape, dtype)
                 thorough = dtype == "float32" and shape == (6, 5, 4)
                 empty = dtype in DTYPES[:4] and shape == (6, 5, 4)
-                for pre, post in itertools.product(placements(tensor, units=thorough), repeat=2):
+                for pre, post in itertools.product(placements(tensor, devices, units=thorough), repeat=2):
                     if not collective.allows(pre, post) or (is_key(dtype) and Partial("sum") in (pre, post)):
                         continue
                     if not tensor.shape and isinstance(post, Shard):

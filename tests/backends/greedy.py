@@ -12,16 +12,31 @@ from dataclasses import dataclass, field
 
 from shardwright.ir.collectives import between
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, Value
-from shardwright.ir.placement import Partial, Placement, R, Shard
+from shardwright.ir.placement import OwnRatios, Partial, Placement, R, Shard
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, verify
 from shardwright.ir.regions import boundary, inner_placement, outer_placement
 from shardwright.ir.rules import Signature, cuts, rule_of, signatures
+from shardwright.ir.ties import cut_by, stretches
 
 
 def build(graph: Graph, inputs: Sequence[Placement], rng: random.Random | None = None) -> Program:
     """A verified program over `graph` from the given input placements; state returns as it came."""
     back = {out: inputs[inp] for out, inp in graph.state.items()}
     program = _Builder(graph, rng).program(inputs, [back.get(i, R) for i in range(len(graph.outputs))])
+    verify(program, graph)
+    return program
+
+
+def several(program: Program, graph: Graph, devices: int, rng: random.Random) -> Program:
+    """The program with most of its stretches cut by random ratios of their own, some shares empty."""
+    found = stretches(program, graph)
+    own: dict[int, OwnRatios] = {}
+    for number in range(1, found.count):
+        drawn = [rng.choice((0.0, 1.0, 2.0, 5.0)) for _ in range(devices - 1)] + [1.0]
+        rng.shuffle(drawn)
+        own[number] = OwnRatios(number, tuple(share / sum(drawn) for share in drawn))
+    by = {cut: own[stretch] for cut, stretch in found.of.items() if stretch in own}
+    program = cut_by(program, graph, by)
     verify(program, graph)
     return program
 

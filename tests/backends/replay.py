@@ -34,7 +34,7 @@ def dtype_of(name):
 
 
 def placement(text):
-    shard = re.fullmatch(r"S\((\d+)(?::\d+)?\)", text)
+    shard = re.fullmatch(r"S\((\d+)(?::\d+)?\)(?:@\d+)?", text)
     if shard:
         return "S", int(shard[1])
     return ("P", text[2:-1]) if text.startswith("P") else ("R", None)

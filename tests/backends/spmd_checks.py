@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 from cases import DTYPES, Case, before, cases, expected, ratio_sets
-from greedy import build
+from greedy import build, several
 from jax.sharding import PartitionSpec
 from steps import STEPS, starts
 
@@ -69,10 +69,10 @@ def check_moves() -> None:
         if once not in seen and (plain or (DEVICES == 4 and case.ratios == ratio_sets(4)[0])):
             seen.add(once)
             by_ratios[case.ratios].append(case)
-    for ratios, several in by_ratios.items():
+    for ratios, alike in by_ratios.items():
         layout = Layout(mesh_of(DEVICES), ratios)
-        for first in range(0, len(several), TOGETHER):
-            check_some(several[first : first + TOGETHER], layout)
+        for first in range(0, len(alike), TOGETHER):
+            check_some(alike[first : first + TOGETHER], layout)
 
 
 def check_some(several: list[Case], layout: Layout) -> None:
@@ -141,6 +141,8 @@ def check_programs() -> None:
         state = {inp: out for out, inp in traced.graph.state.items()}
         rng = None if seed is None else random.Random(seed)
         program = build(traced.graph, starts(traced.graph)[start], rng)
+        if rng is not None:
+            program = several(program, traced.graph, DEVICES, rng)
         run, single = SpmdExecutable(traced, program, ratios, donate=number % 2 == 1), jax.jit(step)
         tolerance = 2e-2 if name == "half" else 1e-5
         flat, alone = jax.tree.leaves(args), jax.tree.leaves(args)

@@ -105,6 +105,40 @@ def test_an_even_plan_is_plain_jit_and_its_specs_say_how() -> None:
     assert executable.even and executable.branches == () and "manual" not in text and "case" not in text
 
 
+def test_an_even_plan_on_two_axes_is_plain_jit_over_nodes_and_devices() -> None:
+    step, _ = STEPS["mlp"]()
+    params = {"w1": array(8, 8), "b1": array(8, seed=1), "w2": array(8, 4, seed=2)}
+    args = (params, jax.tree.map(np.zeros_like, params), array(8, 8, seed=3), array(8, 4, seed=4))
+    pins = {"*/w1": "S(0)/S(1)", "*/w2": "R/S(0)", "x": "S(0)/S(0)"}
+    plan = synthesize(step, *args, fleet=mesh(2, 2), devices="all", axes=2, constraints=pins)
+    assert plan.axes == 2 and set(plan.ratios) == {0.25}
+    specs = plan.partition_specs()
+    assert specs.arguments[0]["w1"] == PartitionSpec("nodes", AXIS)
+    assert specs.arguments[0]["w2"] == PartitionSpec(AXIS) and specs.results[0]["w2"] == PartitionSpec(AXIS)
+    assert specs.arguments[2] == PartitionSpec(("nodes", AXIS))
+    run = plan.compile(step, backend="spmd")
+    params, momentum, loss = run(*args)
+    jax.tree.map(assert_close, (params, momentum, loss), jax.jit(step)(*args))
+    assert params["w1"].sharding.mesh.shape == {"nodes": 2, AXIS: 2}
+    assert {s.data.shape for s in params["w1"].addressable_shards} == {(4, 4)}
+    again = run(params, momentum, *args[2:])
+    jax.tree.map(assert_close, again, jax.jit(step)(*jax.jit(step)(*args)[:2], *args[2:]))
+
+
+def test_uneven_plans_on_two_axes_are_refused_with_what_is_uneven() -> None:
+    step, args = STEPS["mlp"]()
+    plan = synthesize(step, *args, fleet=mesh(1, 3), devices="all", axes=2, constraints={"x": "S(0)/S(0)"})
+    with pytest.raises(PlanError, match=r"two mesh axes, .* and its nodes have 1, 3 devices"):
+        plan.compile(step, backend="spmd")(*args)
+
+
+def mesh(*nodes: int) -> Fleet:
+    kind = {"name": "k", "flops": "50 MFLOP/s", "memory_bandwidth": "100 MB/s", "memory": "1 GB"}
+    link = {"bandwidth": "1 GB/s", "latency": "1 us"}
+    listed = [{"devices": {"type": kind, "count": n}, **({"link": link} if n > 1 else {})} for n in nodes]
+    return Fleet.from_dict({"name": "mesh", "nodes": listed, "network": link})
+
+
 def test_uneven_plans_have_no_specs() -> None:
     _, _, plan = planned("mlp", "data", UNEVEN)
     with pytest.raises(PlanError, match=r"x is S\(0\) in stretches of 5, 2, 1, 1.*backend=\"spmd\""):

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from greedy import build
+from greedy import build, several
 from steps import STEPS, starts
 
 from shardwright import Fleet, synthesize
@@ -47,9 +47,10 @@ def write_programs(folder: Path, ranks: int) -> None:
     for number, (name, start, seed) in enumerate(PROGRAMS[ranks]):
         step, args = STEPS[name]()
         traced = trace(step, *args)
-        program = build(
-            traced.graph, starts(traced.graph)[start], None if seed is None else random.Random(seed)
-        )
+        rng = None if seed is None else random.Random(seed)
+        program = build(traced.graph, starts(traced.graph)[start], rng)
+        if rng is not None:
+            program = several(program, traced.graph, ranks, rng)
         reference = ReferenceExecutable(traced, program, RATIOS[ranks])
         flat = jax.tree.leaves(args)
         first = reference(*flat)

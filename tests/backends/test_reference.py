@@ -1,5 +1,6 @@
 """The reference backend: collectives against their definition, programs against one device."""
 
+import json
 import random
 from typing import Any
 
@@ -7,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from cases import Case, before, cases, expected, same
-from greedy import build
+from greedy import build, several
 from steps import STEPS, starts
 
 from shardwright.backends.compile import Device
@@ -18,7 +19,8 @@ from shardwright.ir.errors import InputError
 from shardwright.ir.graph import Graph, Value
 from shardwright.ir.placement import R, Shard
 from shardwright.ir.program import Program, Property
-from shardwright.ir.text import parse_program
+from shardwright.ir.serialize import program_from_json, program_to_json
+from shardwright.ir.text import format_program, parse_program
 from shardwright.ir.trace import Traced, trace
 
 RATIOS = (0.5, 0.0, 0.3, 0.2)
@@ -83,8 +85,13 @@ def test_random_programs_equal_one_device(name: str, seed: int) -> None:
     traced, flat, wanted = traced_step(name)
     rng = random.Random(seed)
     start = rng.choice(list(starts(traced.graph).values()))
+    ratios = ((0.5, 0.5), (0.2, 0.0, 0.8), RATIOS)[seed % 3]
     program = build(traced.graph, start, rng)
-    got = ReferenceExecutable(traced, program, ((0.5, 0.5), (0.2, 0.0, 0.8), RATIOS)[seed % 3])(*flat)
+    if seed % 2:
+        program = several(program, traced.graph, len(ratios), rng)
+        assert parse_program(format_program(program, traced.graph)) == program
+        assert program_from_json(json.loads(json.dumps(program_to_json(program)))) == program
+    got = ReferenceExecutable(traced, program, ratios)(*flat)
     assert_close(got, wanted, 2e-2 if name == "half" else 1e-5)
 
 

@@ -14,7 +14,7 @@ from shardwright.backends.schedule_geometry import Geometry, Member
 from shardwright.backends.schedule_ops import Transfer
 from shardwright.backends.schedule_table import routine_of
 from shardwright.backends.transport import Exchanger, Lane, Pool
-from shardwright.backends.wire import to_jax
+from shardwright.backends.wire import to_jax, to_segment
 from shardwright.ir.placement import Partial, R
 
 
@@ -46,17 +46,19 @@ def test_memory_is_shared_with_xla_and_used_again_only_when_nobody_reads_it(dtyp
     assert pool.nbytes <= 3 << 12, "steps alternate between buffers, and there are no more"
 
 
-def test_memory_that_a_computation_still_reads_is_not_used_again() -> None:
+@pytest.mark.parametrize("entering", [to_jax, to_segment])
+def test_memory_that_a_computation_still_reads_is_not_used_again(entering: Any) -> None:
     pool = Pool()
     array = array_on(pool, 1 << 20)
     array[:] = 1
-    work = jax.jit(lambda x: jnp.tanh(x.reshape(1024, 1024) @ x.reshape(1024, 1024)).sum())
-    wanted = float(work(to_jax(array, "float32")))
+    square = jax.jit(lambda x: jnp.tanh(x.reshape(1024, 1024) @ x.reshape(1024, 1024)).sum())
+    work = square.lower(array).compile()
+    wanted = float(work(entering(array, "float32")))
     del array
     for _ in range(5):
         array = array_on(pool, 1 << 20)
         array[:] = 1
-        result = work(to_jax(array, "float32"))
+        result = work(entering(array, "float32"))
         del array
         following = array_on(pool, 1 << 20)  # while `work` may be running
         following[:] = np.nan

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from shardwright.cost.bill import Item, Passed, bill
+from shardwright.cost.bill import Cut, Item, Passed, bill
 from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import Fleet, Link, Node
 from shardwright.cost.model import CostModel
@@ -82,7 +82,7 @@ def test_what_a_segment_leaves_to_another_goes_through_memory(resume_s: float) -
     assert extra(item((), 1), item((1,), 2), stop((98,))) == pytest.approx(0.0)
     assert extra(item((), 1), stop((98,)), item((1,), 2), item((1,), 3)) == pytest.approx(2 * once)
     assert extra(item((), 1), stop((1,))) == pytest.approx(once)
-    halves = extra(item((), 1, cut=(2, 1)), stop((98,)), item((1,), 2))
+    halves = extra(item((), 1, cut=Cut(2, 1)), stop((98,)), item((1,), 2))
     assert halves == pytest.approx(once)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.cost.bill import Shares, bill, seconds
+from shardwright.cost.bill import Cut, Shares, bill, seconds
 from shardwright.cost.catalogue import catalogue
 from shardwright.cost.contractions import like_linear, product_sizes, sharded_size
 from shardwright.cost.fleet import Fleet
@@ -290,9 +290,9 @@ def test_floors_hold_after_rounding(weights: list[float], units: int, spread: An
         ShareCost(constant, 0 * linear, product),
     ):
         rounded, within = Shares(ratios, model.class_of), Prices.floors(model, (low, high))
-        assert within.evaluate(cost, (units, 1)) <= rounded.seconds(cost, (units, 1)) + 1e-9
+        assert within.evaluate(cost, Cut(units, 1)) <= rounded.seconds(cost, Cut(units, 1)) + 1e-9
         assert within.evaluate(cost, None) <= rounded.seconds(cost, None) + 1e-9
-        assert within.evaluate(cost, (units, 1)) >= Prices.floors(model).evaluate(cost, None)
+        assert within.evaluate(cost, Cut(units, 1)) >= Prices.floors(model).evaluate(cost, None)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -379,8 +379,8 @@ def test_the_bill_adds_the_slowest_device_of_every_instruction() -> None:
     model = model_of(CPU, SLOW)
     items = bill(program, graph, model)
     assert [(item.label, item.cut, item.exchange) for item in items] == [
-        ("dot_general", (128, 1), False),
-        ("dot_general", (128, 1), False),
+        ("dot_general", Cut(128, 1), False),
+        ("dot_general", Cut(128, 1), False),
         ("all_reduce.ring", None, True),
     ]
     ratios = (0.75, 0.25)

@@ -17,15 +17,16 @@ from shardwright.ir.graph import Literal
 from shardwright.ir.trace import Traced
 
 
-def fleet(memory: str = "1 GB", speeds: tuple[int, ...] = (3, 1)) -> Fleet:
+def fleet(memory: str = "1 GB", speeds: tuple[int, ...] = (3, 1), host: str = "") -> Fleet:
     types = [
         {"name": f"cpu-{s}", "flops": f"{s} GFLOP/s", "memory_bandwidth": f"{s} GB/s", "memory": memory}
         for s in speeds
     ]
     link = {"bandwidth": "1 GB/s", "latency": "10 us"}
-    return Fleet.from_dict(
-        {"name": "two", "nodes": [{"devices": [{"type": t} for t in types], "link": link}]}
-    )
+    node: dict[str, Any] = {"devices": [{"type": t} for t in types], "link": link}
+    if host:
+        node["host_link"] = {"bandwidth": host, "latency": "10 us"}
+    return Fleet.from_dict({"name": "two", "nodes": [node]})
 
 
 def layered(scan: bool, layers: int = 3, width: int = 16, batch: int = 64) -> tuple[Any, tuple[Any, ...]]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from synth_cases import fleet, ratios
 
-from shardwright.cost.bill import Item, seconds
+from shardwright.cost.bill import Cut, Item, seconds
 from shardwright.cost.memory import Footprint
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import ShareCost
@@ -42,7 +42,9 @@ def bills(draw: st.DrawFn, model: CostModel, products: bool = False) -> list[Ite
         product = rng.exponential(1e-3, (rows, classes)) if products and kind == 2 else np.zeros_like(linear)
         units = int(rng.choice([3, 8, 12, 64]))
         items.append(
-            Item("item", ShareCost(constant, linear, product), float(rng.integers(1, 5)), (units, 1), False)
+            Item(
+                "item", ShareCost(constant, linear, product), float(rng.integers(1, 5)), Cut(units, 1), False
+            )
         )
     return items
 
@@ -122,7 +124,7 @@ def test_no_point_of_a_grid_is_better(name: str, data: st.DataObject) -> None:
 def test_share_proportional_work_is_shared_in_proportion_to_speed() -> None:
     model = MODELS["three classes"]  # speeds 4, 2, 1, 1
     cost = ShareCost(np.zeros((1, 3)), np.array([[1 / 4, 1 / 2, 1.0]]), np.zeros((1, 3)))
-    found = solve_ratios([Item("dot", cost, 1.0, (64, 1), False)], model, np.full(3, 0.25))
+    found = solve_ratios([Item("dot", cost, 1.0, Cut(64, 1), False)], model, np.full(3, 0.25))
     assert found.shares == pytest.approx([4 / 8, 2 / 8, 1 / 8], abs=1e-6)
     assert found.seconds == pytest.approx(1 / 8, rel=1e-6)
 
@@ -139,7 +141,7 @@ def test_nothing_that_varies_means_even_shares() -> None:
 def test_memory_rows_bind_where_they_must() -> None:
     model = CostModel(fleet((4, 1), memory="1 GB"))
     cost = ShareCost(np.zeros((1, 2)), np.array([[0.25, 1.0]]), np.zeros((1, 2)))
-    items = [Item("dot", cost, 1.0, (64, 1), False)]
+    items = [Item("dot", cost, 1.0, Cut(64, 1), False)]
     assert solve_ratios(items, model, np.full(2, 0.5)).shares == pytest.approx([0.8, 0.2], abs=1e-6)
     memory = Footprint(np.array([1e8]), np.array([1.5e9]))  # a device may hold 0.9 / 1.5 of what is shared
     bound = solve_ratios(items, model, np.full(2, 0.5), memory)
@@ -174,7 +176,7 @@ def test_rounding_never_makes_it_worse(name: str, data: st.DataObject) -> None:
 def test_rounding_finds_the_best_whole_units() -> None:
     model = CostModel(fleet((4, 2, 1)))
     cost = ShareCost(np.zeros((1, 3)), np.array([[1 / 4, 1 / 2, 1.0]]), np.zeros((1, 3)))
-    items = [Item("heads", cost, 1.0, (12, 1), False)]
+    items = [Item("heads", cost, 1.0, Cut(12, 1), False)]
 
     def price(at: tuple[float, ...]) -> tuple[bool, float]:
         return False, seconds(items, model, at)
@@ -187,7 +189,7 @@ def test_rounding_finds_the_best_whole_units() -> None:
 def test_rounding_prefers_what_fits() -> None:
     model = CostModel(fleet((4, 1)))
     cost = ShareCost(np.zeros((1, 2)), np.array([[0.25, 1.0]]), np.zeros((1, 2)))
-    items = [Item("dot", cost, 1.0, (10, 1), False)]
+    items = [Item("dot", cost, 1.0, Cut(10, 1), False)]
 
     def price(at: tuple[float, ...]) -> tuple[bool, float]:
         return at[0] > 0.55, seconds(items, model, at)

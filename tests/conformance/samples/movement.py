@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 from tests.conformance.samples.draw import Draw, Program, add, bits, booleans, reals, sample
 
+from shardwright.ir.host import reload
+
 
 @sample("broadcast_in_dim")
 def broadcast_scalar(draw: Draw) -> Program:
@@ -34,6 +36,16 @@ def transposed(draw: Draw) -> Program:
 @sample("transpose")
 def transposed_logic(draw: Draw) -> Program:
     return jnp.transpose, (draw.bools(*draw.ab),)
+
+
+@sample("reload")
+def waited_in_host_memory(draw: Draw) -> Program:
+    return reload, (draw.floats(*draw.ab),)
+
+
+@sample("reload")
+def waited_as_integers(draw: Draw) -> Program:
+    return reload, (draw.ints(*draw.ab),)
 
 
 @sample("squeeze")

@@ -1,0 +1,306 @@
+"""Plans with several ratios: stretches of a program that are cut by ratios of their own.
+
+What a program computes on shards that are tied to each other is a *stretch* (`ir/ties.py`); between stretches
+stand collectives that make any cut from a Partial or a whole tensor, so that ratios of its own cost a stretch
+nothing. Three kinds of stretches may want different ones:
+
+    compute   what contracts sharded tensors, and the plan's ratios
+    state     parameters and optimizer state that no contraction reads in stretches: gathered before it is
+              used, updated where it lies. Memory, and its bandwidth, say how much of it a device should hold
+    the rest  elementwise work beside both
+
+A line of the bill is cut by the ratios of one stretch, so that cost is a sum over kinds, and only memory ties
+their ratios: `solve_several` has a row of shares for each kind. A kind whose own ratios save nothing, and
+no memory that is short, keeps the plan's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.bill import Item, Shares, Tally, bill
+from shardwright.cost.memory import Footprints, Peaks, footprints
+from shardwright.cost.model import CostModel
+from shardwright.cost.share_cost import Floats
+from shardwright.ir.graph import Graph
+from shardwright.ir.placement import OwnRatios
+from shardwright.ir.program import Program, own_ratios, verify
+from shardwright.ir.rules import registry
+from shardwright.ir.ties import Stretches, cut_by, stretches
+from shardwright.synth.budgets import SCALES, Renting
+from shardwright.synth.emit import emit
+from shardwright.synth.judge import Judge
+from shardwright.synth.pricing import Prices
+from shardwright.synth.ratios import SeveralSolution, solve_several
+from shardwright.synth.rounding import round_ratios
+from shardwright.synth.solve import Solution
+from shardwright.synth.turns import Candidate, Found, Turns
+
+#: Part of the cost that ratios of their own have to save: programs with several are searched less well.
+WORTH = 0.02
+
+#: How often budgets are corrected by what a look at the program says, by how much more each time, and which
+#: difference does not matter.
+_LOOKS = 3
+_STRICTER = 0.98
+_NEAR = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Segmented:
+    """A program with several ratios.
+
+    Attributes:
+        program: verified; it holds all ratios but the plan's.
+        ratios: the plan's, by device.
+        cost_s: exact cost at the rounded shares.
+        items: its bill.
+        memory: peak bytes of every device.
+        fits: whether the devices have these.
+    """
+
+    program: Program
+    ratios: tuple[float, ...]
+    cost_s: float
+    items: tuple[Item, ...]
+    memory: Peaks
+    fits: bool
+
+
+def apart(
+    turns: Turns, best: Candidate, free: Found, renting: Callable[[], Renting]
+) -> tuple[Segmented, float] | None:
+    """A plan with several ratios that is better than one with one.
+
+    The program at hand is given ratios of its own; where memory is short, so are programs that rent makes
+    small at the ratios that computing would like. What is best then is searched for once more, at its ratios:
+    whatever is not tied to the plan's takes those of them that it likes best.
+
+    Args:
+        turns: the search so far.
+        best: what it found with one vector of ratios.
+        free: what it found if memory were no limit.
+        renting: makes programs smaller.
+
+    Returns:
+        The plan, and what no program at its ratios can be cheaper than; None where there is none.
+    """
+    model, judge, graph, stop = turns.model, turns.judge, turns.judge.graph, turns.stop
+    if len(model.counts) == 1 or stop():
+        return None
+    short = not judge.roomy and not (best.fits and best.cost_s <= free.cost_s * (1 + WORTH))
+    found: Segmented | None = None
+
+    def consider(program: Program, ratios: tuple[float, ...], items: Sequence[Item]) -> bool:
+        nonlocal found
+        fits, cost_s = (best.fits, best.cost_s) if found is None else (found.fits, found.cost_s)
+        worth_s = cost_s * (1 - WORTH) if fits else np.inf
+        with turns.timer.ratios():
+            here = segmented(graph, model, judge, program, ratios, items, short=short, worth_s=worth_s)
+        if here is None or not here.fits or here.cost_s >= worth_s:
+            return False
+        found = here
+        return True
+
+    def search(prices: Prices, rent_s: float) -> Solution:
+        with turns.timer.search():
+            if rent_s:
+                return renting().solve(prices, free.ratios, rent_s, stop)
+            return turns.solver.solve(prices, stop=stop)
+
+    consider(best.program, best.ratios, best.items)
+    rents: Sequence[float] = (0.0,)
+    if short:
+        unit, near = best.cost_s / float(judge.limits[model.class_of].sum()), renting().helped
+        rents = [scale * unit for scale in SCALES[max(near - 2, 0) : near + 2]]
+        for rent_s in rents:
+            if not stop():
+                prices = Prices.at(turns.listed, free.ratios)
+                program = emit(turns.space, search(prices, rent_s).assignment, prices)
+                if consider(program, free.ratios, bill(program, graph, model)):
+                    rents = (rent_s,)
+    least_s = 0.0
+    while found is not None:
+        others = [own.shares for own in own_ratios(found.program).values()]
+        prices = Prices.at(turns.listed, found.ratios, others=others)
+        solution = search(prices, 0.0)
+        least_s = solution.bound_s
+        rented = search(prices, rents[0]) if short else solution
+        program = emit(turns.space, rented.assignment, prices)
+        if stop() or not consider(program, found.ratios, bill(program, graph, model)):
+            break
+    return None if found is None else (found, least_s)
+
+
+def segmented(
+    graph: Graph,
+    model: CostModel,
+    judge: Judge,
+    program: Program,
+    ratios: tuple[float, ...],
+    items: Sequence[Item],
+    *,
+    short: bool,
+    worth_s: float,
+) -> Segmented | None:
+    """The program with ratios of their own for the kinds of its stretches, where that pays; else None.
+
+    Args:
+        graph: the step.
+        model: prices.
+        judge: of what fits.
+        program: cut by the plan's ratios alone, on one mesh axis.
+        ratios: share of every device.
+        items: the program's bill.
+        short: whether memory is short: then all kinds get their own.
+        worth_s: what a program must cost less than.
+    """
+    if len(model.counts) == 1:
+        return None
+    found = stretches(program, graph)
+    kinds = kinds_of(found, program, graph, items)
+    parts = _parts(found, kinds, program, graph, items)
+    at = np.array([ratios[c.members[0]] for c in model.classes])
+    if not short:
+        kinds = _worthwhile(parts, kinds, model, ratios, at)
+        parts = _parts(found, kinds, program, graph, items)
+    if len(parts) == 1:
+        return None
+    attempt = _Attempt(graph, model, judge, program, found, kinds, parts)
+    budgets = judge.budgets
+    best: Segmented | None = None
+    for rounds in range(_LOOKS):
+        tried = attempt.at(ratios, at, budgets, worth_s)
+        if tried is None:
+            break
+        here, part = tried
+        if here.fits and (best is None or here.cost_s < best.cost_s):
+            best = here
+        if judge.roomy or (here.fits and bool((budgets >= judge.limits * part * (1 - _NEAR)).all())):
+            break
+        # What the model takes for full is what is found full; every round is stricter.
+        budgets = judge.limits * part * _STRICTER ** (rounds + 1)
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """One program, whose kinds of stretches are to have ratios of their own."""
+
+    graph: Graph
+    model: CostModel
+    judge: Judge
+    program: Program
+    found: Stretches
+    kinds: Sequence[int]
+    parts: Sequence[Sequence[Item]]
+
+    def at(
+        self, ratios: tuple[float, ...], at: Floats, budgets: Floats, worth_s: float
+    ) -> tuple[Segmented, Floats] | None:
+        """With the best ratios within budgets of the classes; None where they cost more than it is worth.
+
+        Beside it, by class, what the model has of each byte that a device is found to need.
+        """
+        model, judge, count = self.model, self.judge, len(self.parts)
+        memory = None if judge.roomy else footprints(self.cut([ratios] * count), self.graph)
+        solved: SeveralSolution = solve_several(self.parts, model, [at] * count, memory, budgets)
+        if not solved.ok or solved.seconds >= worth_s:
+            return None
+        every = [tuple(float(shares[c]) for c in model.class_of) for shares in solved.shares]
+        every = self.rounded(every, solved.shares, memory, budgets)
+        program = self.cut(every)
+        verify(program, self.graph)
+        items = bill(program, self.graph, model)
+        cost_s = Tally(items, model).seconds(every[0])
+        if memory is None:
+            said = peaks = Peaks(tuple(int(b) for b in judge.footprint(program).peak(np.asarray(every[0]))))
+        else:
+            said = Peaks(tuple(int(b) for b in memory.peak(np.array(every))))
+            peaks = judge.peaks(program, every[0], said)
+        of_device = np.array(said.bytes) / np.maximum(np.array(peaks.bytes, dtype=np.float64), 1.0)
+        part = np.array([of_device[model.class_of == c].min() for c in range(len(model.counts))])
+        here = Segmented(program, every[0], cost_s, tuple(items), peaks, judge.excess(peaks) <= 1)
+        return here, part
+
+    def cut(self, every: Sequence[tuple[float, ...]]) -> Program:
+        """The program with these ratios for its kinds."""
+        own = {number: OwnRatios(number, shares) for number, shares in enumerate(every) if number}
+        by = {c: own[self.kinds[s]] for c, s in self.found.of.items() if self.kinds[s]}
+        return cut_by(self.program, self.graph, by)
+
+    def rounded(
+        self,
+        every: Sequence[tuple[float, ...]],
+        shares: Sequence[Floats],
+        memory: Footprints | None,
+        budgets: Floats,
+    ) -> list[tuple[float, ...]]:
+        """The ratios of one kind after the other, rounded so that they cost least; what fits comes first."""
+        found = list(every)
+        limits = budgets[self.model.class_of]
+        for number, items in enumerate(self.parts):
+            tally = Tally(items, self.model)
+
+            def price(
+                ratios: tuple[float, ...], number: int = number, tally: Tally = tally
+            ) -> tuple[bool, float]:
+                tried = np.array([*found[:number], ratios, *found[number + 1 :]])
+                over = memory is not None and bool((memory.peak(tried) > limits * (1 + 1e-6)).any())
+                return over, tally.seconds(ratios)
+
+            found[number] = round_ratios(items, self.model, shares[number], price)
+        return found
+
+
+def kinds_of(found: Stretches, program: Program, graph: Graph, items: Sequence[Item]) -> list[int]:
+    """The kind of every stretch: 0 for compute, 1 for state, 2 for the rest.
+
+    What `is_tied` says of lines of a price list is what makes a stretch compute here.
+    """
+    kinds = [1 if number < found.with_state else 2 for number in range(found.count)]
+    for stretch, item in zip(found.along(program, graph), items, strict=True):
+        if stretch is None:
+            continue
+        op = registry().get(item.label)
+        contracts = op is not None and op.kind == "contraction"
+        if contracts or (item.move is not None and item.move.kind == "all_to_all"):
+            kinds[stretch] = 0
+    return _numbered([0, *kinds])[1:]
+
+
+def _numbered(kinds: Sequence[int]) -> list[int]:
+    """The same kinds, numbered without a gap from 0 on."""
+    names = {kind: number for number, kind in enumerate(sorted(set(kinds)))}
+    return [names[kind] for kind in kinds]
+
+
+def _parts(
+    found: Stretches, kinds: Sequence[int], program: Program, graph: Graph, items: Sequence[Item]
+) -> list[list[Item]]:
+    """The items of every kind; what is not cut counts as compute."""
+    parts: list[list[Item]] = [[] for _ in range(max(kinds, default=0) + 1)]
+    for stretch, item in zip(found.along(program, graph), items, strict=True):
+        parts[0 if stretch is None else kinds[stretch]].append(item)
+    return parts
+
+
+def _worthwhile(
+    parts: Sequence[Sequence[Item]],
+    kinds: Sequence[int],
+    model: CostModel,
+    ratios: tuple[float, ...],
+    at: Floats,
+) -> list[int]:
+    """The kinds, those that would save next to nothing being compute."""
+    shares = Shares(ratios, model.class_of)
+    now = [sum(item.weight * shares.seconds(item.cost, item.cut) for item in items) for items in parts]
+    keeps = [0]
+    for number in range(1, len(parts)):
+        solved = solve_several((parts[number],), model, (at,))
+        if solved.ok and solved.seconds < now[number] - WORTH * sum(now):
+            keeps.append(number)
+    return _numbered([kind if kind in keeps else 0 for kind in kinds])

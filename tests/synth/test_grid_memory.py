@@ -1,0 +1,105 @@
+"""Memory on two mesh axes: what a budget leaves is found, fits as it will run, and is bounded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardwright import Fleet, Plan, synthesize
+from shardwright.cost.grid import Mesh
+from shardwright.cost.model import CostModel
+from shardwright.ir.placement import grid, parse_placement, region
+from shardwright.synth.grid_rent import least_portions, portions
+
+
+def fleet(memory_bytes: float, nodes: tuple[int, ...] = (2, 2)) -> Fleet:
+    kind = {
+        "name": "k",
+        "flops": "50 MFLOP/s",
+        "memory_bandwidth": "100 MB/s",
+        "memory": f"{int(memory_bytes)} B",
+    }
+    near, far = {"bandwidth": "2 GB/s", "latency": "1 us"}, {"bandwidth": "100 MB/s", "latency": "30 us"}
+    listed = [{"devices": {"type": kind, "count": n}, "link": near} for n in nodes]
+    return Fleet.from_dict({"name": "mesh", "nodes": listed, "network": far})
+
+
+def train_step(params: Any, moments: Any, x: jax.Array, y: jax.Array) -> Any:
+    def loss_of(params: Any) -> jax.Array:
+        def layer(h: jax.Array, p: Any) -> tuple[jax.Array, None]:
+            return h + jnp.tanh(h @ p["up"]) @ p["down"], None
+
+        return jnp.mean((jax.lax.scan(layer, x, params)[0] - y) ** 2)
+
+    loss, gradients = jax.value_and_grad(loss_of)(params)
+    moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, gradients)
+    return jax.tree.map(lambda p, m: p - 0.01 * m, params, moments), moments, loss
+
+
+def arguments() -> tuple[Any, ...]:
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = {
+        "up": 0.1 * jax.random.normal(keys[0], (3, 16, 64)),
+        "down": 0.1 * jax.random.normal(keys[1], (3, 64, 16)),
+    }
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return params, zeros, jax.random.normal(keys[2], (32, 16)), jax.random.normal(keys[3], (32, 16))
+
+
+def planned(memory_bytes: float) -> Plan:
+    step = train_step
+    return synthesize(
+        step,
+        *arguments(),
+        fleet=fleet(memory_bytes),
+        axes=2,
+        devices="all",
+        recompute="off",
+        microbatches=1,
+    )
+
+
+def test_less_memory_is_kept_to_and_never_makes_a_plan_cheaper() -> None:
+    free = planned(1 << 30)
+    peak, costs = max(free.memory_bytes), [free.cost_s]
+    for part in (0.9, 0.84):
+        plan = planned(part * peak)
+        assert plan.fits and max(plan.memory_bytes) <= part * peak
+        assert plan.cost_s >= costs[-1] * (1 - 1e-9) and plan.bound_s <= plan.cost_s
+        assert plan.bound_s >= free.bound_s * (1 - 1e-9)
+        costs.append(plan.cost_s)
+    assert costs[-1] > free.cost_s and plan.axes == 2
+    assert plan.verify(train_step, *arguments()).ok
+
+
+def test_what_cannot_fit_is_said() -> None:
+    plan = planned(20_000)
+    assert not plan.fits and any("no program found fits" in note for note in plan.assumptions)
+
+
+@pytest.mark.parametrize("nodes", [(2, 2), (1, 3)])
+def test_portions_are_what_devices_hold(nodes: tuple[int, ...]) -> None:
+    inventory = fleet(1 << 30, nodes) if min(nodes) > 1 else uneven(nodes)
+    mesh, devices = Mesh.of(CostModel(inventory)), sum(nodes)
+    ratios = tuple(np.arange(1, devices + 1) / sum(range(1, devices + 1)))
+    at, least = portions(mesh, ratios, 0), least_portions(mesh)
+    texts = ("R", "S(0)")
+    for across in texts:
+        for within in texts:
+            a, w = parse_placement(across), parse_placement(within)
+            placement = grid(a, w, nodes)  # pyright: ignore[reportArgumentType]
+            shape = (40_000_000,)
+            held = [region(shape, placement, d, ratios)[0][1] / shape[0] for d in range(devices)]
+            assert at(placement) == pytest.approx((sum(held), held[0]), abs=1e-5)
+            assert least(placement)[0] <= sum(held) + 1e-6 and least(placement)[1] <= held[0] + 1e-6
+
+
+def uneven(nodes: tuple[int, ...]) -> Fleet:
+    kind = {"name": "k", "flops": "50 MFLOP/s", "memory_bandwidth": "100 MB/s", "memory": "1 GB"}
+    link = {"bandwidth": "2 GB/s", "latency": "1 us"}
+    listed = [{"devices": {"type": kind, "count": n}, **({"link": link} if n > 1 else {})} for n in nodes]
+    return Fleet.from_dict({"name": "mesh", "nodes": listed, "network": link})
