@@ -16,15 +16,15 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from shardwright.backends.flow import find, inputs, reads
 from shardwright.backends.layout import abstract, holds, members, stretches
 from shardwright.backends.local import evaluate, local_shape, neutral, operand
-from shardwright.backends.segments import Segment
 from shardwright.ir.collectives import step
+from shardwright.ir.flow import find, inputs, reads
 from shardwright.ir.graph import Atom, Graph, Literal, TensorType, value_type
 from shardwright.ir.placement import Grid, Placement, Shard, region, seat
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, Property
 from shardwright.ir.regions import scan_counts
+from shardwright.ir.segments import Segment
 
 Local: TypeAlias = Callable[..., tuple[Any, ...]]
 Env: TypeAlias = dict[Property, Any]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwright.backends.flow import find, inputs, reads, writes
 from shardwright.backends.layout import holds
 from shardwright.backends.local import local_shape
-from shardwright.backends.segments import Segment
+from shardwright.ir.flow import find, inputs, reads, writes
 from shardwright.ir.graph import Atom, Equation, Forms, Graph, Literal, TensorType, Value, value_types
 from shardwright.ir.placement import Partial, Placement, Replicate
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property
+from shardwright.ir.segments import Segment
 
 _Env = dict[Property, Atom]
 

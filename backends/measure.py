@@ -12,18 +12,22 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise, product
 from math import isqrt
+from statistics import mean
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from shardwright.backends.direct import DirectExchanger
 from shardwright.backends.kernel_cases import KernelCase, compiled, copies, is_cold
-from shardwright.backends.layout import stretches
+from shardwright.backends.layout import stretches, to_numpy, wire_type
 from shardwright.backends.load import Usage, others
-from shardwright.backends.mpi_moves import mpi
+from shardwright.backends.mpi_moves import lowerings, mpi
+from shardwright.backends.wire import to_segment
 from shardwright.backends.world import World
 from shardwright.ir.collectives import registry
 from shardwright.ir.graph import TensorType
@@ -46,6 +50,11 @@ COLD_BYTES = 1 << 24
 #: Exchanges of so many bytes are timed after a segment that takes its time, too: this one.
 RESUMED_BYTES = 1 << 16
 SEGMENT = KernelCase("backward:mlp", (8, 64, 256, 512))
+#: And after one that adds two numbers, as between the reductions of one gradient and the next.
+BRIEF = KernelCase("dispatch", ())
+#: Up to so many bytes, so many exchanges are timed together, behind one that is not timed: a rank that is
+#: ahead waits in the next, so that the slowest of the ranks tells what an exchange takes, not who was late.
+CHAINS = ((1 << 16, 4), (1 << 20, 2), (1 << 62, 1))
 #: Cases whose common load is read at a time: enough for the system's ticks of a hundredth of a second.
 BLOCK = 24
 #: Part of the cores that others may use while a sample is taken that counts as undisturbed.
@@ -107,14 +116,29 @@ class RankInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Resumed:
+    """Segments and an exchange, in seconds, one per round.
+
+    Attributes:
+        through_s: a segment that takes its time and the exchange after it, of the slowest rank.
+        brief_s: after an exchange, the briefest of segments and another exchange, of the slowest rank.
+        alone_s: the former segment alone, of all ranks' mean.
+        empty_s: one of many operands and no work, the caches full of other things, of all ranks' mean.
+    """
+
+    through_s: tuple[float, ...]
+    brief_s: tuple[float, ...]
+    alone_s: tuple[float, ...]
+    empty_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """What came out; times are in seconds, one per round.
 
     Attributes:
         exchange_s: per case: of the slowest rank, one exchange following another.
-        resume_s: per case: how much longer it takes after a segment than its kernels and the exchange, of the
-            slowest rank: the segment's start, caches that refill, ranks that are not ready at the same time.
-            Empty but for exchanges of `RESUMED_BYTES`.
+        resumed: per case, what it takes beside segments; None but for exchanges of `RESUMED_BYTES`.
         kernel_s: per rank and case: of one kernel.
         ranks: what each runs on.
         others: part of the cores of the busiest machine that other processes, or other guests of its host,
@@ -122,7 +146,7 @@ class Measured:
     """
 
     exchange_s: tuple[tuple[float, ...], ...]
-    resume_s: tuple[tuple[float, ...], ...]
+    resumed: tuple[Resumed | None, ...]
     kernel_s: tuple[tuple[tuple[float, ...], ...], ...]
     ranks: tuple[RankInfo, ...]
     others: float | None
@@ -139,15 +163,20 @@ def measure(request: Request, comm: Any = None, tick: Tick = lambda done, total:
     kernels = len(request.kernels)
     of_ranks = comm.allgather(taken)
 
-    def slowest(case: int, part: int) -> tuple[float, ...]:
+    def together(case: int, part: int, of: Callable[[Sequence[float]], float] = max) -> tuple[float, ...]:
         """Of the ranks, by round."""
         by_round = zip(*(ranks[case] for ranks in of_ranks), strict=True)
-        return tuple(max(sample[part] for sample in together) for together in by_round)
+        return tuple(of([sample[part] for sample in samples]) for samples in by_round)
+
+    def resumed(case: int) -> Resumed | None:
+        if len(taken[case][0]) == 1:
+            return None
+        return Resumed(together(case, 1), together(case, 2), together(case, 3, mean), together(case, 4, mean))
 
     exchanges = range(kernels, len(runs))
     return Measured(
-        exchange_s=tuple(slowest(case, 0) for case in exchanges),
-        resume_s=tuple(slowest(case, 1) if len(taken[case][0]) > 1 else () for case in exchanges),
+        exchange_s=tuple(together(case, 0) for case in exchanges),
+        resumed=tuple(map(resumed, exchanges)),
         kernel_s=tuple(
             tuple(tuple(t for (t,) in samples) for samples in mine[:kernels]) for mine in of_ranks
         ),
@@ -222,18 +251,21 @@ def _kernel_timer(case: KernelCase) -> Timer:
 
 
 def _exchange_timer(case: ExchangeCase, world: World, meet: World) -> Timer:
-    """Seconds of an exchange that follows another; at one size, what one after a segment takes besides."""
+    """Seconds of an exchange that follows another; at one size, then those of `Resumed`."""
     move, tensor = example(case.kind, case.strategy, case.nbytes)
     world.join([move.group])
     lengths = stretches(tensor, move.pre, move.group, world.ratios)
     shape = list(tensor.shape)
     if isinstance(move.pre, Shard):
         shape[move.pre.dim] = lengths[world.rank]
-    # Two tensors: the data of the second exchange are not in the caches, but what runs it is.
-    first, second = (jnp.full(tuple(shape), number, tensor.dtype) for number in (1, 2))
+    # The data of later exchanges are not in the caches, but what runs them is.
+    chain = next(times for most, times in CHAINS if case.nbytes <= most)
+    values = [jnp.full(tuple(shape), number, tensor.dtype) for number in range(chain + 1)]
+    carry = _carrier(world, move, tensor)
+    moves = [partial(carry, value) for value in values]
     resumes = case.nbytes == RESUMED_BYTES
     trivial = _compiled(KernelCase("start", ()))
-    segment = _compiled(SEGMENT) if resumes else trivial
+    brief, segment = (_compiled(BRIEF), _compiled(SEGMENT)) if resumes else (trivial, trivial)
 
     def timed(*steps: Callable[[], Any]) -> list[float]:
         _fill_caches().block_until_ready()
@@ -245,24 +277,38 @@ def _exchange_timer(case: ExchangeCase, world: World, meet: World) -> Timer:
         return [end - begin for begin, end in pairwise(times)]
 
     def once() -> list[float]:
-        segment_s, leaving_s, following_s = timed(
-            segment, lambda: world.move(move, tensor, first), lambda: world.move(move, tensor, second)
-        )
+        following_s = mean(timed(trivial, *moves)[2:])
         if not resumes:
             return [following_s]
-        # Of the segment, its kernels are priced apart: what it takes alone less what a trivial one takes.
-        kernels_s = timed(segment)[0] - timed(trivial)[0]
-        return [following_s, segment_s + leaving_s - following_s - kernels_s]
+        begin, *rest = moves
+        through_s = sum(timed(segment, begin))
+        brief_s = sum(timed(begin, *(step for one in rest for step in (brief, one)))[1:]) / len(rest)
+        return [following_s, through_s, brief_s, *timed(segment), *timed(trivial)]
 
     def sample() -> list[float]:
         meet.wait([meet.comm.Ibarrier()])
-        for value in (first, second):  # in a plan the memory of an exchange is that of the step before
-            world.move(move, tensor, value)
+        for one in moves[:2]:  # in a plan the memory of an exchange is that of the step before
+            one()
         found = [sum(pair) / 2 for pair in zip(once(), once(), strict=True)]
         world.pool.clear()  # the next case has other sizes
         return found
 
     return sample
+
+
+def _carrier(world: World, move: Move, tensor: TensorType) -> Callable[[Any], Any]:
+    """Carries an exchange out as a plan's script does: prepared, and with a result for a segment to read."""
+    exchanger = None if (move.kind, move.strategy) in lowerings() else world.exchanger((move,), (tensor,))
+    if exchanger is None or isinstance(exchanger, DirectExchanger):
+        return partial(world.move, move, tensor)
+    nothing = np.empty(0, wire_type(tensor)[1])
+
+    def carry(value: Any) -> Any:
+        operand = nothing if value is None else to_numpy(value)
+        (result,) = world.lane.land(world.lane.launch(exchanger, [operand]))
+        return value if exchanger.same[0] else to_segment(result, tensor.dtype)
+
+    return carry
 
 
 _compiled = cache(compiled)

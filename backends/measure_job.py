@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.backends.launch import rank_command, rank_environment
-from shardwright.backends.measure import Measured, RankInfo, Request, Tick, measure
+from shardwright.backends.measure import Measured, RankInfo, Request, Resumed, Tick, measure
 from shardwright.ir.errors import InputError
 
 
@@ -52,7 +52,10 @@ def measure_on(ranks: int, request: Request, tick: Tick = lambda done, total: No
 def _measured(data: dict[str, Any]) -> Measured:
     return Measured(
         exchange_s=tuple(tuple(samples) for samples in data["exchange_s"]),
-        resume_s=tuple(tuple(samples) for samples in data["resume_s"]),
+        resumed=tuple(
+            None if each is None else Resumed(**{name: tuple(times) for name, times in each.items()})
+            for each in data["resumed"]
+        ),
         kernel_s=tuple(tuple(tuple(samples) for samples in rank) for rank in data["kernel_s"]),
         ranks=tuple(RankInfo(**info) for info in data["ranks"]),
         others=data["others"],

@@ -14,7 +14,6 @@ import numpy as np
 from shardwright.backends.compile import Compiler, Device, Local
 from shardwright.backends.direct import DirectExchanger
 from shardwright.backends.faults import Watch, check_finite
-from shardwright.backends.flow import inputs, outputs
 from shardwright.backends.host_memory import to_device, to_host
 from shardwright.backends.layout import holds, is_key, to_numpy
 from shardwright.backends.local import filled, operand
@@ -22,13 +21,14 @@ from shardwright.backends.mpi_moves import lowerings
 from shardwright.backends.runner import iterate
 from shardwright.backends.schedule import wire_type
 from shardwright.backends.schedule_order import Act, Land, Launch, Order, Repeat
-from shardwright.backends.segments import Away, Back, Segment, with_host
 from shardwright.backends.transport import POLL_S
 from shardwright.backends.wire import to_jax, to_segment
 from shardwright.backends.world import World
+from shardwright.ir.flow import inputs, outputs
 from shardwright.ir.graph import Atom, Literal, TensorType
 from shardwright.ir.placement import Placement
 from shardwright.ir.program import Property
+from shardwright.ir.segments import Away, Back, Segment, with_host
 from shardwright.ir.text import format_instruction
 from shardwright.ir.trace import Traced
 

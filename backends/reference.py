@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.backends.compile import QUICK, Compiler, Device, Local
-from shardwright.backends.flow import inputs
 from shardwright.backends.host_memory import is_away, to_device, to_host
 from shardwright.backends.layout import (
     as_array,
@@ -29,10 +28,10 @@ from shardwright.backends.layout import (
 )
 from shardwright.backends.local import filled, operand
 from shardwright.backends.runner import run
-from shardwright.backends.segments import Exchange, Segment, Step, schedule
 from shardwright.ir import collectives
 from shardwright.ir.collectives import Array, step
 from shardwright.ir.collectives import Step as MeshStep
+from shardwright.ir.flow import inputs
 from shardwright.ir.graph import Graph, Literal, TensorType, Value
 from shardwright.ir.placement import (
     Grid,
@@ -46,6 +45,7 @@ from shardwright.ir.placement import (
     region,
 )
 from shardwright.ir.program import Move, Program, Property
+from shardwright.ir.segments import Exchange, Segment, Step, schedule
 from shardwright.ir.trace import Traced
 
 #: One local array per device; None on devices that are not in the value's group.

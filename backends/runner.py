@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, TypeAlias, TypeVar
 
-from shardwright.backends.flow import inputs
-from shardwright.backends.segments import Away, Back, Exchange, LoopStep, Schedule, Segment, Step
+from shardwright.ir.flow import inputs
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType, Value
 from shardwright.ir.placement import Placement
 from shardwright.ir.program import Program, Property
 from shardwright.ir.regions import boundary, scan_counts
 from shardwright.ir.rules import Signature
+from shardwright.ir.segments import Away, Back, Exchange, LoopStep, Schedule, Segment, Step
 from shardwright.ir.text import format_instruction
 
 Held = TypeVar("Held")

@@ -21,14 +21,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from shardwright.backends.flow import Flow, Kind, is_local, outputs
-from shardwright.backends.hoist import hoisted
-from shardwright.backends.late import Run, late
-from shardwright.backends.segments import Away, Back, Segment
+from shardwright.backends.layout import is_key
+from shardwright.backends.schedule_geometry import MERGED
+from shardwright.ir.flow import Flow, is_local, outputs
 from shardwright.ir.graph import Graph, TensorType
-from shardwright.ir.placement import Partial
+from shardwright.ir.hoist import hoisted
+from shardwright.ir.late import Run, late
+from shardwright.ir.placement import Grid, Partial, Placement
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property
 from shardwright.ir.recompute import begins_again
+from shardwright.ir.segments import Away, Back, Segment
 
 #: Messages under way at most; another one lands the first. They keep operands and results alive.
 UNDER_WAY = 16
@@ -106,7 +108,7 @@ class Order:
     """The steps of `program` over `graph`.
 
     Attributes:
-        program: the plan's, but for exchanges that changed places with their readers (`hoist.py`).
+        program: the plan's, but for exchanges that changed places with their readers (`ir/hoist.py`).
         graph: what it computes.
         steps: in the order in which they are run.
         types: global types of the graph's values by index.
@@ -257,6 +259,7 @@ def _ends(flow: Flow, pending: Sequence[int], position: int) -> bool:
 
 
 _Act: TypeAlias = tuple[str, "int | Message"]
+_Kind: TypeAlias = tuple[object, ...]
 
 
 class _Early:
@@ -267,7 +270,7 @@ class _Early:
         self.missing = [len(producers) for producers in flow.producers]
         self.key = _urgency(flow)
         self.ready: list[tuple[int, int]] = []
-        self.buckets: dict[Kind, list[int]] = {}
+        self.buckets: dict[_Kind, list[int]] = {}
         self.under_way: deque[Message] = deque()
         self.gathers: list[int] = []  # whose operand is there, and which may not leave yet
         self.ahead: dict[int, int] = {}  # bytes of gathers that left and were not read yet, by position
@@ -317,7 +320,7 @@ class _Early:
 
     def _leave(self, position: int) -> Iterator[_Act]:
         """Into a bucket."""
-        nbytes, kind = self.flow.nbytes(position), self.flow.kind(position)
+        nbytes, kind = self.flow.nbytes(position), _kind(self.flow, position)
         if not isinstance(self.flow.move(position).pre, Partial):
             self.ahead[position] = nbytes
         held = sum(map(self.flow.nbytes, self.buckets.get(kind, ())))
@@ -327,7 +330,7 @@ class _Early:
         if held + nbytes >= self.bucket_bytes:
             yield from self._close(kind)
 
-    def _close(self, kind: Kind) -> Iterator[_Act]:
+    def _close(self, kind: _Kind) -> Iterator[_Act]:
         """The bucket leaves as a message."""
         positions = self.buckets.pop(kind, None)
         if positions is None:
@@ -346,6 +349,21 @@ class _Early:
         yield "land", message
         for position in message.positions:
             yield from self._done(position)
+
+
+def _kind(flow: Flow, position: int) -> _Kind:
+    """Exchanges of equal kind may share a message."""
+    move = flow.move(position)
+    tensor = flow.types[move.value]
+    if move.kind not in MERGED or is_key(tensor.dtype):
+        return (position,)
+    if isinstance(move.pre, Grid) or isinstance(move.post, Grid):
+        return (position,)  # its groups are its own
+
+    def shape(placement: Placement) -> object:
+        return placement if isinstance(placement, Partial) else type(placement)
+
+    return move.kind, move.strategy, shape(move.pre), shape(move.post), move.group, tensor.dtype
 
 
 def _urgency(flow: Flow) -> list[int]:

@@ -16,24 +16,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from shardwright.backends.flow import inputs
 from shardwright.backends.layout import check_inputs, dtype_of
 from shardwright.backends.local import neutral, operand
 from shardwright.backends.runner import At
 from shardwright.backends.schedule_order import Land, Launch, Order, Repeat, arrange
-from shardwright.backends.segments import Segment
 from shardwright.backends.spmd_layout import AXIS, Layout, PaddedArray, mesh_of, obstacle, spec_of
 from shardwright.backends.spmd_local import Branches, Whole
 from shardwright.backends.spmd_moves import lowerings, move
 from shardwright.backends.spmd_parts import parts
 from shardwright.ir import collectives
 from shardwright.ir.errors import PlanError
+from shardwright.ir.flow import inputs
 from shardwright.ir.graph import Atom, Graph, Literal, TensorType
 from shardwright.ir.host import uses_host
 from shardwright.ir.placement import Partial, Placement, R, Replicate, Shard
 from shardwright.ir.program import Move, Program, Property, nodes_of
 from shardwright.ir.recompute import begins_again
 from shardwright.ir.regions import scan_counts
+from shardwright.ir.segments import Segment
 from shardwright.ir.trace import Traced
 from shardwright.ir.wiring import Seats
 

@@ -16,17 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.backends.compile import Device, Env, Local
-from shardwright.backends.flow import find, inputs, reads
 from shardwright.backends.layout import holds, members, shares, stretches
 from shardwright.backends.local import evaluate, extents, filled, neutral, operand
 from shardwright.backends.schedule_order import Order
-from shardwright.backends.segments import Segment
 from shardwright.backends.spmd_layout import Layout, starts
+from shardwright.ir.flow import find, inputs, reads
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType
 from shardwright.ir.placement import OwnRatios, Partial, Placement, Shard, lengths, reduction
 from shardwright.ir.program import Compute, Group, Instruction, Loop, Move, Program, Property
 from shardwright.ir.recompute import begins_again
 from shardwright.ir.rules import Extent, Signature
+from shardwright.ir.segments import Segment
 
 
 class NeedsNumberError(Exception):

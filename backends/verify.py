@@ -39,16 +39,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.backends.compile import QUICK, Compiler
-from shardwright.backends.flow import find, reads, writes
 from shardwright.backends.layout import as_array, check_inputs, from_numpy, gather, members, to_numpy
 from shardwright.backends.reference import Locals, ReferenceMachine, scatter
 from shardwright.backends.runner import run
-from shardwright.backends.segments import Exchange, Segment, Step, schedule
+from shardwright.ir.flow import find, reads, writes
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType, Value
 from shardwright.ir.jaxpr import source_line
 from shardwright.ir.placement import Grid, Partial, Replicate, Shard, reduction
 from shardwright.ir.program import Compute, Move, Program, Property, nodes_of
 from shardwright.ir.rules import Signature, letter_sizes, registry, rule_of
+from shardwright.ir.segments import Exchange, Segment, Step, schedule
 from shardwright.ir.trace import Traced
 
 TOLERANCE = 1e-5

@@ -15,9 +15,8 @@ import jax
 from bench.record import EXAMPLES
 from shardwright import Fleet, Plan, synthesize
 from shardwright.api import data_parallel
-from shardwright.cost.bill import bill
 from shardwright.cost.model import CostModel
-from shardwright.cost.timeline import Timeline, timeline
+from shardwright.cost.timeline import Timeline, timed_bill, timeline
 from shardwright.ir.collectives import registry
 from shardwright.ir.program import Instruction, Loop, Move, Program
 
@@ -70,7 +69,8 @@ def cases(fleet: Fleet, model: str) -> Iterator[Case]:
     def case(name: str, program: Program, ratios: tuple[float, ...]) -> Case:
         assert plan.traced is not None
         model_of = CostModel(fleet)
-        found = timeline(bill(program, plan.traced.graph, model_of), model_of, ratios)
+        items = timed_bill(program, plan.traced.graph, model_of, model_of)
+        found = timeline(items, model_of, ratios)
         changed = replace(plan, program=program, ratios=ratios, iteration_s=found.iteration_s)
         return Case(f"{model}, {devices} ranks: {name}", model, changed, found)
 

@@ -18,10 +18,10 @@ from shardwright import Fleet, Plan, synthesize
 from shardwright.api import synthesize_traced
 from shardwright.backends.compile import Device, local_function
 from shardwright.backends.layout import abstract, holds
-from shardwright.backends.segments import Segment, schedule
 from shardwright.device_memory import device_memory
 from shardwright.factory import load_factory
 from shardwright.ir.graph import value_types
+from shardwright.ir.segments import Segment, schedule
 from shardwright.remedies import with_memory
 
 FLEETS = ("a100_t4", "hap_testbed", "laptop")

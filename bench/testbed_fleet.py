@@ -68,6 +68,8 @@ def scaled(kind: DeviceType, part: float, name: str) -> DeviceType:
         memory_bandwidth_byte_per_s=kind.memory_bandwidth_byte_per_s * part,
         launch_s=kind.launch_s / part,
         resume_s=kind.resume_s / part,
+        restart_s=kind.restart_s / part,
+        resume_over_s=kind.resume_over_s / part,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple, Protocol, TypeAlias
@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from shardwright.cost.lines import Traffic
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import CostStack, Floats, ShareCost
-from shardwright.cost.traffic import traffic
+from shardwright.cost.traffic import through_memory, traffic
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import Atom, Equation, Graph, TensorType, Value, value_types
 from shardwright.ir.placement import OwnRatios, Placement, Shard, deal
-from shardwright.ir.program import Compute, Loop, Move, Program
+from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
 from shardwright.ir.regions import boundary
 from shardwright.ir.rules import Signature
+from shardwright.ir.segments import Away, Back, Exchange, Segment, schedule
 
 
 class Cut(NamedTuple):
@@ -40,21 +41,6 @@ _Held: TypeAlias = dict[tuple[int, Placement], Token]
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
-    """A tensor that its kernel hands to others in registers, as long as they are in one segment.
-
-    Attributes:
-        token: which.
-        nbytes: of the whole tensor.
-        cut: of its sharded axis, None where a device holds all of it.
-    """
-
-    token: Token
-    nbytes: int
-    cut: Cut | None
-
-
-@dataclass(frozen=True, slots=True)
 class Item:
     """One line of a bill.
 
@@ -68,7 +54,6 @@ class Item:
         writes: what it leaves.
         move: the instruction, where it is a move.
         nbytes: bytes of the tensor that is moved.
-        passed: of what it writes, the tensors whose way through memory is not in `cost`.
     """
 
     label: str
@@ -80,7 +65,6 @@ class Item:
     writes: tuple[Token, ...] = ()
     move: Move | None = None
     nbytes: int = 0
-    passed: tuple[Passed, ...] = ()
 
     def seconds(self, model: CostModel, ratios: Sequence[float]) -> float:
         """Seconds per step at the rounded shares."""
@@ -103,14 +87,49 @@ class Pricing(Protocol):
 
 def bill(program: Program, graph: Graph, model: Pricing, weight: float = 1.0) -> list[Item]:
     """All items of a program in execution order, loops unrolled into weights."""
-    return list(_items(program, graph, model, weight, {}, count()))
+    return list(_items(program, graph, model, weight, {}, count(), _as_written))
+
+
+def bill_as_run(program: Program, graph: Graph, model: Pricing) -> list[Item]:
+    """All items of a program in the order and the segments in which the backends run it.
+
+    See `shardwright.ir.segments`. What one segment leaves to another goes through memory; what is computed in
+    several is in the bill as often.
+    """
+    return list(_items(program, graph, model, 1.0, {}, count(), _as_run))
+
+
+#: Instructions of a program in an order, each with what of its graph's tensors goes through memory.
+_Order: TypeAlias = Callable[[Program, Graph], Iterator[tuple[Instruction, Mapping[Equation, Traffic]]]]
+
+
+def _as_written(program: Program, graph: Graph) -> Iterator[tuple[Instruction, Mapping[Equation, Traffic]]]:
+    stored = traffic(graph)
+    return ((instruction, stored) for instruction in program.instructions)
+
+
+def _as_run(program: Program, graph: Graph) -> Iterator[tuple[Instruction, Mapping[Equation, Traffic]]]:
+    values = {value.index: value for value in graph.values()}
+    for step in schedule(program, graph).steps:
+        if isinstance(step, Segment | Back):
+            made = [graph.equations[i.equation] for i in step.instructions if not isinstance(i, Move)]
+            given, left = ([values[p.value] for p in some] for some in (step.needs, step.gives))
+            stored = through_memory(made, given, set(left))
+            yield from ((instruction, stored) for instruction in step.instructions)
+        elif not isinstance(step, Away):  # it costs what it takes to come back
+            yield (step.move if isinstance(step, Exchange) else step.loop), {}
 
 
 def _items(
-    program: Program, graph: Graph, model: Pricing, weight: float, held: _Held, tokens: Iterator[Token]
+    program: Program,
+    graph: Graph,
+    model: Pricing,
+    weight: float,
+    held: _Held,
+    tokens: Iterator[Token],
+    order: _Order,
 ) -> Iterator[Item]:
     """Items of a program whose inputs are `held`; what it establishes is added to them."""
-    through_memory: Mapping[Equation, Traffic] = traffic(graph)
     types = value_types(graph)
 
     def leave(values: Sequence[Value], placements: Sequence[Placement]) -> tuple[Token, ...]:
@@ -122,12 +141,15 @@ def _items(
         keys = (_key(a, p) for a, p in zip(atoms, placements, strict=True) if isinstance(a, Value))
         return tuple(held[key] for key in keys if key in held)
 
-    for instruction in program.instructions:
+    for instruction, stored in order(program, graph):
         if isinstance(instruction, Move):
             tensor = types[instruction.value]
             cost = model.move(
                 instruction.kind, instruction.strategy, tensor, instruction.pre, instruction.post
             )
+            cut = cut_of((tensor, tensor), (instruction.pre, instruction.post))
+            if _recuts(instruction):
+                cost, cut = _whole(cost), None
             before, after = ((instruction.value, p) for p in (instruction.pre, instruction.post))
             reads = (held[before],) if before in held else ()
             held[after] = next(tokens)
@@ -136,7 +158,7 @@ def _items(
                 cost=cost,
                 weight=weight,
                 # The share that varies is that of what is sent in stretches: before, or else after.
-                cut=cut_of((tensor, tensor), (instruction.pre, instruction.post)),
+                cut=cut,
                 exchange=not collectives()[instruction.kind].local,
                 reads=reads,
                 writes=(held[after],),
@@ -147,33 +169,43 @@ def _items(
         equation = graph.equations[instruction.equation]
         signature = instruction.signature
         if isinstance(instruction, Loop):
-            yield from _loop_items(instruction, equation, model, weight, held, tokens)
+            yield from _loop_items(instruction, equation, model, weight, held, tokens, order)
             continue
         assert isinstance(instruction, Compute)
         tensors = (*equation.input_types, *equation.output_types)
         reads = need(equation.inputs, signature.ins)
         writes = leave(equation.outputs, signature.outs)
-        stored = through_memory[equation]
         yield Item(
             label=equation.primitive,
-            cost=model.kernel(equation, signature, stored),
+            cost=model.kernel(equation, signature, stored[equation]),
             weight=weight,
             cut=cut_of(tensors, (*signature.ins, *signature.outs)),
             exchange=False,
             reads=reads,
             writes=writes,
-            passed=tuple(
-                Passed(token, tensor.nbytes, cut_of((tensor,), (placement,)))
-                for token, tensor, placement, out in zip(
-                    writes, equation.output_types, signature.outs, stored.outs, strict=False
-                )
-                if not out
-            ),
         )
 
 
+def _recuts(move: Move) -> bool:
+    """Whether a move goes from stretches by some ratios to stretches by others."""
+    pre, post = move.pre, move.post
+    return isinstance(pre, Shard) and isinstance(post, Shard) and pre.by != post.by
+
+
+def _whole(cost: ShareCost) -> ShareCost:
+    """What an exchange costs at most: one device sends or receives all of the tensor."""
+    most = cost.constant + np.maximum(cost.linear, 0.0) + cost.product
+    return ShareCost.fixed([float(each) for each in most.max(axis=0)])
+
+
 def _loop_items(
-    loop: Loop, equation: Equation, model: Pricing, weight: float, held: _Held, tokens: Iterator[Token]
+    loop: Loop,
+    equation: Equation,
+    model: Pricing,
+    weight: float,
+    held: _Held,
+    tokens: Iterator[Token],
+    order: _Order,
 ) -> Iterator[Item]:
     """Items of the bodies of a loop, which read what the loop reads and leave what it leaves."""
     wiring = boundary(equation)
@@ -187,7 +219,8 @@ def _loop_items(
                 outside = _key(atom, loop.signature.ins[port.outer])
                 if outside in held:
                     inside[_key(region.inputs[port.inner], body.inputs[port.inner])] = held[outside]
-        yield from _items(body, region, model, weight * (1 if trip is None else trip), inside, tokens)
+        times = weight * (1 if trip is None else trip)
+        yield from _items(body, region, model, times, inside, tokens, order)
         for port in wiring.outs:
             atom = region.outputs[port.inner] if port.region == number else None
             if isinstance(atom, Value) and (made := _key(atom, body.outputs[port.inner])) in inside:

@@ -26,7 +26,9 @@ MOST_SPREAD = 0.35
 PIECES_COUNT = 4.0
 #: By which factor a fitted number may differ from what it started at.
 FURTHEST = 100.0
-#: Devices whose rates differ by less are of one type.
+#: An element that is rearranged is taken to cost as much as so many bytes, before it is fitted.
+TURNING_BYTES = 16.0
+#: Devices whose times typically differ by less are of one type.
 SAME = 0.2
 #: float32 products that run so much faster at JAX's default precision than at the highest use TF32.
 TF32_GAIN = 1.3
@@ -43,6 +45,7 @@ class Kernel:
         flop: floating point operations.
         nbytes: read and written.
         launches: 1, or 0 if it joins another kernel.
+        turned: elements of an operand that is rearranged first.
     """
 
     op_class: str
@@ -50,6 +53,7 @@ class Kernel:
     nbytes: float
     launches: float = 1.0
     arithmetic: str = "float32"
+    turned: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +90,6 @@ class DeviceFit:
     error: float
     spread: float
 
-    def resembles(self, other: DeviceFit) -> bool:
-        """Whether the two devices may be taken for one type."""
-        pairs = (
-            (self.matmul_flop_per_s, other.matmul_flop_per_s),
-            (self.vector_flop_per_s, other.vector_flop_per_s),
-            (self.byte_per_s, other.byte_per_s),
-        )
-        return all(abs(np.log(a.value / b.value)) < np.log1p(SAME) for a, b in pairs)
-
     def complaint(self) -> str | None:
         """Why the fit is not to be trusted, None if it is."""
         if self.spread > MOST_SPREAD:
@@ -103,8 +98,22 @@ class DeviceFit:
             return f"launch time, rates and a bandwidth miss the times of kernels by {self.error:.0%}"
         return None
 
-    def as_type(self, name: str, memory_bytes: int, source: str, resume_s: float = 0.0) -> DeviceType:
-        """The device type that has these rates; float32 is the larger of its two rates, as a peak."""
+    def as_type(
+        self,
+        name: str,
+        memory_bytes: int,
+        source: str,
+        resuming: tuple[float, float, float] = (0.0, 0.0, 0.0),
+    ) -> DeviceType:
+        """The device type that has these rates; float32 is the larger of its two rates, as a peak.
+
+        Args:
+            name: of the type.
+            memory_bytes: of its memory.
+            source: where this comes from.
+            resuming: `resume_s`, `restart_s` and `resume_over_s` of the type.
+        """
+        resume_s, restart_s, resume_over_s = map(rounded, resuming)
         product, other = self.matmul_flop_per_s.value, self.vector_flop_per_s.value
         peak = rounded(max(product, other, *(rate.value for rate in self.classes.values())))
         rates = {arithmetic: rounded(gain * product) for arithmetic, gain in self.gains.items()}
@@ -123,7 +132,9 @@ class DeviceFit:
             launch_s=rounded(self.launch_s.value),
             matmul_efficiency=part(product),
             vector_efficiency=part(other),
-            resume_s=rounded(resume_s),
+            resume_s=resume_s,
+            restart_s=restart_s,
+            resume_over_s=resume_over_s,
             measured=True,
             source=source,
             class_efficiencies=tuple((name, part(rate.value)) for name, rate in self.classes.items()),
@@ -140,8 +151,8 @@ def fit_device(times: Sequence[KernelTimes]) -> DeviceFit:
     seconds = np.array([np.median(t.seconds) for t in roof])
     kernels = [k for t in roof for k in t.kernels]
     firsts = np.cumsum([0, *(len(t.kernels) for t in roof)])[:-1]
-    flop, nbytes, launches = (
-        np.array([getattr(k, name) for k in kernels]) for name in ("flop", "nbytes", "launches")
+    flop, nbytes, launches, turned = (
+        np.array([getattr(k, name) for k in kernels]) for name in ("flop", "nbytes", "launches", "turned")
     )
     present = {k.op_class for k in kernels if k.flop}
     if len(roof) < 8 or not {"product", "other"} <= present:
@@ -152,6 +163,7 @@ def fit_device(times: Sequence[KernelTimes]) -> DeviceFit:
         )
     classes = ("product", "other", *(c for c in OP_CLASSES if c in present - {"product", "other"}))
     class_of = np.array([classes.index(k.op_class) if k.flop else 1 for k in kernels])
+    turns = bool(turned.any())
     # Plans are made of pieces of steps: these count, and single kernels tell apart what pieces mix.
     whole = np.array([t.piece for t in roof])
     # The longer a piece takes, the more of a step it is.
@@ -160,8 +172,10 @@ def fit_device(times: Sequence[KernelTimes]) -> DeviceFit:
 
     def predicted(values: Array) -> Array:
         launch, bandwidth, *rates = np.exp(values)
+        turning = turned / rates.pop() if turns else turned
         rate = np.array(rates)[class_of]
-        return np.add.reduceat(launch * launches + np.maximum(flop / rate, nbytes / bandwidth), firsts)
+        busy = np.maximum(flop / rate + turning, nbytes / bandwidth)
+        return np.add.reduceat(launch * launches + busy, firsts)
 
     def residual(values: Array) -> Array:
         return weight * np.log(predicted(values) / seconds)
@@ -174,7 +188,8 @@ def fit_device(times: Sequence[KernelTimes]) -> DeviceFit:
 
     rates = [fastest(np.where(class_of == c, flop, 0.0)) for c in range(len(classes))]
     rates = [rate or rates[0 if c in PRODUCTS else 1] for c, rate in zip(classes, rates, strict=True)]
-    start = np.log([max(float(seconds.min()) / 2, 1e-9), max(fastest(nbytes), 1.0), *rates])
+    turning = [max(fastest(nbytes), 1.0) / TURNING_BYTES] if turns else []
+    start = np.log([max(float(seconds.min()) / 2, 1e-9), max(fastest(nbytes), 1.0), *rates, *turning])
     # What nothing waits for could be anything; it stays near where it started.
     near = (start - np.log(FURTHEST), start + np.log(FURTHEST))
     found = least_squares(residual, start, bounds=near, loss="soft_l1", f_scale=0.2)
@@ -183,7 +198,8 @@ def fit_device(times: Sequence[KernelTimes]) -> DeviceFit:
         Estimate(float(np.exp(v)), float(np.exp(v - w)), float(np.exp(v + w)))
         for v, w in zip(found.x, np.minimum(width, 50.0), strict=True)
     )
-    by_class = dict(zip(classes, fitted, strict=True))
+    names: list[str] = [*classes, *(["transposition"] if turns else [])]
+    by_class = dict(zip(names, fitted, strict=True))
     return DeviceFit(
         launch,
         by_class.pop("product"),
@@ -219,16 +235,24 @@ def group_devices(
         per_device: the same kernels, timed on each device.
         alike: whether two devices, by index, may be of one type at all.
     """
-    alone = [fit_device(times) for times in per_device]
     groups: list[list[int]] = []
-    for device, fit in enumerate(alone):
+    for device, times in enumerate(per_device):
         for group in groups:
-            if alike(group[0], device) and fit.resembles(alone[group[0]]):
+            if alike(group[0], device) and _same(per_device[group[0]], times):
                 group.append(device)
                 break
         else:
             groups.append([device])
     return [(fit_device(_pooled([per_device[d] for d in group])), tuple(group)) for group in groups]
+
+
+def _same(mine: Sequence[KernelTimes], others: Sequence[KernelTimes]) -> bool:
+    """Whether products, other kernels and pieces of steps take about as long on one device as on another."""
+    found: dict[str, list[float]] = {}
+    for one, other in zip(mine, others, strict=True):
+        kind = "piece" if one.piece else "product" if one.kernels[0].op_class in PRODUCTS else "other"
+        found.setdefault(kind, []).append(float(np.median(one.seconds) / np.median(other.seconds)))
+    return all(abs(np.log(np.median(ratios))) < np.log1p(SAME) for ratios in found.values())
 
 
 def _pooled(per_device: Sequence[Sequence[KernelTimes]]) -> list[KernelTimes]:

@@ -6,6 +6,7 @@ that has to be assumed comes with a sentence saying so, which the plan lists.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
@@ -55,12 +56,15 @@ class DeviceType:
         compute_capability: CUDA's, as a number (8.6): which measured device's constants the kernel model
             takes, and how fast the host is taken to be; None counts as 8.0.
         resume_s: what it takes, besides its kernels, to go from an exchange into a compiled segment and
-            from it into the next exchange: start, host work, caches that refill.
+            from it into the next exchange: start, host work, caches that refill, devices that share cores and
+            are not ready at the same time.
         vector_efficiency: fraction of `float32_flop_per_s` that everything but products reaches.
         price_per_hour: what an hour of it costs, in whatever currency; None where unknown. Types that
             differ in it alone are one.
         class_efficiencies: fraction of `float32_flop_per_s` that a class of operations reaches
             (`OP_CLASSES`), where it was measured; others have that of products, or of everything else.
+        restart_s, resume_over_s: the shortest segments take `restart_s` in place of `resume_s`, those whose
+            kernels take `resume_over_s` or longer all of it, and others something in between.
     """
 
     name: str
@@ -86,6 +90,8 @@ class DeviceType:
     resume_s: float = 0.0
     price_per_hour: float | None = field(default=None, compare=False)
     class_efficiencies: tuple[tuple[str, float], ...] = ()
+    restart_s: float = 0.0
+    resume_over_s: float = 0.0
 
     def class_factor(self, op_class: str) -> float:
         """How much faster than products, or than all other operations, those of a class are."""
@@ -93,6 +99,12 @@ class DeviceType:
         if found is None:
             return 1.0
         return found / (self.matmul_efficiency if op_class in PRODUCTS else self.vector_efficiency)
+
+    @property
+    def turned_per_s(self) -> float:
+        """Elements per second at which products rearrange an operand; infinite where it is not known."""
+        found = dict(self.class_efficiencies).get("transposition")
+        return math.inf if found is None else found * self.float32_flop_per_s
 
     def flop_rate(self, dtype: str, precision: str | None = None) -> tuple[float, str | None]:
         """The achieved rate of a large matrix product or convolution, and the assumption behind it, if any.
@@ -248,6 +260,8 @@ _KEYS: Mapping[str, _Key] = {
     "float64": _quantity("float64_flop_per_s", COMPUTE),
     "launch": _quantity("launch_s", DURATION),
     "resume": _quantity("resume_s", DURATION),
+    "restart": _quantity("restart_s", DURATION),
+    "resume_over": _quantity("resume_over_s", DURATION),
     "matmul_efficiency": _Key("matmul_efficiency", Entry.fraction, _same),
     "tensor_efficiency": _Key("tensor_efficiency", Entry.fraction, _same),
     "vector_efficiency": _Key("vector_efficiency", Entry.fraction, _same),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
 from shardwright.cost.contractions import Sizes, like_linear, product_sizes, sharded_size
-from shardwright.cost.op_classes import op_class
+from shardwright.cost.op_classes import op_class, turned_elements
 from shardwright.ir.graph import Equation, TensorType
 from shardwright.ir.host import is_reload
 from shardwright.ir.placement import Placement, Shard
@@ -45,6 +45,8 @@ class Kernel(NamedTuple):
         sizes: of the product, None if it is none.
         cut: which of the sizes is cut.
         linear: see `contractions.like_linear`.
+        turned: elements of an operand that is rearranged.
+        turned_split: whether a device holds a stretch of that operand.
     """
 
     dtype: str
@@ -59,6 +61,8 @@ class Kernel(NamedTuple):
     sizes: Sizes | None
     cut: int | None
     linear: bool
+    turned: int = 0
+    turned_split: bool = False
 
 
 class Exchange(NamedTuple):
@@ -91,6 +95,7 @@ def kernel_lines(
     dtype = equation.input_types[0].dtype if equation.inputs else "float32"
     found = op_class(equation)
     given, sizes, linear = precision(equation), product_sizes(equation, flop), like_linear(equation)
+    turned = turned_elements(equation)
     for signature in signatures:
         split, units, sharded = 0, 0, False
         for tensor, nbytes, placement in zip(tensors, stored, (*signature.ins, *signature.outs), strict=True):
@@ -100,7 +105,23 @@ def kernel_lines(
                 sharded = True
         cut = sharded_size(signature) if sizes is not None else None
         whole = everything - split
-        yield Kernel(dtype, given, found, flop, launches, sharded, split, whole, units, sizes, cut, linear)
+        part = bool(turned) and isinstance(signature.ins[0], Shard)
+        yield Kernel(
+            dtype,
+            given,
+            found,
+            flop,
+            launches,
+            sharded,
+            split,
+            whole,
+            units,
+            sizes,
+            cut,
+            linear,
+            turned,
+            part,
+        )
 
 
 def units_of(tensor: TensorType, placement: Shard) -> int:

@@ -30,7 +30,7 @@ from shardwright.cost.written import Written, written
 from shardwright.ir.collectives import registry
 from shardwright.ir.graph import Graph, TensorType, Value, per_graph, value_types
 from shardwright.ir.host import is_reload
-from shardwright.ir.placement import Placement, R, Shard, by_node, cuts, region, seat
+from shardwright.ir.placement import Placement, R, Shard, by_node, region, seat
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, nodes_of, own_ratios
 from shardwright.ir.recompute import begins_again, repeats
 
@@ -97,6 +97,9 @@ def footprints(program: Program, graph: Graph) -> Footprints:
 
 def peak_bytes(program: Program, graph: Graph, ratios: Sequence[float]) -> tuple[int, ...]:
     """Peak bytes of every device at its ratio."""
+    if own := own_ratios(program):
+        every = np.array([ratios, *(each.shares for each in own.values())])
+        return tuple(int(b) for b in footprints(program, graph).peak(every))
     return tuple(int(b) for b in footprint(program, graph).peak(np.asarray(ratios)))
 
 

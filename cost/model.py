@@ -1,6 +1,7 @@
 """Prices of instructions on a fleet: roofline for kernels, alpha-beta for exchanges.
 
-A kernel takes launch + max(flop / achieved flop rate, bytes / achieved bandwidth) on each device class;
+A kernel takes launch + max(flop / achieved flop rate, bytes / achieved bandwidth) on each device class
+(on those that were measured, products also what it takes to rearrange an operand);
 its flops and its sharded operands shrink with the share, what is replicated does not. Operands and
 results that XLA keeps in registers (an elementwise chain, a reduction's input) move no bytes: `Traffic`
 says which of an equation's tensors do. Nothing here is priced in elements.
@@ -33,7 +34,7 @@ from shardwright.cost.fleet import DeviceClass, Fleet
 from shardwright.cost.kernels import DTYPES, bandwidths, products_s
 from shardwright.cost.lines import Exchange, Kernel, Line, Traffic, kernel_lines, precision
 from shardwright.cost.moves import strategies
-from shardwright.cost.op_classes import HOST, PRODUCTS, op_class
+from shardwright.cost.op_classes import HOST, PRODUCTS, op_class, turned_elements
 from shardwright.cost.share_cost import CostStack, Floats, ShareCost
 from shardwright.cost.topology import Topology, host_link
 from shardwright.ir.collectives import registry as collectives
@@ -99,6 +100,7 @@ class CostModel:
     topology: Topology = field(init=False)
     _modelled: tuple[int, ...] = field(init=False)
     _launch_s: Floats = field(init=False)
+    _turned_per_s: Floats = field(init=False)
     _stream_byte_per_s: Floats = field(init=False)
     _product_byte_per_s: Floats = field(init=False)
     _trip_s: Floats = field(init=False)
@@ -133,6 +135,7 @@ class CostModel:
         self._products = self.products or Products(tuple(dict.fromkeys(modelled)))
         self._in_products = np.array([self._products.types.index(t) for t in modelled], dtype=np.intp)
         self._launch_s = np.array([device.launch_s for device in self.types])
+        self._turned_per_s = np.array([device.turned_per_s for device in self.types])
         both = [
             bandwidths(device) if i in self._modelled else (device.bandwidth_byte_per_s,) * 2
             for i, device in enumerate(self.types)
@@ -240,7 +243,7 @@ class CostModel:
             nothing = np.zeros((0, 1, len(self.types)))
             return CostStack(nothing, nothing, nothing)
         columns = list(zip(*lines, strict=True))
-        dtypes, precisions, classes, flop, launches, sharded, split, whole, *_ = columns
+        dtypes, precisions, classes, flop, launches, sharded, split, whole, *_, turned, turned_split = columns
         kinds: dict[tuple[str, str | None, str], int] = {}
         which = [kinds.setdefault(k, len(kinds)) for k in zip(dtypes, precisions, classes, strict=True)]
         rates = np.array([[self._rate(device, *kind) for device in self.types] for kind in kinds])[which]
@@ -255,11 +258,19 @@ class CostModel:
         launch = np.where(trips, self._trip_s, self._launch_s) * np.array(launches)[:, None]
         contracts = np.array([found in PRODUCTS for found in classes])[:, None]
         byte_per_s = np.where(contracts, self._product_byte_per_s, self._stream_byte_per_s)
+        turning = np.array(turned)[:, None] / self._turned_per_s
+        turning_part = np.where(np.array(turned_split)[:, None], turning, 0.0)
         byte_per_s = np.where(trips, self._trip_byte_per_s, byte_per_s)
         constant = np.stack(
-            [launch + np.where(cut, 0.0, compute), launch + np.array(whole)[:, None] / byte_per_s], axis=1
+            [
+                launch + np.where(cut, 0.0, compute) + (turning - turning_part),
+                launch + np.array(whole)[:, None] / byte_per_s,
+            ],
+            axis=1,
         )
-        linear = np.stack([np.where(cut, compute, 0.0), np.array(split)[:, None] / byte_per_s], axis=1)
+        linear = np.stack(
+            [np.where(cut, compute, 0.0) + turning_part, np.array(split)[:, None] / byte_per_s], axis=1
+        )
         return CostStack(constant, linear, np.zeros_like(linear))
 
     def products_of(self, lines: Sequence[Line]) -> dict[tuple[str, bool], list[Sizes]]:
@@ -310,7 +321,7 @@ class CostModel:
         dtype = equation.input_types[0].dtype if equation.inputs else "float32"
         found = op_class(equation)
         rates = np.array([self._rate(device, dtype, given, found) for device in self.types])
-        seconds = flop / rates
+        seconds = flop / rates + turned_elements(equation) / self._turned_per_s
         sizes = product_sizes(equation, flop) if self._modelled else None
         used = _kernel_dtype(dtype, given) if sizes else None
         if sizes is None or used is None:
@@ -375,7 +386,8 @@ class CostModel:
 def kernel_key(equation: Equation, flop: float) -> tuple[object, ...]:
     """Equal for equations of `flop` operations whose kernels cost the same."""
     types = (equation.input_types, equation.output_types)
-    return equation.primitive, flop, precision(equation), types, like_linear(equation), op_class(equation)
+    shape = like_linear(equation), turned_elements(equation)
+    return equation.primitive, flop, precision(equation), types, shape, op_class(equation)
 
 
 def _kind(equation: Equation) -> str:

@@ -1,9 +1,9 @@
 """Classes of operations that a processor carries out at rates of their own.
 
 A roofline with one rate for products and one for everything else misses what a compiled step does on a CPU:
-a weight's gradient multiplies a transposed operand at half the rate of other products, and an exponential
-takes several times as long as an addition. `shardwright calibrate` measures a rate for each class; a device
-type without such measurements has one rate for products and one for the rest.
+a weight's gradient has its first operand rearranged before it is multiplied, and an exponential takes several
+times as long as an addition. `shardwright calibrate` measures a rate for each class; a type that was not
+measured has one rate for products and one for the rest.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from shardwright.ir.rules import registry
 #: Classes with what is in them, as documentation and error messages list them.
 OP_CLASSES = {
     "product": "matrix products",
-    "transposed_product": "matrix products whose first operand lies contracted dimension first",
     "batched_product": "many small matrix products at once",
     "convolution": "convolutions",
     "transcendental": "exponentials, logarithms, roots, powers and their like",
     "reduction": "sums, maxima and minima over some dimensions",
     "total": "reductions to a single number",
+    "transposition": "elements of the first operand of a product that lies contracted dimension first",
     "other": "all other operations",
 }
 #: Trips to host memory and back: no operations, and none of the rates above.
 HOST = "host"
-PRODUCTS = frozenset({"product", "transposed_product", "batched_product", "convolution"})
+PRODUCTS = frozenset({"product", "batched_product", "convolution"})
 
 _TRANSCENDENTAL = frozenset(
     {
@@ -56,8 +56,15 @@ def op_class(equation: Equation) -> str:
 def _product(equation: Equation) -> str:
     if equation.primitive != "dot_general":
         return "convolution"
+    (_, _), (batch, _) = cast(Any, equation.params)["dimension_numbers"]
+    return "batched_product" if batch else "product"
+
+
+def turned_elements(equation: Equation) -> int:
+    """Elements of the first operand of a product if it lies contracted dimension first, and no batch does."""
+    if equation.primitive != "dot_general":
+        return 0
     (contracted, _), (batch, _) = cast(Any, equation.params)["dimension_numbers"]
-    if batch:
-        return "batched_product"
-    rows = [d for d in range(equation.input_types[0].rank) if d not in contracted]
-    return "transposed_product" if rows and contracted and min(contracted) < max(rows) else "product"
+    left = equation.input_types[0]
+    rows = [d for d in range(left.rank) if d not in contracted]
+    return left.size if rows and contracted and not batch and min(contracted) < max(rows) else 0

@@ -183,28 +183,13 @@ class CostStack:
         everybody = np.minimum(self.constant, at_most).max(axis=(1, 2))
         return np.maximum(np.maximum(somebody, everybody), self.floor(counts, most))
 
-    def floor_between(self, counts: NDArray[np.int64], least: Floats, most: Floats) -> Floats:
-        """The least every instruction can cost if the share of each device is within a range of its class.
-
-        Args:
-            counts: devices per class.
-            least, most: (instructions, classes).
-        """
-
-        def rows(share: Floats) -> Floats:
-            s = share[:, None, :]
-            return self.constant + self.linear * s + self.product * (s * (1 - s))
-
-        everybody = np.minimum(rows(least), rows(most)).max(axis=(1, 2))
-        return np.maximum(self._rising_level(counts, everybody, most), self._falling_level(counts, everybody))
-
     def _rising_level(self, counts: NDArray[np.int64], level: Floats, most: Floats) -> Floats:
         rising = self.linear > 0
         steep = np.flatnonzero(rising.any(axis=(1, 2)))
         if not len(steep):
             return level
         rising, constant = rising[steep], self.constant[steep]
-        most = most[steep] if most.ndim == 2 else most[steep, None]
+        most = most[steep, None]
         slope = np.where(rising, self.linear[steep], 1.0)
         found = level[steep]
         for _ in range(_STEPS):

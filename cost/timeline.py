@@ -15,24 +15,27 @@ Both take exchanges early, as soon as their input is there; neither looks at wha
 The iteration of a loop stands for all of them: its kernels and exchanges take as many times as long, and what
 follows within an iteration follows in the whole. Nothing overlaps from one iteration to the next.
 
-Getting into a compiled segment and out of it takes a device `DeviceType.resume_s`, in front of the first
-kernel after an exchange. And what one segment leaves to another goes through memory: a tensor that kernels
-hand on in registers as long as they are compiled together is written once, and read by each later segment.
-Both count on devices that were measured; of others, what a segment's ends cost is not known.
+Getting into a compiled segment and out of it takes a device up to `DeviceType.resume_s`, in front of the
+first kernel after an exchange (`resuming_s`). And what a segment leaves to another goes through memory, where
+kernels that are compiled together hand it on in registers: `timed_bill` has that. Both count on devices that
+were measured; of others, what a segment's ends cost is not known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
 
-from shardwright.cost.bill import Cut, Item, Passed, Shares, Token
+from shardwright.cost.bill import Cut, Item, Pricing, Shares, Token, bill, bill_as_run
+from shardwright.cost.device import DeviceType
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import CostStack, Floats
-from shardwright.ir.graph import TensorType
+from shardwright.ir.graph import Graph, TensorType
+from shardwright.ir.program import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,23 @@ class Timeline:
         return tuple(max(self.iteration_s - compute - exposed, 0.0) for compute, exposed in pairs)
 
 
+def timed_bill(
+    program: Program, graph: Graph, pricing: Pricing, model: CostModel, written: Sequence[Item] | None = None
+) -> Sequence[Item]:
+    """The bill of a program that is to be laid out in time: on measured devices, as the backends run it.
+
+    Args:
+        program: verified.
+        graph: what it computes.
+        pricing: prices its instructions.
+        model: of the devices.
+        written: its bill as it stands, where it is known.
+    """
+    if any(device.resume_s for device in model.types):
+        return bill_as_run(program, graph, pricing)
+    return bill(program, graph, pricing) if written is None else written
+
+
 def timeline(
     items: Sequence[Item],
     model: CostModel,
@@ -89,7 +109,7 @@ def timeline(
     """Lay the items of a bill out in time, at the rounded shard sizes.
 
     Args:
-        items: in execution order, with what they read and write.
+        items: in execution order, with what they read and write; see `timed_bill`.
         model: prices messages that gather several exchanges.
         ratios: share of every device.
         overlap: exchanges may run beside computation. They are taken as early as their inputs are there, or
@@ -97,16 +117,14 @@ def timeline(
         bucket_bytes: largest message that gathers exchanges; 0 gathers none.
     """
     shares = Shares(ratios, model.class_of)
-    resume_s = _resume_s(model)
+    types = [model.types[c] for c in model.class_of]
     seconds = {id(item): _seconds(item, shares) for item in items}
-    for position, through_s in left_over(items, model, shares).items():
-        seconds[id(items[position])] = seconds[id(items[position])] + through_s
-    program = _resumed((_Step((item,), seconds[id(item)]) for item in items), resume_s)
+    program = _resumed((_Step((item,), seconds[id(item)]) for item in items), types)
     if bucket_bytes:
-        return _laid_out(_resumed(_gathered(items, model, shares, seconds, bucket_bytes), resume_s), overlap)
+        return _laid_out(_resumed(_gathered(items, model, shares, seconds, bucket_bytes), types), overlap)
     if not overlap:
         return _laid_out(program, overlap)
-    early = _resumed(_gathered(items, model, shares, seconds, 0), resume_s)
+    early = _resumed(_gathered(items, model, shares, seconds, 0), types)
     return min((_laid_out(program, overlap), _laid_out(early, overlap)), key=lambda found: found.iteration_s)
 
 
@@ -123,9 +141,7 @@ def predict(items: Sequence[Item], model: CostModel, ratios: Sequence[float]) ->
     ways = [None if item.cut is None else Cut(item.cut.units, 1, item.cut.by) for item in items]
     cut_of = np.array([cuts.setdefault(way, len(cuts)) for way in ways])
     held = [shares.of(cut) for cut in cuts]
-    alike, first, like = np.unique(
-        np.stack([model.class_of, *held]), axis=1, return_index=True, return_inverse=True
-    )
+    alike, like = np.unique(np.stack([model.class_of, *held]), axis=1, return_inverse=True)
     class_of = alike[0].astype(np.int64)
     stack, weights = CostStack.of([item.cost for item in items]), np.array([item.weight for item in items])
     seconds = np.empty((len(items), len(class_of)))
@@ -133,8 +149,6 @@ def predict(items: Sequence[Item], model: CostModel, ratios: Sequence[float]) ->
         which = np.flatnonzero(cut_of == number)
         seconds[which] = stack.take(which).per_device(alike[number + 1], class_of)
     seconds *= weights[:, None]
-    for position, through_s in left_over(items, model, shares).items():
-        seconds[position] += through_s[first]
     exchange = np.array([item.exchange for item in items])
     kernels = np.where(exchange[:, None], 0.0, seconds)
     # Segments end at exchanges; the one after the last exchange ends with the step.
@@ -142,8 +156,8 @@ def predict(items: Sequence[Item], model: CostModel, ratios: Sequence[float]) ->
     by_segment = np.zeros((int(segment[-1]) + 1, len(class_of)))
     np.add.at(by_segment, segment, kernels)
     begun = np.asarray(by_segment.any(axis=1))
-    resume_s = np.array([model.types[c].resume_s for c in class_of])
-    by_segment += np.where(begun[:, None], resume_s, 0.0)
+    resumed_s = resuming_s(by_segment, [model.types[c] for c in class_of])
+    by_segment += np.where(begun[:, None], resumed_s, 0.0)
     exchange_s = float(seconds[exchange].max(axis=1).sum()) if exchange.any() else 0.0
     busy = by_segment.sum(axis=0)[like.ravel()]
     exposed = (exchange_s,) * len(shares.ratios)
@@ -152,40 +166,16 @@ def predict(items: Sequence[Item], model: CostModel, ratios: Sequence[float]) ->
     )
 
 
-def _resume_s(model: CostModel) -> Floats:
-    return np.array([model.types[c].resume_s for c in model.class_of])
+def resuming_s(kernels_s: Floats, types: Sequence[DeviceType]) -> Floats:
+    """What it takes to go into a segment and out of it, besides its kernels.
 
-
-def left_over(items: Sequence[Item], model: CostModel, shares: Shares) -> dict[int, Floats]:
-    """Seconds, by device, to write and read what one segment leaves to others, by position of the item."""
-    byte_per_s = np.where(_resume_s(model) > 0, model.bandwidth_byte_per_s, np.inf)
-    if np.isinf(byte_per_s).all():
-        return {}
-    made: dict[Token, tuple[int, int, Passed]] = {}
-    seen: set[tuple[Token, int]] = set()
-    found: dict[int, Floats] = {}
-    segment = 0
-
-    def charge(position: int, passed: Passed) -> None:
-        seconds = items[position].weight * passed.nbytes * shares.held(passed.cut) / byte_per_s
-        found[position] = found[position] + seconds if position in found else seconds
-
-    for position, item in enumerate(items):
-        for token in item.reads:
-            if token not in made:
-                continue
-            maker, since, passed = made[token]
-            if not item.exchange and (since == segment or (token, segment) in seen):
-                continue
-            if (token, -1) not in seen:
-                charge(maker, passed)
-                seen.add((token, -1))
-            if not item.exchange:  # its price has what it reads
-                charge(position, passed)
-                seen.add((token, segment))
-        segment += item.exchange
-        made.update((passed.token, (position, segment, passed)) for passed in item.passed)
-    return found
+    Args:
+        kernels_s: (…, devices), what these take.
+        types: of the devices.
+    """
+    most, least, over = np.array([[t.resume_s, t.restart_s, t.resume_over_s] for t in types]).T
+    part = np.minimum(1.0, kernels_s / np.where(over > 0, over, 1.0))
+    return np.where(over > 0, least + (most - least) * part, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,16 +193,17 @@ def _seconds(item: Item, shares: Shares) -> Floats:
     return item.weight * shares.per_device(item.cost, item.cut)
 
 
-def _resumed(steps: Iterable[_Step], resume_s: Floats) -> list[_Step]:
+def _resumed(steps: Iterable[_Step], types: Sequence[DeviceType]) -> list[_Step]:
     """The steps, with what it takes to begin a segment in its first kernel."""
     found: list[_Step] = []
-    outside = True
-    for step in steps:
-        if step.items[0].exchange:
-            outside = True
-        elif outside and step.seconds.any():
-            step, outside = _Step(step.items, step.seconds + resume_s), False
-        found.append(step)
+    for exchange, stretch in groupby(steps, lambda step: step.items[0].exchange):
+        segment = list(stretch)
+        first = next((i for i, step in enumerate(segment) if step.seconds.any()), None)
+        if not exchange and first is not None:
+            kernels_s = np.sum([step.seconds for step in segment], axis=0)
+            begun = segment[first].seconds + resuming_s(kernels_s, types)
+            segment[first] = _Step(segment[first].items, begun)
+        found += segment
     return found
 
 

@@ -7,7 +7,7 @@ nothing, and a transpose that only contractions read is folded into them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from shardwright.cost.lines import ALIASES, Traffic
 from shardwright.ir.graph import Equation, Graph, Literal, Value, per_graph
@@ -25,15 +25,28 @@ def _kind(equation: Equation) -> str:
 @per_graph
 def traffic(graph: Graph) -> Mapping[Equation, Traffic]:
     """For every equation of `graph`, which of its operands and results go through memory."""
+    handed_out = {atom for atom in graph.outputs if isinstance(atom, Value)}
+    return through_memory(graph.equations, (*graph.inputs, *graph.constants), handed_out)
+
+
+def through_memory(
+    equations: Sequence[Equation], given: Iterable[Value], handed_out: Collection[Value]
+) -> Mapping[Equation, Traffic]:
+    """The same of equations that are compiled together.
+
+    Args:
+        equations: in order.
+        given: values that lie in memory at the start.
+        handed_out: values that are to lie there at the end.
+    """
     users: dict[Value, list[Equation]] = {}
-    for equation in graph.equations:
+    for equation in equations:
         for value in set(equation.input_values):
             users.setdefault(value, []).append(equation)
-    handed_out = {atom for atom in graph.outputs if isinstance(atom, Value)}
-    kinds = {equation: _kind(equation) for equation in graph.equations}
-    stored: dict[Value, bool] = dict.fromkeys((*graph.inputs, *graph.constants), True)
+    kinds = {equation: _kind(equation) for equation in equations}
+    stored: dict[Value, bool] = dict.fromkeys(given, True)
     folded: set[Equation] = set()
-    for equation in graph.equations:
+    for equation in equations:
         using = users.get(equation.outputs[0], []) if equation.outputs else []
         if equation.primitive in ALIASES and equation.input_values:
             source = stored[equation.input_values[0]]
@@ -47,7 +60,7 @@ def traffic(graph: Graph) -> Mapping[Equation, Traffic]:
                 stored[value] = not (loop and all(kinds[user] in _CONSUMERS for user in users.get(value, [])))
     result: dict[Equation, Traffic] = {}
     read: set[Value] = set()
-    for equation in graph.equations:
+    for equation in equations:
         if equation in folded:
             result[equation] = Traffic((False,) * len(equation.inputs), (False,) * len(equation.outputs))
             continue

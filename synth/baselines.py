@@ -18,7 +18,7 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.memory import peak_bytes
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
-from shardwright.cost.timeline import predict
+from shardwright.cost.timeline import predict, timed_bill
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
@@ -169,7 +169,9 @@ class Workshop:
             devices=tuple(devices[i].name for i in members),
             fleet=model.fleet,
             cost_s=seconds(items, model, ratios),
-            iteration_s=predict(items, model, ratios).iteration_s,
+            iteration_s=predict(
+                timed_bill(program, self.graph, model, model, items), model, ratios
+            ).iteration_s,
             memory_bytes=tuple(memory),
             fits=all(memory[device.index] <= device.type.memory_bytes for device in devices),
         )

@@ -1,8 +1,8 @@
 """Programs within the devices' memory, and what none of them can be cheaper than.
 
 Memory enters the search as rent (`synth/rent.py`): seconds per byte on top of the prices. More rent makes
-programs smaller and dearer. Memory also bounds the ratios; at the floors of all prices within those, with
-rent, the least program bounds the cost of every one that fits. The best rent for that is found by ascent.
+programs smaller and dearer. At the floors of all prices, with rent, the least program bounds the cost of
+every one that fits, whatever its ratios and however many. The best rent for that is found by ascent.
 """
 
 from __future__ import annotations
@@ -91,12 +91,10 @@ class Renting:
         """
         limits, rents = self.limits, self.rents
         devices = len(limits.nbytes)
-        caps = most_shares(self.graph, limits.nbytes)
-        if caps.sum() < 1 - 1e-9:
+        if most_shares(self.graph, limits.nbytes).sum() < 1 - 1e-9:
             return math.inf
-        least = np.maximum(1.0 - (caps.sum() - caps), 0.0)
-        first = [each.members[0] for each in listed.model.classes]
-        floors = Prices.floors_between(listed, least[first], caps[first])
+        # Shares of state may be other ones than those of computing: memory bounds their bytes, not each.
+        floors = Prices.floors(listed)
         best = loose_s
         scale = np.array([cost_s / sum(limits.nbytes), cost_s / min(limits.nbytes)])
         at, step = np.zeros(2), 1.0

@@ -17,7 +17,7 @@ from shardwright.cost.grid import GridShares
 from shardwright.cost.grid_model import GridModel, Settled
 from shardwright.cost.memory import peaks_by_device
 from shardwright.cost.model import CostModel
-from shardwright.cost.timeline import predict
+from shardwright.cost.timeline import predict, timed_bill
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Equation, Graph, Value
 from shardwright.ir.placement import Placement, R, Shard, components
@@ -148,7 +148,9 @@ def _made(
     solution = GridSolver(space, tuple(_pins(recipe, graph, space, known))).solve(prices)
     program = emit(space, solution.assignment, prices)
     verify(program, graph)
-    items = bill(program, graph, Settled(grid, ratios))
+    settled = Settled(grid, ratios)
+    items = bill(program, graph, settled)
+    in_time = timed_bill(program, graph, settled, model, items)
     peaks = tuple(int(peak) for peak in peaks_by_device(program, graph, ratios).peak(np.asarray(ratios)))
     devices = model.fleet.devices
     return Baseline(
@@ -158,7 +160,7 @@ def _made(
         devices=tuple(device.name for device in devices),
         fleet=model.fleet,
         cost_s=seconds(items, model, ratios),
-        iteration_s=predict(items, model, ratios).iteration_s,
+        iteration_s=predict(in_time, model, ratios).iteration_s,
         memory_bytes=peaks,
         fits=all(peak <= d.type.memory_bytes for peak, d in zip(peaks, devices, strict=True)),
     )

@@ -133,26 +133,6 @@ class Prices:
 
         return Prices(Several(some), evaluate)
 
-    @staticmethod
-    def floors_between(listed: PriceList, least: Floats, most: Floats) -> Prices:
-        """What every instruction costs at least if each device's ratio is in a range.
-
-        Args:
-            listed: price list of the model.
-            least, most: ratios by class.
-        """
-        counts = listed.model.counts
-
-        def evaluate(costs: CostStack, units: NDArray[np.int64], _tied: NDArray[np.bool_]) -> Floats:
-            # Rounding gives a device its ratio rounded up or down to whole units.
-            whole = np.maximum(units, 1)[:, None]
-            down = np.maximum(np.floor(units[:, None] * least - 1 + 1e-9), 0) / whole
-            up = np.minimum(np.floor(units[:, None] * most + 1e-9) + 1, whole) / whole
-            cut = units[:, None] > 0
-            return costs.floor_between(counts, np.where(cut, down, least), np.where(cut, up, most))
-
-        return Prices(listed, evaluate)
-
     def one(self, number: int) -> Prices:
         """One of several prices by itself, with all that is known of it."""
         assert isinstance(self.list, Several), "these prices are not several"

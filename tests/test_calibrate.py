@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import astuple
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import shardwright.calibrate as module
 from shardwright.backends.kernel_cases import KernelCase, copies
 from shardwright.backends.launch import find_mpiexec, rank_environment
 from shardwright.backends.load import Usage, others
-from shardwright.backends.measure import Measured, RankInfo, Request, example
+from shardwright.backends.measure import Measured, RankInfo, Request, Resumed, example
 from shardwright.backends.pin import cores_of
 from shardwright.calibrate import calibrate, exchange_cases, kernel_cases
 from shardwright.cli import main
@@ -31,7 +32,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["calibrate", *arguments])
 
 
-RATES = {**dict.fromkeys(PRODUCTS, 1e11), "transposed_product": 5e10, "total": 5e8, "transcendental": 2e9}
+RATES = {**dict.fromkeys(PRODUCTS, 1e11), "total": 5e8, "transcendental": 2e9}
 
 
 def _rate(op_class: str, speed: float) -> float:
@@ -50,7 +51,8 @@ def imagined(request: Request, ranks: int, *, noise: float = 0.0, load: float = 
         if case.op in ("dispatch", "start"):
             return 5e-6
         each = (
-            k.launches * 2e-6 + max(k.flop / _rate(k.op_class, speed), k.nbytes / (1e10 * speed))
+            k.launches * 2e-6
+            + max(k.flop / _rate(k.op_class, speed) + k.turned / (3e8 * speed), k.nbytes / (1e10 * speed))
             for k in module._kernels(case)
         )
         return 5e-6 / copies(case) + sum(each)
@@ -65,13 +67,19 @@ def imagined(request: Request, ranks: int, *, noise: float = 0.0, load: float = 
             tuple(w * exchange_s(e.kind, e.strategy, e.nbytes, e.ratios) for w in wobble)
             for e in request.exchanges
         ),
-        tuple(tuple(w * 3e-4 for w in wobble) for _ in request.exchanges),
+        tuple(_resumed(exchange_s(*e)) for e in map(astuple, request.exchanges)),
         tuple(
             tuple(tuple(w * kernel_s(k, speed) for w in wobble) for k in request.kernels) for speed in speeds
         ),
         (RankInfo("h", "cpu", 10**9, 1),) * ranks,
         load,
     )
+
+
+def _resumed(exchange_s: float) -> Resumed:
+    """Of a segment of 4 ms."""
+    times = (exchange_s + 4e-3 + 3e-4, exchange_s + 5e-5, 4e-3 + 2e-5, 2e-5)
+    return Resumed(*((time,) * 7 for time in times))
 
 
 @pytest.fixture
@@ -93,10 +101,12 @@ def test_known_rates_come_back_as_a_fleet_that_loads(tmp_path: Path) -> None:
     assert slow.flop_rate("float32", "highest")[0] == pytest.approx(5e10, rel=0.1)
     assert fast.bandwidth_byte_per_s == pytest.approx(1e10, rel=0.1)
     assert fast.launch_s == pytest.approx(2e-6, rel=0.2)
-    for op_class in ("transposed_product", "total", "transcendental"):
+    for op_class in ("total", "transcendental"):
         found = dict(fast.class_efficiencies)[op_class] * fast.float32_flop_per_s
         assert found == pytest.approx(RATES[op_class], rel=0.1), op_class
+    assert fast.turned_per_s == pytest.approx(3e8, rel=0.1)
     assert fast.resume_s == slow.resume_s == pytest.approx(3e-4)
+    assert fast.restart_s == pytest.approx(5e-5) and fast.resume_over_s == pytest.approx(4e-3)
     assert fast.measured and "±" in fast.source
     link = fleet.nodes[0].link
     assert link is not None

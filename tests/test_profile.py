@@ -21,11 +21,11 @@ from jax._src.ad_checkpoint import saved_residuals
 from shardwright import Fleet, InputError, profile, synthesize
 from shardwright.backends.compile import Device, local_function
 from shardwright.backends.layout import abstract, holds
-from shardwright.backends.segments import Segment, schedule
 from shardwright.cli import main
 from shardwright.cost.buffers import Buffer, pack
 from shardwright.cost.profile import StepProfile, profile_step
 from shardwright.device_memory import device_memory
+from shardwright.ir.segments import Segment, schedule
 from shardwright.ir.trace import Traced, trace
 from shardwright.profile_report import squares
 

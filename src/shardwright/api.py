@@ -17,9 +17,10 @@ import jax
 from shardwright.constraints import Constraints, conflict, factors, priced, resolve, takes_two_axes
 from shardwright.cost.bill import Item
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.grid_model import pricing
 from shardwright.cost.memory import Peaks
 from shardwright.cost.model import CostModel
-from shardwright.cost.timeline import predict
+from shardwright.cost.timeline import predict, timed_bill
 from shardwright.device_memory import peaks
 from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
 from shardwright.ir.graph import Equation, Graph
@@ -367,7 +368,8 @@ def _plan(
 ) -> Plan:
     model, found, used = chosen.model, chosen.found, chosen.members
     items = found.items
-    laid_out = predict(items, model, found.ratios)
+    priced = pricing(found.program, model, found.ratios)
+    laid_out = predict(timed_bill(found.program, traced.graph, priced, model, items), model, found.ratios)
     names = traced.graph.input_names
     devices = fleet.devices
     count = len(devices)

@@ -31,7 +31,7 @@ from shardwright.cost.device import DeviceType
 from shardwright.cost.estimate import Estimate, refuse
 from shardwright.cost.fleet import Fleet, Link, Node
 from shardwright.cost.model import CostModel
-from shardwright.cost.op_classes import op_class
+from shardwright.cost.op_classes import op_class, turned_elements
 from shardwright.cost.traffic import traffic
 from shardwright.ir.collectives import registry
 from shardwright.ir.errors import InputError
@@ -59,16 +59,18 @@ PRODUCTS = (
 )
 LARGE = (1, 1024, 512, 1024)
 WIDTHS = (1 << 8, 1 << 16, 1 << 20, 1 << 22)
-#: Layers and their sizes: small and large, whole and as one of two devices holds them that share the layer.
+#: Layers and their sizes: small and large, whole and as one of two or four devices that share the layer.
 PIECES = (
     ("mlp", (8, 32, 128, 512)),
     ("mlp", (8, 64, 256, 1024)),
     ("mlp", (16, 64, 256, 512)),
     ("mlp", (16, 64, 192, 384)),
+    ("mlp", (16, 64, 256, 256)),
     ("attention", (8, 32, 128, 4, 32)),
     ("attention", (8, 64, 256, 4, 64)),
     ("attention", (16, 64, 256, 2, 64)),
     ("attention", (16, 64, 192, 2, 48)),
+    ("attention", (16, 64, 256, 1, 64)),
     ("classifier", (256, 128, 512)),
     ("classifier", (1024, 256, 256)),
     ("embedding", (1024, 512, 256)),
@@ -92,6 +94,21 @@ class FittedLink:
     strategies: tuple[StrategyFit, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Resuming:
+    """What segments take besides their kernels.
+
+    Attributes:
+        long_s: those whose kernels take `over_s` or longer.
+        short_s: those of no kernels to speak of.
+        over_s: see there.
+    """
+
+    long_s: Estimate
+    short_s: Estimate
+    over_s: float
+
+
 @dataclass(frozen=True)
 class Calibration:
     """What `calibrate` found.
@@ -100,14 +117,14 @@ class Calibration:
         fleet: with measured devices and links.
         devices: per group of alike devices, the fit and the devices' indices.
         between: the link between all ranks, strategy by strategy; None for a single rank.
-        resume_s: what a segment between two exchanges takes besides its kernels; None for a single rank.
+        resume: what a segment between two exchanges takes besides its kernels; None for a single rank.
         others: part of the cores that others used meanwhile; None if unknown.
     """
 
     fleet: Fleet
     devices: tuple[tuple[DeviceFit, tuple[int, ...]], ...]
     between: FittedLink | None
-    resume_s: Estimate | None
+    resume: Resuming | None
     others: float | None
 
 
@@ -156,11 +173,9 @@ def calibrate(
         links = [found for found in (between, *inside.values()) if found is not None]
         refuse([fit for fit, _ in devices])
         refuse([fit for found in links for fit in found.strategies])
-    resume_s = fit_resume(measured)
-    made = assemble(
-        measured, devices, between, inside, fleet, name, 0.0 if resume_s is None else resume_s.value
-    )
-    return Calibration(made, devices, between, resume_s, measured.others)
+    resume = fit_resume(measured)
+    made = assemble(measured, devices, between, inside, fleet, name, resume)
+    return Calibration(made, devices, between, resume, measured.others)
 
 
 def _inside(measured: Measured, comm: Any, whole: Request, tick: Tick) -> dict[str, FittedLink | None]:
@@ -275,12 +290,26 @@ def fit_devices(
     return tuple(group_devices([_kernel_times(cases, mine) for mine in measured.kernel_s], alike))
 
 
-def fit_resume(measured: Measured) -> Estimate | None:
-    """The median over exchanges of what they take longer after a segment, with its quantile interval."""
-    times = np.sort([max(median(samples), 0.0) for samples in measured.resume_s if samples])
-    if not len(times):
+def fit_resume(measured: Measured) -> Resuming | None:
+    """The median over exchanges of what they take longer beside segments, with its quantile interval."""
+    long_s: list[float] = []
+    short_s: list[float] = []
+    over_s: list[float] = []
+    for following_s, resumed in zip(measured.exchange_s, measured.resumed, strict=True):
+        if resumed is not None:
+            exchange_s, kernels_s = median(following_s), median(resumed.alone_s) - median(resumed.empty_s)
+            long_s.append(median(resumed.through_s) - exchange_s - kernels_s)
+            short_s.append(max(median(resumed.brief_s) - exchange_s, 0.0))
+            over_s.append(max(kernels_s, 0.0))
+    if not long_s:
         return None
-    # Order statistics around the median, by the normal approximation of the binomial distribution.
+    short = _middle(short_s)
+    return Resuming(_middle([max(each, short.value) for each in long_s]), short, median(over_s))
+
+
+def _middle(samples: Sequence[float]) -> Estimate:
+    """The median, and order statistics around it by the normal approximation of the binomial distribution."""
+    times = np.sort(samples)
     half = 0.98 * np.sqrt(len(times))
     low, high = (round(np.clip(len(times) / 2 + d, 0, len(times) - 1)) for d in (-half, half))
     return Estimate(float(np.median(times)), float(times[low]), float(times[high]))
@@ -327,7 +356,10 @@ def _kernels(case: KernelCase) -> tuple[Kernel, ...]:
         }
         plain = case.dtype == "float32" and (case.precision is not None or not case.op.startswith("matmul"))
         used = "float32" if plain else "default" if case.dtype == "float32" else case.dtype
-        kernels.append(Kernel(op_class(equation), cost["flop"], cost["nbytes"], cost["launches"], used))
+        turned = float(turned_elements(equation))
+        kernels.append(
+            Kernel(op_class(equation), cost["flop"], cost["nbytes"], cost["launches"], used, turned)
+        )
     return tuple(kernel for kernel in kernels if kernel.flop or kernel.nbytes or kernel.launches)
 
 
@@ -338,7 +370,7 @@ def assemble(
     inside: Mapping[str, FittedLink | None],
     fleet: Fleet | None,
     name: str,
-    resume_s: float = 0.0,
+    resume: Resuming | None = None,
 ) -> Fleet:
     """A fleet of what was fitted.
 
@@ -349,8 +381,11 @@ def assemble(
         inside: the ranks of each machine, where there are several.
         fleet: whose names, nodes and memory are kept, if any.
         name: the new fleet's, if there was none.
-        resume_s: see `DeviceType`.
+        resume: what segments take besides their kernels.
     """
+    resuming = (
+        (0.0, 0.0, 0.0) if resume is None else (resume.long_s.value, resume.short_s.value, resume.over_s)
+    )
     types: dict[int, DeviceType] = {}
     used: Counter[str] = Counter()
     for fit, members in devices:
@@ -362,7 +397,7 @@ def assemble(
             measured.ranks[i].memory_bytes if fleet is None else fleet.devices[i].type.memory_bytes
             for i in members
         )
-        found = fit.as_type(label, memory, _source(fit, measured), resume_s)
+        found = fit.as_type(label, memory, _source(fit, measured), resuming)
         types.update(dict.fromkeys(members, found))
     hosts = [info.host for info in measured.ranks]
     sizes = (

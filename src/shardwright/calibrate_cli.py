@@ -110,7 +110,9 @@ def to_dict(found: Calibration) -> dict[str, object]:
             }
             for fit in (found.between.strategies if found.between is not None else ())
         ],
-        "resume_s": None if found.resume_s is None else _interval(found.resume_s),
+        "resume_s": None if found.resume is None else _interval(found.resume.long_s),
+        "restart_s": None if found.resume is None else _interval(found.resume.short_s),
+        "resume_over_s": None if found.resume is None else found.resume.over_s,
         "others": found.others,
     }
 
@@ -127,11 +129,15 @@ def layout(found: Calibration) -> Group:
     if found.others is not None:
         parts.append(Text(f"  other processes used {found.others:.0%} of the cores meanwhile"))
     parts.append(Padding(_devices(found), (1, 0)))
-    if found.resume_s is not None:
-        resumed = _with_margin(found.resume_s, duration(found.resume_s.value))
-        parts.append(
-            Padding(Text(f"into a segment and out of it, besides its kernels: {resumed}"), (0, 0, 1, 0))
+    if found.resume is not None:
+        least, most = (
+            _with_margin(each, duration(each.value)) for each in (found.resume.short_s, found.resume.long_s)
         )
+        text = (
+            f"into a segment and out of it, besides its kernels: {least}; {most} where these take "
+            f"{duration(found.resume.over_s)} or longer"
+        )
+        parts.append(Padding(Text(text), (0, 0, 1, 0)))
     if found.between is not None:
         parts.append(Padding(_strategies(found), (0, 0, 1, 0)))
     return Group(*parts)

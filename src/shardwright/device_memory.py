@@ -11,13 +11,13 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.backends.local_graph import LocalGraphs
-from shardwright.backends.segments import Away, Back, Exchange, LoopStep, Schedule, Segment, schedule
 from shardwright.cost.buffers import layout_apart, scratch_bytes
 from shardwright.cost.exchange_buffers import exchange_bytes, held_bytes
 from shardwright.ir.graph import Equation, Graph, TensorType, Value, value_types
 from shardwright.ir.jaxpr import source_text
 from shardwright.ir.placement import Grid, Shard, cuts, lengths, seat
 from shardwright.ir.program import Move, Program, Property
+from shardwright.ir.segments import Away, Back, Exchange, LoopStep, Schedule, Segment, schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from shardwright.cost.bill import Shares
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.errors import InputError
+from shardwright.ir.program import own_ratios
 from shardwright.ir.trace import Traced
 from shardwright.outline import outline
 from shardwright.plan import Plan
@@ -214,6 +215,9 @@ def _device(plan: Plan, device: int, bench: Bench | None) -> Iterator[str]:
         f"computes for {duration(spent.compute_s)}, exchanges for {duration(spent.exchange_s)} and waits for "
         f"{duration(spent.idle_s)}."
     )
+    for own in own_ratios(plan.program).values():
+        share = own.shares[plan.used.index(device)]
+        yield f"Of what is cut by ratios of its own (S(…){own}) it holds {share:.2%} instead."
     yield (
         f"Its memory is filled to {part:.0%}, {size(plan.memory_bytes[device])} of {size(kind.memory_bytes)}"
         f"{': a larger share would not fit' if part > 0.97 else ''}."

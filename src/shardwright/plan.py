@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from shardwright import plan_file
-from shardwright.backends.flow import is_local
 from shardwright.backends.schedule import Planned, emit, planned
 from shardwright.backends.schedule_order import arrange
 from shardwright.cost.bill import Item, bill
 from shardwright.cost.grid_model import pricing
 from shardwright.cost.model import CostModel
-from shardwright.cost.timeline import Timeline, timeline
+from shardwright.cost.timeline import Timeline, timed_bill, timeline
 from shardwright.cost.topology import Topology
 from shardwright.execute import CompiledStep, concrete, run_options
 from shardwright.files import write_whole
 from shardwright.ir.errors import PlanError, ProgramError
+from shardwright.ir.flow import is_local
 from shardwright.ir.program import Move
 from shardwright.ir.program import verify as check_program
 from shardwright.ir.rewriting import rewritten
@@ -70,7 +70,9 @@ class Plan(PlanRecord):
         Raises:
             PlanError: the plan was loaded from a file and no step is given.
         """
-        items, model = self.bill(traced)
+        model = CostModel(self.part)
+        priced = pricing(self.program, model, self.used_ratios)
+        items = timed_bill(self.program, self.step(traced).graph, priced, model)
         return timeline(items, model, self.used_ratios, overlap=overlap, bucket_bytes=bucket_bytes)
 
     def schedule(self, ranks: Sequence[int] | None = None) -> dict[str, Any]:

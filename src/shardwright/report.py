@@ -16,7 +16,7 @@ from rich.text import Text
 
 from shardwright.cost.fleet import Device
 from shardwright.ir.placement import Shard
-from shardwright.ir.program import Move
+from shardwright.ir.program import Move, own_ratios
 from shardwright.ir.rules import Signature
 from shardwright.ir.serialize import program_to_json
 
@@ -96,6 +96,7 @@ def _head(plan: Plan) -> Text:
         f"  cost            {duration(plan.cost_s)}; no plan of {_space(plan)} costs less than "
         f"{duration(plan.bound_s)} (gap {plan.gap:.1%})",
         *_rewriting(plan),
+        *_own_ratios(plan),
         f"  state           {state}",
         f"  planned in      {duration(planning_s)}, after {duration(stats.trace_s)} of tracing",
         f"  search          {stats.equations} equations, {stats.choices} choices, {stats.searches} searches, "
@@ -129,6 +130,18 @@ def _rewriting(plan: Plan) -> list[str]:
         *([f"  memory          {waiting}"] if away else []),
         *([f"  memory          {pieces} micro-batches, one after another"] if pieces > 1 else []),
     ]
+
+
+def _own_ratios(plan: Plan) -> list[str]:
+    """Ratios beside the plan's, by type of device where those of a type are alike."""
+    lines: list[str] = []
+    for own in own_ratios(plan.program).values():
+        of_type: dict[str, dict[str, None]] = {}
+        for device, share in zip(_used(plan), own.shares, strict=True):
+            of_type.setdefault(device.type.name, {})[f"{share:.2%}"] = None
+        said = (f"{kind} {' or '.join(shares)}" for kind, shares in of_type.items())
+        lines.append(f"  shares {own}       {', '.join(said)} of what says so (S(0){own})")
+    return lines
 
 
 def _shares(plan: Plan) -> Table:

@@ -20,13 +20,13 @@ from steps import STEPS, array, starts
 
 from shardwright import Fleet, Plan, synthesize
 from shardwright.backends.schedule_order import arrange
-from shardwright.backends.segments import Segment
 from shardwright.backends.spmd import BUCKET_BYTES, SpmdExecutable
 from shardwright.backends.spmd_layout import AXIS, PaddedArray
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.placement import R, Shard
 from shardwright.ir.program import Compute, Program
 from shardwright.ir.rules import Signature
+from shardwright.ir.segments import Segment
 from shardwright.ir.text import parse_program
 from shardwright.ir.trace import Traced, trace
 

@@ -6,7 +6,7 @@ import pytest
 from greedy import build
 from steps import STEPS, array, starts
 
-from shardwright.backends.hoist import hoisted
+from shardwright.ir.hoist import hoisted
 from shardwright.ir.placement import Partial, R, Shard
 from shardwright.ir.program import Compute, Move, Program, verify
 from shardwright.ir.rules import Signature

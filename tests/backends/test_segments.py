@@ -8,10 +8,10 @@ import pytest
 from greedy import build
 from steps import STEPS, array, starts
 
-from shardwright.backends.flow import inputs, is_local, outputs
-from shardwright.backends.segments import Exchange, LoopStep, Schedule, Segment, schedule
+from shardwright.ir.flow import inputs, is_local, outputs
 from shardwright.ir.placement import R, Shard
 from shardwright.ir.program import Compute, Loop, Move, Program, Property
+from shardwright.ir.segments import Exchange, LoopStep, Schedule, Segment, schedule
 from shardwright.ir.trace import trace
 
 

@@ -20,7 +20,7 @@ from shardwright.cost.fleet import Fleet, Link, Node
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import ShareCost
 from shardwright.cost.strategy_links import SizeRange, StrategyLink, read_strategy_links
-from shardwright.cost.timeline import timeline
+from shardwright.cost.timeline import resuming_s, timeline
 from shardwright.ir.errors import InputError
 
 SIZES = tuple(1 << power for power in range(10, 25))
@@ -51,14 +51,15 @@ def kernels(
     draw = np.random.default_rng(seed)
     times: list[KernelTimes] = []
 
-    def add(op_class: str, flop: float, nbytes: float, rate: float) -> None:
-        exact = launch_s + max(flop / rate, nbytes / bandwidth)
+    def add(op_class: str, flop: float, nbytes: float, rate: float, turned: float = 0.0) -> None:
+        exact = launch_s + max(flop / rate + turned * 16 / bandwidth, nbytes / bandwidth)
         samples = exact * np.exp(noise * draw.standard_normal(7))
-        times.append(KernelTimes((Kernel(op_class, flop, nbytes),), tuple(map(float, samples))))
+        kernel = Kernel(op_class, flop, nbytes, turned=turned)
+        times.append(KernelTimes((kernel,), tuple(map(float, samples))))
 
     for n in (16, 64, 128, 256, 512, 1024):
         add("product", 2.0 * n**3, 12.0 * n**2, product)
-        add("transposed_product", 2.0 * n**3, 12.0 * n**2, product / 2)
+        add("product", 2.0 * n**3, 12.0 * n**2, product, n**2)
     for elements in (1 << power for power in range(8, 23, 2)):
         add("other", elements, 8.0 * elements, vector)
         add("other", 200.0 * elements, 8.0 * elements, vector)
@@ -186,7 +187,7 @@ def test_a_measured_type_survives_a_fleet_file() -> None:
     kind = fit.as_type("cpu-measured", 10**9, "a test")
     assert kind.measured and kind.flop_rate("float32", "highest")[0] == pytest.approx(2e11, rel=0.1)
     assert kind.vector_rate() == pytest.approx(5e9, rel=0.2)
-    assert kind.class_factor("transposed_product") == pytest.approx(0.5, rel=0.1)
+    assert kind.turned_per_s == pytest.approx(3e10 / 16, rel=0.1)
     assert DeviceType.from_entry(Entry(json.loads(json.dumps(kind.to_dict())), "x")) == kind
 
 
@@ -278,3 +279,13 @@ def test_every_segment_takes_what_it_takes_to_resume() -> None:
 
     assert seconds(2e-4, 1) - seconds(0.0, 1) == pytest.approx(2e-4)
     assert seconds(2e-4, 2) - seconds(0.0, 2) == pytest.approx(4e-4)
+
+
+def test_short_segments_take_less_to_resume() -> None:
+    """In proportion to how long their kernels take, up to what the longest take."""
+    kind = DeviceType("x", 1e9, 1e9, 1, resume_s=1e-3, restart_s=1e-4, resume_over_s=2e-3)
+    slow = DeviceType("y", 1e9, 1e9, 1, resume_s=1e-3)
+    kernels_s = np.array([[0.0, 0.0], [1e-3, 1e-3], [2e-3, 2e-3], [9e-3, 9e-3]])
+    found = resuming_s(kernels_s, [kind, slow])
+    assert found[:, 0] == pytest.approx([1e-4, 5.5e-4, 1e-3, 1e-3])
+    assert found[:, 1] == pytest.approx([1e-3] * 4)

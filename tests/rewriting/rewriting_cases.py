@@ -12,8 +12,8 @@ from shardwright import Fleet, Plan
 from shardwright.backends.compile import Device, local_function
 from shardwright.backends.layout import abstract
 from shardwright.backends.reference import ReferenceExecutable
-from shardwright.backends.segments import LoopStep, Schedule, Segment, schedule
 from shardwright.ir.graph import Literal
+from shardwright.ir.segments import LoopStep, Schedule, Segment, schedule
 from shardwright.ir.trace import Traced
 
 

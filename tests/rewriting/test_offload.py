@@ -16,13 +16,13 @@ from rewriting_cases import fleet, layered, on_reference
 from shardwright import Plan, synthesize
 from shardwright.api import synthesize_traced
 from shardwright.backends.reference import ReferenceExecutable
-from shardwright.backends.segments import Away, Back, schedule
 from shardwright.cost.model import CostModel
 from shardwright.device_memory import device_memory
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.host import is_reload, spilled_bytes
 from shardwright.ir.recompute import gains, recomputing
 from shardwright.ir.rewrite import saved
+from shardwright.ir.segments import Away, Back, schedule
 from shardwright.ir.trace import trace
 from shardwright.synth.stretches import BOTH, ladder, stretches
 

@@ -18,13 +18,13 @@ from rewriting_cases import compiled_bytes, evaluated, fleet, layered, on_refere
 
 from shardwright import Plan, synthesize
 from shardwright.api import synthesize_traced
-from shardwright.backends.segments import Segment, schedule
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.graph import Graph
 from shardwright.ir.recompute import Stretch, gains, recomputing
 from shardwright.ir.rewrite import saved
 from shardwright.ir.rewriting import Rewriting, original, rewritten
+from shardwright.ir.segments import Segment, schedule
 from shardwright.ir.trace import Traced, trace
 from shardwright.synth.stretches import ladder, stretches
 

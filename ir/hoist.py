@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from operator import eq
 
-from shardwright.backends.flow import Flow, nbytes_of, outputs
+from shardwright.ir.flow import Flow, outputs
 from shardwright.ir.graph import Graph, Value
 from shardwright.ir.placement import Partial, R
 from shardwright.ir.program import Compute, Instruction, Move, Program, Property
@@ -84,7 +84,7 @@ def _follower(
     op = registry().get(equation.primitive)
     if op is None or op.kind not in ("movement", "reduction") or not isinstance(equation.inputs[0], Value):
         return None
-    if nbytes_of(equation.output_types[0]) != nbytes_of(flow.types[move.value]):
+    if equation.output_types[0].nbytes != flow.types[move.value].nbytes:
         return None
     partial = Signature((move.pre,), (move.pre,))
     return after[0] if partial in signatures(rule_of(equation), equation) else None

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from math import prod
-from typing import TypeAlias
 
-import numpy as np
-
-from shardwright.backends.layout import dtype_of, is_key
-from shardwright.backends.schedule_geometry import MERGED
 from shardwright.ir import collectives
-from shardwright.ir.graph import Atom, Graph, TensorType, Value, value_types
-from shardwright.ir.placement import Grid, Partial, Placement, R
+from shardwright.ir.graph import Atom, Graph, Value, value_types
+from shardwright.ir.placement import Placement, R
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property, covers
 from shardwright.ir.recompute import repeats
-
-#: Exchanges of equal kind may share a message.
-Kind: TypeAlias = tuple[object, ...]
 
 
 def is_local(instruction: Instruction, graph: Graph | None = None) -> bool:
@@ -70,11 +61,6 @@ def find(wanted: Property, held: Collection[Property]) -> Property:
     return covering[0]
 
 
-def nbytes_of(tensor: TensorType) -> int:
-    """Bytes of a tensor; of keys, nominal ones."""
-    return prod(tensor.shape) * (8 if is_key(tensor.dtype) else np.dtype(dtype_of(tensor.dtype)).itemsize)
-
-
 def _waits_for(instruction: Instruction, graph: Graph, made_first: Mapping[int, int]) -> set[int]:
     """Where what an instruction is not to run before is made, beside its operands."""
     after = None if isinstance(instruction, Move) else graph.equations[instruction.equation].after
@@ -124,18 +110,4 @@ class Flow:
 
     def nbytes(self, position: int) -> int:
         """Bytes of the tensor that an exchange is about."""
-        return nbytes_of(self.types[self.move(position).value])
-
-    def kind(self, position: int) -> Kind:
-        """Exchanges of equal kind may share a message."""
-        move = self.move(position)
-        tensor = self.types[move.value]
-        if move.kind not in MERGED or is_key(tensor.dtype):
-            return (position,)
-        if isinstance(move.pre, Grid) or isinstance(move.post, Grid):
-            return (position,)  # its groups are its own
-
-        def shape(placement: Placement) -> object:
-            return placement if isinstance(placement, Partial) else type(placement)
-
-        return move.kind, move.strategy, shape(move.pre), shape(move.post), move.group, tensor.dtype
+        return self.types[self.move(position).value].nbytes

@@ -19,11 +19,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, TypeVar
 
-from shardwright.backends.flow import Flow, inputs, is_local, outputs, reads, writes
-from shardwright.backends.hoist import hoisted
-from shardwright.backends.late import as_they_are, late
+from shardwright.ir.flow import Flow, inputs, is_local, outputs, reads, writes
 from shardwright.ir.graph import Graph, TensorType
+from shardwright.ir.hoist import hoisted
 from shardwright.ir.host import reloads
+from shardwright.ir.late import as_they_are, late
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property
 from shardwright.ir.recompute import begins_again
 

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwright.backends.flow import Flow, inputs, nbytes_of, outputs
+from shardwright.ir.flow import Flow, inputs, outputs
 from shardwright.ir.host import reloads
 from shardwright.ir.placement import Shard
 from shardwright.ir.program import Compute, Move, Property
@@ -171,5 +171,5 @@ class _Late:
 
     def _nbytes(self, prop: Property) -> int:
         """Of a device's part: of what is cut, at most about half."""
-        nbytes = nbytes_of(self.flow.types[prop.value])
+        nbytes = self.flow.types[prop.value].nbytes
         return nbytes // 2 if isinstance(prop.placement, Shard) else nbytes

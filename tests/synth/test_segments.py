@@ -1,0 +1,167 @@
+"""Plans with several ratios: when they win, that they run, and that the bound covers them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from synth_cases import fleet, shape
+
+import shardwright
+from shardwright.backends.reference import ReferenceExecutable
+from shardwright.cost.bill import bill, seconds
+from shardwright.cost.fleet import Fleet
+from shardwright.cost.model import CostModel
+from shardwright.ir.errors import PlanError, ProgramError
+from shardwright.ir.placement import OwnRatios, parse_placement
+from shardwright.ir.program import own_ratios, verify
+from shardwright.ir.text import parse_program
+from shardwright.ir.ties import cut_by, stretches
+from shardwright.ir.trace import trace
+from shardwright.synth import alternate
+from shardwright.synth.bounds import Certificate
+from shardwright.synth.emit import emit
+from shardwright.synth.price_list import PriceList
+from shardwright.synth.pricing import Prices
+from shardwright.synth.segments import kinds_of
+from shardwright.synth.solve import SpaceSolver
+from shardwright.synth.space import Space
+
+WIDTH, LAYERS, BATCH = 64, 4, 128
+
+
+def adam(params: list[Any], m: list[Any], v: list[Any], x: Any) -> tuple[Any, ...]:
+    """A step of Adam on a chain of products."""
+
+    def loss_of(params: list[Any]) -> Any:
+        h = x
+        for w in params:
+            h = jnp.tanh(h @ w)
+        return jnp.mean(h**2)
+
+    loss, gradients = jax.value_and_grad(loss_of)(params)
+    m = [0.9 * a + 0.1 * g for a, g in zip(m, gradients, strict=True)]
+    v = [0.99 * a + 0.01 * g * g for a, g in zip(v, gradients, strict=True)]
+    params = [p - 1e-3 * a / (jnp.sqrt(b) + 1e-8) for p, a, b in zip(params, m, v, strict=True)]
+    return params, m, v, loss
+
+
+def arguments() -> tuple[Any, ...]:
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) / 8 for _ in range(LAYERS)]
+    zeros = [np.zeros_like(w) for w in weights]
+    return weights, zeros, zeros, rng.normal(size=(BATCH, WIDTH)).astype(np.float32)
+
+
+def odd_couple(fast_memory: str, big_memory: str, big_bandwidth: str = "98 MB/s") -> Fleet:
+    """A fast device with little memory, and a slow one with much."""
+    device = {"name": "fast", "flops": "0.152 GFLOP/s", "memory_bandwidth": "220 MB/s", "memory": fast_memory}
+    big = {"name": "big", "flops": "0.030 GFLOP/s", "memory_bandwidth": big_bandwidth, "memory": big_memory}
+    link = {"bandwidth": "12 MB/s", "latency": "10 us"}
+    node = {"devices": [{"type": device}, {"type": big}], "link": link}
+    return Fleet.from_dict({"name": "odd couple", "nodes": [node]})
+
+
+@cache
+def plan(several: bool) -> shardwright.Plan:
+    made = odd_couple("430 kB", "3900 kB")
+    with pytest.MonkeyPatch.context() as patch:
+        if not several:
+            patch.setattr(alternate, "apart", lambda *_: None)
+        return shardwright.synthesize(
+            adam, *arguments(), fleet=made, devices="all", axes=1, recompute="off", microbatches=1
+        )
+
+
+def test_a_slow_device_with_much_memory_holds_more_state_than_it_computes() -> None:
+    one, two = plan(False), plan(True)
+    (own,) = own_ratios(two.program).values()
+    assert one.fits and not own_ratios(one.program)
+    assert two.fits and two.cost_s < 0.5 * one.cost_s
+    assert own.shares[1] > 2 * two.ratios[1], "the big one has more of the state than it computes"
+    assert 0.9 * two.cost_s < two.bound_s <= two.cost_s
+
+
+def test_memory_bandwidth_says_who_updates() -> None:
+    """Where nothing is short: an update takes as long as its bytes, a product as its operations."""
+    made = odd_couple("1 GB", "1 GB", "2 GB/s")
+    found = shardwright.synthesize(adam, *arguments(), fleet=made, devices="all", axes=1)
+    (own,) = own_ratios(found.program).values()
+    assert found.ratios[0] > 0.8 and own.shares == (0.5, 0.5)
+    assert found.search_gap <= found.gap < 0.05
+
+
+def test_it_runs_and_comes_back_from_its_file(tmp_path: Path) -> None:
+    two, args = plan(True), arguments()
+    two.verify(adam, *args)
+    got = jax.tree.leaves(two.compile(adam, backend="reference")(*args))
+    for a, b in zip(got, jax.tree.leaves(jax.jit(adam)(*args)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5)
+    path = tmp_path / "plan.json"
+    two.save(path)
+    again = shardwright.Plan.load(path)
+    assert again == two and own_ratios(again.program) == own_ratios(two.program)
+    assert parse_program(two.text()) == two.program
+    told = json.loads(path.read_text())
+    told["program"]["own_ratios"]["1"].append(0.25)
+    path.write_text(json.dumps(told))
+    with pytest.raises(PlanError, match="ratios 1 are not 2 that add up to 1"):
+        shardwright.Plan.load(path)
+    with pytest.raises(ProgramError, match="which nothing says"):
+        parse_placement("S(0)@2")
+
+
+def test_no_pair_of_ratios_is_cheaper_than_the_bound() -> None:
+    """Every program of a small step, its state cut by ratios of its own, on a grid of pairs of ratios."""
+    graph = trace(
+        lambda w, m, x: (w - 0.1 * (0.9 * m + x.T @ (x @ w)), 0.9 * m + x.T @ (x @ w)),
+        *(shape(48, 48), shape(48, 48), shape(64, 48)),
+    ).graph
+    space, model = Space(graph), CostModel(fleet((4, 1)))
+    listed, solver = PriceList(model), SpaceSolver(space)
+    bound_s = Certificate(solver, listed, solver.bound(Prices.floors(listed))).reach(np.inf)
+    least, tried = np.inf, 0
+    for ratios in ((0.5, 0.5), (0.8, 0.2), (1.0, 0.0)):
+        prices = Prices.at(model, ratios)
+        for assignment, _ in itertools.islice(SpaceSolver(space, stages=()).in_order(prices), 80):
+            program = emit(space, assignment, prices)
+            found = stretches(program, graph)
+            kinds = kinds_of(found, program, graph, bill(program, graph, model))
+            for other in ((0.5, 0.5), (0.3, 0.7), (0.0, 1.0)):
+                own = {cut: OwnRatios(1, other) for cut, number in found.of.items() if kinds[number]}
+                split = cut_by(program, graph, own)
+                verify(split, graph)
+                least = min(least, seconds(bill(split, graph, model), model, ratios))
+                tried += bool(own)
+    assert tried > 20
+    assert bound_s <= least < np.inf
+    assert bound_s > 0.5 * least, "it says something"
+
+
+def test_from_stretches_by_some_ratios_to_stretches_by_others() -> None:
+    text = """
+        program {{
+          ratios @1: 0.0 1.0
+          in  0 %0 S(0)
+          0: %0 S({}){} = all_to_all.exact %0 S(0)
+          1: %0 R = all_gather.exact %0 S({}){}
+          out 0 %0 R
+        }}
+        """
+    x = np.arange(24.0, dtype=np.float32).reshape(6, 4)
+    traced, model = trace(lambda x: x, x, state={}), CostModel(fleet((4, 1)))
+    recut, turned = (parse_program(text.format(d, by, d, by)) for d, by in ((0, "@1"), (1, "")))
+    for program in (recut, turned):
+        verify(program, traced.graph)
+    (got,) = ReferenceExecutable(traced, recut, (1.0, 0.0))(x)
+    assert np.array_equal(got, x)
+    # All on one device: nothing is sent from dimension to dimension, and everything from cut to cut.
+    costs = [seconds(bill(p, traced.graph, model)[:1], model, (1.0, 0.0)) for p in (recut, turned)]
+    assert costs[0] > costs[1] > 0
