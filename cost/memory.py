@@ -30,7 +30,7 @@ from shardwright.cost.written import Written, written
 from shardwright.ir.collectives import registry
 from shardwright.ir.graph import Graph, TensorType, Value, per_graph, value_types
 from shardwright.ir.host import is_reload
-from shardwright.ir.placement import Placement, R, Shard, by_node, region, seat
+from shardwright.ir.placement import Placement, R, Shard, by_node, cuts, region, seat
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, nodes_of, own_ratios
 from shardwright.ir.recompute import begins_again, repeats
 
