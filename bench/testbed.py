@@ -27,7 +27,7 @@ from statistics import median
 from typing import Any, TypeAlias
 
 from bench import testbed_machine
-from bench.record import RESULTS, ROOT, markdown, table, write
+from bench.record import RESULTS, ROOT, markdown, show, table, write
 from bench.testbed_fleet import fleet_of, measured_cores
 from bench.testbed_models import step_of
 from shardwright import Fleet, Plan, bucketed, synthesize
@@ -236,6 +236,7 @@ def save(rows: Sequence[Mapping[str, Any]], overlap: Mapping[str, Any] | None) -
     """Write what there is so far."""
     if rows:
         markdown("testbed", [shown(row) for row in rows])
+        show("testbed", "execution.md")
     if overlap:
         markdown("testbed_overlap", [overlap])
     errors = [abs(row["predicted_s"] / row["plan_s"] - 1) for row in rows]

@@ -27,7 +27,6 @@ from shardwright.synth.factors import Use
 from shardwright.synth.judge import Judge, Look
 from shardwright.synth.price_list import PriceList
 from shardwright.synth.pricing import Prices
-from shardwright.synth.rent import too_small
 from shardwright.synth.segments import Segmented, apart
 from shardwright.synth.solve import Solution, SpaceSolver
 from shardwright.synth.space import Space
@@ -82,7 +81,6 @@ def synthesize(
     ideal: Solution | None = None,
     first: tuple[float, ...] | None = None,
     look: Look | None = None,
-    whole: bool = True,
 ) -> Synthesis:
     """Search for program and ratios; see the module's docstring.
 
@@ -97,7 +95,6 @@ def synthesize(
         ideal: what the search finds at the floors, where it is known already.
         first: shares to start from, before all others.
         look: what says how much memory a program takes; by default the model of `cost/memory.py`.
-        whole: of a part of a fleet (if not) nothing smaller is looked for where nothing can fit.
 
     Raises:
         PlanError: no program keeps to the pins.
@@ -128,13 +125,10 @@ def synthesize(
     free_s = bound_s
     limits = Limits.of(model)
     renting = cache(lambda: Renting(graph, space, limits, extra))
-    if whole or best.fits or not too_small(graph, limits.nbytes):
-        best, memory = judged(turns, best, found.cost_s, renting)
-        several = apart(turns, best, found, renting)
-        if several is not None:
-            return _several(turns, *several, found, certificate, renting)
-    else:
-        memory = best.memory
+    best, memory = judged(turns, best, found.cost_s, renting)
+    several = apart(turns, best, found, renting)
+    if several is not None:
+        return _several(turns, *several, found, certificate, renting)
     # Where memory made the plan dearer, it has a say in the bound, too.
     dearer = best.fits and best.cost_s > found.cost_s * (1 + 1e-6)
     if dearer and bound_s < best.cost_s * (1 - ENOUGH):

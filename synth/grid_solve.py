@@ -68,7 +68,7 @@ class DualSolver:
         uses: Sequence[tuple[int, Scope]],
         stages: Sequence[tuple[int, int]] = _STAGES,
     ) -> None:
-        self._solver = Solver(domains, sizes, uses, _MOST_CELLS, stages, pruned=False)
+        self._solver = Solver(domains, sizes, uses, _MOST_CELLS, stages)
         self._memory = _Memory()
 
     def solve(
@@ -314,11 +314,11 @@ class _Rest:
         self.core = core
         uses, tables = dual.reparametrised()
         present = {v for _, scope in uses for v in scope}
-        self.stage = Stage(fold([(shade, v in present) for v, shade in enumerate(dual.shade_of)], uses))
-        folded = self.stage.folded
+        folded = fold([(shade, v in present) for v, shade in enumerate(dual.shade_of)], uses)
         cooked = cook(folded, tables)
         self._kind_of = [core.folded.class_of[members[0]] for members in folded.classes]
         self.values = [kept.values[kind] for kind in self._kind_of]
+        self.stage = Stage(folded, [len(values) for values in self.values])
         self.some = Kept(folded, [len(values) for values in self.values], cooked)
         self._cooked = cooked
         finite = [float(np.where(np.isfinite(table), np.abs(table), 0.0).max()) for table in core.cooked]

@@ -193,9 +193,10 @@ class Prices:
         follow = np.broadcast_to(np.arange(n), cost.shape).copy()
         for k in range(n):
             through = cost[..., k, None] + cost[..., None, k, :]
-            shorter = through < cost - 1e-15
-            follow = np.where(shorter, follow[..., k, None], follow)
-            cost = np.where(shorter, through, cost)
+            shorter = np.nonzero(through < cost - 1e-15)
+            if len(shorter[0]):
+                follow[shorter] = follow[(*shorter[:-1], np.full_like(shorter[-1], k))]
+                cost[shorter] = through[shorter]
         for k, r in enumerate(fresh):
             size = len(r.placements)
             self._ways[r] = cost[..., k, :size, :size], follow[..., k, :size, :size]

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -183,18 +184,28 @@ def too_small(graph: Graph, limits: Sequence[float]) -> bool:
 
 
 def _fills(graph: Graph, limits: Sequence[float]) -> bool:
-    """Whether all tensors of a step, each held once, would take more than all devices have."""
+    """Whether a step, each tensor held once, would take more than all devices have in the order as traced."""
     if all_bytes(graph) <= sum(limits):
         return False
     constants = sum(value.type.nbytes for value in graph.constants)
-    return _stored_bytes(graph) > sum(limits) - constants * len(limits)
+    return _most_alive(graph) > sum(limits) - constants * len(limits)
 
 
 @per_graph
-def _stored_bytes(graph: Graph) -> int:
-    """Of all that is in memory at some time."""
+def _most_alive(graph: Graph) -> int:
+    """Bytes of inputs and of what is in memory at the fullest moment of the order as traced.
+
+    What lives in every order (`must_live`) lives in this one.
+    """
     held = stored(graph)
-    return sum(value.type.nbytes for value in graph.values() if value.index in held)
+    last = {value.index: equation.index for equation in graph.equations for value in equation.input_values}
+    change = [0] * (len(graph.equations) + 1)
+    for equation in graph.equations:
+        for value in equation.outputs:
+            if value.index in held:
+                change[equation.index] += value.type.nbytes
+                change[last.get(value.index, equation.index) + 1] -= value.type.nbytes
+    return sum(value.type.nbytes for value in graph.inputs) + max(accumulate(change))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +29,14 @@ from shardwright.synth.space import Space
 MOST_CELLS = 1 << 23
 
 #: Smaller tables are tried first: mini-buckets of so many cells often guide A* nearly as well as exact ones,
-#: at a fraction of the time. Nodes beyond the shortest path say that they do not.
+#: at a fraction of the time. So many nodes, beyond twice the shortest path, say that they do not; more where
+#: exact tables are so large that filling them takes as long (a node takes about as long as `_CELLS` of them).
 _SMALLER = (1 << 16, 1 << 19)
 _PATIENCE = 400
+_CELLS = 1 << 12
 
 #: Unless all tables together are no larger than this.
-_AT_ONCE = 1 << 25
+_AT_ONCE = 1 << 22
 
 #: The same where several prices are worked out together: more parts of a fleet than are worth a closer look.
 _SEVERAL_CELLS = 1 << 14
@@ -67,37 +69,35 @@ class Solution:
 class Stage:
     """A folded problem, and the tape that eliminates the choices of one stage.
 
-    A tape serves all prices under which no class is open that it holds settled, and no table outgrows what
-    a bucket may have. `room` are the most values that any class had so far: making a tape takes longer than
-    carrying along classes that are settled at some prices.
+    A tape serves all prices under which no table outgrows what a bucket may have: classes that are settled at
+    some of them are carried along.
+
+    Attributes:
+        folded: the problem.
+        sizes: values of every class; those of one are settled.
     """
 
     folded: Folded
-    room: list[int] = field(default_factory=list[int])
+    sizes: Sequence[int]
     order: list[int] = field(default_factory=list[int])
     tapes: dict[int, Tape] = field(default_factory=dict[int, Tape])
     following: Stage | None = None
 
-    def prepare(self, sizes: Sequence[int], simple: tuple[int, int] | None, most_cells: int) -> Tape:
-        """The tape for these sizes; `simple` says which choices to eliminate, None for all."""
+    def prepare(self, left: Sequence[int], simple: tuple[int, int] | None, most_cells: int) -> Tape:
+        """The tape for so many values left; `simple` says which choices to eliminate, None for all."""
         tape = self.tapes.get(most_cells)
-        if tape is not None and self._serves(tape, sizes, most_cells):
+        if tape is not None and self._serves(tape, left, most_cells):
             return tape
-        room = [max(pair) for pair in zip(sizes, self.room or sizes, strict=True)]
-        if room != self.room:
-            scopes = live(self.folded, room)
-            sized = [room[kind] for kind in self.folded.class_of]
+        if not self.order:
+            scopes = live(self.folded, self.sizes)
+            sized = [left[kind] for kind in self.folded.class_of]
             self.order = full_order(sized, scopes) if simple is None else simple_order(sized, scopes, *simple)
-            self.room, self.following = room, None
-            self.tapes.clear()
-        tape = self.tapes[most_cells] = record(self.folded, room, sizes, self.order, most_cells)
+        tape = self.tapes[most_cells] = record(self.folded, self.sizes, left, self.order, most_cells)
         return tape
 
     @staticmethod
-    def _serves(tape: Tape, sizes: Sequence[int], most_cells: int) -> bool:
-        if any(size > 1 and kind not in tape.open for kind, size in enumerate(sizes)):
-            return False
-        return all(math.prod([sizes[k] for k in step.kinds]) <= most_cells for step in tape.operations)
+    def _serves(tape: Tape, left: Sequence[int], most_cells: int) -> bool:
+        return all(math.prod([left[k] for k in step.kinds]) <= most_cells for step in tape.operations)
 
     def next(self, tape: Tape) -> Stage:
         """What is left, folded again; its factors are the sources of `tape.left`, in order of appearance."""
@@ -107,7 +107,9 @@ class Stage:
             present = {v for _, scope in uses for v in scope}
             # Choices that are done with stay, for the numbers' sake, in classes apart.
             kinds = [(kind, v in present) for v, kind in enumerate(self.folded.class_of)]
-            self.following = Stage(fold(kinds, uses))
+            folded = fold(kinds, uses)
+            before = [self.folded.class_of[members[0]] for members in folded.classes]
+            self.following = Stage(folded, [self.sizes[kind] for kind in before])
         return self.following
 
 
@@ -118,19 +120,22 @@ class Core:
     Attributes:
         done: the stages so far.
         stage: what is left.
-        sizes: values of every class that is left.
         cooked: table of every recipe.
     """
 
     done: Sequence[Layer]
     stage: Stage
-    sizes: Sequence[int]
     cooked: Sequence[Floats]
 
     @property
     def folded(self) -> Folded:
         """Choices and terms that are left."""
         return self.stage.folded
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Values of every class that is left."""
+        return self.stage.sizes
 
     @property
     def constant(self) -> float:
@@ -159,7 +164,6 @@ class Solver:
         uses: factor (by number) and the choices on its axes.
         most_cells: largest table of an exact bucket.
         stages: of every stage before the last, most ties of a choice to eliminate, and its largest table.
-        pruned: whether to prune before each of them. Where not, what is left does not depend on prices.
     """
 
     def __init__(
@@ -169,13 +173,10 @@ class Solver:
         uses: Sequence[tuple[int, Scope]],
         most_cells: int = MOST_CELLS,
         stages: Sequence[tuple[int, int]] = STAGES,
-        *,
-        pruned: bool = True,
     ) -> None:
-        self._pruned = pruned
         self.first = fold(domains, uses)
-        self._start = Stage(self.first)
-        self._sizes = [sizes[members[0]] for members in self.first.classes]
+        self._start = Stage(self.first, [sizes[members[0]] for members in self.first.classes])
+        self._rough: Stage | None = None
         self._most_cells = most_cells
         self._levels = (*(cells for cells in _SMALLER if cells < most_cells), most_cells)
         self._level = 0
@@ -185,20 +186,19 @@ class Solver:
         """All stages but the last at the prices of `tables`, one per factor: what is left to be decided."""
         most_cells = self._most_cells if most_cells is None else most_cells
         stage, layers = self._start, list[Layer]()
-        cooked, sizes = rounded(stage.folded, cook(stage.folded, tables)), self._sizes
+        cooked = rounded(stage.folded, cook(stage.folded, tables))
         for simple in self._stages:
             folded = stage.folded
-            kept = prune(folded, sizes, cooked) if self._pruned else Kept(folded, sizes, cooked)
+            # Not pruned: these tables are small, and what is left then has one shape, whatever the prices.
+            kept = Kept(folded, stage.sizes, cooked)
             # Only the last stage may split buckets: what is pruned after a split is pruned by a relaxation.
             room = max(most_cells, simple[1])
-            tape = stage.prepare([len(values) for values in kept.values], simple, room)
+            tape = stage.prepare(stage.sizes, simple, room)
             elimination = eliminate(tape, kept)
             layers.append(Layer(folded.class_of, original(folded, kept.values, layers), elimination))
             stage = stage.next(tape)
             cooked = cook(stage.folded, _distinct(elimination))
-            before = [folded.class_of[members[0]] for members in stage.folded.classes]
-            sizes = [kept.size(kind) for kind in before]
-        return Core(layers, stage, sizes, cooked)
+        return Core(layers, stage, cooked)
 
     def layers(self, tables: Sequence[Floats], most_cells: int | None = None) -> list[Layer]:
         """All stages at the prices of `tables`, with buckets of at most `most_cells`."""
@@ -237,7 +237,13 @@ class Solver:
             tables: one per factor, with an axis of prices in front where they differ.
             most_cells: largest table.
         """
-        layers = self.layers(tables, most_cells)
+        core = self.core(tables, most_cells)
+        # Values that none of several prices wants are few; looking for them takes longer than it saves. What
+        # is left then has an order of its own.
+        if self._rough is None or self._rough.folded is not core.folded:
+            self._rough = Stage(core.folded, core.sizes)
+        core = replace(core, stage=self._rough)
+        layers = core.finish(Kept(core.folded, core.sizes, core.cooked), most_cells)
         return np.asarray(sum((layer.elimination.constant for layer in layers), np.zeros(())))
 
     def solve(
@@ -249,11 +255,13 @@ class Solver:
         """The cheapest assignment; None where all of them are impossible."""
         core = self.core(tables)
         kept = prune(core.folded, core.sizes, core.cooked)
-        for most_cells in self._cells(core, kept):
+        all_cells = core.cells(kept, self._levels[-1])
+        for most_cells in self._levels[-1 if all_cells <= _AT_ONCE else self._level :]:
             layers = core.finish(kept, most_cells)
             shortest = sum(len(layer.elimination.tape.buckets) for layer in layers)
             last = most_cells == self._levels[-1]
-            found = a_star(layers, most_nodes if last else shortest + _PATIENCE, stop, DIVES if last else 0)
+            nodes = most_nodes if last else 2 * shortest + _PATIENCE + all_cells // _CELLS
+            found = a_star(layers, nodes, stop, DIVES if last else 0)
             if found is not None and not found.assignment and stop():
                 found = a_star(layers, 0)
             if found is None:
@@ -263,11 +271,6 @@ class Solver:
                 return Solution(found.assignment, found.cost, found.bound, found.expanded, width)
             self._level = self._levels.index(most_cells) + 1  # other prices will hardly be easier
         raise AssertionError("there is always a last level")
-
-    def _cells(self, core: Core, kept: Kept) -> Sequence[int]:
-        """Sizes of tables to be tried, one after another."""
-        levels = self._levels[self._level :]
-        return levels[-1:] if core.cells(kept, levels[-1]) <= _AT_ONCE else levels
 
 
 def original(

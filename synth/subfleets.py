@@ -185,9 +185,27 @@ def choose(
     first: Sequence[float] | None = None,
     look: Look | None = None,
 ) -> Choice:
-    """The best plan on the whole fleet or a part of it.
+    """The best plan on the whole fleet or a part of it; see `choose_below`."""
+    chosen = choose_below(math.inf, graph, space, fleet, timer, extra, parts, first, look)
+    assert chosen is not None, "some part is planned"
+    return chosen
+
+
+def choose_below(
+    rival_s: float,
+    graph: Graph,
+    space: Space,
+    fleet: Fleet,
+    timer: Timer,
+    extra: Sequence[Use] = (),
+    parts: Sequence[Members] | None = None,
+    first: Sequence[float] | None = None,
+    look: Look | None = None,
+) -> Choice | None:
+    """The best plan on the whole fleet or a part of it; None where none can cost less than a rival.
 
     Args:
+        rival_s: what a plan that fits costs already; parts whose bound is no less are not planned.
         graph: the step.
         space: its programs.
         fleet: all devices.
@@ -217,18 +235,21 @@ def choose(
     while queue and not (best is not None and timer.late()):
         number = heapq.heappop(queue)[-1]
         part = made[number]
-        if best is not None and best.fits and part.bound_s >= best.cost_s * (1 - 1e-9):
+        least_s = min(rival_s, best.cost_s if best is not None and best.fits else math.inf)
+        if part.bound_s >= least_s * (1 - 1e-9):
             break
-        if part.ideal is not None or best is None:
+        if number and too_small(graph, [device.type.memory_bytes for device in part.model.fleet.devices]):
+            part.impossible = True
+        elif part.ideal is not None or (best is None and rival_s == math.inf):
             _plan(part, graph, space, timer, extra, solver, first, look)
-            if not part.impossible:
-                best = part if best is None or part.beats(best) else best
+            best = part if best is None or part.beats(best) else best
         else:
             with timer.search():
                 part.ideal = solver.solve(part.floors, stop=timer.late)
                 part.bound_s = max(part.bound_s, part.ideal.bound_s)
             heapq.heappush(queue, part.turn(number))
-    assert best is not None
+    if best is None:
+        return None
     with timer.search():
         _settle(made, best)
     return _choice(best, made, fleet, ended=bool(queue) and timer.late())
@@ -257,15 +278,11 @@ def _plan(
         ideal=part.ideal,
         first=own,
         look=look,
-        whole=part.whole,
     )
     if part.whole and not extra:
         found = fitting(graph, space, part.model, found, timer, look)
     part.found, part.fits = found, fits(found, part.model)
     part.bound_s = max(part.bound_s, found.bound_s)
-    limits = [device.type.memory_bytes for device in part.model.fleet.devices]
-    if not part.whole and not part.fits and too_small(graph, limits):
-        part.found, part.impossible = None, True
 
 
 def _settle(parts: Sequence[_Part], best: _Part) -> None:

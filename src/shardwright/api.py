@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import warnings
 from collections import defaultdict
@@ -46,7 +47,7 @@ from shardwright.synth.grid_choice import choose_on_grid, on_grid
 from shardwright.synth.judge import AMPLE, Look
 from shardwright.synth.recipes import RECIPES
 from shardwright.synth.space import Space
-from shardwright.synth.subfleets import Choice, candidates, choose, unsearched
+from shardwright.synth.subfleets import Choice, candidates, choose_below, unsearched
 from shardwright.synth.timer import Timer
 
 #: Mesh axes of programs.
@@ -173,8 +174,9 @@ def synthesize_traced(
     timer = Timer(tick, time_limit_s)
     start = time.perf_counter()
 
-    def plan_of(step: Traced) -> Plan:
-        return _synthesize(step, fleet, state, constraints, time_limit_s, devices, axes, first, tick, timer)
+    def plan_of(step: Traced, rival_s: float) -> Plan | None:
+        limits = fleet, state, constraints, time_limit_s, devices, axes
+        return _synthesize(step, *limits, first, tick, timer, rival_s)
 
     with collector_paused():
         found = best_plan(original(traced), fleet, recompute, microbatches, offload, plan_of, timer.late)
@@ -196,8 +198,9 @@ def _synthesize(
     first: Sequence[float] | None,
     tick: Callable[[str], None],
     timer: Timer,
-) -> Plan:
-    """The plan of a step as it is; how long the search took, the caller knows."""
+    rival_s: float,
+) -> Plan | None:
+    """The plan of a step as it is, or None if none costs less than a rival; what it took the caller knows."""
     tick("building the choice graph")
     start = time.perf_counter()
     space = Space(traced.graph)
@@ -214,8 +217,16 @@ def _synthesize(
         else:
             one = two = None
             if not meshes or (axes == "auto" and flat):
-                one = choose(
-                    traced.graph, space, fleet, timer, factors(pins, space), parts, first, looking(traced)
+                one = choose_below(
+                    rival_s if not meshes else math.inf,
+                    traced.graph,
+                    space,
+                    fleet,
+                    timer,
+                    factors(pins, space),
+                    parts,
+                    first,
+                    looking(traced),
                 )
             if meshes:
                 pinned = partial(factors, pins)
@@ -223,7 +234,8 @@ def _synthesize(
                 with contextlib.suppress(*([PlanError] if pins and one is not None else [])):
                     two = choose_on_grid(traced.graph, fleet, timer, meshes, pinned, one, looking(traced))
             chosen = two or one
-            assert chosen is not None, "some space is searched"
+            if chosen is None:
+                return None
     except PlanError as error:
         if not pins:
             raise

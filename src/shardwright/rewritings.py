@@ -10,6 +10,7 @@ they do not fit or become cheaper. The cheapest of these plans is taken.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -47,6 +48,9 @@ _NEAR, _WIDE = 0.03, 0.25
 
 #: In how many pieces the batch may come: as many as need be, or so many.
 Microbatches: TypeAlias = Literal["auto"] | int
+
+#: Plans a step; None where no plan costs less than a rival that fits.
+PlanOf: TypeAlias = Callable[[Traced, float], Plan | None]
 
 #: Rungs of a ladder that are all tried.
 _FEW = 8
@@ -87,7 +91,7 @@ def best_plan(
     recompute: Recompute,
     microbatches: Microbatches,
     offload: Offload,
-    plan_of: Callable[[Traced], Plan],
+    plan_of: PlanOf,
     late: Callable[[], bool],
 ) -> Plan:
     """The best plan of a step over its rewritings.
@@ -98,25 +102,26 @@ def best_plan(
         recompute: what may be computed again.
         microbatches: in how many pieces the batch may come.
         offload: what may wait in host memory.
-        plan_of: plans a step.
+        plan_of: plans a step, within a rival's cost.
         late: whether no further plan may be made.
 
     Raises:
         InputError: the step cannot be run in so many micro-batches, or is to be changed in both ways.
     """
     if isinstance(recompute, Rewriting):
-        return plan_of(rewritten(traced, recompute))
+        return _some(plan_of(rewritten(traced, recompute), math.inf))
     pieces = 1 if microbatches == "auto" else microbatches
     policies = _policies(recompute, offload, fleet)
     ladder = _Ladder(traced, fleet, policies, pieces, plan_of)
     if "all" in (recompute, offload):
         return ladder.top()
-    base = plan_of(rewritten(traced, Rewriting(microbatches=pieces)))
+    base = _some(plan_of(rewritten(traced, Rewriting(microbatches=pieces)), math.inf))
     if late() or not _binds(base):
         return base
     plans = [base]
     if base.fits:
         # Memory is enough, but it may be cheaper to need less of it.
+        ladder.rival_s = base.cost_s
         plans += ladder.some(late)
         if microbatches == "auto" and not late():
             plans += _in_pieces(traced, fleet, (), plan_of, late)
@@ -125,6 +130,11 @@ def best_plan(
         plans += _in_pieces(traced, fleet, policies, plan_of, late) if microbatches == "auto" else []
     best = min(plans, key=lambda plan: (not plan.fits, plan.cost_s))
     return best if best is base else replace(best, assumptions=(*best.assumptions, _compared(base)))
+
+
+def _some(plan: Plan | None) -> Plan:
+    assert plan is not None, "without a rival there is always a plan"
+    return plan
 
 
 def _policies(recompute: Recompute, offload: Offload, fleet: Fleet) -> tuple[Policy, ...]:
@@ -151,7 +161,7 @@ def _in_pieces(
     traced: Traced,
     fleet: Fleet,
     policies: Sequence[Policy],
-    plan_of: Callable[[Traced], Plan],
+    plan_of: PlanOf,
     late: Callable[[], bool],
 ) -> list[Plan]:
     """The cheapest plan of 2, 4, 8, … micro-batches that fits; or of the fewest, with layers computed again.
@@ -168,10 +178,11 @@ def _in_pieces(
         except NotInPiecesError:
             break
         tried.append(pieces)
-        plan = None if too_small(step.graph, limits) else plan_of(step)
+        rival_s = math.inf if best is None else best.cost_s
+        plan = None if too_small(step.graph, limits) else plan_of(step, rival_s)
+        if best is not None and (plan is None or (plan.fits and plan.cost_s >= best.cost_s)):
+            break
         if plan is not None and plan.fits:
-            if best is not None and plan.cost_s >= best.cost_s:
-                break
             best = plan
         pieces *= 2
     if best is not None:
@@ -214,10 +225,11 @@ class _Ladder:
         fleet: Fleet,
         policies: Sequence[Policy],
         pieces: int,
-        plan_of: Callable[[Traced], Plan],
+        plan_of: PlanOf,
     ) -> None:
         self.traced, self.pieces, self.plan_of = traced, pieces, plan_of
         self.fleet, self.policies = fleet, policies
+        self.rival_s = math.inf
         self.limits = [device.type.memory_bytes for device in fleet.devices]
         self.known: dict[int, Plan | None] = {}
 
@@ -234,14 +246,20 @@ class _Ladder:
     def top(self) -> Plan:
         """The plan of the rung that keeps least."""
         again = self.rungs[-1] if self.rungs else ()
-        return self.plan_of(rewritten(self.traced, Rewriting(again, self.pieces)))
+        return _some(self.plan_of(rewritten(self.traced, Rewriting(again, self.pieces)), math.inf))
 
     def plan(self, rung: int) -> Plan | None:
-        """The plan of a rung; None where none can fit."""
+        """The plan of a rung; None where none can fit, or be cheaper than one that is known and fits."""
         if rung not in self.known:
             step = rewritten(self.traced, Rewriting(self.rungs[rung], self.pieces))
-            self.known[rung] = None if too_small(step.graph, self.limits) else self.plan_of(step)
+            small = too_small(step.graph, self.limits)
+            self.known[rung] = None if small else self.plan_of(step, self._rival_s())
         return self.known[rung]
+
+    def _rival_s(self) -> float:
+        """What the best plan known costs that fits."""
+        fitting = [plan.cost_s for plan in self.known.values() if plan is not None and plan.fits]
+        return min((self.rival_s, *fitting))
 
     def fits(self, rung: int) -> bool:
         """Whether the plan of a rung fits."""
@@ -273,12 +291,13 @@ class _Ladder:
     def _without_one(self, best: Plan, late: Callable[[], bool]) -> list[Plan]:
         """Plans that fit and compute one stretch less again than the best of a ladder."""
         again = best.rewriting.recompute
+        others = [(*again[:i], *again[i + 1 :]) for i in range(len(again)) if len(again) > 1]
         plans = [
-            self.plan_of(rewritten(self.traced, Rewriting((*again[:i], *again[i + 1 :]), self.pieces)))
-            for i in range(len(again))
-            if len(again) > 1 and not late()
+            self.plan_of(rewritten(self.traced, Rewriting(other, self.pieces)), best.cost_s)
+            for other in others
+            if not late()
         ]
-        return [plan for plan in plans if plan.fits]
+        return [plan for plan in plans if plan is not None and plan.fits]
 
     def _lowest_beside(self, least: Plan) -> int:
         """The lowest rung for whose additional bytes the devices of a plan have room, each for its share."""
