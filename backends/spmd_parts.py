@@ -15,15 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shardwright.backends.flow import find, nbytes_of, reads, writes
 from shardwright.backends.schedule_order import Order
-from shardwright.backends.segments import Segment
 from shardwright.backends.spmd_layout import Layout
 from shardwright.backends.spmd_local import Classes, classes
+from shardwright.ir.flow import find, nbytes_of, reads, writes
 from shardwright.ir.placement import R, Shard
 from shardwright.ir.program import Compute, Instruction, Property
 from shardwright.ir.recompute import begins_again
 from shardwright.ir.rules import registry
+from shardwright.ir.segments import Segment
 
 #: Bytes up to which a replicated result is computed in front of the switches: it is written to memory there.
 COMMON_BYTES = 4 << 10
