@@ -4,7 +4,7 @@ An equation `reload` hands on its operand, and says where it was in between: onc
 the operand has done so, a device may move it to its host's memory; for the equation it comes back. To
 rules, search and verification it is an identity. It is priced as two trips over the device's host link
 (`cost/model.py`), memory models leave its operand out while nobody else reads it, and backends really move it
-(`backends/segments.py`).
+(`ir/segments.py`).
 """
 
 from __future__ import annotations
