@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from shardwright.backends.schedule_order import Order
 from shardwright.backends.spmd_layout import Layout
 from shardwright.backends.spmd_local import Classes, classes
-from shardwright.ir.flow import find, nbytes_of, reads, writes
+from shardwright.ir.flow import find, reads, writes
 from shardwright.ir.placement import R, Shard
 from shardwright.ir.program import Compute, Instruction, Property
 from shardwright.ir.recompute import begins_again
@@ -113,7 +113,7 @@ class _Parts:
         return found
 
     def _nbytes(self, prop: Property) -> int:
-        return nbytes_of(self.within.types[prop.value])
+        return self.within.types[prop.value].nbytes
 
     def _hanging_together(self, without: set[int]) -> list[list[int]]:
         """Positions that read one another's results, in the order of their first."""
@@ -147,7 +147,7 @@ class _Parts:
                 if isinstance(prop.placement, Shard):
                     tensor = self.within.types[prop.value]
                     cuts.add(self.layout.lengths(tensor, prop.placement))
-                    if nbytes_of(tensor) > PADDED_BYTES:
+                    if tensor.nbytes > PADDED_BYTES:
                         return None
                 elif prop.placement != R or prop.group is not None:
                     return None
