@@ -1,12 +1,11 @@
 """Rent on two mesh axes: what lies on some nodes, or on some devices of each, pays for as many as have it.
 
-As on one axis (`synth/rent.py`). In the search, where rent need not be a bound, operands and results of loops
-pay too: they are there as long as the loop runs.
+As on one axis (`synth/rent.py`). In the search, where rent need not be a bound, second placements pay, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -15,7 +14,7 @@ from shardwright.cost.grid import GridShares, Mesh
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph, Value
 from shardwright.ir.placement import Placement, Shard, components
-from shardwright.ir.regions import boundary
+from shardwright.synth.conversions import Holding
 from shardwright.synth.factors import Factor, Use
 from shardwright.synth.rent import RentFactor, Rents, kept_values, must_live
 from shardwright.synth.space import Space
@@ -63,21 +62,18 @@ class GridRents(Rents):
 
     def __init__(self, graph: Graph, space: Space, crowd: Iterable[Value] = ()) -> None:
         super().__init__(graph, space)
-        self._ports: set[Factor] = set()
         known = {*graph.inputs, *kept_values(graph), *must_live(graph)}
         held: dict[int, int] = {}
         for value in crowd:
             if value not in known:
                 index = space.root.held(value).index
                 held[index] = held.get(index, 0) + value.type.nbytes
-        made: dict[tuple[object, int, bool], RentFactor] = {}
+        made: dict[tuple[object, int], RentFactor] = {}
         uses: list[Use] = []
-        for index, nbytes, port in (*((*each, False) for each in held.items()), *_ports(graph, space)):
+        for index, nbytes in held.items():
             domain = space.choices[index].domain
-            factor = made.setdefault((domain, nbytes, port), RentFactor(domain, 0, nbytes))
+            factor = made.setdefault((domain, nbytes), RentFactor(domain, 0, nbytes))
             uses.append(Use(factor, (index,)))
-            if port:
-                self._ports.add(factor)
         self.uses = (*self.uses, *uses)
         self._factors = (*self._factors, *made.values())
 
@@ -122,34 +118,13 @@ class GridRents(Rents):
             held = factor.input_bytes * np.array([of(holding.base) for holding in holdings])
             if kept:
                 # What is made of a tensor and read by both parts stays, too; inside a loop, one iteration's.
-                apart = [h.extra is None or factor in self._ports for h in holdings]
-                copies = np.array(
-                    [
-                        (0.0, 0.0) if alone else of(h.extra or h.base)
-                        for h, alone in zip(holdings, apart, strict=True)
-                    ]
-                )
                 base = np.array([of(holding.base) for holding in holdings])
+                copies = np.array([self._copy(factor, holding, of) for holding in holdings])
                 held = held + factor.input_bytes * copies + factor.kept_bytes * (base + copies)
             found[factor] = held[:, 0], held[:, 1]
         return found
 
-
-def _ports(graph: Graph, space: Space) -> Iterator[tuple[int, int, bool]]:
-    """Operands and results of loops, which are there as long as these run: choice, bytes, True."""
-    for equation in graph.equations:
-        if not equation.regions:
-            continue
-        wiring, frames = boundary(equation), space.root.children[equation]
-        carried = {(region, out) for region, out, _, _ in wiring.carries}
-        for port in wiring.ins:
-            child = frames[port.region]
-            yield (
-                child.choice[child.graph.inputs[port.inner]].index,
-                equation.input_types[port.outer].nbytes,
-                True,
-            )
-        for port in wiring.outs:
-            if (port.region, port.inner) not in carried:
-                choice = space.root.ports[equation][port.outer]
-                yield choice.index, equation.output_types[port.outer].nbytes, True
+    @staticmethod
+    def _copy(factor: RentFactor, holding: Holding, of: Portion) -> tuple[float, float]:
+        """What devices hold of a second placement."""
+        return (0.0, 0.0) if factor.port or holding.extra is None else of(holding.extra)

@@ -17,7 +17,7 @@ Memory also bounds ratios directly (`most_shares`): of every tensor a device hol
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -30,9 +30,10 @@ from shardwright.cost.written import written
 from shardwright.ir.graph import Graph, Value, per_graph
 from shardwright.ir.host import is_reload
 from shardwright.ir.placement import Placement, Shard
+from shardwright.ir.regions import boundary
 from shardwright.synth.conversions import Domain
 from shardwright.synth.factors import Conversion, Factor, Matrices, Use
-from shardwright.synth.space import Space
+from shardwright.synth.space import Frame, Space
 
 #: Moments looked at of each kind, see `must_live`.
 _MOMENTS = 8
@@ -46,11 +47,13 @@ class RentFactor:
         domain: of the choice.
         input_bytes: of inputs, which lie in the base of a holding throughout.
         kept_bytes: of what the backward part reads, in some placement of the holding.
+        port: whether that is an operand or result of a loop, which lies in the base of a holding.
     """
 
     domain: Domain
     input_bytes: int
     kept_bytes: int
+    port: bool = False
     weight: float = 1.0
 
     @property
@@ -71,7 +74,8 @@ class RentFactor:
         base = np.array([0.0 if _cut(h.base) else self.input_bytes for h in self.domain.holdings])
         if not kept:
             return base
-        return base + [0.0 if any(map(_cut, h.all)) else self.kept_bytes for h in self.domain.holdings]
+        cut = (_cut(h.base) if self.port else any(map(_cut, h.all)) for h in self.domain.holdings)
+        return base + [0.0 if some else self.kept_bytes for some in cut]
 
 
 def _cut(placement: Placement) -> bool:
@@ -92,11 +96,15 @@ class Rents:
             held.setdefault(root.choice[value].index, [0, 0])[0] += value.type.nbytes
         for value in dict.fromkeys((*kept_values(graph), *must_live(graph))):
             held.setdefault(root.held(value).index, [0, 0])[1] += value.type.nbytes
-        made: dict[tuple[Domain, int, int], RentFactor] = {}
+        made: dict[tuple[Domain, int, int, bool], RentFactor] = {}
         uses: list[Use] = []
         for index, (inputs, later) in held.items():
             domain = space.choices[index].domain
-            factor = made.setdefault((domain, inputs, later), RentFactor(domain, inputs, later))
+            factor = made.setdefault((domain, inputs, later, False), RentFactor(domain, inputs, later))
+            uses.append(Use(factor, (index,)))
+        for index, nbytes in _ports(root):
+            domain = space.choices[index].domain
+            factor = made.setdefault((domain, 0, nbytes, True), RentFactor(domain, 0, nbytes, port=True))
             uses.append(Use(factor, (index,)))
         self.uses = tuple(uses)
         self._factors = tuple(made.values())
@@ -162,6 +170,23 @@ class Rents:
 
     def _rented(self) -> list[_Rented]:
         return [_Rented(use.factor, use.scope) for use in self.uses if isinstance(use.factor, RentFactor)]
+
+
+def _ports(frame: Frame) -> Iterator[tuple[int, int]]:
+    """Operands and results of loops, which are there as long as these run: choice and bytes."""
+    for equation, children in frame.children.items():
+        wiring = boundary(equation)
+        carried = {(region, out) for region, out, _, _ in wiring.carries}
+        for port in wiring.ins:
+            child = children[port.region]
+            inside = child.choice[child.graph.inputs[port.inner]]
+            yield inside.index, equation.input_types[port.outer].nbytes
+        for port in wiring.outs:
+            if (port.region, port.inner) not in carried:
+                choice = frame.ports[equation][port.outer]
+                yield choice.index, equation.output_types[port.outer].nbytes
+        for child in children:
+            yield from _ports(child)
 
 
 def most_shares(graph: Graph, limits: Sequence[float]) -> Floats:

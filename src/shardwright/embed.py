@@ -75,7 +75,7 @@ def parallelize(
         gather: results that are no state are global arrays on every rank; with False they stay as they lie.
         cache: folder for plans; None: `shardwright/plans` in the user's cache folder; False: none.
         planning: further arguments of `synthesize`, such as `devices`, `constraints`, `time_limit_s`. For
-            `backend="spmd"` `axes` is 1 unless it is given.
+            `backend="spmd"` `axes` is 1 and `offload` "off" unless they are given.
 
     Returns:
         A `Parallel`, or a decorator that makes one.
@@ -116,8 +116,8 @@ def parallelize(
         gather=gather,
         donated=(*_several(donate_argnums), *_several(donate_argnames)),
         cache=None if cache is False else Path(cache) if cache is not None else plan_cache.default_folder(),
-        # One program for all devices takes two mesh axes only where all is even.
-        planning=({"axes": 1} if backend == "spmd" else {}) | planning,
+        # One program for all devices takes two mesh axes only where all is even, and host memory not at all.
+        planning=({"axes": 1, "offload": "off"} if backend == "spmd" else {}) | planning,
     )
 
 
