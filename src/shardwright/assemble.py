@@ -1,0 +1,147 @@
+"""What was found, as a plan: every figure that a plan carries is worked out here."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import version
+
+import jax
+
+from shardwright.cost.bill import Item
+from shardwright.cost.fleet import Fleet
+from shardwright.cost.grid_model import pricing
+from shardwright.cost.memory import Peaks
+from shardwright.cost.model import CostModel
+from shardwright.cost.timeline import predict, timed_bill
+from shardwright.device_memory import peaks
+from shardwright.ir.graph import Equation, Graph
+from shardwright.ir.jaxpr import source_line
+from shardwright.ir.patterns import patterns
+from shardwright.ir.program import Program, nodes_of
+from shardwright.ir.recompute import brought_back, computed_again
+from shardwright.ir.rewriting import rewriting_of
+from shardwright.ir.rules import rule_of
+from shardwright.ir.state import StateMap
+from shardwright.ir.trace import Traced
+from shardwright.plan import Plan
+from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused, spread
+from shardwright.plan_record import when_asked
+from shardwright.synth.alternate import Synthesis
+from shardwright.synth.fallback import fits
+from shardwright.synth.space import Space
+from shardwright.synth.subfleets import Choice
+
+
+def assembled(
+    traced: Traced,
+    space: Space,
+    fleet: Fleet,
+    chosen: Choice,
+    stats: Stats,
+    state: StateMap | None,
+    pins: tuple[PinPrice, ...],
+    *,
+    ample: bool,
+) -> Plan:
+    """The plan that a search chose.
+
+    Args:
+        traced: the step.
+        space: its programs on one mesh axis.
+        fleet: all devices.
+        chosen: program, ratios and devices.
+        stats: of tracing and search.
+        state: which outputs continue which arguments, as the user said it.
+        pins: what each pin costs.
+        ample: whether memory need not be looked at before somebody asks.
+    """
+    model, found, used = chosen.model, chosen.found, chosen.members
+    items = found.items
+    priced = pricing(found.program, model, found.ratios)
+    laid_out = predict(timed_bill(found.program, traced.graph, priced, model, items), model, found.ratios)
+    names = traced.graph.input_names
+    devices = fleet.devices
+    count = len(devices)
+    return Plan(
+        program=found.program,
+        ratios=spread(found.ratios, used, count, 0.0),
+        iteration_s=laid_out.iteration_s,
+        cost_s=found.cost_s,
+        bound_s=found.bound_s,
+        memory_bytes=when_asked(lambda: spread(_peaks(found, traced.graph), used, count, 0)),
+        fits=fits(found, model),
+        exchanges=_exchanges(items, patterns(found.program, traced.graph), model, found.ratios),
+        held={name: str(p) for name, p in zip(names, found.program.inputs, strict=True)},
+        state=traced.state_names,
+        state_override=state,
+        assumptions=(*model.assumptions, *space.assumptions, *found.notes),
+        fleet=fleet,
+        fingerprint=traced.fingerprint,
+        versions={"shardwright": version("shardwright"), "jax": jax.__version__},
+        stats=stats,
+        search_gap=found.search_gap,
+        axes=1 if nodes_of(found.program) is None else 2,
+        pins=pins,
+        spent=spread(Spent.of(laid_out), used, count, Spent(0.0, 0.0, 0.0)),
+        used=used,
+        unused=tuple(Unused(tuple(devices[d].name for d in some), why) for some, why in chosen.unused),
+        rewriting=rewriting_of(traced),
+        again_s=_spent_s(computed_again, items, found.program, traced, model, found.ratios),
+        host_s=_spent_s(brought_back, items, found.program, traced, model, found.ratios),
+        traced=traced,
+        free_s=found.free_s,
+        ample=ample,
+    )
+
+
+def _peaks(found: Synthesis, graph: Graph) -> tuple[int, ...]:
+    """How much memory every device takes; looked at now, where nobody has yet."""
+    if isinstance(found.memory, Peaks) and found.memory.seen:
+        return found.memory.bytes
+    return peaks(found.program, graph, found.ratios)
+
+
+def _spent_s(
+    which: Callable[[Program, Graph], Iterable[bool]],
+    items: Sequence[Item],
+    program: Program,
+    traced: Traced,
+    model: CostModel,
+    ratios: Sequence[float],
+) -> float:
+    """Seconds of a bill that go into some instructions of a step that was changed, such as copies."""
+    if not rewriting_of(traced).recompute:
+        return 0.0
+    pairs = zip(items, which(program, traced.graph), strict=True)
+    return sum(item.seconds(model, ratios) for item, again in pairs if again)
+
+
+def _exchanges(
+    items: Sequence[Item], named: Mapping[int, str], model: CostModel, ratios: Sequence[float]
+) -> tuple[Exchanged, ...]:
+    """Exchanges by strategy and pattern; `named` are patterns by `id` of the move."""
+    count: defaultdict[tuple[str, str], float] = defaultdict(float)
+    spent: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for item in items:
+        if item.exchange:
+            key = item.label, named.get(id(item.move), "")
+            count[key] += item.weight
+            spent[key] += item.seconds(model, ratios)
+    return tuple(
+        Exchanged(name, count[name, pattern], spent[name, pattern], pattern)
+        for name, pattern in sorted(count)
+    )
+
+
+def replicated_in(graph: Graph, space: Space) -> dict[str, str]:
+    """Primitives that run replicated although they might be sharded, and why."""
+    found = {name: f"no rule for it ({source_line(e)})" for name, e in space.replicated.items()}
+
+    def note(equation: Equation) -> str:
+        return "" if equation.regions or equation.primitive in found else rule_of(equation).note
+
+    for equation in graph.all_equations():
+        if text := note(equation):
+            found[equation.primitive] = f"{text} ({source_line(equation)})"
+    return found
