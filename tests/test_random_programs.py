@@ -597,7 +597,7 @@ def ratios(draw: st.DrawFn, devices: int) -> tuple[float, ...]:
 def random_prices(model: CostModel, seed: int) -> Prices:
     """A price of its own for every kernel and every move, of very different sizes."""
     rng = np.random.default_rng(seed)
-    return Prices(PriceList(model), lambda costs, units: rng.exponential(size=len(units)) ** 3)
+    return Prices(PriceList(model), lambda costs, units, tied: rng.exponential(size=len(units)) ** 3)
 
 
 @settings(

@@ -80,6 +80,7 @@ def test_gains_are_what_the_changed_step_keeps_less() -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
+@pytest.mark.full
 def test_the_link_decides_between_computing_again_and_waiting() -> None:
     """Over a fast link layers wait, over a slow one they are computed again; either costs what it costs."""
     free = synthesize_traced(TRACED, fleet=fleet(), devices="all")
