@@ -18,6 +18,8 @@ _KEEP_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 34),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
     "MALLOC_TOP_PAD_": str(1 << 26),
+    # Arenas other than the first cannot keep what is larger than 32 MiB.
+    "MALLOC_ARENA_MAX": "1",
 }
 
 
@@ -46,7 +48,7 @@ def rank_environment(ranks: int, environment: Mapping[str, str] = os.environ) ->
 
     And glibc is told to keep the memory it has: returning large buffers to the system at the end of every
     segment and faulting them in again costs more than most kernels (on a virtual machine: writing 4 MiB took
-    3.7 ms in place of 0.4 ms). What the user has set holds.
+    3.7 ms in place of 0.4 ms, a cumulative sum of 40 MiB 85 in place of 51 ms). What the user has set holds.
     """
     result = {**_KEEP_MEMORY, **environment}
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
