@@ -110,7 +110,13 @@ def check(example: str, devices: int) -> None:
     assert result.loss_rel_error <= 1e-5
 
 
-@pytest.mark.parametrize("example", TINY)
+#: Whose kind another example stands for as well.
+ALIKE = ("gpt2:tiny_scan", "vgg19:tiny")
+
+
+@pytest.mark.parametrize(
+    "example", [pytest.param(e, marks=pytest.mark.full) if e in ALIKE else e for e in TINY]
+)
 def test_tiny_steps_verify(example: str) -> None:
     check(example, 3)
 

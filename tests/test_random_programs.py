@@ -601,7 +601,8 @@ def random_prices(model: CostModel, seed: int) -> Prices:
 
 
 @settings(
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+    max_examples=60 if settings().max_examples <= 100 else 1000,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 @given(st.data(), _LINES, st.integers(0, 2**16), fleets())
 def test_random_programs(data: st.DataObject, lines: list[Line], seed: int, fleet: Fleet) -> None:

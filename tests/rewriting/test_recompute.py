@@ -121,7 +121,10 @@ def test_a_plan_file_has_the_rewriting_and_other_steps_are_refused(tmp_path: Pat
         synthesize(step, *args, fleet=fleet(), recompute="some")  # type: ignore[arg-type]
 
 
-def test_under_budgets_the_choice_is_that_of_brute_force() -> None:
+@pytest.mark.parametrize(
+    "part", [pytest.param(1.0, marks=pytest.mark.full), 0.75, pytest.param(0.55, marks=pytest.mark.full)]
+)
+def test_under_budgets_the_choice_is_that_of_brute_force(part: float) -> None:
     """Of every subset of layers under every policy, each planned by itself, none that fits is cheaper by more
     than a tenth, unless the step as it is does without."""
     step, args = layered(False, layers=2)
@@ -132,20 +135,14 @@ def test_under_budgets_the_choice_is_that_of_brute_force() -> None:
         ways.append(tuple(replace(s, keep=k) for s, k in zip(layers, keeps, strict=True) if k is not None))
     free = synthesize_traced(traced, fleet=fleet(), recompute="off", devices="all")
     most = max(free.memory_bytes)
-    fitted = 0
-    for part in (1.0, 0.75, 0.55):
-        small = fleet(f"{int(most * part)} B")
-        found = synthesize_traced(traced, fleet=small, devices="all", microbatches=1)
-        every = [
-            synthesize_traced(traced, fleet=small, devices="all", recompute=Rewriting(way)) for way in ways
-        ]
-        fitting = [plan.cost_s for plan in every if plan.fits]
-        assert found.fits == bool(fitting)
-        if fitting:
-            # Where memory is no matter, nothing is computed again, even if that would save traffic.
-            assert found.cost_s <= max(min(fitting), free.cost_s) * 1.1
-            fitted += 1
-    assert fitted
+    small = fleet(f"{int(most * part)} B")
+    found = synthesize_traced(traced, fleet=small, devices="all", microbatches=1)
+    every = [synthesize_traced(traced, fleet=small, devices="all", recompute=Rewriting(way)) for way in ways]
+    fitting = [plan.cost_s for plan in every if plan.fits]
+    assert found.fits == bool(fitting) and (fitting or part < 0.6)
+    if fitting:
+        # Where memory is no matter, nothing is computed again, even if that would save traffic.
+        assert found.cost_s <= max(min(fitting), free.cost_s) * 1.1
 
 
 #: Layers under a scan or not, speeds of the devices, micro-batches, options of the backend.
