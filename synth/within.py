@@ -24,6 +24,11 @@ from shardwright.synth.turns import Candidate, Turns, candidate, starts
 _FEW_CHOICES = 40
 _MOST_CELLS = 1500
 
+#: Looks at programs that cost less than the best that fits by the model, at a small step's and at others'; at
+#: each, and at other ratios of it; unless the model has it need more than so many times the memory.
+_LOOKS, _FEW_LOOKS, _ADJUSTED = 60, 4, 3
+_FEARED = 1.5
+
 #: As many programs, times those, may be passed over because their inputs alone do not fit.
 _PASSED_OVER = 10
 
@@ -39,6 +44,50 @@ def judged(
         free_s: what it found if memory were no limit.
         renting: makes programs smaller.
     """
+    found, memory = _judged(turns, best, free_s, renting)
+    return _overlooked(turns, found, memory)
+
+
+def _overlooked(
+    turns: Turns, best: Candidate, memory: Footprint | Peaks
+) -> tuple[Candidate, Footprint | Peaks]:
+    """The cheapest program weighed that fits as it will run, even where the model feared that it does not.
+
+    One that does not fit as it stands may at other ratios: the model learns how far it is off about this one.
+    """
+    judge, learned = turns.judge, turns.judge.budgets
+    few = _LOOKS if len(turns.space.choices) <= _FEW_CHOICES else _FEW_LOOKS
+    cheaper = [each for each in turns.weighed if not best.fits or each.cost_s < best.cost_s * (1 - 1e-9)]
+    distinct = {
+        (each.program, each.ratios): each
+        for each in cheaper
+        if judge.feared(each.memory, each.ratios) <= _FEARED
+    }
+    for each in sorted(distinct.values(), key=lambda each: each.cost_s):
+        if best.fits and each.cost_s >= best.cost_s * (1 - 1e-9):
+            break
+        for rounds in range(_ADJUSTED):
+            if not few or turns.stop():
+                break
+            few -= 1
+            with turns.timer.ratios():
+                peaks = judge.peaks(each.program, each.ratios, each.memory)
+                over = judge.excess(peaks)
+                if over <= 1:
+                    best, memory = replace(each, fits=True, over=over), peaks
+                    break
+                judge.learn(peaks, each.ratios, each.memory, rounds)
+                near, cost_s = turns.best_ratios(list(each.items), each.ratios, each.memory)
+            if near == each.ratios or (best.fits and cost_s >= best.cost_s * (1 - 1e-9)):
+                break
+            each = replace(each, ratios=near, cost_s=cost_s)
+    judge.budgets = learned
+    return best, memory
+
+
+def _judged(
+    turns: Turns, best: Candidate, free_s: float, renting: Callable[[], Renting]
+) -> tuple[Candidate, Footprint | Peaks]:
     judge, stop = turns.judge, turns.stop
     if best.cost_s <= free_s * (1 + ENOUGH) and judge.ample(best.memory, best.ratios):
         return best, best.memory
@@ -58,8 +107,8 @@ def judged(
             fallen = best, peaks
         if rounds == MOST_LOOKS or (rounds and stop()):
             break
-        if not best.fits:
-            judge.learn(peaks, best.ratios, best.memory, rounds)
+        # The model takes some programs too large: what it learns from one that fits makes room for others.
+        judge.learn(peaks, best.ratios, best.memory, rounds)
         found = _closed(turns, _within(turns, _again(turns, best), renting()), renting())
         if rounds and not found.fits and found.over > 1.1:
             break
@@ -105,8 +154,6 @@ def _closed(turns: Turns, best: Candidate, renting: Renting) -> Candidate:
             left -= 1
             program = emit(turns.space, assignment, prices)
             memory = turns.judge.footprint(program)
-            if turns.judge.over(memory, ratios) > 1 and best.fits:
-                continue
             items = bill(program, renting.graph, model)
             here = candidate(turns, program, ratios, items, memory)
             best = here if here.beats(best) and (here.fits or here.over < best.over) else best
@@ -203,4 +250,9 @@ def _within(turns: Turns, found: Candidate, renting: Renting) -> Candidate:
             break
         scale = (least * most) ** 0.5 if least else most / 4
         least, most = (least, scale) if rented(scale) else (scale, most)
+    if len(turns.space.choices) <= _FEW_CHOICES:
+        # A smaller program is dearer at the same ratios, but leaves more room for better ones.
+        for scale in SCALES[high + 1 :]:
+            if not stop():
+                rented(scale)
     return best
