@@ -27,8 +27,11 @@ _MOST_CELLS = 1500
 
 #: Looks at programs that cost less than the best that fits by the model, at a small step's and at others'; at
 #: each, and at other ratios of it; unless the model has it need more than so many times the memory.
-_LOOKS, _FEW_LOOKS, _ADJUSTED = 60, 4, 3
+_LOOKS, _FEW_LOOKS, _ADJUSTED = 60, 2, 3
 _FEARED = 1.5
+
+#: Part of its cost that a program should save for a larger step to be looked at: that takes a while.
+_WORTH_A_LOOK = 0.01
 
 #: Beyond this multiple of the cost without a limit of memory, no bound is tried against a rival.
 _FAR_ABOVE = 1.5
@@ -60,19 +63,20 @@ def judged(
         briefly: look at the candidate, and for no other one.
     """
     found, memory = _judged(turns, best, free_s, renting, rival_s, briefly=briefly)
-    return (found, memory) if briefly else _overlooked(turns, found, memory)
+    return _overlooked(turns, found, memory, looks=1 if briefly else None)
 
 
 def _overlooked(
-    turns: Turns, best: Candidate, memory: Footprint | Peaks
+    turns: Turns, best: Candidate, memory: Footprint | Peaks, looks: int | None = None
 ) -> tuple[Candidate, Footprint | Peaks]:
     """The cheapest program weighed that fits as it will run, even where the model feared that it does not.
 
     One that does not fit as it stands may at other ratios: the model learns how far it is off about this one.
     """
     judge, learned = turns.judge, turns.judge.budgets
-    few = _LOOKS if len(turns.space.choices) <= _FEW_CHOICES else _FEW_LOOKS
-    cheaper = [each for each in turns.weighed if not best.fits or each.cost_s < best.cost_s * (1 - 1e-9)]
+    small = len(turns.space.choices) <= _FEW_CHOICES
+    few, worth = looks or (_LOOKS if small else _FEW_LOOKS), 1 - (1e-9 if small else _WORTH_A_LOOK)
+    cheaper = [each for each in turns.weighed if not best.fits or each.cost_s < best.cost_s * worth]
     distinct = {
         (each.program, each.ratios): each
         for each in cheaper
