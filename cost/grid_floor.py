@@ -1,14 +1,14 @@
-"""The least that instructions on two mesh axes can cost, at any shares or where kinds of nodes have shares in a range.
+"""The least that instructions on two mesh axes can cost: at any shares, or where nodes have some in a range.
 
 With the share r of a node fixed, a device of it has a share of at least 1/n (in whole units, where there are
 few), and another of at most 1/n: devices of one class in one node therefore cost at least
 
-    f(r) = max over rows of  max over q in { least share that the largest can have, most that the smallest can }
+    f(r) = max over rows, and over q in { least share of the largest, most of the smallest },
            of  c0 + c2 q + (c1 + c3 q) r
 
 (the products are never negative). In a node of several classes, any weights w that add up to one over its
-devices give such rows: the maximum is at least the average, and where q adds up to one, the sum of w s q is at
-least the least w s. What is left is a water level in r over the nodes: nodes of one kind that have R together
+devices give such rows: the maximum is at least the average, and where q adds up to one, the sum of w s q is
+at least the least w s. What is left is a water level in r over the nodes: nodes of one kind that have R together
 cost at least f(R / number of nodes), or, in few whole units, what the largest and the smallest number of them
 must cost.
 """
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from shardwright.cost.grid import ONE, RQ, GridCut, GridStack, Mesh, Q, R
 from shardwright.cost.share_cost import Floats
 
-#: Dimensions of up to so many units per node are dealt in whole units; the error is small where there are more.
+#: Dimensions of up to so many units per node are dealt in whole units; with more the error is small.
 _FEW = 16
 
 #: Halvings of the range in which a level lies.
@@ -39,8 +39,8 @@ def floors(
         stack: costs of the instructions.
         cuts: how each cuts its tensors.
         mesh: the fleet by nodes.
-        ranges: per kind of nodes, the range in which what all nodes of the kind have together lies, before it is
-            rounded; None for any.
+        ranges: per kind of nodes, the range in which what they have together lies before it is rounded; None
+            for any.
 
     Returns:
         Seconds.
@@ -59,7 +59,9 @@ def floors(
     found[many] = _level(constant[many], slope[many], mesh.kind_counts, within)
     for units in np.unique(across[few]).tolist():
         mine = np.flatnonzero(few & (across == units))
-        found[mine] = _dealt(stack.terms[mine], constant[mine], slope[mine], nested[mine], units, mesh, within)
+        found[mine] = _dealt(
+            stack.terms[mine], constant[mine], slope[mine], nested[mine], units, mesh, within
+        )
     if len(mesh.kind_of) > kinds:
         found = np.maximum(found, stack.floor(mesh))
     return found
@@ -79,7 +81,10 @@ def _rows(terms: Floats, units: NDArray[np.int64], mesh: Mesh, kind: int) -> tup
         return constant, slope
     found: list[tuple[Floats, Floats]] = []
     pull = np.abs(q + rq / mesh.kind_counts.sum())
-    for weight in (np.ones_like(one), 1.0 / np.maximum(pull, pull.max(axis=2, keepdims=True) * 1e-6 + 1e-300)):
+    for weight in (
+        np.ones_like(one),
+        1.0 / np.maximum(pull, pull.max(axis=2, keepdims=True) * 1e-6 + 1e-300),
+    ):
         weight = weight / (weight @ inside)[:, :, None]
         # The least of w s(r) is concave in r: never below the line between its ends.
         low, high = (weight * q).min(axis=2), (weight * (q + rq)).min(axis=2)
@@ -89,7 +94,12 @@ def _rows(terms: Floats, units: NDArray[np.int64], mesh: Mesh, kind: int) -> tup
 
 
 def _shares(units: NDArray[np.int64], devices: int) -> tuple[Floats, Floats]:
-    """The least share that the largest of some devices can have, the most that the smallest can; 0: any units."""
+    """The least share that the largest of some devices can have, the most that the smallest can.
+
+    Args:
+        units: that are dealt; 0 for any fraction.
+        devices: how many.
+    """
     some = np.maximum(units, 1)
     least = np.where(units > 0, np.ceil(units / devices) / some, 1.0 / devices)
     return least, np.where(units > 0, np.floor(units / devices) / some, 1.0 / devices)
