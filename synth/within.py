@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 
@@ -38,6 +38,9 @@ _FAR_ABOVE = 1.5
 
 #: What fits is this near, as a fraction, to what does not by less rent: near enough.
 _SETTLED = 0.005
+
+#: Multiples of the least rent that helps at which small steps are searched from other ratios as well.
+_HIGHER = (1.0, 2.0, 4.0, 8.0)
 
 #: As many programs, times those, may be passed over because their inputs alone do not fit.
 _PASSED_OVER = 10
@@ -181,7 +184,7 @@ def _closed(turns: Turns, best: Candidate, renting: Renting) -> Candidate:
             programs = solver.in_order(prices)
         left = _MOST_CELLS // max(choices, 1)
         room = float(((budgets - inputs * np.array(ratios)) / np.maximum(1 - np.array(ratios), 1e-9)).min())
-        for assignment, cost_s in islice(programs, _PASSED_OVER * left):
+        for assignment, cost_s in itertools.islice(programs, _PASSED_OVER * left):
             if left < 0 or turns.stop() or (best.fits and cost_s >= best.cost_s * (1 - 1e-9)):
                 break
             if sum([table[assignment[choice]] for choice, table in whole]) > room:
@@ -301,7 +304,8 @@ def _within(turns: Turns, found: Candidate, renting: Renting, rival_s: float = m
         least, most = (least, scale) if rented(scale) else (scale, most)
     if len(turns.space.choices) <= _FEW_CHOICES:
         # A smaller program is dearer at the same ratios, but leaves more room for better ones.
-        for scale in SCALES[high + 1 :]:
+        vectors = [best.ratios, *(tuple(float(each[c]) for c in model.class_of) for each in starts(model))]
+        for ratios, times in itertools.product(dict.fromkeys(vectors), _HIGHER):
             if not stop():
-                rented(scale)
+                turns_from(ratios, times * most)
     return best
