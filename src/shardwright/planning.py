@@ -133,7 +133,10 @@ class _Step:
             raise conflict(pins, traced.graph, space, CostModel(self.asked.fleet)) from error
         if chosen is None:
             return None
-        chosen, ample = _looked_at(chosen, traced, self.timer)
+        if briefly and not fits(chosen.found, chosen.model):
+            ample = False  # a closer look is for plans that somebody may want
+        else:
+            chosen, ample = _looked_at(chosen, traced, self.timer)
         found = chosen.found
         prices = priced(pins, traced.graph, space, chosen.model, found)
         stats = Stats(

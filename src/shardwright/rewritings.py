@@ -205,8 +205,8 @@ class _Pieces:
 
     def __init__(self, traced: Traced, fleet: Fleet, planner: Planning, late: Callable[[], bool]) -> None:
         self.traced, self.fleet, self.planner, self.late = traced, fleet, planner, late
-        #: Steps that memory was in the way of.
-        self.open: list[Traced] = []
+        #: Steps that memory was in the way of, and what no plan of each costs less than.
+        self.open: list[tuple[Traced, float]] = []
         self.tried: list[int] = []
 
     def briefly(self, rival_s: float) -> Plan | None:
@@ -229,16 +229,20 @@ class _Pieces:
                     break
                 best = _better(best, plan)
                 if self.planner.unfinished(step):
-                    self.open.append(step)
+                    self.open.append((step, plan.bound_s))
+                elif best is not None and best.cost_s <= best.bound_s * (1 + _NEAR):
+                    break  # the bound of more pieces is no less than that of these
             pieces *= 2
         return best
 
     def within(self, rival_s: float) -> Plan | None:
         """The cheapest plan within memory of those that did not fit, the fewest pieces first."""
         best: Plan | None = None
-        for step in self.open:
+        for step, bound_s in self.open:
             if self.late():
                 break
+            if bound_s >= min(rival_s, _cost_of(best)) * (1 - _NEAR):
+                continue
             plan = self.planner.plan(step, min(rival_s, _cost_of(best)), baselines=False)
             if best is not None and plan is None:
                 break
