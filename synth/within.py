@@ -135,7 +135,8 @@ def _judged(
             fallen = best, peaks
         if rounds == MOST_LOOKS or (rounds and stop()) or briefly:
             break
-        if not rounds and not best.fits and hopeless(turns, renting, free_s, rival_s):
+        dearer = not best.fits or best.cost_s > rival_s
+        if not rounds and dearer and hopeless(turns, renting, free_s, rival_s):
             break
         # The model takes some programs too large: what it learns from one that fits makes room for others.
         judge.learn(peaks, best.ratios, best.memory, rounds)
