@@ -37,6 +37,8 @@ from shardwright.api import data_parallel
 from shardwright.backends.launch import find_mpiexec, rank_environment
 
 STEPS = 15
+#: Steps in a row that are timed as one: ranks leave the barrier before them as their quotas let them.
+ROW = 3
 #: Of messages that overlap with computation.
 BUCKET_BYTES = 4 << 20
 #: Byte per second of the links, by their names; None: shared memory.
@@ -138,7 +140,8 @@ def measured_plans(
         folder = Path(name)
         seats = Seats(case, folder, stack)
         parts = [quota / sum(seats.quotas) for quota in seats.quotas]
-        asked: dict[str, Any] = {"model": case.model, "steps": steps, "procs": seats.procs, "parts": parts}
+        asked: dict[str, Any] = {"model": case.model, "procs": seats.procs, "parts": parts}
+        asked |= {"turns": max(1, steps // ROW), "row": ROW}
         (folder / "asked.json").write_text(json.dumps(asked))
         seats.run("-m", "bench.testbed_speed", str(folder))
         on_core_s = {part: alone_s(cores, *step_of(case.model, part)) for part in parts}

@@ -56,12 +56,13 @@ class Runner:
         """Wait for all ranks."""
         self.run.world.wait([self.comm.Ibarrier()])
 
-    def timed(self) -> float:
-        """Seconds of a step, of the slowest rank."""
+    def timed(self, steps: int) -> float:
+        """Seconds of a step, over so many, of the slowest rank."""
         self.meet()
         begin = time.perf_counter()
-        self.step()
-        return max(self.comm.allgather(time.perf_counter() - begin))
+        for _ in range(steps):
+            self.step()
+        return max(self.comm.allgather((time.perf_counter() - begin) / steps))
 
     def profile(self, steps: int) -> dict[str, float]:
         """Seconds of a step that this rank spends by kind, nothing overlapping."""
@@ -93,12 +94,12 @@ def main(folder: Path) -> None:
         gauge.start()
         seconds: dict[str, list[float]] = {name: [] for name in runners}
         by_itself: list[float] = []
-        for turn in range(asked["steps"]):
+        for turn in range(asked["turns"]):
             names = list(runners)
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                seconds[name].append(runners[name].timed())
+                seconds[name].append(runners[name].timed(asked["row"]))
             next(iter(runners.values())).meet()
-            by_itself.append(alone.timed())
+            by_itself += [alone.timed() for _ in range(asked["row"])]
         load = gauge.stop()
         profiles = {name: comm.allgather(runner.profile(3)) for name, runner in runners.items()}
         taken = comm.allgather(by_itself)
