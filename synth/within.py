@@ -42,6 +42,9 @@ _SETTLED = 0.005
 #: Multiples of the least rent that helps at which small steps are searched from other ratios as well.
 _HIGHER = (1.0, 2.0, 4.0, 8.0)
 
+#: Parts of the memory within which small steps are searched as well.
+_TIGHTER = (0.94, 0.88)
+
 #: As many programs, times those, may be passed over because their inputs alone do not fit.
 _PASSED_OVER = 10
 
@@ -66,6 +69,14 @@ def judged(
         briefly: look at the candidate, and for no other one.
     """
     found, memory = _judged(turns, best, free_s, renting, rival_s, briefly=briefly)
+    small = len(turns.space.choices) <= _FEW_CHOICES
+    if small and not briefly and found.fits and found.cost_s > free_s * (1 + ENOUGH):
+        # What is found for less memory fits as well, and may be cheaper: rent finds corners, and misses some.
+        judge, learned, helped = turns.judge, turns.judge.budgets, renting().helped
+        for part in _TIGHTER:
+            judge.budgets = learned * part
+            _within(turns, _again(turns, found), renting(), rival_s)
+        judge.budgets, renting().helped = learned, helped
     return _overlooked(turns, found, memory, looks=1 if briefly else None)
 
 
