@@ -6,8 +6,12 @@ its price depends on, and every fleet, and every part of one, prices the same li
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.cost.contractions import Sizes, like_linear, product_sizes, sharded_size
 from shardwright.cost.op_classes import op_class, turned_elements
@@ -77,6 +81,44 @@ class Exchange(NamedTuple):
 
 #: A line of a price list; None is one that costs nothing.
 Line: TypeAlias = Kernel | Exchange | None
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Lines by how they are priced.
+
+    Attributes:
+        groups: lines that cost nothing (kind and strategy are empty), and exchanges by kind and strategy.
+        kernels: all others.
+        order: positions of the lines in groups and kernels, one after another.
+    """
+
+    groups: tuple[tuple[tuple[str, str], tuple[Exchange | None, ...]], ...]
+    kernels: tuple[Kernel, ...]
+    order: NDArray[np.intp]
+
+    @staticmethod
+    def of(lines: Sequence[Line]) -> Grouped:
+        """Lines, grouped."""
+        places: list[int] = []
+        kernels: list[Kernel] = []
+        own: list[int] = []
+        groups: dict[tuple[str, str], tuple[list[int], list[Exchange | None]]] = {}
+        for k, line in enumerate(lines):
+            if isinstance(line, Kernel):
+                own.append(k)
+                kernels.append(line)
+                continue
+            key = ("", "") if line is None else (line.kind, line.strategy)
+            at, moves = groups.setdefault(key, ([], []))
+            at.append(k)
+            moves.append(line)
+        for at, _ in groups.values():
+            places.extend(at)
+        order = np.argsort(np.array([*places, *own], dtype=np.intp))
+        return Grouped(
+            tuple((key, tuple(moves)) for key, (_, moves) in groups.items()), tuple(kernels), order
+        )
 
 
 def kernel_lines(
