@@ -84,16 +84,44 @@ Line: TypeAlias = Kernel | Exchange | None
 
 
 @dataclass(frozen=True, slots=True)
-class Grouped:
-    """Lines by how they are priced.
+class Exchanges:
+    """Exchanges by one strategy, or as many lines that cost nothing (kind and strategy are empty).
 
     Attributes:
-        groups: lines that cost nothing (kind and strategy are empty), and exchanges by kind and strategy.
-        kernels: all others.
-        order: positions of the lines in groups and kernels, one after another.
+        nbytes: of tensors, each once; `which` says whose they are.
+        ends: placements before and after, each pair once; `between` says whose they are.
     """
 
-    groups: tuple[tuple[tuple[str, str], tuple[Exchange | None, ...]], ...]
+    kind: str
+    strategy: str
+    nbytes: tuple[int, ...]
+    which: NDArray[np.intp]
+    ends: tuple[tuple[Placement, Placement], ...]
+    between: NDArray[np.intp]
+
+    @staticmethod
+    def of(kind: str, strategy: str, lines: Sequence[Exchange | None]) -> Exchanges:
+        """Lines of one kind and strategy."""
+        nbytes: dict[int, int] = {}
+        ends: dict[tuple[Placement, Placement], int] = {}
+        moves = [line for line in lines if line is not None]
+        which = [nbytes.setdefault(move.nbytes, len(nbytes)) for move in moves]
+        between = [ends.setdefault((move.pre, move.post), len(ends)) for move in moves]
+        numbers = np.array([which, between] if moves else [[0] * len(lines)] * 2, dtype=np.intp)
+        return Exchanges(kind, strategy, tuple(nbytes), numbers[0], tuple(ends), numbers[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Lines by how they are priced: worked out once, for all parts of a fleet.
+
+    Attributes:
+        exchanges: all that are no kernels.
+        kernels: all others.
+        order: positions of the lines in exchanges and kernels, one after another.
+    """
+
+    exchanges: tuple[Exchanges, ...]
     kernels: tuple[Kernel, ...]
     order: NDArray[np.intp]
 
@@ -116,9 +144,8 @@ class Grouped:
         for at, _ in groups.values():
             places.extend(at)
         order = np.argsort(np.array([*places, *own], dtype=np.intp))
-        return Grouped(
-            tuple((key, tuple(moves)) for key, (_, moves) in groups.items()), tuple(kernels), order
-        )
+        exchanges = tuple([Exchanges.of(*key, moves) for key, (_, moves) in groups.items()])
+        return Grouped(exchanges, tuple(kernels), order)
 
 
 def kernel_lines(

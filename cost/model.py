@@ -32,7 +32,16 @@ from shardwright.cost.contractions import Sizes, like_linear, product_sizes, sha
 from shardwright.cost.device import DeviceType, arithmetic
 from shardwright.cost.fleet import DeviceClass, Fleet
 from shardwright.cost.kernels import DTYPES, bandwidths, products_s
-from shardwright.cost.lines import Exchange, Grouped, Kernel, Line, Traffic, kernel_lines, precision
+from shardwright.cost.lines import (
+    Exchange,
+    Exchanges,
+    Grouped,
+    Kernel,
+    Line,
+    Traffic,
+    kernel_lines,
+    precision,
+)
 from shardwright.cost.moves import strategies
 from shardwright.cost.op_classes import HOST, PRODUCTS, op_class, turned_elements
 from shardwright.cost.share_cost import CostStack, Floats, ShareCost
@@ -203,35 +212,26 @@ class CostModel:
     def costs(self, lines: Sequence[Line] | Grouped) -> CostStack:
         """Costs of many instructions, as one stack; of a price list that many models price, grouped once."""
         grouped = lines if isinstance(lines, Grouped) else Grouped.of(lines)
-        stacks = [self._exchanges(*strategy, moves) for strategy, moves in grouped.groups]
+        stacks = [self._exchanges(each) for each in grouped.exchanges]
         stacks.append(self.kernels(grouped.kernels))
         rows = zip(repeat(stacks[-1]), range(len(grouped.kernels)))
         self._rows.update(zip(grouped.kernels, rows, strict=True))
         return CostStack.joined(stacks).take(grouped.order)
 
-    def _exchanges(self, kind: str, strategy: str, moves: Sequence[Exchange | None]) -> CostStack:
+    def _exchanges(self, some: Exchanges) -> CostStack:
         """Costs of moves by one strategy, or of as many instructions that cost nothing."""
-        if not kind or len(self.class_of) == 1:
-            free = np.zeros((len(moves), 1, len(self.types)))
+        if not some.kind or len(self.class_of) == 1:
+            free = np.zeros((len(some.which), 1, len(self.types)))
             return CostStack(free, free, free)
-        entry = strategies()[kind, strategy]
-        nbytes: dict[int, int] = {}
-        possible: dict[tuple[Placement, Placement], bool] = {}
-        which: list[int] = []
-        never: list[bool] = []
-        for move in moves:
-            assert move is not None, "what has a kind is an exchange"
-            ends = move.pre, move.post
-            if ends not in possible:
-                possible[ends] = entry.supported(self.topology, ends)
-            which.append(nbytes.setdefault(move.nbytes, len(nbytes)))
-            never.append(not possible[ends])
+        entry = strategies()[some.kind, some.strategy]
         if self._fitted:
-            stack = CostStack.of([self._transfer(kind, strategy, each) for each in nbytes])
+            stack = CostStack.of([self._transfer(some.kind, some.strategy, each) for each in some.nbytes])
         else:
-            stack = entry.prices(self.topology, list(nbytes), len(self.types))
-        stack = stack.take(np.array(which, dtype=np.intp))
-        stack.constant[never], stack.linear[never], stack.product[never] = np.inf, 0.0, 0.0
+            stack = entry.prices(self.topology, list(some.nbytes), len(self.types))
+        stack = stack.take(some.which)
+        never = np.array([not entry.supported(self.topology, ends) for ends in some.ends])[some.between]
+        if never.any():
+            stack.constant[never], stack.linear[never], stack.product[never] = np.inf, 0.0, 0.0
         return stack
 
     def kernels(self, lines: Sequence[Kernel]) -> CostStack:
