@@ -80,12 +80,14 @@ class Free:
         turns: the search so far.
         found: the best program at the best ratios, if memory were no limit.
         best: it as it will run; with memory in the linear program if it does not fit otherwise.
+        over: the largest part of its memory that a device takes for it, by the model.
         certificate: of all programs and ratios.
     """
 
     turns: Turns
     found: Found
     best: Candidate
+    over: float
     certificate: Certificate
 
 
@@ -155,7 +157,7 @@ def freely(
         if stop() or bound_s >= found.cost_s * (1 - ENOUGH):
             break
     assert found is not None
-    return Free(turns, found, _settle(graph, turns, found), certificate)
+    return Free(turns, found, *_settle(graph, turns, found), certificate)
 
 
 def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = False) -> Synthesis:
@@ -263,9 +265,13 @@ def _starts(
         yield tuple(float(shares[c]) for c in model.class_of)
 
 
-def _settle(graph: Graph, turns: Turns, found: Found) -> Candidate:
-    """The program of what was found, priced as it will run; with memory in the LP if it does not fit."""
+def _settle(graph: Graph, turns: Turns, found: Found) -> tuple[Candidate, float]:
+    """The program of what was found, priced as it will run; with memory in the LP if it does not fit.
+
+    And the largest part of its memory that a device would take without.
+    """
     best: Candidate | None = None
+    over = 0.0
     ratios, memory = found.ratios, None
     for turn in range(MOST_TURNS):
         solution, prices = turns.search(ratios)
@@ -273,6 +279,7 @@ def _settle(graph: Graph, turns: Turns, found: Found) -> Candidate:
             program = emit(turns.space, solution.assignment, prices)
             items, memory = bill(program, graph, turns.model), turns.judge.footprint(program)
             here = candidate(turns, program, ratios, items, memory)
+            over = over if turn else here.over
             if turn or not here.fits:
                 ratios, _ = turns.best_ratios(items, ratios, memory)
                 here = candidate(turns, program, ratios, items, memory)
@@ -282,4 +289,4 @@ def _settle(graph: Graph, turns: Turns, found: Found) -> Candidate:
         if best.fits and not turn:
             break
     assert best is not None
-    return best
+    return best, over

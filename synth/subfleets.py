@@ -313,6 +313,15 @@ class Choosing:
         """Whether a part was planned briefly and memory was in the way."""
         return any(part.unfinished for part in self._parts)
 
+    @property
+    def crowded(self) -> float:
+        """The largest part of its memory that a device takes for the best program without a limit.
+
+        On the part of the fleet that costs least without; 0 if none was planned.
+        """
+        free = [part.free for part in self._parts if part.free is not None]
+        return min(free, key=lambda each: each.found.cost_s).over if free else 0.0
+
     def _plan(self, part: _Part, least_s: float, *, briefly: bool) -> None:
         if part.free is None:
             shares = [] if self._first is None else [self._first[d] for d in part.members]

@@ -73,7 +73,8 @@ def judged(
             fallen = best, peaks
         if rounds == MOST_LOOKS or (rounds and stop()) or briefly:
             break
-        if not rounds and not best.fits and hopeless(turns, renting, free_s, rival_s):
+        dearer = not best.fits or best.cost_s > rival_s
+        if not rounds and dearer and hopeless(turns, renting, free_s, rival_s):
             break
         if not best.fits:
             judge.learn(peaks, best.ratios, best.memory, rounds)

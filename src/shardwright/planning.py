@@ -91,6 +91,11 @@ class Planner:
         step = self._known.get(id(traced))
         return step is not None and "choosing" in vars(step) and step.choosing.unfinished
 
+    def crowded(self, traced: Traced) -> float:
+        """The largest part of its memory that a device takes for the best program without a limit."""
+        step = self._known.get(id(traced))
+        return 0.0 if step is None or "choosing" not in vars(step) else step.choosing.crowded
+
 
 class _Step:
     """The search for a plan of one step as it is."""
@@ -133,7 +138,10 @@ class _Step:
             raise conflict(pins, traced.graph, space, CostModel(self.asked.fleet)) from error
         if chosen is None:
             return None
-        chosen, ample = _looked_at(chosen, traced, self.timer)
+        if briefly and not fits(chosen.found, chosen.model):
+            ample = False  # a closer look is for plans that somebody may want
+        else:
+            chosen, ample = _looked_at(chosen, traced, self.timer)
         found = chosen.found
         prices = priced(pins, traced.graph, space, chosen.model, found)
         stats = Stats(

@@ -1,11 +1,13 @@
 """How a plan changes the step, jointly with placements and ratios: recomputation, host memory, pieces.
 
 Where the plan of the step as it is fits into memory and memory made it no dearer, that is the plan, and no
-other is looked for: computing twice takes more arithmetic, though less traffic if it was cheap. Otherwise
-rewritings are planned, placements, ratios and all, on a ladder on which each keeps less for the backward part
-than the one before (`shardwright.synth.stretches.ladder`): first the rung that keeps least, then the lowest
-that should fit on the devices which that plan uses. Beside it 2, 4, 8, … micro-batches are planned as long as
-they do not fit or become cheaper. The cheapest of these plans is taken.
+other is looked for: computing twice takes more arithmetic, though less traffic if it was cheap. Otherwise the
+cheapest of these is taken, quick ones first, so that they are rivals for the rest:
+
+    briefly     the step as it is, and in 2, 4, 8, … micro-batches, without a search for smaller programs
+    within      the same, searched for what fits, as long as something may be cheaper than what already does
+    a ladder    rewritings, placements, ratios and all, each of which keeps less for the backward part than the
+                one before (`shardwright.synth.stretches.rungs_of`): those that may fit, or be cheaper
 """
 
 from __future__ import annotations
@@ -58,6 +60,10 @@ class Planning(Protocol):
 
     def unfinished(self, traced: Traced) -> bool:
         """Whether a step was planned briefly and memory was in the way."""
+        ...
+
+    def crowded(self, traced: Traced) -> float:
+        """The largest part of its memory that a device takes for the best program without a limit."""
         ...
 
 
@@ -138,7 +144,7 @@ def best_plan(
     # What fits in pieces without further ado is found quickly, and a rival for all that takes longer.
     best = _better(None, base)
     if cut is not None:
-        best = _better(best, cut.briefly(_cost_of(best)))
+        best = _better(best, cut.briefly(_cost_of(best), planner.crowded(step)))
     if not whole:
         within = planner.plan(step, _cost_of(best))
         base = base if within is None else within
@@ -205,40 +211,58 @@ class _Pieces:
 
     def __init__(self, traced: Traced, fleet: Fleet, planner: Planning, late: Callable[[], bool]) -> None:
         self.traced, self.fleet, self.planner, self.late = traced, fleet, planner, late
-        #: Steps that memory was in the way of.
-        self.open: list[Traced] = []
+        #: Steps that memory was in the way of, and what no plan of each costs less than.
+        self.open: list[tuple[Traced, float]] = []
         self.tried: list[int] = []
 
-    def briefly(self, rival_s: float) -> Plan | None:
+    def briefly(self, rival_s: float, crowded: float) -> Plan | None:
         """The cheapest plan that fits without a search for what does.
 
-        More pieces take longer, but may fit on fewer or faster devices.
+        First as many pieces as should fit, and more of them until they do; then fewer, which take less time.
+
+        Args:
+            rival_s: what a plan that fits costs.
+            crowded: the part of a device's memory that the step in one piece takes without a limit.
         """
-        limits = [device.type.memory_bytes for device in self.fleet.devices]
+        first = min(2 ** max(1, math.ceil(math.log2(max(crowded, 1.0)))), _MOST_PIECES)
         best: Plan | None = None
-        pieces = 2
+        pieces = first
         while pieces <= _MOST_PIECES and not self.late():
-            try:
-                step = rewritten(self.traced, Rewriting(microbatches=pieces))
-            except NotInPiecesError:
+            plan = self._brief(pieces, min(rival_s, _cost_of(best)))
+            if plan is None or (best is not None and not plan.fits):
                 break
-            self.tried.append(pieces)
-            if not too_small(step.graph, limits):
-                plan = self.planner.plan(step, min(rival_s, _cost_of(best)), briefly=True, baselines=False)
-                if plan is None:
-                    break
-                best = _better(best, plan)
-                if self.planner.unfinished(step):
-                    self.open.append(step)
+            best = _better(best, plan)
+            if best is not None and best.cost_s <= best.bound_s * (1 + _NEAR):
+                break  # the bound of more pieces is no less than that of these
             pieces *= 2
+        pieces = first // 2
+        while pieces > 1 and not self.late():
+            plan = self._brief(pieces, min(rival_s, _cost_of(best)))
+            if plan is None or not plan.fits:
+                break
+            best = _better(best, plan)
+            pieces //= 2
         return best
+
+    def _brief(self, pieces: int, rival_s: float) -> Plan | None:
+        try:
+            step = rewritten(self.traced, Rewriting(microbatches=pieces))
+        except NotInPiecesError:
+            return None
+        self.tried.append(pieces)
+        plan = self.planner.plan(step, rival_s, briefly=True, baselines=False)
+        if plan is not None and self.planner.unfinished(step):
+            self.open.append((step, plan.bound_s))
+        return plan
 
     def within(self, rival_s: float) -> Plan | None:
         """The cheapest plan within memory of those that did not fit, the fewest pieces first."""
         best: Plan | None = None
-        for step in self.open:
+        for step, bound_s in sorted(self.open, key=lambda each: each[1]):
             if self.late():
                 break
+            if bound_s >= min(rival_s, _cost_of(best)) * (1 - _NEAR):
+                continue
             plan = self.planner.plan(step, min(rival_s, _cost_of(best)), baselines=False)
             if best is not None and plan is None:
                 break
@@ -247,7 +271,7 @@ class _Pieces:
 
     def and_again(self, policies: Sequence[Policy]) -> Plan | None:
         """A plan of the fewest pieces that fits with layers computed again: pieces alone are not enough."""
-        for pieces in self.tried:
+        for pieces in sorted(self.tried):
             if self.late():
                 break
             found = _Ladder(self.traced, self.fleet, policies, pieces, self.planner, self.late).least()
