@@ -6,7 +6,7 @@ cheapest of these is taken, quick ones first, so that they are rivals for the re
 
     briefly     the step as it is, and in 2, 4, 8, … micro-batches, without a search for smaller programs
     within      the same, searched for what fits, as long as something may be cheaper than what already does
-    a ladder    rewritings, placements, ratios and all, each of which keeps less for the backward part than the
+    within      the same, searched for what fits, as long as something may be cheaper than the best that fits
                 one before (`shardwright.synth.stretches.rungs_of`): those that may fit, or be cheaper
 """
 
