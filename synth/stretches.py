@@ -176,6 +176,11 @@ def rungs_of(graph: Graph, model: CostModel, policies: Sequence[Policy] = RECOMP
     return tuple(rungs)
 
 
+def seconds_of(graph: Graph, model: CostModel, stretches: Sequence[Stretch]) -> list[float]:
+    """About how long the whole fleet takes for what each of some stretches computes and moves again."""
+    return [_seconds(gain, model) for gain in gains(graph, stretches)]
+
+
 def _seconds(gain: Gain, model: CostModel) -> float:
     """About how long the whole fleet computes what runs again: for an order, not for a price."""
     devices = [device.type for device in model.fleet.devices]
