@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.cost.bill import Item, bill, seconds
+from shardwright.cost.drift import with_comparisons
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.memory import peak_bytes
 from shardwright.cost.model import CostModel
@@ -196,6 +197,7 @@ class Workshop:
         peaks = peak_bytes(program, self.graph, ratios) if self._look is None else self._look(program, ratios)
         for member, ratio, peak in zip(members, ratios, peaks, strict=True):
             shares[member], memory[member] = ratio, peak
+        in_time = predict(timed_bill(program, self.graph, model, model, items), model, ratios)
         return Baseline(
             name=draft.name,
             program=program,
@@ -203,9 +205,7 @@ class Workshop:
             devices=tuple(devices[i].name for i in members),
             fleet=model.fleet,
             cost_s=draft.cost_s,
-            iteration_s=predict(
-                timed_bill(program, self.graph, model, model, items), model, ratios
-            ).iteration_s,
+            iteration_s=with_comparisons(in_time, program, self.graph, model).iteration_s,
             memory_bytes=tuple(memory),
             fits=all(memory[device.index] <= device.type.memory_bytes for device in devices),
         )
