@@ -8,9 +8,9 @@ few), and another of at most 1/n: devices of one class in one node therefore cos
 
 (the products are never negative). In a node of several classes, any weights w that add up to one over its
 devices give such rows: the maximum is at least the average, and where q adds up to one, the sum of w s q is
-at least the least w s. What is left is a water level in r over the nodes: nodes of one kind that have R together
-cost at least f(R / number of nodes), or, in few whole units, what the largest and the smallest number of them
-must cost.
+at least the least w s. What is left is a water level in r over the nodes: nodes of one kind that have R
+together cost at least f(R / number of nodes), or, in few whole units, what the largest and the smallest number
+of them must cost.
 """
 
 from __future__ import annotations
