@@ -50,6 +50,9 @@ _SLACK, _MORE_SLACK = 0.01, 2.0
 #: A way there and back is worth repeating while it leaves out such a part of the values.
 _PROGRESS = 0.02
 
+#: Of more values than these, larger tables and A* say little for their time.
+_FEW_VALUES = 2_000
+
 #: What stands for "impossible", in units of the largest cost at hand; a power of two.
 _NEVER = 2.0**14
 
@@ -258,6 +261,8 @@ class _Search:
         some = rest.copy()
         for cells in _CELLS[1:]:
             before = math.inf
+            if cells == _CELLS[-1] and sum(map(len, some.values)) > _FEW_VALUES:
+                return False  # messages have to say more first
             while sum(map(len, some.values)) < before * (1 - _PROGRESS):
                 before = sum(map(len, some.values))
                 if self._look_at(rest, some, cells, assumed):
