@@ -28,10 +28,11 @@ from shardwright.backends.schedule_order import arrange
 from shardwright.backends.transport_mpi import cuda_aware
 from shardwright.backends.wire import on_host
 from shardwright.backends.world import ShardedArray, World
-from shardwright.ir.errors import InputError
+from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Placement, R, cuts, owns, region
 from shardwright.ir.program import Move, Program, Property
+from shardwright.ir.redundant import redundant
 from shardwright.ir.serialize import program_to_json
 from shardwright.ir.trace import Traced
 from shardwright.ir.wiring import Seats
@@ -90,9 +91,7 @@ class MpiExecutable:
         self.drift: list[Drift] = []
         graph = traced.graph
         self._replicated = {
-            i: (_name(graph.output_names, i), graph.outputs[i].type)
-            for i in graph.state
-            if program.outputs[i] == R
+            i: (_name(graph.output_names, i), graph.outputs[i].type) for i in redundant(program, graph)
         }
         self._ready = False
         self._wanted = [(value.type.shape, dtype_of(value.type.dtype)) for value in graph.inputs]
@@ -112,11 +111,19 @@ class MpiExecutable:
 
         Args:
             flat: global arrays, the same on every rank, or what an earlier call returned.
+
+        Raises:
+            InputError: an argument is of another shape or dtype than planned for.
+            PlanError: one lies as another plan placed it.
         """
         graph, program = self.traced.graph, self.program
         if len(flat) != len(self._wanted) or not all(map(_fits, flat, self._wanted)):
             # Right all the same, or an error: numbers, and dtypes that JAX narrows.
             check_inputs(flat, graph)
+        if not self._ready:
+            for i, leaf in enumerate(flat):
+                if isinstance(leaf, ShardedArray):
+                    self._check_placed(i, leaf)
         self.warm_up()
         with self.watch.during("step"):
             pairs = enumerate(zip(flat, graph.inputs, program.inputs, strict=True))
@@ -177,11 +184,9 @@ class MpiExecutable:
     def _enter(self, number: int, leaf: Any, tensor: TensorType, placement: Placement) -> Any:
         """This rank's part of an argument; nothing is sent where it already lies as wanted."""
         if isinstance(leaf, ShardedArray):
-            same = leaf.world is self.world or (
-                leaf.world.ratios == self.world.ratios and leaf.world.used == self.world.used
-            )
-            if leaf.placement == placement and same:
+            if leaf.placement == placement and leaf.world.alike(self.world):
                 return self._checked(number, leaf.local)
+            self._check_placed(number, leaf)
             leaf = leaf.gather()
         if self.world.idle:
             return None
@@ -193,6 +198,23 @@ class MpiExecutable:
         if self.options.donate and number in self._state_inputs and not is_key(tensor.dtype):
             part = jnp.array(part, copy=True)  # the caller's own array must stay
         return self._checked(number, part)
+
+    def _check_placed(self, number: int, leaf: ShardedArray) -> None:
+        """Gathering what another plan placed in every step would be slow, and nobody would notice.
+
+        Raises:
+            PlanError: another plan placed it.
+        """
+        placement, mine = self.program.inputs[number], leaf.world is self.world
+        alike = leaf.world.alike(self.world) or (placement == R and leaf.world.used == self.world.used)
+        if mine or (alike and (leaf.placement == placement or number not in self._state_inputs)):
+            return
+        raise PlanError(
+            place=_name(self.traced.graph.input_names, number),
+            reason=f"lies as another plan placed it, as {leaf.placement} "
+            + (f"and not as {placement}" if alike else "on other devices or in other shares"),
+            remedy="Convert the state on all ranks, by this plan's shard(state), or pass its gather()",
+        )
 
     def _checked(self, number: int, local: Any) -> Any:
         if self.options.finite:

@@ -62,7 +62,7 @@ def resync(
     Returns:
         What had drifted, the same on every rank.
     """
-    if not outs:
+    if not outs or world.comm.size == 1:
         return ()
     sums = np.array([checksum(results[i]) for i in outs], np.int64)
     # The least of x and of -x: one exchange tells whether all are equal.

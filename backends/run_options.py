@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardwright.ir.redundant import RESYNC_EVERY
+
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
@@ -24,7 +26,7 @@ class RunOptions:
     """
 
     bucket_bytes: int | None = None
-    resync_every: int = 100
+    resync_every: int = RESYNC_EVERY
     donate: bool = False
     finite: bool = False
     timeout_s: float | None = None

@@ -99,6 +99,10 @@ class World:
         """Whether the device of this rank is not used."""
         return self.rank < 0
 
+    def alike(self, other: World) -> bool:
+        """Whether tensors are cut on the same ranks at the same points."""
+        return other is self or (other.ratios == self.ratios and other.used == self.used)
+
     def join(self, groups: Iterable[Group]) -> None:
         """Make the communicators of groups; all but idle ranks call it, with the same in the same order."""
         for group in groups:

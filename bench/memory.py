@@ -1,6 +1,7 @@
 """The symbolic profile against JAX and XLA, on the six examples, tiny and at full size.
 
     python -m bench memory-steps memory-plans memory-frontier
+    python -m bench.memory PART [PIECE…]        in pieces of a minute: steps vit:tiny, frontier 0.7 0.55
 
 Per example: time to trace and to profile; peak bytes against `memory_analysis()` of the step that XLA
 compiles with its state donated (nothing is run); bytes of the state against its leaves. Then the same under
@@ -11,14 +12,18 @@ bench/results/memory_PART.json and .md, and shown in docs/memory.md; the last dr
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from bench.memory_plans import all_rows, draw, frontier, summary
+from bench.memory_plans import FLEETS, PARTS, STEPS, draw, frontier, plan_rows, summary
+from bench.pieces import Piece, measured
 from bench.record import EXAMPLES, markdown, show, table, write
 from shardwright.cost.profile import profile_step
 from shardwright.factory import load_factory
@@ -71,39 +76,53 @@ def row(target: str, repeat: int) -> dict[str, Any]:
     }
 
 
-def steps(repeat: int = 3) -> Path:
+def steps(wanted: Sequence[str] = (), repeat: int = 3) -> Path:
     """The step on one device."""
-    rows: list[dict[str, Any]] = []
+    return _written(
+        "memory_steps", wanted, {t: partial(_quietly, partial(row, t, repeat)) for t in FACTORIES}
+    )
+
+
+def plans(wanted: Sequence[str] = ()) -> Path:
+    """Every kind of device of every plan."""
+    pairs = [(target, name) for target in STEPS for name in FLEETS]
+    pieces = {f"{t}@{f}": partial(_quietly, partial(plan_rows, t, f)) for t, f in pairs}
+    return _written("memory_plans", wanted, pieces, summary)
+
+
+def budgets(wanted: Sequence[str] = ()) -> Path:
+    """Time against budget, and its picture."""
+    pieces = {f"{part:g}": partial(_quietly, partial(frontier, part)) for part in PARTS}
+    return _written("memory_frontier", wanted, pieces, draw)
+
+
+def _quietly(piece: Piece) -> list[dict[str, Any]]:
+    """Its rows, printed; what runs replicated is said elsewhere."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for target in FACTORIES:
-            rows.append(row(target, repeat))
-            table(rows[-1:], header=len(rows) == 1)
-    return _written("memory_steps", rows)
+        found = piece()
+    rows = found if isinstance(found, list) else [found]
+    table(rows, header=True)
+    return rows
 
 
-def plans() -> Path:
-    """Every kind of device of every plan."""
-    rows: list[dict[str, Any]] = []
-    for some in all_rows():
-        table(some, header=not rows)
-        rows += some
-    markdown("memory_plans", summary(rows))
-    show("memory_plans", "memory.md")
-    return write("memory_plans", rows)
-
-
-def budgets() -> Path:
-    """Time against budget, and its picture."""
-    rows: list[dict[str, Any]] = []
-    for point in frontier():
-        rows.append(point)
-        table(rows[-1:], header=len(rows) == 1)
-    draw(rows)
-    return _written("memory_frontier", rows)
-
-
-def _written(name: str, rows: list[dict[str, Any]]) -> Path:
-    markdown(name, rows)
+def _written(
+    name: str,
+    wanted: Sequence[str],
+    pieces: Mapping[str, Piece],
+    shown: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = list,
+) -> Path:
+    rows = [row for found in measured(name, pieces, wanted).values() for row in found]
+    markdown(name, shown(rows))
     show(name, "memory.md")
     return write(name, rows)
+
+
+#: What `python -m bench.memory` measures in pieces.
+MEASURED = {"steps": steps, "plans": plans, "frontier": budgets}
+
+if __name__ == "__main__":
+    part, *wanted = sys.argv[1:] or [""]
+    if part not in MEASURED:
+        sys.exit(f"bench.memory: no part {part!r}; there are {', '.join(MEASURED)}")
+    print(f"written to {MEASURED[part](wanted)}")

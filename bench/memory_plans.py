@@ -7,8 +7,6 @@ hold and pack. The frontier is one step planned for ever less memory.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +21,6 @@ from shardwright.device_memory import device_memory
 from shardwright.factory import load_factory
 from shardwright.ir.graph import value_types
 from shardwright.ir.segments import Segment, schedule
-from shardwright.remedies import with_memory
 
 FLEETS = ("a100_t4", "hap_testbed", "laptop")
 STEPS = ("gpt2:tiny", "gpt2:tiny_scan", "vit:tiny", "bert:tiny", "bert_moe:tiny", "vgg19:tiny")
@@ -79,40 +76,35 @@ def plan_rows(target: str, name: str) -> list[dict[str, Any]]:
     return rows
 
 
-def frontier(target: str = "gpt2:tiny", name: str = "laptop") -> Iterator[dict[str, Any]]:
-    """Time against budget: the same step on the same devices, with ever less memory on each."""
+def frontier(part: float, target: str = "gpt2:tiny", name: str = "laptop") -> dict[str, Any]:
+    """Time against budget: a step where every device has so much of the memory that the free plan takes."""
     module, factory = target.split(":")
     step, args = load_factory(f"{EXAMPLES / module}.py:{factory}")
     fleet = Fleet.load(EXAMPLES / "fleets" / f"{name}.yaml")
     free = synthesize(step, *args, fleet=fleet, devices="all")
     assert free.traced is not None
-    most = max(free.memory_bytes)
-    for part in PARTS:
-        nodes = tuple(
-            replace(
-                node, devices=tuple(replace(kind, memory_bytes=int(part * most)) for kind in node.devices)
-            )
-            for node in fleet.nodes
-        )
-        plan = synthesize_traced(
-            free.traced, fleet=replace(with_memory(fleet, 1), nodes=nodes), devices="all"
-        )
-        yield {
-            "example": target,
-            "fleet": name,
-            "budget_bytes": int(part * most),
-            "fits": plan.fits,
-            "cost_s": plan.cost_s,
-            "bound_s": plan.bound_s,
-            "gap": plan.gap,
-            "again": sum(stretch.keep != "all" for stretch in plan.rewriting.recompute),
-            "microbatches": plan.rewriting.microbatches,
-            "plan_s": plan.stats.search_s + plan.stats.ratio_s,
-        }
+    budget = int(part * max(free.memory_bytes))
+    nodes = tuple(
+        replace(node, devices=tuple(replace(kind, memory_bytes=budget) for kind in node.devices))
+        for node in fleet.nodes
+    )
+    plan = synthesize_traced(free.traced, fleet=replace(fleet, nodes=nodes), devices="all")
+    return {
+        "example": target,
+        "fleet": name,
+        "budget_bytes": budget,
+        "fits": plan.fits,
+        "cost_s": plan.cost_s,
+        "bound_s": plan.bound_s,
+        "gap": plan.gap,
+        "again": sum(stretch.keep != "all" for stretch in plan.rewriting.recompute),
+        "microbatches": plan.rewriting.microbatches,
+        "plan_s": plan.stats.search_s + plan.stats.ratio_s,
+    }
 
 
-def draw(rows: list[dict[str, Any]]) -> None:
-    """docs/memory-frontier.svg: cost and bound of what fits, by budget."""
+def draw(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """docs/memory-frontier.svg: cost and bound of what fits, by budget. Returns the rows."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -132,6 +124,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
     axes.legend()
     figure.savefig(ROOT / "docs" / "memory-frontier.svg", metadata={"Date": None})
     pyplot.close(figure)
+    return rows
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -143,12 +136,3 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         {"example": e, "fleet": f, "kinds of device": len(some), "least": min(some), "most": max(some)}
         for (e, f), some in found.items()
     ]
-
-
-def all_rows() -> Iterator[list[dict[str, Any]]]:
-    """Every example on every fleet."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for target in STEPS:
-            for name in FLEETS:
-                yield plan_rows(target, name)

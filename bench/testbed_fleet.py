@@ -2,18 +2,20 @@
 
 Within a quota a short kernel either runs at full speed or waits for the next period, so that timing kernels
 there tells little. So two ranks are calibrated with a core each and no quota, once; rates are multiplied by
-the ranks' speeds (`testbed_speed.py`), delays divided by them. An exchange through shared memory is copying:
-it goes as fast as its slowest rank. Links are what they are shaped to.
+the ranks' speeds, delays divided by them. A rank's speed is what the core is predicted to take for the rank's
+part of a step by itself, over what that takes the rank (`testbed_speed.py`). An exchange through shared
+memory is copying: it goes as fast as its slowest rank may. Links are what they are shaped to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
-from shardwright import Fleet
+from shardwright import Fleet, synthesize
 from shardwright.calibrate import calibrate
 from shardwright.calibrate_cli import write_fleet
 from shardwright.cost.device import DeviceType
@@ -73,6 +75,13 @@ def scaled(kind: DeviceType, part: float, name: str) -> DeviceType:
     )
 
 
+def alone_s(cores: Fleet, step: Callable[..., Any], args: tuple[Any, ...]) -> float:
+    """Seconds that a step is predicted to take a core by itself."""
+    (node,) = cores.nodes
+    one = Fleet("core", (Node("n0", node.devices[:1], None),), None)
+    return synthesize(step, *args, fleet=one).iteration_s
+
+
 def slowed(link: Link, part: float) -> Link:
     """A link through shared memory whose slowest rank has a part of a core."""
     strategies = tuple(
@@ -96,7 +105,7 @@ def fleet_of(
     Args:
         cores: of `measured_cores`.
         quotas: of every rank, in cores; those of equal quotas are of one type.
-        speeds: of every rank, as parts of a core.
+        speeds: of every rank, as parts of what a core is predicted to do.
         rate_byte_per_s: of the links; None: shared memory.
     """
     alike = {quota: fmean(s for s, q in zip(speeds, quotas, strict=True) if q == quota) for quota in quotas}
@@ -107,6 +116,6 @@ def fleet_of(
     if rate_byte_per_s is None:
         link = cores.nodes[0].link
         assert link is not None
-        return Fleet("testbed", (Node("n0", kinds, slowed(link, min(speeds))),), None)
+        return Fleet("testbed", (Node("n0", kinds, slowed(link, min(quotas))),), None)
     network = Link(rate_byte_per_s * PAYLOAD, LINK_LATENCY_S)
     return Fleet("testbed", tuple(Node(f"n{i}", (kind,), None) for i, kind in enumerate(kinds)), network)

@@ -80,10 +80,13 @@ def links(ranks: int, rate: str, folder: Path) -> Generator[tuple[list[str], Map
         links instead of shared memory.
     """
     name = f"sw{os.getpid() % 100_000}"
-    bridge, subnet = f"{name}b", "10.83.7"
 
-    def ip(*arguments: str) -> None:
-        subprocess.run(["ip", *arguments], check=True)
+    def ip(*arguments: str) -> str:
+        return subprocess.run(["ip", *arguments], check=True, text=True, stdout=subprocess.PIPE).stdout
+
+    # What a run that was killed has left behind must not take the packets of this one.
+    taken = ip("-4", "-o", "addr")
+    bridge, subnet = f"{name}b", next(s for i in range(256) if f" {(s := f'10.83.{i}')}." not in taken)
 
     made: list[str] = []
     try:

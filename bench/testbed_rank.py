@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from bench.testbed_models import step_of
+from bench.testbed_speed import Alone
 from shardwright import Plan
 from shardwright.backends.measure import LoadGauge
 from shardwright.backends.mpi import MpiExecutable, abort_on_error
@@ -51,12 +52,17 @@ class Runner:
             self.flat[position] = outputs[out]
         jax.block_until_ready([output.local for output in outputs])
 
-    def timed(self) -> float:
-        """Seconds of a step, of the slowest rank."""
+    def meet(self) -> None:
+        """Wait for all ranks."""
         self.run.world.wait([self.comm.Ibarrier()])
+
+    def timed(self, steps: int) -> float:
+        """Seconds of a step, over so many, of the slowest rank."""
+        self.meet()
         begin = time.perf_counter()
-        self.step()
-        return max(self.comm.allgather(time.perf_counter() - begin))
+        for _ in range(steps):
+            self.step()
+        return max(self.comm.allgather((time.perf_counter() - begin) / steps))
 
     def profile(self, steps: int) -> dict[str, float]:
         """Seconds of a step that this rank spends by kind, nothing overlapping."""
@@ -74,6 +80,7 @@ def main(folder: Path) -> None:
         runners = {
             name: Runner(asked["model"], Plan.load(folder / f"{name}.json"), comm) for name in asked["plans"]
         }
+        alone = Alone(asked["model"], asked["parts"][comm.rank])
         for runner in runners.values():
             runner.step()
         # Compiled at full speed; from here on the quota holds, for all of the process's threads.
@@ -86,14 +93,18 @@ def main(folder: Path) -> None:
         gauge = LoadGauge(comm)
         gauge.start()
         seconds: dict[str, list[float]] = {name: [] for name in runners}
-        for turn in range(asked["steps"]):
+        by_itself: list[float] = []
+        for turn in range(asked["turns"]):
             names = list(runners)
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                seconds[name].append(runners[name].timed())
+                seconds[name].append(runners[name].timed(asked["row"]))
+            next(iter(runners.values())).meet()
+            by_itself += [alone.timed() for _ in range(asked["row"])]
         load = gauge.stop()
         profiles = {name: comm.allgather(runner.profile(3)) for name, runner in runners.items()}
+        taken = comm.allgather(by_itself)
         if comm.rank == 0:
-            found = {"shares": got, "seconds": seconds, "load": load, "profiles": profiles}
+            found = {"shares": got, "seconds": seconds, "load": load, "profiles": profiles, "alone": taken}
             (folder / "measured.json").write_text(json.dumps(found))
 
 

@@ -1,10 +1,10 @@
-"""What the ranks of the testbed reach within their quotas, as parts of what they reach without.
+"""What a step takes the ranks of the testbed within their quotas, each by itself.
 
 python -m bench.testbed_speed FOLDER
 
-A rank that is stopped most of the time loses more than its quota takes: caches go cold, clocks go down. So
-every rank takes steps of a small perceptron, for a while, all at once, as the plans will; without quota the
-same steps are timed by processor time, whoever else is on the core.
+A rank that is stopped most of the time loses more than its quota takes: caches go cold, clocks go down. And
+kernels of one model are predicted better than those of another. So every rank takes steps of the model, with
+its quota's part of the batch and no exchange, for a while, all at once, as the plans will.
 """
 
 from __future__ import annotations
@@ -13,47 +13,52 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import jax
 
-from bench.testbed_models import perceptron
+from bench.testbed_models import step_of
 from shardwright.backends.mpi import abort_on_error
 from shardwright.backends.mpi_link import mpi
 
-PROBE_S = 2.5
+#: For so long, and not fewer steps than that.
+PROBE_S = 3.0
+LEAST = 5
 
 
-def steps_per_s(step: Callable[[], object], clock: Callable[[], float], seconds: float) -> float:
-    """Steps in a second of `clock`, over so many seconds of the wall's."""
-    begin, since, steps = time.perf_counter(), clock(), 0
-    while time.perf_counter() - begin < seconds:
-        jax.block_until_ready(step())
-        steps += 1
-    return steps / (clock() - since)
+class Alone:
+    """Steps of a model that a rank takes by itself, with its part of the batch; compiled."""
+
+    def __init__(self, model: str, part: float) -> None:
+        function, self.args = step_of(model, part)
+        self.run: Any = jax.jit(function)
+        jax.block_until_ready(self.run(*self.args))
+
+    def timed(self) -> float:
+        """Seconds of a step."""
+        begin = time.perf_counter()
+        jax.block_until_ready(self.run(*self.args))
+        return time.perf_counter() - begin
 
 
 def main(folder: Path) -> None:
     comm = mpi().COMM_WORLD
     with abort_on_error(comm):
-        procs = json.loads((folder / "asked.json").read_text())["procs"]
-        function, args = perceptron(batch=512, width=512, layers=3)
-        compiled = jax.jit(function)
-
-        def step() -> object:
-            return compiled(*args)
-
-        jax.block_until_ready(step())
+        asked = json.loads((folder / "asked.json").read_text())
+        alone = Alone(asked["model"], asked["parts"][comm.rank])
         comm.Barrier()
-        free = median(steps_per_s(step, time.process_time, PROBE_S / 3) for _ in range(3))
-        Path(procs[comm.rank]).write_text(str(os.getpid()))
+        Path(asked["procs"][comm.rank]).write_text(str(os.getpid()))
         comm.Barrier()
-        steps_per_s(step, time.perf_counter, PROBE_S / 5)
-        speeds = comm.allgather(steps_per_s(step, time.perf_counter, PROBE_S) / free)
+        alone.timed()
+        taken: list[float] = []
+        begin = time.perf_counter()
+        while len(taken) < LEAST or time.perf_counter() - begin < PROBE_S:
+            taken.append(alone.timed())
+        everyone = comm.allgather(median(taken))
         if comm.rank == 0:
-            (folder / "speeds.json").write_text(json.dumps(speeds))
+            (folder / "alone.json").write_text(json.dumps(everyone))
 
 
 if __name__ == "__main__":

@@ -117,14 +117,18 @@ class Program:
 
 
 def placements(program: Program) -> Iterator[Placement]:
-    """The placements in a program, as often as they occur."""
+    """The placements in a program, those of signatures that many equations share once."""
     yield from program.inputs
     yield from program.outputs
+    seen: set[int] = set()
     for instruction in program.all_instructions():
         if isinstance(instruction, Move):
-            yield from (instruction.pre, instruction.post)
-        else:
-            yield from (*instruction.signature.ins, *instruction.signature.outs)
+            yield instruction.pre
+            yield instruction.post
+        elif id(instruction.signature) not in seen:
+            seen.add(id(instruction.signature))
+            yield from instruction.signature.ins
+            yield from instruction.signature.outs
 
 
 def nodes_of(program: Program) -> tuple[int, ...] | None:

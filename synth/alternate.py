@@ -11,6 +11,7 @@ memory as rows of the LP, and what fits is better than whatever does not. `synth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -53,6 +54,7 @@ class Synthesis:
         certificate: raises the bound further, if there is one.
         free_s: what no program of these devices can be cheaper than if memory were no limit; None where
             that was not looked for.
+        dearer: whether it does not fit, or memory made it dearer than what was found without.
     """
 
     program: Program
@@ -67,9 +69,43 @@ class Synthesis:
     memory: Footprint | Peaks
     certificate: Certificate | None = None
     free_s: float | None = None
+    dearer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """What is found before memory is looked at, and what found it.
+
+    Attributes:
+        turns: the search so far.
+        found: the best program at the best ratios, if memory were no limit.
+        best: it as it will run; with memory in the linear program if it does not fit otherwise.
+        over: the largest part of its memory that a device takes for it, by the model.
+        certificate: of all programs and ratios.
+    """
+
+    turns: Turns
+    found: Found
+    best: Candidate
+    over: float
+    certificate: Certificate
 
 
 def synthesize(
+    graph: Graph,
+    space: Space,
+    model: CostModel,
+    timer: Timer,
+    extra: Sequence[Use] = (),
+    *,
+    first: tuple[float, ...] | None = None,
+    look: Look | None = None,
+) -> Synthesis:
+    """Search for program and ratios; see the module's docstring, `freely` and `within_memory`."""
+    return within_memory(freely(graph, space, model, timer, extra, first=first, look=look))
+
+
+def freely(
     graph: Graph,
     space: Space,
     model: CostModel,
@@ -81,8 +117,8 @@ def synthesize(
     ideal: Solution | None = None,
     first: tuple[float, ...] | None = None,
     look: Look | None = None,
-) -> Synthesis:
-    """Search for program and ratios; see the module's docstring.
+) -> Free:
+    """Search for program and ratios as if memory were no limit.
 
     Args:
         graph: the step.
@@ -121,20 +157,35 @@ def synthesize(
         if stop() or bound_s >= found.cost_s * (1 - ENOUGH):
             break
     assert found is not None
-    best = _settle(graph, turns, found)
-    free_s = bound_s
+    return Free(turns, found, *_settle(graph, turns, found), certificate)
+
+
+def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = False) -> Synthesis:
+    """What was found, or what fits in its place where it does not.
+
+    Args:
+        free: what was found.
+        rival_s: what a plan that fits costs already: the search for what fits ends where it sees that nothing
+            cheaper will.
+        briefly: do not search for what fits at all.
+    """
+    turns, found, best, certificate = free.turns, free.found, free.best, free.certificate
+    graph, space, model, stop = turns.judge.graph, turns.space, turns.model, turns.stop
+    bound_s = free_s = certificate.bound_s
     limits = Limits.of(model)
-    renting = cache(lambda: Renting(graph, space, limits, extra))
-    best, memory = judged(turns, best, found.cost_s, renting)
-    several = apart(turns, best, found, renting)
+    renting = cache(lambda: Renting(graph, space, limits, turns.extra))
+    best, memory = judged(turns, best, found.cost_s, renting, rival_s, briefly=briefly)
+    dearer = not best.fits or best.cost_s > found.cost_s * (1 + ENOUGH)
+    given_up = (briefly and dearer) or (not best.fits and rival_s < math.inf)
+    several = None if given_up else apart(turns, best, found, renting)
     if several is not None:
         return _several(turns, *several, found, certificate, renting)
     # Where memory made the plan dearer, it has a say in the bound, too.
-    dearer = best.fits and best.cost_s > found.cost_s * (1 + 1e-6)
-    if dearer and bound_s < best.cost_s * (1 - ENOUGH):
-        with timer.search():
+    bounded = given_up or not best.fits or best.cost_s <= found.cost_s * (1 + 1e-6)
+    if not bounded and bound_s < best.cost_s * (1 - ENOUGH):
+        with turns.timer.search():
             bound_s = max(bound_s, renting().bound_within(turns.listed, bound_s, best.cost_s, stop))
-    with timer.search():
+    with turns.timer.search():
         verify(best.program, graph)
         solution, _ = turns.search(best.ratios)
     bound_s = min(bound_s, best.cost_s)
@@ -162,6 +213,7 @@ def synthesize(
         memory,
         certificate,
         free_s,
+        dearer,
     )
 
 
@@ -213,9 +265,13 @@ def _starts(
         yield tuple(float(shares[c]) for c in model.class_of)
 
 
-def _settle(graph: Graph, turns: Turns, found: Found) -> Candidate:
-    """The program of what was found, priced as it will run; with memory in the LP if it does not fit."""
+def _settle(graph: Graph, turns: Turns, found: Found) -> tuple[Candidate, float]:
+    """The program of what was found, priced as it will run; with memory in the LP if it does not fit.
+
+    And the largest part of its memory that a device would take without.
+    """
     best: Candidate | None = None
+    over = 0.0
     ratios, memory = found.ratios, None
     for turn in range(MOST_TURNS):
         solution, prices = turns.search(ratios)
@@ -223,6 +279,7 @@ def _settle(graph: Graph, turns: Turns, found: Found) -> Candidate:
             program = emit(turns.space, solution.assignment, prices)
             items, memory = bill(program, graph, turns.model), turns.judge.footprint(program)
             here = candidate(turns, program, ratios, items, memory)
+            over = over if turn else here.over
             if turn or not here.fits:
                 ratios, _ = turns.best_ratios(items, ratios, memory)
                 here = candidate(turns, program, ratios, items, memory)
@@ -232,4 +289,4 @@ def _settle(graph: Graph, turns: Turns, found: Found) -> Candidate:
         if best.fits and not turn:
             break
     assert best is not None
-    return best
+    return best, over

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.bill import bill, seconds
+from shardwright.cost.bill import Item, bill, seconds
+from shardwright.cost.drift import with_comparisons
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.memory import peak_bytes
 from shardwright.cost.model import CostModel
@@ -78,6 +79,17 @@ class Baselines(list[Baseline]):
         return min((b for b in self if b.fits), key=lambda b: b.cost_s, default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A baseline's verified program, its bill, and what it costs."""
+
+    name: str
+    program: Program
+    ratios: tuple[float, ...]
+    items: list[Item]
+    cost_s: float
+
+
 class Workshop:
     """Makes the baselines of one step for one fleet; restricted spaces are built once each."""
 
@@ -109,19 +121,40 @@ class Workshop:
         """Those of `recipes` that apply, on all devices."""
         found = Baselines()
         for recipe in recipes:
-            self._tick(f"pricing {recipe.name}")
-            reason = obstacle(recipe, self.graph, self.space, self._roles)
-            if not reason:
-                try:
-                    found.append(self.make(recipe))
-                except PlanError:
-                    reason = "no program keeps to it: something in the step cannot be computed so"
-            if reason:
-                found.left_out[recipe.name] = reason
+            draft = self._draft_of(recipe, found.left_out)
+            if draft is not None:
+                found.append(self._finished(draft, self.model, range(len(draft.ratios))))
         return found
+
+    def cheaper(self, rival_s: float) -> list[Draft]:
+        """What costs less than a rival, on all devices, the cheapest first; nobody asked whether it fits."""
+        drafts = (self._draft_of(recipe, {}) for recipe in RECIPES)
+        found = [draft for draft in drafts if draft is not None and draft.cost_s < rival_s]
+        return sorted(found, key=lambda draft: draft.cost_s)
+
+    def _draft_of(self, recipe: Recipe, left_out: dict[str, str]) -> Draft | None:
+        """The program of a recipe, or why there is none."""
+        self._tick(f"pricing {recipe.name}")
+        reason = obstacle(recipe, self.graph, self.space, self._roles)
+        if not reason:
+            try:
+                return self.draft(recipe)
+            except PlanError:
+                reason = "no program keeps to it: something in the step cannot be computed so"
+        left_out[recipe.name] = reason
+        return None
 
     def make(self, recipe: Recipe) -> Baseline:
         """The best program of a recipe.
+
+        Raises:
+            PlanError: no program keeps to it.
+        """
+        draft = self.draft(recipe)
+        return self._finished(draft, self.model, range(len(draft.ratios)))
+
+    def draft(self, recipe: Recipe) -> Draft:
+        """The same, with its bill only.
 
         Raises:
             PlanError: no program keeps to it.
@@ -143,35 +176,36 @@ class Workshop:
         program = emit(space, solution.assignment, prices)
         if recipe.placed:
             program = just_in_time(program, self.graph, self._roles.weights, again=recipe.again)
-        return self._priced(recipe.name, program, ratios, self.model, range(len(ratios)))
+        return self._drafted(recipe.name, program, ratios, self.model)
 
     def alone(self, name: str, members: Sequence[int]) -> Baseline:
         """The plan of some devices by themselves."""
         fleet = self.model.fleet
         model = CostModel(subfleet(fleet, members, f"{fleet.name}, {name}"))
         found = synthesize(self.graph, self.space, model, Timer(), look=self._look)
-        return self._priced(name, found.program, found.ratios, model, members)
+        return self._finished(self._drafted(name, found.program, found.ratios, model), model, members)
 
-    def _priced(
-        self, name: str, program: Program, ratios: Sequence[float], model: CostModel, members: Sequence[int]
-    ) -> Baseline:
+    def _drafted(self, name: str, program: Program, ratios: tuple[float, ...], model: CostModel) -> Draft:
         verify(program, self.graph)
         items = bill(program, self.graph, model)
+        return Draft(name, program, ratios, items, seconds(items, model, ratios))
+
+    def _finished(self, draft: Draft, model: CostModel, members: Sequence[int]) -> Baseline:
+        program, ratios, items = draft.program, draft.ratios, draft.items
         devices = self.model.fleet.devices
         shares, memory = [0.0] * len(devices), [0] * len(devices)
         peaks = peak_bytes(program, self.graph, ratios) if self._look is None else self._look(program, ratios)
         for member, ratio, peak in zip(members, ratios, peaks, strict=True):
             shares[member], memory[member] = ratio, peak
+        in_time = predict(timed_bill(program, self.graph, model, model, items), model, ratios)
         return Baseline(
-            name=name,
+            name=draft.name,
             program=program,
             ratios=tuple(shares),
             devices=tuple(devices[i].name for i in members),
             fleet=model.fleet,
-            cost_s=seconds(items, model, ratios),
-            iteration_s=predict(
-                timed_bill(program, self.graph, model, model, items), model, ratios
-            ).iteration_s,
+            cost_s=draft.cost_s,
+            iteration_s=with_comparisons(in_time, program, self.graph, model).iteration_s,
             memory_bytes=tuple(memory),
             fits=all(memory[device.index] <= device.type.memory_bytes for device in devices),
         )

@@ -61,11 +61,13 @@ class Renting:
 
     Attributes:
         helped: the last scale (by its number among `SCALES`) at which a program fitted; 0 before one did.
+        unit_s: what a scale of one is, per byte; 0 before rent was asked for.
     """
 
     def __init__(self, graph: Graph, space: Space, limits: Limits, extra: Sequence[Use] = ()) -> None:
         self.graph, self.limits = graph, limits
         self.helped = 0
+        self.unit_s = 0.0
         self.rents = rents = Rents(graph, space)
         self._solver = SpaceSolver(space, (*extra, *rents.uses))
 

@@ -128,59 +128,64 @@ def record(
         order: choices to eliminate, each of which has more than one value left.
         most_cells: largest table; beyond it buckets are split.
     """
-    sizes = [size_of[kind] for kind in folded.class_of]
-    place = {v: k for k, v in enumerate(order)}
-    waiting: dict[int, list[tuple[Source, Scope]]] = {v: [] for v in order}
-    left: list[tuple[Source, Scope]] = []
-    constants: dict[Source, int] = {}
     class_of = folded.class_of
-
-    def hand_on(source: Source, scope: Scope) -> None:
-        mine = [place[v] for v in scope if v in place]
-        (waiting[order[min(mine)]] if mine else left).append((source, scope))
-
+    sizes = [size_of[kind] for kind in class_of]
+    last = len(order)
+    place = [last] * len(class_of)
+    for k, v in enumerate(order):
+        place[v] = k
+    waiting: list[list[tuple[Source, Scope]]] = [[] for _ in range(last + 1)]
+    constants: dict[Source, int] = {}
     for scope, recipe, free in zip(folded.scopes, folded.recipe_of, live(folded, room), strict=True):
         # Axes of settled choices have length one; they are dropped when the table is read.
         source = ("term", recipe, *[class_of[v] for v in scope])
         if free:
-            hand_on(source, free)
+            waiting[min([place[v] for v in free])].append((source, free))
         else:
             constants[source] = constants.get(source, 0) + 1
-    numbers: dict[Operation, int] = {}
+    numbers: dict[tuple[object, ...], int] = {}
+    operations: list[Operation] = []
     buckets: list[Bucket] = []
     split, width = False, 0
-    for v in order:
+    for k, v in enumerate(order):
         parts: list[tuple[int, Scope]] = []
-        groups = in_groups(waiting.pop(v), sizes, most_cells)
+        groups = in_groups(waiting[k], sizes, most_cells)
+        waiting[k] = []
         split = split or len(groups) > 1
-        for group in groups:
-            tied = {u for _, scope in group for u in scope}
-            tied.discard(v)
+        for tied, group in groups:
             # Those that stay come last, in ascending order, as scopes of what is left must be.
-            rest = tuple(sorted(tied, key=lambda u: (place.get(u, len(place)), u)))
+            rest = tuple([u for _, u in sorted([(place[u], u) for u in tied if u != v])])
             axis = {u: k for k, u in enumerate((v, *rest))}
-            sources = sorted([(s, tuple([axis[u] for u in scope])) for s, scope in group])
-            operation = Operation(tuple(sources), (class_of[v], *[class_of[u] for u in rest]))
-            number = numbers.setdefault(operation, len(numbers))
+            sources = tuple(sorted([(s, tuple([axis[u] for u in scope])) for s, scope in group]))
+            kinds = tuple([class_of[u] for u in axis])
+            number = numbers.setdefault((sources, kinds), len(numbers))
+            if number == len(operations):
+                operations.append(Operation(sources, kinds))
             parts.append((number, rest))
-            width = max(width, len(rest) + 1)
+            width = max(width, len(kinds))
             if rest:
-                hand_on(("message", number), rest)
+                waiting[place[rest[0]]].append((("message", number), rest))
         buckets.append(Bucket(v, tuple(parts)))
     opened = frozenset(kind for kind, size in enumerate(room) if size > 1)
-    return Tape(tuple(numbers), tuple(buckets), opened, tuple(left), tuple(constants.items()), split, width)
+    left = tuple(waiting[last])
+    return Tape(tuple(operations), tuple(buckets), opened, left, tuple(constants.items()), split, width)
 
 
 def in_groups(
     terms: list[tuple[T, Scope]], sizes: Sequence[int], most_cells: int
-) -> list[list[tuple[T, Scope]]]:
-    """All terms together if their table fits, else greedily, largest first, into tables that fit."""
+) -> list[tuple[set[int], list[tuple[T, Scope]]]]:
+    """All terms together if their table fits, else greedily, largest first, into tables that fit.
+
+    Returns:
+        Of every group, the choices that its table is over, and its terms.
+    """
 
     def cells(scope: set[int]) -> int:
-        return math.prod(sizes[u] for u in scope)
+        return math.prod([sizes[u] for u in scope])
 
-    if cells({u for _, scope in terms for u in scope}) <= most_cells:
-        return [terms] if terms else []
+    every = {u for _, scope in terms for u in scope}
+    if cells(every) <= most_cells:
+        return [(every, terms)] if terms else []
     groups: list[tuple[set[int], list[tuple[T, Scope]]]] = []
     for term in sorted(terms, key=lambda t: (-cells(set(t[1])), t)):
         for scope, members in groups:
@@ -190,7 +195,7 @@ def in_groups(
                 break
         else:
             groups.append((set(term[1]), [term]))
-    return [members for _, members in groups]
+    return groups
 
 
 def eliminate(tape: Tape, kept: Kept) -> Elimination:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -73,10 +74,20 @@ def fitting(
     found: Synthesis,
     timer: Timer,
     look: Look | None = None,
+    below_s: float = math.inf,
 ) -> Synthesis:
     """What was found if it fits and memory did not make it dearer; else the best baseline if that is better.
 
     Under tight budgets the search may miss programs, so that a baseline on all devices may be cheaper.
+
+    Args:
+        graph: the step.
+        space: its programs.
+        model: prices of the whole fleet.
+        found: what was found there.
+        timer: is told where time goes.
+        look: see `shardwright.synth.alternate.synthesize`.
+        below_s: what a baseline has to cost less than.
     """
     limits = [device.type.memory_bytes for device in model.fleet.devices]
     fitted = fits(found, model)
@@ -84,10 +95,8 @@ def fitting(
         return found
     judge = Judge(graph, model, look)
     with timer.search():
-        offered = sorted(Workshop(graph, space, model).whole_fleet(), key=lambda b: b.cost_s)
-        for best in offered:
-            if fitted and found.cost_s <= best.cost_s:
-                return found
+        most_s = min(below_s, found.cost_s) if fitted else below_s
+        for best in Workshop(graph, space, model).cheaper(most_s):
             memory = judge.peaks(best.program, best.ratios, judge.footprint(best.program))
             if judge.excess(memory) <= 1:
                 break
@@ -102,6 +111,6 @@ def fitting(
         ratios=best.ratios,
         cost_s=best.cost_s,
         notes=notes,
-        items=tuple(bill(best.program, graph, model)),
+        items=tuple(best.items),
         memory=memory,
     )

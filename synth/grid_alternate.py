@@ -17,6 +17,7 @@ import numpy as np
 
 from shardwright.cost.bill import bill
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.grid_floor import FEW, Ranges
 from shardwright.cost.grid_model import GridModel, Settled
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
@@ -42,6 +43,9 @@ _MOST_TURNS, _MOST_STARTS = 3, 2
 #: A program is as good as the best at its ratios if it costs no more than this part above it. For a start the
 #: best program at the floors need not be known that well.
 CLOSE, _NEAR = 5e-4, 0.01
+
+#: A turn must gain this part of the cost for another to be worth a search.
+_GAIN = 1e-3
 
 #: Ranges of the nodes' shares that are bounded at most.
 _MOST_PIECES = 12
@@ -121,6 +125,8 @@ class _Turns:
             if reached is not None and not cost_s < reached.cost_s * (1 - 1e-6):
                 break
             reached = _Found(solution, prices, ratios, cost_s)
+            if cost_s > solution.seconds * (1 - _GAIN):  # other ratios make little difference to it
+                break
             if self.timer.late() or len(self.grid.model.types) == 1:
                 break
         assert reached is not None
@@ -221,41 +227,59 @@ class GridSearch:
         if len(mesh.kind_counts) == 1:
             return best
         assert self._ideal is not None
-        ideal = self._ideal
-        queue = [(self.bound_s, 0.0, 1.0, ideal.assignment)]
-        for _ in range(_MOST_PIECES // 2):
-            bound_s, low, high, assignment = queue[0]
+        units = self._few_units(best)
+        whole = Ranges(units=units, dealt=(0, units))
+        queue = [(self.bound_s, 0, whole, self._ideal.assignment)]
+        nodes = int(mesh.kind_counts[0]), int(mesh.kind_counts.sum())
+        for number in range(_MOST_PIECES // 2):
+            bound_s, _, piece, assignment = queue[0]
             if turns.timer.late() or bound_s >= min(best.cost_s, most_s) * (1 - ENOUGH):
                 break
             heapq.heappop(queue)
-            middle = (low + high) / 2
-            here = self._together(best.ratios)
-            if low + (high - low) / 10 < here < high - (high - low) / 10:
-                middle = here
-            for piece in ((low, middle), (middle, high)):
-                best, found = self._piece(piece, assignment, best, most_s)
-                heapq.heappush(queue, (max(bound_s, found.bound_s), *piece, found.assignment))
+            middle, here = (piece.low + piece.high) / 2, self._together(best.ratios)
+            margin = (piece.high - piece.low) / 10
+            at = here if piece.low + margin < here < piece.high - margin else middle
+            for k, half in enumerate(piece.halves(at, nodes)):
+                best, found = self._piece(half, assignment, best, most_s)
+                entry = max(bound_s, found.bound_s), 2 * number + k + 1, half, found.assignment
+                heapq.heappush(queue, entry)
             self.bound_s = max(self.bound_s, queue[0][0])
         return best
 
     def _piece(
-        self, piece: tuple[float, float], known: Sequence[int], best: _Found, most_s: float
+        self, piece: Ranges, known: Sequence[int], best: _Found, most_s: float
     ) -> tuple[_Found, Solution]:
-        """The best program at the floors of a piece, and the best pair so far: it may lead to a better one."""
+        """The best program at the floors of a piece, and the best pair so far, which it may improve."""
         turns = self._turns
-        low, high = piece
-        others = [(1 - high, 1 - low)]
-        if len(turns.grid.mesh.kind_counts) > 2:
-            others = [(0.0, 1 - low)] * (len(turns.grid.mesh.kind_counts) - 1)
-        floors = grid_floors(turns.listed, [piece, *others])
+        floors = grid_floors(turns.listed, piece)
         target_s = min(best.cost_s, most_s) * (1 - ENOUGH)
         found = turns.solve(floors, known, _NEAR, target_s, rounds=1)
         if found.bound_s < target_s:
-            ratios, cost_s = turns.best_ratios(found, floors, best.ratios)
-            if cost_s < best.cost_s * (1 + _NEAR):
+            start = self._apart((piece.low + piece.high) / 2)
+            ratios, cost_s = turns.best_ratios(found, floors, start)
+            if cost_s < best.cost_s * (1 - _GAIN):
                 reached = turns.take(ratios)
                 best = reached if reached.cost_s < best.cost_s * (1 - 1e-9) else best
         return best, found
+
+    def _few_units(self, best: _Found) -> int:
+        """Units of the dimension that nodes cut most often into few, whole ones; 0 if there is none."""
+        turns = self._turns
+        most = FEW * len(turns.grid.mesh.nodes)
+        times: dict[int, float] = {}
+        for (line, _, _), weight in turns.ledger.lines(best.solution.assignment, best.prices).items():
+            units = turns.listed.cuts[line].across
+            if 0 < units <= most:
+                times[units] = times.get(units, 0.0) + weight * float(best.prices.seconds[line])
+        return max(times, key=lambda units: (times[units], units), default=0)
+
+    def _apart(self, first: float) -> tuple[float, ...]:
+        """Even ratios of what the nodes of the first kind have, and of what the others have."""
+        mesh = self._turns.grid.mesh
+        _, inside = mesh.even()
+        nodes = mesh.kind_counts[0]
+        others = (1 - first) / (mesh.kind_counts.sum() - nodes)
+        return mesh.ratios(np.where(mesh.kind_of == 0, first / nodes, others), inside)
 
     def _together(self, ratios: Sequence[float]) -> float:
         """What the nodes of the first kind have of everything."""

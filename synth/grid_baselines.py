@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from shardwright.cost.bill import bill, seconds
+from shardwright.cost.drift import with_comparisons
 from shardwright.cost.grid import GridShares
 from shardwright.cost.grid_model import GridModel, Settled
 from shardwright.cost.memory import peaks_by_device
@@ -150,7 +151,7 @@ def _made(
     verify(program, graph)
     settled = Settled(grid, ratios)
     items = bill(program, graph, settled)
-    in_time = timed_bill(program, graph, settled, model, items)
+    in_time = predict(timed_bill(program, graph, settled, model, items), model, ratios)
     peaks = tuple(int(peak) for peak in peaks_by_device(program, graph, ratios).peak(np.asarray(ratios)))
     devices = model.fleet.devices
     return Baseline(
@@ -160,7 +161,7 @@ def _made(
         devices=tuple(device.name for device in devices),
         fleet=model.fleet,
         cost_s=seconds(items, model, ratios),
-        iteration_s=predict(in_time, model, ratios).iteration_s,
+        iteration_s=with_comparisons(in_time, program, graph, model).iteration_s,
         memory_bytes=peaks,
         fits=all(peak <= d.type.memory_bytes for peak, d in zip(peaks, devices, strict=True)),
     )

@@ -161,15 +161,13 @@ class Buckets:
             self._most_cells,
         )
         scopes: list[Scope] = []
-        for group in groups:
-            tied = {u for _, scope in group for u in scope}
-            tied.discard(v)
-            scopes.append(tuple(sorted(tied, key=self._place.__getitem__)))
+        for tied, _ in groups:
+            scopes.append(tuple(sorted(tied - {v}, key=self._place.__getitem__)))
         everyone = sorted({u for scope in scopes for u in scope}, key=self._place.__getitem__)
         axis = {u: k for k, u in enumerate((v, *everyone))}
         content = [
             sorted([(table, tuple([axis[u] for u in scope])) for (table, _), scope in group])
-            for group in groups
+            for _, group in groups
         ]
         shape = tuple([self._sizes[u] for u in axis])
         key = (shape, *map(tuple, content))
@@ -177,7 +175,7 @@ class Buckets:
             over = [(0, *[axis[u] for u in scope]) for scope in scopes]
             self._known[key] = self._sent(content, over, shape)
         self._split = self._split or len(groups) > 1
-        for group, rest, (table, message, least) in zip(groups, scopes, self._known[key], strict=True):
+        for (_, group), rest, (table, message, least) in zip(groups, scopes, self._known[key], strict=True):
             number = len(self._parts)
             self._parts.append(_Part(table, v, rest, message))
             for (_, k), _ in group:

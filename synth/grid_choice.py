@@ -83,7 +83,8 @@ def choose_on_grid(
     pinned: Pinned = lambda space: (),
     rival: Choice | None = None,
     look: Look | None = None,
-) -> Choice:
+    below_s: float = math.inf,
+) -> Choice | None:
     """The best plan on two axes or that of a rival, on the whole fleet or a part of it.
 
     Args:
@@ -94,9 +95,10 @@ def choose_on_grid(
         pinned: what pins choices.
         rival: a plan on one axis.
         look: what says how much memory a program takes.
+        below_s: what a plan of the step, changed in another way, costs that fits.
 
     Returns:
-        The better of it and the rival.
+        The better of it and the rival; None if there is no rival and none is worth searching for.
 
     Raises:
         PlanError: no program keeps to the pins.
@@ -106,9 +108,10 @@ def choose_on_grid(
     target_s = math.inf if rival is None else rival.found.cost_s * (1 - ENOUGH)
     if rival is not None and not fits(rival.found, rival.model):
         target_s = math.inf  # what does not fit rules nothing out
+    target_s = min(target_s, below_s * (1 - ENOUGH))
     best: _Part | None = None
     queue = [(0.0, number) for number in range(len(made))]
-    while queue and not (timer.late() and (best is not None or rival is not None)):
+    while queue and not (timer.late() and (best is not None or rival is not None or below_s < math.inf)):
         bound_s, number = heapq.heappop(queue)
         part = made[number]
         if bound_s >= target_s or (best is not None and best.fits and bound_s >= best.cost_s * (1 - 1e-9)):
@@ -133,7 +136,8 @@ def choose_on_grid(
         heapq.heappush(queue, (part.bound_s, number))
     least_s = min(part.bound_s for part in made)
     if best is None or best.found is None or best.model is None:
-        assert rival is not None, "without a rival some part is planned"
+        if rival is None:
+            return None
         notes = (*rival.found.notes, _ONE)
         return replace(rival, found=replace(_bounded(rival.found, least_s), notes=notes))
     searched = [part.found for part in made if part.found is not None]

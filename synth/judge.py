@@ -54,6 +54,8 @@ class Judge:
         largest = max((value.type.nbytes for value in graph.values()), default=0)
         most = float(all_bytes(graph) + (len(self._class_of) + 1) * largest)
         self.roomy = bool(most <= self.limits.min())
+        #: What was looked at; the program is kept, so that no other has its id.
+        self._seen: dict[tuple[int, tuple[float, ...]], tuple[Program, Peaks]] = {}
         self._whole = Footprint(np.array([most]), np.zeros(1))
 
     def footprint(self, program: Program) -> Footprint:
@@ -85,7 +87,10 @@ class Judge:
         """
         if self.look is None or self.roomy or (self.over(memory, ratios) > _FAR and not sure):
             return Peaks(tuple(int(b) for b in memory.peak(np.asarray(ratios))))
-        return Peaks(self.look(program, ratios), seen=True)
+        key = id(program), tuple(ratios)
+        if key not in self._seen:
+            self._seen[key] = program, Peaks(self.look(program, ratios), seen=True)
+        return self._seen[key][1]
 
     def learn(self, peaks: Peaks, ratios: Sequence[float], memory: Footprint | Peaks, rounds: int) -> None:
         """Scale the model's budgets by what it takes too little or too much; every round is stricter."""

@@ -100,6 +100,10 @@ def a_star(
     tree = _Tree(layers)
     if not np.isfinite(tree.root.f):
         return None
+    if len(tree.decide) <= most_nodes:
+        straight = tree.straight()
+        if straight is not None:
+            return Found(tuple(straight), tree.root.f, tree.root.f, len(tree.decide))
     tie = itertools.count()
     heap: list[tuple[float, int, int, Node]] = [(tree.root.f, 0, next(tie), tree.root)]
     expanded = 0
@@ -166,6 +170,19 @@ class _Tree:
     def assignment(self, node: Node) -> tuple[int, ...]:
         return tuple(self.values(node))
 
+    def straight(self) -> list[int] | None:
+        """What the search finds if f never rises: a perfect heuristic; None where it does.
+
+        The queue would hand out the best successor of what it handed out before, every time.
+        """
+        values = self._settled()
+        for layer, bucket in self.decide:
+            following = self._after(layer, bucket, values)
+            if not following or following[0][0] != 0.0:
+                return None
+            values[bucket.choice] = following[0][1]
+        return values
+
     def _settled(self) -> list[int]:
         """By choice, its value if it never has to be decided, else any."""
         found = [0] * len(self.layers[0].class_of)
@@ -205,9 +222,14 @@ class _Tree:
 
     def successors(self, node: Node) -> Successors:
         """All possible values of the next choice, the best first."""
-        layer, bucket = self.decide[node.depth]
-        values = self.values(node)
-        key = (id(layer), *[(n, *[values[u] for u in rest]) for n, rest in bucket.parts])
+        return self._after(*self.decide[node.depth], self.values(node))
+
+    def _after(self, layer: Layer, bucket: Bucket, values: Sequence[int]) -> Successors:
+        if len(bucket.parts) == 1:
+            number, rest = bucket.parts[0]
+            key = (id(layer), number, *[values[u] for u in rest])
+        else:
+            key = (id(layer), *[(n, *[values[u] for u in rest]) for n, rest in bucket.parts])
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._open(layer, bucket, values)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ _PATIENCE = 400
 _CELLS = 1 << 12
 
 #: Unless all tables together are no larger than this.
-_AT_ONCE = 1 << 22
+_AT_ONCE = 1 << 24
 
 #: The same where several prices are worked out together: more parts of a fleet than are worth a closer look.
 _SEVERAL_CELLS = 1 << 14
@@ -75,25 +75,44 @@ class Stage:
     Attributes:
         folded: the problem.
         sizes: values of every class; those of one are settled.
+        order: in which choices are eliminated.
+        made_for: values left that it was made for, until there were others.
     """
 
     folded: Folded
     sizes: Sequence[int]
     order: list[int] = field(default_factory=list[int])
+    made_for: tuple[int, ...] = ()
     tapes: dict[int, Tape] = field(default_factory=dict[int, Tape])
     following: Stage | None = None
 
     def prepare(self, left: Sequence[int], simple: tuple[int, int] | None, most_cells: int) -> Tape:
         """The tape for so many values left; `simple` says which choices to eliminate, None for all."""
-        tape = self.tapes.get(most_cells)
-        if tape is not None and self._serves(tape, left, most_cells):
-            return tape
+        for made_for, tape in self.tapes.items():
+            # A tape that splits no bucket is the same whatever a bucket may have.
+            if (made_for == most_cells or not tape.split) and self._serves(tape, left, most_cells):
+                return tape
         if not self.order:
-            scopes = live(self.folded, self.sizes)
-            sized = [left[kind] for kind in self.folded.class_of]
-            self.order = full_order(sized, scopes) if simple is None else simple_order(sized, scopes, *simple)
-        tape = self.tapes[most_cells] = record(self.folded, self.sizes, left, self.order, most_cells)
+            self.order, self.made_for = self._ordered(left, simple), tuple(left)
+        tape = record(self.folded, self.sizes, left, self.order, most_cells)
+        if simple is None and self.made_for not in ((), tuple(left)):
+            # Finding an order takes about as long as filling so many cells, and one is found already.
+            if self.cells(tape, left) > _AT_ONCE:
+                self.order = self._ordered(left, simple)
+                tape = record(self.folded, self.sizes, left, self.order, most_cells)
+            self.made_for = ()
+        self.tapes[most_cells] = tape
         return tape
+
+    def _ordered(self, left: Sequence[int], simple: tuple[int, int] | None) -> list[int]:
+        scopes = live(self.folded, self.sizes)
+        sized = [left[kind] for kind in self.folded.class_of]
+        return full_order(sized, scopes) if simple is None else simple_order(sized, scopes, *simple)
+
+    @staticmethod
+    def cells(tape: Tape, left: Sequence[int]) -> int:
+        """Cells of all tables of a tape."""
+        return sum(math.prod([left[kind] for kind in step.kinds]) for step in tape.operations)
 
     @staticmethod
     def _serves(tape: Tape, left: Sequence[int], most_cells: int) -> bool:
@@ -146,7 +165,7 @@ class Core:
         """Cells of all tables of `finish`."""
         sizes = [len(values) for values in kept.values]
         tape = self.stage.prepare(sizes, None, most_cells)
-        return sum(math.prod([sizes[kind] for kind in step.kinds]) for step in tape.operations)
+        return self.stage.cells(tape, sizes)
 
     def finish(self, kept: Kept, most_cells: int) -> list[Layer]:
         """All stages, the last one over the values of `kept`, with buckets of at most `most_cells`."""
@@ -176,7 +195,6 @@ class Solver:
     ) -> None:
         self.first = fold(domains, uses)
         self._start = Stage(self.first, [sizes[members[0]] for members in self.first.classes])
-        self._rough: Stage | None = None
         self._most_cells = most_cells
         self._levels = (*(cells for cells in _SMALLER if cells < most_cells), most_cells)
         self._level = 0
@@ -238,11 +256,7 @@ class Solver:
             most_cells: largest table.
         """
         core = self.core(tables, most_cells)
-        # Values that none of several prices wants are few; looking for them takes longer than it saves. What
-        # is left then has an order of its own.
-        if self._rough is None or self._rough.folded is not core.folded:
-            self._rough = Stage(core.folded, core.sizes)
-        core = replace(core, stage=self._rough)
+        # Values that none of several prices wants are few; looking for them takes longer than it saves.
         layers = core.finish(Kept(core.folded, core.sizes, core.cooked), most_cells)
         return np.asarray(sum((layer.elimination.constant for layer in layers), np.zeros(())))
 

@@ -8,7 +8,7 @@ fewest bytes. A scan is a stretch of its own, and its iterations are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -111,9 +111,29 @@ def _options(
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """A way to keep less of the forward part on the devices.
+
+    Attributes:
+        stretches: what is done with which.
+        freed_bytes: what is kept less, each tensor whole, as if no two stretches shared a tensor.
+        seconds: about how long the whole fleet takes for what runs again and for trips, at least.
+    """
+
+    stretches: tuple[Stretch, ...]
+    freed_bytes: int
+    seconds: float
+
+
 def ladder(
     graph: Graph, model: CostModel, policies: Sequence[Policy] = RECOMPUTING
 ) -> tuple[tuple[Stretch, ...], ...]:
+    """The stretches of every rung, see `rungs_of`."""
+    return tuple(rung.stretches for rung in rungs_of(graph, model, policies))
+
+
+def rungs_of(graph: Graph, model: CostModel, policies: Sequence[Policy] = RECOMPUTING) -> tuple[Rung, ...]:
     """Ways to keep less and less of the forward part on the devices, each less than the one before.
 
     Every rung adds a stretch, or keeps less of one, whichever frees the most bytes for its time; of equal
@@ -134,11 +154,14 @@ def ladder(
             least = min(least, (freed - before) / max(seconds - spent_s, 1e-12))
             steps.append((-least, way, number))
             before, spent_s = freed, seconds
-    chosen: dict[int, Stretch] = {}
-    rungs: list[tuple[Stretch, ...]] = []
+    chosen: dict[int, tuple[int, float, Stretch]] = {}
+    rungs: list[Rung] = []
     for _, way, number in sorted(steps):
-        chosen[number] = options[number][way][2]
-        rungs.append(tuple(chosen[layer] for layer in sorted(chosen)))
+        chosen[number] = options[number][way]
+        mine = [chosen[layer] for layer in sorted(chosen)]
+        stretches = tuple(stretch for _, _, stretch in mine)
+        freed, seconds = sum(option[0] for option in mine), sum(option[1] for option in mine)
+        rungs.append(Rung(stretches, freed, seconds))
     return tuple(rungs)
 
 

@@ -26,7 +26,7 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Graph
-from shardwright.synth.alternate import Synthesis, synthesize
+from shardwright.synth.alternate import Free, Synthesis, freely, within_memory
 from shardwright.synth.factors import EquationFactor, Use
 from shardwright.synth.fallback import best_baseline, fits, fitting
 from shardwright.synth.judge import Look
@@ -119,8 +119,10 @@ class _Part:
         self.floors = Prices.floors(PriceList(model, catalogue))
         self.bound_s = 0.0
         self.ideal: Solution | None = None
+        self.free: Free | None = None
         self.found: Synthesis | None = None
         self.fits = False
+        self.unfinished = False
         self.impossible = False
 
     @property
@@ -218,71 +220,140 @@ def choose_below(
     Raises:
         PlanError: no program keeps to the pins.
     """
-    with timer.search():
-        solver = SpaceSolver(space, extra)
-        made = _parts_of(fleet, parts)
-        several = Prices.of_all([part.floors for part in made])
-        for number, bound_s in enumerate(solver.bounds(several) if len(made) > 1 else ()):
-            made[number].bound_s, made[number].floors = float(bound_s), several.one(number)
-    queue = [part.turn(number) for number, part in enumerate(made)]
-    best: _Part | None = None
-    if timer.limited:
-        # Whatever happens, there is a plan for the fleet that was asked for.
-        best = made[0]
-        _plan(best, graph, space, timer, extra, solver, first, look)
-        queue = queue[1:]
-    heapq.heapify(queue)
-    while queue and not (best is not None and timer.late()):
-        number = heapq.heappop(queue)[-1]
-        part = made[number]
-        least_s = min(rival_s, best.cost_s if best is not None and best.fits else math.inf)
-        if part.bound_s >= least_s * (1 - 1e-9):
-            break
-        if number and too_small(graph, [device.type.memory_bytes for device in part.model.fleet.devices]):
-            part.impossible = True
-        elif part.ideal is not None or (best is None and rival_s == math.inf):
-            _plan(part, graph, space, timer, extra, solver, first, look)
+    return Choosing(graph, space, fleet, timer, extra, parts, first, look).below(rival_s)
+
+
+class Choosing:
+    """The search for the best plan of a step on the whole fleet or a part of it; it can be taken up again.
+
+    Args:
+        graph: the step.
+        space: its programs.
+        fleet: all devices.
+        timer: is told where time goes, and says when it is over.
+        extra: factors that pin choices.
+        parts: the parts to consider, the whole fleet first; `candidates(fleet)` by default.
+        first: a share per device of the fleet that the search for ratios starts from.
+        look: see `shardwright.synth.alternate.synthesize`.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        space: Space,
+        fleet: Fleet,
+        timer: Timer,
+        extra: Sequence[Use] = (),
+        parts: Sequence[Members] | None = None,
+        first: Sequence[float] | None = None,
+        look: Look | None = None,
+    ) -> None:
+        self._graph, self._space, self._fleet, self._timer = graph, space, fleet, timer
+        self._extra, self._first, self._look = extra, first, look
+        with timer.search():
+            self._solver = SpaceSolver(space, extra)
+            self._parts = made = _parts_of(fleet, parts)
+            several = Prices.of_all([part.floors for part in made])
+            for number, bound_s in enumerate(self._solver.bounds(several) if len(made) > 1 else ()):
+                made[number].bound_s, made[number].floors = float(bound_s), several.one(number)
+
+    def below(self, rival_s: float, *, briefly: bool = False, baselines: bool = True) -> Choice | None:
+        """The best plan, None where none can cost less than a rival.
+
+        Args:
+            rival_s: what a plan that fits costs already; parts whose bound is no less are not planned.
+            briefly: what does not fit is not searched around: it may be later.
+            baselines: whether a baseline may be the plan.
+
+        Raises:
+            PlanError: no program keeps to the pins.
+        """
+        made, timer = self._parts, self._timer
+        done = [part for part in made if part.fits and not part.unfinished]
+        queue = [part.turn(number) for number, part in enumerate(made) if part not in done]
+        best: _Part | None = None
+        for part in done:
             best = part if best is None or part.beats(best) else best
-        else:
-            with timer.search():
-                part.ideal = solver.solve(part.floors, stop=timer.late)
-                part.bound_s = max(part.bound_s, part.ideal.bound_s)
-            heapq.heappush(queue, part.turn(number))
-    if best is None:
-        return None
-    with timer.search():
-        _settle(made, best)
-    return _choice(best, made, fleet, ended=bool(queue) and timer.late())
+        if timer.limited and made[0].found is None:
+            # Whatever happens, there is a plan for the fleet that was asked for.
+            best = made[0]
+            self._plan(best, math.inf, briefly=briefly)
+            queue = queue[1:]
+        heapq.heapify(queue)
+        while queue and not (best is not None and timer.late()):
+            number = heapq.heappop(queue)[-1]
+            part = made[number]
+            least_s = min(rival_s, best.cost_s if best is not None and best.fits else math.inf)
+            if part.bound_s >= least_s * (1 - 1e-9):
+                break
+            if number and too_small(
+                self._graph, [device.type.memory_bytes for device in part.model.fleet.devices]
+            ):
+                part.impossible = True
+            elif part.ideal is not None or part.free is not None or (best is None and rival_s == math.inf):
+                self._plan(part, least_s, briefly=briefly)
+                best = part if best is None or part.beats(best) else best
+            else:
+                with timer.search():
+                    part.ideal = self._solver.solve(part.floors, stop=timer.late)
+                    part.bound_s = max(part.bound_s, part.ideal.bound_s)
+                heapq.heappush(queue, part.turn(number))
+        if best is None:
+            return None
+        if baselines and made[0].found is not None and not self._extra and (best.fits or not briefly):
+            best = self._or_baseline(best, rival_s)
+        if rival_s < math.inf and not best.fits and not briefly:
+            return None
+        with timer.search():
+            _settle(made, best)
+        return _choice(best, made, self._fleet, ended=bool(queue) and timer.late())
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether a part was planned briefly and memory was in the way."""
+        return any(part.unfinished for part in self._parts)
 
-def _plan(
-    part: _Part,
-    graph: Graph,
-    space: Space,
-    timer: Timer,
-    extra: Sequence[Use],
-    solver: SpaceSolver,
-    first: Sequence[float] | None,
-    look: Look | None,
-) -> None:
-    shares = [] if first is None else [first[d] for d in part.members]
-    own = tuple(x / sum(shares) for x in shares) if sum(shares) > 0 else None
-    found = synthesize(
-        graph,
-        space,
-        part.model,
-        timer,
-        extra,
-        solver=solver,
-        floors=part.floors,
-        ideal=part.ideal,
-        first=own,
-        look=look,
-    )
-    if part.whole and not extra:
-        found = fitting(graph, space, part.model, found, timer, look)
-    part.found, part.fits = found, fits(found, part.model)
-    part.bound_s = max(part.bound_s, found.bound_s)
+    @property
+    def crowded(self) -> float:
+        """The largest part of its memory that a device takes for the best program without a limit.
+
+        On the part of the fleet that costs least without; 0 if none was planned.
+        """
+        free = [part.free for part in self._parts if part.free is not None]
+        return min(free, key=lambda each: each.found.cost_s).over if free else 0.0
+
+    def _plan(self, part: _Part, least_s: float, *, briefly: bool) -> None:
+        if part.free is None:
+            shares = [] if self._first is None else [self._first[d] for d in part.members]
+            part.free = freely(
+                self._graph,
+                self._space,
+                part.model,
+                self._timer,
+                self._extra,
+                solver=self._solver,
+                floors=part.floors,
+                ideal=part.ideal,
+                first=tuple(x / sum(shares) for x in shares) if sum(shares) > 0 else None,
+                look=self._look,
+            )
+        found = within_memory(part.free, least_s, briefly=briefly)
+        part.found, part.fits = found, fits(found, part.model)
+        part.unfinished = briefly and found.dearer
+        part.bound_s = max(part.bound_s, found.bound_s)
+
+    def _or_baseline(self, best: _Part, rival_s: float) -> _Part:
+        """The best part; the whole fleet with a baseline where that is better and fits."""
+        whole = self._parts[0]
+        assert whole.found is not None
+        least_s = min(rival_s, best.cost_s if best.fits else math.inf)
+        if whole.bound_s >= least_s * (1 - 1e-9):
+            return best
+        found = fitting(
+            self._graph, self._space, whole.model, whole.found, self._timer, self._look, below_s=least_s
+        )
+        whole.found, whole.fits = found, fits(found, whole.model)
+        return whole if whole.beats(best) else best
 
 
 def _settle(parts: Sequence[_Part], best: _Part) -> None:

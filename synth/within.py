@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
@@ -24,12 +25,24 @@ from shardwright.synth.turns import Candidate, Turns, candidate, starts
 _FEW_CHOICES = 40
 _MOST_CELLS = 1500
 
+#: Beyond this multiple of the cost without a limit of memory, no bound is tried against a rival.
+_FAR_ABOVE = 1.5
+
+#: What fits is this near, as a fraction, to what does not by less rent: near enough.
+_SETTLED = 0.005
+
 #: As many programs, times those, may be passed over because their inputs alone do not fit.
 _PASSED_OVER = 10
 
 
 def judged(
-    turns: Turns, best: Candidate, free_s: float, renting: Callable[[], Renting]
+    turns: Turns,
+    best: Candidate,
+    free_s: float,
+    renting: Callable[[], Renting],
+    rival_s: float = math.inf,
+    *,
+    briefly: bool = False,
 ) -> tuple[Candidate, Footprint | Peaks]:
     """The best candidate that fits as it will run; searched for with rent where the best of all does not.
 
@@ -38,6 +51,8 @@ def judged(
         best: what it found, with memory in the linear program where it would not fit otherwise.
         free_s: what it found if memory were no limit.
         renting: makes programs smaller.
+        rival_s: what a plan that fits costs already: nobody looks for a dearer one.
+        briefly: look at the candidate, and for no other one.
     """
     judge, stop = turns.judge, turns.stop
     if best.cost_s <= free_s * (1 + ENOUGH) and judge.ample(best.memory, best.ratios):
@@ -56,11 +71,14 @@ def judged(
                 return fitting
         elif fallen is None or over < fallen[0].over:
             fallen = best, peaks
-        if rounds == MOST_LOOKS or (rounds and stop()):
+        if rounds == MOST_LOOKS or (rounds and stop()) or briefly:
+            break
+        dearer = not best.fits or best.cost_s > rival_s
+        if not rounds and dearer and hopeless(turns, renting, free_s, rival_s):
             break
         if not best.fits:
             judge.learn(peaks, best.ratios, best.memory, rounds)
-        found = _closed(turns, _within(turns, _again(turns, best), renting()), renting())
+        found = _closed(turns, _within(turns, _again(turns, best), renting(), rival_s), renting())
         if rounds and not found.fits and found.over > 1.1:
             break
         best = found
@@ -73,6 +91,14 @@ def judged(
         over = judge.excess(peaks)
         best = replace(best, fits=over <= 1, over=over)
     return best, peaks
+
+
+def hopeless(turns: Turns, renting: Callable[[], Renting], free_s: float, rival_s: float) -> bool:
+    """Whether a bound proves that no program that fits costs less than a rival."""
+    if rival_s == math.inf or rival_s > free_s * _FAR_ABOVE:
+        return False
+    with turns.timer.search():
+        return renting().bound_within(turns.listed, 0.0, rival_s, turns.stop) >= rival_s * (1 - 1e-3)
 
 
 def _closed(turns: Turns, best: Candidate, renting: Renting) -> Candidate:
@@ -133,24 +159,37 @@ def shortage(best: Candidate, memory: Footprint | Peaks, model: CostModel) -> st
     )
 
 
-def _within(turns: Turns, found: Candidate, renting: Renting) -> Candidate:
+def _within(turns: Turns, found: Candidate, renting: Renting, rival_s: float = math.inf) -> Candidate:
     """The cheapest program found under rent that fits, or else the smallest."""
     model, stop, graph = turns.model, turns.stop, renting.graph
     limits = renting.limits.nbytes
-    unit = found.cost_s / sum(limits)
+    unit = renting.unit_s = renting.unit_s or found.cost_s / sum(limits)
     by_memory = tuple(limit / sum(limits) for limit in limits)
     best = found
-    tried: dict[tuple[tuple[int, ...], tuple[float, ...]], bool] = {}
+    tried: dict[tuple[tuple[int, ...], tuple[float, ...]], tuple[bool, float]] = {}
+    # What programs cost that are too large at the highest rent so far: those that fit cost no less, at these
+    # ratios (a program of fewer bytes that cost less would have been found).
+    under_s = 0.0
 
     def rented(scale: float) -> bool:
         """Whether a program fits at that rent; the best so far is kept."""
-        if turns_from(best.ratios, scale):
-            return True
-        return not best.fits and turns_from(by_memory, scale)
+        nonlocal under_s
+        fits, least_s = turns_from(best.ratios, scale)
+        if not fits and not best.fits:
+            fits, other_s = turns_from(by_memory, scale)
+            least_s = min(least_s, other_s)
+        if not fits:
+            under_s = max(under_s, least_s)
+        return fits
 
-    def turns_from(ratios: tuple[float, ...], scale: float) -> bool:
+    def settled() -> bool:
+        """Whether more of this finds nothing that is worth it."""
+        return stop() or under_s >= (1 - _SETTLED) * (best.cost_s if best.fits else rival_s)
+
+    def turns_from(ratios: tuple[float, ...], scale: float) -> tuple[bool, float]:
+        """Whether a program fits, and the least cost of one."""
         nonlocal best
-        fits = False
+        fits, least_s = False, math.inf
         for _ in range(2):
             with turns.timer.search():
                 prices = Prices.at(turns.listed, ratios)
@@ -158,7 +197,7 @@ def _within(turns: Turns, found: Candidate, renting: Renting) -> Candidate:
                 turns.searches, turns.expanded = turns.searches + 1, turns.expanded + solution.expanded
             key = solution.assignment, ratios
             if key in tried:
-                fits = fits or tried[key]
+                fits, least_s = fits or tried[key][0], min(least_s, tried[key][1])
                 break
             with turns.timer.ratios():
                 program = emit(turns.space, solution.assignment, prices)
@@ -170,13 +209,14 @@ def _within(turns: Turns, found: Candidate, renting: Renting) -> Candidate:
                 there = candidate(turns, program, ratios, items, memory)
                 here = there if there.over < here.over else here
             fits = fits or here.fits
-            tried[key] = here.fits
+            least_s = min(least_s, here.cost_s)
+            tried[key] = here.fits, here.cost_s
             better = here.beats(best) if here.fits or best.fits else here.over < best.over
             best = here if better else best
             if near == ratios:
                 break
             ratios = near
-        return fits
+        return fits, least_s
 
     possible = not too_small(graph, limits)
     last = len(SCALES) - 1
@@ -193,13 +233,13 @@ def _within(turns: Turns, found: Candidate, renting: Renting) -> Candidate:
         return best
     # The least rent that helps, by bisection: first among the scales, then between two of them.
     low, high = -1, top
-    while high - low > 1 and not stop():
+    while high - low > 1 and not settled():
         middle = (low + high) // 2
         low, high = (low, middle) if rented(SCALES[middle]) else (middle, high)
     renting.helped = high
     least, most = (SCALES[low] if low >= 0 else 0.0), SCALES[high]
     for _ in range(HALVINGS):
-        if stop():
+        if settled():
             break
         scale = (least * most) ** 0.5 if least else most / 4
         least, most = (least, scale) if rented(scale) else (scale, most)

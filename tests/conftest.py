@@ -3,11 +3,16 @@
 Golden files: `golden(name, text)` compares a text with `tests/golden/NAME`, `--update-golden` rewrites it.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# Read by XLA when JAX first asks for a device, also in processes that tests start. What is compiled here runs
+# once or twice on tiny arrays: a sixth of the suite would be LLVM optimising it.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
 
 settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True)
 settings.register_profile("full", parent=settings.get_profile("ci"), max_examples=1000)

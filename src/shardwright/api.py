@@ -17,7 +17,7 @@ from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced, trace
 from shardwright.pause import collector_paused
 from shardwright.plan import Plan
-from shardwright.planning import Axes, Request, looking, planned
+from shardwright.planning import Axes, Planner, Request, looking
 from shardwright.rewritings import Microbatches, Offload, Recompute, best_plan, check_rewriting
 from shardwright.synth.baselines import Baseline, Baselines, Workshop
 from shardwright.synth.grid_alternate import is_mesh
@@ -149,11 +149,9 @@ def synthesize_traced(
 
     asked = Request(fleet, state, constraints, time_limit_s, devices, axes, first, tick)
 
-    def plan_of(step: Traced, rival_s: float) -> Plan | None:
-        return planned(step, asked, timer, rival_s)
-
+    planner = Planner(asked, timer)
     with collector_paused():
-        found = best_plan(original(traced), fleet, recompute, microbatches, offload, plan_of, timer.late)
+        found = best_plan(original(traced), fleet, recompute, microbatches, offload, planner, timer.late)
     for primitive, why in found.stats.replicated.items():
         warnings.warn(f"{primitive} runs replicated: {why}", ReplicatedWarning, stacklevel=3)
     # All plans that were made on the way count.

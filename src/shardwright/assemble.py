@@ -9,6 +9,7 @@ from importlib.metadata import version
 import jax
 
 from shardwright.cost.bill import Item
+from shardwright.cost.drift import comparing_s, with_comparisons
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.grid_model import pricing
 from shardwright.cost.memory import Peaks
@@ -60,6 +61,8 @@ def assembled(
     items = found.items
     priced = pricing(found.program, model, found.ratios)
     laid_out = predict(timed_bill(found.program, traced.graph, priced, model, items), model, found.ratios)
+    laid_out = with_comparisons(laid_out, found.program, traced.graph, model)
+    checksums_s, exchange_s = comparing_s(found.program, traced.graph, model)
     names = traced.graph.input_names
     devices = fleet.devices
     count = len(devices)
@@ -89,6 +92,7 @@ def assembled(
         rewriting=rewriting_of(traced),
         again_s=_spent_s(computed_again, items, found.program, traced, model, found.ratios),
         host_s=_spent_s(brought_back, items, found.program, traced, model, found.ratios),
+        comparing_s=float(checksums_s.max()) + exchange_s,
         traced=traced,
         free_s=found.free_s,
         ample=ample,

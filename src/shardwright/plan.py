@@ -17,6 +17,7 @@ from shardwright import plan_file
 from shardwright.backends.schedule import Planned, emit, planned
 from shardwright.backends.schedule_order import arrange
 from shardwright.cost.bill import Item, bill
+from shardwright.cost.drift import with_comparisons
 from shardwright.cost.grid_model import pricing
 from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import Timeline, timed_bill, timeline
@@ -73,7 +74,8 @@ class Plan(PlanRecord):
         model = CostModel(self.part)
         priced = pricing(self.program, model, self.used_ratios)
         items = timed_bill(self.program, self.step(traced).graph, priced, model)
-        return timeline(items, model, self.used_ratios, overlap=overlap, bucket_bytes=bucket_bytes)
+        found = timeline(items, model, self.used_ratios, overlap=overlap, bucket_bytes=bucket_bytes)
+        return with_comparisons(found, self.program, self.step(traced).graph, model, self.resync_every)
 
     def schedule(self, ranks: Sequence[int] | None = None) -> dict[str, Any]:
         """What every rank exchanges in a step, as plain data in the form of `schedule.schema.json`.

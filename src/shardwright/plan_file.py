@@ -16,6 +16,7 @@ from shardwright.backends.schedule import Planned
 from shardwright.cost.fleet import Fleet
 from shardwright.ir.errors import PlanError
 from shardwright.ir.program import Move, Program, nodes_of, own_ratios
+from shardwright.ir.redundant import RESYNC_EVERY
 from shardwright.ir.rewriting import Rewriting
 from shardwright.ir.serialize import program_from_json, program_to_json
 from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused
@@ -63,6 +64,7 @@ def plain(plan: Plan) -> dict[str, Any]:
         "rewriting": plan.rewriting.to_dict(),
         "again_s": plan.again_s,
         "host_s": plan.host_s,
+        "comparing_s": plan.comparing_s,
         "program": program_to_json(plan.program),
     }
     return data if messages is None else data | {"messages": [m.to_dict() for m in messages]}
@@ -149,10 +151,11 @@ def fields(data: Any, place: str, *, checked: bool = False) -> dict[str, Any]:
         "used": tuple(data.get("used", ())),
         "unused": tuple(Unused(tuple(entry["devices"]), entry["why"]) for entry in data.get("unused", ())),
         "bucket_bytes": data.get("bucket_bytes"),
-        "resync_every": data.get("resync_every", 100),
+        "resync_every": data.get("resync_every", RESYNC_EVERY),
         "rewriting": Rewriting.from_dict(data.get("rewriting", {})),
         "again_s": data.get("again_s", 0.0),
         "host_s": data.get("host_s", 0.0),
+        "comparing_s": data.get("comparing_s", 0.0),
         "messages": tuple(Planned.from_dict(entry) for entry in data.get("messages", ())),
     }
 

@@ -11,6 +11,7 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.subfleet import subfleet
 from shardwright.cost.topology import Topology
 from shardwright.ir.program import Program
+from shardwright.ir.redundant import RESYNC_EVERY
 from shardwright.ir.rewriting import AS_TRACED, Rewriting
 from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced
@@ -55,6 +56,7 @@ class PlanRecord:
         rewriting: how the step is changed before it is distributed: what is computed again.
         again_s: seconds of `cost_s` that computing it again takes.
         host_s: seconds of `cost_s` that trips to host memory and back take.
+        comparing_s: what a comparison of replicated state takes; `iteration_s` has its part of it.
         messages: what travels together, where the plan was loaded (otherwise see `schedule`).
         traced: the step, where the plan was made in this process; not saved.
         free_s: what no plan for the devices used can cost less than if memory were no limit, where the search
@@ -85,10 +87,11 @@ class PlanRecord:
     used: tuple[int, ...] = ()
     unused: tuple[Unused, ...] = ()
     bucket_bytes: int | None = None
-    resync_every: int = 100
+    resync_every: int = RESYNC_EVERY
     rewriting: Rewriting = AS_TRACED
     again_s: float = 0.0
     host_s: float = 0.0
+    comparing_s: float = 0.0
     messages: tuple[Planned, ...] = field(default=(), compare=False, repr=False)
     traced: Traced | None = field(default=None, compare=False, repr=False)
     free_s: float | None = field(default=None, compare=False, repr=False)

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal, TypeAlias
 
 from shardwright.assemble import assembled, replicated_in
@@ -21,12 +21,12 @@ from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced
 from shardwright.plan import Plan
 from shardwright.plan_parts import Stats
-from shardwright.synth.fallback import fullest
+from shardwright.synth.fallback import fits, fullest
 from shardwright.synth.grid_alternate import is_mesh
 from shardwright.synth.grid_choice import choose_on_grid, on_grid
 from shardwright.synth.judge import AMPLE, Look
 from shardwright.synth.space import Space
-from shardwright.synth.subfleets import Choice, candidates, choose_below, unsearched
+from shardwright.synth.subfleets import Choice, Choosing, candidates, unsearched
 from shardwright.synth.timer import Timer
 
 #: Mesh axes of programs.
@@ -47,75 +47,136 @@ class Request:
     tick: Callable[[str], None] = lambda what: None
 
 
-def planned(traced: Traced, asked: Request, timer: Timer, rival_s: float = math.inf) -> Plan | None:
-    """The plan of a step as it is, or None if none costs less than a rival; what it took the caller knows.
+class Planner:
+    """Plans the step and its rewritings for one request; what was found of each is kept.
 
     Args:
-        traced: the step.
         asked: what for.
         timer: is told where time goes, and says when it is over.
-        rival_s: cost of a plan that there is already.
-
-    Raises:
-        InputError: a pin cannot be kept.
-        PlanError: no program carries out the step.
     """
-    fleet, constraints, axes = asked.fleet, asked.constraints, asked.axes
-    asked.tick("building the choice graph")
-    start = time.perf_counter()
-    space = Space(traced.graph)
-    space_s = time.perf_counter() - start
-    pins = () if constraints is None else resolve(constraints, traced.graph, space)
-    parts = candidates(fleet)[: 1 if asked.devices == "all" else None]
-    meshes = () if axes == 1 or asked.time_limit_s == 0 or not is_mesh(fleet) else on_grid(fleet, parts)
-    if axes == "auto":  # parts of the fleet on two axes are for those who ask for two: each takes as long
-        meshes = meshes[:1]
-    flat = not takes_two_axes(pins, bool(meshes))
-    try:
-        if asked.time_limit_s == 0:
-            chosen = unsearched(traced.graph, space, fleet, timer, parts)
+
+    def __init__(self, asked: Request, timer: Timer) -> None:
+        self.asked, self.timer = asked, timer
+        self._known: dict[int, _Step] = {}
+
+    def plan(
+        self,
+        traced: Traced,
+        rival_s: float = math.inf,
+        *,
+        briefly: bool = False,
+        baselines: bool = True,
+    ) -> Plan | None:
+        """The plan of a step as it is, or None if none costs less than a rival.
+
+        What it took the caller knows.
+
+        Args:
+            traced: the step.
+            rival_s: cost of a plan that there is already.
+            briefly: programs that do not fit are not searched around: that may be asked for later.
+            baselines: whether a baseline may be the plan.
+
+        Raises:
+            InputError: a pin cannot be kept.
+            PlanError: no program carries out the step.
+        """
+        step = self._known.get(id(traced))
+        if step is None:
+            step = self._known[id(traced)] = _Step(traced, self.asked, self.timer)
+        return step.plan(rival_s, briefly=briefly, baselines=baselines)
+
+    def unfinished(self, traced: Traced) -> bool:
+        """Whether a step was planned briefly and memory was in the way."""
+        step = self._known.get(id(traced))
+        return step is not None and "choosing" in vars(step) and step.choosing.unfinished
+
+    def crowded(self, traced: Traced) -> float:
+        """The largest part of its memory that a device takes for the best program without a limit."""
+        step = self._known.get(id(traced))
+        return 0.0 if step is None or "choosing" not in vars(step) else step.choosing.crowded
+
+
+class _Step:
+    """The search for a plan of one step as it is."""
+
+    def __init__(self, traced: Traced, asked: Request, timer: Timer) -> None:
+        self.traced, self.asked, self.timer = traced, asked, timer
+        asked.tick("building the choice graph")
+        start = time.perf_counter()
+        self.space = Space(traced.graph)
+        self.space_s = time.perf_counter() - start
+        constraints, fleet, axes = asked.constraints, asked.fleet, asked.axes
+        self.pins = () if constraints is None else resolve(constraints, traced.graph, self.space)
+        self.parts = candidates(fleet)[: 1 if asked.devices == "all" else None]
+        none = axes == 1 or asked.time_limit_s == 0 or not is_mesh(fleet)
+        # With "auto", parts of the fleet on two axes are for those who ask for two: each takes as long.
+        self.meshes = () if none else on_grid(fleet, self.parts)[: 1 if axes == "auto" else None]
+
+    @cached_property
+    def choosing(self) -> Choosing:
+        """The search on one mesh axis."""
+        return Choosing(
+            self.traced.graph,
+            self.space,
+            self.asked.fleet,
+            self.timer,
+            factors(self.pins, self.space),
+            self.parts,
+            self.asked.first,
+            looking(self.traced),
+        )
+
+    def plan(self, rival_s: float, *, briefly: bool, baselines: bool) -> Plan | None:
+        """See `Planner.plan`."""
+        traced, space, pins = self.traced, self.space, self.pins
+        try:
+            chosen = self._chosen(rival_s, briefly=briefly, baselines=baselines)
+        except PlanError as error:
+            if not pins:
+                raise
+            raise conflict(pins, traced.graph, space, CostModel(self.asked.fleet)) from error
+        if chosen is None:
+            return None
+        if briefly and not fits(chosen.found, chosen.model):
+            ample = False  # a closer look is for plans that somebody may want
         else:
-            one = two = None
-            if not meshes or (axes == "auto" and flat):
-                one = choose_below(
-                    rival_s if not meshes else math.inf,
-                    traced.graph,
-                    space,
-                    fleet,
-                    timer,
-                    factors(pins, space),
-                    parts,
-                    asked.first,
-                    looking(traced),
+            chosen, ample = _looked_at(chosen, traced, self.timer)
+        found = chosen.found
+        prices = priced(pins, traced.graph, space, chosen.model, found)
+        stats = Stats(
+            trace_s=traced.trace_s,
+            space_s=self.space_s,
+            search_s=0.0,
+            ratio_s=0.0,
+            expanded=found.expanded,
+            searches=found.searches,
+            equations=sum(1 for _ in traced.graph.all_equations()),
+            choices=len(space.choices),
+            replicated=replicated_in(traced.graph, space),
+        )
+        return assembled(
+            traced, space, self.asked.fleet, chosen, stats, self.asked.state, prices, ample=ample
+        )
+
+    def _chosen(self, rival_s: float, *, briefly: bool, baselines: bool) -> Choice | None:
+        graph, asked, timer, meshes = self.traced.graph, self.asked, self.timer, self.meshes
+        if asked.time_limit_s == 0:
+            return unsearched(graph, self.space, asked.fleet, timer, self.parts)
+        one = two = None
+        flat = not takes_two_axes(self.pins, bool(meshes))
+        if not meshes or (asked.axes == "auto" and flat):
+            one = self.choosing.below(rival_s, briefly=briefly, baselines=baselines)
+            if briefly and meshes and (one is None or not fits(one.found, one.model)):
+                return one  # two axes, too, are for those who search around
+        if meshes:
+            pinned = partial(factors, self.pins)
+            # Pins that one axis keeps and two cannot leave the plan on one axis.
+            with contextlib.suppress(*([PlanError] if self.pins and one is not None else [])):
+                two = choose_on_grid(
+                    graph, asked.fleet, timer, meshes, pinned, one, looking(self.traced), rival_s
                 )
-            if meshes:
-                pinned = partial(factors, pins)
-                # Pins that one axis keeps and two cannot leave the plan on one axis.
-                with contextlib.suppress(*([PlanError] if pins and one is not None else [])):
-                    two = choose_on_grid(traced.graph, fleet, timer, meshes, pinned, one, looking(traced))
-            chosen = two or one
-            if chosen is None:
-                return None
-    except PlanError as error:
-        if not pins:
-            raise
-        raise conflict(pins, traced.graph, space, CostModel(fleet)) from error
-    chosen, ample = _looked_at(chosen, traced, timer)
-    found = chosen.found
-    prices = priced(pins, traced.graph, space, chosen.model, found)
-    replicated = replicated_in(traced.graph, space)
-    stats = Stats(
-        trace_s=traced.trace_s,
-        space_s=space_s,
-        search_s=0.0,
-        ratio_s=0.0,
-        expanded=found.expanded,
-        searches=found.searches,
-        equations=sum(1 for _ in traced.graph.all_equations()),
-        choices=len(space.choices),
-        replicated=replicated,
-    )
-    return assembled(traced, space, fleet, chosen, stats, asked.state, prices, ample=ample)
+        return two or one
 
 
 def _looked_at(chosen: Choice, traced: Traced, timer: Timer) -> tuple[Choice, bool]:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from shardwright.synth.baselines import Baseline, Baselines
 
 WIDTH = 110
+#: Part of the predicted step from which on something is worth a line of its own.
+_SHOWS = 5e-4
 
 
 def describe(plan: Plan, baselines: Sequence[Baseline] = ()) -> str:
@@ -97,6 +99,7 @@ def _head(plan: Plan) -> Text:
         f"{duration(plan.bound_s)} (gap {plan.gap:.1%})",
         *_rewriting(plan),
         *_own_ratios(plan),
+        *_comparing(plan),
         f"  state           {state}",
         f"  planned in      {duration(planning_s)}, after {duration(stats.trace_s)} of tracing",
         f"  search          {stats.equations} equations, {stats.choices} choices, {stats.searches} searches, "
@@ -130,6 +133,15 @@ def _rewriting(plan: Plan) -> list[str]:
         *([f"  memory          {waiting}"] if away else []),
         *([f"  memory          {pieces} micro-batches, one after another"] if pieces > 1 else []),
     ]
+
+
+def _comparing(plan: Plan) -> list[str]:
+    """What it costs to keep replicated state alike, where that shows."""
+    part_s = plan.comparing_s / plan.resync_every if plan.resync_every else 0.0
+    if not plan.iteration_s or part_s / plan.iteration_s < _SHOWS:
+        return []
+    said = f"{duration(plan.comparing_s)} every {plan.resync_every} steps ({part_s / plan.iteration_s:.1%})"
+    return [f"  compared        replicated state: {said} of the predicted step"]
 
 
 def _own_ratios(plan: Plan) -> list[str]:

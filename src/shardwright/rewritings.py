@@ -1,11 +1,13 @@
 """How a plan changes the step, jointly with placements and ratios: recomputation, host memory, pieces.
 
 Where the plan of the step as it is fits into memory and memory made it no dearer, that is the plan, and no
-other is looked for: computing twice takes more arithmetic, though less traffic if it was cheap. Otherwise
-rewritings are planned, placements, ratios and all, on a ladder on which each keeps less for the backward part
-than the one before (`shardwright.synth.stretches.ladder`): first the rung that keeps least, then the lowest
-that should fit on the devices which that plan uses. Beside it 2, 4, 8, … micro-batches are planned as long as
-they do not fit or become cheaper. The cheapest of these plans is taken.
+other is looked for: computing twice takes more arithmetic, though less traffic if it was cheap. Otherwise the
+cheapest of these is taken, quick ones first, so that they are rivals for the rest:
+
+    briefly     the step as it is, and in 2, 4, 8, … micro-batches, without a search for smaller programs
+    within      the same, searched for what fits, as long as something may be cheaper than what already does
+    within      the same, searched for what fits, as long as something may be cheaper than the best that fits
+                one before (`shardwright.synth.stretches.rungs_of`): those that may fit, or be cheaper
 """
 
 from __future__ import annotations
@@ -14,15 +16,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.cost.topology import without_host
 from shardwright.ir.errors import InputError
-from shardwright.ir.graph import Graph
 from shardwright.ir.pieces import NotInPiecesError
-from shardwright.ir.recompute import Stretch, gains
 from shardwright.ir.rewriting import Rewriting, differentiated, rewritten
 from shardwright.ir.trace import Traced
 from shardwright.plan import Plan
@@ -30,8 +30,7 @@ from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import too_small
 from shardwright.synth.solve import bound
 from shardwright.synth.space import Space
-from shardwright.synth.stretches import BOTH, OFFLOADING, RECOMPUTING, Policy
-from shardwright.synth.stretches import ladder as ladder_of
+from shardwright.synth.stretches import BOTH, OFFLOADING, RECOMPUTING, Policy, Rung, rungs_of
 
 #: What may be computed again: whatever makes the plan better, nothing, everything; or what exactly is.
 Recompute: TypeAlias = Literal["auto", "off", "all"] | Rewriting
@@ -49,8 +48,24 @@ _NEAR, _WIDE = 0.03, 0.25
 #: In how many pieces the batch may come: as many as need be, or so many.
 Microbatches: TypeAlias = Literal["auto"] | int
 
-#: Plans a step; None where no plan costs less than a rival that fits.
-PlanOf: TypeAlias = Callable[[Traced, float], Plan | None]
+
+class Planning(Protocol):
+    """Plans steps, see `shardwright.planning.Planner`."""
+
+    def plan(
+        self, traced: Traced, rival_s: float = ..., *, briefly: bool = ..., baselines: bool = ...
+    ) -> Plan | None:
+        """The plan of a step, None where none costs less than a rival that fits."""
+        ...
+
+    def unfinished(self, traced: Traced) -> bool:
+        """Whether a step was planned briefly and memory was in the way."""
+        ...
+
+    def crowded(self, traced: Traced) -> float:
+        """The largest part of its memory that a device takes for the best program without a limit."""
+        ...
+
 
 #: Rungs of a ladder that are all tried.
 _FEW = 8
@@ -58,8 +73,11 @@ _FEW = 8
 #: Micro-batches tried at most.
 _MOST_PIECES = 64
 
-#: Rungs of a longer one that are tried below the one that keeps least.
+#: Rungs of a longer one that are tried at most, each time.
 _TRIES = 3
+
+#: Part of its cost that a rewriting should promise to save to be planned beside a plan that fits.
+_WORTH = 0.01
 
 
 def check_rewriting(recompute: object, microbatches: object, offload: object, fleet: Fleet) -> None:
@@ -91,7 +109,7 @@ def best_plan(
     recompute: Recompute,
     microbatches: Microbatches,
     offload: Offload,
-    plan_of: PlanOf,
+    planner: Planning,
     late: Callable[[], bool],
 ) -> Plan:
     """The best plan of a step over its rewritings.
@@ -102,34 +120,62 @@ def best_plan(
         recompute: what may be computed again.
         microbatches: in how many pieces the batch may come.
         offload: what may wait in host memory.
-        plan_of: plans a step, within a rival's cost.
+        planner: plans a step, within a rival's cost.
         late: whether no further plan may be made.
 
     Raises:
         InputError: the step cannot be run in so many micro-batches, or is to be changed in both ways.
     """
     if isinstance(recompute, Rewriting):
-        return _some(plan_of(rewritten(traced, recompute), math.inf))
+        return _some(planner.plan(rewritten(traced, recompute)))
     pieces = 1 if microbatches == "auto" else microbatches
     policies = _policies(recompute, offload, fleet)
-    ladder = _Ladder(traced, fleet, policies, pieces, plan_of)
+    ladder = _Ladder(traced, fleet, policies, pieces, planner, late)
     if "all" in (recompute, offload):
         return ladder.top()
-    base = _some(plan_of(rewritten(traced, Rewriting(microbatches=pieces)), math.inf))
-    if late() or not _binds(base):
+    step = rewritten(traced, Rewriting(microbatches=pieces))
+    base = _some(planner.plan(step, briefly=True))
+    if base.fits and late():
         return base
-    plans = [base]
-    if base.fits:
-        # Memory is enough, but it may be cheaper to need less of it.
-        ladder.rival_s = base.cost_s
-        plans += ladder.some(late)
-        if microbatches == "auto" and not late():
-            plans += _in_pieces(traced, fleet, (), plan_of, late)
-    else:
-        plans += ladder.that_fit(late)
-        plans += _in_pieces(traced, fleet, policies, plan_of, late) if microbatches == "auto" else []
-    best = min(plans, key=lambda plan: (not plan.fits, plan.cost_s))
-    return best if best is base else replace(best, assumptions=(*best.assumptions, _compared(base)))
+    whole = not planner.unfinished(step)
+    if base.fits and whole and not _binds(base):
+        return base
+    cut = _Pieces(traced, fleet, planner, late) if microbatches == "auto" else None
+    # What fits in pieces without further ado is found quickly, and a rival for all that takes longer.
+    best = _better(None, base)
+    if cut is not None:
+        best = _better(best, cut.briefly(_cost_of(best), planner.crowded(step)))
+    if not whole:
+        within = planner.plan(step, _cost_of(best))
+        base = base if within is None else within
+        best = _better(best, base)
+    if best is not None and best.cost_s <= _free_s(base) * (1 + _NEAR):
+        return _compared(best, base)
+    if best is None:
+        best = _better(None, ladder.that_fits(base))
+    if cut is not None:
+        best = _better(best, cut.within(_cost_of(best)))
+        if best is None:
+            best = cut.and_again(policies)
+    if best is not None and best.rewriting.microbatches == pieces:
+        best = _better(best, ladder.below(best, base))
+    return base if best is None else _compared(best, base)
+
+
+def _better(best: Plan | None, plan: Plan | None) -> Plan | None:
+    """The cheaper one of those that fit; of equals the later, which is bounded better."""
+    if plan is None or not plan.fits:
+        return best
+    return plan if best is None or plan.cost_s <= best.cost_s * (1 + 1e-9) else best
+
+
+def _cost_of(plan: Plan | None) -> float:
+    return math.inf if plan is None else plan.cost_s
+
+
+def _free_s(plan: Plan) -> float:
+    """What no plan of a step costs less than, whatever the memory."""
+    return plan.bound_s if plan.free_s is None else min(plan.free_s, plan.bound_s)
 
 
 def _some(plan: Plan | None) -> Plan:
@@ -147,52 +193,91 @@ def _policies(recompute: Recompute, offload: Offload, fleet: Fleet) -> tuple[Pol
     return OFFLOADING if recompute == "off" else BOTH
 
 
-def _compared(base: Plan) -> str:
-    """What changing the step was for."""
+def _compared(best: Plan, base: Plan) -> Plan:
+    """The best plan; it says what changing the step was for."""
+    if best.rewriting == base.rewriting:
+        return best
     found = (
         f"the best plan found costs {1e3 * base.cost_s:.4g} ms"
         if base.fits
-        else "no plan was found that fits"
+        else "no plan was found that fits and costs less"
     )
-    return f"as traced, {found}; the bound is that of the step as it is changed"
+    note = f"as traced, {found}; the bound is that of the step as it is changed"
+    return replace(best, assumptions=(*best.assumptions, note))
 
 
-def _in_pieces(
-    traced: Traced,
-    fleet: Fleet,
-    policies: Sequence[Policy],
-    plan_of: PlanOf,
-    late: Callable[[], bool],
-) -> list[Plan]:
-    """The cheapest plan of 2, 4, 8, … micro-batches that fits; or of the fewest, with layers computed again.
+class _Pieces:
+    """Plans of 2, 4, 8, … micro-batches."""
 
-    More pieces take longer, but may fit on fewer or faster devices.
-    """
-    limits = [device.type.memory_bytes for device in fleet.devices]
-    tried: list[int] = []
-    best: Plan | None = None
-    pieces = 2
-    while pieces <= _MOST_PIECES and not late():
+    def __init__(self, traced: Traced, fleet: Fleet, planner: Planning, late: Callable[[], bool]) -> None:
+        self.traced, self.fleet, self.planner, self.late = traced, fleet, planner, late
+        #: Steps that memory was in the way of, and what no plan of each costs less than.
+        self.open: list[tuple[Traced, float]] = []
+        self.tried: list[int] = []
+
+    def briefly(self, rival_s: float, crowded: float) -> Plan | None:
+        """The cheapest plan that fits without a search for what does.
+
+        First as many pieces as should fit, and more of them until they do; then fewer, which take less time.
+
+        Args:
+            rival_s: what a plan that fits costs.
+            crowded: the part of a device's memory that the step in one piece takes without a limit.
+        """
+        first = min(2 ** max(1, math.ceil(math.log2(max(crowded, 1.0)))), _MOST_PIECES)
+        best: Plan | None = None
+        pieces = first
+        while pieces <= _MOST_PIECES and not self.late():
+            plan = self._brief(pieces, min(rival_s, _cost_of(best)))
+            if plan is None or (best is not None and not plan.fits):
+                break
+            best = _better(best, plan)
+            if best is not None and best.cost_s <= best.bound_s * (1 + _NEAR):
+                break  # the bound of more pieces is no less than that of these
+            pieces *= 2
+        pieces = first // 2
+        while pieces > 1 and not self.late():
+            plan = self._brief(pieces, min(rival_s, _cost_of(best)))
+            if plan is None or not plan.fits:
+                break
+            best = _better(best, plan)
+            pieces //= 2
+        return best
+
+    def _brief(self, pieces: int, rival_s: float) -> Plan | None:
         try:
-            step = rewritten(traced, Rewriting(microbatches=pieces))
+            step = rewritten(self.traced, Rewriting(microbatches=pieces))
         except NotInPiecesError:
-            break
-        tried.append(pieces)
-        rival_s = math.inf if best is None else best.cost_s
-        plan = None if too_small(step.graph, limits) else plan_of(step, rival_s)
-        if best is not None and (plan is None or (plan.fits and plan.cost_s >= best.cost_s)):
-            break
-        if plan is not None and plan.fits:
-            best = plan
-        pieces *= 2
-    if best is not None:
-        return [best]
-    # Pieces alone are not enough, however small.
-    for pieces in tried:
-        found = [] if late() else _Ladder(traced, fleet, policies, pieces, plan_of).that_fit(late)
-        if found:
-            return found
-    return []
+            return None
+        self.tried.append(pieces)
+        plan = self.planner.plan(step, rival_s, briefly=True, baselines=False)
+        if plan is not None and self.planner.unfinished(step):
+            self.open.append((step, plan.bound_s))
+        return plan
+
+    def within(self, rival_s: float) -> Plan | None:
+        """The cheapest plan within memory of those that did not fit, the fewest pieces first."""
+        best: Plan | None = None
+        for step, bound_s in sorted(self.open, key=lambda each: each[1]):
+            if self.late():
+                break
+            if bound_s >= min(rival_s, _cost_of(best)) * (1 - _NEAR):
+                continue
+            plan = self.planner.plan(step, min(rival_s, _cost_of(best)), baselines=False)
+            if best is not None and plan is None:
+                break
+            best = _better(best, plan)
+        return best
+
+    def and_again(self, policies: Sequence[Policy]) -> Plan | None:
+        """A plan of the fewest pieces that fits with layers computed again: pieces alone are not enough."""
+        for pieces in sorted(self.tried):
+            if self.late():
+                break
+            found = _Ladder(self.traced, self.fleet, policies, pieces, self.planner, self.late).least()
+            if found is not None and found.fits:
+                return found
+        return None
 
 
 def _binds(plan: Plan) -> bool:
@@ -225,97 +310,94 @@ class _Ladder:
         fleet: Fleet,
         policies: Sequence[Policy],
         pieces: int,
-        plan_of: PlanOf,
+        planner: Planning,
+        late: Callable[[], bool],
     ) -> None:
-        self.traced, self.pieces, self.plan_of = traced, pieces, plan_of
+        self.traced, self.pieces, self.planner, self.late = traced, pieces, planner, late
         self.fleet, self.policies = fleet, policies
-        self.rival_s = math.inf
         self.limits = [device.type.memory_bytes for device in fleet.devices]
         self.known: dict[int, Plan | None] = {}
 
     @cached_property
-    def graph(self) -> Graph:
-        """The step in so many pieces, as far as it tells forward from backward."""
-        return differentiated(rewritten(self.traced, Rewriting(microbatches=self.pieces)))
-
-    @cached_property
-    def rungs(self) -> Sequence[tuple[Stretch, ...]]:
+    def rungs(self) -> Sequence[Rung]:
         """What is done with which layers, from rung to rung more; none where nothing may be."""
-        return ladder_of(self.graph, CostModel(self.fleet), self.policies) if self.policies else ()
+        if not self.policies:
+            return ()
+        graph = differentiated(rewritten(self.traced, Rewriting(microbatches=self.pieces)))
+        return rungs_of(graph, CostModel(self.fleet), self.policies)
 
     def top(self) -> Plan:
         """The plan of the rung that keeps least."""
-        again = self.rungs[-1] if self.rungs else ()
-        return _some(self.plan_of(rewritten(self.traced, Rewriting(again, self.pieces)), math.inf))
+        again = self.rungs[-1].stretches if self.rungs else ()
+        return _some(self.planner.plan(rewritten(self.traced, Rewriting(again, self.pieces))))
 
-    def plan(self, rung: int) -> Plan | None:
-        """The plan of a rung; None where none can fit, or be cheaper than one that is known and fits."""
+    def least(self) -> Plan | None:
+        """The same, None where nothing can be computed again or nothing can fit."""
+        return self.plan(len(self.rungs) - 1, math.inf) if self.rungs else None
+
+    def plan(self, rung: int, rival_s: float) -> Plan | None:
+        """The plan of a rung; None where none can fit, or be cheaper than a rival."""
         if rung not in self.known:
-            step = rewritten(self.traced, Rewriting(self.rungs[rung], self.pieces))
+            step = rewritten(self.traced, Rewriting(self.rungs[rung].stretches, self.pieces))
             small = too_small(step.graph, self.limits)
-            self.known[rung] = None if small else self.plan_of(step, self._rival_s())
+            self.known[rung] = None if small else self.planner.plan(step, rival_s, baselines=False)
         return self.known[rung]
 
-    def _rival_s(self) -> float:
-        """What the best plan known costs that fits."""
-        fitting = [plan.cost_s for plan in self.known.values() if plan is not None and plan.fits]
-        return min((self.rival_s, *fitting))
-
-    def fits(self, rung: int) -> bool:
-        """Whether the plan of a rung fits."""
-        plan = self.plan(rung)
-        return plan is not None and plan.fits
-
-    def that_fit(self, late: Callable[[], bool]) -> list[Plan]:
-        """Plans that fit: of the rung that keeps least, and of lower ones that should fit on its devices."""
-        high = len(self.rungs) - 1
-        least = self.plan(high) if high >= 0 else None
-        if least is None or not least.fits:
-            return []
-        if len(self.rungs) <= _FEW:
-            return self._every(late)
-        lowest = self._lowest_beside(least)
-        for rung in range(lowest, high, max(1, (high - lowest) // _TRIES)):
-            if late() or self.fits(rung):
+    def that_fits(self, base: Plan) -> Plan | None:
+        """The plan of a rung that fits: the first that frees what the smallest program lacks, or higher."""
+        last = len(self.rungs) - 1
+        rung, smallest = -1, base
+        for left in range(_TRIES, 0, -1):
+            if rung >= last or self.late():
                 break
-        return [plan for plan in self.known.values() if plan is not None and plan.fits]
+            lacks = self._lacks(smallest) + (self.rungs[rung].freed_bytes if rung >= 0 else 0)
+            enough = (n for n in range(rung + 1, last) if self.rungs[n].freed_bytes >= lacks)
+            rung = last if left == 1 else next(enough, last)
+            plan = self.plan(rung, math.inf)
+            if plan is not None and plan.fits:
+                return plan
+            smallest = smallest if plan is None else plan
+        return None
 
-    def _every(self, late: Callable[[], bool]) -> list[Plan]:
-        """Plans that fit of all rungs, and beside the best of them."""
-        found = [self.known[rung] for rung in range(len(self.rungs)) if not late() and self.fits(rung)]
-        plans = [plan for plan in found if plan is not None]
-        if plans:
-            plans += self._without_one(min(plans, key=lambda plan: plan.cost_s), late)
-        return plans
-
-    def _without_one(self, best: Plan, late: Callable[[], bool]) -> list[Plan]:
-        """Plans that fit and compute one stretch less again than the best of a ladder."""
-        again = best.rewriting.recompute
-        others = [(*again[:i], *again[i + 1 :]) for i in range(len(again)) if len(again) > 1]
-        plans = [
-            self.plan_of(rewritten(self.traced, Rewriting(other, self.pieces)), best.cost_s)
-            for other in others
-            if not late()
-        ]
-        return [plan for plan in plans if plan is not None and plan.fits]
-
-    def _lowest_beside(self, least: Plan) -> int:
-        """The lowest rung for whose additional bytes the devices of a plan have room, each for its share."""
-        room = min(
-            (self.limits[d] - least.memory_bytes[d]) / least.ratios[d]
-            for d in least.used
-            if least.ratios[d] > 0
+    def _lacks(self, plan: Plan) -> float:
+        """Bytes, each tensor whole, that a plan would have to keep less."""
+        lacking = (
+            (plan.memory_bytes[d] - self.limits[d]) / plan.ratios[d] for d in plan.used if plan.ratios[d] > 0
         )
-        every = list(dict.fromkeys(stretch for rung in self.rungs for stretch in rung))
-        freed = dict(zip(every, (gain.freed_bytes for gain in gains(self.graph, every)), strict=True))
-        kept = [sum(freed[stretch] for stretch in rung) for rung in self.rungs]
-        return next(number for number, amount in enumerate(kept) if kept[-1] - amount <= room)
+        return max(0.0, *lacking)
 
-    def some(self, late: Callable[[], bool]) -> list[Plan]:
-        """Plans that fit, of a few rungs."""
-        count = len(self.rungs)
-        if count <= _FEW:
-            return self._every(late)
-        few = [count * part // 4 - 1 for part in (4, 2, 1)]
-        found = [self.known[rung] for rung in few if not late() and self.fits(rung)]
-        return [plan for plan in found if plan is not None]
+    def below(self, best: Plan, base: Plan) -> Plan | None:
+        """A plan that fits and is cheaper than one that does.
+
+        A rung is worth a plan where what the step costs without a limit of memory, and what the rung computes
+        again, are less: from the highest of them downwards, which has the best chance to fit.
+        """
+        free_s, worth_s = _free_s(base), best.cost_s * (1 - _WORTH)
+        worth = [n for n, rung in enumerate(self.rungs) if free_s + rung.seconds < worth_s]
+        if not worth:
+            return None
+        few = len(self.rungs) <= _FEW
+        tries = worth[::-1] if few else [worth[len(worth) * part // _TRIES - 1] for part in (3, 2, 1)]
+        found: Plan | None = None
+        for rung in dict.fromkeys(tries):
+            if self.late():
+                break
+            if rung in self.known:
+                continue
+            plan = self.plan(rung, min(best.cost_s, _cost_of(found)))
+            found = _better(found, plan)
+        if few:
+            found = _better(found, self._without_one(best if found is None else found))
+        return found
+
+    def _without_one(self, best: Plan) -> Plan | None:
+        """A plan that fits, is cheaper, and computes one stretch less again than another."""
+        again = best.rewriting.recompute
+        found: Plan | None = None
+        for other in [(*again[:i], *again[i + 1 :]) for i in range(len(again)) if len(again) > 1]:
+            if not self.late():
+                step = rewritten(self.traced, Rewriting(other, self.pieces))
+                found = _better(
+                    found, self.planner.plan(step, min(best.cost_s, _cost_of(found)), baselines=False)
+                )
+        return found

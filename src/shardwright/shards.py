@@ -146,8 +146,7 @@ def move(leaf: Any, tensor: TensorType, placement: Placement, here: World) -> Sh
 
 def lies(leaf: ShardedArray, placement: Placement, here: World) -> bool:
     """Whether a sharded array lies in `placement` on these ranks."""
-    same = leaf.world.ratios == here.ratios and leaf.world.used == here.used
-    return same and leaf.placement == placement
+    return leaf.world.alike(here) and leaf.placement == placement
 
 
 def from_local(plan: Plan, traced: Traced, tree: Any, argument: int | str = 0, comm: Any = None) -> Any:

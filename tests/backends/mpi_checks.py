@@ -109,6 +109,7 @@ def check_programs(folder: Path) -> None:
         if described["step"] == "mlp":
             check_early(traced, program, described["ratios"], flat, run)
         first = run(*flat)
+        check_refused(traced, program, described["ratios"], flat, first)
         # The loop: state goes back in as it came out, without being gathered.
         state = {inp: first[out] for out, inp in traced.graph.state.items()}
         second = run(*[state.get(i, leaf) for i, leaf in enumerate(flat)])
@@ -133,6 +134,20 @@ def check_early(traced: Any, program: Program, ratios: Any, flat: list[Any], pla
             check(np.array_equal(a.local, b.local), f"early output {i}")
         for out, position in state.items():
             mine[position], theirs[position] = got[out], wanted[out]
+
+
+def check_refused(traced: Any, program: Program, ratios: Any, flat: list[Any], results: list[Any]) -> None:
+    """State that lies as another plan placed it is one error, before anything is compiled."""
+    other = MpiExecutable(traced, program, ratios[::-1], comm)
+    cut = {i: results[out] for out, i in traced.graph.state.items() if program.outputs[out] != R}
+    if not cut or ratios[::-1] == ratios:
+        return
+    try:
+        other(*[cut.get(i, leaf) for i, leaf in enumerate(flat)])
+        check(False, "state of another plan must be refused")
+    except PlanError as error:
+        check("as another plan placed it" in str(error) and "gather()" in str(error), str(error))
+        check(other.calls == 0, "before the first step")
 
 
 def check_noise(traced: Any, program: Program, args: Any, ratios: tuple[float, ...]) -> None:
