@@ -5,9 +5,10 @@ other is looked for: computing twice takes more arithmetic, though less traffic 
 cheapest of these is taken, quick ones first, so that they are rivals for the rest:
 
     briefly     the step as it is, and in 2, 4, 8, … micro-batches, without a search for smaller programs
-    within      the same, searched for what fits, as long as something may be cheaper than what already does
-    within      the same, searched for what fits, as long as something may be cheaper than the best that fits
-                one before (`shardwright.synth.stretches.rungs_of`): those that may fit, or be cheaper
+    within      the same, searched for what fits, as long as something may be cheaper than what fits already
+    a ladder    rewritings, placements, ratios and all, each of which keeps less for the backward part than
+                the one before (`shardwright.synth.stretches.rungs_of`): those that may fit, or be cheaper;
+                of small steps, all combinations (`shardwright.synth.combinations`)
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.cost.topology import without_host
 from shardwright.ir.errors import InputError
+from shardwright.ir.graph import Graph
 from shardwright.ir.pieces import NotInPiecesError
+from shardwright.ir.recompute import Stretch
 from shardwright.ir.rewriting import Rewriting, differentiated, rewritten
 from shardwright.ir.trace import Traced
 from shardwright.plan import Plan
+from shardwright.synth.combinations import combinations
 from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import too_small
 from shardwright.synth.solve import bound
 from shardwright.synth.space import Space
-from shardwright.synth.stretches import BOTH, OFFLOADING, RECOMPUTING, Policy, Rung, rungs_of
+from shardwright.synth.stretches import BOTH, OFFLOADING, RECOMPUTING, Policy, Rung, rungs_of, seconds_of
 
 #: What may be computed again: whatever makes the plan better, nothing, everything; or what exactly is.
 Recompute: TypeAlias = Literal["auto", "off", "all"] | Rewriting
@@ -151,15 +155,26 @@ def best_plan(
         best = _better(best, base)
     if best is not None and best.cost_s <= _free_s(base) * (1 + _NEAR):
         return _compared(best, base)
-    if best is None:
+    if ladder.every:
+        best = _better(best, ladder.best_of_all(_cost_of(best)))
+    elif best is None:
         best = _better(None, ladder.that_fits(base))
     if cut is not None:
         best = _better(best, cut.within(_cost_of(best)))
         if best is None:
             best = cut.and_again(policies)
-    if best is not None and best.rewriting.microbatches == pieces:
+    if best is not None and best.rewriting.microbatches == pieces and not ladder.every:
         best = _better(best, ladder.below(best, base))
-    return base if best is None else _compared(best, base)
+    if best is None:
+        # Nothing fits: what lacks least says most about what would.
+        return min((base, *ladder.too_large), key=_over)
+    return _compared(best, base)
+
+
+def _over(plan: Plan) -> float:
+    """The largest part of its memory that a device would need."""
+    devices = plan.fleet.devices
+    return max(need / devices[d].type.memory_bytes for d, need in enumerate(plan.memory_bytes))
 
 
 def _better(best: Plan | None, plan: Plan | None) -> Plan | None:
@@ -214,6 +229,8 @@ class _Pieces:
         #: Steps that memory was in the way of, and what no plan of each costs less than.
         self.open: list[tuple[Traced, float]] = []
         self.tried: list[int] = []
+        #: See `Planning.crowded`, of the last step.
+        self.crowded = 0.0
 
     def briefly(self, rival_s: float, crowded: float) -> Plan | None:
         """The cheapest plan that fits without a search for what does.
@@ -234,9 +251,13 @@ class _Pieces:
             best = _better(best, plan)
             if best is not None and best.cost_s <= best.bound_s * (1 + _NEAR):
                 break  # the bound of more pieces is no less than that of these
+            # Of what is there in one piece, so much is there in however many.
+            stays = (pieces * self.crowded - crowded) / (pieces - 1)
+            if best is None and stays > 1:
+                break
             pieces *= 2
         pieces = first // 2
-        while pieces > 1 and not self.late():
+        while pieces > 1 and best is not None and not self.late():
             plan = self._brief(pieces, min(rival_s, _cost_of(best)))
             if plan is None or not plan.fits:
                 break
@@ -251,6 +272,7 @@ class _Pieces:
             return None
         self.tried.append(pieces)
         plan = self.planner.plan(step, rival_s, briefly=True, baselines=False)
+        self.crowded = self.planner.crowded(step)
         if plan is not None and self.planner.unfinished(step):
             self.open.append((step, plan.bound_s))
         return plan
@@ -317,14 +339,39 @@ class _Ladder:
         self.fleet, self.policies = fleet, policies
         self.limits = [device.type.memory_bytes for device in fleet.devices]
         self.known: dict[int, Plan | None] = {}
+        self.too_large: list[Plan] = []
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The step in so many pieces, as far as it tells forward from backward."""
+        return differentiated(rewritten(self.traced, Rewriting(microbatches=self.pieces)))
 
     @cached_property
     def rungs(self) -> Sequence[Rung]:
         """What is done with which layers, from rung to rung more; none where nothing may be."""
         if not self.policies:
             return ()
-        graph = differentiated(rewritten(self.traced, Rewriting(microbatches=self.pieces)))
-        return rungs_of(graph, CostModel(self.fleet), self.policies)
+        return rungs_of(self.graph, CostModel(self.fleet), self.policies)
+
+    @cached_property
+    def every(self) -> Sequence[tuple[Stretch, ...]]:
+        """All combinations of what may be done with the layers; none where they are too many to be tried."""
+        if not self.policies:
+            return ()
+        return combinations(self.graph, CostModel(self.fleet), self.policies) or ()
+
+    def best_of_all(self, rival_s: float) -> Plan | None:
+        """The best plan that fits of all combinations; None where none does at less than a rival costs."""
+        found: Plan | None = None
+        for again in self.every:
+            if self.late():
+                break
+            step = rewritten(self.traced, Rewriting(again, self.pieces))
+            if not too_small(step.graph, self.limits):
+                plan = self.planner.plan(step, min(rival_s, _cost_of(found)), baselines=False)
+                found = _better(found, plan)
+                self.too_large += [] if plan is None or plan.fits else [plan]
+        return found
 
     def top(self) -> Plan:
         """The plan of the rung that keeps least."""
@@ -356,7 +403,9 @@ class _Ladder:
             plan = self.plan(rung, math.inf)
             if plan is not None and plan.fits:
                 return plan
-            smallest = smallest if plan is None else plan
+            if plan is not None:
+                smallest = plan
+                self.too_large.append(plan)
         return None
 
     def _lacks(self, plan: Plan) -> float:
@@ -370,10 +419,13 @@ class _Ladder:
         """A plan that fits and is cheaper than one that does.
 
         A rung is worth a plan where what the step costs without a limit of memory, and what the rung computes
-        again, are less: from the highest of them downwards, which has the best chance to fit.
+        again, are less: from the highest of them downwards, which has the best chance to fit. A rung that was
+        planned says how much more that is than was thought.
         """
         free_s, worth_s = _free_s(base), best.cost_s * (1 - _WORTH)
-        worth = [n for n, rung in enumerate(self.rungs) if free_s + rung.seconds < worth_s]
+        known = [(plan.bound_s, self.rungs[n].seconds) for n, plan in self.known.items() if plan is not None]
+        more = min(((bound_s - free_s) / max(s, 1e-12) for bound_s, s in known), default=1.0)
+        worth = [n for n, rung in enumerate(self.rungs) if free_s + max(more, 1.0) * rung.seconds < worth_s]
         if not worth:
             return None
         few = len(self.rungs) <= _FEW
@@ -390,12 +442,20 @@ class _Ladder:
             found = _better(found, self._without_one(best if found is None else found))
         return found
 
+    def _parts(self, again: Sequence[Stretch]) -> list[float]:
+        """About what part of the time that stretches take again each of them has."""
+        seconds = seconds_of(self.graph, CostModel(self.fleet), again)
+        return [each / max(sum(seconds), 1e-12) for each in seconds]
+
     def _without_one(self, best: Plan) -> Plan | None:
         """A plan that fits, is cheaper, and computes one stretch less again than another."""
         again = best.rewriting.recompute
+        took_s = best.again_s + best.host_s
         found: Plan | None = None
-        for other in [(*again[:i], *again[i + 1 :]) for i in range(len(again)) if len(again) > 1]:
-            if not self.late():
+        for i, part in enumerate(self._parts(again)):
+            # It saves what it took, and needs more memory.
+            if len(again) > 1 and part * took_s > _WORTH * best.cost_s and not self.late():
+                other = (*again[:i], *again[i + 1 :])
                 step = rewritten(self.traced, Rewriting(other, self.pieces))
                 found = _better(
                     found, self.planner.plan(step, min(best.cost_s, _cost_of(found)), baselines=False)
