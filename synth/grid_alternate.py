@@ -306,7 +306,7 @@ class GridSearch:
         notes: list[str] = []
         if fitted.over > 1:
             notes.append("no program found fits into every device's memory")
-        if solution.bound_s < solution.seconds:
+        if solution.bound_s < solution.seconds * (1 - CLOSE) * (1 - 1e-9):
             notes.append(f"the search stopped early: at these ratios a program could be {gap:.1%} cheaper")
         if turns.timer.late():
             notes.append("the time limit ended the search before all starts were tried")
