@@ -104,7 +104,7 @@ def frontier(part: float, target: str = "gpt2:tiny", name: str = "laptop") -> di
 
 
 def draw(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """docs/memory-frontier.svg: cost and bound of what fits, by budget. Returns the rows."""
+    """docs/memory-frontier.svg: cost and bound of what fits, by budget. Returns what people read."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -124,7 +124,19 @@ def draw(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     axes.legend()
     figure.savefig(ROOT / "docs" / "memory-frontier.svg", metadata={"Date": None})
     pyplot.close(figure)
-    return rows
+    return [
+        {
+            "memory of each device": f"{row['budget_bytes'] / 2**10:,.0f} KiB",
+            "fits": "yes" if row["fits"] else "no",
+            "costs, ms": f"{1e3 * row['cost_s']:.3f}",
+            "at least, ms": f"{1e3 * row['bound_s']:.3f}",
+            "gap": f"{row['gap']:.1%}",
+            "stretches again": row["again"],
+            "micro-batches": row["microbatches"],
+            "planned in, s": f"{row['plan_s']:.0f}",
+        }
+        for row in rows
+    ]
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

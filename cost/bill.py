@@ -131,15 +131,17 @@ def _items(
 ) -> Iterator[Item]:
     """Items of a program whose inputs are `held`; what it establishes is added to them."""
     types = value_types(graph)
+    # By what is computed how, of which there are few: one bill sees one object for equal signatures mostly.
+    known: dict[tuple[int, int, Traffic], tuple[ShareCost, Cut | None]] = {}
 
     def leave(values: Sequence[Value], placements: Sequence[Placement]) -> tuple[Token, ...]:
-        new = {_key(v, p): next(tokens) for v, p in zip(values, placements, strict=True)}
+        new = {(v.index, p): next(tokens) for v, p in zip(values, placements, strict=True)}
         held.update(new)
         return tuple(new.values())
 
     def need(atoms: Sequence[Atom], placements: Sequence[Placement]) -> tuple[Token, ...]:
-        keys = (_key(a, p) for a, p in zip(atoms, placements, strict=True) if isinstance(a, Value))
-        return tuple(held[key] for key in keys if key in held)
+        keys = [(a.index, p) for a, p in zip(atoms, placements, strict=True) if isinstance(a, Value)]
+        return tuple([held[key] for key in keys if key in held])
 
     for instruction, stored in order(program, graph):
         if isinstance(instruction, Move):
@@ -172,14 +174,21 @@ def _items(
             yield from _loop_items(instruction, equation, model, weight, held, tokens, order)
             continue
         assert isinstance(instruction, Compute)
-        tensors = (*equation.input_types, *equation.output_types)
         reads = need(equation.inputs, signature.ins)
         writes = leave(equation.outputs, signature.outs)
+        key = (id(equation.form), id(signature), stored[equation])
+        if key not in known:
+            tensors = (*equation.input_types, *equation.output_types)
+            known[key] = (
+                model.kernel(equation, signature, key[2]),
+                cut_of(tensors, (*signature.ins, *signature.outs)),
+            )
+        cost, cut = known[key]
         yield Item(
             label=equation.primitive,
-            cost=model.kernel(equation, signature, stored[equation]),
+            cost=cost,
             weight=weight,
-            cut=cut_of(tensors, (*signature.ins, *signature.outs)),
+            cut=cut,
             exchange=False,
             reads=reads,
             writes=writes,

@@ -6,8 +6,12 @@ its price depends on, and every fleet, and every part of one, prices the same li
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.cost.contractions import Sizes, like_linear, product_sizes, sharded_size
 from shardwright.cost.op_classes import op_class, turned_elements
@@ -77,6 +81,71 @@ class Exchange(NamedTuple):
 
 #: A line of a price list; None is one that costs nothing.
 Line: TypeAlias = Kernel | Exchange | None
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanges:
+    """Exchanges by one strategy, or as many lines that cost nothing (kind and strategy are empty).
+
+    Attributes:
+        nbytes: of tensors, each once; `which` says whose they are.
+        ends: placements before and after, each pair once; `between` says whose they are.
+    """
+
+    kind: str
+    strategy: str
+    nbytes: tuple[int, ...]
+    which: NDArray[np.intp]
+    ends: tuple[tuple[Placement, Placement], ...]
+    between: NDArray[np.intp]
+
+    @staticmethod
+    def of(kind: str, strategy: str, lines: Sequence[Exchange | None]) -> Exchanges:
+        """Lines of one kind and strategy."""
+        nbytes: dict[int, int] = {}
+        ends: dict[tuple[Placement, Placement], int] = {}
+        moves = [line for line in lines if line is not None]
+        which = [nbytes.setdefault(move.nbytes, len(nbytes)) for move in moves]
+        between = [ends.setdefault((move.pre, move.post), len(ends)) for move in moves]
+        numbers = np.array([which, between] if moves else [[0] * len(lines)] * 2, dtype=np.intp)
+        return Exchanges(kind, strategy, tuple(nbytes), numbers[0], tuple(ends), numbers[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Lines by how they are priced: worked out once, for all parts of a fleet.
+
+    Attributes:
+        exchanges: all that are no kernels.
+        kernels: all others.
+        order: positions of the lines in exchanges and kernels, one after another.
+    """
+
+    exchanges: tuple[Exchanges, ...]
+    kernels: tuple[Kernel, ...]
+    order: NDArray[np.intp]
+
+    @staticmethod
+    def of(lines: Sequence[Line]) -> Grouped:
+        """Lines, grouped."""
+        places: list[int] = []
+        kernels: list[Kernel] = []
+        own: list[int] = []
+        groups: dict[tuple[str, str], tuple[list[int], list[Exchange | None]]] = {}
+        for k, line in enumerate(lines):
+            if isinstance(line, Kernel):
+                own.append(k)
+                kernels.append(line)
+                continue
+            key = ("", "") if line is None else (line.kind, line.strategy)
+            at, moves = groups.setdefault(key, ([], []))
+            at.append(k)
+            moves.append(line)
+        for at, _ in groups.values():
+            places.extend(at)
+        order = np.argsort(np.array([*places, *own], dtype=np.intp))
+        exchanges = tuple([Exchanges.of(*key, moves) for key, (_, moves) in groups.items()])
+        return Grouped(exchanges, tuple(kernels), order)
 
 
 def kernel_lines(

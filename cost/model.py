@@ -32,7 +32,16 @@ from shardwright.cost.contractions import Sizes, like_linear, product_sizes, sha
 from shardwright.cost.device import DeviceType, arithmetic
 from shardwright.cost.fleet import DeviceClass, Fleet
 from shardwright.cost.kernels import DTYPES, bandwidths, products_s
-from shardwright.cost.lines import Exchange, Kernel, Line, Traffic, kernel_lines, precision
+from shardwright.cost.lines import (
+    Exchange,
+    Exchanges,
+    Grouped,
+    Kernel,
+    Line,
+    Traffic,
+    kernel_lines,
+    precision,
+)
 from shardwright.cost.moves import strategies
 from shardwright.cost.op_classes import HOST, PRODUCTS, op_class, turned_elements
 from shardwright.cost.share_cost import CostStack, Floats, ShareCost
@@ -200,41 +209,29 @@ class CostModel:
             self._kernels[line] = found
         return found
 
-    def costs(self, lines: Sequence[Line]) -> CostStack:
-        """Costs of many instructions, as one stack."""
-        places: list[list[int]] = []
-        stacks: list[CostStack] = []
-        groups: dict[tuple[str, str], list[int]] = {}
-        own: list[int] = []
-        for k, line in enumerate(lines):
-            if isinstance(line, Kernel):
-                own.append(k)
-            else:
-                groups.setdefault(("", "") if line is None else (line.kind, line.strategy), []).append(k)
-        for (kind, strategy), at in groups.items():
-            places.append(at)
-            stacks.append(self._exchanges(kind, strategy, [lines[k] for k in at]))
-        kernels = [line for line in lines if isinstance(line, Kernel)]
-        places.append(own)
-        stacks.append(self.kernels(kernels))
-        self._rows.update(zip(kernels, zip(repeat(stacks[-1]), range(len(kernels))), strict=False))
-        return CostStack.joined(stacks).take(np.argsort(np.concatenate(places).astype(np.intp)))
+    def costs(self, lines: Sequence[Line] | Grouped) -> CostStack:
+        """Costs of many instructions, as one stack; of a price list that many models price, grouped once."""
+        grouped = lines if isinstance(lines, Grouped) else Grouped.of(lines)
+        stacks = [self._exchanges(each) for each in grouped.exchanges]
+        stacks.append(self.kernels(grouped.kernels))
+        rows = zip(repeat(stacks[-1]), range(len(grouped.kernels)))
+        self._rows.update(zip(grouped.kernels, rows, strict=True))
+        return CostStack.joined(stacks).take(grouped.order)
 
-    def _exchanges(self, kind: str, strategy: str, lines: Sequence[Line]) -> CostStack:
+    def _exchanges(self, some: Exchanges) -> CostStack:
         """Costs of moves by one strategy, or of as many instructions that cost nothing."""
-        moves = [line for line in lines if isinstance(line, Exchange)]
-        if len(moves) < len(lines) or len(self.class_of) == 1:
-            free = np.zeros((len(lines), 1, len(self.types)))
+        if not some.kind or len(self.class_of) == 1:
+            free = np.zeros((len(some.which), 1, len(self.types)))
             return CostStack(free, free, free)
-        entry = strategies()[kind, strategy]
-        nbytes: dict[int, int] = {}
-        which = np.array([nbytes.setdefault(move.nbytes, len(nbytes)) for move in moves], dtype=np.intp)
+        entry = strategies()[some.kind, some.strategy]
         if self._fitted:
-            stack = CostStack.of([self._transfer(kind, strategy, each) for each in nbytes]).take(which)
+            stack = CostStack.of([self._transfer(some.kind, some.strategy, each) for each in some.nbytes])
         else:
-            stack = entry.prices(self.topology, list(nbytes), len(self.types)).take(which)
-        never = [not entry.supported(self.topology, (move.pre, move.post)) for move in moves]
-        stack.constant[never], stack.linear[never], stack.product[never] = np.inf, 0.0, 0.0
+            stack = entry.prices(self.topology, list(some.nbytes), len(self.types))
+        stack = stack.take(some.which)
+        never = np.array([not entry.supported(self.topology, ends) for ends in some.ends])[some.between]
+        if never.any():
+            stack.constant[never], stack.linear[never], stack.product[never] = np.inf, 0.0, 0.0
         return stack
 
     def kernels(self, lines: Sequence[Kernel]) -> CostStack:
@@ -273,9 +270,9 @@ class CostModel:
         )
         return CostStack(constant, linear, np.zeros_like(linear))
 
-    def products_of(self, lines: Sequence[Line]) -> dict[tuple[str, bool], list[Sizes]]:
-        """The products that `costs` of these lines will ask for: parts of a fleet `learn` theirs together."""
-        found = self._shapes([line for line in lines if isinstance(line, Kernel)])
+    def products_of(self, kernels: Sequence[Kernel]) -> dict[tuple[str, bool], list[Sizes]]:
+        """The products that `costs` of these will ask for: parts of a fleet `learn` theirs together."""
+        found = self._shapes(kernels)
         return {key: shapes for key, (_, shapes) in found.items()}
 
     def learn(self, wanted: Mapping[tuple[str, bool], Sequence[Sizes]]) -> None:

@@ -191,20 +191,22 @@ class CostStack:
         rising, constant = rising[steep], self.constant[steep]
         most = most[steep, None]
         slope = np.where(rising, self.linear[steep], 1.0)
-        found = level[steep]
+        result = level.copy()
         for _ in range(_STEPS):
+            found = result[steep]
             room = np.where(rising, (found[:, None, None] - constant) / slope, most[:, None, :])
             tightest = room.argmin(axis=1)[:, None]
             capacity = np.minimum(np.take_along_axis(room, tightest, 1)[:, 0], most)
             missing = 1.0 - (counts * capacity).sum(axis=1)
             grows = (capacity < most) & np.take_along_axis(rising, tightest, 1)[:, 0]
             gain = np.where(grows, counts / np.take_along_axis(slope, tightest, 1)[:, 0], 0.0).sum(axis=1)
-            active = (missing > 1e-12) & (gain > 0)
-            if not active.any():
+            active = np.flatnonzero((missing > 1e-12) & (gain > 0))
+            if not len(active):
                 break
-            found = np.where(active, found + missing / np.where(gain > 0, gain, 1.0), found)
-        result = level.copy()
-        result[steep] = found
+            # Most are there after two or three steps; the others go on by themselves.
+            steep, most, rising = steep[active], most[active], rising[active]
+            constant, slope = constant[active], slope[active]
+            result[steep] = found[active] + missing[active] / gain[active]
         return result
 
     def _falling_level(self, counts: NDArray[np.int64], level: Floats) -> Floats:
@@ -214,19 +216,20 @@ class CostStack:
             return level
         falling, constant = falling[steep], self.constant[steep]
         slope = np.where(falling, -self.linear[steep], 1.0)
-        found = level[steep]
+        result = level.copy()
         for _ in range(_STEPS):
+            found = result[steep]
             need = np.where(falling, (constant - found[:, None, None]) / slope, 0.0)
             largest = need.argmax(axis=1)[:, None]
             demand = np.maximum(np.take_along_axis(need, largest, 1)[:, 0], 0.0)
             excess = (counts * demand).sum(axis=1) - 1.0
-            active = excess > 1e-12
-            if not active.any():
+            active = np.flatnonzero(excess > 1e-12)
+            if not len(active):
                 break
             fall = np.where(demand > 0, counts / np.take_along_axis(slope, largest, 1)[:, 0], 0.0).sum(axis=1)
-            found = np.where(active, found + excess / np.where(active, fall, 1.0), found)
-        result = level.copy()
-        result[steep] = found
+            steep, falling = steep[active], falling[active]
+            constant, slope = constant[active], slope[active]
+            result[steep] = found[active] + excess[active] / fall[active]
         return result
 
 

@@ -8,7 +8,7 @@ that all devices share, since every one of them takes part in every exchange. Tw
   does: it runs a compiled segment, a collective, the next segment (`backends/runner.py`);
 - `bucket_bytes`: exchanges of one kind are gathered into messages of up to so many bytes, which saves
   latency. One that is bigger goes alone. A message leaves when the next member would not fit, or when a
-  kernel needs one of its members. The backends send one message per tensor.
+  kernel needs one of its members. The `mpi` backend does so where a plan says it.
 
 Both take exchanges early, as soon as their input is there; neither looks at what that costs in memory.
 

@@ -44,6 +44,10 @@ class TensorType:
 
     shape: tuple[int, ...]
     dtype: str
+    _nbytes: int = field(default=-1, init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        return hash(self.shape)
 
     @property
     def rank(self) -> int:
@@ -55,7 +59,11 @@ class TensorType:
 
     @property
     def nbytes(self) -> int:
-        return self.size * dtype_bytes(self.dtype)
+        found = self._nbytes
+        if found < 0:  # asked for again and again
+            found = self.size * dtype_bytes(self.dtype)
+            object.__setattr__(self, "_nbytes", found)
+        return found
 
     @property
     def is_float(self) -> bool:
@@ -156,7 +164,7 @@ class Equation:
     input_values: tuple[Value, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "input_values", tuple(a for a in self.inputs if isinstance(a, Value)))
+        object.__setattr__(self, "input_values", tuple([a for a in self.inputs if type(a) is Value]))
 
     @property
     def primitive(self) -> str:

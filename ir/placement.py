@@ -33,6 +33,9 @@ REDUCE_OPS: tuple[ReduceOp, ...] = ("sum", "max", "min")
 class Replicate:
     """Every device holds the whole tensor."""
 
+    def __hash__(self) -> int:
+        return 1
+
     def __str__(self) -> str:
         return "R"
 
@@ -64,6 +67,10 @@ class Shard:
     unit: int = 1
     by: OwnRatios | None = None
 
+    def __hash__(self) -> int:
+        # Placements are keys of many tables, and few: cheaper than that of all fields.
+        return self.dim * 8191 + self.unit
+
     def __str__(self) -> str:
         own = "" if self.by is None else str(self.by)
         return (f"S({self.dim})" if self.unit == 1 else f"S({self.dim}:{self.unit})") + own
@@ -78,6 +85,9 @@ class Partial:
     """The tensor is the elementwise `op` over the devices' local tensors, all of the full shape."""
 
     op: ReduceOp = "sum"
+
+    def __hash__(self) -> int:
+        return hash(self.op)
 
     def __str__(self) -> str:
         return f"P({self.op})"

@@ -85,7 +85,7 @@ class _Emitter:
 
     def operands(self, equation: Equation, signature: Signature) -> None:
         for atom, placement in zip(equation.inputs, signature.ins, strict=True):
-            if isinstance(atom, Value):
+            if isinstance(atom, Value) and placement not in self.established[atom]:
                 self.need(atom, placement)
 
     def results(self, equation: Equation, signature: Signature) -> None:
@@ -95,10 +95,11 @@ class _Emitter:
 
     def hold(self, value: Value) -> None:
         """Bring a value into all placements it is to be held in, the nearer one first."""
-        for choice in (self.frame.choice[value], self.frame.exits.get(value)):
-            if choice is None:
-                continue
-            established = self.established[value]
+        frame = self.frame
+        choice = frame.choice[value]
+        choices = (choice, frame.exits[value]) if value in frame.exits else (choice,)
+        established = self.established[value]
+        for choice in choices:
             missing = [p for p in self.holding(choice).all if p not in established]
             while missing:
                 if len(missing) > 1:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.bill import Cut, Item, cut_of
-from shardwright.cost.lines import Exchange, Line, kernel_lines
+from shardwright.cost.lines import Exchange, Grouped, Line, kernel_lines
 from shardwright.cost.model import CostModel
 from shardwright.cost.op_classes import PRODUCTS
 from shardwright.cost.share_cost import CostStack
@@ -91,6 +91,7 @@ class Catalogue:
         self.units: list[int] = []
         self._numbers: dict[tuple[Line, int], int] = {}
         self.moves: dict[tuple[Routes, ...], Moves] = {}
+        self._grouped: dict[tuple[int, int], tuple[Grouped, NDArray[np.int64], NDArray[np.bool_]]] = {}
         self._steps: dict[Routes, tuple[Step, ...]] = {}
         self._kernels: dict[EquationFactor, NDArray[np.intp]] = {}
         self._of_kernels: dict[tuple[object, ...], NDArray[np.intp]] = {}
@@ -104,6 +105,16 @@ class Catalogue:
             self.lines.append(line)
             self.units.append(key[1])
         return found
+
+    def since(self, known: int) -> tuple[Grouped, NDArray[np.int64], NDArray[np.bool_]]:
+        """The lines from number `known` on, for all parts of a fleet: see `PriceList.fresh`."""
+        key = (known, len(self.lines))
+        if key not in self._grouped:
+            lines = self.lines[known:]
+            units = np.array(self.units[known:], dtype=np.int64)
+            tied = np.array([is_tied(line) for line in lines], dtype=np.bool_)
+            self._grouped[key] = Grouped.of(lines), units, tied
+        return self._grouped[key]
 
     def kernels(self, factor: EquationFactor) -> NDArray[np.intp]:
         """The lines of an equation's kernels, one per signature."""
@@ -180,8 +191,7 @@ class PriceList:
             Costs, units of the axis each cuts (0: none), and whether that is cut by the plan's ratios.
         """
         stack = self.stack()
-        units = np.array(self.catalogue.units[known:], dtype=np.int64)
-        tied = np.array([is_tied(line) for line in self.catalogue.lines[known:]], dtype=np.bool_)
+        _, units, tied = self.catalogue.since(known)
         return (stack.take(np.arange(known, len(self))) if known else stack), units, tied
 
     def stack(self) -> CostStack:
@@ -189,7 +199,7 @@ class PriceList:
         stack = self._stack
         known = 0 if stack is None else len(stack.constant)
         if stack is None or known < len(self):
-            fresh = self.model.costs(self.catalogue.lines[known:])
+            fresh = self.model.costs(self.catalogue.since(known)[0])
             stack = self._stack = fresh if stack is None else CostStack.joined((stack, fresh))
         return stack
 

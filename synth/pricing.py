@@ -22,7 +22,7 @@ from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Placement
 from shardwright.synth.conversions import Domain, Routes
-from shardwright.synth.factors import EquationFactor, Factor, TableFactor, by_operand, positions
+from shardwright.synth.factors import EquationFactor, Factor, TableFactor
 from shardwright.synth.price_list import Listed, Moves, PriceList
 
 #: Seconds of lines of a price list, given their costs and how each is cut (see `PriceList.fresh`).
@@ -48,7 +48,7 @@ class Several:
         """See `PriceList.fresh`: a stack for each."""
         wanted: dict[tuple[str, bool], list[Sizes]] = {}
         for each in self.lists:
-            for key, shapes in each.model.products_of(self.catalogue.lines[known:]).items():
+            for key, shapes in each.model.products_of(self.catalogue.since(known)[0].kernels).items():
                 wanted.setdefault(key, []).extend(shapes)
         self.model.learn(wanted)
         found = [each.fresh(known) for each in self.lists]
@@ -319,17 +319,22 @@ class Prices:
         return found
 
     def _cheapest(self, factor: EquationFactor, at: tuple[int, ...]) -> int:
-        seconds = self.seconds[self.list.kernels(factor)]
-        moves = np.zeros(len(seconds))
-        for slot, needed in zip(factor.slots, by_operand(factor.signatures), strict=True):
-            if slot is not None:
-                domain = factor.domains[slot.position]
-                holding = at[slot.position]
-                where = positions(domain, needed)
-                seconds = seconds + self._conversion(domain, slot.mode, where)[:, holding]
-                held = domain.holdings[holding].all
-                moves = moves + [placement not in held for placement in needed]
-        return min(range(len(seconds)), key=lambda k: (round(float(seconds[k]), 15), moves[k]))
+        needs = factor.needs()
+        seconds = self.seconds[self.list.kernels(factor)[needs.signatures]]
+        moves = np.zeros(len(seconds), dtype=np.intp)
+        for domain, holding, slots in zip(factor.domains, at, needs.of, strict=True):
+            base, extra = domain.base[holding], domain.extra[holding]
+            for mode, where in slots:
+                if mode == "exact":
+                    seconds = np.where(where == base, seconds, np.inf)
+                else:
+                    costs = self.use(domain) if mode == "use" else self.derive(domain)
+                    seconds = seconds + np.where(where < 0, np.inf, costs[holding, where])
+                moves += (where != base) & (where != extra)
+        # Prices that differ in the last digits only count as equal.
+        near = np.flatnonzero(seconds <= seconds.min() + 1e-14)
+        best = min(near, key=lambda k: (round(float(seconds[k]), 15), moves[k]))
+        return int(needs.signatures[best])
 
 
 def _moves_of(listed: Listed, routes: tuple[Routes, ...]) -> Moves:

@@ -100,10 +100,6 @@ def a_star(
     tree = _Tree(layers)
     if not np.isfinite(tree.root.f):
         return None
-    if len(tree.decide) <= most_nodes:
-        straight = tree.straight()
-        if straight is not None:
-            return Found(tuple(straight), tree.root.f, tree.root.f, len(tree.decide))
     tie = itertools.count()
     heap: list[tuple[float, int, int, Node]] = [(tree.root.f, 0, next(tie), tree.root)]
     expanded = 0
@@ -111,6 +107,10 @@ def a_star(
         f, _, _, node = heapq.heappop(heap)
         if node.depth == len(tree.decide):
             return Found(tree.assignment(node), f, f, expanded)
+        if node.depth >= tree.exact_from and expanded + len(tree.decide) - node.depth <= most_nodes:
+            straight = tree.straight(node)
+            if straight is not None:
+                return Found(tuple(straight), f, f, expanded + len(tree.decide) - node.depth)
         expanded += 1
         if expanded % 512 == 0 and stop():
             heapq.heappush(heap, (f, -node.depth, next(tie), node))
@@ -162,6 +162,8 @@ class _Tree:
             for layer in reversed(layers)
             for bucket in reversed(layer.elimination.tape.buckets)
         ]
+        #: The depth from which on no bucket is split: messages are exact, and f rises no more.
+        self.exact_from = max((k + 1 for k, (_, b) in enumerate(self.decide) if len(b.parts) > 1), default=0)
         bound = sum(float(layer.elimination.constant) for layer in layers)
         self.root = Node(bound, 0, 0, None, 0)
         self._known: dict[tuple[object, ...], Successors] = {}
@@ -170,13 +172,13 @@ class _Tree:
     def assignment(self, node: Node) -> tuple[int, ...]:
         return tuple(self.values(node))
 
-    def straight(self) -> list[int] | None:
-        """What the search finds if f never rises: a perfect heuristic; None where it does.
+    def straight(self, node: Node) -> list[int] | None:
+        """What the search finds below a node where f no longer rises; None where it does.
 
         The queue would hand out the best successor of what it handed out before, every time.
         """
-        values = self._settled()
-        for layer, bucket in self.decide:
+        values = self.values(node).copy()
+        for layer, bucket in self.decide[node.depth :]:
             following = self._after(layer, bucket, values)
             if not following or following[0][0] != 0.0:
                 return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from shardwright.cost.model import CostModel
 from shardwright.cost.roles import roles
@@ -81,33 +81,45 @@ OFFLOADING: tuple[Policy, ...] = (("all", True),)
 BOTH: tuple[Policy, ...] = (*RECOMPUTING, ("all", True), ("products", True), ("nothing", True))
 
 
+class Option(NamedTuple):
+    """What may be done with a layer: bytes that it frees, about how long it takes, and how."""
+
+    freed_bytes: int
+    seconds: float
+    stretch: Stretch
+
+
 def ways(graph: Graph, model: CostModel, policies: Sequence[Policy] = RECOMPUTING) -> list[list[Stretch]]:
     """By layer, what may be done with it: each frees more than the one before, and takes longer."""
-    return [[stretch for _, _, stretch in options] for options in _options(graph, model, policies)]
+    return [[option.stretch for option in some] for some in _undominated(graph, model, policies)]
 
 
-def _options(
-    graph: Graph, model: CostModel, policies: Sequence[Policy]
-) -> list[list[tuple[int, float, Stretch]]]:
-    """By layer: bytes freed, seconds, and how; without what another way beats in both."""
+def options(graph: Graph, model: CostModel, policies: Sequence[Policy]) -> list[list[Option]]:
+    """By layer, what may be done with it that frees anything."""
     layers = stretches(graph)
     scans = [s.last == s.first + 1 and graph.equations[s.first].primitive == "scan" for s in layers]
-    found: list[list[tuple[int, float, Stretch]]] = [[] for _ in layers]
+    found: list[list[Option]] = [[] for _ in layers]
     for keep, host in policies:
         # What a scan keeps is read by the loop that walks back over it: there is no waiting in between.
         these = [n for n, scan in enumerate(scans) if not (scan and host)]
         some = [replace(layers[n], keep=keep, host=host) for n in these]
         for n, stretch, gain in zip(these, some, gains(graph, some), strict=True):
             if gain.freed_bytes > 0:
-                found[n].append((gain.freed_bytes, _seconds(gain, model), stretch))
-    for options in found:
-        options.sort(key=lambda option: (-option[0], option[1]))
-        least, kept = float("inf"), list[tuple[int, float, Stretch]]()
-        for option in options:
-            if option[1] < least:
+                found[n].append(Option(gain.freed_bytes, _seconds(gain, model), stretch))
+    return found
+
+
+def _undominated(graph: Graph, model: CostModel, policies: Sequence[Policy]) -> list[list[Option]]:
+    """The same without what another way of dealing with the layer beats in both bytes and time."""
+    found = options(graph, model, policies)
+    for some in found:
+        some.sort(key=lambda option: (-option.freed_bytes, option.seconds))
+        least, kept = float("inf"), list[Option]()
+        for option in some:
+            if option.seconds < least:
                 kept.append(option)
-                least = option[1]
-        options[:] = kept[::-1]
+                least = option.seconds
+        some[:] = kept[::-1]
     return found
 
 
@@ -144,9 +156,9 @@ def rungs_of(graph: Graph, model: CostModel, policies: Sequence[Policy] = RECOMP
         model: of the fleet.
         policies: what may be done with a stretch.
     """
-    options = _options(graph, model, policies)
+    by_layer = _undominated(graph, model, policies)
     steps: list[tuple[float, int, int]] = []
-    for number, mine in enumerate(options):
+    for number, mine in enumerate(by_layer):
         before, spent_s = 0, 0.0
         least = float("inf")
         for way, (freed, seconds, _) in enumerate(mine):
@@ -154,14 +166,13 @@ def rungs_of(graph: Graph, model: CostModel, policies: Sequence[Policy] = RECOMP
             least = min(least, (freed - before) / max(seconds - spent_s, 1e-12))
             steps.append((-least, way, number))
             before, spent_s = freed, seconds
-    chosen: dict[int, tuple[int, float, Stretch]] = {}
+    chosen: dict[int, Option] = {}
     rungs: list[Rung] = []
     for _, way, number in sorted(steps):
-        chosen[number] = options[number][way]
+        chosen[number] = by_layer[number][way]
         mine = [chosen[layer] for layer in sorted(chosen)]
-        stretches = tuple(stretch for _, _, stretch in mine)
-        freed, seconds = sum(option[0] for option in mine), sum(option[1] for option in mine)
-        rungs.append(Rung(stretches, freed, seconds))
+        freed, seconds = sum(option.freed_bytes for option in mine), sum(option.seconds for option in mine)
+        rungs.append(Rung(tuple(option.stretch for option in mine), freed, seconds))
     return tuple(rungs)
 
 

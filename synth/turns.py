@@ -59,7 +59,11 @@ class Found:
 
 
 class Turns:
-    """Search and LP in turns; remembers what was tried."""
+    """Search and LP in turns; remembers what was tried.
+
+    Attributes:
+        weighed: every program that was priced together with its memory.
+    """
 
     def __init__(
         self,
@@ -72,6 +76,7 @@ class Turns:
         extra: Sequence[Use] = (),
     ) -> None:
         self.judge, self.extra = judge, extra
+        self.weighed: list[Candidate] = []
         self.space, self.listed, self.timer, self.solver, self.stop = space, listed, timer, solver, stop
         self.model = listed.model
         self.ledger = Ledger(space.uses)
@@ -148,7 +153,9 @@ class Candidate:
 def candidate(
     turns: Turns, program: Program, ratios: tuple[float, ...], items: list[Item], memory: Footprint
 ) -> Candidate:
-    """A program at ratios, with what it costs and whether the model has it fit."""
+    """A program at ratios, with what it costs and whether the model has it fit; noted among those weighed."""
     over = turns.judge.over(memory, ratios)
     cost_s = seconds(items, turns.model, ratios)
-    return Candidate(program, ratios, cost_s, over <= 1, tuple(items), memory, over)
+    found = Candidate(program, ratios, cost_s, over <= 1, tuple(items), memory, over)
+    turns.weighed.append(found)
+    return found

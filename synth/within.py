@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 
@@ -25,11 +25,25 @@ from shardwright.synth.turns import Candidate, Turns, candidate, starts
 _FEW_CHOICES = 40
 _MOST_CELLS = 1500
 
+#: Looks at programs that cost less than the best that fits by the model, at a small step's and at others'; at
+#: each, and at other ratios of it; unless the model has it need more than so many times the memory.
+_LOOKS, _FEW_LOOKS, _ADJUSTED = 60, 2, 3
+_FEARED = 1.5
+
+#: Part of its cost that a program should save for a larger step to be looked at: that takes a while.
+_WORTH_A_LOOK = 0.01
+
 #: Beyond this multiple of the cost without a limit of memory, no bound is tried against a rival.
 _FAR_ABOVE = 1.5
 
 #: What fits is this near, as a fraction, to what does not by less rent: near enough.
 _SETTLED = 0.005
+
+#: Multiples of the least rent that helps at which small steps are searched from other ratios as well.
+_HIGHER = (1.0, 2.0, 4.0, 8.0)
+
+#: Parts of the memory within which small steps are searched as well.
+_TIGHTER = (0.94, 0.88)
 
 #: As many programs, times those, may be passed over because their inputs alone do not fit.
 _PASSED_OVER = 10
@@ -54,6 +68,65 @@ def judged(
         rival_s: what a plan that fits costs already: nobody looks for a dearer one.
         briefly: look at the candidate, and for no other one.
     """
+    found, memory = _judged(turns, best, free_s, renting, rival_s, briefly=briefly)
+    small = len(turns.space.choices) <= _FEW_CHOICES
+    if small and not briefly and found.fits and found.cost_s > free_s * (1 + ENOUGH):
+        # What is found for less memory fits as well, and may be cheaper: rent finds corners, and misses some.
+        judge, learned, helped = turns.judge, turns.judge.budgets, renting().helped
+        for part in _TIGHTER:
+            judge.budgets = learned * part
+            _within(turns, _again(turns, found), renting(), rival_s)
+        judge.budgets, renting().helped = learned, helped
+    return _overlooked(turns, found, memory, looks=1 if briefly else None)
+
+
+def _overlooked(
+    turns: Turns, best: Candidate, memory: Footprint | Peaks, looks: int | None = None
+) -> tuple[Candidate, Footprint | Peaks]:
+    """The cheapest program weighed that fits as it will run, even where the model feared that it does not.
+
+    One that does not fit as it stands may at other ratios: the model learns how far it is off about this one.
+    """
+    judge, learned = turns.judge, turns.judge.budgets
+    small = len(turns.space.choices) <= _FEW_CHOICES
+    few, worth = looks or (_LOOKS if small else _FEW_LOOKS), 1 - (1e-9 if small else _WORTH_A_LOOK)
+    cheaper = [each for each in turns.weighed if not best.fits or each.cost_s < best.cost_s * worth]
+    distinct = {
+        (each.program, each.ratios): each
+        for each in cheaper
+        if judge.feared(each.memory, each.ratios) <= _FEARED
+    }
+    for each in sorted(distinct.values(), key=lambda each: each.cost_s):
+        if best.fits and each.cost_s >= best.cost_s * (1 - 1e-9):
+            break
+        for rounds in range(_ADJUSTED):
+            if not few or turns.stop():
+                break
+            few -= 1
+            with turns.timer.ratios():
+                peaks = judge.peaks(each.program, each.ratios, each.memory)
+                over = judge.excess(peaks)
+                if over <= 1:
+                    best, memory = replace(each, fits=True, over=over), peaks
+                    break
+                judge.learn(peaks, each.ratios, each.memory, rounds)
+                near, cost_s = turns.best_ratios(list(each.items), each.ratios, each.memory)
+            if near == each.ratios or (best.fits and cost_s >= best.cost_s * (1 - 1e-9)):
+                break
+            each = replace(each, ratios=near, cost_s=cost_s)
+    judge.budgets = learned
+    return best, memory
+
+
+def _judged(
+    turns: Turns,
+    best: Candidate,
+    free_s: float,
+    renting: Callable[[], Renting],
+    rival_s: float,
+    *,
+    briefly: bool,
+) -> tuple[Candidate, Footprint | Peaks]:
     judge, stop = turns.judge, turns.stop
     if best.cost_s <= free_s * (1 + ENOUGH) and judge.ample(best.memory, best.ratios):
         return best, best.memory
@@ -76,8 +149,8 @@ def judged(
         dearer = not best.fits or best.cost_s > rival_s
         if not rounds and dearer and hopeless(turns, renting, free_s, rival_s):
             break
-        if not best.fits:
-            judge.learn(peaks, best.ratios, best.memory, rounds)
+        # The model takes some programs too large: what it learns from one that fits makes room for others.
+        judge.learn(peaks, best.ratios, best.memory, rounds)
         found = _closed(turns, _within(turns, _again(turns, best), renting(), rival_s), renting())
         if rounds and not found.fits and found.over > 1.1:
             break
@@ -123,7 +196,7 @@ def _closed(turns: Turns, best: Candidate, renting: Renting) -> Candidate:
             programs = solver.in_order(prices)
         left = _MOST_CELLS // max(choices, 1)
         room = float(((budgets - inputs * np.array(ratios)) / np.maximum(1 - np.array(ratios), 1e-9)).min())
-        for assignment, cost_s in islice(programs, _PASSED_OVER * left):
+        for assignment, cost_s in itertools.islice(programs, _PASSED_OVER * left):
             if left < 0 or turns.stop() or (best.fits and cost_s >= best.cost_s * (1 - 1e-9)):
                 break
             if sum([table[assignment[choice]] for choice, table in whole]) > room:
@@ -131,8 +204,6 @@ def _closed(turns: Turns, best: Candidate, renting: Renting) -> Candidate:
             left -= 1
             program = emit(turns.space, assignment, prices)
             memory = turns.judge.footprint(program)
-            if turns.judge.over(memory, ratios) > 1 and best.fits:
-                continue
             items = bill(program, renting.graph, model)
             here = candidate(turns, program, ratios, items, memory)
             best = here if here.beats(best) and (here.fits or here.over < best.over) else best
@@ -243,4 +314,10 @@ def _within(turns: Turns, found: Candidate, renting: Renting, rival_s: float = m
             break
         scale = (least * most) ** 0.5 if least else most / 4
         least, most = (least, scale) if rented(scale) else (scale, most)
+    if len(turns.space.choices) <= _FEW_CHOICES:
+        # A smaller program is dearer at the same ratios, but leaves more room for better ones.
+        vectors = [best.ratios, *(tuple(float(each[c]) for c in model.class_of) for each in starts(model))]
+        for ratios, times in itertools.product(dict.fromkeys(vectors), _HIGHER):
+            if not stop():
+                turns_from(ratios, times * most)
     return best

@@ -1,5 +1,7 @@
 """The size of messages follows from the timeline."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -35,6 +37,12 @@ def test_many_messages_over_a_slow_network_travel_together() -> None:
     found = plan("2 ms")
     chosen = bucketed(found)
     assert chosen.bucket_bytes is not None
+    # A new plan has them of itself; its schedule and its file keep to it, and so does who wants none.
+    assert found.bucket_bytes == chosen.bucket_bytes
+    apart = replace(found, bucket_bytes=None)
+    messages, alone = (len(p.planned_messages() or ()) for p in (found, apart))
+    assert 0 < messages < alone
+    assert Plan.from_dict(found.to_dict()).planned_messages() == found.planned_messages()
     assert chosen.iteration_s < 0.98 * found.iteration_s
     predicted = found.timeline(overlap=True, bucket_bytes=chosen.bucket_bytes).iteration_s
     assert chosen.iteration_s == pytest.approx(predicted)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from shardwright.buckets import suggested
 from shardwright.constraints import Constraints
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
@@ -156,7 +157,7 @@ def synthesize_traced(
         warnings.warn(f"{primitive} runs replicated: {why}", ReplicatedWarning, stacklevel=3)
     # All plans that were made on the way count.
     search_s = traced.graph_s + time.perf_counter() - start - timer.ratio_s
-    return found.timed(replace(found.stats, search_s=search_s, ratio_s=timer.ratio_s))
+    return found.finished(replace(found.stats, search_s=search_s, ratio_s=timer.ratio_s), suggested)
 
 
 def baselines(

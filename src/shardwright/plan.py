@@ -65,7 +65,7 @@ class Plan(PlanRecord):
 
         Args:
             traced: the step of a plan that was loaded from a file.
-            overlap: as if exchanges ran beside computation, which no backend does.
+            overlap: as if exchanges ran beside computation, as `mpi` lets messages do between nodes.
             bucket_bytes: as if exchanges of one kind were gathered into messages of so many bytes at most.
 
         Raises:
@@ -294,7 +294,10 @@ class Plan(PlanRecord):
     def _compiled(
         self, attach: Callable[..., Traced], backend: str, donate: bool, options: Mapping[str, Any]
     ) -> CompiledStep:
-        found = run_options(backend, options, bucket_bytes=self.bucket_bytes, resync_every=self.resync_every)
+        defaults: dict[str, Any] = {}
+        if backend == "mpi" and "bucket_bytes" not in options:
+            defaults["bucket_bytes"] = self.bucket_bytes
+        found = run_options(backend, options, resync_every=self.resync_every, **defaults)
         return CompiledStep(
             attach, self.program, self.used_ratios, backend, self.seats, options=found, donate=donate
         )

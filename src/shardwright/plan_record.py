@@ -50,7 +50,8 @@ class PlanRecord:
             all of them.
         unused: the other devices, and why the plan leaves them out.
         bucket_bytes: exchanges of one kind travel together up to so many bytes, as early as they can, on
-            backends that can do so; None: one by one, where the program has them.
+            backends that can do so; None: one by one, where the program has them. Of a new plan it is chosen
+            when it is asked for (`shardwright.buckets.suggested`); `iteration_s` does not count on it.
         resync_every: K: replicated state that devices compute for themselves is compared every K steps, and
             sent anew by its owner where it differs; 0: never.
         rewriting: how the step is changed before it is distributed: what is computed again.
@@ -101,9 +102,11 @@ class PlanRecord:
         if not self.used:
             object.__setattr__(self, "used", tuple(range(len(self.ratios))))
 
-    def timed(self, stats: Stats) -> Self:
-        """The same plan with other `stats`."""
-        return replace(self, stats=stats, memory_bytes=vars(self)["_memory_bytes"])
+    def finished(self, stats: Stats, bucket_bytes: Callable[[Self], int | None]) -> Self:
+        """The same plan with other `stats`, and messages as large as a function says when somebody asks."""
+        memory = vars(self)["_memory_bytes"]
+        chosen = cast(int, lambda: bucket_bytes(self))
+        return replace(self, stats=stats, memory_bytes=memory, bucket_bytes=chosen)
 
     @property
     def gap(self) -> float:
@@ -164,3 +167,4 @@ class _WhenAsked:
 
 # Set here, where neither `dataclass` nor a type checker takes it for a default.
 PlanRecord.memory_bytes = _WhenAsked("_memory_bytes")  # pyright: ignore[reportAttributeAccessIssue]
+PlanRecord.bucket_bytes = _WhenAsked("_bucket_bytes")  # pyright: ignore[reportAttributeAccessIssue]

@@ -12,9 +12,10 @@ from shardwright.api import synthesize_traced
 from shardwright.cost.fleet import Fleet
 from shardwright.device_memory import Held, fullest
 from shardwright.ir.errors import ShardwrightError
-from shardwright.ir.rewriting import original
+from shardwright.ir.rewriting import AS_TRACED, original
 from shardwright.ir.trace import Traced, trace
 from shardwright.plan import Plan
+from shardwright.rewritings import Recompute
 from shardwright.what_if import changed
 
 #: Memory at which nothing binds any more, as a multiple of what there is.
@@ -85,8 +86,10 @@ class Shortage:
             f"and has {self.has_bytes / 1e9:.4g} GB"
         ]
         lines += [f"  {each.nbytes / 1e9:.4g} GB  {each.what}" for each in self.held]
+        enough, none = (times * self.has_bytes / 1e9 for times in (self.factor, self.tried))
         lines.append(
-            f"it fits with {self.factor:.3g} times the memory; with {self.tried:.3g} times none was found"
+            f"it fits with {self.factor:.3g} times the memory on every device, {enough:.4g} GB there; "
+            f"with {none:.4g} GB no plan was found"
         )
         for remedy in self.remedies:
             lines.append(f"  {remedy.price:+.1%}  {remedy.what}: {1e3 * remedy.iteration_s:.4g} ms")
@@ -126,7 +129,7 @@ def shortage(
 ) -> Shortage | None:
     """Why a plan does not fit and what would help; None if it fits. Every remedy has been planned.
 
-    The step is taken as it is: recomputation and micro-batches have been tried by whoever made the plan.
+    The step is taken as the plan has it: with what it computes again and keeps elsewhere, in its pieces.
 
     Args:
         plan: it does not fit.
@@ -144,13 +147,11 @@ def shortage(
     devices = plan.fleet.devices
     worst = max(plan.used, key=lambda d: plan.memory_bytes[d] / devices[d].type.memory_bytes)
 
-    def planned(fleet: Fleet, step: Traced = traced) -> Plan:
+    def planned(fleet: Fleet, step: Traced = traced, how: Recompute = plan.rewriting) -> Plan:
         tick(f"planning for {fleet.name}")
-        return synthesize_traced(
-            step, fleet=fleet, state=plan.state_override, recompute="off", microbatches=1, offload="off"
-        )
+        return synthesize_traced(step, fleet=fleet, state=plan.state_override, recompute=how)
 
-    free = planned(with_memory(plan.fleet, _PLENTY))
+    free = planned(with_memory(plan.fleet, _PLENTY), how=AS_TRACED)
     low = 1.0
     high = max(n / devices[d].type.memory_bytes for d, n in enumerate(plan.memory_bytes)) * 1.02
     found = planned(with_memory(plan.fleet, high))
@@ -165,6 +166,7 @@ def shortage(
         else:
             low = middle
     offers: list[Offer] = [(f"{high:.3g} times the memory on every device", found, 1)]
+    offers += _again(plan, planned)
     offers += _more(plan, planned, devices[worst].type.name)
     offers += _smaller(plan, planned, train_step, args)
     for source in SOURCES:
@@ -184,6 +186,12 @@ def shortage(
         tried=low,
         remedies=tuple(sorted(remedies, key=lambda remedy: remedy.price)),
     )
+
+
+def _again(plan: Plan, planned: Callable[..., Plan]) -> Iterator[Offer]:
+    """Everything computed again, where the plan does nothing of the kind."""
+    if not plan.rewriting:
+        yield "layers computed again in the backward pass", planned(plan.fleet, how="all"), 1
 
 
 def _more(plan: Plan, planned: Callable[[Fleet], Plan], binding: str) -> Iterator[Offer]:
@@ -215,9 +223,9 @@ def _smaller(
         size, smaller = less
         try:
             step = trace(train_step, *smaller, state=plan.state_override)
+            made = planned(plan.fleet, step)
         except ShardwrightError:
-            return  # the step is written for one size of batch
-        made = planned(plan.fleet, step)
+            return  # the step is written for one size of batch, or does not come in so many pieces
         if made.fits:
             yield f"a batch of {size}, {2**times} steps for one", made, 2**times
             return

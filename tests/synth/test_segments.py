@@ -84,7 +84,7 @@ def test_a_slow_device_with_much_memory_holds_more_state_than_it_computes() -> N
     one, two = plan(False), plan(True)
     (own,) = own_ratios(two.program).values()
     assert one.fits and not own_ratios(one.program)
-    assert two.fits and two.cost_s < 0.5 * one.cost_s
+    assert two.fits and two.cost_s < 0.9 * one.cost_s
     assert own.shares[1] > 2 * two.ratios[1], "the big one has more of the state than it computes"
     assert 0.9 * two.cost_s < two.bound_s <= two.cost_s
 

@@ -1,0 +1,76 @@
+"""Less memory never makes the plan cheaper: models × fleets × sequences of budgets."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from rewriting_cases import fleet, layered
+
+from shardwright.api import synthesize_traced
+from shardwright.ir.trace import Traced, trace
+
+
+def momentum() -> Traced:
+    """A perceptron whose optimizer state is as large as its weights."""
+
+    def step(weights: Any, moments: Any, x: Any) -> Any:
+        def loss_of(weights: Any) -> Any:
+            hidden = x
+            for w in weights:
+                hidden = jax.nn.gelu(hidden @ w)
+            return jnp.mean(hidden**2)
+
+        loss, gradients = jax.value_and_grad(loss_of)(weights)
+        moments = [0.9 * m + g for m, g in zip(moments, gradients, strict=True)]
+        return [w - 0.1 * m for w, m in zip(weights, moments, strict=True)], moments, loss
+
+    def shape(*sizes: int) -> Any:
+        return jax.ShapeDtypeStruct(sizes, "float32")
+
+    weights = [shape(96, 40), shape(40, 96)]
+    return trace(step, weights, weights, shape(64, 96))
+
+
+def layers(scan: bool) -> Traced:
+    step, args = layered(scan, layers=2)
+    return trace(step, *args)
+
+
+MODELS: dict[str, Callable[[], Traced]] = {
+    "layers": lambda: layers(False),
+    "scan": lambda: layers(True),
+    "momentum": momentum,
+}
+SPEEDS = ((3, 1), (5, 3, 1), (2, 2, 1, 1))
+AS_IT_IS: Any = {"recompute": "off", "microbatches": 1}
+
+
+@pytest.mark.parametrize(
+    ("model", "speeds", "how"),
+    [
+        pytest.param(
+            model,
+            speeds,
+            how,
+            marks=() if (model, speeds, how) == ("layers", (3, 1), "as it is") else pytest.mark.full,
+        )
+        for how in ("as it is", "in any way")
+        for model in MODELS
+        for speeds in (SPEEDS if how == "as it is" else SPEEDS[:1])
+    ],
+)
+def test_less_memory_never_makes_the_plan_cheaper(model: str, speeds: tuple[int, ...], how: str) -> None:
+    traced = MODELS[model]()
+    free = synthesize_traced(traced, fleet=fleet(speeds=speeds), **AS_IT_IS)
+    costs = [free.cost_s]
+    for part in (0.95, 0.85, 0.75, 0.65, 0.5):
+        small = fleet(f"{int(part * max(free.memory_bytes))} B", speeds)
+        plan = synthesize_traced(traced, fleet=small, **(AS_IT_IS if how == "as it is" else {}))
+        costs.append(plan.cost_s if plan.fits else float("inf"))
+    assert all(after >= before * (1 - 1e-9) for before, after in itertools.pairwise(costs)), costs
+    assert costs[2] < float("inf")
