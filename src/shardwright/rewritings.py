@@ -7,7 +7,8 @@ cheapest of these is taken, quick ones first, so that they are rivals for the re
     briefly     the step as it is, and in 2, 4, 8, … micro-batches, without a search for smaller programs
     within      the same, searched for what fits, as long as something may be cheaper than what fits already
     a ladder    rewritings, placements, ratios and all, each of which keeps less for the backward part than
-                the one before (`shardwright.synth.stretches.rungs_of`): those that may fit, or be cheaper
+                the one before (`shardwright.synth.stretches.rungs_of`): those that may fit, or be cheaper;
+                of small steps, all combinations (`shardwright.synth.combinations`)
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from shardwright.ir.recompute import Stretch
 from shardwright.ir.rewriting import Rewriting, differentiated, rewritten
 from shardwright.ir.trace import Traced
 from shardwright.plan import Plan
+from shardwright.synth.combinations import combinations
 from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import too_small
 from shardwright.synth.solve import bound
@@ -153,15 +155,26 @@ def best_plan(
         best = _better(best, base)
     if best is not None and best.cost_s <= _free_s(base) * (1 + _NEAR):
         return _compared(best, base)
-    if best is None:
+    if ladder.every:
+        best = _better(best, ladder.best_of_all(_cost_of(best)))
+    elif best is None:
         best = _better(None, ladder.that_fits(base))
     if cut is not None:
         best = _better(best, cut.within(_cost_of(best)))
         if best is None:
             best = cut.and_again(policies)
-    if best is not None and best.rewriting.microbatches == pieces:
+    if best is not None and best.rewriting.microbatches == pieces and not ladder.every:
         best = _better(best, ladder.below(best, base))
-    return base if best is None else _compared(best, base)
+    if best is None:
+        # Nothing fits: what lacks least says most about what would.
+        return min((base, *ladder.too_large), key=_over)
+    return _compared(best, base)
+
+
+def _over(plan: Plan) -> float:
+    """The largest part of its memory that a device would need."""
+    devices = plan.fleet.devices
+    return max(need / devices[d].type.memory_bytes for d, need in enumerate(plan.memory_bytes))
 
 
 def _better(best: Plan | None, plan: Plan | None) -> Plan | None:
@@ -326,6 +339,12 @@ class _Ladder:
         self.fleet, self.policies = fleet, policies
         self.limits = [device.type.memory_bytes for device in fleet.devices]
         self.known: dict[int, Plan | None] = {}
+        self.too_large: list[Plan] = []
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The step in so many pieces, as far as it tells forward from backward."""
+        return differentiated(rewritten(self.traced, Rewriting(microbatches=self.pieces)))
 
     @cached_property
     def graph(self) -> Graph:
@@ -338,6 +357,26 @@ class _Ladder:
         if not self.policies:
             return ()
         return rungs_of(self.graph, CostModel(self.fleet), self.policies)
+
+    @cached_property
+    def every(self) -> Sequence[tuple[Stretch, ...]]:
+        """All combinations of what may be done with the layers; none where they are too many to be tried."""
+        if not self.policies:
+            return ()
+        return combinations(self.graph, CostModel(self.fleet), self.policies) or ()
+
+    def best_of_all(self, rival_s: float) -> Plan | None:
+        """The best plan that fits of all combinations; None where none does at less than a rival costs."""
+        found: Plan | None = None
+        for again in self.every:
+            if self.late():
+                break
+            step = rewritten(self.traced, Rewriting(again, self.pieces))
+            if not too_small(step.graph, self.limits):
+                plan = self.planner.plan(step, min(rival_s, _cost_of(found)), baselines=False)
+                found = _better(found, plan)
+                self.too_large += [] if plan is None or plan.fits else [plan]
+        return found
 
     def top(self) -> Plan:
         """The plan of the rung that keeps least."""
@@ -369,7 +408,9 @@ class _Ladder:
             plan = self.plan(rung, math.inf)
             if plan is not None and plan.fits:
                 return plan
-            smallest = smallest if plan is None else plan
+            if plan is not None:
+                smallest = plan
+                self.too_large.append(plan)
         return None
 
     def _lacks(self, plan: Plan) -> float:
