@@ -347,11 +347,6 @@ class _Ladder:
         return differentiated(rewritten(self.traced, Rewriting(microbatches=self.pieces)))
 
     @cached_property
-    def graph(self) -> Graph:
-        """The step in so many pieces, as far as it tells forward from backward."""
-        return differentiated(rewritten(self.traced, Rewriting(microbatches=self.pieces)))
-
-    @cached_property
     def rungs(self) -> Sequence[Rung]:
         """What is done with which layers, from rung to rung more; none where nothing may be."""
         if not self.policies:
