@@ -78,9 +78,24 @@ def row(target: str, repeat: int) -> dict[str, Any]:
 
 def steps(wanted: Sequence[str] = (), repeat: int = 3) -> Path:
     """The step on one device."""
-    return _written(
-        "memory_steps", wanted, {t: partial(_quietly, partial(row, t, repeat)) for t in FACTORIES}
-    )
+    pieces = {target: partial(_quietly, partial(row, target, repeat)) for target in FACTORIES}
+    return _written("memory_steps", wanted, pieces, _steps_summary)
+
+
+def _steps_summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What people read: sizes in MiB, and the time to profile as a part of that to trace."""
+    return [
+        {
+            "example": row["example"],
+            "equations": row["equations"],
+            "profile / trace": f"{row['profile_s'] / row['trace_s']:.2f}",
+            "saved, MiB": f"{row['saved_bytes'] / 2**20:,.1f}",
+            "peak, MiB": f"{row['peak_bytes'] / 2**20:,.1f}",
+            "peak / XLA's": f"{row['peak_over_xla']:.3f}",
+            "state exact": "yes" if row["state_exact"] else "no",
+        }
+        for row in rows
+    ]
 
 
 def plans(wanted: Sequence[str] = ()) -> Path:

@@ -33,7 +33,7 @@ from shardwright.synth.solve import Solution, SpaceSolver
 from shardwright.synth.space import Space
 from shardwright.synth.timer import Timer
 from shardwright.synth.turns import MOST_TURNS, Candidate, Found, Turns, candidate, starts
-from shardwright.synth.within import judged, shortage
+from shardwright.synth.within import judged, overlooked, shortage
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +174,14 @@ def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = Fals
     bound_s = free_s = certificate.bound_s
     limits = Limits.of(model)
     renting = cache(lambda: Renting(graph, space, limits, turns.extra))
-    best, memory = judged(turns, best, found.cost_s, renting, rival_s, briefly=briefly)
+    first, memory = judged(turns, best, found.cost_s, renting, rival_s, briefly=briefly)
+    best, memory = overlooked(turns, first, memory, found.cost_s, renting, briefly=briefly)
     dearer = not best.fits or best.cost_s > found.cost_s * (1 + ENOUGH)
     given_up = (briefly and dearer) or (not best.fits and rival_s < math.inf)
     several = None if given_up else apart(turns, best, found, renting)
-    if several is not None:
+    if several is None and not given_up and first is not best:
+        several = apart(turns, first, found, renting)
+    if several is not None and (several[0].cost_s < best.cost_s or not best.fits):
         return _several(turns, *several, found, certificate, renting)
     # Where memory made the plan dearer, it has a say in the bound, too.
     bounded = given_up or not best.fits or best.cost_s <= found.cost_s * (1 + 1e-6)

@@ -68,65 +68,6 @@ def judged(
         rival_s: what a plan that fits costs already: nobody looks for a dearer one.
         briefly: look at the candidate, and for no other one.
     """
-    found, memory = _judged(turns, best, free_s, renting, rival_s, briefly=briefly)
-    small = len(turns.space.choices) <= _FEW_CHOICES
-    if small and not briefly and found.fits and found.cost_s > free_s * (1 + ENOUGH):
-        # What is found for less memory fits as well, and may be cheaper: rent finds corners, and misses some.
-        judge, learned, helped = turns.judge, turns.judge.budgets, renting().helped
-        for part in _TIGHTER:
-            judge.budgets = learned * part
-            _within(turns, _again(turns, found), renting(), rival_s)
-        judge.budgets, renting().helped = learned, helped
-    return _overlooked(turns, found, memory, looks=1 if briefly else None)
-
-
-def _overlooked(
-    turns: Turns, best: Candidate, memory: Footprint | Peaks, looks: int | None = None
-) -> tuple[Candidate, Footprint | Peaks]:
-    """The cheapest program weighed that fits as it will run, even where the model feared that it does not.
-
-    One that does not fit as it stands may at other ratios: the model learns how far it is off about this one.
-    """
-    judge, learned = turns.judge, turns.judge.budgets
-    small = len(turns.space.choices) <= _FEW_CHOICES
-    few, worth = looks or (_LOOKS if small else _FEW_LOOKS), 1 - (1e-9 if small else _WORTH_A_LOOK)
-    cheaper = [each for each in turns.weighed if not best.fits or each.cost_s < best.cost_s * worth]
-    distinct = {
-        (each.program, each.ratios): each
-        for each in cheaper
-        if judge.feared(each.memory, each.ratios) <= _FEARED
-    }
-    for each in sorted(distinct.values(), key=lambda each: each.cost_s):
-        if best.fits and each.cost_s >= best.cost_s * (1 - 1e-9):
-            break
-        for rounds in range(_ADJUSTED):
-            if not few or turns.stop():
-                break
-            few -= 1
-            with turns.timer.ratios():
-                peaks = judge.peaks(each.program, each.ratios, each.memory)
-                over = judge.excess(peaks)
-                if over <= 1:
-                    best, memory = replace(each, fits=True, over=over), peaks
-                    break
-                judge.learn(peaks, each.ratios, each.memory, rounds)
-                near, cost_s = turns.best_ratios(list(each.items), each.ratios, each.memory)
-            if near == each.ratios or (best.fits and cost_s >= best.cost_s * (1 - 1e-9)):
-                break
-            each = replace(each, ratios=near, cost_s=cost_s)
-    judge.budgets = learned
-    return best, memory
-
-
-def _judged(
-    turns: Turns,
-    best: Candidate,
-    free_s: float,
-    renting: Callable[[], Renting],
-    rival_s: float,
-    *,
-    briefly: bool,
-) -> tuple[Candidate, Footprint | Peaks]:
     judge, stop = turns.judge, turns.stop
     if best.cost_s <= free_s * (1 + ENOUGH) and judge.ample(best.memory, best.ratios):
         return best, best.memory
@@ -164,6 +105,65 @@ def _judged(
         over = judge.excess(peaks)
         best = replace(best, fits=over <= 1, over=over)
     return best, peaks
+
+
+def overlooked(
+    turns: Turns,
+    best: Candidate,
+    memory: Footprint | Peaks,
+    free_s: float,
+    renting: Callable[[], Renting],
+    *,
+    briefly: bool = False,
+) -> tuple[Candidate, Footprint | Peaks]:
+    """The cheapest program weighed that fits as it will run, even where the model feared that it does not.
+
+    One that does not fit as it stands may at other ratios: the model learns how far it is off about this one.
+
+    Args:
+        turns: the search so far.
+        best: what it found.
+        memory: of that.
+        free_s: what was found if memory were no limit.
+        renting: makes programs smaller.
+        briefly: look at one program, and search for no other.
+    """
+    small = len(turns.space.choices) <= _FEW_CHOICES
+    judge, learned = turns.judge, turns.judge.budgets
+    if small and not briefly and best.fits and best.cost_s > free_s * (1 + ENOUGH):
+        # What is found for less memory fits as well, and may be cheaper: rent finds corners, and misses some.
+        helped = renting().helped
+        for part in _TIGHTER:
+            judge.budgets = learned * part
+            _within(turns, _again(turns, best), renting())
+        judge.budgets, renting().helped = learned, helped
+    few, worth = 1 if briefly else (_LOOKS if small else _FEW_LOOKS), 1 - (1e-9 if small else _WORTH_A_LOOK)
+    cheaper = [each for each in turns.weighed if not best.fits or each.cost_s < best.cost_s * worth]
+    distinct = {
+        (each.program, each.ratios): each
+        for each in cheaper
+        if judge.feared(each.memory, each.ratios) <= _FEARED
+    }
+    for each in sorted(distinct.values(), key=lambda each: each.cost_s):
+        if best.fits and each.cost_s >= best.cost_s * (1 - 1e-9):
+            break
+        for rounds in range(_ADJUSTED):
+            if not few or turns.stop():
+                break
+            few -= 1
+            with turns.timer.ratios():
+                peaks = judge.peaks(each.program, each.ratios, each.memory)
+                over = judge.excess(peaks)
+                if over <= 1:
+                    best, memory = replace(each, fits=True, over=over), peaks
+                    break
+                judge.learn(peaks, each.ratios, each.memory, rounds)
+                near, cost_s = turns.best_ratios(list(each.items), each.ratios, each.memory)
+            if near == each.ratios or (best.fits and cost_s >= best.cost_s * (1 - 1e-9)):
+                break
+            each = replace(each, ratios=near, cost_s=cost_s)
+    judge.budgets = learned
+    return best, memory
 
 
 def hopeless(turns: Turns, renting: Callable[[], Renting], free_s: float, rival_s: float) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -134,21 +133,3 @@ def test_no_plan_exceeds_a_budget_in_five_hundred_cases(piece: int) -> None:
         except AssertionError as error:
             error.add_note(f"case: check({shape}, {speeds}, {part!r}, {uneven!r})")
             raise
-
-
-def test_less_memory_never_makes_the_plan_cheaper() -> None:
-    shape: Shape = ((96, 40), 64, "gelu", False)
-    traced, speeds = made(shape)[0], (50, 30, 10)
-    start = roomy(shape, speeds)
-    costs = [start.cost_s]
-    for part in (0.85, 0.65):
-        kinds = tuple(
-            replace(device.type, memory_bytes=int(part * max(start.memory_bytes)))
-            for device in start.fleet.devices
-        )
-        nodes = (replace(start.fleet.nodes[0], devices=kinds),)
-        plan = synthesize_traced(traced, fleet=replace(start.fleet, nodes=nodes), **AS_IT_IS)
-        if plan.fits:
-            costs.append(plan.cost_s)
-    assert len(costs) > 1
-    assert all(after >= before * (1 - 1e-9) for before, after in itertools.pairwise(costs)), costs

@@ -85,7 +85,7 @@ def case(name: str) -> tuple[Graph, Space]:
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(data=st.data(), on=st.sampled_from(sorted(FLEETS)))
 def test_nothing_is_lost(name: str, data: st.DataObject, on: str) -> None:
     (graph, space), costs = case(name), fleet_of(on)
