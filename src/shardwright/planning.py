@@ -167,7 +167,7 @@ class _Step:
         flat = not takes_two_axes(self.pins, bool(meshes))
         if not meshes or (asked.axes == "auto" and flat):
             one = self.choosing.below(rival_s, briefly=briefly, baselines=baselines)
-            if briefly and meshes and (one is None or not fits(one.found, one.model)):
+            if briefly and meshes and (one is None or self.choosing.unfinished):
                 return one  # two axes, too, are for those who search around
         if meshes:
             pinned = partial(factors, self.pins)
