@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from bench.record import EXAMPLES
 
-GPT = {"batch": 192, "vocabulary": 512, "sequence": 32, "layers": 6, "d": 128, "heads": 4}
+GPT = {"batch": 256, "vocabulary": 512, "sequence": 32, "layers": 6, "d": 128, "heads": 4}
 #: Batch, width and layers.
 PERCEPTRONS = {"perceptron": (8192, 512, 4), "layers": (2560, 1024, 6), "gradients": (96, 1536, 3)}
 

@@ -16,6 +16,7 @@ number of them must cost.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,43 +25,80 @@ from shardwright.cost.grid import ONE, RQ, GridCut, GridStack, Mesh, Q, R
 from shardwright.cost.share_cost import Floats
 
 #: Dimensions of up to so many units per node are dealt in whole units; with more the error is small.
-_FEW = 16
+FEW = 16
 
 #: Halvings of the range in which a level lies.
 _HALVINGS = 44
 
 
-def floors(
-    stack: GridStack, cuts: Sequence[GridCut], mesh: Mesh, ranges: Sequence[tuple[float, float]] | None = None
-) -> Floats:
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """Some of all shares of nodes.
+
+    Attributes:
+        low, high: what the nodes of the first kind have together, before it is rounded.
+        units: a dimension of so many units, whose rounding is known better; 0 for none.
+        dealt: how many of these the nodes of the first kind have together: least and most.
+    """
+
+    low: float = 0.0
+    high: float = 1.0
+    units: int = 0
+    dealt: tuple[int, int] = (0, 0)
+
+    def of_kinds(self, kinds: int) -> list[tuple[float, float]]:
+        """Least and most share of all nodes of every kind."""
+        others = (1 - self.high, 1 - self.low) if kinds == 2 else (0.0, 1 - self.low)
+        return [(self.low, self.high), *[others] * (kinds - 1)]
+
+    def halves(self, at: float, nodes: tuple[int, int]) -> tuple[Ranges, Ranges]:
+        """Two ranges that cover this one: by units dealt while several numbers are possible, then by shares.
+
+        Args:
+            at: share of the first kind to cut at, where the units dealt are known.
+            nodes: of the first kind, and of all kinds.
+        """
+        least, most = self.dealt
+        if least < most:
+            middle = (least + most) // 2
+            slack = nodes[0] * (nodes[1] - nodes[0]) / nodes[1] + 1e-6
+            lower, upper = (least, middle), (middle + 1, most)
+            return (
+                replace(self, high=min(self.high, (middle + slack) / self.units), dealt=lower),
+                replace(self, low=max(self.low, (middle + 1 - slack) / self.units), dealt=upper),
+            )
+        return replace(self, high=at), replace(self, low=at)
+
+
+def floors(stack: GridStack, cuts: Sequence[GridCut], mesh: Mesh, ranges: Ranges | None = None) -> Floats:
     """What every instruction costs at least.
 
     Args:
         stack: costs of the instructions.
         cuts: how each cuts its tensors.
         mesh: the fleet by nodes.
-        ranges: per kind of nodes, the range in which what they have together lies before it is rounded; None
-            for any.
+        ranges: in which the nodes' shares lie; None for any.
 
     Returns:
         Seconds.
     """
     kinds = len(mesh.kind_counts)
-    within = np.array([(0.0, 1.0)] * kinds if ranges is None else ranges)
     nodes = int(mesh.kind_counts.sum())
+    within = np.array([(0.0, 1.0)] * kinds if ranges is None else ranges.of_kinds(kinds))
     across = np.array([cut.across for cut in cuts], dtype=np.int64)
     inside = np.array([0 if cut.nested else cut.within for cut in cuts], dtype=np.int64)
     nested = np.array([cut.nested for cut in cuts], dtype=np.bool_)
     rows = [_rows(stack.terms, inside, mesh, kind) for kind in range(kinds)]
     constant, slope = (np.stack([each[k] for each in rows], axis=1) for k in (0, 1))
     found = np.zeros(len(cuts))
-    few = (across > 0) & (across <= _FEW * nodes)
+    few = (across > 0) & (across <= FEW * nodes)
     many = np.flatnonzero(~few)
     found[many] = _level(constant[many], slope[many], mesh.kind_counts, within)
     for units in np.unique(across[few]).tolist():
         mine = np.flatnonzero(few & (across == units))
+        limits = _limits(units, mesh, within, ranges)
         found[mine] = _dealt(
-            stack.terms[mine], constant[mine], slope[mine], nested[mine], units, mesh, within
+            stack.terms[mine], constant[mine], slope[mine], nested[mine], units, mesh, limits
         )
     if len(mesh.kind_of) > kinds:
         found = np.maximum(found, stack.floor(mesh))
@@ -131,6 +169,22 @@ def _level(constant: Floats, slope: Floats, counts: NDArray[np.int64], within: F
     return least
 
 
+def _limits(units: int, mesh: Mesh, within: Floats, ranges: Ranges | None) -> Sequence[tuple[float, float]]:
+    """How many units the nodes of every kind may have together."""
+    total = int(mesh.kind_counts.sum())
+    found: list[tuple[float, float]] = []
+    for count, (low, high) in zip(mesh.kind_counts.tolist(), within.tolist(), strict=True):
+        # Rounding by largest remainder moves no more than this from some kinds to the others.
+        slack = count * (total - count) / total + 1e-6
+        found.append((low * units - slack, high * units + slack))
+    if ranges is not None and units == ranges.units:
+        least, most = ranges.dealt
+        found[0] = max(found[0][0], least), min(found[0][1], most)
+        if len(found) == 2:
+            found[1] = max(found[1][0], units - most), min(found[1][1], units - least)
+    return found
+
+
 def _dealt(
     terms: Floats,
     constant: Floats,
@@ -138,10 +192,9 @@ def _dealt(
     nested: NDArray[np.bool_],
     units: int,
     mesh: Mesh,
-    within: Floats,
+    limits: Sequence[tuple[float, float]],
 ) -> Floats:
-    """The same where nodes have whole numbers of so many units."""
-    total = int(mesh.kind_counts.sum())
+    """The same where nodes have whole numbers of so many units; and those of a kind within limits."""
     dealt = np.arange(units + 1)
     left: Floats | None = None
     for kind, count in enumerate(mesh.kind_counts.tolist()):
@@ -152,9 +205,7 @@ def _dealt(
         at_least = np.minimum.accumulate(each[:, ::-1], axis=1)[:, ::-1]
         at_most = np.minimum.accumulate(each, axis=1)
         together = np.maximum(at_least[:, -(-dealt // count)], at_most[:, dealt // count])
-        # Rounding by largest remainder moves no more than this from some kinds to the others.
-        slack = count * (total - count) / total + 1e-6
-        beyond = (dealt < within[kind, 0] * units - slack) | (dealt > within[kind, 1] * units + slack)
+        beyond = (dealt < limits[kind][0]) | (dealt > limits[kind][1])
         together[:, beyond] = np.inf
         if left is None:
             left = together

@@ -113,10 +113,9 @@ class _Late:
         No segment is there for it alone.
         """
         found: set[int] = set()
+        flow, here = self.flow, self.computed - self.from_host
         for position in sorted(self.computed, reverse=True):
-            flow = self.flow
-            producers = flow.producers[position]
-            one = len(flow.needs[position]) == 1 and producers <= self.computed - self.from_host
+            one = len(flow.needs[position]) == 1 and flow.producers[position] <= here
             after = flow.consumers[position]
             sent = bool(after) and all(flow.exchange[i] or i in found for i in after)
             if one and sent and flow.producers[position] and self._is_light(position):
@@ -159,14 +158,21 @@ class _Late:
         """Bytes that must be kept until `run` for an instruction to be computed there."""
         more = 0
         for prop in self.flow.needs[position]:
-            others = self._read_at(prop, position)
-            if prop in self.made and max(others, default=-1) < run:
+            if prop in self.made and not self._read_from(run, prop, position):
                 more += self._nbytes(prop)
         return more
 
-    def _read_at(self, prop: Property, but: int = -1) -> list[int]:
+    def _read_from(self, run: int, prop: Property, but: int) -> bool:
+        """Whether others than `but` read a property in a run, or after it, or in a later one."""
+        if prop in self.kept and self.filled[-1] >= run:
+            return True
+        # The last readers first: of what thousands read, one of them tells.
+        readers = reversed(self.readers.get(prop, ()))
+        return any(reader != but and max(self.at[reader]) >= run for reader in readers)
+
+    def _read_at(self, prop: Property) -> list[int]:
         """Runs in which, or after which, a property is read."""
-        found = [run for reader in self.readers.get(prop, ()) if reader != but for run in self.at[reader]]
+        found = [run for reader in self.readers.get(prop, ()) for run in self.at[reader]]
         return [*found, self.filled[-1]] if prop in self.kept else found
 
     def _nbytes(self, prop: Property) -> int:

@@ -28,11 +28,11 @@ from shardwright.synth.fold import Scope
 #: Seconds that stand for "impossible": far beyond any program, and small enough to be added up.
 _NEVER = 1e9
 
-#: Sweeps between two looks at the bound.
-_PER_ROUND = 4
-
 #: So many factors of a kind at one choice move together well; choices of more move every so many sweeps.
 _FEW, _SELDOM = 3, 8
+
+#: Sweeps between two looks at the bound: all choices have moved.
+_PER_ROUND = _SELDOM
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ its own in it.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -16,6 +17,7 @@ import numpy as np
 
 from shardwright.cost.bill import bill
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.grid_floor import FEW, Ranges
 from shardwright.cost.grid_model import GridModel, Settled
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
@@ -26,7 +28,7 @@ from shardwright.synth.factors import Use
 from shardwright.synth.grid_memory import GridRenting
 from shardwright.synth.grid_pricing import GridPriceList, grid_floors, grid_prices
 from shardwright.synth.grid_ratios import GridBill
-from shardwright.synth.grid_solve import GridSolver
+from shardwright.synth.grid_solve import MOST_ROUNDS, GridSolver
 from shardwright.synth.judge import Judge, Look
 from shardwright.synth.ledger import Ledger
 from shardwright.synth.pricing import Prices
@@ -37,6 +39,16 @@ from shardwright.synth.timer import Timer
 from shardwright.synth.turns import starts
 
 _MOST_TURNS, _MOST_STARTS = 3, 2
+
+#: A program is as good as the best at its ratios if it costs no more than this part above it. For a start the
+#: best program at the floors need not be known that well.
+CLOSE, _NEAR = 5e-4, 0.01
+
+#: A turn must gain this part of the cost for another to be worth a search.
+_GAIN = 1e-3
+
+#: Ranges of the nodes' shares that are bounded at most.
+_MOST_PIECES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +69,24 @@ class _Turns:
         self.solver = GridSolver(space, extra)
         self.ledger = Ledger((*space.uses, *extra))
         self.expanded = self.searches = 0
+        mesh = self.grid.mesh
+        alike = len(self.grid.model.types) == 1 and len(set(mesh.nodes)) == 1
+        #: The ratios, if no others make sense.
+        self.even = mesh.ratios(*mesh.even()) if alike else None
         self._seen: dict[tuple[float, ...], tuple[Solution, Prices]] = {}
         self._latest: tuple[int, ...] | None = None
 
     def solve(
-        self, prices: Prices, known: Sequence[int] | None = None, enough: float = 0.0, target_s: float = inf
+        self,
+        prices: Prices,
+        known: Sequence[int] | None = None,
+        enough: float = CLOSE,
+        target_s: float = inf,
+        rounds: int = MOST_ROUNDS,
     ) -> Solution:
         """The best program at some prices; see `DualSolver.solve`."""
         with self.timer.search():
-            solution = self.solver.solve(prices, self.timer.late, known, enough, target_s)
+            solution = self.solver.solve(prices, self.timer.late, known, enough, target_s, rounds=rounds)
         self.expanded, self.searches = self.expanded + solution.expanded, self.searches + 1
         self._latest = solution.assignment
         return solution
@@ -104,6 +125,8 @@ class _Turns:
             if reached is not None and not cost_s < reached.cost_s * (1 - 1e-6):
                 break
             reached = _Found(solution, prices, ratios, cost_s)
+            if cost_s > solution.seconds * (1 - _GAIN):  # other ratios make little difference to it
+                break
             if self.timer.late() or len(self.grid.model.types) == 1:
                 break
         assert reached is not None
@@ -164,7 +187,11 @@ class GridSearch:
             PlanError: no program keeps to the pins.
         """
         if self._ideal is None:
-            self._ideal = self._turns.solve(self._floors, target_s=target_s)
+            turns, known = self._turns, None
+            if turns.even is not None and target_s == inf:
+                found, _ = turns.search(turns.even)  # there are no other ratios to start from
+                known, target_s = found.assignment, found.seconds * (1 - ENOUGH / 2)
+            self._ideal = turns.solve(self._floors, known, _NEAR, target_s, rounds=1)
             self.bound_s = max(self.bound_s, self._ideal.bound_s)
         return self.bound_s
 
@@ -188,7 +215,77 @@ class GridSearch:
             if turns.timer.late() or self.bound_s >= best.cost_s * (1 - ENOUGH):
                 break
         assert best is not None
-        return self._settled(best, most_s)
+        return self._settled(self._tightened(best, most_s), most_s)
+
+    def _tightened(self, best: _Found, most_s: float) -> _Found:
+        """A better bound, and maybe a better pair, by pieces of the range of the shares of a kind of nodes.
+
+        Within a piece instructions cannot like just any shares. The piece with the least bound is looked at
+        first: its best program is a start of its own; then it is cut in two.
+        """
+        turns, mesh = self._turns, self._turns.grid.mesh
+        if len(mesh.kind_counts) == 1:
+            return best
+        assert self._ideal is not None
+        units = self._few_units(best)
+        whole = Ranges(units=units, dealt=(0, units))
+        queue = [(self.bound_s, 0, whole, self._ideal.assignment)]
+        nodes = int(mesh.kind_counts[0]), int(mesh.kind_counts.sum())
+        for number in range(_MOST_PIECES // 2):
+            bound_s, _, piece, assignment = queue[0]
+            if turns.timer.late() or bound_s >= min(best.cost_s, most_s) * (1 - ENOUGH):
+                break
+            heapq.heappop(queue)
+            middle, here = (piece.low + piece.high) / 2, self._together(best.ratios)
+            margin = (piece.high - piece.low) / 10
+            at = here if piece.low + margin < here < piece.high - margin else middle
+            for k, half in enumerate(piece.halves(at, nodes)):
+                best, found = self._piece(half, assignment, best, most_s)
+                entry = max(bound_s, found.bound_s), 2 * number + k + 1, half, found.assignment
+                heapq.heappush(queue, entry)
+            self.bound_s = max(self.bound_s, queue[0][0])
+        return best
+
+    def _piece(
+        self, piece: Ranges, known: Sequence[int], best: _Found, most_s: float
+    ) -> tuple[_Found, Solution]:
+        """The best program at the floors of a piece, and the best pair so far, which it may improve."""
+        turns = self._turns
+        floors = grid_floors(turns.listed, piece)
+        target_s = min(best.cost_s, most_s) * (1 - ENOUGH)
+        found = turns.solve(floors, known, _NEAR, target_s, rounds=1)
+        if found.bound_s < target_s:
+            start = self._apart((piece.low + piece.high) / 2)
+            ratios, cost_s = turns.best_ratios(found, floors, start)
+            if cost_s < best.cost_s * (1 - _GAIN):
+                reached = turns.take(ratios)
+                best = reached if reached.cost_s < best.cost_s * (1 - 1e-9) else best
+        return best, found
+
+    def _few_units(self, best: _Found) -> int:
+        """Units of the dimension that nodes cut most often into few, whole ones; 0 if there is none."""
+        turns = self._turns
+        most = FEW * len(turns.grid.mesh.nodes)
+        times: dict[int, float] = {}
+        for (line, _, _), weight in turns.ledger.lines(best.solution.assignment, best.prices).items():
+            units = turns.listed.cuts[line].across
+            if 0 < units <= most:
+                times[units] = times.get(units, 0.0) + weight * float(best.prices.seconds[line])
+        return max(times, key=lambda units: (times[units], units), default=0)
+
+    def _apart(self, first: float) -> tuple[float, ...]:
+        """Even ratios of what the nodes of the first kind have, and of what the others have."""
+        mesh = self._turns.grid.mesh
+        _, inside = mesh.even()
+        nodes = mesh.kind_counts[0]
+        others = (1 - first) / (mesh.kind_counts.sum() - nodes)
+        return mesh.ratios(np.where(mesh.kind_of == 0, first / nodes, others), inside)
+
+    def _together(self, ratios: Sequence[float]) -> float:
+        """What the nodes of the first kind have of everything."""
+        mesh = self._turns.grid.mesh
+        first = mesh.kind_of[mesh.class_of] == 0
+        return float(np.asarray(ratios)[first].sum())
 
     def _settled(self, best: _Found, most_s: float) -> Synthesis:
         """The program of what was found, priced as it will run, within the devices' memory."""
@@ -209,7 +306,7 @@ class GridSearch:
         notes: list[str] = []
         if fitted.over > 1:
             notes.append("no program found fits into every device's memory")
-        if solution.bound_s < solution.seconds:
+        if solution.bound_s < solution.seconds * (1 - CLOSE) * (1 - 1e-9):
             notes.append(f"the search stopped early: at these ratios a program could be {gap:.1%} cheaper")
         if turns.timer.late():
             notes.append("the time limit ended the search before all starts were tried")
@@ -228,11 +325,12 @@ class GridSearch:
 
 
 def _starts(turns: _Turns, ideal: Solution, floors: Prices) -> Iterator[tuple[float, ...]]:
-    mesh = turns.grid.mesh
-    even = mesh.ratios(*mesh.even())
-    if len(turns.grid.model.types) == 1 and len(set(mesh.nodes)) == 1:
-        yield even
+    if turns.even is not None:
+        yield turns.even
         return
-    yield turns.best_ratios(ideal, floors, even)[0]
+    mesh = turns.grid.mesh
+    yield turns.best_ratios(ideal, floors, mesh.ratios(*mesh.even()))[0]
+    if len(mesh.kind_counts) > 1:  # further starts come from the ranges of the nodes' shares
+        return
     for shares in starts(turns.grid.model)[:_MOST_STARTS]:
         yield tuple(float(shares[c]) for c in turns.grid.model.class_of)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.grid import WHOLE, GridCost, GridCut, GridShares, GridStack
-from shardwright.cost.grid_floor import floors
+from shardwright.cost.grid_floor import Ranges, floors
 from shardwright.cost.grid_model import GridModel, grid_cut
 from shardwright.cost.model import CostModel, kernel_key
 from shardwright.cost.share_cost import Floats
@@ -114,12 +114,12 @@ def grid_prices(listed: GridPriceList, ratios: Sequence[float]) -> Prices:
     return Prices(listed, GridShares(ratios, listed.grid.mesh).stack)
 
 
-def grid_floors(listed: GridPriceList, ranges: Sequence[tuple[float, float]] | None = None) -> Prices:
+def grid_floors(listed: GridPriceList, ranges: Ranges | None = None) -> Prices:
     """What every instruction costs at least, under shares of its own.
 
     Args:
         listed: the price list.
-        ranges: per kind of nodes, the range in which their shares lie together; None for any.
+        ranges: in which the nodes' shares lie; None for any.
     """
     mesh = listed.grid.mesh
 

@@ -39,20 +39,25 @@ MOST_SWEEPS, FEW_SWEEPS, ENOUGH = 64, 16, 5e-4
 #: Most ties of a choice to eliminate before messages are passed, and its largest table.
 _STAGES = ((3, 1 << 17), (4, 1 << 20), (4, 1 << 20))
 
-#: Largest tables of the ways there and back, and rounds of messages at most.
-_CELLS, _MOST_ROUNDS = (1 << 14, *(1 << 16,) * 8), 4
+#: Largest tables of the ways there and back, the next where one no longer leaves out much; and rounds of
+#: messages at most.
+_CELLS, MOST_ROUNDS = (1 << 14, 1 << 16, 1 << 18), 4
 
-#: What assignments are assumed to cost at most: a part above the bound, and the factor by which that grows.
-_SLACK, _MORE_SLACK = 0.01, 1.5
+#: What assignments are assumed to cost at most: a part above the bound, and the factor by which that grows
+#: where it was easily settled.
+_SLACK, _MORE_SLACK = 0.01, 2.0
 
 #: A way there and back is worth repeating while it leaves out such a part of the values.
 _PROGRESS = 0.02
+
+#: Of more values than these, larger tables and A* say little for their time.
+_FEW_VALUES = 2_000
 
 #: What stands for "impossible", in units of the largest cost at hand; a power of two.
 _NEVER = 2.0**14
 
 #: A* has tables of so many cells to guide it, and expands so many nodes at most.
-_MOST_CELLS, _MOST_NODES = 1 << 20, 2_500
+_MOST_CELLS, _MOST_NODES = 1 << 20, 1_000
 
 #: Bounds that are so close to a cost are equal to it.
 _CLOSE = 1e-9
@@ -78,6 +83,7 @@ class DualSolver:
         known: Sequence[int] | None = None,
         enough: float = 0.0,
         target_s: float = math.inf,
+        rounds: int = MOST_ROUNDS,
     ) -> Solution | None:
         """The cheapest assignment, and a bound on all: equal where the search ended by itself.
 
@@ -87,6 +93,7 @@ class DualSolver:
             known: an assignment that is thought to be good.
             enough: part of its cost by which the bound may miss it.
             target_s: a bound that is good enough whatever the best assignment costs.
+            rounds: of messages at most; one, for a bound without much ado.
 
         Returns:
             None where every assignment is impossible.
@@ -97,7 +104,7 @@ class DualSolver:
         search = _Search(core, prune(core.folded, core.sizes, core.cooked), self._memory, stop)
         if known is not None:
             search.offer(known)
-        search.run(enough, target_s)
+        search.run(enough, target_s, rounds)
         if not search.best:
             return None
         assignment = _completed(core, search.best)
@@ -126,6 +133,7 @@ class GridSolver:
         enough: float = 0.0,
         target_s: float = math.inf,
         rents: Mapping[Factor, Floats] | None = None,
+        rounds: int = MOST_ROUNDS,
     ) -> Solution:
         """The cheapest program at `prices`, with `rents` in place of the tables of some factors.
 
@@ -137,7 +145,7 @@ class GridSolver:
         tables = prices.tables(self.factors)
         if rents:
             tables = [rents.get(factor, table) for factor, table in zip(self.factors, tables, strict=True)]
-        found = self._solver.solve(tables, stop, known, enough, target_s)
+        found = self._solver.solve(tables, stop, known, enough, target_s, rounds)
         if found is None:
             raise PlanError(
                 place="search",
@@ -177,6 +185,7 @@ class _Search:
         self.memory = memory.of(core.stage)
         self.seconds, self.proven = math.inf, -math.inf
         self.best: list[int] = []
+        self._messages, self._looks = self.memory.messages, 0
         self.expanded = self.width = 0
 
     def offer(self, values: Sequence[int]) -> None:
@@ -189,24 +198,25 @@ class _Search:
         if seconds < self.seconds:
             self.seconds, self.best = seconds, list(values)
 
-    def run(self, enough: float, target_s: float) -> None:
+    def run(self, enough: float, target_s: float, rounds: int) -> None:
         """Narrow down what is left until the bound meets the best assignment, or nothing helps any more.
 
         What assignments may cost is assumed to be little more than the bound. Either one is found that does
         not cost more, and is the best; or there is none, which makes a better bound.
         """
         sweeps, slack = FEW_SWEEPS if self.memory.messages else MOST_SWEEPS, _SLACK
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(rounds):
             rest = _Rest(self.core, self.kept, self._swept(sweeps), self.memory)
             self._look_at(rest, rest.some, _CELLS[0], self.seconds)
             settled = True
             while settled and not (self._done(enough) or self.proven >= target_s or self._late()):
                 assumed = self.proven + slack * max(abs(self.proven), rest.scale * 1e-6)
                 assumed = min(self.seconds, assumed if assumed < rest.scale else math.inf)
+                looks = self._looks
                 settled = self._assume(rest, assumed)
                 if settled:  # up to the rounding of tables, some 1e-8 of the cost at most
                     self._prove(assumed)
-                slack *= _MORE_SLACK
+                slack *= _MORE_SLACK if self._looks == looks + 1 else 1.0
             if settled or self._late():
                 break
             rest.leave_out(self.kept)
@@ -225,8 +235,8 @@ class _Search:
         dual, names = _dual(self.core.folded, self.kept)
         nothing = dual.bound()
         for number, (name, kinds) in enumerate(names):
-            if name in self.memory.messages:
-                full = self.memory.messages[name]
+            if name in self._messages:
+                full = self._messages[name]
                 values = [self.kept.values[kind] for kind in kinds]
                 dual.start_from(number, [m[v] for m, v in zip(full, values, strict=True)])
         if dual.bound() < nothing:  # the other prices were too different
@@ -235,9 +245,11 @@ class _Search:
         # Messages of other prices are nearly right everywhere: no round of sweeps adds much at once.
         dual.rise(sweeps, -1.0 if sweeps == FEW_SWEEPS else ENOUGH, self.stop)
         for number, (name, kinds) in enumerate(names):
-            full = self.memory.messages.setdefault(name, [np.zeros(self.core.sizes[k]) for k in kinds])
+            full = self._messages.setdefault(name, [np.zeros(self.core.sizes[k]) for k in kinds])
             for whole, kind, message in zip(full, kinds, dual.kinds[number].messages, strict=True):
                 whole[self.kept.values[kind]] = message
+        if self._messages is self.memory.messages:  # what fewer values say later is of no use at other prices
+            self._messages = {name: [m.copy() for m in full] for name, full in self._messages.items()}
         return dual
 
     def _assume(self, rest: _Rest, assumed: float) -> bool:
@@ -248,13 +260,15 @@ class _Search:
         """
         some = rest.copy()
         for cells in _CELLS[1:]:
-            before = sum(map(len, some.values))
-            if self._look_at(rest, some, cells, assumed):
-                return True
-            if self._late():
-                return False
-            if sum(map(len, some.values)) > before * (1 - _PROGRESS):
-                break
+            before = math.inf
+            if cells == _CELLS[-1] and sum(map(len, some.values)) > _FEW_VALUES:
+                return False  # messages have to say more first
+            while sum(map(len, some.values)) < before * (1 - _PROGRESS):
+                before = sum(map(len, some.values))
+                if self._look_at(rest, some, cells, assumed):
+                    return True
+                if self._late():
+                    return False
         bound, settled = self._searched(rest, some)
         self._prove(min(bound, assumed))
         return settled
@@ -265,11 +279,12 @@ class _Search:
         Returns:
             Whether nothing is left to be found among them.
         """
+        self._looks += 1
         scale = self.seconds if math.isfinite(self.seconds) else rest.scale
         buckets = Buckets(some, rest.order, cells, scale * _NEVER)
         found = buckets.bounds()
         bound = self.core.constant + found.bound
-        if found.exact:
+        if found.exact or math.isfinite(assumed):
             self.offer(rest.original(buckets.greedy(), some))
         possible = _keep(some, found, assumed * (1 + _CLOSE) - bound)
         self._prove(min(bound, assumed) if possible else assumed)

@@ -23,6 +23,9 @@ from shardwright.synth.fold import ROUNDS, Folded, Scope
 #: contexts which are impossible for b never speak for b.
 _HUGE = 1e30
 
+#: Larger arrays of differences are not made at once.
+_LARGE = 1 << 16
+
 
 class Kept:
     """The values kept of every class, and terms cut down to them (equal ones are one object)."""
@@ -129,7 +132,13 @@ def _differences(table: Floats, axis: int, axes: int) -> tuple[Floats, NDArray[n
     rows = rows.reshape(*table.shape[: table.ndim - axes], -1, size)
     finite = np.isfinite(rows)
     possible = np.asarray(finite.any(axis=-2))
-    if finite.all():
-        return (rows[..., :, None] - rows[..., None, :]).max(axis=-3), possible
-    left, right = np.where(finite, rows, _HUGE), np.where(finite, rows, 3 * _HUGE)
-    return (left[..., :, None] - right[..., None, :]).max(axis=-3), possible
+    left, right = rows, rows
+    if not finite.all():
+        left, right = np.where(finite, rows, _HUGE), np.where(finite, rows, 3 * _HUGE)
+    if rows.size * size <= _LARGE:
+        return (left[..., :, None] - right[..., None, :]).max(axis=-3), possible
+    # Value by value, so that what is compared stays in the cache.
+    found = np.empty((*rows.shape[:-2], size, size))
+    for a in range(size):
+        (left[..., a, None] - right).max(axis=-2, out=found[..., a, :])
+    return found, possible

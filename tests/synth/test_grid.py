@@ -23,6 +23,7 @@ from shardwright.cost.grid import (
     tangent_in_devices,
     tangent_in_nodes,
 )
+from shardwright.cost.grid_floor import Ranges
 from shardwright.cost.grid_model import GridModel, Settled
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import InputError
@@ -116,6 +117,25 @@ def test_floors_are_below_every_price(name: str, data: st.DataObject) -> None:
     floors = grid_floors(prices).seconds
     assert len(floors) > 500
     assert (floors <= exact * (1 + 1e-9) + 1e-12).all()
+
+
+@pytest.mark.parametrize("name", list(FLEETS)[:2])
+@settings(max_examples=15)
+@given(data=st.data())
+def test_every_price_is_above_the_floors_of_some_range(name: str, data: st.DataObject) -> None:
+    """Ranges halved and halved again still cover all shares."""
+    _, _, prices = listed(name)
+    mesh = prices.grid.mesh
+    ratios = data.draw(shares(name))
+    exact = grid_prices(prices, ratios).seconds
+    units = data.draw(st.sampled_from([0, 12, 24, 48, 64]))
+    ranges = [Ranges(units=units, dealt=(0, units))]
+    for _ in range(3):
+        at = data.draw(st.floats(0.1, 0.9))
+        ranges = [half for each in ranges for half in each.halves(at, (1, len(mesh.nodes)))]
+    # What was cut at some share has to be looked at on one side of it only.
+    ranges = [each for each in ranges if each.low <= each.high and each.dealt[0] <= each.dealt[1]]
+    assert any((grid_floors(prices, each).seconds <= exact * (1 + 1e-9) + 1e-12).all() for each in ranges)
 
 
 @pytest.mark.parametrize("name", FLEETS)

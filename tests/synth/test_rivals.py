@@ -1,0 +1,77 @@
+"""What is found does not depend on how often a search is taken up, nor on what else there is to beat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from synth_cases import attention, fleet
+
+from shardwright.cost.fleet import Fleet
+from shardwright.cost.memory import peak_bytes
+from shardwright.cost.model import CostModel
+from shardwright.ir.graph import Graph
+from shardwright.ir.program import Program
+from shardwright.ir.trace import trace
+from shardwright.synth.alternate import synthesize
+from shardwright.synth.judge import AMPLE
+from shardwright.synth.space import Space
+from shardwright.synth.subfleets import Choosing
+from shardwright.synth.timer import Timer
+
+
+@cache
+def step() -> tuple[Graph, Space, float]:
+    """A step, its space, and the peak of the largest device with room to spare."""
+    function, args = attention()
+    graph = trace(function, *args).graph
+    space = Space(graph)
+    found = synthesize(graph, space, CostModel(fleet((4, 2, 1))), Timer())
+    return graph, space, float(max(peak_bytes(found.program, graph, found.ratios)))
+
+
+def limited(nbytes: float) -> Fleet:
+    """Three unlike devices with so much memory each."""
+    whole = fleet((4, 2, 1))
+    (node,) = whole.nodes
+    kinds = tuple(replace(kind, memory_bytes=int(nbytes)) for kind in node.devices)
+    return replace(whole, nodes=(replace(node, devices=kinds),))
+
+
+def choosing(part: float) -> Choosing:
+    graph, space, most = step()
+    return Choosing(graph, space, limited(part * most), Timer())
+
+
+@pytest.mark.parametrize("part", [pytest.param(0.8, marks=pytest.mark.full), 0.55])
+def test_a_search_may_be_taken_up_again_and_rivals_lose_nothing(part: float) -> None:
+    once = choosing(part).below(math.inf)
+    search = choosing(part)
+    brief = search.below(math.inf, briefly=True)
+    again = search.below(math.inf)
+    assert once is not None and brief is not None and again is not None
+    assert once.found.memory.peak(np.array(once.found.ratios)).max() <= part * step()[2] * (1 + 1e-9)
+    assert again.found.cost_s == pytest.approx(once.found.cost_s, rel=1e-9)
+    assert again.found.bound_s == pytest.approx(once.found.bound_s, rel=1e-9)
+    assert brief.found.bound_s <= once.found.cost_s and search.crowded > 1
+    # What is cheaper than a rival is found all the same; a rival below the bound ends the search.
+    rivalled = choosing(part).below(1.1 * once.found.cost_s)
+    assert rivalled is not None and rivalled.found.cost_s == pytest.approx(once.found.cost_s, rel=1e-9)
+    assert choosing(part).below(0.99 * once.found.bound_s) is None
+
+
+@pytest.mark.parametrize("full", [AMPLE - 0.02, AMPLE + 0.05])
+def test_only_what_fits_amply_is_not_looked_at(full: float) -> None:
+    graph, space, most = step()
+    looked: list[Program] = []
+
+    def look(program: Program, ratios: Sequence[float]) -> tuple[int, ...]:
+        looked.append(program)
+        return peak_bytes(program, graph, ratios)
+
+    found = synthesize(graph, space, CostModel(limited(most / full)), Timer(), look=look)
+    assert [program is found.program for program in looked] == ([True] if full > AMPLE else [])
