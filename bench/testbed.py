@@ -6,11 +6,12 @@
 Ranks are pinned and capped to unlike speeds, links are shaped (`testbed_machine.py`). A core is calibrated
 once (`testbed_fleet.py`). For every case it is measured what a step takes the ranks by themselves
 (`testbed_speed.py`), the step is planned for ranks so fast, and plan, even and proportional data parallelism
-run in turns. Such a machine is up to a fifth faster or slower from one minute to the next: in every turn
-ranks take steps by themselves again, and `predicted_s` is for ranks as fast as they then were, which
-`predicted_before_s` is not. A rank that does not get its quota, because something else runs, ends the case
-without a row. Written to bench/results/testbed.json, in place of the rows of the same cases; skipped, with
-the reason, where this is not root.
+run in turns. `predicted_s` is what was predicted before that. Such a machine is up to a fifth faster or
+slower from one minute to the next: in every turn ranks take steps by themselves again, and
+`predicted_after_s` is for ranks as fast as they then were, which tells errors of the model from those of the
+minute. A rank that does not get its quota, because something else runs, ends the case without a row. Written
+to bench/results/testbed.json, in place of the rows of the same cases; skipped, with the reason, where this is
+not root.
 """
 
 from __future__ import annotations
@@ -161,12 +162,12 @@ def measured_plans(
         print(f"{case.name}: {wrong}; nothing is reported")
         return None
     then = fleet([median(taken) for taken in measured["alone"]])
-    predicted = {kind: predicted_s(replace(plan, fleet=then)) for kind, plan in plans.items()}
-    return plans, measured | {"quotas": seats.quotas, "before_s": before_s, "predicted": predicted}
+    after = {kind: predicted_s(replace(plan, fleet=then)) for kind, plan in plans.items()}
+    return plans, measured | {"quotas": seats.quotas, "before_s": before_s, "after": after}
 
 
 def predicted_s(plan: Plan) -> float:
-    """Seconds of a step of a plan for its fleet as it is now."""
+    """Seconds of a step of a plan as it is run, with the messages that it has."""
     overlap = plan.bucket_bytes is not None and len(plan.part.nodes) > 1
     return plan.timeline(overlap=overlap, bucket_bytes=plan.bucket_bytes or 0).iteration_s
 
@@ -213,12 +214,12 @@ def row_of(case: Case, plans: Plans, measured: Mapping[str, Any]) -> dict[str, A
         "even_s": seconds["even"],
         "proportional_s": seconds["proportional"],
         "plan_s": seconds["plan"],
-        "predicted_s": measured["predicted"]["plan"],
+        "predicted_s": predicted_s(plans["plan"]),
         "ideal_speedup": case.ideal,
         "load": measured["load"],
-        "predicted_even_s": measured["predicted"]["even"],
-        "predicted_proportional_s": measured["predicted"]["proportional"],
-        "predicted_before_s": plans["plan"].iteration_s,
+        "predicted_after_s": measured["after"]["plan"],
+        "predicted_even_after_s": measured["after"]["even"],
+        "predicted_proportional_after_s": measured["after"]["proportional"],
         "ratios": list(plans["plan"].ratios),
         "quotas": measured["quotas"],
         "shares": measured["shares"],
@@ -228,7 +229,13 @@ def row_of(case: Case, plans: Plans, measured: Mapping[str, Any]) -> dict[str, A
     }
 
 
-SHOWN = ("case", "even_s", "proportional_s", "plan_s", "predicted_s", "ideal_speedup", "load")
+SHOWN = (
+    "case", "even_s", "proportional_s", "plan_s", "predicted_s", "predicted_after_s", "ideal_speedup", "load",
+)  # fmt: skip
+
+
+#: Mean absolute errors that are written, and of which predictions.
+MAPES = (("MAPE", "predicted_s"), ("MAPE_after", "predicted_after_s"))
 
 
 def main(cases: Sequence[Case] = (OVERLAP, *CASES), steps: int = STEPS) -> Path:
@@ -261,9 +268,7 @@ def save(rows: Sequence[Mapping[str, Any]], overlap: Mapping[str, Any] | None) -
         show("testbed", "execution.md")
     if overlap:
         markdown("testbed_overlap", [overlap])
-    errors = [abs(row["predicted_s"] / row["plan_s"] - 1) for row in rows]
-    before = [abs(row["predicted_before_s"] / row["plan_s"] - 1) for row in rows]
-    found = {"MAPE": fmean(errors), "MAPE_before": fmean(before)} if rows else {}
+    found = {name: fmean(abs(row[key] / row["plan_s"] - 1) for row in rows) for name, key in MAPES if rows}
     print(found)
     write("testbed", rows, overlap=overlap, **found)
 
