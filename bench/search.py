@@ -48,8 +48,9 @@ UNROLLED = (12, 24, 48)
 SCANNED = (12, 48, 96)
 DEVICES = (64, 512, 4096)
 CLASSES = ("A100-40GB", "V100-16GB", "P100-16GB", "T4")
-#: Sequences per step at which 48 unrolled layers fit the testbed's memory with room to spare.
-BATCH = 16
+#: Sequences per step at which GPT-2 of 12 layers fits the testbed's memory; by depth, 96 layers and so many
+#: tokens a sequence: what a device keeps of one sequence of 1,024 tokens in 48 layers is more than its 16 GB.
+BATCH, TOKENS = 16, 256
 
 PICTURE = ROOT / "docs" / "planning-time.svg"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -69,6 +70,7 @@ class Case:
     layers: int | None = None
     scan: bool = False
     batch: int | None = None
+    tokens: int | None = None
     axes: Literal[1, 2] = 1
 
     @property
@@ -76,13 +78,16 @@ class Case:
         """As the table shows it."""
         layers = "" if self.layers is None else f" {self.layers}"
         batch = "" if self.batch is None else f", batch {self.batch}"
-        return f"{self.model}{layers}{' scanned' * self.scan}{batch}{', two axes' * (self.axes == 2)}"
+        tokens = "" if self.tokens is None else f" of {self.tokens} tokens"
+        axes = ", two axes" * (self.axes == 2)
+        return f"{self.model}{layers}{' scanned' * self.scan}{batch}{tokens}{axes}"
 
 
 CASES = (
     *(Case("models", model, "hap_testbed") for model in FACTORY),
-    *(Case("depth", "gpt2", "hap_testbed", layers, batch=BATCH) for layers in UNROLLED),
-    *(Case("depth scanned", "gpt2", "hap_testbed", layers, scan=True, batch=BATCH) for layers in SCANNED),
+    Case("models", "gpt2", "hap_testbed", 12, batch=BATCH),
+    *(Case("depth", "gpt2", "hap_testbed", layers, False, BATCH, TOKENS) for layers in UNROLLED),
+    *(Case("depth scanned", "gpt2", "hap_testbed", layers, True, BATCH, TOKENS) for layers in SCANNED),
     Case("memory", "gpt2", "hap_testbed", 48),
     *(Case("devices", "gpt2", f"{devices} devices") for devices in DEVICES),
     *(Case("axes", "gpt2", fleet, axes=2) for fleet in ("2 x 4", "8 x 8")),
@@ -110,8 +115,9 @@ def plan_once(case: Case) -> dict[str, Any]:
     step, args = load_factory(f"{EXAMPLES / case.model}.py:{FACTORY[case.model]}")
     if case.layers is not None:
         example = importlib.import_module(case.model)
-        batch = example.SMALL["batch"] if case.batch is None else case.batch
-        sizes = example.SMALL | {"layers": case.layers, "scan": case.scan, "batch": batch}
+        sizes = example.SMALL | {"layers": case.layers, "scan": case.scan}
+        sizes |= {} if case.batch is None else {"batch": case.batch}
+        sizes |= {} if case.tokens is None else {"sequence": case.tokens}
         args = jax.eval_shape(partial(example.arguments, **sizes))
     start = time.perf_counter()
     with warnings.catch_warnings():
