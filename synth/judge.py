@@ -89,8 +89,12 @@ class Judge:
             memory: its footprint.
             sure: look at it, however far beyond the budgets the model has it.
         """
-        if self.look is None or self.roomy or (self.over(memory, ratios) > _FAR and not sure):
-            return Peaks(tuple(int(b) for b in memory.peak(np.asarray(ratios))))
+        told = Peaks(tuple(int(b) for b in memory.peak(np.asarray(ratios))))
+        if self.look is None or self.roomy:
+            return told
+        # The model may learn so low a budget that what it says would fit is far beyond that: then look.
+        if not sure and self.over(memory, ratios) > _FAR and self.excess(told) > 1:
+            return told
         key = id(program), tuple(ratios)
         if key not in self._seen:
             self._seen[key] = program, Peaks(self.look(program, ratios), seen=True)
