@@ -177,52 +177,6 @@ def unsearched(
     return Choice(replace(found, bound_s=min((found.bound_s, *bounds))), whole.members, whole.model)
 
 
-def choose(
-    graph: Graph,
-    space: Space,
-    fleet: Fleet,
-    timer: Timer,
-    extra: Sequence[Use] = (),
-    parts: Sequence[Members] | None = None,
-    first: Sequence[float] | None = None,
-    look: Look | None = None,
-) -> Choice:
-    """The best plan on the whole fleet or a part of it; see `choose_below`."""
-    chosen = choose_below(math.inf, graph, space, fleet, timer, extra, parts, first, look)
-    assert chosen is not None, "some part is planned"
-    return chosen
-
-
-def choose_below(
-    rival_s: float,
-    graph: Graph,
-    space: Space,
-    fleet: Fleet,
-    timer: Timer,
-    extra: Sequence[Use] = (),
-    parts: Sequence[Members] | None = None,
-    first: Sequence[float] | None = None,
-    look: Look | None = None,
-) -> Choice | None:
-    """The best plan on the whole fleet or a part of it; None where none can cost less than a rival.
-
-    Args:
-        rival_s: what a plan that fits costs already; parts whose bound is no less are not planned.
-        graph: the step.
-        space: its programs.
-        fleet: all devices.
-        timer: is told where time goes, and says when it is over.
-        extra: factors that pin choices.
-        parts: the parts to consider, the whole fleet first; `candidates(fleet)` by default.
-        first: a share per device of the fleet that the search for ratios starts from.
-        look: see `shardwright.synth.alternate.synthesize`.
-
-    Raises:
-        PlanError: no program keeps to the pins.
-    """
-    return Choosing(graph, space, fleet, timer, extra, parts, first, look).below(rival_s)
-
-
 class Choosing:
     """The search for the best plan of a step on the whole fleet or a part of it; it can be taken up again.
 
