@@ -31,8 +31,8 @@ HALVINGS = 4
 
 _ASCENTS = 10
 
-#: Nodes that a step of the ascent expands at most; where that leaves its bound wider than this part of it, the
-#: best step is taken again with all there are.
+#: Nodes that a step of the ascent expands at most; where that leaves its bound wider than this part of it,
+#: the best step is taken again with all there are.
 _FEW_NODES, _LOOSE = 1000, 0.002
 
 
