@@ -12,6 +12,7 @@ import numpy as np
 from shardwright.cost.bill import bill
 from shardwright.cost.memory import Footprint, Peaks
 from shardwright.cost.model import CostModel
+from shardwright.cost.quantity import size
 from shardwright.synth.bounds import ENOUGH
 from shardwright.synth.budgets import HALVINGS, SCALES, Renting
 from shardwright.synth.emit import emit
@@ -224,8 +225,8 @@ def shortage(best: Candidate, memory: Footprint | Peaks, model: CostModel) -> st
     worst = int((peaks / limits).argmax())
     name = f"{devices[worst].name} ({devices[worst].type.name})"
     return (
-        f"no program found fits into every device's memory: the smallest needs {peaks[worst] / 1e9:.4g} GB "
-        f"on {name}, which has {limits[worst] / 1e9:.4g} GB; with {best.over:.3g} times the memory "
+        f"no program found fits into every device's memory: the smallest needs {size(peaks[worst])} "
+        f"on {name}, which has {size(limits[worst])}; with {best.over:.3g} times the memory "
         "everywhere it would fit"
     )
 

@@ -114,7 +114,8 @@ class Ladder:
                 break
             step = rewritten(self.traced, Rewriting(again, self.pieces))
             if not too_small(step.graph, self.limits):
-                plan = self.planner.plan(step, min(rival_s, cost_of(found)), baselines=False)
+                # Baselines of so small a step take a moment, and rent misses what lies between corners.
+                plan = self.planner.plan(step, min(rival_s, cost_of(found)))
                 found = better(found, plan)
                 self.too_large += [] if plan is None or plan.fits else [plan]
         return found

@@ -8,9 +8,10 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from tests.conformance.checker import Case, Report, cases, check
+from tests.conformance.checker import Report, cases, check
 from tests.conformance.omissions import OMISSIONS
 from tests.conformance.samples import ABSENT, SAMPLES, Draw, Sample
+from tests.conformance.trial import Case
 
 from shardwright.ir import rules
 from shardwright.ir.placement import Shard
