@@ -99,6 +99,20 @@ class Ladder:
             return ()
         return rungs_of(self.graph, CostModel(self.fleet), self.policies)
 
+    @property
+    def untried(self) -> str:
+        """What was not planned, in words; empty where everything was, or nothing can be done."""
+        if not self.policies or self.every:
+            return ""
+        if "rungs" not in vars(self):
+            return "which layers could keep less for the backward part was not searched"
+        if len(self.known) >= len(self.rungs):
+            return ""
+        return (
+            f"of {len(self.rungs)} ways to keep less for the backward part, each less than the one before, "
+            f"{len(self.known)} were planned and the others estimated"
+        )
+
     @cached_property
     def every(self) -> Sequence[tuple[Stretch, ...]]:
         """All combinations of what may be done with the layers; none where they are too many to be tried."""

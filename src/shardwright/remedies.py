@@ -26,8 +26,9 @@ from shardwright.what_if import changed
 #: Memory at which nothing binds any more, as a multiple of what there is.
 _PLENTY = 1 << 20
 
-#: The range of budgets around the least one that fits is cut in two so often, or until it is so narrow.
-_HALVINGS, _NARROW = 4, 1.03
+#: The least memory is found to within this factor, unless that takes more probes; the first of them lies by
+#: so much below what is known to do.
+_NARROW, _PROBES, _STEP = 1.05, 4, 1.05
 
 #: Changes under which nothing fits at once that are searched for smaller programs.
 _IN_FULL = 2
@@ -210,30 +211,32 @@ def _over(plan: Plan, fleet: Fleet) -> float:
 def _least_memory(plan: Plan, own: Traced, tick: Callable[[str], None]) -> tuple[Plan, float]:
     """The plan found that fits with the least multiple of the memory, and one at which none was found.
 
-    Whatever was planned fits into as much as it needs. The range from there down to what no program can fit
-    into is cut in two until it is narrow.
+    Whatever was planned fits into as much as it needs, and a search in vain has looked for the smallest
+    program: a little less than that is tried, and ever less as long as something fits; then the range down to
+    where nothing did is cut in two until it is narrow. Nothing is tried below what no program fits into.
     """
     fleet = plan.fleet
-    found, low, high = plan, 1.0, _over(plan, fleet)
-    least, most = 1.0, high
-    while most > least * _NARROW:  # whether any program can fit takes no search
-        middle = (least * most) ** 0.5
+    found, high = plan, _over(plan, fleet)
+    low, most = 1.0, high
+    while most > low * _NARROW:  # whether any program can fit takes no search
+        middle = (low * most) ** 0.5
         limits = [middle * device.type.memory_bytes for device in fleet.devices]
-        least, most = (middle, most) if too_small(own.graph, limits) else (least, middle)
-    low = least
-    for _ in range(_HALVINGS):
+        low, most = (middle, most) if too_small(own.graph, limits) else (low, middle)
+    failed, step = False, _STEP
+    for _ in range(_PROBES):
         if high <= low * _NARROW:
             break
-        middle = (low * high) ** 0.5
+        middle = max((low * high) ** 0.5, 0.0 if failed else high / step)
         tick(f"planning for {middle:.3g} times the memory")
         trial = _Trial("", plan, with_memory(fleet, middle), own)
         made = trial.briefly()
         if made is not None and not made.fits:
             made = trial.in_full()
         if made is None or not made.fits:
-            low = middle
+            low, failed = middle, True
         if made is not None and _over(made, fleet) < high:
             found, high = made, max(_over(made, fleet), low)
+        step *= step
     return found, low
 
 

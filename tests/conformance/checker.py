@@ -36,9 +36,6 @@ from shardwright.ir.trace import trace
 #: Shares tried: three unequal devices, one of three left without work, and an even number of devices.
 RATIOS = ((0.5, 0.33, 0.17), (0.0, 0.6, 0.4), (0.6, 0.4))
 
-#: Times that Partial operands are drawn at random.
-DRAWS = 2
-
 #: A placement independent of sizes: "R", "P(op)", or ("S", dim, i) for the i-th finest unit of `dim`.
 Key = Any
 
@@ -168,26 +165,26 @@ def _check_equation(same: Sequence[Case]) -> Report:
         values = [option[key] for option, key in zip((*of_ins, *of_outs), keys, strict=True)]
         return Signature(tuple(values[: len(of_ins)]), tuple(values[len(of_ins) :]))
 
-    every = list(itertools.product(*ins, *outs))
-    refuted: dict[tuple[Key, ...], str] = {}
-    seeds = itertools.count()
-    for (v, case), ratios in itertools.product(enumerate(same), RATIOS):
-        trial = Trial(case, ratios, seeds=[next(seeds) for _ in range(DRAWS)])
-        trial.prepare(placed(v, keys) for keys in every if keys not in refuted)
-        operands = ", ".join(map(str, case.equation.input_types))
-        for draw in trial.draws:
-            for keys in every:
-                if keys not in refuted and (reason := trial.mismatch(placed(v, keys), draw)):
-                    refuted[keys] = f"{reason}, shares {ratios}, operands {operands}"
+    trials: list[tuple[int, Trial]] = []
+    for v, case in enumerate(same):
+        for ratios in RATIOS:
+            first = Trial(case, ratios, seed=len(trials))
+            trials += [(v, first), (v, Trial(case, ratios, seed=len(trials) + 1, like=first))]
     report = Report()
     passing: list[Signature] = []
     declared: list[Signature] = []
     plain = set(signatures(rules[0], same[0].equation))
-    for keys in every:
+    for keys in itertools.product(*ins, *outs):
         report.combinations += 1
         signature = placed(0, keys)
         right = signature in plain or (_coarse(signature) and allows(rules[0], same[0].equation, signature))
-        reason = refuted.get(keys, "")
+        reason = ""
+        for v, trial in trials:
+            reason = trial.mismatch(placed(v, keys))
+            if reason:
+                operands = ", ".join(map(str, trial.case.equation.input_types))
+                reason = f"{reason}, shares {trial.ratios}, operands {operands}"
+                break
         if right:
             declared.append(signature)
             if reason:

@@ -19,9 +19,12 @@ from shardwright.ir.rules import registry, rule_of, signatures
 
 
 @pytest.fixture(autouse=True)
-def _small_caches() -> Iterator[None]:
-    """Thousands of tiny compiled programs would otherwise stay in memory."""
+def _quick() -> Iterator[None]:
+    """Thousands of combinations raise, whose tracebacks nobody reads; their programs would stay in memory."""
+    shown = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "off")
     yield
+    jax.config.update("jax_traceback_filtering", shown)
     jax.clear_caches()
 
 

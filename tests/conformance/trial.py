@@ -1,12 +1,8 @@
-"""One case under one vector of ratios: local operands, local results, and whether they make up the whole.
-
-Compiling thousands of tiny programs one by one takes far longer than all else, so that what is wanted of many
-combinations is compiled together.
-"""
+"""One case under one vector of ratios: local operands, local results, and whether they make up the whole."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,92 +85,30 @@ def _beyond(op: str, whole: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.where(farthest, whole, nearer)
 
 
-#: Where the local computation of a signature is known already: placements of operands, device, and what else
-#: it depends on.
-_Key = tuple[Any, ...]
-
-
 class Trial:
-    """One case, one vector of ratios, several draws of Partial operands."""
+    """One case, one vector of ratios, one draw of Partial operands."""
 
-    def __init__(self, case: Case, ratios: Sequence[float], seeds: Sequence[int]) -> None:
+    def __init__(self, case: Case, ratios: Sequence[float], seed: int, like: Trial | None = None) -> None:
         self.case = case
         self.ratios = ratios
-        self.draws = range(len(seeds))
-        self._rngs = [np.random.default_rng(seed) for seed in seeds]
-        self._operands: dict[tuple[int, Placement, int], list[Any]] = {}
-        #: By draw; what has no Partial operand is the same in all of them, and found under the first.
-        self._results: list[dict[_Key, list[np.ndarray] | Exception]] = [{} for _ in seeds]
+        self.rng = np.random.default_rng(seed)
+        self.operands: dict[tuple[int, Placement], list[Any]] = {}
+        self.results: dict[Any, list[np.ndarray] | Exception] = {}
+        #: Results from operands that are not Partial, which another draw has too.
+        self.common = self.results if like is None else like.common
         op = registry().get(case.equation.primitive)
         # Only then does the local computation depend on where the result goes.
-        self._positioned = op is None or op.localize is not None or bool(op.shape_params)
+        self.positioned = op is None or op.localize is not None or bool(op.shape_params)
 
-    def prepare(self, wanted: Iterable[Signature]) -> None:
-        """Compute what every device computes for these signatures, in one executable or two."""
-        todo: dict[bool, dict[_Key, tuple[Signature, int]]] = {False: {}, True: {}}
-        for signature in wanted:
-            drawn = _drawn(signature)
-            for device in range(len(self.ratios)):
-                key = self._key(signature, device)
-                if key not in self._results[0]:
-                    todo[drawn][key] = signature, device
-        for drawn, some in todo.items():
-            self._together(some, self.draws if drawn else self.draws[:1])
+    def local_operands(self, index: int, placement: Placement) -> list[Any]:
+        key = (index, placement)
+        if key not in self.operands:
+            self.operands[key] = self._cut(
+                self.case.operands[index], self.case.equation.input_types[index], placement
+            )
+        return self.operands[key]
 
-    def _together(self, wanted: dict[_Key, tuple[Signature, int]], draws: Sequence[int]) -> None:
-        raised: dict[_Key, Exception] = {}
-        places = [
-            [(i, placement, device) for i, placement in enumerate(signature.ins)]
-            for signature, device in wanted.values()
-        ]
-        slots = {place: slot for slot, place in enumerate(dict.fromkeys(p for some in places for p in some))}
-
-        def everything(operands: list[Any]) -> list[list[Any]]:
-            found: list[list[Any]] = []
-            for (key, (signature, device)), mine in zip(wanted.items(), places, strict=True):
-                args = [operands[slots[place]] for place in mine]
-                try:
-                    found.append(self._evaluate(signature, device, args))
-                except Exception as error:  # whatever it is, this combination does not work
-                    raised[key] = error
-            return found
-
-        compiled = jax.jit(everything, keep_unused=True)
-        for draw in draws:
-            operands = [self._local(i, placement, draw)[device] for i, placement, device in slots]
-            found = iter(compiled(operands) if wanted else [])
-            for key in wanted:
-                self._results[draw][key] = (
-                    raised[key] if key in raised else [to_numpy(array) for array in next(found)]
-                )
-
-    def _evaluate(self, signature: Signature, device: int, args: Sequence[Any]) -> list[Any]:
-        return evaluate(self.case.equation, signature, self.case.primitive, device, self.ratios, args)
-
-    def _key(self, signature: Signature, device: int) -> _Key:
-        equation = self.case.equation
-        outs = [
-            tuple(e.length for e in extents(t, p, device, self.ratios))
-            for t, p in zip(equation.output_types, signature.outs, strict=True)
-        ]
-        key: _Key = (signature.ins, device, tuple(outs) if self._positioned else None)
-        shards = [
-            extents(t, p, device, self.ratios)[p.dim].length
-            for t, p in zip(equation.input_types, signature.ins, strict=True)
-            if isinstance(p, Shard)
-        ] + [shape[p.dim] for shape, p in zip(outs, signature.outs, strict=True) if isinstance(p, Shard)]
-        # A device that has nothing may be excused, by what the result is.
-        return (*key, signature.outs) if 0 in shards else key
-
-    def _local(self, index: int, placement: Placement, draw: int) -> list[Any]:
-        draw = draw if isinstance(placement, Partial) else 0
-        key = (index, placement, draw)
-        if key not in self._operands:
-            tensor = self.case.equation.input_types[index]
-            self._operands[key] = self._cut(self.case.operands[index], tensor, placement, draw)
-        return self._operands[key]
-
-    def _cut(self, whole: Any, tensor: TensorType, placement: Placement, draw: int) -> list[Any]:
+    def _cut(self, whole: Any, tensor: TensorType, placement: Placement) -> list[Any]:
         if isinstance(placement, Shard):
             dims = [
                 extents(tensor, placement, i, self.ratios)[placement.dim] for i in range(len(self.ratios))
@@ -189,20 +123,50 @@ class Trial:
         if isinstance(placement, Partial):
             idle = [ratio == 0 for ratio in self.ratios]
             return [
-                jax.numpy.asarray(part)
-                for part in parts(placement.op, np.asarray(whole), idle, self._rngs[draw])
+                jax.numpy.asarray(part) for part in parts(placement.op, np.asarray(whole), idle, self.rng)
             ]
         return [whole] * len(self.ratios)
 
-    def mismatch(self, signature: Signature, draw: int) -> str:
-        """Why the combination, which was prepared, does not work; "" if it does."""
+    def evaluate(self, signature: Signature, device: int) -> list[np.ndarray]:
+        args = [self.local_operands(i, p)[device] for i, p in enumerate(signature.ins)]
+
+        found = evaluate(self.case.equation, signature, self.case.primitive, device, self.ratios, args)
+        return [to_numpy(array) for array in found]
+
+    def run(self, signature: Signature, device: int) -> list[np.ndarray]:
+        equation = self.case.equation
+        outs = [
+            tuple(e.length for e in extents(t, p, device, self.ratios))
+            for t, p in zip(equation.output_types, signature.outs, strict=True)
+        ]
+        key: Any = (signature.ins, device, tuple(outs) if self.positioned else None)
+        shards = [
+            self.local_operands(i, p)[device].shape[p.dim]
+            for i, p in enumerate(signature.ins)
+            if isinstance(p, Shard)
+        ] + [shape[p.dim] for shape, p in zip(outs, signature.outs, strict=True) if isinstance(p, Shard)]
+        if 0 in shards:  # such a device may be excused, by what the result is
+            key = (*key, signature.outs)
+        known = self.results if any(isinstance(p, Partial) for p in signature.ins) else self.common
+        if key not in known:
+            try:
+                known[key] = self.evaluate(signature, device)
+            except Exception as error:  # whatever it is, this combination does not work
+                known[key] = error
+        result = known[key]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def mismatch(self, signature: Signature) -> str:
+        """Why the combination does not work; "" if it does."""
         equation, whole = self.case.equation, self.case.results
-        known = self._results[draw if _drawn(signature) else 0]
         locals_: list[list[np.ndarray]] = []
         for device in range(len(self.ratios)):
-            results = known[self._key(signature, device)]
-            if isinstance(results, Exception):
-                return f"device {device} raised {type(results).__name__}: {str(results).splitlines()[:1]}"
+            try:
+                results = self.run(signature, device)
+            except Exception as error:
+                return f"device {device} raised {type(error).__name__}: {str(error).splitlines()[:1]}"
             if len(results) != len(whole):
                 return f"device {device} has {len(results)} results for {len(whole)}"
             for j, (result, placement) in enumerate(zip(results, signature.outs, strict=True)):
@@ -218,22 +182,18 @@ class Trial:
                 if result.shape != expected.shape or result.dtype != expected.dtype:
                     found = f"{result.dtype}{list(result.shape)}"
                     return f"device {device} has {found} for {expected.dtype}{list(expected.shape)}"
-                if not isinstance(placement, Partial) and not self._same(result, expected):
+                if not isinstance(placement, Partial) and not self.same(result, expected):
                     return f"result {j} differs on device {device}"
             locals_.append(results)
         for j, placement in enumerate(signature.outs):
-            if isinstance(placement, Partial) and not self._same(
+            if isinstance(placement, Partial) and not self.same(
                 combine(placement.op, [results[j] for results in locals_]), whole[j]
             ):
                 return f"result {j} differs"
         return ""
 
-    def _same(self, a: np.ndarray, b: np.ndarray) -> bool:
+    def same(self, a: np.ndarray, b: np.ndarray) -> bool:
         return _equal(a, b) if self.case.exact else _same(a, b)
-
-
-def _drawn(signature: Signature) -> bool:
-    return any(isinstance(p, Partial) for p in signature.ins)
 
 
 _TOLERANCE = {"float16": 2e-3, "bfloat16": 1e-2, "float32": 1e-5, "float64": 1e-12, "complex64": 1e-5}
