@@ -174,7 +174,7 @@ def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = Fals
     bound_s = free_s = certificate.bound_s
     limits = Limits.of(model)
     renting = cache(lambda: Renting(graph, space, limits, turns.extra))
-    first, memory = judged(turns, best, found.cost_s, renting, rival_s, briefly=briefly)
+    first, memory = judged(turns, best, found, renting, rival_s, briefly=briefly)
     best, memory = overlooked(turns, first, memory, found.cost_s, renting, briefly=briefly)
     dearer = not best.fits or best.cost_s > found.cost_s * (1 + ENOUGH)
     given_up = (briefly and dearer) or (not best.fits and rival_s < math.inf)

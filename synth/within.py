@@ -20,7 +20,7 @@ from shardwright.synth.judge import MOST_LOOKS
 from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import too_small
 from shardwright.synth.solve import SpaceSolver
-from shardwright.synth.turns import Candidate, Turns, candidate, starts
+from shardwright.synth.turns import Candidate, Found, Turns, candidate, starts
 
 #: Steps of no more choices are small (see `_closed`); programs gone through, times choices.
 _FEW_CHOICES = 40
@@ -53,7 +53,7 @@ _PASSED_OVER = 10
 def judged(
     turns: Turns,
     best: Candidate,
-    free_s: float,
+    free: Found,
     renting: Callable[[], Renting],
     rival_s: float = math.inf,
     *,
@@ -64,12 +64,12 @@ def judged(
     Args:
         turns: the search so far.
         best: what it found, with memory in the linear program where it would not fit otherwise.
-        free_s: what it found if memory were no limit.
+        free: what it found if memory were no limit.
         renting: makes programs smaller.
         rival_s: what a plan that fits costs already: nobody looks for a dearer one.
         briefly: look at the candidate, and for no other one.
     """
-    judge, stop = turns.judge, turns.stop
+    judge, stop, free_s = turns.judge, turns.stop, free.cost_s
     if best.cost_s <= free_s * (1 + ENOUGH) and judge.ample(best.memory, best.ratios):
         return best, best.memory
     fallen: tuple[Candidate, Peaks] | None = None
@@ -93,7 +93,8 @@ def judged(
             break
         # The model takes some programs too large: what it learns from one that fits makes room for others.
         judge.learn(peaks, best.ratios, best.memory, rounds)
-        found = _closed(turns, _within(turns, _again(turns, best), renting(), rival_s), renting())
+        found = _within(turns, _again(turns, best), renting(), rival_s)
+        found = _closed(turns, found, renting(), free.ratios)
         if rounds and not found.fits and found.over > 1.1:
             break
         best = found
@@ -175,11 +176,11 @@ def hopeless(turns: Turns, renting: Callable[[], Renting], free_s: float, rival_
         return renting().bound_within(turns.listed, 0.0, rival_s, turns.stop) >= rival_s * (1 - 1e-3)
 
 
-def _closed(turns: Turns, best: Candidate, renting: Renting) -> Candidate:
+def _closed(turns: Turns, best: Candidate, renting: Renting, liked: tuple[float, ...]) -> Candidate:
     """The best that fits, after a small step's programs were gone through in order of their costs.
 
     Rent finds the corners of what cost and memory allow, and misses what lies between. At the ratios that are
-    likely to be good, the first program that fits is the best.
+    likely to be good, `liked` among them, the first program that fits is the best.
     """
     choices = len(turns.space.choices)
     model, limits = turns.model, renting.limits.nbytes
@@ -188,7 +189,7 @@ def _closed(turns: Turns, best: Candidate, renting: Renting) -> Candidate:
     whole = renting.rents.whole_tables()
     inputs = renting.rents.input_bytes
     budgets = turns.judge.budgets[model.class_of]
-    shares = [best.ratios, tuple(limit / sum(limits) for limit in limits)]
+    shares = [best.ratios, liked, tuple(limit / sum(limits) for limit in limits)]
     shares += [tuple(float(each[c]) for c in model.class_of) for each in starts(model)]
     solver = SpaceSolver(turns.space, turns.extra, stages=())
     for ratios in dict.fromkeys(shares):
