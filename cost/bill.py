@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -18,6 +17,7 @@ from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import Atom, Equation, Graph, TensorType, Value, value_types
 from shardwright.ir.placement import OwnRatios, Placement, Shard, deal
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
+from shardwright.ir.record import record
 from shardwright.ir.regions import boundary
 from shardwright.ir.rules import Signature
 from shardwright.ir.segments import Away, Back, Exchange, Segment, schedule
@@ -40,7 +40,7 @@ Token: TypeAlias = int
 _Held: TypeAlias = dict[tuple[int, Placement], Token]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Item:
     """One line of a bill.
 

@@ -24,6 +24,7 @@ from shardwright.ir import collectives
 from shardwright.ir.errors import ProgramError
 from shardwright.ir.graph import Equation, Graph, Literal, TensorType, Value, per_form, value_types
 from shardwright.ir.placement import Grid, OwnRatios, Placement, R, Shard, cuts
+from shardwright.ir.record import record
 from shardwright.ir.regions import boundary
 from shardwright.ir.rules import Signature, allows, rule_of
 
@@ -52,7 +53,7 @@ def covers(held: Property, wanted: Property) -> bool:
     return held.placement == R and smaller
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Compute:
     """Run equation `equation` of the graph on local shards."""
 
@@ -60,7 +61,7 @@ class Compute:
     signature: Signature
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Move:
     """Establish `value` in placement `post` from `pre`, by collective `kind` carried out as `strategy`.
 
@@ -77,7 +78,7 @@ class Move:
     root: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Loop:
     """Run the regions of equation `equation`, each as a distributed program of its own.
 
