@@ -64,6 +64,8 @@ class _Kind:
             messages: the vectors.
             room: where to write it; by default somewhere new.
         """
+        if not messages:
+            return self.table
         inner = messages[-1]
         for axis in range(len(messages) - 2, 0, -1):
             inner = messages[axis].reshape(-1, *(1,) * inner.ndim) + inner
