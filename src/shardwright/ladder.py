@@ -203,7 +203,8 @@ class Ladder:
             if len(again) > 1 and part * took_s > _WORTH * best.cost_s and not self.late():
                 other = (*again[:i], *again[i + 1 :])
                 step = rewritten(self.traced, Rewriting(other, self.pieces))
-                found = better(
-                    found, self.planner.plan(step, min(best.cost_s, cost_of(found)), baselines=False)
-                )
+                if too_small(step.graph, self.limits):
+                    continue
+                plan = self.planner.plan(step, min(best.cost_s, cost_of(found)), baselines=False)
+                found = better(found, plan)
         return found

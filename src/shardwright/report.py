@@ -91,6 +91,7 @@ def _head(plan: Plan) -> Text:
     stats = plan.stats
     planning_s = stats.search_s + stats.ratio_s
     count, used = len(plan.devices), len(plan.used)
+    searches = "1 search" if stats.searches == 1 else f"{stats.searches} searches"
     lines = (
         f"plan for {plan.fleet}",
         *([f"  uses            {used} of {count} devices"] if used < count else []),
@@ -102,7 +103,7 @@ def _head(plan: Plan) -> Text:
         *_comparing(plan),
         f"  state           {state}",
         f"  planned in      {duration(planning_s)}, after {duration(stats.trace_s)} of tracing",
-        f"  search          {stats.equations} equations, {stats.choices} choices, {stats.searches} searches, "
+        f"  search          {stats.equations} equations, {stats.choices} choices, {searches}, "
         f"{stats.expanded} nodes expanded",
         "",
     )

@@ -28,6 +28,7 @@ from shardwright.ir.trace import Traced
 from shardwright.ladder import Ladder, Planning, better, cost_of, existing, unlimited_s
 from shardwright.plan import Plan
 from shardwright.synth.pricing import Prices
+from shardwright.synth.rent import too_small
 from shardwright.synth.solve import bound
 from shardwright.synth.space import Space
 from shardwright.synth.stretches import BOTH, OFFLOADING, RECOMPUTING, Policy
@@ -118,7 +119,7 @@ def best_plan(
     best = better(None, base)
     if cut is not None:
         best = better(best, cut.briefly(cost_of(best), planner.crowded(step)))
-    if not whole:
+    if not whole and not too_small(step.graph, ladder.limits):
         within = planner.plan(step, cost_of(best))
         base = base if within is None else within
         best = better(best, base)
