@@ -81,7 +81,7 @@ def marginals(total: Floats, positions: Sequence[int]) -> list[Floats]:
     The least over the first axis, or over all others, is many times faster than over the last.
     """
     found: list[Floats] = []
-    for axis in range(max(positions) + 1):
+    for axis in range(max(positions, default=-1) + 1):
         if axis in positions:
             found.append(total.reshape(len(total), -1).min(axis=1) if total.ndim > 1 else total)
         if total.ndim > 1:
