@@ -151,7 +151,16 @@ class GridChoosing:
             best = part if part.beats(best) else best
             if part.unfinished and rival is None:
                 break  # the step changed in another way may fit, which makes other parts' bounds enough
+        if best is not None and not best.fits and below_s < math.inf and not briefly:
+            best = None
         return self._chosen(best, rival)
+
+    @property
+    def space(self) -> Space:
+        """The programs on the whole fleet, or the first part that was looked at."""
+        if not self._spaces:
+            self._look_at(self._parts[0], math.inf)
+        return next(iter(self._spaces.values()))
 
     @property
     def unfinished(self) -> bool:

@@ -288,8 +288,7 @@ class _Search:
         buckets = Buckets(some, rest.order, cells, scale * _NEVER)
         found = buckets.bounds()
         bound = self.core.constant + found.bound
-        if found.exact or math.isfinite(assumed):
-            self.offer(rest.original(buckets.greedy(), some))
+        self.offer(rest.original(buckets.greedy(), some))
         possible = _keep(some, found, assumed * (1 + _CLOSE) - bound)
         self._prove(min(bound, assumed) if possible else assumed)
         return found.exact or not possible or bound >= assumed

@@ -102,16 +102,22 @@ class _Step:
 
     def __init__(self, traced: Traced, asked: Request, timer: Timer) -> None:
         self.traced, self.asked, self.timer = traced, asked, timer
-        asked.tick("building the choice graph")
-        start = time.perf_counter()
-        self.space = Space(traced.graph)
-        self.space_s = time.perf_counter() - start
+        self.space_s = 0.0
         constraints, fleet, axes = asked.constraints, asked.fleet, asked.axes
         self.pins = () if constraints is None else resolve(constraints, traced.graph, self.space)
         self.parts = candidates(fleet)[: 1 if asked.devices == "all" else None]
         none = axes == 1 or asked.time_limit_s == 0 or not is_mesh(fleet)
         # With "auto", parts of the fleet on two axes are for those who ask for two: each takes as long.
         self.meshes = () if none else on_grid(fleet, self.parts)[: 1 if axes == "auto" else None]
+
+    @cached_property
+    def space(self) -> Space:
+        """The programs on one mesh axis."""
+        self.asked.tick("building the choice graph")
+        start = time.perf_counter()
+        found = Space(self.traced.graph)
+        self.space_s = time.perf_counter() - start
+        return found
 
     @cached_property
     def choosing(self) -> Choosing:
@@ -151,13 +157,13 @@ class _Step:
 
     def plan(self, rival_s: float, *, briefly: bool, baselines: bool) -> Plan | None:
         """See `Planner.plan`."""
-        traced, space, pins = self.traced, self.space, self.pins
+        traced, pins = self.traced, self.pins
         try:
             chosen = self._chosen(rival_s, briefly=briefly, baselines=baselines)
         except PlanError as error:
             if not pins:
                 raise
-            raise conflict(pins, traced.graph, space, CostModel(self.asked.fleet)) from error
+            raise conflict(pins, traced.graph, self.space, CostModel(self.asked.fleet)) from error
         if chosen is None:
             return None
         if briefly and not fits(chosen.found, chosen.model):
@@ -165,6 +171,8 @@ class _Step:
         else:
             chosen, ample = _looked_at(chosen, traced, self.timer)
         found = chosen.found
+        # What a space says of the step is the same on two axes.
+        space = self.space if "space" in vars(self) else self.on_grid.space
         prices = priced(pins, traced.graph, space, chosen.model, found)
         stats = Stats(
             trace_s=traced.trace_s,
