@@ -8,7 +8,7 @@ every one that fits, whatever its ratios and however many. The best rent for tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,6 +82,7 @@ class Renting:
         self.helped = 0
         self.unit_s = 0.0
         self.rents = rents = Rents(graph, space)
+        self._space, self._extra = space, extra
         self._solver = SpaceSolver(space, (*extra, *rents.uses))
 
     def solve(
@@ -92,6 +93,15 @@ class Renting:
         devices = len(self.limits.nbytes)
         tables = self.rents.tables(rent_s, rent_s * devices, devices, share)
         return self._solver.solve(prices, stop=stop, rents=tables)
+
+    def in_order(
+        self, prices: Prices, ratios: Sequence[float], rent_s: float
+    ) -> Iterator[tuple[tuple[int, ...], float]]:
+        """All programs by what they cost with `rent_s` per byte on all devices, the least first."""
+        solver = SpaceSolver(self._space, (*self._extra, *self.rents.uses), stages=())
+        devices = len(self.limits.nbytes)
+        tables = self.rents.tables(rent_s, 0.0, devices, ratios[self.limits.smallest])
+        return solver.in_order(prices, tables)
 
     def bound_within(
         self, listed: PriceList, loose_s: float, cost_s: float, stop: Callable[[], bool]

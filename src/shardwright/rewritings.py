@@ -124,7 +124,7 @@ def best_plan(
         base = base if within is None else within
         best = better(best, base)
     if best is not None and best.cost_s <= unlimited_s(base) * (1 + _NEAR):
-        return _compared(best, base)
+        return _compared(best, base)  # whatever else there is saves less
     if ladder.every:
         best = better(best, ladder.best_of_all(cost_of(best)))
     elif best is None:
@@ -137,8 +137,13 @@ def best_plan(
         best = better(best, ladder.below(best, base))
     if best is None:
         # Nothing fits: what lacks least says most about what would.
-        return min((base, *ladder.too_large), key=_over)
-    return _compared(best, base)
+        return _noted(min((base, *ladder.too_large), key=_over), ladder.untried)
+    return _noted(_compared(best, base), ladder.untried)
+
+
+def _noted(plan: Plan, untried: str) -> Plan:
+    """A plan that says what was not searched."""
+    return replace(plan, assumptions=(*plan.assumptions, untried)) if untried else plan
 
 
 def _over(plan: Plan) -> float:
