@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 from shardwright.assemble import assembled, replicated_in
 from shardwright.constraints import Constraints, conflict, factors, priced, resolve, takes_two_axes
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.grid_model import GridModel
 from shardwright.cost.memory import Peaks
 from shardwright.cost.model import CostModel
 from shardwright.device_memory import peaks
@@ -26,7 +27,7 @@ from shardwright.synth.grid_alternate import is_mesh
 from shardwright.synth.grid_choice import GridChoosing, on_grid
 from shardwright.synth.judge import AMPLE, Look
 from shardwright.synth.space import Space
-from shardwright.synth.subfleets import Choice, Choosing, candidates, unsearched
+from shardwright.synth.subfleets import Choice, Choosing, Members, candidates, unsearched
 from shardwright.synth.timer import Timer
 
 #: Mesh axes of programs.
@@ -58,6 +59,7 @@ class Planner:
     def __init__(self, asked: Request, timer: Timer) -> None:
         self.asked, self.timer = asked, timer
         self._known: dict[int, _Step] = {}
+        self._grids: dict[Members, GridModel] = {}
 
     def plan(
         self,
@@ -83,7 +85,7 @@ class Planner:
         """
         step = self._known.get(id(traced))
         if step is None:
-            step = self._known[id(traced)] = _Step(traced, self.asked, self.timer)
+            step = self._known[id(traced)] = _Step(traced, self.asked, self.timer, self._grids)
         return step.plan(rival_s, briefly=briefly, baselines=baselines)
 
     def unfinished(self, traced: Traced) -> bool:
@@ -100,8 +102,8 @@ class Planner:
 class _Step:
     """The search for a plan of one step as it is."""
 
-    def __init__(self, traced: Traced, asked: Request, timer: Timer) -> None:
-        self.traced, self.asked, self.timer = traced, asked, timer
+    def __init__(self, traced: Traced, asked: Request, timer: Timer, grids: dict[Members, GridModel]) -> None:
+        self.traced, self.asked, self.timer, self._grids = traced, asked, timer, grids
         self.space_s = 0.0
         constraints, fleet, axes = asked.constraints, asked.fleet, asked.axes
         self.pins = () if constraints is None else resolve(constraints, traced.graph, self.space)
@@ -137,8 +139,8 @@ class _Step:
     def on_grid(self) -> GridChoosing:
         """The search on two mesh axes."""
         pinned = partial(factors, self.pins)
-        graph, asked = self.traced.graph, self.asked
-        return GridChoosing(graph, asked.fleet, self.timer, self.meshes, pinned, looking(self.traced))
+        graph, fleet, look = self.traced.graph, self.asked.fleet, looking(self.traced)
+        return GridChoosing(graph, fleet, self.timer, self.meshes, pinned, look, self._grids)
 
     @property
     def unfinished(self) -> bool:
