@@ -190,6 +190,8 @@ class _Search:
         self.seconds, self.proven = math.inf, -math.inf
         self.best: list[int] = []
         self._messages, self._looks = self.memory.messages, 0
+        #: Whether any program is better than none.
+        self._eager = False
         self.expanded = self.width = 0
 
     def offer(self, values: Sequence[int]) -> None:
@@ -227,7 +229,10 @@ class _Search:
             sweeps = MOST_SWEEPS
         if not self.best and math.isfinite(self.proven):
             rest = _Rest(self.core, self.kept, self._swept(0), self.memory)
-            self._searched(rest, rest.some, MOST_NODES)
+            self._eager = True
+            self._look_at(rest, rest.some, _CELLS[0], self.seconds)
+            if not self.best:
+                self._searched(rest, rest.some, MOST_NODES)
 
     def _done(self, enough: float) -> bool:
         if self.seconds <= self.proven * (1 + _CLOSE):
@@ -288,7 +293,8 @@ class _Search:
         buckets = Buckets(some, rest.order, cells, scale * _NEVER)
         found = buckets.bounds()
         bound = self.core.constant + found.bound
-        self.offer(rest.original(buckets.greedy(), some))
+        if found.exact or math.isfinite(assumed) or self._eager:
+            self.offer(rest.original(buckets.greedy(), some))
         possible = _keep(some, found, assumed * (1 + _CLOSE) - bound)
         self._prove(min(bound, assumed) if possible else assumed)
         return found.exact or not possible or bound >= assumed
