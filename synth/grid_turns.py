@@ -10,9 +10,10 @@ import numpy as np
 
 from shardwright.cost.grid_model import GridModel
 from shardwright.synth.factors import Use
+from shardwright.synth.grid_narrow import MOST_ROUNDS
 from shardwright.synth.grid_pricing import GridPriceList, grid_prices
 from shardwright.synth.grid_ratios import GridBill
-from shardwright.synth.grid_solve import MOST_ROUNDS, GridSolver
+from shardwright.synth.grid_solve import GridSolver
 from shardwright.synth.ledger import Ledger
 from shardwright.synth.pricing import Prices
 from shardwright.synth.solve import Solution
