@@ -186,10 +186,19 @@ def shortage(
 class _Trial:
     """A change under which the step may fit."""
 
-    def __init__(self, what: str, plan: Plan, fleet: Fleet, step: Traced, steps: int = 1) -> None:
+    def __init__(
+        self, what: str, plan: Plan, fleet: Fleet, step: Traced, steps: int = 1, *, whole: bool = False
+    ) -> None:
         self.what, self.step, self.steps = what, step, steps
         self._limits = [device.type.memory_bytes for device in fleet.devices]
-        self._planner = Planner(Request(fleet, plan.state_override, axes=2 if plan.axes == 2 else 1), Timer())
+        # Where nothing fits, every part of a fleet is searched: each has less memory than the whole.
+        asked = Request(
+            fleet,
+            plan.state_override,
+            devices="all" if whole else "auto",
+            axes=2 if plan.axes == 2 else 1,
+        )
+        self._planner = Planner(asked, Timer())
 
     def briefly(self) -> Plan | None:
         """The best plan, which may not fit: nobody searches for one that does. None if none can."""
@@ -228,7 +237,7 @@ def _least_memory(plan: Plan, own: Traced, tick: Callable[[str], None]) -> tuple
             break
         middle = max((low * high) ** 0.5, 0.0 if failed else high / step)
         tick(f"planning for {middle:.3g} times the memory")
-        trial = _Trial("", plan, with_memory(fleet, middle), own)
+        trial = _Trial("", plan, with_memory(fleet, middle), own, whole=True)
         made = trial.briefly()
         if made is not None and not made.fits:
             made = trial.in_full()
