@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from shardwright.cost.bill import Item, bill
+from shardwright.cost.bill import Item, charges
 from shardwright.cost.memory import Footprint, Peaks
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
@@ -282,7 +282,7 @@ def _settle(graph: Graph, turns: Turns, found: Found) -> tuple[Candidate, float]
         solution, prices = turns.search(ratios)
         with turns.timer.ratios():
             program = emit(turns.space, solution.assignment, prices)
-            items, memory = bill(program, graph, turns.model), turns.judge.footprint(program)
+            items, memory = charges(program, graph, turns.model), turns.judge.footprint(program)
             here = candidate(turns, program, ratios, items, memory)
             over = over if turn else here.over
             if turn or not here.fits:

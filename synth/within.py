@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardwright.cost.bill import bill
+from shardwright.cost.bill import charges
 from shardwright.cost.memory import Footprint, Peaks
 from shardwright.cost.model import CostModel
 from shardwright.cost.quantity import size
@@ -208,7 +208,7 @@ def _closed(turns: Turns, best: Candidate, renting: Renting, free: Found) -> Can
             left -= 1
             program = emit(turns.space, assignment, prices)
             memory = turns.judge.footprint(program)
-            items = bill(program, renting.graph, model)
+            items = charges(program, renting.graph, model)
             here = candidate(turns, program, ratios, items, memory)
             best = here if here.beats(best) and (here.fits or here.over < best.over) else best
     return best
@@ -276,7 +276,7 @@ def _within(turns: Turns, found: Candidate, renting: Renting, rival_s: float = m
                 break
             with turns.timer.ratios():
                 program = emit(turns.space, solution.assignment, prices)
-                items, memory = bill(program, graph, model), turns.judge.footprint(program)
+                items, memory = charges(program, graph, model), turns.judge.footprint(program)
                 near, _ = turns.best_ratios(items, ratios, memory)
                 here = candidate(turns, program, near, items, memory)
             if not here.fits:
