@@ -130,8 +130,8 @@ def shortage(
     """Why a plan does not fit and what would help; None if it fits. Every remedy has been planned.
 
     The step is taken as the plan has it: with what it computes again and keeps elsewhere, in its pieces, on
-    as many mesh axes. What fits without a search for smaller programs is found quickly; of what does not,
-    the cheapest by their bounds are planned in full.
+    as many mesh axes, on all devices. What fits without a search for smaller programs is found quickly; of
+    what does not, the cheapest by their bounds are planned in full.
 
     Args:
         plan: it does not fit.
@@ -186,19 +186,12 @@ def shortage(
 class _Trial:
     """A change under which the step may fit."""
 
-    def __init__(
-        self, what: str, plan: Plan, fleet: Fleet, step: Traced, steps: int = 1, *, whole: bool = False
-    ) -> None:
+    def __init__(self, what: str, plan: Plan, fleet: Fleet, step: Traced, steps: int = 1) -> None:
         self.what, self.step, self.steps = what, step, steps
         self._limits = [device.type.memory_bytes for device in fleet.devices]
-        # Where nothing fits, every part of a fleet is searched: each has less memory than the whole.
-        asked = Request(
-            fleet,
-            plan.state_override,
-            devices="all" if whole else "auto",
-            axes=2 if plan.axes == 2 else 1,
-        )
-        self._planner = Planner(asked, Timer())
+        # Where nothing fits, every part of a fleet would be searched: each has less memory than the whole.
+        axes = 2 if plan.axes == 2 else 1
+        self._planner = Planner(Request(fleet, plan.state_override, devices="all", axes=axes), Timer())
 
     def briefly(self) -> Plan | None:
         """The best plan, which may not fit: nobody searches for one that does. None if none can."""
@@ -237,7 +230,7 @@ def _least_memory(plan: Plan, own: Traced, tick: Callable[[str], None]) -> tuple
             break
         middle = max((low * high) ** 0.5, 0.0 if failed else high / step)
         tick(f"planning for {middle:.3g} times the memory")
-        trial = _Trial("", plan, with_memory(fleet, middle), own, whole=True)
+        trial = _Trial("", plan, with_memory(fleet, middle), own)
         made = trial.briefly()
         if made is not None and not made.fits:
             made = trial.in_full()
