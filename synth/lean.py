@@ -93,15 +93,16 @@ def spared(turns: Turns, found: Candidate) -> tuple[Candidate, Peaks] | None:
     sparing = Sparing(found.program, judge.graph)
     if not sparing.possible:
         return None
-    several, learned, count = _InTurn(turns, found, sparing), judge.budgets, 0
-    for rounds in range(_LOOKS):
+    several, learned = _InTurn(turns, found, sparing), judge.budgets
+    count = rounds = 0
+    while True:
         count, here = several.fewest(count)
         with turns.timer.ratios():
             peaks = judge.peaks(here.program, here.ratios, here.memory, sure=True)
         over = judge.excess(peaks)
         here = replace(here, fits=over <= 1, over=over)
         if here.fits or count >= several.most or rounds + 1 == _LOOKS or turns.stop():
-            break
+            judge.budgets = learned
+            return here, peaks
         judge.learn(peaks, here.ratios, here.memory, rounds)
-    judge.budgets = learned
-    return here, peaks
+        rounds += 1

@@ -87,7 +87,7 @@ def judged(
                 return fitting
         elif fallen is None or over < fallen[0].over:
             fallen = best, peaks
-        if not best.fits and not rounds and possible:
+        if not best.fits and not rounds and (possible or not briefly):
             # The same, or nearly so, in another order may do; what the model learns is about the smaller one.
             small = spared(turns, best if briefly else leaner(turns, best, renting()))
             if small is not None and small[0].fits:
@@ -96,7 +96,7 @@ def judged(
                     return fitting
             elif small is not None and small[0].over < over:
                 fallen = best, peaks = small
-        if rounds == MOST_LOOKS or (rounds and stop()) or briefly:
+        if rounds == MOST_LOOKS or (rounds and stop()) or briefly or not (best.fits or possible):
             break
         dearer = not best.fits or best.cost_s > rival_s
         rival_s = min(rival_s, math.inf if fitting is None else fitting[0].cost_s)
@@ -183,7 +183,8 @@ def hopeless(turns: Turns, renting: Callable[[], Renting], free_s: float, rival_
     if rival_s == math.inf or rival_s > free_s * _FAR_ABOVE:
         return False
     with turns.timer.search():
-        return renting().bound_within(turns.listed, 0.0, rival_s, turns.stop) >= rival_s * (1 - 1e-3)
+        wanted_s = rival_s * (1 - 1e-3)
+        return renting().bound_within(turns.listed, 0.0, rival_s, turns.stop, wanted_s) >= wanted_s
 
 
 def _closed(turns: Turns, best: Candidate, renting: Renting) -> Candidate:

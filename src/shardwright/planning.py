@@ -91,10 +91,10 @@ class Planner:
         step = self._known.get(id(traced))
         return step is not None and "choosing" in vars(step) and step.choosing.unfinished
 
-    def crowded(self, traced: Traced) -> float:
-        """The largest part of its memory that a device takes for the best program without a limit."""
+    def crowded(self, traced: Traced) -> tuple[float, int]:
+        """Of the best program without a limit: the largest part of its memory a device takes; its devices."""
         step = self._known.get(id(traced))
-        return 0.0 if step is None or "choosing" not in vars(step) else step.choosing.crowded
+        return (0.0, 1) if step is None or "choosing" not in vars(step) else step.choosing.crowded
 
 
 class _Step:
