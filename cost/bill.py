@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -18,6 +18,7 @@ from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import Atom, Equation, Graph, TensorType, Value, value_types
 from shardwright.ir.placement import OwnRatios, Placement, Shard, deal
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
+from shardwright.ir.record import record
 from shardwright.ir.regions import boundary
 from shardwright.ir.rules import Signature
 from shardwright.ir.segments import Away, Back, Exchange, Segment, schedule
@@ -40,7 +41,7 @@ Token: TypeAlias = int
 _Held: TypeAlias = dict[tuple[int, Placement], Token]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Item:
     """One line of a bill.
 
@@ -90,6 +91,11 @@ def bill(program: Program, graph: Graph, model: Pricing, weight: float = 1.0) ->
     return list(_items(program, graph, model, weight, {}, count(), _as_written))
 
 
+def charges(program: Program, graph: Graph, model: Pricing) -> list[Item]:
+    """The items of `bill` without what they read and write: equal computations are one object."""
+    return list(_items(program, graph, model, 1.0, {}, None, _as_written))
+
+
 def bill_as_run(program: Program, graph: Graph, model: Pricing) -> list[Item]:
     """All items of a program in the order and the segments in which the backends run it.
 
@@ -126,18 +132,29 @@ def _items(
     model: Pricing,
     weight: float,
     held: _Held,
-    tokens: Iterator[Token],
+    tokens: Iterator[Token] | None,
     order: _Order,
 ) -> Iterator[Item]:
-    """Items of a program whose inputs are `held`; what it establishes is added to them."""
+    """Items of a program whose inputs are `held`; what it establishes is added to them.
+
+    Without `tokens` nobody asks for what items read and write.
+    """
     types = value_types(graph)
     # By what is computed how, of which there are few: one bill sees one object for equal signatures mostly.
-    known: dict[tuple[int, int, Traffic], tuple[ShareCost, Cut | None]] = {}
+    known: dict[tuple[int, int, Traffic], Item] = {}
 
     def leave(values: Sequence[Value], placements: Sequence[Placement]) -> tuple[Token, ...]:
+        if tokens is None:
+            return ()
         new = {(v.index, p): next(tokens) for v, p in zip(values, placements, strict=True)}
         held.update(new)
         return tuple(new.values())
+
+    def moved(move: Move) -> tuple[Token, ...]:
+        if tokens is None:
+            return ()
+        token = held[move.value, move.post] = next(tokens)
+        return (token,)
 
     def need(atoms: Sequence[Atom], placements: Sequence[Placement]) -> tuple[Token, ...]:
         keys = [(a.index, p) for a, p in zip(atoms, placements, strict=True) if isinstance(a, Value)]
@@ -152,9 +169,8 @@ def _items(
             cut = cut_of((tensor, tensor), (instruction.pre, instruction.post))
             if _recuts(instruction):
                 cost, cut = _whole(cost), None
-            before, after = ((instruction.value, p) for p in (instruction.pre, instruction.post))
+            before = instruction.value, instruction.pre
             reads = (held[before],) if before in held else ()
-            held[after] = next(tokens)
             yield Item(
                 label=f"{instruction.kind}.{instruction.strategy}".rstrip("."),
                 cost=cost,
@@ -163,7 +179,7 @@ def _items(
                 cut=cut,
                 exchange=not collectives()[instruction.kind].local,
                 reads=reads,
-                writes=(held[after],),
+                writes=moved(instruction),
                 move=instruction,
                 nbytes=tensor.nbytes,
             )
@@ -174,25 +190,17 @@ def _items(
             yield from _loop_items(instruction, equation, model, weight, held, tokens, order)
             continue
         assert isinstance(instruction, Compute)
-        reads = need(equation.inputs, signature.ins)
-        writes = leave(equation.outputs, signature.outs)
         key = (id(equation.form), id(signature), stored[equation])
-        if key not in known:
+        item = known.get(key)
+        if item is None:
+            cost = model.kernel(equation, signature, key[2])
             tensors = (*equation.input_types, *equation.output_types)
-            known[key] = (
-                model.kernel(equation, signature, key[2]),
-                cut_of(tensors, (*signature.ins, *signature.outs)),
-            )
-        cost, cut = known[key]
-        yield Item(
-            label=equation.primitive,
-            cost=cost,
-            weight=weight,
-            cut=cut,
-            exchange=False,
-            reads=reads,
-            writes=writes,
-        )
+            cut = cut_of(tensors, (*signature.ins, *signature.outs))
+            item = known[key] = Item(equation.primitive, cost, weight, cut, exchange=False)
+        if tokens is not None:
+            reads, writes = need(equation.inputs, signature.ins), leave(equation.outputs, signature.outs)
+            item = Item(item.label, item.cost, weight, item.cut, False, reads, writes)
+        yield item
 
 
 def _recuts(move: Move) -> bool:
@@ -213,7 +221,7 @@ def _loop_items(
     model: Pricing,
     weight: float,
     held: _Held,
-    tokens: Iterator[Token],
+    tokens: Iterator[Token] | None,
     order: _Order,
 ) -> Iterator[Item]:
     """Items of the bodies of a loop, which read what the loop reads and leave what it leaves."""
@@ -314,6 +322,13 @@ class Shares:
         return self._seconds[key]
 
 
+def counted(items: Sequence[Item]) -> Iterator[tuple[Item, int]]:
+    """The items of a bill that are objects of their own, and how often it has each; see `charges`."""
+    times = Counter(map(id, items))
+    known = {id(item): item for item in items}
+    return ((known[which], count) for which, count in times.items())
+
+
 class Tally:
     """A bill added up, ready to be priced at many ratios."""
 
@@ -321,12 +336,12 @@ class Tally:
         self._class_of = model.class_of
         by_ratios: dict[OwnRatios | None, dict[tuple[int, int], float]] = {}
         costs: dict[int, ShareCost] = {}
-        for item in items:
+        for item, times in counted(items):
             cut = item.cut if item.cost.varies else None
             key = (id(item.cost), 0 if cut is None else cut.units)
             costs[key[0]] = item.cost
             weights = by_ratios.setdefault(None if cut is None else cut.by, {})
-            weights[key] = weights.get(key, 0.0) + item.weight
+            weights[key] = weights.get(key, 0.0) + item.weight * times
         self._parts = [
             (
                 own,

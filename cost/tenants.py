@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -13,11 +12,12 @@ from shardwright.cost.share_cost import Floats
 from shardwright.cost.written import Written
 from shardwright.ir.collectives import registry
 from shardwright.ir.graph import Graph, TensorType, Value, value_types
-from shardwright.ir.host import is_reload
+from shardwright.ir.host import is_reload, uses_host
 from shardwright.ir.placement import Placement, R, cuts
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
 from shardwright.ir.recompute import begins_again, repeats
 from shardwright.ir.regions import entering
+from shardwright.ir.wires import Number, wires
 
 Key: TypeAlias = tuple[int, Placement]
 #: Bytes of a tensor in a placement: fixed, and times a device's share (one for each of a program's ratios).
@@ -67,7 +67,6 @@ def keys_made(instruction: Instruction, graph: Graph) -> list[Key]:
     return [(v.index, p) for v, p in zip(outputs, instruction.signature.outs, strict=True)]
 
 
-@dataclass(slots=True)
 class _Tenants:
     """What a program establishes, in order; a property that is established anew is another tenant.
 
@@ -80,24 +79,18 @@ class _Tenants:
         over: tenants that may be written over operands, with these and the moment.
     """
 
-    stretch: list[int] = field(default_factory=list[int])
-    sources: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
-    first: list[int] = field(default_factory=list[int])
-    last: list[int] = field(default_factory=list[int])
-    size: list[Bytes] = field(default_factory=list[Bytes])
-    leaves: set[int] = field(default_factory=set[int])
-    over: list[tuple[int, tuple[int, ...], int]] = field(
-        default_factory=list[tuple[int, tuple[int, ...], int]]
-    )
+    def __init__(self, count: int) -> None:
+        self.stretch: list[int] = []
+        self.sources: list[tuple[int, ...]] = [(number,) for number in range(count)]
+        self.first = [-1] * count
+        self.last = [-1] * count
+        self.size: list[Bytes] = [(0.0, 0.0)] * count
+        self.leaves: set[int] = set()
+        self.over: list[_Over] = []
 
     def add(self, stretch: int) -> int:
-        number = len(self.stretch)
         self.stretch.append(stretch)
-        self.sources.append((number,))
-        self.first.append(-1)
-        self.last.append(-1)
-        self.size.append((0.0, 0.0))
-        return number
+        return len(self.stretch) - 1
 
     def write(self, number: int, time: int, size: Bytes) -> None:
         self.first[number] = self.last[number] = time
@@ -114,13 +107,15 @@ class _Walk:
 
     def __init__(self, program: Program, graph: Graph, held: Written, size: Size, *, top: bool) -> None:
         self.program, self.graph, self.held, self.size, self.top = program, graph, held, size, top
-        self.types = value_types(graph)
+        self.types, self.host = value_types(graph), uses_host(graph)
         self.end = len(program.instructions)
         self.stretches, self.ends = _stretches(program, graph)
-        self.tenants = _Tenants()
-        self.current: dict[Key, int] = {}
+        self.wires = wires(program, graph)
+        given = len(graph.inputs) + len(graph.constants)
+        self.tenants = _Tenants(given + sum(map(len, self.wires.makes)))
+        self.current: dict[Number, int] = {}
         self.reads: list[tuple[int, ...]] = []
-        self.made: list[tuple[int, ...]] = []
+        self.made: list[Sequence[int]] = []
         self.time_of: dict[int, int] = {}
         #: (moment, bytes) beside the tenants: temporaries, bodies, what exchanges pack.
         self.beside: list[tuple[int, int, Bytes]] = []
@@ -131,32 +126,34 @@ class _Walk:
     def _establish(self) -> None:
         tenants, current, graph, program = self.tenants, self.current, self.graph, self.program
         given = [(v.index, p) for v, p in zip(graph.inputs, program.inputs, strict=True)]
-        for key in (*given, *((v.index, R) for v in graph.constants)):
-            current[key] = tenants.add(-1)
-            if not self.top and key[0] in self.held.values:
-                tenants.write(current[key], 0, self.size(self.types[key[0]], key[1]))
-        for time, instruction in enumerate(program.instructions):
-            stretch = self.stretches[time]
-            read = tuple([current[key] for key in keys_read(instruction, graph) if key in current])
+        for index, placement in (*given, *((v.index, R) for v in graph.constants)):
+            current[self.wires.number(index, placement)] = number = tenants.add(-1)
+            if not self.top and index in self.held.values:
+                tenants.write(number, 0, self.size(self.types[index], placement))
+        stretch_of, leaves = tenants.stretch, tenants.leaves
+        for stretch, reads, makes in zip(self.stretches, self.wires.reads, self.wires.makes, strict=True):
+            read = tuple([current[key] for key in reads if key in current])
             for number in read:
-                if tenants.stretch[number] != stretch:
-                    tenants.leaves.add(number)
-            made: list[int] = []
-            for key in keys_made(instruction, graph):
-                current[key] = number = tenants.add(stretch)
-                made.append(number)
+                if stretch_of[number] != stretch:
+                    leaves.add(number)
             self.reads.append(read)
-            self.made.append(tuple(made))
+            made = [tenants.add(stretch) for _ in makes]
+            current.update(zip(makes, made, strict=True))
+            self.made.append(made)
+        for time, instruction in enumerate(program.instructions):
             if not isinstance(instruction, Move):
                 self.time_of.setdefault(instruction.equation, time)
         if self.top:
-            for key in _keys(graph, program):
-                if key is not None and key in current:
-                    tenants.leaves.add(current[key])
+            leaves.update(current[key] for key in self._handed_out() if key in current)
+
+    def _handed_out(self) -> Iterator[Number]:
+        for atom, placement in zip(self.graph.outputs, self.program.outputs, strict=True):
+            if isinstance(atom, Value):
+                yield self.wires.number(atom.index, placement)
 
     def _follow(self) -> None:
         tenants = self.tenants
-        canonical: dict[Key, int] = {}
+        canonical: dict[Number, int] = {}
         for time, instruction in enumerate(self.program.instructions):
             read, made = self.reads[time], self.made[time]
             if isinstance(instruction, Compute):
@@ -189,34 +186,31 @@ class _Walk:
         time: int,
         instruction: Compute,
         read: tuple[int, ...],
-        made: tuple[int, ...],
-        canonical: dict[Key, int],
+        made: Sequence[int],
+        canonical: dict[Number, int],
     ) -> None:
-        tenants, held = self.tenants, self.held
-        equation = self.graph.equations[instruction.equation]
-        if is_reload(equation):  # what it reads is in host memory until it is read
-            for number, value, placement in zip(
-                made, equation.outputs, instruction.signature.outs, strict=True
-            ):
+        tenants, held, same = self.tenants, self.held, self.held.same
+        equation, outs = self.graph.equations[instruction.equation], instruction.signature.outs
+        if self.host and is_reload(equation):  # what it reads is in host memory until it is read
+            for number, value, placement in zip(made, equation.outputs, outs, strict=True):
                 self._write(number, time, (value.index, placement), ())
             return
-        sources = _union([tenants.sources[number] for number in read])
-        renames = equation.primitive in ALIASES
-        for number, value, placement in zip(made, equation.outputs, instruction.signature.outs, strict=True):
+        sources = tenants.sources[read[0]] if len(read) == 1 else _union([tenants.sources[n] for n in read])
+        for number, code, value in zip(made, self.wires.makes[time], equation.outputs, strict=True):
             index = value.index
-            equal = canonical.get((held.same.get(index, index), placement))
+            equal = canonical.get(code - index + same.get(index, index))
             leaves = number in tenants.leaves
             if equal is not None and tenants.stretch[equal] == self.stretches[time] and not leaves:
                 tenants.sources[number] = tenants.sources[equal]
-            elif index in held.values or (leaves and not (renames and sources)):
-                self._write(number, time, (index, placement), sources)
+            elif index in held.values or (leaves and not (equation.primitive in ALIASES and sources)):
+                self._write(number, time, (index, outs[number - made[0]]), sources)
                 if index in held.over and not leaves:
                     tenants.over.append((number, sources, time))
             else:
                 tenants.sources[number] = sources
                 if leaves:  # another name for what must then stay
                     tenants.leaves.update(sources)
-            canonical[index, placement] = number
+            canonical[code] = number
         for temporary in held.temporaries.get(equation.index, ()):
             self._temporary(time, instruction, temporary.like, temporary.part, temporary.readers)
 
@@ -263,8 +257,8 @@ class _Walk:
                 # Outside of the stretch that makes it, it is there as long as whole stretches run.
                 last[number] = self.ends[self.stretches[min(last[number], end - 1)]]
         if self.top:
-            for key in _keys(self.graph, self.program):
-                if key is not None and key in self.current:
+            for key in self._handed_out():
+                if key in self.current:
                     for number in tenants.sources[self.current[key]]:
                         last[number] = end
         taken: set[int] = set()
@@ -315,9 +309,11 @@ def _stretches(program: Program, graph: Graph) -> tuple[list[int], list[int]]:
     found: list[int] = []
     ends: list[int] = [0]
     start, before = 0, False
+    changed = repeats(graph) or uses_host(graph)
     for time, instruction in enumerate(program.instructions):
-        exchanges = _exchanges(instruction, graph)
-        again = not exchanges and begins_again(instruction, graph, program.instructions[start:time])
+        exchanges = not isinstance(instruction, Compute) and _exchanges(instruction, graph)
+        again = changed and not exchanges
+        again = again and begins_again(instruction, graph, program.instructions[start:time])
         if time and (exchanges or before or again):
             ends.append(time)
             start = time
@@ -344,8 +340,3 @@ def _union(sources: list[tuple[int, ...]]) -> tuple[int, ...]:
     if len(sources) == 1:
         return sources[0]
     return tuple(dict.fromkeys([number for some in sources for number in some]))
-
-
-def _keys(graph: Graph, program: Program) -> Iterator[Key | None]:
-    for atom, placement in zip(graph.outputs, program.outputs, strict=True):
-        yield (atom.index, placement) if isinstance(atom, Value) else None

@@ -30,7 +30,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from shardwright.cost.bill import Cut, Item, Pricing, Shares, Token, bill, bill_as_run
+from shardwright.cost.bill import Cut, Item, Pricing, Shares, Token, bill, bill_as_run, counted
 from shardwright.cost.device import DeviceType
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import CostStack, Floats
@@ -138,18 +138,23 @@ def predict(items: Sequence[Item], model: CostModel, ratios: Sequence[float]) ->
     if not items:
         return Timeline(0.0, (0.0,) * len(shares.ratios), (0.0,) * len(shares.ratios), 0.0)
     cuts: dict[Cut | None, int] = {}
-    ways = [None if item.cut is None else Cut(item.cut.units, 1, item.cut.by) for item in items]
+    known: dict[int, int] = {}
+    # Of items that are one object (`charges`) one is looked at.
+    of_item = [known.setdefault(id(item), len(known)) for item in items]
+    distinct = [item for item, _ in counted(items)]
+    ways = [None if item.cut is None else Cut(item.cut.units, 1, item.cut.by) for item in distinct]
     cut_of = np.array([cuts.setdefault(way, len(cuts)) for way in ways])
     held = [shares.of(cut) for cut in cuts]
     alike, like = np.unique(np.stack([model.class_of, *held]), axis=1, return_inverse=True)
     class_of = alike[0].astype(np.int64)
-    stack, weights = CostStack.of([item.cost for item in items]), np.array([item.weight for item in items])
-    seconds = np.empty((len(items), len(class_of)))
+    stack = CostStack.of([item.cost for item in distinct])
+    weights = np.array([item.weight for item in distinct])
+    seconds = np.empty((len(distinct), len(class_of)))
     for number in range(len(cuts)):
         which = np.flatnonzero(cut_of == number)
         seconds[which] = stack.take(which).per_device(alike[number + 1], class_of)
-    seconds *= weights[:, None]
-    exchange = np.array([item.exchange for item in items])
+    seconds = (seconds * weights[:, None])[of_item]
+    exchange = np.array([item.exchange for item in distinct])[of_item]
     kernels = np.where(exchange[:, None], 0.0, seconds)
     # Segments end at exchanges; the one after the last exchange ends with the step.
     segment = np.concatenate([[0], np.cumsum(exchange)[:-1]])

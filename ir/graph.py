@@ -22,6 +22,8 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
+from shardwright.ir.record import record
+
 #: Bytes of an element of dtypes numpy does not know.
 _EXTENDED_BYTES = {"bfloat16": 2, "key<fry>": 8, "int4": 1, "uint4": 1, "int2": 1, "uint2": 1}
 
@@ -73,7 +75,7 @@ class TensorType:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class Value:
     """One tensor of the single-device program. Compared by identity."""
 
@@ -86,7 +88,7 @@ class Value:
     __repr__ = __str__
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class Literal:
     """A scalar written into the program."""
 
@@ -100,7 +102,7 @@ class Literal:
 Atom: TypeAlias = Value | Literal
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class Form:
     """What an equation does, whatever the tensors: all that rules and prices look at. Made by `Forms`.
 
@@ -141,7 +143,7 @@ class Forms:
         return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class Equation:
     """One primitive applied to atoms.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +11,7 @@ from jax.extend import core as jex
 
 from shardwright.ir.errors import TraceError
 from shardwright.ir.graph import Atom, Equation, Forms, Graph, Literal, TensorType, Value
+from shardwright.ir.record import record
 
 #: Call primitives and the parameter that holds what they call.
 CALLS = {
@@ -76,7 +76,7 @@ class Builder:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Met:
     """An equation as it was met: values are numbers until it is known which of them are needed."""
 

@@ -17,15 +17,19 @@ A value may be held in several placements at once: gathered once, used many time
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from shardwright.ir import collectives
 from shardwright.ir.errors import ProgramError
 from shardwright.ir.graph import Equation, Graph, Literal, TensorType, Value, per_form, value_types
 from shardwright.ir.placement import Grid, OwnRatios, Placement, R, Shard, cuts
+from shardwright.ir.record import record
 from shardwright.ir.regions import boundary
 from shardwright.ir.rules import Signature, allows, rule_of
+
+if TYPE_CHECKING:
+    from shardwright.ir.wires import Wires
 
 #: Devices that take part, as indices into the plan's devices; None means all of them.
 Group: TypeAlias = tuple[int, ...] | None
@@ -52,7 +56,7 @@ def covers(held: Property, wanted: Property) -> bool:
     return held.placement == R and smaller
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Compute:
     """Run equation `equation` of the graph on local shards."""
 
@@ -60,7 +64,7 @@ class Compute:
     signature: Signature
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Move:
     """Establish `value` in placement `post` from `pre`, by collective `kind` carried out as `strategy`.
 
@@ -77,7 +81,7 @@ class Move:
     root: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Loop:
     """Run the regions of equation `equation`, each as a distributed program of its own.
 
@@ -101,11 +105,13 @@ class Program:
         inputs: placement in which each input of the graph is handed in (constants are always R).
         instructions: in execution order, the same on every device.
         outputs: placement in which each output of the graph is handed out.
+        memo: what was worked out of it (`shardwright.ir.wires`).
     """
 
     inputs: tuple[Placement, ...]
     instructions: tuple[Instruction, ...]
     outputs: tuple[Placement, ...]
+    memo: dict[object, Any] = field(default_factory=dict[object, Any], init=False, compare=False, repr=False)
 
     def all_instructions(self) -> Iterator[Instruction]:
         """Instructions of this program and, depth first, of every loop body."""
@@ -120,15 +126,19 @@ def placements(program: Program) -> Iterator[Placement]:
     """The placements in a program, those of signatures that many equations share once."""
     yield from program.inputs
     yield from program.outputs
-    seen: set[int] = set()
-    for instruction in program.all_instructions():
+    signatures: dict[int, Signature] = {}
+    for instruction in program.instructions:
         if isinstance(instruction, Move):
             yield instruction.pre
             yield instruction.post
-        elif id(instruction.signature) not in seen:
-            seen.add(id(instruction.signature))
-            yield from instruction.signature.ins
-            yield from instruction.signature.outs
+            continue
+        signatures[id(instruction.signature)] = instruction.signature
+        if isinstance(instruction, Loop):
+            for body in instruction.bodies:
+                yield from placements(body)
+    for signature in signatures.values():
+        yield from signature.ins
+        yield from signature.outs
 
 
 def nodes_of(program: Program) -> tuple[int, ...] | None:
@@ -171,16 +181,36 @@ def verify(program: Program, graph: Graph) -> None:
         ProgramError: naming the first instruction that breaks its contract, with the lines around it.
     """
     own_ratios(program)
-    established: set[Property] = set()
     _expect(len(program.inputs) == len(graph.inputs), program, graph, 0, "places another number of inputs")
     _expect(len(program.outputs) == len(graph.outputs), program, graph, 0, "places another number of outputs")
-    types = value_types(graph)
-    for value, placement in zip(graph.inputs, program.inputs, strict=True):
-        established.add(Property(value.index, placement))
-    for value in graph.constants:
-        established.add(Property(value.index, R))
     for line, instruction in enumerate(program.instructions):
-        problem = _check(instruction, graph, types, established)
+        problem = "" if isinstance(instruction, Move) else _malformed(instruction, graph)
+        _expect(not problem, program, graph, line, problem)
+    from shardwright.ir.wires import wires
+
+    found, types = wires(cast(Any, program), graph), value_types(graph)
+    established = _Established(found)
+    for value, placement in zip(graph.inputs, program.inputs, strict=True):
+        established.whole.add(found.number(value.index, placement))
+    for value in graph.constants:
+        established.whole.add(found.number(value.index, R))
+    # Equations of one form under one signature are judged once; the program keeps the signatures.
+    judged: dict[tuple[int, int], str] = {}
+    for line, instruction in enumerate(program.instructions):
+        if isinstance(instruction, Move):
+            problem = _check_move(instruction, types, established)
+        else:
+            equation = graph.equations[instruction.equation]
+            plain = isinstance(instruction, Compute) and not equation.regions
+            key = id(equation.form), id(instruction.signature)
+            problem = judged.get(key) if plain else None
+            if problem is None:
+                problem = _check(instruction, equation)
+                if plain:
+                    judged[key] = problem
+            if not problem and not established.whole.issuperset(found.reads[line]):
+                problem = _missing(instruction, equation, established)
+            established.whole.update(found.makes[line])
         _expect(not problem, program, graph, line, problem)
     for atom, placement in zip(graph.outputs, program.outputs, strict=True):
         held = isinstance(atom, Literal) and placement == R
@@ -203,6 +233,37 @@ def verify(program: Program, graph: Graph) -> None:
         )
 
 
+class _Established:
+    """What is known so far.
+
+    Attributes:
+        whole: what all devices have established, by number.
+        grouped: what some of them have.
+    """
+
+    def __init__(self, found: Wires) -> None:
+        self._wires = found
+        self.whole: set[int] = set()
+        self.grouped: set[Property] = set()
+
+    def add(self, found: Property) -> None:
+        if found.group is None:
+            self.whole.add(self._wires.number(found.value, found.placement))
+        else:
+            self.grouped.add(found)
+
+    def __contains__(self, wanted: Property) -> bool:
+        number = self._wires.number(wanted.value, wanted.placement)
+        if number in self.whole and (wanted.group is None or wanted.placement == R):
+            return True
+        return any(covers(held, wanted) for held in self.grouped)
+
+    def of(self, value: int) -> list[Property]:
+        """What is known of a value."""
+        some = [Property(*key) for key in self._wires.keys(self.whole) if key[0] == value]
+        return [*some, *(held for held in self.grouped if held.value == value)]
+
+
 def _expect(condition: bool, program: Program, graph: Graph, line: int, problem: str) -> None:
     if condition:
         return
@@ -220,41 +281,38 @@ def _expect(condition: bool, program: Program, graph: Graph, line: int, problem:
     )
 
 
-def _check(
-    instruction: Instruction, graph: Graph, types: Mapping[int, TensorType], established: set[Property]
-) -> str:
-    """What is wrong with an instruction, "" if nothing; adds what it establishes."""
-    if isinstance(instruction, Move):
-        return _check_move(instruction, types, established)
+def _malformed(instruction: Compute | Loop, graph: Graph) -> str:
+    """What keeps an instruction from being read at all, "" if nothing."""
     if not 0 <= instruction.equation < len(graph.equations):
         return f"there is no equation {instruction.equation}"
-    equation = graph.equations[instruction.equation]
-    signature = instruction.signature
+    equation, signature = graph.equations[instruction.equation], instruction.signature
     if len(signature.ins) != len(equation.inputs) or len(signature.outs) != len(equation.outputs):
         return f"{equation.primitive} has {len(equation.inputs)} operands and {len(equation.outputs)} results"
+    return ""
+
+
+def _check(instruction: Compute | Loop, equation: Equation) -> str:
+    """What is wrong with an instruction, whatever has been established; "" if nothing."""
+    signature = instruction.signature
     for atom, placement in zip(equation.inputs, signature.ins, strict=True):
-        if isinstance(atom, Literal):
-            # A literal is known to every device, and a Partial of it is free: one owner keeps it.
-            if cuts(placement):
-                return f"literal {atom} cannot be sharded"
-        elif (atom.index, placement, None) not in established:
-            held = (
-                ", ".join(sorted(str(p.placement) for p in established if p.value == atom.index)) or "nothing"
-            )
-            return f"needs {atom} as {placement}, established: {held}"
+        # A literal is known to every device, and a Partial of it is free: one owner keeps it.
+        if isinstance(atom, Literal) and cuts(placement):
+            return f"literal {atom} cannot be sharded"
     if isinstance(instruction, Loop):
-        problem = _check_loop(instruction, equation)
-    elif equation.regions:
+        return _check_loop(instruction, equation)
+    if equation.regions:
         uniform = all(p == R for p in (*signature.ins, *signature.outs))
-        problem = "" if uniform else f"{equation.primitive} has regions: only replicated, or as a loop"
-    else:
-        problem = (
-            "" if _allowed(equation, signature) else f"no rule of {equation.primitive} allows {signature}"
-        )
-    if not problem:
-        for value, placement in zip(equation.outputs, signature.outs, strict=True):
-            established.add(Property(value.index, placement))
-    return problem
+        return "" if uniform else f"{equation.primitive} has regions: only replicated, or as a loop"
+    return "" if _allowed(equation, signature) else f"no rule of {equation.primitive} allows {signature}"
+
+
+def _missing(instruction: Compute | Loop, equation: Equation, established: _Established) -> str:
+    """Which operand has not been established."""
+    pairs = zip(equation.inputs, instruction.signature.ins, strict=True)
+    lacking = ((a, p) for a, p in pairs if isinstance(a, Value) and Property(a.index, p) not in established)
+    atom, placement = next(lacking)
+    held = ", ".join(sorted(str(known.placement) for known in established.of(atom.index))) or "nothing"
+    return f"needs {atom} as {placement}, established: {held}"
 
 
 @per_form
@@ -271,10 +329,10 @@ def _allowed(equation: Equation, signature: Signature) -> bool:
     return found
 
 
-def _check_move(move: Move, types: Mapping[int, TensorType], established: set[Property]) -> str:
+def _check_move(move: Move, types: Mapping[int, TensorType], established: _Established) -> str:
     wanted = Property(move.value, move.pre, move.group if move.root is None else (move.root,))
-    if wanted not in established and not any(covers(held, wanted) for held in established):
-        held = ", ".join(sorted(str(p) for p in established if p.value == move.value)) or "nothing"
+    if wanted not in established:
+        held = ", ".join(sorted(map(str, established.of(move.value)))) or "nothing"
         return f"needs {wanted}, established: {held}"
     collective = collectives.registry().get(move.kind)
     if collective is None:

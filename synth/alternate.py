@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from shardwright.cost.bill import Item, bill
+from shardwright.cost.bill import Item, charges
 from shardwright.cost.memory import Footprint, Peaks
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
@@ -176,7 +176,7 @@ def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = Fals
     bound_s = free_s = certificate.bound_s
     limits = Limits.of(model)
     renting = cache(lambda: Renting(graph, space, limits, turns.extra, free.ideal, turns.solver))
-    first, memory = judged(turns, best, found.cost_s, renting, rival_s, briefly=briefly)
+    first, memory = judged(turns, best, found, renting, rival_s, briefly=briefly)
     best, memory = overlooked(turns, first, memory, found.cost_s, renting, briefly=briefly)
     dearer = not best.fits or best.cost_s > found.cost_s * (1 + ENOUGH)
     given_up = (briefly and dearer) or (not best.fits and rival_s < math.inf)
@@ -282,7 +282,7 @@ def _settle(graph: Graph, turns: Turns, found: Found) -> tuple[Candidate, float]
         solution, prices = turns.search(ratios)
         with turns.timer.ratios():
             program = emit(turns.space, solution.assignment, prices)
-            items, memory = bill(program, graph, turns.model), turns.judge.footprint(program)
+            items, memory = charges(program, graph, turns.model), turns.judge.footprint(program)
             here = candidate(turns, program, ratios, items, memory)
             over = over if turn else here.over
             if turn or not here.fits:

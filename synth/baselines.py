@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.bill import Item, bill, seconds
+from shardwright.cost.bill import Item, charges, seconds
 from shardwright.cost.drift import with_comparisons
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.memory import peak_bytes
@@ -187,7 +187,7 @@ class Workshop:
 
     def _drafted(self, name: str, program: Program, ratios: tuple[float, ...], model: CostModel) -> Draft:
         verify(program, self.graph)
-        items = bill(program, self.graph, model)
+        items = charges(program, self.graph, model)
         return Draft(name, program, ratios, items, seconds(items, model, ratios))
 
     def _finished(self, draft: Draft, model: CostModel, members: Sequence[int]) -> Baseline:

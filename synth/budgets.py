@@ -8,7 +8,7 @@ every one that fits, whatever its ratios and however many. The best rent for tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,6 +96,7 @@ class Renting:
         self._unit: Floats = np.zeros(2)
         self._best_s = 0.0
         self.rents = rents = Rents(graph, space)
+        self._space, self._extra = space, extra
         self._solver = SpaceSolver(space, (*extra, *rents.uses))
         if like is not None:
             self._solver.solver.level = like.solver.level
@@ -108,6 +109,15 @@ class Renting:
         devices = len(self.limits.nbytes)
         tables = self.rents.tables(rent_s, rent_s * devices, devices, share)
         return self._solver.solve(prices, _NODES, stop, tables)
+
+    def in_order(
+        self, prices: Prices, ratios: Sequence[float], rent_s: float
+    ) -> Iterator[tuple[tuple[int, ...], float]]:
+        """All programs by what they cost with `rent_s` per byte on all devices, the least first."""
+        solver = SpaceSolver(self._space, (*self._extra, *self.rents.uses), stages=())
+        devices = len(self.limits.nbytes)
+        tables = self.rents.tables(rent_s, 0.0, devices, ratios[self.limits.smallest])
+        return solver.in_order(prices, tables)
 
     def bound_within(
         self,

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from shardwright.ir.collectives import registry as collectives
-from shardwright.ir.graph import Atom, Equation, Value
+from shardwright.ir.graph import Atom, Equation, Graph, Value
 from shardwright.ir.placement import Placement, R, reduction
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
 from shardwright.ir.regions import boundary, outer_placement
 from shardwright.ir.rules import Signature
+from shardwright.ir.wires import Number, Wires, wired, with_wires
 from shardwright.synth.conversions import Holding, Routes
 from shardwright.synth.factors import Choice, EquationFactor
 from shardwright.synth.pricing import Prices
@@ -69,10 +69,7 @@ class _Emitter:
         outputs = tuple(
             self.output(atom, placement) for atom, placement in zip(graph.outputs, wanted, strict=True)
         )
-        needed = {(a.index, p) for a, p in zip(graph.outputs, outputs, strict=True) if isinstance(a, Value)}
-        return Program(
-            inputs, _in_rounds(_live(self.instructions, needed, graph.equations), graph.equations), outputs
-        )
+        return _ordered(Program(inputs, tuple(self.instructions), outputs), graph)
 
     def equation(self, equation: Equation) -> None:
         use = self.frame.uses[equation]
@@ -177,39 +174,6 @@ class _Emitter:
 # Order
 
 
-#: An instruction, what it needs and what it makes.
-_Wired: TypeAlias = tuple[Instruction, list[tuple[int, Placement]], list[tuple[int, Placement]]]
-
-
-def _needs(instruction: Instruction, equations: Sequence[Equation]) -> list[tuple[int, Placement]]:
-    if isinstance(instruction, Move):
-        return [(instruction.value, instruction.pre)]
-    equation = equations[instruction.equation]
-    pairs = zip(equation.inputs, instruction.signature.ins, strict=True)
-    return [(atom.index, placement) for atom, placement in pairs if isinstance(atom, Value)]
-
-
-def _makes(instruction: Instruction, equations: Sequence[Equation]) -> list[tuple[int, Placement]]:
-    if isinstance(instruction, Move):
-        return [(instruction.value, instruction.post)]
-    outputs = equations[instruction.equation].outputs
-    return [(v.index, p) for v, p in zip(outputs, instruction.signature.outs, strict=True)]
-
-
-def _live(
-    instructions: Sequence[Instruction], needed: set[tuple[int, Placement]], equations: Sequence[Equation]
-) -> list[_Wired]:
-    """Without instructions that make nothing anybody needs."""
-    kept: list[_Wired] = []
-    for instruction in reversed(instructions):
-        made = _makes(instruction, equations)
-        if not needed.isdisjoint(made):
-            needs = _needs(instruction, equations)
-            kept.append((instruction, needs, made))
-            needed.update(needs)
-    return kept[::-1]
-
-
 def exchanges(instruction: Instruction) -> bool:
     """Whether devices talk to each other in an instruction."""
     if isinstance(instruction, Loop):
@@ -217,22 +181,56 @@ def exchanges(instruction: Instruction) -> bool:
     return isinstance(instruction, Move) and not collectives()[instruction.kind].local
 
 
-def _in_rounds(instructions: Sequence[_Wired], equations: Sequence[Equation]) -> tuple[Instruction, ...]:
-    """Stable order by round: local instructions of a round first, then its exchanges."""
-    ready: dict[tuple[int, Placement], int] = {}
+def _ordered(program: Program, graph: Graph) -> Program:
+    """The program without what nobody needs, in stable order by round.
+
+    A round is local instructions first, then its exchanges.
+    """
+    found = wired(program.instructions, graph)
+    ends = zip(graph.outputs, program.outputs, strict=True)
+    kept = _live(found, {found.number(atom.index, p) for atom, p in ends if isinstance(atom, Value)})
+    order = _in_rounds(program.instructions, kept, found, graph)
+    instructions = tuple([program.instructions[position] for position in order])
+    return with_wires(Program(program.inputs, instructions, program.outputs), graph, found.taken(order))
+
+
+def _live(found: Wires, needed: set[Number]) -> list[int]:
+    """Positions of instructions that make something anybody needs."""
+    kept: list[int] = []
+    for position in range(len(found.reads) - 1, -1, -1):
+        if not needed.isdisjoint(found.makes[position]):
+            kept.append(position)
+            needed.update(found.reads[position])
+    return kept[::-1]
+
+
+def _in_rounds(
+    instructions: Sequence[Instruction], positions: Sequence[int], found: Wires, graph: Graph
+) -> list[int]:
+    """The positions by round."""
+    equations = graph.equations
+    waits = {e.index: e.after.index for e in equations if e.after is not None}
+    ready: dict[Number, int] = {}
+    #: The round in which a value is there first, in whatever placement.
     made_in: dict[int, int] = {}
     keyed: list[tuple[int, bool, int]] = []
-    for position, (instruction, needs, makes) in enumerate(instructions):
-        start = 0
-        for need in needs:
-            start = max(start, ready.get(need, 0))
-        talks = not isinstance(instruction, Compute) and exchanges(instruction)
+    for position in positions:
+        instruction = instructions[position]
+        start, talks = 0, False
+        for need in found.reads[position]:
+            since = ready.get(need, 0)
+            if since > start:
+                start = since
         if isinstance(instruction, Compute):
-            # What is computed again waits for the backward part to come by, in whatever placement.
-            after = equations[instruction.equation].after
-            start = start if after is None else max(start, made_in.get(after.index, 0))
+            # What is computed again waits for the backward part to come by.
+            if waits and instruction.equation in waits:
+                start = max(start, made_in.get(waits[instruction.equation], 0))
+        else:
+            talks = exchanges(instruction)
         keyed.append((start, talks, position))
-        for made in makes:
+        for made in found.makes[position]:
             ready.setdefault(made, start + talks)
-            made_in.setdefault(made[0], start + talks)
-    return tuple([instructions[position][0] for _, _, position in sorted(keyed)])
+        if waits:
+            for value, _ in found.keys(found.makes[position]):
+                made_in.setdefault(value, start + talks)
+    return [position for _, _, position in sorted(keyed)]

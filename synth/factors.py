@@ -30,12 +30,13 @@ from shardwright.cost.lines import Traffic
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Equation
 from shardwright.ir.placement import Placement, R, Shard, reduction
+from shardwright.ir.record import record
 from shardwright.ir.regions import outer_placement
 from shardwright.ir.rules import Rule, Signature
 from shardwright.synth.conversions import Domain
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class Choice:
     """One decision: what a tensor is held in. Compared by identity."""
 
@@ -168,7 +169,7 @@ class LinkFactor:
         return ()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Conversion:
     """A tensor is converted: from what is held to `placement` or, to "derive" what is held, from it.
 
@@ -225,7 +226,7 @@ class TableFactor(Protocol):
 Factor: TypeAlias = EquationFactor | TableFactor
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Use:
     """A factor with the choices it ties, by number."""
 

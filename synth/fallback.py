@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardwright.cost.bill import bill
+from shardwright.cost.bill import charges
 from shardwright.cost.memory import footprint
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import PlanError
@@ -62,7 +62,7 @@ def best_baseline(graph: Graph, space: Space, model: CostModel, timer: Timer) ->
         expanded=0,
         searches=0,
         notes=tuple(notes),
-        items=tuple(bill(best.program, graph, model)),
+        items=tuple(charges(best.program, graph, model)),
         memory=footprint(best.program, graph),
     )
 

@@ -7,25 +7,54 @@ the plan is therefore priced again from the program in the end.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.cost.bill import Item
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.placement import Placement, reduction
 from shardwright.synth.conversions import Domain
 from shardwright.synth.factors import Conversion, EquationFactor, Factor, Use
+from shardwright.synth.fold import Scope
 from shardwright.synth.price_list import PriceList
 from shardwright.synth.pricing import Prices
+
+#: Codes of rows are kept below this, so that one more column does not overflow them.
+_LARGE = 1 << 40
 
 
 class Ledger:
     """Uses of factors, grouped once for any assignment."""
 
     def __init__(self, uses: Sequence[Use]) -> None:
-        self._scopes: dict[Factor, list[tuple[int, ...]]] = {}
-        for use in uses:
-            self._scopes.setdefault(use.factor, []).append(use.scope)
+        numbers: dict[Factor, int] = {}
+        found: dict[int, list[tuple[int, int, Scope]]] = {}
+        for position, use in enumerate(uses):
+            number = numbers.setdefault(use.factor, len(numbers))
+            found.setdefault(len(use.scope), []).append((number, position, use.scope))
+        self._factors = tuple(numbers)
+        #: By number of choices: factor and position of every use, and the choices.
+        self._uses = [
+            (
+                np.array([(number, position) for number, position, _ in some], dtype=np.intp),
+                np.array([scope for *_, scope in some], dtype=np.intp).reshape(len(some), arity),
+            )
+            for arity, some in found.items()
+        ]
+
+    def _counted(self, assignment: Sequence[int]) -> list[tuple[int, int, tuple[int, ...], int]]:
+        """Factor, first position, values of its choices and how often, in order of factors and positions."""
+        values = np.asarray(assignment, dtype=np.intp)
+        found: list[tuple[int, int, tuple[int, ...], int]] = []
+        for which, scopes in self._uses:
+            rows = np.column_stack([which[:, 0], values[scopes]])
+            _, first, times = np.unique(_codes(rows), return_index=True, return_counts=True)
+            at = map(tuple, rows[first].tolist())
+            mine = zip(which[first].tolist(), at, times.tolist(), strict=True)
+            found += [(number, position, row[1:], count) for (number, position), row, count in mine]
+        return sorted(found)
 
     def lines(self, assignment: Sequence[int], prices: Prices) -> dict[tuple[int, str, bool], float]:
         """Executions per step by line of the price list, label and whether it is an exchange.
@@ -33,11 +62,10 @@ class Ledger:
         Of the program that an assignment stands for, at the prices under which it was found.
         """
         weights: dict[tuple[int, str, bool], float] = {}
-        for factor, scopes in self._scopes.items():
-            times = Counter([tuple([assignment[choice] for choice in scope]) for scope in scopes])
-            for at, count in times.items():
-                for entry in _entries(factor, at, prices):
-                    weights[entry] = weights.get(entry, 0.0) + factor.weight * count
+        for number, _, at, count in self._counted(assignment):
+            factor = self._factors[number]
+            for entry in _entries(factor, at, prices):
+                weights[entry] = weights.get(entry, 0.0) + factor.weight * count
         return weights
 
     def bill(self, assignment: Sequence[int], prices: Prices) -> list[Item]:
@@ -48,6 +76,16 @@ class Ledger:
             listed.item(line, label, weight, exchange)
             for (line, label, exchange), weight in self.lines(assignment, prices).items()
         ]
+
+
+def _codes(rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """A number for every row, equal for equal rows."""
+    codes = rows[:, 0]
+    for column in rows.T[1:]:
+        codes = codes * (int(column.max()) + 1) + column
+        if codes.max() > _LARGE:  # few rows, by far: numbered anew before they overflow
+            codes = np.unique(codes, return_inverse=True)[1]
+    return codes
 
 
 def _entries(factor: Factor, at: tuple[int, ...], prices: Prices) -> Iterator[tuple[int, str, bool]]:

@@ -22,7 +22,7 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
-from shardwright.cost.bill import Item
+from shardwright.cost.bill import Item, counted
 from shardwright.cost.memory import Footprint, Footprints
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import Floats, ShareCost
@@ -185,9 +185,9 @@ def _linear(items: Sequence[Item], at: Floats) -> _Linear:
     # Equal layers have equal costs: each is looked at once.
     times: dict[int, float] = {}
     costs: dict[int, ShareCost] = {}
-    for item in items:
+    for item, count in counted(items):
         costs[id(item.cost)] = item.cost
-        times[id(item.cost)] = times.get(id(item.cost), 0.0) + item.weight
+        times[id(item.cost)] = times.get(id(item.cost), 0.0) + item.weight * count
     for number, cost in costs.items():
         if not cost.varies:
             fixed += times[number] * cost.exact(at)

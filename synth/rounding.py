@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from shardwright.cost.bill import Item
+from shardwright.cost.bill import Item, counted
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import Floats, ShareCost
 from shardwright.ir.placement import lengths
@@ -56,11 +56,11 @@ def _dominant_units(items: Sequence[Item], model: CostModel, ratios: Sequence[fl
     exact = np.asarray(ratios)
     weights: dict[tuple[int, int], float] = {}
     costs: dict[int, ShareCost] = {}
-    for item in items:
+    for item, count in counted(items):
         if item.cut is not None:
             key = (item.cut[0] // item.cut[1], id(item.cost))
             costs[key[1]] = item.cost
-            weights[key] = weights.get(key, 0.0) + item.weight
+            weights[key] = weights.get(key, 0.0) + item.weight * count
     slowest = {which: float(cost.per_device(exact, model.class_of).max()) for which, cost in costs.items()}
     spent: dict[int, float] = {}
     for (units, which), weight in weights.items():

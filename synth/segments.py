@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.bill import Item, Shares, Tally, bill
+from shardwright.cost.bill import Item, Shares, Tally, charges
 from shardwright.cost.memory import Footprints, Peaks, footprints
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import Floats
@@ -120,7 +120,7 @@ def apart(
             if not stop():
                 prices = Prices.at(turns.listed, free.ratios)
                 program = emit(turns.space, search(prices, rent_s).assignment, prices)
-                if consider(program, free.ratios, bill(program, graph, model)):
+                if consider(program, free.ratios, charges(program, graph, model)):
                     rents = (rent_s,)
     least_s = 0.0
     while found is not None:
@@ -130,7 +130,7 @@ def apart(
         least_s = solution.bound_s
         rented = search(prices, rents[0]) if short else solution
         program = emit(turns.space, rented.assignment, prices)
-        if stop() or not consider(program, found.ratios, bill(program, graph, model)):
+        if stop() or not consider(program, found.ratios, charges(program, graph, model)):
             break
     return None if found is None else (found, least_s)
 
@@ -214,7 +214,7 @@ class _Attempt:
         every = self.rounded(every, solved.shares, memory, budgets)
         program = self.cut(every)
         verify(program, self.graph)
-        items = bill(program, self.graph, model)
+        items = charges(program, self.graph, model)
         cost_s = Tally(items, model).seconds(every[0])
         if memory is None:
             said = peaks = Peaks(tuple(int(b) for b in judge.footprint(program).peak(np.asarray(every[0]))))

@@ -99,6 +99,20 @@ class Ladder:
             return ()
         return rungs_of(self.graph, CostModel(self.fleet), self.policies)
 
+    @property
+    def untried(self) -> str:
+        """What was not planned, in words; empty where everything was, or nothing can be done."""
+        if not self.policies or self.every:
+            return ""
+        if "rungs" not in vars(self):
+            return "which layers could keep less for the backward part was not searched"
+        if len(self.known) >= len(self.rungs):
+            return ""
+        return (
+            f"of {len(self.rungs)} ways to keep less for the backward part, each less than the one before, "
+            f"{len(self.known)} were planned and the others estimated"
+        )
+
     @cached_property
     def every(self) -> Sequence[tuple[Stretch, ...]]:
         """All combinations of what may be done with the layers; none where they are too many to be tried."""
@@ -114,7 +128,8 @@ class Ladder:
                 break
             step = rewritten(self.traced, Rewriting(again, self.pieces))
             if not too_small(step.graph, self.limits):
-                plan = self.planner.plan(step, min(rival_s, cost_of(found)), baselines=False)
+                # Baselines of so small a step take a moment, and rent misses what lies between corners.
+                plan = self.planner.plan(step, min(rival_s, cost_of(found)))
                 found = better(found, plan)
                 self.too_large += [] if plan is None or plan.fits else [plan]
         return found
@@ -127,18 +142,6 @@ class Ladder:
     def least(self) -> Plan | None:
         """The same, None where nothing can be computed again or nothing can fit."""
         return self.plan(len(self.rungs) - 1, math.inf) if self.rungs else None
-
-    def note(self) -> str:
-        """What of the ladder was not searched, in words; "" if all of it was."""
-        if self.every:
-            return ""
-        left = len(self.rungs) - len(self.known)
-        if not left:
-            return ""
-        return (
-            f"of {len(self.rungs)} ways to keep less for the backward pass {left} were not searched: by what "
-            "they free, or compute again, they promised less than those that were"
-        )
 
     def _too_small(self, rung: int) -> bool:
         """Whether no program of a rung fits."""

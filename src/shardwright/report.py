@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwright.cost.fleet import Device
+from shardwright.cost.quantity import size
 from shardwright.ir.placement import Shard
 from shardwright.ir.program import Move, own_ratios
 from shardwright.ir.rules import Signature
@@ -365,15 +366,6 @@ def duration(seconds: float) -> str:
         if seconds >= 0.9995 * scale or (unit == "ns" and seconds >= 1e-12):
             return f"{seconds / scale:.3g} {unit}"
     return "0 s"
-
-
-def size(nbytes: float) -> str:
-    """Bytes with a binary unit."""
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if nbytes >= scale:
-            number = nbytes / scale
-            return f"{number:.3g} {unit}" if number < 999.5 else f"{number:.0f} {unit}"
-    return f"{nbytes:g} B"
 
 
 def flop_rate(flop_per_s: float) -> str:

@@ -128,7 +128,7 @@ def best_plan(
         base = base if within is None else within
         best = better(best, base)
     if best is not None and best.cost_s <= unlimited_s(base) * (1 + _NEAR):
-        return _compared(best, base)
+        return _compared(best, base)  # whatever else there is saves less
     if ladder.every:
         best = better(best, ladder.best_of_all(cost_of(best)))
     elif best is None:
@@ -145,8 +145,14 @@ def best_plan(
         # Nothing fits: what lacks least says most about what would.
         if not ladder.too_large and not late():
             base = ladder.top() if ladder.rungs else existing(planner.plan(step))
-        return min((base, *ladder.too_large), key=_over)
-    return _compared(best, base, ladder.note())
+        return _noted(min((base, *ladder.too_large), key=_over), ladder.untried)
+    pieces_too = "micro-batches of fewer rows than there are devices were not searched" if last else ""
+    return _noted(_compared(best, base), ladder.untried, "" if cut is None or cut.tried else pieces_too)
+
+
+def _noted(plan: Plan, *untried: str) -> Plan:
+    """A plan that says what was not searched."""
+    return replace(plan, assumptions=(*plan.assumptions, *filter(None, untried)))
 
 
 def _over(plan: Plan) -> float:
@@ -165,10 +171,8 @@ def _policies(recompute: Recompute, offload: Offload, fleet: Fleet) -> tuple[Pol
     return OFFLOADING if recompute == "off" else BOTH
 
 
-def _compared(best: Plan, base: Plan, unsearched: str = "") -> Plan:
-    """The best plan; it says what changing the step was for, and what was not searched."""
-    if unsearched:
-        best = replace(best, assumptions=(*best.assumptions, unsearched))
+def _compared(best: Plan, base: Plan) -> Plan:
+    """The best plan; it says what changing the step was for."""
     if best.rewriting == base.rewriting:
         return best
     found = (
