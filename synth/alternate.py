@@ -175,7 +175,7 @@ def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = Fals
     graph, space, model, stop = turns.judge.graph, turns.space, turns.model, turns.stop
     bound_s = free_s = certificate.bound_s
     limits = Limits.of(model)
-    renting = cache(lambda: Renting(graph, space, limits, turns.extra, free.ideal))
+    renting = cache(lambda: Renting(graph, space, limits, turns.extra, free.ideal, turns.solver))
     first, memory = judged(turns, best, found, renting, rival_s, briefly=briefly)
     best, memory = overlooked(turns, first, memory, found.cost_s, renting, briefly=briefly)
     dearer = not best.fits or best.cost_s > found.cost_s * (1 + ENOUGH)

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.cost.model import CostModel
+from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph
+from shardwright.synth.ascent import Ascent
 from shardwright.synth.factors import Use
 from shardwright.synth.price_list import PriceList
 from shardwright.synth.pricing import Prices
@@ -30,6 +32,12 @@ SCALES = tuple(4.0**k for k in range(-4, 8))
 HALVINGS = 4
 
 _ASCENTS = 10
+
+#: Nodes expanded at most for a program at some rent: what memory costs there is a guess in any case.
+_NODES = 3000
+
+#: Where no rents can raise a bound by more than this part of it, it is left at that.
+_SETTLED = 0.002
 
 #: Nodes that a step of the ascent expands at most; where that leaves its bound wider than this part of it,
 #: the best step is taken again with all there are.
@@ -64,6 +72,7 @@ class Renting:
         limits: memory of the devices.
         extra: factors that pin choices.
         ideal: the cheapest program at the floors of all prices, if it is known.
+        like: what solves the space without rent: it knows how large its tables have to be.
 
     Attributes:
         helped: the last scale (by its number among `SCALES`) at which a program fitted; 0 before one did.
@@ -77,13 +86,20 @@ class Renting:
         limits: Limits,
         extra: Sequence[Use] = (),
         ideal: Solution | None = None,
+        like: SpaceSolver | None = None,
     ) -> None:
         self.graph, self.limits, self._ideal = graph, limits, ideal
         self.helped = 0
         self.unit_s = 0.0
+        #: The best rents so far; bounds hold for every program that fits, and are kept.
+        self._ascent: Ascent | None = None
+        self._unit: Floats = np.zeros(2)
+        self._best_s = 0.0
         self.rents = rents = Rents(graph, space)
         self._space, self._extra = space, extra
         self._solver = SpaceSolver(space, (*extra, *rents.uses))
+        if like is not None:
+            self._solver.solver.level = like.solver.level
 
     def solve(
         self, prices: Prices, ratios: Sequence[float], rent_s: float, stop: Callable[[], bool]
@@ -92,7 +108,7 @@ class Renting:
         share = ratios[self.limits.smallest]
         devices = len(self.limits.nbytes)
         tables = self.rents.tables(rent_s, rent_s * devices, devices, share)
-        return self._solver.solve(prices, stop=stop, rents=tables)
+        return self._solver.solve(prices, _NODES, stop, tables)
 
     def in_order(
         self, prices: Prices, ratios: Sequence[float], rent_s: float
@@ -104,7 +120,12 @@ class Renting:
         return solver.in_order(prices, tables)
 
     def bound_within(
-        self, listed: PriceList, loose_s: float, cost_s: float, stop: Callable[[], bool]
+        self,
+        listed: PriceList,
+        loose_s: float,
+        cost_s: float,
+        stop: Callable[[], bool],
+        worth_s: float = 0.0,
     ) -> float:
         """A lower bound on the cost of every program that fits, whatever its ratios.
 
@@ -113,42 +134,48 @@ class Renting:
             loose_s: a bound already.
             cost_s: of a program that fits.
             stop: asked before every step whether to leave it at that.
+            worth_s: a bound below this is of no use: leave it where none can be reached.
         """
-        limits, rents = self.limits, self.rents
-        devices = len(limits.nbytes)
+        limits = self.limits
         if most_shares(self.graph, limits.nbytes).sum() < 1 - 1e-9:
             return math.inf
         # Shares of state may be other ones than those of computing: memory bounds their bytes, not each.
         floors = Prices.floors(listed)
-        best = loose_s
-        scale = np.array([cost_s / sum(limits.nbytes), cost_s / min(limits.nbytes)])
-        at, step = np.zeros(2), 1.0
-        loose: tuple[float, float] | None = None  # the best step that was not searched to the end
-
-        def reached(most_nodes: int) -> tuple[Solution, float]:
-            tables = rents.floors(at[0], at[1], devices)
-            found = self._solver.solve(floors, most_nodes, stop, tables)
-            return found, found.bound_s + rents.constant_s(at[0], at[1], limits.nbytes)
-
-        for ascent in range(_ASCENTS):
-            if stop() or best >= cost_s * (1 - 1e-3):
+        if self._ascent is None:
+            self._ascent, self._unit = Ascent(), cost_s / np.array([sum(limits.nbytes), min(limits.nbytes)])
+            if self._ideal is not None:
+                self._best_s = self._ideal.bound_s
+                self._cut(self._ideal, self._ideal.seconds)
+        enough, best, wide = cost_s * (1 - 1e-3), np.zeros(2), False
+        self._best_s = max(self._best_s, loose_s)
+        for _ in range(_ASCENTS):
+            if (
+                stop()
+                or self._best_s >= enough
+                or self._ascent.most <= max(self._best_s * (1 + _SETTLED), worth_s)
+            ):
                 break
-            if not ascent and self._ideal is not None:
-                found, value = self._ideal, self._ideal.bound_s
-            else:
-                found, value = reached(_FEW_NODES)
-            if value > best:
+            at = self._ascent.at * self._unit
+            found, value = self._reached(floors, at, _FEW_NODES, stop)
+            self._cut(found, value + found.seconds - found.bound_s)
+            if value > self._best_s:
+                self._best_s, best = float(value), at
                 wide = found.bound_s < found.seconds * (1 - _LOOSE)
-                best, loose = value, (at[0], at[1]) if wide else None
-            # Polyak's step: as if the optimum were the cost of the program at hand.
-            excess = np.array(rents.excess_bytes(found.assignment, limits.nbytes)) * scale
-            direction = np.where((at <= 0) & (excess < 0), 0.0, excess)
-            norm = float(direction @ direction)
-            if not norm:
-                break
-            at = np.maximum(at + scale * step * max(cost_s - value, 0.0) * direction / norm, 0.0)
-            step *= 0.9
-        if loose is not None and best < cost_s * (1 - 1e-3) and not stop():
-            at = np.array(loose)
-            best = max(best, reached(MOST_NODES)[1])
-        return min(best, cost_s)
+        if wide and self._best_s < enough and not stop():
+            self._best_s = max(self._best_s, float(self._reached(floors, best, MOST_NODES, stop)[1]))
+        return min(self._best_s, cost_s)
+
+    def _reached(
+        self, floors: Prices, at: Floats, most_nodes: int, stop: Callable[[], bool]
+    ) -> tuple[Solution, float]:
+        """The cheapest program at the floors with rent, and what no program that fits costs less than."""
+        limits = self.limits.nbytes
+        tables = self.rents.floors(at[0], at[1], len(limits))
+        found = self._solver.solve(floors, most_nodes, stop, tables)
+        return found, found.bound_s + self.rents.constant_s(at[0], at[1], limits)
+
+    def _cut(self, found: Solution, value: float) -> None:
+        """What a program costs with rent is above the least of all, whatever the rent."""
+        assert self._ascent is not None
+        excess = np.array(self.rents.excess_bytes(found.assignment, self.limits.nbytes))
+        self._ascent.cut(value, excess * self._unit)

@@ -172,10 +172,17 @@ class GridChoosing:
         return any(part.unfinished for part in self._parts)
 
     @property
-    def crowded(self) -> float:
-        """The largest part of its memory that a device takes for the best program without a limit."""
-        tried = [part.search for part in self._parts if part.search is not None and part.found is not None]
-        return min(tried, key=lambda search: search.free_s).crowded if tried else 0.0
+    def crowded(self) -> tuple[float, int]:
+        """Of the best program without a limit: the largest part of its memory a device takes; its devices."""
+        tried = [
+            (part.search, len(part.members))
+            for part in self._parts
+            if part.search is not None and part.found is not None
+        ]
+        if not tried:
+            return 0.0, 1
+        least, devices = min(tried, key=lambda each: each[0].free_s)
+        return least.crowded, devices
 
     def _look_at(self, part: _Part, target_s: float) -> None:
         """A better bound of a part."""

@@ -183,6 +183,9 @@ class Solver:
         uses: factor (by number) and the choices on its axes.
         most_cells: largest table of an exact bucket.
         stages: of every stage before the last, most ties of a choice to eliminate, and its largest table.
+
+    Attributes:
+        level: the least size of tables that was not seen to be too small, by its number.
     """
 
     def __init__(
@@ -197,7 +200,7 @@ class Solver:
         self._start = Stage(self.first, [sizes[members[0]] for members in self.first.classes])
         self._most_cells = most_cells
         self._levels = (*(cells for cells in _SMALLER if cells < most_cells), most_cells)
-        self._level = 0
+        self.level = 0
         self._stages = tuple((degree, min(cells, most_cells)) for degree, cells in stages)
 
     def core(self, tables: Sequence[Floats], most_cells: int | None = None) -> Core:
@@ -270,11 +273,13 @@ class Solver:
         core = self.core(tables)
         kept = prune(core.folded, core.sizes, core.cooked)
         all_cells = core.cells(kept, self._levels[-1])
-        for most_cells in self._levels[-1 if all_cells <= _AT_ONCE else self._level :]:
+        for most_cells in self._levels[-1 if all_cells <= _AT_ONCE else self.level :]:
             layers = core.finish(kept, most_cells)
             shortest = sum(len(layer.elimination.tape.buckets) for layer in layers)
             last = most_cells == self._levels[-1]
-            nodes = most_nodes if last else 2 * shortest + _PATIENCE + all_cells // _CELLS
+            # The longer a node's list of choices, the longer a node takes.
+            patience = _PATIENCE + all_cells // (_CELLS + len(core.folded.class_of))
+            nodes = most_nodes if last else 2 * shortest + patience
             found = a_star(layers, nodes, stop, DIVES if last else 0)
             if found is not None and not found.assignment and stop():
                 found = a_star(layers, 0)
@@ -283,7 +288,7 @@ class Solver:
             if found.assignment or last:
                 width = max(layer.elimination.tape.width for layer in layers)
                 return Solution(found.assignment, found.cost, found.bound, found.expanded, width)
-            self._level = self._levels.index(most_cells) + 1  # other prices will hardly be easier
+            self.level = self._levels.index(most_cells) + 1  # other prices will hardly be easier
         raise AssertionError("there is always a last level")
 
 

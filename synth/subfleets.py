@@ -268,13 +268,16 @@ class Choosing:
         return any(part.unfinished for part in self._parts)
 
     @property
-    def crowded(self) -> float:
-        """The largest part of its memory that a device takes for the best program without a limit.
+    def crowded(self) -> tuple[float, int]:
+        """For the best program without a limit: the largest part of its memory that a device takes; devices.
 
         On the part of the fleet that costs least without; 0 if none was planned.
         """
-        free = [part.free for part in self._parts if part.free is not None]
-        return min(free, key=lambda each: each.found.cost_s).over if free else 0.0
+        free = [(part.free, len(part.members)) for part in self._parts if part.free is not None]
+        if not free:
+            return 0.0, 1
+        least, devices = min(free, key=lambda each: each[0].found.cost_s)
+        return least.over, devices
 
     def _plan(self, part: _Part, least_s: float, *, briefly: bool) -> None:
         if part.free is None:

@@ -17,6 +17,7 @@ from shardwright.synth.bounds import ENOUGH
 from shardwright.synth.budgets import HALVINGS, SCALES, Renting
 from shardwright.synth.emit import emit
 from shardwright.synth.judge import MOST_LOOKS
+from shardwright.synth.lean import in_turn, leaner, spared
 from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import too_small
 from shardwright.synth.turns import Candidate, Found, Turns, candidate, starts
@@ -69,6 +70,7 @@ def judged(
         briefly: look at the candidate, and for no other one.
     """
     judge, stop, free_s = turns.judge, turns.stop, free.cost_s
+    possible = not too_small(judge.graph, [device.type.memory_bytes for device in turns.model.fleet.devices])
     if best.cost_s <= free_s * (1 + ENOUGH) and judge.ample(best.memory, best.ratios):
         return best, best.memory
     fallen: tuple[Candidate, Peaks] | None = None
@@ -85,9 +87,19 @@ def judged(
                 return fitting
         elif fallen is None or over < fallen[0].over:
             fallen = best, peaks
-        if rounds == MOST_LOOKS or (rounds and stop()) or briefly:
+        if not best.fits and not rounds and (possible or not briefly):
+            # The same, or nearly so, in another order may do; what the model learns is about the smaller one.
+            small = spared(turns, best if briefly else leaner(turns, best, renting()))
+            if small is not None and small[0].fits:
+                fitting = small
+                if small[0].cost_s <= free_s * (1 + ENOUGH):
+                    return fitting
+            elif small is not None and small[0].over < over:
+                fallen = best, peaks = small
+        if rounds == MOST_LOOKS or (rounds and stop()) or briefly or not (best.fits or possible):
             break
         dearer = not best.fits or best.cost_s > rival_s
+        rival_s = min(rival_s, math.inf if fitting is None else fitting[0].cost_s)
         if not rounds and dearer and hopeless(turns, renting, free_s, rival_s):
             break
         # The model takes some programs too large: what it learns from one that fits makes room for others.
@@ -172,7 +184,8 @@ def hopeless(turns: Turns, renting: Callable[[], Renting], free_s: float, rival_
     if rival_s == math.inf or rival_s > free_s * _FAR_ABOVE:
         return False
     with turns.timer.search():
-        return renting().bound_within(turns.listed, 0.0, rival_s, turns.stop) >= rival_s * (1 - 1e-3)
+        wanted_s = rival_s * (1 - 1e-3)
+        return renting().bound_within(turns.listed, 0.0, rival_s, turns.stop, wanted_s) >= wanted_s
 
 
 def _closed(turns: Turns, best: Candidate, renting: Renting, free: Found) -> Candidate:
@@ -283,6 +296,9 @@ def _within(turns: Turns, found: Candidate, renting: Renting, rival_s: float = m
                 # Nothing in the linear program keeps the ratios small where its program cannot fit.
                 there = candidate(turns, program, ratios, items, memory)
                 here = there if there.over < here.over else here
+            if not here.fits:
+                there = in_turn(turns, here)
+                here = there if there is not None and there.over < here.over else here
             fits = fits or here.fits
             least_s = min(least_s, here.cost_s)
             tried[key] = here.fits, here.cost_s

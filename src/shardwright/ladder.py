@@ -41,8 +41,8 @@ class Planning(Protocol):
         """Whether a step was planned briefly and memory was in the way."""
         ...
 
-    def crowded(self, traced: Traced) -> float:
-        """The largest part of its memory that a device takes for the best program without a limit."""
+    def crowded(self, traced: Traced) -> tuple[float, int]:
+        """Of the best program without a limit: the largest part of its memory a device takes; its devices."""
         ...
 
 
@@ -143,11 +143,16 @@ class Ladder:
         """The same, None where nothing can be computed again or nothing can fit."""
         return self.plan(len(self.rungs) - 1, math.inf) if self.rungs else None
 
+    def _too_small(self, rung: int) -> bool:
+        """Whether no program of a rung fits."""
+        step = rewritten(self.traced, Rewriting(self.rungs[rung].stretches, self.pieces))
+        return too_small(step.graph, self.limits)
+
     def plan(self, rung: int, rival_s: float) -> Plan | None:
         """The plan of a rung; None where none can fit, or be cheaper than a rival."""
         if rung not in self.known:
             step = rewritten(self.traced, Rewriting(self.rungs[rung].stretches, self.pieces))
-            small = too_small(step.graph, self.limits)
+            small = self._too_small(rung)
             self.known[rung] = None if small else self.planner.plan(step, rival_s, baselines=False)
         return self.known[rung]
 

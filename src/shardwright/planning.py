@@ -93,10 +93,10 @@ class Planner:
         step = self._known.get(id(traced))
         return step is not None and step.unfinished
 
-    def crowded(self, traced: Traced) -> float:
-        """The largest part of its memory that a device takes for the best program without a limit."""
+    def crowded(self, traced: Traced) -> tuple[float, int]:
+        """Of the best program without a limit: the largest part of its memory a device takes; its devices."""
         step = self._known.get(id(traced))
-        return 0.0 if step is None else step.crowded
+        return (0.0, 1) if step is None else step.crowded
 
 
 class _Step:
@@ -148,9 +148,9 @@ class _Step:
         return any(made.unfinished for made in self._searches)
 
     @property
-    def crowded(self) -> float:
+    def crowded(self) -> tuple[float, int]:
         """See `Planner.crowded`."""
-        return next((made.crowded for made in self._searches), 0.0)
+        return next((made.crowded for made in self._searches), (0.0, 1))
 
     @property
     def _searches(self) -> list[Choosing | GridChoosing]:

@@ -22,7 +22,8 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.cost.topology import without_host
 from shardwright.ir.errors import InputError
-from shardwright.ir.pieces import NotInPiecesError
+from shardwright.ir.pieces import NotInPiecesError, batch_of
+from shardwright.ir.placement import Shard
 from shardwright.ir.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced
 from shardwright.ladder import Ladder, Planning, better, cost_of, existing, unlimited_s
@@ -117,8 +118,11 @@ def best_plan(
     cut = _Pieces(traced, fleet, planner, late) if microbatches == "auto" else None
     # What fits in pieces without further ado is found quickly, and a rival for all that takes longer.
     best = better(None, base)
-    if cut is not None:
-        best = better(best, cut.briefly(cost_of(best), planner.crowded(step)))
+    crowded, devices = planner.crowded(step)
+    # Pieces of fewer rows than there are devices leave some without: they are for what fits no other way.
+    last = cut is not None and cut.scarce(crowded, devices)
+    if cut is not None and not last:
+        best = better(best, cut.briefly(cost_of(best), crowded))
     if not whole and not too_small(step.graph, ladder.limits):
         within = planner.plan(step, cost_of(best))
         base = base if within is None else within
@@ -130,6 +134,8 @@ def best_plan(
     elif best is None:
         best = better(None, ladder.that_fits(base))
     if cut is not None:
+        if last and best is None:
+            best = better(best, cut.briefly(cost_of(best), crowded))
         best = better(best, cut.within(cost_of(best)))
         if best is None:
             best = cut.and_again(policies)
@@ -137,13 +143,16 @@ def best_plan(
         best = better(best, ladder.below(best, base))
     if best is None:
         # Nothing fits: what lacks least says most about what would.
+        if not ladder.too_large and not late():
+            base = ladder.top() if ladder.rungs else existing(planner.plan(step))
         return _noted(min((base, *ladder.too_large), key=_over), ladder.untried)
-    return _noted(_compared(best, base), ladder.untried)
+    pieces_too = "micro-batches of fewer rows than there are devices were not searched" if last else ""
+    return _noted(_compared(best, base), ladder.untried, "" if cut is None or cut.tried else pieces_too)
 
 
-def _noted(plan: Plan, untried: str) -> Plan:
+def _noted(plan: Plan, *untried: str) -> Plan:
     """A plan that says what was not searched."""
-    return replace(plan, assumptions=(*plan.assumptions, untried)) if untried else plan
+    return replace(plan, assumptions=(*plan.assumptions, *filter(None, untried)))
 
 
 def _over(plan: Plan) -> float:
@@ -186,6 +195,21 @@ class _Pieces:
         #: See `Planning.crowded`, of the last step.
         self.crowded = 0.0
 
+    def scarce(self, crowded: float, devices: int) -> bool:
+        """Whether as many pieces as should fit have fewer rows than there are devices."""
+        try:
+            batch = batch_of(self.traced.graph, 1)
+        except NotInPiecesError:
+            return False
+        pairs = zip(self.traced.graph.inputs, batch, strict=True)
+        rows = next(value.type.shape[0] for value, kind in pairs if isinstance(kind, Shard))
+        return rows < devices * self._first(crowded)
+
+    @staticmethod
+    def _first(crowded: float) -> int:
+        """As many pieces as should fit."""
+        return min(2 ** max(1, math.ceil(math.log2(max(crowded, 1.0)))), _MOST_PIECES)
+
     def briefly(self, rival_s: float, crowded: float) -> Plan | None:
         """The cheapest plan that fits without a search for what does.
 
@@ -195,7 +219,7 @@ class _Pieces:
             rival_s: what a plan that fits costs.
             crowded: the part of a device's memory that the step in one piece takes without a limit.
         """
-        first = min(2 ** max(1, math.ceil(math.log2(max(crowded, 1.0)))), _MOST_PIECES)
+        first = self._first(crowded)
         best: Plan | None = None
         pieces = first
         while pieces <= _MOST_PIECES and not self.late():
@@ -226,7 +250,7 @@ class _Pieces:
             return None
         self.tried.append(pieces)
         plan = self.planner.plan(step, rival_s, briefly=True, baselines=False)
-        self.crowded = self.planner.crowded(step)
+        self.crowded, _ = self.planner.crowded(step)
         if plan is not None and self.planner.unfinished(step):
             self.open.append((step, plan.bound_s))
         return plan

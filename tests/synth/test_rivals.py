@@ -57,7 +57,7 @@ def test_a_search_may_be_taken_up_again_and_rivals_lose_nothing(part: float) -> 
     assert once.found.memory.peak(np.array(once.found.ratios)).max() <= part * step()[2] * (1 + 1e-9)
     assert again.found.cost_s == pytest.approx(once.found.cost_s, rel=1e-9)
     assert again.found.bound_s == pytest.approx(once.found.bound_s, rel=1e-9)
-    assert brief.found.bound_s <= once.found.cost_s and search.crowded > 1
+    assert brief.found.bound_s <= once.found.cost_s and search.crowded[0] > 1
     # What is cheaper than a rival is found all the same; a rival below the bound ends the search.
     rivalled = choosing(part).below(1.1 * once.found.cost_s)
     assert rivalled is not None and rivalled.found.cost_s == pytest.approx(once.found.cost_s, rel=1e-9)
