@@ -245,7 +245,7 @@ class Solver:
             layers = core.finish(kept, self._most_cells)
             if not any(layer.elimination.tape.split for layer in layers):
                 return sum(float(layer.elimination.constant) for layer in layers)
-        found = self.solve(tables, stop=stop)
+        found = self._solved(core, kept, MOST_NODES, stop)
         return math.inf if found is None else found.bound_s
 
     def bounds(self, tables: Sequence[Floats], most_cells: int) -> Floats:
@@ -269,6 +269,9 @@ class Solver:
         """The cheapest assignment; None where all of them are impossible."""
         core = self.core(tables)
         kept = prune(core.folded, core.sizes, core.cooked)
+        return self._solved(core, kept, most_nodes, stop)
+
+    def _solved(self, core: Core, kept: Kept, most_nodes: int, stop: Callable[[], bool]) -> Solution | None:
         all_cells = core.cells(kept, self._levels[-1])
         for most_cells in self._levels[-1 if all_cells <= _AT_ONCE else self._level :]:
             layers = core.finish(kept, most_cells)
