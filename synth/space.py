@@ -135,28 +135,51 @@ class Space:
         """Which reductions each value may have outstanding; carries of a loop may, if they are sums."""
         none: frozenset[ReduceOp] = frozenset()
         sums: frozenset[ReduceOp] = frozenset(("sum",))
-        partials = self._partials
+        partials, units = self._partials, self.units
         for value in (*graph.inputs, *graph.constants):
             partials[value] = sums if value in carried and value.type.is_float else none
+        # Equations of one form whose tensors have the same units and the same reductions outstanding are one.
+        known: dict[tuple[object, ...], tuple[tuple[Signature, ...], tuple[frozenset[ReduceOp], ...]]] = {}
+        numbers: dict[tuple[tuple[int, ...], frozenset[ReduceOp]], int] = {}
+        code: dict[Value, int] = {}
         for equation in graph.equations:
             if equation.regions:
                 self._find_region_partials(equation)
                 continue
-            found = self.signatures(equation)
-            coming = tuple([partials[a] if isinstance(a, Value) else none for a in equation.inputs])
-            key = (id(found), coming)
-            if key not in self._arising:
-                self._arising[key] = tuple(
-                    frozenset(
-                        placement.op
-                        for signature in found
-                        if isinstance(placement := signature.outs[k], Partial)
-                        and _arises(signature, placement, coming)
-                    )
-                    for k in range(len(equation.outputs))
-                )
-            for value, ops in zip(equation.outputs, self._arising[key], strict=True):
+            key: list[object] = [equation.form]
+            for value in equation.input_values:
+                number = code.get(value)
+                if number is None:
+                    is_new = (units.of(value), partials[value])
+                    number = code[value] = numbers.setdefault(is_new, len(numbers))
+                key.append(number)
+            for value in equation.outputs:
+                key.append(units.of(value))
+            found = known.get(tuple(key))
+            if found is None:
+                mine = self.signatures(equation)
+                coming = tuple([partials[a] if isinstance(a, Value) else none for a in equation.inputs])
+                found = known[tuple(key)] = mine, self._arise(mine, coming, len(equation.outputs))
+            self._of_equation[equation] = found[0]
+            for value, ops in zip(equation.outputs, found[1], strict=True):
                 partials[value] = ops
+
+    def _arise(
+        self, found: tuple[Signature, ...], coming: tuple[frozenset[ReduceOp], ...], results: int
+    ) -> tuple[frozenset[ReduceOp], ...]:
+        """Which reductions the results may have outstanding, if operands come with these."""
+        key = (id(found), coming)
+        if key not in self._arising:
+            self._arising[key] = tuple(
+                frozenset(
+                    placement.op
+                    for signature in found
+                    if isinstance(placement := signature.outs[k], Partial)
+                    and _arises(signature, placement, coming)
+                )
+                for k in range(results)
+            )
+        return self._arising[key]
 
     def _find_region_partials(self, equation: Equation) -> None:
         wiring = boundary(equation)
