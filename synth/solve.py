@@ -7,6 +7,7 @@ again. Each such round is a *stage*; the last one eliminates all that is left.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,12 +32,15 @@ MOST_CELLS = 1 << 23
 #: Smaller tables are tried first: mini-buckets of so many cells often guide A* nearly as well as exact ones,
 #: at a fraction of the time. So many nodes, beyond twice the shortest path, say that they do not; more where
 #: exact tables are so large that filling them takes as long (a node takes about as long as `_CELLS` of them).
-_SMALLER = (1 << 16, 1 << 19)
+_SMALLER = (1 << 16, 1 << 19, 1 << 21)
 _PATIENCE = 400
 _CELLS = 1 << 12
 
 #: Unless all tables together are no larger than this.
 _AT_ONCE = 1 << 24
+
+#: Tables together no larger than this are filled as they are, where smaller ones might say enough.
+_A_GLANCE = 1 << 22
 
 #: The same where several prices are worked out together: more parts of a fleet than are worth a closer look.
 _SEVERAL_CELLS = 1 << 14
@@ -198,6 +202,7 @@ class Solver:
         self._most_cells = most_cells
         self._levels = (*(cells for cells in _SMALLER if cells < most_cells), most_cells)
         self._level = 0
+        self._solutions: dict[bytes, Solution | None] = {}
         self._stages = tuple((degree, min(cells, most_cells)) for degree, cells in stages)
 
     def core(self, tables: Sequence[Floats], most_cells: int | None = None) -> Core:
@@ -237,15 +242,32 @@ class Solver:
         """What no assignment costs less than (the least cost itself unless a bucket was split)."""
         return sum(float(layer.elimination.constant) for layer in self.layers(tables))
 
-    def least(self, tables: Sequence[Floats], stop: Callable[[], bool] = lambda: False) -> float:
-        """The least cost of any assignment, or a lower bound where the search does not get there."""
+    def least(
+        self,
+        tables: Sequence[Floats],
+        stop: Callable[[], bool] = lambda: False,
+        enough: float = math.inf,
+    ) -> float:
+        """The least cost of any assignment, or a lower bound: `enough`, or as far as the search gets.
+
+        Where exact tables are large, whether smaller ones say enough already is found out first.
+        """
+        known = self._known(tables)
+        if known in self._solutions:
+            found = self._solutions[known]
+            return math.inf if found is None else found.bound_s
         core = self.core(tables)
         kept = prune(core.folded, core.sizes, core.cooked)
-        if core.cells(kept, self._most_cells) <= _AT_ONCE:
-            layers = core.finish(kept, self._most_cells)
-            if not any(layer.elimination.tape.split for layer in layers):
-                return sum(float(layer.elimination.constant) for layer in layers)
+        all_cells = core.cells(kept, self._most_cells)
+        glances = self._levels[:1] if enough < math.inf and all_cells > _A_GLANCE else ()
+        for most_cells in (*glances, *(self._levels[-1:] if all_cells <= _AT_ONCE else ())):
+            layers = core.finish(kept, most_cells)
+            bound_s = sum(float(layer.elimination.constant) for layer in layers)
+            if bound_s >= enough or not any(layer.elimination.tape.split for layer in layers):
+                return bound_s
         found = self._solved(core, kept, MOST_NODES, stop)
+        if found is None or not found.bound_s < found.seconds:
+            self._solutions[known] = found
         return math.inf if found is None else found.bound_s
 
     def bounds(self, tables: Sequence[Floats], most_cells: int) -> Floats:
@@ -267,9 +289,23 @@ class Solver:
         stop: Callable[[], bool] = lambda: False,
     ) -> Solution | None:
         """The cheapest assignment; None where all of them are impossible."""
-        core = self.core(tables)
-        kept = prune(core.folded, core.sizes, core.cooked)
-        return self._solved(core, kept, most_nodes, stop)
+        known = self._known(tables)
+        if known not in self._solutions:
+            core = self.core(tables)
+            kept = prune(core.folded, core.sizes, core.cooked)
+            found = self._solved(core, kept, most_nodes, stop)
+            if found is not None and found.bound_s < found.seconds:
+                return found  # more nodes, or more time, would say more
+            self._solutions[known] = found
+        return self._solutions[known]
+
+    @staticmethod
+    def _known(tables: Sequence[Floats]) -> bytes:
+        """Equal for equal tables: parts of a fleet, and ranges of ratios, often have the same prices."""
+        digest = hashlib.blake2b(digest_size=16)
+        for table in tables:
+            digest.update(np.ascontiguousarray(table))
+        return digest.digest()
 
     def _solved(self, core: Core, kept: Kept, most_nodes: int, stop: Callable[[], bool]) -> Solution | None:
         all_cells = core.cells(kept, self._levels[-1])
@@ -364,9 +400,14 @@ class SpaceSolver:
         """A lower bound on the cost of every program at each of several prices (`Prices.of_all`)."""
         return self.solver.bounds(prices.tables(self.factors), _SEVERAL_CELLS)
 
-    def bound(self, prices: Prices, stop: Callable[[], bool] = lambda: False) -> float:
-        """A lower bound on the cost of every program at `prices` (the least cost, where A* gets there)."""
-        return self.solver.least(prices.tables(self.factors), stop)
+    def bound(
+        self, prices: Prices, stop: Callable[[], bool] = lambda: False, enough: float = math.inf
+    ) -> float:
+        """A lower bound on the cost of every program at `prices`.
+
+        The least cost, where A* gets there, unless something below it is `enough`.
+        """
+        return self.solver.least(prices.tables(self.factors), stop, enough)
 
 
 def solve(

@@ -250,7 +250,8 @@ class Choosing:
             else:
                 # The program itself is looked for where its bound does not rule the part out.
                 with timer.search():
-                    part.bound_s = max(part.bound_s, self._solver.bound(part.floors, timer.late))
+                    bound_s = self._solver.bound(part.floors, timer.late, least_s)
+                    part.bound_s = max(part.bound_s, bound_s)
                     part.bounded = True
                 heapq.heappush(queue, part.turn(number))
         if best is None:
