@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -51,6 +51,13 @@ def neutral(tensor: TensorType, shape: tuple[int, ...], placement: Placement) ->
     """What a device without work contributes: nothing to a shard, the identity to a Partial."""
     op = reduction(placement)
     return filled(tensor, shape, 0 if op is None else identity(op, jnp.dtype(tensor.dtype)))
+
+
+@partial(jax.jit, donate_argnums=0)
+def written(rows: Sequence[jax.Array], number: Any, values: Sequence[jax.Array]) -> list[jax.Array]:
+    """Each of `rows` with a value as its row of a number, in the same memory: the others are gone."""
+    pairs = zip(rows, values, strict=True)
+    return [jax.lax.dynamic_update_index_in_dim(into, value, number, 0) for into, value in pairs]
 
 
 def operand(atom: Literal, placement: Placement, device: int) -> jax.Array:

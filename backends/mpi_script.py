@@ -16,7 +16,7 @@ from shardwright.backends.direct import DirectExchanger
 from shardwright.backends.faults import Watch, check_finite
 from shardwright.backends.host_memory import to_device, to_host
 from shardwright.backends.layout import holds, is_key, to_numpy
-from shardwright.backends.local import filled, operand
+from shardwright.backends.local import filled, operand, written
 from shardwright.backends.mpi_moves import lowerings
 from shardwright.backends.runner import iterate
 from shardwright.backends.schedule import wire_type
@@ -72,8 +72,11 @@ class MpiMachine:
     def take(self, value: Any, iteration: int) -> Any:
         return jax.lax.dynamic_index_in_dim(value, iteration, keepdims=False)
 
-    def stack(self, values: Sequence[Any], tensor: TensorType, placement: Placement) -> Any:
-        return jnp.stack(values) if values else filled(tensor, self.device.shape(tensor, placement), 0)
+    def rows(self, tensor: TensorType, placement: Placement) -> Any:
+        return filled(tensor, self.device.shape(tensor, placement), 0)
+
+    def put(self, rows: Sequence[Any], iteration: int, values: Sequence[Any]) -> list[Any]:
+        return written(rows, iteration, values)
 
     def decide(self, value: Any) -> int:
         """Device 0 decides: where cards are unlike, a comparison may fall out differently on another."""

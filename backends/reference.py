@@ -26,7 +26,7 @@ from shardwright.backends.layout import (
     stretches,
     to_numpy,
 )
-from shardwright.backends.local import filled, operand
+from shardwright.backends.local import filled, operand, written
 from shardwright.backends.runner import run
 from shardwright.ir import collectives
 from shardwright.ir.collectives import Array, step
@@ -182,10 +182,13 @@ class ReferenceMachine:
     def take(self, value: Locals, iteration: int) -> Locals:
         return [jax.lax.dynamic_index_in_dim(x, iteration, keepdims=False) for x in value]
 
-    def stack(self, values: Sequence[Locals], tensor: TensorType, placement: Placement) -> Locals:
-        if values:
-            return [jnp.stack(column) for column in zip(*values, strict=True)]
+    def rows(self, tensor: TensorType, placement: Placement) -> Locals:
         return [filled(tensor, device.shape(tensor, placement), 0) for device in self.devices]
+
+    def put(self, rows: Sequence[Locals], iteration: int, values: Sequence[Locals]) -> list[Locals]:
+        pairs = zip(zip(*rows, strict=True), zip(*values, strict=True), strict=True)
+        by_device = [written(mine, iteration, new) for mine, new in pairs]
+        return [list(row) for row in zip(*by_device, strict=True)]
 
     def decide(self, value: Locals) -> int:
         return int(value[0])

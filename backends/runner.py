@@ -34,8 +34,12 @@ class Loops(Protocol[Held]):
         """One iteration of a stacked operand."""
         ...
 
-    def stack(self, values: Sequence[Held], tensor: TensorType, placement: Placement) -> Held:
-        """The stacked result of global type `tensor` from one value per iteration."""
+    def rows(self, tensor: TensorType, placement: Placement) -> Held:
+        """Room for a stacked result of global type `tensor`, of which every iteration writes a row."""
+        ...
+
+    def put(self, rows: Sequence[Held], iteration: int, values: Sequence[Held]) -> list[Held]:
+        """The same memory with the values of an iteration in it; nobody else may have `rows`."""
         ...
 
     def decide(self, value: Held) -> int:
@@ -187,13 +191,13 @@ def iterate(
     first, count = scan_counts(params)
     scanned = {port.outer for port in ports.ins if port.stacked}
     carry, length = list(args[first : first + count]), params["length"]
-    stacked: list[list[Held]] = [[] for _ in equation.outputs[count:]]
+    # What is stacked is written where it stays: the pieces of all iterations are never there beside it.
+    ends = zip(equation.output_types[count:], signature.outs[count:], strict=True)
+    stacked = [machine.rows(tensor, placement) for tensor, placement in ends]
     for iteration in reversed(range(length)) if params["reverse"] else range(length):
         xs = [machine.take(arg, iteration) for i, arg in enumerate(args) if i in scanned]
         results = bodies[0]([*args[:first], *carry, *xs])
         carry = results[:count]
-        for values, result in zip(stacked, results[count:], strict=True):
-            values.append(result)
-    ends = zip(stacked, equation.output_types[count:], signature.outs[count:], strict=True)
-    in_order = ((values[::-1] if params["reverse"] else values, t, p) for values, t, p in ends)
-    return [*carry, *(machine.stack(values, t, p) for values, t, p in in_order)]
+        if stacked:
+            stacked = machine.put(stacked, iteration, results[count:])
+    return [*carry, *stacked]

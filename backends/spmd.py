@@ -24,10 +24,11 @@ from shardwright.backends.spmd_layout import AXIS, Layout, PaddedArray, mesh_of,
 from shardwright.backends.spmd_local import Branches, Whole
 from shardwright.backends.spmd_moves import lowerings, move
 from shardwright.backends.spmd_parts import parts
+from shardwright.backends.spmd_strips import Strips
 from shardwright.ir import collectives
 from shardwright.ir.errors import PlanError
 from shardwright.ir.flow import inputs
-from shardwright.ir.graph import Atom, Graph, Literal, TensorType
+from shardwright.ir.graph import Atom, Graph, Literal, TensorType, Value
 from shardwright.ir.host import uses_host
 from shardwright.ir.placement import Partial, Placement, R, Replicate, Shard
 from shardwright.ir.program import Move, Program, Property, nodes_of
@@ -56,6 +57,7 @@ class SpmdExecutable:
     Attributes:
         layout: the devices and their shares.
         even: whether this is plain `jax.jit` with NamedShardings.
+        walk: where it is not: the program as it is traced.
         branches: how many branches each part of a segment has, loops' included; none where all is even.
 
     Raises:
@@ -98,11 +100,13 @@ class SpmdExecutable:
         self._outs = [Slot(atom.type, placement, layout) for atom, placement in outs]
         everywhere = layout.sharding(R)
         self._constants = [jax.device_put(array, everywhere) for array in graph.constants.values()]
+        self.walk: Walk | None = None
         self.branches: tuple[int, ...] = ()
         if self.even:
             step = Whole(layout, traced.primitives).program(program, graph)
         else:
-            walk = Walk(arrange(program, graph, BUCKET_BYTES), layout, traced.primitives)
+            state = _continued(program, graph) if donate else {}
+            self.walk = walk = Walk(arrange(program, graph, BUCKET_BYTES), layout, traced.primitives, state)
             self.branches = tuple(part.count for found in walk.branches.values() for part in found)
             specs = [spec_of(placement) for placement in (*program.inputs, *[R] * len(self._constants))]
             step = jax.shard_map(
@@ -141,6 +145,16 @@ class SpmdExecutable:
     def lower(self, *flat: Any) -> Any:
         """The jitted program lowered for these arguments: `jax.stages.Lowered`."""
         return self._step.lower(*self.held(flat))
+
+
+def _continued(program: Program, graph: Graph) -> dict[Property, Property]:
+    """State that a program hands out, with what was handed in of it."""
+    ends = [(o, graph.outputs[o], graph.inputs[i], program.inputs[i]) for o, i in graph.state.items()]
+    return {
+        Property(new.index, program.outputs[o]): Property(old.index, placement)
+        for o, new, old, placement in ends
+        if isinstance(new, Value)
+    }
 
 
 def check_program(program: Program) -> None:
@@ -234,15 +248,29 @@ class Walk:
 
     A held value is what this device holds, padded. A loop that exchanges is a loop of the program: which way
     it goes is decided by device 0, so that devices whose branches round differently never part.
+
+    Args:
+        steps: the order.
+        layout: the devices.
+        primitives: JAX primitives by name.
+        state: results that may take the place of the arguments that they continue, with these.
     """
 
-    def __init__(self, steps: Order, layout: Layout, primitives: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        steps: Order,
+        layout: Layout,
+        primitives: Mapping[str, Any],
+        state: Mapping[Property, Property],
+    ) -> None:
         self.order = steps
         self.layout = layout
         self.branches = {
             segment: [
-                Branches(part.segment, within, layout, part.classes, primitives)
-                for part in parts(segment, within, layout)
+                Strips(part.segment, within, layout, part.lengths, part.over, primitives)
+                if part.over
+                else Branches(part.segment, within, layout, part.classes, primitives)
+                for part in parts(segment, within, layout, state if within is steps else None)
             ]
             for segment, within in _segments(steps)
         }

@@ -1,7 +1,8 @@
 """A segment in parts that switch on as few classes of devices as each needs.
 
-    segment ::= common part* padded?
+    segment ::= common strips* part* padded?
     common      numbers and short vectors that all devices compute alike: no switch
+    strips      elementwise updates of state: a loop, `spmd_strips.py`
     part        what hangs together, of equal classes: one switch
     padded      elementwise on short stretches: all devices compute on the longest, no switch
 
@@ -12,12 +13,13 @@ branch for each pair.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from shardwright.backends.schedule_order import Order
 from shardwright.backends.spmd_layout import Layout
 from shardwright.backends.spmd_local import Classes, classes
+from shardwright.backends.spmd_strips import levels, strips_of
 from shardwright.ir.flow import find, reads, writes
 from shardwright.ir.placement import R, Shard
 from shardwright.ir.program import Compute, Instruction, Property
@@ -33,23 +35,43 @@ PADDED_BYTES = 16 << 10
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Instructions of a segment, and the classes of devices that have a branch each."""
+    """Instructions of a segment.
+
+    Attributes:
+        segment: the instructions.
+        classes: of devices, which have a branch each.
+        lengths: where it is computed in strips, those of all its stretches.
+        over: and by its results the state whose place they take.
+    """
 
     segment: Segment
     classes: Classes
+    lengths: tuple[int, ...] = ()
+    over: Mapping[Property, Property] = field(default_factory=dict[Property, Property])
 
 
-def parts(segment: Segment, within: Order, layout: Layout) -> list[Part]:
-    """A segment in parts, in an order in which they can run; together they do what it does."""
+def parts(
+    segment: Segment, within: Order, layout: Layout, state: Mapping[Property, Property] | None = None
+) -> list[Part]:
+    """A segment in parts, in an order in which they can run; together they do what it does.
+
+    Args:
+        segment: what to run.
+        within: the order that it is in.
+        layout: the devices.
+        state: results of the order that may take the place of the arguments that they continue, with these.
+    """
     whole = classes(segment, within.graph, layout)
     if len(whole) == 1 or any(begins_again(i, within.graph, ()) for i in segment.instructions):
         return [Part(segment, whole)]
-    return _Parts(segment, within, layout).found(whole)
+    return _Parts(segment, within, layout, state or {}).found(whole)
 
 
 class _Parts:
-    def __init__(self, segment: Segment, within: Order, layout: Layout) -> None:
-        self.segment, self.within, self.layout = segment, within, layout
+    def __init__(
+        self, segment: Segment, within: Order, layout: Layout, state: Mapping[Property, Property]
+    ) -> None:
+        self.segment, self.within, self.layout, self.state = segment, within, layout, state
         self.maker: dict[Property, int] = {}
         self.needs: list[tuple[Property, ...]] = []
         self.gives: list[tuple[Property, ...]] = []
@@ -71,10 +93,16 @@ class _Parts:
             return [Part(self.segment, whole)]
         common = self._common()
         by_classes: dict[tuple[Classes, bool], list[int]] = {}
+        strips: list[Part] = []
         for group in self._hanging_together(common):
             own = classes(self._segment(group, ()), self.within.graph, self.layout)
-            longest = self._longest(group) if len(own) > 1 else None
-            key = (own, False) if longest is None else (((longest,),), True)
+            lengths = self._lengths(group) if len(own) > 1 else None
+            in_place = None if lengths is None else self._in_place(group, lengths)
+            if in_place is not None:
+                strips.append(in_place)
+                continue
+            short = lengths is not None and max(map(self._nbytes, self._cut(group))) <= PADDED_BYTES
+            key = (((lengths.index(max(lengths)),),), True) if lengths and short else (own, False)
             by_classes.setdefault(key, []).extend(group)
         groups = [sorted(common), *map(sorted, by_classes.values())]
         alike = [(tuple(range(self.layout.count)),), *(own for own, _ in by_classes)]
@@ -88,7 +116,7 @@ class _Parts:
                 kept.update(prop for i in range(len(self.needs)) if i not in common for prop in self.needs[i])
             gives = tuple(prop for prop in dict.fromkeys(self._given(group)) if prop in kept & made[number])
             result.append(Part(self._segment(group, gives), alike[number]))
-        return result
+        return [*result, *strips]
 
     def _given(self, group: Iterable[int]) -> Iterable[Property]:
         return (prop for i in group for prop in self.gives[i])
@@ -136,25 +164,40 @@ class _Parts:
                 groups.setdefault(root(position), []).append(position)
         return list(groups.values())
 
-    def _longest(self, group: Sequence[int]) -> int | None:
-        """The device of the longest stretches, if all could compute on stretches of its length."""
-        cuts: set[tuple[int, ...]] = set()
+    def _cut(self, group: Sequence[int]) -> list[Property]:
+        """What some instructions read and write that is cut."""
+        props = (prop for i in group for prop in (*self.needs[i], *self.gives[i]))
+        return [prop for prop in props if isinstance(prop.placement, Shard)]
+
+    def _lengths(self, group: Sequence[int]) -> tuple[int, ...] | None:
+        """Of all stretches, if all devices could compute on stretches of any other length just as well."""
         for position in group:
-            instruction = self.segment.instructions[position]
-            if not self._is_elementwise(instruction):
+            if not self._is_elementwise(self.segment.instructions[position]):
                 return None
             for prop in (*self.needs[position], *self.gives[position]):
-                if isinstance(prop.placement, Shard):
-                    tensor = self.within.types[prop.value]
-                    cuts.add(self.layout.lengths(tensor, prop.placement))
-                    if tensor.nbytes > PADDED_BYTES:
-                        return None
-                elif prop.placement != R or prop.group is not None:
+                if prop.group is not None or not (prop.placement == R or isinstance(prop.placement, Shard)):
                     return None
-        if len(cuts) != 1:
+        cuts = {self.layout.lengths(self.within.types[p.value], p.placement) for p in self._cut(group)}
+        return cuts.pop() if len(cuts) == 1 else None
+
+    def _in_place(self, group: Sequence[int], lengths: tuple[int, ...]) -> Part | None:
+        """Updates of state, if that is what they are, as strips."""
+        if max(map(self._nbytes, self._cut(group))) <= PADDED_BYTES or strips_of(lengths) is None:
             return None
-        (lengths,) = cuts
-        return lengths.index(max(lengths))
+        kept = set(self.segment.gives)
+        segment = self._segment(group, tuple(p for p in dict.fromkeys(self._given(group)) if p in kept))
+        over = {prop: self.state[prop] for prop in segment.gives if prop in self.state}
+        others = {prop for i in range(len(self.needs)) if i not in group for prop in self.needs[i]}
+        mine = {prop for prop in segment.needs if prop in self.segment.drops and prop not in others}
+        alike = all(
+            old in mine
+            and old.placement == new.placement
+            and self.within.types[old.value] == self.within.types[new.value]
+            for new, old in over.items()
+        )
+        if len(over) < len(segment.gives) or not alike or levels(segment, self.within.graph, over) is None:
+            return None
+        return Part(segment, (), lengths, over)
 
     def _is_elementwise(self, instruction: Instruction) -> bool:
         if not isinstance(instruction, Compute):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +57,7 @@ class GridModel:
         self._moves: dict[tuple[object, ...], GridCost] = {}
         self._supported: dict[tuple[object, ...], tuple[str, ...]] = {}
         self._axes: dict[tuple[object, ...], tuple[Topology, ...]] = {}
+        self._fleets: dict[tuple[str, bool], tuple[Fleet, ...]] = {}
         self._free = GridCost(np.zeros((FEATURES, 1, len(self.model.classes))))
         (nodes,) = self._of_kind("across")
         class_of_node = {d: c.index for c in nodes.classes for d in c.members}
@@ -209,11 +211,10 @@ class GridModel:
         """With what it takes to broadcast the result in every node, by the strategy that suits it best."""
         mesh = self.mesh
         names = collectives()["broadcast"].strategies
-        for number, members in enumerate(self._of_kind("within")):
+        for number, topology in enumerate(self._insides):
             mine = np.flatnonzero(mesh.kind_of == number)
-            if len(members.devices) == 1:
+            if topology.devices == 1:
                 continue
-            topology = Topology.of(members)
             prices = [
                 strategies()["broadcast", name].price(topology, nbytes, topology.classes) for name in names
             ]
@@ -240,11 +241,22 @@ class GridModel:
         return self._axes[key]
 
     def _of_kind(self, axis: str, *, by_leaders: bool = False) -> tuple[Fleet, ...]:
-        fleet, members = self.model.fleet, node_members(self.mesh.nodes)
-        if axis == "within":
-            kinds = range(len(self.mesh.kind_counts))
-            return tuple(subfleet(fleet, members[self._node_of_kind(k)], f"node of kind {k}") for k in kinds)
-        return (replace(fleet, nodes=tuple(_as_device(n, fleet, by_leaders) for n in fleet.nodes)),)
+        key = axis, by_leaders and axis == "across"
+        if key not in self._fleets:
+            fleet, members = self.model.fleet, node_members(self.mesh.nodes)
+            if axis == "within":
+                kinds = range(len(self.mesh.kind_counts))
+                nodes = [members[self._node_of_kind(kind)] for kind in kinds]
+                found = [subfleet(fleet, node, f"node of kind {kind}") for kind, node in enumerate(nodes)]
+            else:
+                found = [replace(fleet, nodes=tuple(_as_device(n, fleet, by_leaders) for n in fleet.nodes))]
+            self._fleets[key] = tuple(found)
+        return self._fleets[key]
+
+    @cached_property
+    def _insides(self) -> tuple[Topology, ...]:
+        """Of each kind of node alone, whatever is exchanged there."""
+        return tuple(map(Topology.of, self._of_kind("within")))
 
     def _node_of_kind(self, number: int) -> int:
         """The first node of a kind."""

@@ -156,3 +156,12 @@ def format_quantity(amount: float, kind: Kind) -> str:
                 if float(Fraction(digits) * kind.units[unit]) == amount:
                     return f"{digits} {unit}"
     return f"{amount!r} {kind.base}"
+
+
+def size(nbytes: float) -> str:
+    """Bytes with a binary unit and three digits: how all sizes are printed."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes >= scale:
+            number = nbytes / scale
+            return f"{number:.3g} {unit}" if number < 999.5 else f"{number:.0f} {unit}"
+    return f"{nbytes:.0f} B"

@@ -16,6 +16,7 @@ from shardwright.ir.host import is_reload, uses_host
 from shardwright.ir.placement import Placement, R, cuts
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
 from shardwright.ir.recompute import begins_again, repeats
+from shardwright.ir.regions import entering
 from shardwright.ir.wires import Number, wires
 
 Key: TypeAlias = tuple[int, Placement]
@@ -238,18 +239,13 @@ class _Walk:
                 self.beside.append((time, time, self.size(tensor, placement)))
 
     def _bodies(self, time: int, loop: Loop) -> None:
-        regions = self.graph.equations[loop.equation].regions
-        helds = self.held.regions[loop.equation]
-        for body, inside, held in zip(loop.bodies, regions, helds, strict=True):
+        equation = self.graph.equations[loop.equation]
+        helds, hosted = self.held.regions[loop.equation], _exchanges(loop, self.graph)
+        ends = zip(loop.bodies, equation.regions, helds, strict=True)
+        for number, (body, inside, held) in enumerate(ends):
             peaks = front(moments(body, inside, held, top=False, size=self.size))
-            if _exchanges(
-                loop, self.graph
-            ):  # run by the host: operands of an iteration, results until they are stacked
-                for value, placement in zip(inside.inputs, body.inputs, strict=True):
-                    peaks = peaks + self.size(value.type, placement)
-                pairs = zip(self.graph.equations[loop.equation].outputs, loop.signature.outs, strict=True)
-                for value, placement in pairs:
-                    peaks = peaks + self.size(value.type, placement)
+            for i in sorted(entering(equation, number)) if hosted else ():  # rows of operands are copies
+                peaks = peaks + self.size(inside.inputs[i].type, body.inputs[i])
             self.inner.append((time, peaks))
 
     def moments(self) -> Floats:

@@ -76,6 +76,13 @@ class Boundary:
         return ""
 
 
+def entering(equation: Equation, region: int) -> frozenset[int]:
+    """The inputs of a region that are there beside the operands: rows of these, and what is carried."""
+    wiring = boundary(equation)
+    rows = {port.inner for port in wiring.ins if port.stacked and port.region == region}
+    return frozenset(rows.union(into for _, _, to, into in wiring.carries if to == region))
+
+
 def outer_placement(inside: Placement, stacked: bool) -> Placement:
     """Placement outside a region of a tensor placed `inside`."""
     if stacked and isinstance(inside, Grid):

@@ -82,6 +82,7 @@ class Free:
         best: it as it will run; with memory in the linear program if it does not fit otherwise.
         over: the largest part of its memory that a device takes for it, by the model.
         certificate: of all programs and ratios.
+        ideal: the cheapest program at the floors of all prices.
     """
 
     turns: Turns
@@ -89,6 +90,7 @@ class Free:
     best: Candidate
     over: float
     certificate: Certificate
+    ideal: Solution
 
 
 def synthesize(
@@ -155,7 +157,7 @@ def freely(
         if stop() or bound_s >= found.cost_s * (1 - ENOUGH):
             break
     assert found is not None
-    return Free(turns, found, *_settle(graph, turns, found), certificate)
+    return Free(turns, found, *_settle(graph, turns, found), certificate, ideal)
 
 
 def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = False) -> Synthesis:
@@ -171,8 +173,8 @@ def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = Fals
     graph, space, model, stop = turns.judge.graph, turns.space, turns.model, turns.stop
     bound_s = free_s = certificate.bound_s
     limits = Limits.of(model)
-    renting = cache(lambda: Renting(graph, space, limits, turns.extra))
-    first, memory = judged(turns, best, found.cost_s, renting, rival_s, briefly=briefly)
+    renting = cache(lambda: Renting(graph, space, limits, turns.extra, free.ideal))
+    first, memory = judged(turns, best, found, renting, rival_s, briefly=briefly)
     best, memory = overlooked(turns, first, memory, found.cost_s, renting, briefly=briefly)
     dearer = not best.fits or best.cost_s > found.cost_s * (1 + ENOUGH)
     given_up = (briefly and dearer) or (not best.fits and rival_s < math.inf)

@@ -8,7 +8,7 @@ every one that fits, whatever its ratios and however many. The best rent for tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from shardwright.synth.factors import Use
 from shardwright.synth.price_list import PriceList
 from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import Rents, most_shares
+from shardwright.synth.search import MOST_NODES
 from shardwright.synth.solve import Solution, SpaceSolver
 from shardwright.synth.space import Space
 
@@ -29,6 +30,10 @@ SCALES = tuple(4.0**k for k in range(-4, 8))
 HALVINGS = 4
 
 _ASCENTS = 10
+
+#: Nodes that a step of the ascent expands at most; where that leaves its bound wider than this part of it,
+#: the best step is taken again with all there are.
+_FEW_NODES, _LOOSE = 1000, 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +63,26 @@ class Renting:
         graph: the step.
         limits: memory of the devices.
         extra: factors that pin choices.
+        ideal: the cheapest program at the floors of all prices, if it is known.
 
     Attributes:
         helped: the last scale (by its number among `SCALES`) at which a program fitted; 0 before one did.
         unit_s: what a scale of one is, per byte; 0 before rent was asked for.
     """
 
-    def __init__(self, graph: Graph, space: Space, limits: Limits, extra: Sequence[Use] = ()) -> None:
-        self.graph, self.limits = graph, limits
+    def __init__(
+        self,
+        graph: Graph,
+        space: Space,
+        limits: Limits,
+        extra: Sequence[Use] = (),
+        ideal: Solution | None = None,
+    ) -> None:
+        self.graph, self.limits, self._ideal = graph, limits, ideal
         self.helped = 0
         self.unit_s = 0.0
         self.rents = rents = Rents(graph, space)
+        self._space, self._extra = space, extra
         self._solver = SpaceSolver(space, (*extra, *rents.uses))
 
     def solve(
@@ -79,6 +93,15 @@ class Renting:
         devices = len(self.limits.nbytes)
         tables = self.rents.tables(rent_s, rent_s * devices, devices, share)
         return self._solver.solve(prices, stop=stop, rents=tables)
+
+    def in_order(
+        self, prices: Prices, ratios: Sequence[float], rent_s: float
+    ) -> Iterator[tuple[tuple[int, ...], float]]:
+        """All programs by what they cost with `rent_s` per byte on all devices, the least first."""
+        solver = SpaceSolver(self._space, (*self._extra, *self.rents.uses), stages=())
+        devices = len(self.limits.nbytes)
+        tables = self.rents.tables(rent_s, 0.0, devices, ratios[self.limits.smallest])
+        return solver.in_order(prices, tables)
 
     def bound_within(
         self, listed: PriceList, loose_s: float, cost_s: float, stop: Callable[[], bool]
@@ -100,13 +123,23 @@ class Renting:
         best = loose_s
         scale = np.array([cost_s / sum(limits.nbytes), cost_s / min(limits.nbytes)])
         at, step = np.zeros(2), 1.0
-        for _ in range(_ASCENTS):
+        loose: tuple[float, float] | None = None  # the best step that was not searched to the end
+
+        def reached(most_nodes: int) -> tuple[Solution, float]:
+            tables = rents.floors(at[0], at[1], devices)
+            found = self._solver.solve(floors, most_nodes, stop, tables)
+            return found, found.bound_s + rents.constant_s(at[0], at[1], limits.nbytes)
+
+        for ascent in range(_ASCENTS):
             if stop() or best >= cost_s * (1 - 1e-3):
                 break
-            tables = rents.floors(at[0], at[1], devices)
-            found = self._solver.solve(floors, stop=stop, rents=tables)
-            value = found.bound_s + rents.constant_s(at[0], at[1], limits.nbytes)
-            best = max(best, value)
+            if not ascent and self._ideal is not None:
+                found, value = self._ideal, self._ideal.bound_s
+            else:
+                found, value = reached(_FEW_NODES)
+            if value > best:
+                wide = found.bound_s < found.seconds * (1 - _LOOSE)
+                best, loose = value, (at[0], at[1]) if wide else None
             # Polyak's step: as if the optimum were the cost of the program at hand.
             excess = np.array(rents.excess_bytes(found.assignment, limits.nbytes)) * scale
             direction = np.where((at <= 0) & (excess < 0), 0.0, excess)
@@ -115,4 +148,7 @@ class Renting:
                 break
             at = np.maximum(at + scale * step * max(cost_s - value, 0.0) * direction / norm, 0.0)
             step *= 0.9
+        if loose is not None and best < cost_s * (1 - 1e-3) and not stop():
+            at = np.array(loose)
+            best = max(best, reached(MOST_NODES)[1])
         return min(best, cost_s)

@@ -57,18 +57,36 @@ class _Kind:
     slow: float = 1.0
     messages: list[Floats] = field(default_factory=list[Floats])
 
-    def with_messages(self, messages: Sequence[Floats]) -> Floats:
-        """The table with a vector added along each axis."""
-        total = self.table
-        for axis, message in enumerate(messages):
-            total = total + message.reshape([-1 if a == axis else 1 for a in range(total.ndim)])
+    def with_messages(self, messages: Sequence[Floats], room: Floats | None = None) -> Floats:
+        """The table with a vector added along each axis.
+
+        Args:
+            messages: the vectors.
+            room: where to write it; by default somewhere new.
+        """
+        if not messages:
+            return self.table
+        inner = messages[-1]
+        for axis in range(len(messages) - 2, 0, -1):
+            inner = messages[axis].reshape(-1, *(1,) * inner.ndim) + inner
+        total = np.add(self.table, inner, out=room)
+        if len(messages) > 1:
+            total += messages[0].reshape(-1, *(1,) * inner.ndim)
         return total
 
-    def marginals(self, incoming: Sequence[Floats], positions: Sequence[int]) -> list[Floats]:
-        """Of some choices, per value, the least of the factor plus all that comes in."""
-        total = self.with_messages(incoming)
-        axes = range(total.ndim)
-        return [total.min(axis=tuple([a for a in axes if a != axis])) for axis in positions]
+
+def marginals(total: Floats, positions: Sequence[int]) -> list[Floats]:
+    """Of some axes, in ascending order, per value the least of a table.
+
+    The least over the first axis, or over all others, is many times faster than over the last.
+    """
+    found: list[Floats] = []
+    for axis in range(max(positions, default=-1) + 1):
+        if axis in positions:
+            found.append(total.reshape(len(total), -1).min(axis=1) if total.ndim > 1 else total)
+        if total.ndim > 1:
+            total = total.min(axis=0)
+    return found
 
 
 class Dual:
@@ -113,6 +131,11 @@ class Dual:
         self._of_colour: dict[int, list[int]] = {}
         for s in range(len(shades)):
             self._of_colour.setdefault(colour[first[s]], []).append(s)
+        #: Per colour, the part of its choices that each of its shades has.
+        self._part_of = {
+            c: np.array([self._counts[s] for s in some]) / sum(self._counts[s] for s in some)
+            for c, some in self._of_colour.items()
+        }
         #: Per shade, the messages that its choices get, added up.
         self._sums = [np.zeros(sizes[first[s]]) for s in range(len(shades))]
         for k, kind in enumerate(self.kinds):
@@ -124,6 +147,13 @@ class Dual:
             if kind.table.ndim == 1:  # says all it has to say at once
                 self._send(k, 0, kind.table)
         self.sweeps = 0
+        self._rooms: dict[tuple[int, ...], Floats] = {}
+
+    def _room(self, shape: tuple[int, ...]) -> Floats:
+        """Room for a table that is soon forgotten: new memory takes longer than what is written to it."""
+        if shape not in self._rooms:
+            self._rooms[shape] = np.empty(shape)
+        return self._rooms[shape]
 
     def _touching(self, kind: int, colour: int) -> int:
         """How many factors of a kind one choice of a colour is in, at most."""
@@ -137,8 +167,7 @@ class Dual:
         shades = self._of_colour[colour]
         if len(shades) == 1:
             return self._sums[shades[0]]
-        weights = np.array([self._counts[s] for s in shades], dtype=np.float64)
-        return np.average([self._sums[s] for s in shades], axis=0, weights=weights)
+        return self._part_of[colour] @ np.stack([self._sums[s] for s in shades])
 
     def sweep(self) -> None:
         """Update the messages of every kind of factor once."""
@@ -150,8 +179,8 @@ class Dual:
                 continue
             damping = kind.slow if everybody else kind.damping
             incoming = [self._seen(c) - m for c, m in zip(kind.scope, kind.messages, strict=True)]
-            marginals = kind.marginals(incoming, positions)
-            for position, marginal in zip(positions, marginals, strict=True):
+            total = kind.with_messages(incoming, self._room(kind.table.shape))
+            for position, marginal in zip(positions, marginals(total, positions), strict=True):
                 new = marginal / len(positions) - incoming[position]
                 self._send(number, position, damping * (new - kind.messages[position]))
         self.sweeps += 1
@@ -179,7 +208,9 @@ class Dual:
         """What no assignment costs less than, by these messages."""
         total = sum(self._counts[s] * float(sums.min()) for s, sums in enumerate(self._sums))
         return total + sum(
-            kind.count * float(kind.with_messages([-m for m in kind.messages]).min()) for kind in self.kinds
+            kind.count
+            * float(kind.with_messages([-m for m in kind.messages], self._room(kind.table.shape)).min())
+            for kind in self.kinds
         )
 
     def excess(self) -> list[Floats]:
@@ -187,7 +218,8 @@ class Dual:
         found = [sums - sums.min() for sums in self._sums]
         for number, kind in enumerate(self.kinds):
             everywhere = range(len(kind.scope))
-            for position, marginal in enumerate(kind.marginals([-m for m in kind.messages], everywhere)):
+            total = kind.with_messages([-m for m in kind.messages], self._room(kind.table.shape))
+            for position, marginal in enumerate(marginals(total, everywhere)):
                 over = marginal - marginal.min()
                 for shade in self._of_colour[kind.scope[position]]:
                     times = self._incident[shade].get((number, position), 0)

@@ -1,7 +1,7 @@
 """Which devices take part on two mesh axes, and whether two are better than one.
 
-    choose_on_grid   branch and bound over parts of the fleet, as on one axis (`shardwright.synth.subfleets`)
-    better           of a plan on one axis and one on two, with one certificate that covers both
+    GridChoosing   branch and bound over parts of the fleet, as on one axis (`shardwright.synth.subfleets`)
+    better         of a plan on one axis and one on two, with one certificate that covers both
 
 A plan on one axis is a rival: a part of the fleet is not planned on two axes where its bound proves that it
 cannot beat the rival by more than the gap with which a certificate is content.
@@ -46,6 +46,7 @@ class _Part:
     Attributes:
         bound_s: what no plan costs less than.
         looked: how well it is bounded: 0 not at all, 1 by arithmetic, 2 by the best program at its floors.
+        unfinished: whether it was planned briefly and memory was in the way.
     """
 
     def __init__(self, fleet: Fleet, members: Members) -> None:
@@ -56,7 +57,7 @@ class _Part:
         self.search: GridSearch | None = None
         self.bound_s, self.looked = 0.0, 0
         self.found: Synthesis | None = None
-        self.fits = False
+        self.fits = self.unfinished = False
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -68,6 +69,10 @@ class _Part:
         """What its plan costs; infinite where there is none."""
         return math.inf if self.found is None else self.found.cost_s
 
+    def beats(self, other: _Part | None) -> bool:
+        """Whether its plan is better: one that fits into memory is better than any that does not."""
+        return other is None or (self.fits, -self.cost_s) > (other.fits, -other.cost_s)
+
 
 def on_grid(fleet: Fleet, parts: Sequence[Members]) -> tuple[Members, ...]:
     """Those of the parts of a fleet that are considered on two axes, the whole first if it is one."""
@@ -75,17 +80,10 @@ def on_grid(fleet: Fleet, parts: Sequence[Members]) -> tuple[Members, ...]:
     return tuple(members for members, _ in zip(some, range(MOST_PARTS), strict=False))
 
 
-def choose_on_grid(
-    graph: Graph,
-    fleet: Fleet,
-    timer: Timer,
-    parts: Sequence[Members],
-    pinned: Pinned = lambda space: (),
-    rival: Choice | None = None,
-    look: Look | None = None,
-    below_s: float = math.inf,
-) -> Choice | None:
-    """The best plan on two axes or that of a rival, on the whole fleet or a part of it.
+class GridChoosing:
+    """The search on two axes for the best plan of a step, on the whole fleet or a part of it.
+
+    It can be taken up again: what is known of the parts stays.
 
     Args:
         graph: the step.
@@ -93,61 +91,117 @@ def choose_on_grid(
         timer: is told where time goes, and says when it is over.
         parts: the parts to consider (see `on_grid`), the whole fleet first.
         pinned: what pins choices.
-        rival: a plan on one axis.
         look: what says how much memory a program takes.
-        below_s: what a plan of the step, changed in another way, costs that fits.
-
-    Returns:
-        The better of it and the rival; None if there is no rival and none is worth searching for.
-
-    Raises:
-        PlanError: no program keeps to the pins.
     """
-    spaces: dict[tuple[int, ...], Space] = {}
-    made = [_Part(fleet, members) for members in parts]
-    target_s = math.inf if rival is None else rival.found.cost_s * (1 - ENOUGH)
-    if rival is not None and not fits(rival.found, rival.model):
-        target_s = math.inf  # what does not fit rules nothing out
-    target_s = min(target_s, below_s * (1 - ENOUGH))
-    best: _Part | None = None
-    queue = [(0.0, number) for number in range(len(made))]
-    while queue and not (timer.late() and (best is not None or rival is not None or below_s < math.inf)):
-        bound_s, number = heapq.heappop(queue)
-        part = made[number]
-        if bound_s >= target_s or (best is not None and best.fits and bound_s >= best.cost_s * (1 - 1e-9)):
-            break
+
+    def __init__(
+        self,
+        graph: Graph,
+        fleet: Fleet,
+        timer: Timer,
+        parts: Sequence[Members],
+        pinned: Pinned = lambda space: (),
+        look: Look | None = None,
+    ) -> None:
+        self._graph, self._fleet, self._timer = graph, fleet, timer
+        self._pinned, self._look = pinned, look
+        self._spaces: dict[tuple[int, ...], Space] = {}
+        self._parts = [_Part(fleet, members) for members in parts]
+
+    def below(
+        self, below_s: float = math.inf, rival: Choice | None = None, *, briefly: bool = False
+    ) -> Choice | None:
+        """The best plan on two axes or that of a rival.
+
+        Args:
+            below_s: what a plan of the step, changed in another way, costs that fits.
+            rival: a plan on one axis.
+            briefly: what does not fit is not searched around: it may be later.
+
+        Returns:
+            The better of it and the rival; None if there is no rival and none is worth searching for.
+
+        Raises:
+            PlanError: no program keeps to the pins.
+        """
+        made, timer = self._parts, self._timer
+        target_s = below_s * (1 - ENOUGH)
+        # What does not fit rules nothing out.
+        if rival is not None and fits(rival.found, rival.model):
+            target_s = min(target_s, rival.found.cost_s * (1 - ENOUGH))
+        best: _Part | None = None
+        queue: list[tuple[float, int]] = []
+        for number, part in enumerate(made):
+            if part.found is None or part.unfinished:
+                queue.append((part.bound_s, number))
+            elif part.fits and part.beats(best):
+                best = part
+        heapq.heapify(queue)
+        while queue and not (timer.late() and (best is not None or rival is not None or below_s < math.inf)):
+            bound_s, number = heapq.heappop(queue)
+            part = made[number]
+            least_s = best.cost_s if best is not None and best.fits else math.inf
+            if bound_s >= target_s or bound_s >= least_s * (1 - 1e-9):
+                break
+            if part.looked < 2:
+                self._look_at(part, min(target_s, least_s))
+                heapq.heappush(queue, (part.bound_s, number))
+                continue
+            self._plan(part, min(target_s, least_s), briefly=briefly)
+            best = part if part.beats(best) else best
+            if part.unfinished and rival is None:
+                break  # the step changed in another way may fit, which makes other parts' bounds enough
+        return self._chosen(best, rival)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a part was planned briefly and memory was in the way."""
+        return any(part.unfinished for part in self._parts)
+
+    @property
+    def crowded(self) -> float:
+        """The largest part of its memory that a device takes for the best program without a limit."""
+        tried = [part.search for part in self._parts if part.search is not None and part.found is not None]
+        return min(tried, key=lambda search: search.free_s).crowded if tried else 0.0
+
+    def _look_at(self, part: _Part, target_s: float) -> None:
+        """A better bound of a part."""
         if part.search is None:
             part.model = CostModel(part.fleet)
-            with timer.search():
-                if part.nodes not in spaces:
-                    spaces[part.nodes] = Space(graph, part.nodes)
-            space = spaces[part.nodes]
-            part.search = GridSearch(graph, space, part.model, timer, tuple(pinned(space)), look)
+            with self._timer.search():
+                if part.nodes not in self._spaces:
+                    self._spaces[part.nodes] = Space(self._graph, part.nodes)
+            space = self._spaces[part.nodes]
+            pinned = tuple(self._pinned(space))
+            part.search = GridSearch(self._graph, space, part.model, self._timer, pinned, self._look)
             part.bound_s = part.search.arithmetic_s()
-        elif part.looked == 1:
-            part.bound_s = max(bound_s, part.search.bound(target_s))
         else:
-            part.found = part.search.plan(target_s)
-            part.fits = fits(part.found, CostModel(part.fleet) if part.model is None else part.model)
-            if best is None or (part.fits, -part.cost_s) > (best.fits, -best.cost_s):
-                best = part
-            continue
+            part.bound_s = max(part.bound_s, part.search.bound(target_s))
         part.looked += 1
-        heapq.heappush(queue, (part.bound_s, number))
-    least_s = min(part.bound_s for part in made)
-    if best is None or best.found is None or best.model is None:
-        if rival is None:
-            return None
-        notes = (*rival.found.notes, _ONE)
-        return replace(rival, found=replace(_bounded(rival.found, least_s), notes=notes))
-    searched = [part.found for part in made if part.found is not None]
-    found = replace(
-        _bounded(best.found, least_s),
-        expanded=sum(each.expanded for each in searched),
-        searches=sum(each.searches for each in searched),
-    )
-    chosen = Choice(found, best.members, best.model, unused(fleet, best, made))
-    return chosen if rival is None else better(rival, chosen)
+
+    def _plan(self, part: _Part, most_s: float, *, briefly: bool) -> None:
+        assert part.search is not None and part.model is not None, "it was looked at"
+        part.found = part.search.plan(most_s, briefly=briefly)
+        part.fits = fits(part.found, part.model)
+        part.unfinished = briefly and part.found.dearer
+        part.bound_s = max(part.bound_s, part.found.bound_s)
+
+    def _chosen(self, best: _Part | None, rival: Choice | None) -> Choice | None:
+        made = self._parts
+        least_s = min(part.bound_s for part in made)
+        if best is None or best.found is None or best.model is None:
+            if rival is None:
+                return None
+            notes = (*rival.found.notes, _ONE)
+            return replace(rival, found=replace(_bounded(rival.found, least_s), notes=notes))
+        searched = [part.found for part in made if part.found is not None]
+        found = replace(
+            _bounded(best.found, least_s),
+            expanded=sum(each.expanded for each in searched),
+            searches=sum(each.searches for each in searched),
+        )
+        chosen = Choice(found, best.members, best.model, unused(self._fleet, best, made))
+        return chosen if rival is None else better(rival, chosen)
 
 
 def better(one: Choice, two: Choice) -> Choice:
@@ -165,4 +219,5 @@ def better(one: Choice, two: Choice) -> Choice:
 
 
 def _bounded(found: Synthesis, bound_s: float) -> Synthesis:
-    return replace(found, bound_s=min(found.cost_s, found.bound_s, bound_s))
+    free_s = None if found.free_s is None else min(found.free_s, bound_s)
+    return replace(found, bound_s=min(found.cost_s, found.bound_s, bound_s), free_s=free_s)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from shardwright.cost.bill import bill
+from shardwright.cost.bill import Item, bill
 from shardwright.cost.grid_model import GridModel, Settled
 from shardwright.cost.memory import Peaks, peaks_by_device, stored
 from shardwright.cost.share_cost import Floats
@@ -82,6 +82,7 @@ class GridCandidate:
     solution: Solution
     prices: Prices
     program: Program
+    items: tuple[Item, ...]
     ratios: tuple[float, ...]
     cost_s: float
     memory: Peaks
@@ -136,21 +137,34 @@ class GridRenting:
     ) -> None:
         self.graph, self.space, self.grid, self.judge, self.timer = graph, space, grid, judge, timer
         self.limits = Limits.of(grid.model)
-        self.rents = GridRents(graph, space)
+        self._rents: GridRents | None = None
         self.searches = self.expanded = 0
         self._extra = tuple(extra)
         self._crowd: tuple[Value, ...] = ()
-        self._solver = GridSolver(space, (*extra, *self.rents.uses))
+        self._made: GridSolver | None = None
         self._latest: tuple[int, ...] | None = None
+
+    @property
+    def rents(self) -> GridRents:
+        """What tensors pay, of what pays so far."""
+        if self._rents is None:
+            self._rents = GridRents(self.graph, self.space, self._crowd)
+        return self._rents
 
     def candidate(self, solution: Solution, prices: Prices, ratios: tuple[float, ...]) -> GridCandidate:
         """A solution as a program at some ratios."""
         program = emit(self.space, solution.assignment, prices)
         items = bill(program, self.graph, Settled(self.grid, ratios))
         cost_s = sum(item.weight * float(item.cost.constant.max()) for item in items)
-        memory = peaks_by_device(program, self.graph, ratios)
+        memory = self._memory(program, ratios)
         over = self.judge.over(memory, ratios)
-        return GridCandidate(solution, prices, program, ratios, cost_s, memory, over)
+        return GridCandidate(solution, prices, program, tuple(items), ratios, cost_s, memory, over)
+
+    def _memory(self, program: Program, ratios: tuple[float, ...]) -> Peaks:
+        """By the model; of a step that fits anyway, an upper bound."""
+        if self.judge.roomy:
+            return Peaks(tuple(int(b) for b in self.judge.footprint(program).peak(np.asarray(ratios))))
+        return peaks_by_device(program, self.graph, ratios)
 
     def fitting(self, best: GridCandidate, pricing: Pricing, most_s: float) -> GridCandidate:
         """The best that fits as it will run, or else the smallest found.
@@ -183,9 +197,7 @@ class GridRenting:
         if len(more) == len(self._crowd):
             return False
         self._crowd = tuple(more)
-        with self.timer.search():
-            self.rents = GridRents(self.graph, self.space, self._crowd)
-            self._solver = GridSolver(self.space, (*self._extra, *self.rents.uses))
+        self._rents = self._made = None
         return True
 
     def _rented(self, best: GridCandidate, pricing: Pricing, most_s: float) -> GridCandidate:
@@ -260,7 +272,9 @@ class GridRenting:
 
     def _search(self, prices: Prices, rents: Mapping[Factor, Floats]) -> Solution:
         with self.timer.search():
-            found = self._solver.solve(prices, self.timer.late, self._latest, _ENOUGH, rents=rents)
+            if self._made is None:
+                self._made = GridSolver(self.space, (*self._extra, *self.rents.uses))
+            found = self._made.solve(prices, self.timer.late, self._latest, _ENOUGH, rents=rents)
         self.searches, self.expanded = self.searches + 1, self.expanded + found.expanded
         self._latest = found.assignment
         return found

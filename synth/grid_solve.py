@@ -25,9 +25,10 @@ from shardwright.synth.eliminate import eliminate, live, record
 from shardwright.synth.factors import Factor, Use
 from shardwright.synth.fold import Folded, Scope, cook, fold
 from shardwright.synth.grid_buckets import Bounds, Buckets
+from shardwright.synth.grid_prune import Dominated
 from shardwright.synth.order import full_order
 from shardwright.synth.pricing import Prices
-from shardwright.synth.prune import Kept, prune
+from shardwright.synth.prune import Kept
 from shardwright.synth.search import MOST_NODES, Layer, a_star
 from shardwright.synth.solve import Core, Solution, Solver, Stage
 from shardwright.synth.space import Space
@@ -101,7 +102,9 @@ class DualSolver:
         core = self._solver.core(tables)
         if not math.isfinite(core.constant):
             return None
-        search = _Search(core, prune(core.folded, core.sizes, core.cooked), self._memory, stop)
+        memory = self._memory.of(core.stage)
+        kept = memory.dominated.prune(core.folded, core.sizes, core.cooked)
+        search = _Search(core, kept, memory, stop)
         if known is not None:
             search.offer(known)
         search.run(enough, target_s, rounds)
@@ -162,11 +165,12 @@ class _Memory:
         self.stage: Stage | None = None
         self.messages: dict[tuple[object, ...], list[Floats]] = {}
         self.order: list[int] = []
+        self.dominated = Dominated()
 
     def of(self, stage: Stage) -> _Memory:
         """The memory, empty if it was of something else."""
         if self.stage is not stage:
-            self.stage, self.messages, self.order = stage, {}, []
+            self.stage, self.messages, self.order, self.dominated = stage, {}, [], Dominated()
         return self
 
 
@@ -182,7 +186,7 @@ class _Search:
 
     def __init__(self, core: Core, kept: Kept, memory: _Memory, stop: Callable[[], bool]) -> None:
         self.core, self.kept, self.stop = core, kept, stop
-        self.memory = memory.of(core.stage)
+        self.memory = memory
         self.seconds, self.proven = math.inf, -math.inf
         self.best: list[int] = []
         self._messages, self._looks = self.memory.messages, 0

@@ -70,7 +70,7 @@ class Judge:
         """The largest part of its memory that a device needs, by the model, whatever was learned about it."""
         return float((memory.peak(np.asarray(ratios)) / self.limits[self._class_of]).max())
 
-    def ample(self, memory: Footprint, ratios: Sequence[float]) -> bool:
+    def ample(self, memory: Footprint | Peaks, ratios: Sequence[float]) -> bool:
         """Whether a program fits by so much that nobody need look."""
         return self.roomy or self.over(memory, ratios) <= AMPLE
 

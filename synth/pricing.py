@@ -261,13 +261,13 @@ class Prices:
         """The tables of factors, those asked for the first time worked out together."""
         wanted = list(factors)
         fresh = [f for f in wanted if f not in self._tables]
-        self._prepare(fresh)
+        self.prepare(fresh)
         for factor in fresh:
             self._tables[factor] = self._table(factor)
         return [self._tables[f] for f in wanted]
 
-    def _prepare(self, factors: Iterable[Factor]) -> None:
-        """Price all lines that factors need at once."""
+    def prepare(self, factors: Iterable[Factor]) -> None:
+        """Price all lines that factors need, and find all ways between placements, at once."""
         fresh = list(factors)
         for factor in fresh:
             if isinstance(factor, EquationFactor):

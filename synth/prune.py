@@ -97,14 +97,7 @@ def _survivors(
 ) -> NDArray[np.bool_]:
     """Which values of a class are neither impossible nor dominated."""
     size = kept.size(kind)
-    worst, possible = np.zeros((size, size)), np.ones(size, dtype=np.bool_)
-    for (recipe, kinds, axis), times in kept.folded.incident[kind].items():
-        key = (kept.key(recipe, kinds), axis)
-        found = known.get(key)
-        if found is None:
-            found = known[key] = _differences(kept.table(recipe, kinds), axis - len(kinds), len(kinds))
-        worst = worst + (found[0] if times == 1 else found[0] * times)
-        possible = possible & found[1]
+    worst, possible = compared(kept, kind, known)
     hopeless = ~possible.any(axis=-1)
     possible[..., 0] |= hopeless  # no assignment is possible at all; the search will find that out
     dominates = worst <= 0
@@ -118,6 +111,22 @@ def _survivors(
             keep[..., b] &= ~(dominates[..., b] & keep).any(axis=-1)
     # Where prices are several, what any of them keeps stays.
     return np.asarray(keep.reshape(-1, size).any(axis=0))
+
+
+def compared(
+    kept: Kept, kind: int, known: dict[tuple[tuple[int, ...], int], tuple[Floats, NDArray[np.bool_]]]
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """[a, b]: what value a of a class costs more than b at most; and which values are possible."""
+    size = kept.size(kind)
+    worst, possible = np.zeros((size, size)), np.ones(size, dtype=np.bool_)
+    for (recipe, kinds, axis), times in kept.folded.incident[kind].items():
+        key = (kept.key(recipe, kinds), axis)
+        found = known.get(key)
+        if found is None:
+            found = known[key] = _differences(kept.table(recipe, kinds), axis - len(kinds), len(kinds))
+        worst = worst + (found[0] if times == 1 else found[0] * times)
+        possible = possible & found[1]
+    return worst, possible
 
 
 def _differences(table: Floats, axis: int, axes: int) -> tuple[Floats, NDArray[np.bool_]]:

@@ -368,9 +368,11 @@ class SpaceSolver:
         self.factors = tuple(numbers)
         self.solver = Solver(domains, [len(domain) for domain in domains], uses, most_cells, stages)
 
-    def in_order(self, prices: Prices) -> Iterator[tuple[tuple[int, ...], float]]:
-        """All programs with their costs, the cheapest first; see `Solver.in_order`."""
-        return self.solver.in_order(prices.tables(self.factors))
+    def in_order(
+        self, prices: Prices, rents: Mapping[Factor, Floats] | None = None
+    ) -> Iterator[tuple[tuple[int, ...], float]]:
+        """All programs with their costs, rents included, the cheapest first; see `Solver.in_order`."""
+        return self.solver.in_order(self._tables(prices, rents))
 
     def solve(
         self,
@@ -384,10 +386,7 @@ class SpaceSolver:
         Raises:
             PlanError: no assignment is possible at all.
         """
-        tables = prices.tables(self.factors)
-        if rents:
-            tables = [rents.get(factor, table) for factor, table in zip(self.factors, tables, strict=True)]
-        found = self.solver.solve(tables, most_nodes, stop)
+        found = self.solver.solve(self._tables(prices, rents), most_nodes, stop)
         if found is None:
             raise PlanError(
                 place="search",
@@ -395,6 +394,13 @@ class SpaceSolver:
                 remedy="Please report the step: its rules contradict each other",
             )
         return found
+
+    def _tables(self, prices: Prices, rents: Mapping[Factor, Floats] | None) -> Sequence[Floats]:
+        """Of all factors, with `rents` in place of those of some."""
+        tables = prices.tables(self.factors)
+        if not rents:
+            return tables
+        return [rents.get(factor, table) for factor, table in zip(self.factors, tables, strict=True)]
 
     def bounds(self, prices: Prices) -> Floats:
         """A lower bound on the cost of every program at each of several prices (`Prices.of_all`)."""

@@ -12,14 +12,14 @@ import numpy as np
 from shardwright.cost.bill import charges
 from shardwright.cost.memory import Footprint, Peaks
 from shardwright.cost.model import CostModel
+from shardwright.cost.quantity import size
 from shardwright.synth.bounds import ENOUGH
 from shardwright.synth.budgets import HALVINGS, SCALES, Renting
 from shardwright.synth.emit import emit
 from shardwright.synth.judge import MOST_LOOKS
 from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import too_small
-from shardwright.synth.solve import SpaceSolver
-from shardwright.synth.turns import Candidate, Turns, candidate, starts
+from shardwright.synth.turns import Candidate, Found, Turns, candidate, starts
 
 #: Steps of no more choices are small (see `_closed`); programs gone through, times choices.
 _FEW_CHOICES = 40
@@ -45,6 +45,9 @@ _HIGHER = (1.0, 2.0, 4.0, 8.0)
 #: Parts of the memory within which small steps are searched as well.
 _TIGHTER = (0.94, 0.88)
 
+#: Rent, as a part of the cost, that only decides between programs that cost the same.
+_TIES = 1e-6
+
 #: As many programs, times those, may be passed over because their inputs alone do not fit.
 _PASSED_OVER = 10
 
@@ -52,7 +55,7 @@ _PASSED_OVER = 10
 def judged(
     turns: Turns,
     best: Candidate,
-    free_s: float,
+    free: Found,
     renting: Callable[[], Renting],
     rival_s: float = math.inf,
     *,
@@ -63,12 +66,12 @@ def judged(
     Args:
         turns: the search so far.
         best: what it found, with memory in the linear program where it would not fit otherwise.
-        free_s: what it found if memory were no limit.
+        free: what it found if memory were no limit.
         renting: makes programs smaller.
         rival_s: what a plan that fits costs already: nobody looks for a dearer one.
         briefly: look at the candidate, and for no other one.
     """
-    judge, stop = turns.judge, turns.stop
+    judge, stop, free_s = turns.judge, turns.stop, free.cost_s
     if best.cost_s <= free_s * (1 + ENOUGH) and judge.ample(best.memory, best.ratios):
         return best, best.memory
     fallen: tuple[Candidate, Peaks] | None = None
@@ -92,7 +95,8 @@ def judged(
             break
         # The model takes some programs too large: what it learns from one that fits makes room for others.
         judge.learn(peaks, best.ratios, best.memory, rounds)
-        found = _closed(turns, _within(turns, _again(turns, best), renting(), rival_s), renting())
+        found = _within(turns, _again(turns, best), renting(), rival_s)
+        found = _closed(turns, found, renting(), free)
         if rounds and not found.fits and found.over > 1.1:
             break
         best = found
@@ -174,11 +178,11 @@ def hopeless(turns: Turns, renting: Callable[[], Renting], free_s: float, rival_
         return renting().bound_within(turns.listed, 0.0, rival_s, turns.stop) >= rival_s * (1 - 1e-3)
 
 
-def _closed(turns: Turns, best: Candidate, renting: Renting) -> Candidate:
+def _closed(turns: Turns, best: Candidate, renting: Renting, free: Found) -> Candidate:
     """The best that fits, after a small step's programs were gone through in order of their costs.
 
     Rent finds the corners of what cost and memory allow, and misses what lies between. At the ratios that are
-    likely to be good, the first program that fits is the best.
+    likely to be good, those of the best without a limit among them, the first program that fits is the best.
     """
     choices = len(turns.space.choices)
     model, limits = turns.model, renting.limits.nbytes
@@ -187,17 +191,18 @@ def _closed(turns: Turns, best: Candidate, renting: Renting) -> Candidate:
     whole = renting.rents.whole_tables()
     inputs = renting.rents.input_bytes
     budgets = turns.judge.budgets[model.class_of]
-    shares = [best.ratios, tuple(limit / sum(limits) for limit in limits)]
+    shares = [best.ratios, free.ratios, tuple(limit / sum(limits) for limit in limits)]
     shares += [tuple(float(each[c]) for c in model.class_of) for each in starts(model)]
-    solver = SpaceSolver(turns.space, turns.extra, stages=())
+    # Too little to change the order of costs: of programs that cost the same the smallest comes first.
+    rent_s = _TIES * free.cost_s / sum(limits)
     for ratios in dict.fromkeys(shares):
         with turns.timer.search():
             prices = Prices.at(turns.listed, ratios)
-            programs = solver.in_order(prices)
+            programs = renting.in_order(prices, ratios, rent_s)
         left = _MOST_CELLS // max(choices, 1)
         room = float(((budgets - inputs * np.array(ratios)) / np.maximum(1 - np.array(ratios), 1e-9)).min())
         for assignment, cost_s in itertools.islice(programs, _PASSED_OVER * left):
-            if left < 0 or turns.stop() or (best.fits and cost_s >= best.cost_s * (1 - 1e-9)):
+            if left < 0 or turns.stop() or (best.fits and cost_s >= best.cost_s * (1 + _TIES)):
                 break
             if sum([table[assignment[choice]] for choice, table in whole]) > room:
                 continue  # what every device holds of the inputs leaves no room for its share of the rest
@@ -224,8 +229,8 @@ def shortage(best: Candidate, memory: Footprint | Peaks, model: CostModel) -> st
     worst = int((peaks / limits).argmax())
     name = f"{devices[worst].name} ({devices[worst].type.name})"
     return (
-        f"no program found fits into every device's memory: the smallest needs {peaks[worst] / 1e9:.4g} GB "
-        f"on {name}, which has {limits[worst] / 1e9:.4g} GB; with {best.over:.3g} times the memory "
+        f"no program found fits into every device's memory: the smallest needs {size(peaks[worst])} "
+        f"on {name}, which has {size(limits[worst])}; with {best.over:.3g} times the memory "
         "everywhere it would fit"
     )
 

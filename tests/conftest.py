@@ -5,14 +5,19 @@ Golden files: `golden(name, text)` compares a text with `tests/golden/NAME`, `--
 
 import os
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 # Read by XLA when JAX first asks for a device, also in processes that tests start. What is compiled here runs
-# once or twice on tiny arrays: a sixth of the suite would be LLVM optimising it.
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
+# once or twice on tiny arrays: a sixth of the suite would be LLVM optimising it, and the emitters of fused
+# loops take as long as all the rest of a compilation (later versions of XLA have no others).
+_QUICK = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
+if tuple(map(int, version("jax").split(".")[:2])) < (0, 11):
+    _QUICK.append("--xla_cpu_use_fusion_emitters=false")
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_QUICK]).strip()
 
 settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True)
 settings.register_profile("full", parent=settings.get_profile("ci"), max_examples=1000)

@@ -20,10 +20,11 @@ from click.testing import CliRunner
 from shardwright import Plan, ReplicatedWarning, api
 from shardwright.cli import main
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.quantity import size
 from shardwright.explain import explain
 from shardwright.fleet_summary import summary
 from shardwright.ir.errors import PlanError
-from shardwright.report import duration, size
+from shardwright.report import duration
 from shardwright.report_facts import COLUMNS, Facts, facts
 from shardwright.report_page import area, page
 

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from shardwright.cost.bill import Item, Tally, bill
 from shardwright.cost.grid_model import GridModel, pricing
+from shardwright.cost.quantity import size
 from shardwright.device_memory import peaks
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Value
@@ -15,7 +16,6 @@ from shardwright.ir.placement import Placement
 from shardwright.ir.program import Program, nodes_of
 from shardwright.ir.trace import Traced
 from shardwright.plan import Plan
-from shardwright.report import size
 from shardwright.synth.emit import emit
 from shardwright.synth.grid_pricing import GridPriceList, grid_prices
 from shardwright.synth.grid_solve import GridSolver

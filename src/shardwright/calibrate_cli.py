@@ -17,11 +17,12 @@ from shardwright.calibrate import Calibration, calibrate
 from shardwright.console import say, say_json
 from shardwright.cost.estimate import Estimate
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.quantity import size
 from shardwright.files import check_writable, write_whole
 from shardwright.ir.errors import InputError
 from shardwright.mpi_cli import is_silent, one_voice, progress
 from shardwright.options import json_option
-from shardwright.report import duration, size
+from shardwright.report import duration
 
 MOST_RANKS_PER_CORE = 8
 

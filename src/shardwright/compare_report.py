@@ -13,8 +13,9 @@ from rich.text import Text
 
 from shardwright.compare import Crossover, StrategyRow
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.quantity import size
 from shardwright.picture import figure, save
-from shardwright.report import duration, size
+from shardwright.report import duration
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from shardwright.ir.graph import Equation, Graph, TensorType, Value, value_types
 from shardwright.ir.jaxpr import source_text
 from shardwright.ir.placement import Grid, Shard, cuts, lengths, seat
 from shardwright.ir.program import Move, Program, Property
+from shardwright.ir.regions import entering
 from shardwright.ir.segments import Away, Back, Exchange, LoopStep, Schedule, Segment, schedule
 
 
@@ -249,19 +250,16 @@ def _moments(
 
 
 def _loop(step: LoopStep, graph: Graph, graphs: LocalGraphs) -> int:
-    """Bytes of a loop that the host runs: its bodies' own, and all iterations' results until stacked."""
+    """Bytes of a loop that the host runs, beside its results: those of its bodies, one at a time."""
     equation = graph.equations[step.loop.equation]
     most = 0
-    for body, region in zip(step.bodies, equation.regions, strict=True):
-        types = value_types(region)
+    for number, (body, region) in enumerate(zip(step.bodies, equation.regions, strict=True)):
+        types, inside = value_types(region), entering(equation, number)
         moments = _moments(body, graphs, types, 0, {})
         entered = sum(
             held_bytes(value.type, placement, graphs.device, graphs.ratios)
-            for value, placement in zip(region.inputs, body.program.inputs, strict=True)
+            for i, (value, placement) in enumerate(zip(region.inputs, body.program.inputs, strict=True))
+            if i in inside
         )
         most = max(most, entered + max((moment.nbytes for moment in moments), default=0))
-    stacked = sum(
-        held_bytes(value.type, placement, graphs.device, graphs.ratios)
-        for value, placement in zip(equation.outputs, step.loop.signature.outs, strict=True)
-    )
-    return most + stacked
+    return most

@@ -17,13 +17,14 @@ from shardwright.alternatives import EQUAL, Alternative, Bench
 from shardwright.constraints import path_of
 from shardwright.cost.bill import Shares
 from shardwright.cost.model import CostModel
+from shardwright.cost.quantity import size
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.errors import InputError
 from shardwright.ir.program import own_ratios
 from shardwright.ir.trace import Traced
 from shardwright.outline import outline
 from shardwright.plan import Plan
-from shardwright.report import duration, size
+from shardwright.report import duration
 from shardwright.report_facts import facts
 from shardwright.synth.alternate import synthesize as search
 from shardwright.synth.grid_alternate import GridSearch, is_mesh

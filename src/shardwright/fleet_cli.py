@@ -15,13 +15,14 @@ from shardwright.console import say, say_json
 from shardwright.cost.catalogue import ALIASES, catalogue
 from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import Fleet, Link
+from shardwright.cost.quantity import size
 from shardwright.detect import SOURCES, Detected, detect
 from shardwright.files import check_writable, write_whole
 from shardwright.fleet_summary import Narrowest, NodeRun, Summary, matrix_rate, summary
 from shardwright.ir.errors import InputError
 from shardwright.mpi_cli import is_silent, one_voice
 from shardwright.options import json_option
-from shardwright.report import bandwidth, duration, flop_rate, size
+from shardwright.report import bandwidth, duration, flop_rate
 
 
 @click.group()

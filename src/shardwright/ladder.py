@@ -99,6 +99,20 @@ class Ladder:
             return ()
         return rungs_of(self.graph, CostModel(self.fleet), self.policies)
 
+    @property
+    def untried(self) -> str:
+        """What was not planned, in words; empty where everything was, or nothing can be done."""
+        if not self.policies or self.every:
+            return ""
+        if "rungs" not in vars(self):
+            return "which layers could keep less for the backward part was not searched"
+        if len(self.known) >= len(self.rungs):
+            return ""
+        return (
+            f"of {len(self.rungs)} ways to keep less for the backward part, each less than the one before, "
+            f"{len(self.known)} were planned and the others estimated"
+        )
+
     @cached_property
     def every(self) -> Sequence[tuple[Stretch, ...]]:
         """All combinations of what may be done with the layers; none where they are too many to be tried."""
@@ -114,7 +128,8 @@ class Ladder:
                 break
             step = rewritten(self.traced, Rewriting(again, self.pieces))
             if not too_small(step.graph, self.limits):
-                plan = self.planner.plan(step, min(rival_s, cost_of(found)), baselines=False)
+                # Baselines of so small a step take a moment, and rent misses what lies between corners.
+                plan = self.planner.plan(step, min(rival_s, cost_of(found)))
                 found = better(found, plan)
                 self.too_large += [] if plan is None or plan.fits else [plan]
         return found
@@ -203,7 +218,8 @@ class Ladder:
             if len(again) > 1 and part * took_s > _WORTH * best.cost_s and not self.late():
                 other = (*again[:i], *again[i + 1 :])
                 step = rewritten(self.traced, Rewriting(other, self.pieces))
-                found = better(
-                    found, self.planner.plan(step, min(best.cost_s, cost_of(found)), baselines=False)
-                )
+                if too_small(step.graph, self.limits):
+                    continue
+                plan = self.planner.plan(step, min(best.cost_s, cost_of(found)), baselines=False)
+                found = better(found, plan)
         return found

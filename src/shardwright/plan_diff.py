@@ -11,8 +11,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from shardwright.cost.quantity import size
 from shardwright.plan import Plan
-from shardwright.report import duration, size
+from shardwright.report import duration
 from shardwright.words import placed
 
 #: What the cost is made of beside exchanges.

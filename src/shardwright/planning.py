@@ -23,7 +23,7 @@ from shardwright.plan import Plan
 from shardwright.plan_parts import Stats
 from shardwright.synth.fallback import fits, fullest
 from shardwright.synth.grid_alternate import is_mesh
-from shardwright.synth.grid_choice import choose_on_grid, on_grid
+from shardwright.synth.grid_choice import GridChoosing, on_grid
 from shardwright.synth.judge import AMPLE, Look
 from shardwright.synth.space import Space
 from shardwright.synth.subfleets import Choice, Choosing, candidates, unsearched
@@ -89,12 +89,12 @@ class Planner:
     def unfinished(self, traced: Traced) -> bool:
         """Whether a step was planned briefly and memory was in the way."""
         step = self._known.get(id(traced))
-        return step is not None and "choosing" in vars(step) and step.choosing.unfinished
+        return step is not None and step.unfinished
 
     def crowded(self, traced: Traced) -> float:
         """The largest part of its memory that a device takes for the best program without a limit."""
         step = self._known.get(id(traced))
-        return 0.0 if step is None or "choosing" not in vars(step) else step.choosing.crowded
+        return 0.0 if step is None else step.crowded
 
 
 class _Step:
@@ -126,6 +126,28 @@ class _Step:
             self.asked.first,
             looking(self.traced),
         )
+
+    @cached_property
+    def on_grid(self) -> GridChoosing:
+        """The search on two mesh axes."""
+        pinned = partial(factors, self.pins)
+        graph, asked = self.traced.graph, self.asked
+        return GridChoosing(graph, asked.fleet, self.timer, self.meshes, pinned, looking(self.traced))
+
+    @property
+    def unfinished(self) -> bool:
+        """See `Planner.unfinished`."""
+        return any(made.unfinished for made in self._searches)
+
+    @property
+    def crowded(self) -> float:
+        """See `Planner.crowded`."""
+        return next((made.crowded for made in self._searches), 0.0)
+
+    @property
+    def _searches(self) -> list[Choosing | GridChoosing]:
+        """Those that were begun."""
+        return [vars(self)[name] for name in ("choosing", "on_grid") if name in vars(self)]
 
     def plan(self, rival_s: float, *, briefly: bool, baselines: bool) -> Plan | None:
         """See `Planner.plan`."""
@@ -160,9 +182,9 @@ class _Step:
         )
 
     def _chosen(self, rival_s: float, *, briefly: bool, baselines: bool) -> Choice | None:
-        graph, asked, timer, meshes = self.traced.graph, self.asked, self.timer, self.meshes
+        asked, meshes = self.asked, self.meshes
         if asked.time_limit_s == 0:
-            return unsearched(graph, self.space, asked.fleet, timer, self.parts)
+            return unsearched(self.traced.graph, self.space, asked.fleet, self.timer, self.parts)
         one = two = None
         flat = not takes_two_axes(self.pins, bool(meshes))
         if not meshes or (asked.axes == "auto" and flat):
@@ -170,12 +192,9 @@ class _Step:
             if briefly and meshes and (one is None or self.choosing.unfinished):
                 return one  # two axes, too, are for those who search around
         if meshes:
-            pinned = partial(factors, self.pins)
             # Pins that one axis keeps and two cannot leave the plan on one axis.
             with contextlib.suppress(*([PlanError] if self.pins and one is not None else [])):
-                two = choose_on_grid(
-                    graph, asked.fleet, timer, meshes, pinned, one, looking(self.traced), rival_s
-                )
+                two = self.on_grid.below(rival_s, one, briefly=briefly)
         return two or one
 
 

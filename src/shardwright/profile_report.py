@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwright.cost.profile import ROLES, LayerRow, StepProfile
+from shardwright.cost.quantity import size
 from shardwright.picture import figure, save
 from shardwright.profile_api import Profile
-from shardwright.report import size
 
 #: Layers that the table shows; the rest is one line.
 _MOST_LAYERS = 24

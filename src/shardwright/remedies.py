@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 
-from shardwright.api import synthesize_traced
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.model import CostModel
+from shardwright.cost.quantity import size
 from shardwright.device_memory import Held, fullest
 from shardwright.ir.errors import ShardwrightError
-from shardwright.ir.rewriting import AS_TRACED, original
+from shardwright.ir.rewriting import Rewriting, differentiated, original, rewritten
 from shardwright.ir.trace import Traced, trace
+from shardwright.ladder import existing
 from shardwright.plan import Plan
-from shardwright.rewritings import Recompute
+from shardwright.planning import Planner, Request
+from shardwright.synth.rent import too_small
+from shardwright.synth.stretches import RECOMPUTING, rungs_of
+from shardwright.synth.timer import Timer
 from shardwright.what_if import changed
 
 #: Memory at which nothing binds any more, as a multiple of what there is.
 _PLENTY = 1 << 20
 
-#: Times that the range of budgets around the least one that fits is cut in two.
-_HALVINGS = 3
+#: The least memory is found to within this factor, unless that takes more probes; the first of them lies by
+#: so much below what is known to do.
+_NARROW, _PROBES, _STEP = 1.05, 4, 1.05
+
+#: Changes under which nothing fits at once that are searched for smaller programs.
+_IN_FULL = 2
 
 #: Batches are halved so often at most.
 _MOST_HALVES = 4
@@ -82,26 +91,17 @@ class Shortage:
     def text(self) -> str:
         """For people."""
         lines = [
-            f"does not fit: {self.device} would need {self.needs_bytes / 1e9:.4g} GB, "
-            f"and has {self.has_bytes / 1e9:.4g} GB"
+            f"does not fit: {self.device} would need {size(self.needs_bytes)}, and has {size(self.has_bytes)}"
         ]
-        lines += [f"  {each.nbytes / 1e9:.4g} GB  {each.what}" for each in self.held]
-        enough, none = (times * self.has_bytes / 1e9 for times in (self.factor, self.tried))
+        lines += [f"  {size(each.nbytes)}  {each.what}" for each in self.held]
+        enough, none = (size(times * self.has_bytes) for times in (self.factor, self.tried))
         lines.append(
-            f"it fits with {self.factor:.3g} times the memory on every device, {enough:.4g} GB there; "
-            f"with {none:.4g} GB no plan was found"
+            f"it fits with {self.factor:.3g} times the memory on every device, {enough} there; "
+            f"with {none} no plan was found"
         )
         for remedy in self.remedies:
             lines.append(f"  {remedy.price:+.1%}  {remedy.what}: {1e3 * remedy.iteration_s:.4g} ms")
         return "\n".join(lines)
-
-
-#: More remedies for a plan that does not fit, each a change in words, and a plan with it and steps it takes.
-Offer: TypeAlias = tuple[str, Plan, int]
-Source: TypeAlias = Callable[[Plan, Callable[..., Any], tuple[Any, ...]], Iterable[Offer]]
-
-#: Who else knows remedies (transformations of the step); functions that yield offers.
-SOURCES: list[Source] = []
 
 
 def with_memory(fleet: Fleet, factor: float, only: str | None = None) -> Fleet:
@@ -129,7 +129,9 @@ def shortage(
 ) -> Shortage | None:
     """Why a plan does not fit and what would help; None if it fits. Every remedy has been planned.
 
-    The step is taken as the plan has it: with what it computes again and keeps elsewhere, in its pieces.
+    The step is taken as the plan has it: with what it computes again and keeps elsewhere, in its pieces, on
+    as many mesh axes. What fits without a search for smaller programs is found quickly; of what does not,
+    the cheapest by their bounds are planned in full.
 
     Args:
         plan: it does not fit.
@@ -146,89 +148,130 @@ def shortage(
     traced = original(own)
     devices = plan.fleet.devices
     worst = max(plan.used, key=lambda d: plan.memory_bytes[d] / devices[d].type.memory_bytes)
-
-    def planned(fleet: Fleet, step: Traced = traced, how: Recompute = plan.rewriting) -> Plan:
-        tick(f"planning for {fleet.name}")
-        return synthesize_traced(step, fleet=fleet, state=plan.state_override, recompute=how)
-
-    free = planned(with_memory(plan.fleet, _PLENTY), how=AS_TRACED)
-    low = 1.0
-    high = max(n / devices[d].type.memory_bytes for d, n in enumerate(plan.memory_bytes)) * 1.02
-    found = planned(with_memory(plan.fleet, high))
-    while not found.fits:
-        low, high = high, 1.5 * high
-        found = planned(with_memory(plan.fleet, high))
-    for _ in range(_HALVINGS):
-        middle = (low * high) ** 0.5
-        tried = planned(with_memory(plan.fleet, middle))
-        if tried.fits:
-            high, found = middle, tried
-        else:
-            low = middle
-    offers: list[Offer] = [(f"{high:.3g} times the memory on every device", found, 1)]
-    offers += _again(plan, planned)
-    offers += _more(plan, planned, devices[worst].type.name)
-    offers += _smaller(plan, planned, train_step, args)
-    for source in SOURCES:
-        offers += source(plan, train_step, args)
+    tick("planning as if memory were no limit")
+    free = _Trial("", plan, with_memory(plan.fleet, _PLENTY), traced).briefly()
+    assert free is not None, "with memory to spare there is a plan"
+    found, tried = _least_memory(plan, own, tick)
+    factor = _over(found, plan.fleet)
     least_s = free.iteration_s
-    remedies = [
-        Remedy(what, made.iteration_s, steps * made.iteration_s / least_s - 1, steps)
-        for what, made, steps in offers
-        if made.fits
-    ]
+
+    def priced(what: str, made: Plan, steps: int = 1) -> Remedy:
+        return Remedy(what, made.iteration_s, steps * made.iteration_s / least_s - 1, steps)
+
+    remedies = [priced(f"{factor:.3g} times the memory on every device", found)]
+    wanting: list[tuple[float, int, _Trial]] = []
+    for trial in _trials(plan, traced, own, devices[worst].type.name, train_step, args):
+        tick(f"planning for {trial.what}")
+        made = trial.briefly()
+        if made is not None and made.fits:
+            remedies.append(priced(trial.what, made, trial.steps))
+        elif made is not None:
+            wanting.append((trial.steps * made.bound_s, len(wanting), trial))
+    for _, _, trial in sorted(wanting)[:_IN_FULL]:
+        tick(f"searching within memory for {trial.what}")
+        made = trial.in_full()
+        if made.fits:
+            remedies.append(priced(trial.what, made, trial.steps))
     return Shortage(
         device=f"{devices[worst].name} ({devices[worst].type.name})",
         needs_bytes=plan.memory_bytes[worst],
         has_bytes=devices[worst].type.memory_bytes,
         held=fullest(plan.program, own.graph, plan.used_ratios, plan.used.index(worst)),
-        factor=high,
-        tried=low,
+        factor=factor,
+        tried=tried,
         remedies=tuple(sorted(remedies, key=lambda remedy: remedy.price)),
     )
 
 
-def _again(plan: Plan, planned: Callable[..., Plan]) -> Iterator[Offer]:
-    """Everything computed again, where the plan does nothing of the kind."""
-    if not plan.rewriting:
-        yield "layers computed again in the backward pass", planned(plan.fleet, how="all"), 1
+class _Trial:
+    """A change under which the step may fit."""
+
+    def __init__(self, what: str, plan: Plan, fleet: Fleet, step: Traced, steps: int = 1) -> None:
+        self.what, self.step, self.steps = what, step, steps
+        self._limits = [device.type.memory_bytes for device in fleet.devices]
+        self._planner = Planner(Request(fleet, plan.state_override, axes=2 if plan.axes == 2 else 1), Timer())
+
+    def briefly(self) -> Plan | None:
+        """The best plan, which may not fit: nobody searches for one that does. None if none can."""
+        if too_small(self.step.graph, self._limits):
+            return None
+        return self._planner.plan(self.step, briefly=True)
+
+    def in_full(self) -> Plan:
+        """The best plan found within memory, or one that lacks little."""
+        return existing(self._planner.plan(self.step))
 
 
-def _more(plan: Plan, planned: Callable[[Fleet], Plan], binding: str) -> Iterator[Offer]:
-    """More memory where it binds, or one more device of a type that there is."""
-    for times in (2, 4):
-        made = planned(with_memory(plan.fleet, times, binding))
-        if made.fits:
-            yield f"{times} times the memory on every {binding}", made, 1
+def _over(plan: Plan, fleet: Fleet) -> float:
+    """With so many times a fleet's memory on every device a plan fits."""
+    limits = (device.type.memory_bytes for device in fleet.devices)
+    return max(need / limit for need, limit in zip(plan.memory_bytes, limits, strict=True))
+
+
+def _least_memory(plan: Plan, own: Traced, tick: Callable[[str], None]) -> tuple[Plan, float]:
+    """The plan found that fits with the least multiple of the memory, and one at which none was found.
+
+    Whatever was planned fits into as much as it needs, and a search in vain has looked for the smallest
+    program: a little less than that is tried, and ever less as long as something fits; then the range down to
+    where nothing did is cut in two until it is narrow. Nothing is tried below what no program fits into.
+    """
+    fleet = plan.fleet
+    found, high = plan, _over(plan, fleet)
+    low, most = 1.0, high
+    while most > low * _NARROW:  # whether any program can fit takes no search
+        middle = (low * most) ** 0.5
+        limits = [middle * device.type.memory_bytes for device in fleet.devices]
+        low, most = (middle, most) if too_small(own.graph, limits) else (low, middle)
+    failed, step = False, _STEP
+    for _ in range(_PROBES):
+        if high <= low * _NARROW:
             break
+        middle = max((low * high) ** 0.5, 0.0 if failed else high / step)
+        tick(f"planning for {middle:.3g} times the memory")
+        trial = _Trial("", plan, with_memory(fleet, middle), own)
+        made = trial.briefly()
+        if made is not None and not made.fits:
+            made = trial.in_full()
+        if made is None or not made.fits:
+            low, failed = middle, True
+        if made is not None and _over(made, fleet) < high:
+            found, high = made, max(_over(made, fleet), low)
+        step *= step
+    return found, low
+
+
+def _trials(
+    plan: Plan,
+    traced: Traced,
+    own: Traced,
+    binding: str,
+    train_step: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> Iterator[_Trial]:
+    """What might help, with the step as it is then."""
+    rungs = () if plan.rewriting else rungs_of(differentiated(traced), CostModel(plan.fleet), RECOMPUTING)
+    if rungs:
+        again = rewritten(traced, Rewriting(rungs[-1].stretches))
+        yield _Trial("layers computed again in the backward pass", plan, plan.fleet, again)
+    for times in (2, 4):
+        what = f"{times} times the memory on every {binding}"
+        yield _Trial(what, plan, with_memory(plan.fleet, times, binding), own)
     for kind in dict.fromkeys(device.type.name for device in plan.fleet.devices):
         try:
             more = changed(plan.fleet, f"add={kind}")
         except ShardwrightError:
             continue  # nothing says how it would be joined
-        yield f"one more {kind}", planned(more), 1
-
-
-def _smaller(
-    plan: Plan,
-    planned: Callable[[Fleet, Traced], Plan],
-    train_step: Callable[..., Any],
-    args: tuple[Any, ...],
-) -> Iterator[Offer]:
-    """Half the batch, again and again: the step is traced anew for it."""
-    for times in range(1, _MOST_HALVES + 1):
-        less = halved(args, plan.state, 2**times)
+        yield _Trial(f"one more {kind}", plan, more, own)
+    for parts in (2**n for n in range(1, _MOST_HALVES + 1)):
+        less = halved(args, plan.state, parts)
         if less is None:
             return
-        size, smaller = less
+        batch, smaller = less
         try:
-            step = trace(train_step, *smaller, state=plan.state_override)
-            made = planned(plan.fleet, step)
+            step = rewritten(trace(train_step, *smaller, state=plan.state_override), plan.rewriting)
         except ShardwrightError:
             return  # the step is written for one size of batch, or does not come in so many pieces
-        if made.fits:
-            yield f"a batch of {size}, {2**times} steps for one", made, 2**times
-            return
+        yield _Trial(f"a batch of {batch}, {parts} steps for one", plan, plan.fleet, step, parts)
 
 
 def halved(args: tuple[Any, ...], state: Mapping[str, str], parts: int) -> tuple[int, tuple[Any, ...]] | None:

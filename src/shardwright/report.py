@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwright.cost.fleet import Device
+from shardwright.cost.quantity import size
 from shardwright.ir.placement import Shard
 from shardwright.ir.program import Move, own_ratios
 from shardwright.ir.rules import Signature
@@ -91,6 +92,7 @@ def _head(plan: Plan) -> Text:
     stats = plan.stats
     planning_s = stats.search_s + stats.ratio_s
     count, used = len(plan.devices), len(plan.used)
+    searches = "1 search" if stats.searches == 1 else f"{stats.searches} searches"
     lines = (
         f"plan for {plan.fleet}",
         *([f"  uses            {used} of {count} devices"] if used < count else []),
@@ -102,7 +104,7 @@ def _head(plan: Plan) -> Text:
         *_comparing(plan),
         f"  state           {state}",
         f"  planned in      {duration(planning_s)}, after {duration(stats.trace_s)} of tracing",
-        f"  search          {stats.equations} equations, {stats.choices} choices, {stats.searches} searches, "
+        f"  search          {stats.equations} equations, {stats.choices} choices, {searches}, "
         f"{stats.expanded} nodes expanded",
         "",
     )
@@ -364,15 +366,6 @@ def duration(seconds: float) -> str:
         if seconds >= 0.9995 * scale or (unit == "ns" and seconds >= 1e-12):
             return f"{seconds / scale:.3g} {unit}"
     return "0 s"
-
-
-def size(nbytes: float) -> str:
-    """Bytes with a binary unit."""
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if nbytes >= scale:
-            number = nbytes / scale
-            return f"{number:.3g} {unit}" if number < 999.5 else f"{number:.0f} {unit}"
-    return f"{nbytes:g} B"
 
 
 def flop_rate(flop_per_s: float) -> str:

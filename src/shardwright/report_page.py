@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import jinja2
 
-from shardwright.report import bandwidth, duration, flop_rate, size
+from shardwright.cost.quantity import size
+from shardwright.report import bandwidth, duration, flop_rate
 from shardwright.report_facts import COLUMNS, Facts, Run, facts
 from shardwright.words import exchanged, placed
 

@@ -28,6 +28,7 @@ from shardwright.ir.trace import Traced
 from shardwright.ladder import Ladder, Planning, better, cost_of, existing, unlimited_s
 from shardwright.plan import Plan
 from shardwright.synth.pricing import Prices
+from shardwright.synth.rent import too_small
 from shardwright.synth.solve import bound
 from shardwright.synth.space import Space
 from shardwright.synth.stretches import BOTH, OFFLOADING, RECOMPUTING, Policy
@@ -118,12 +119,12 @@ def best_plan(
     best = better(None, base)
     if cut is not None:
         best = better(best, cut.briefly(cost_of(best), planner.crowded(step)))
-    if not whole:
+    if not whole and not too_small(step.graph, ladder.limits):
         within = planner.plan(step, cost_of(best))
         base = base if within is None else within
         best = better(best, base)
     if best is not None and best.cost_s <= unlimited_s(base) * (1 + _NEAR):
-        return _compared(best, base)
+        return _compared(best, base)  # whatever else there is saves less
     if ladder.every:
         best = better(best, ladder.best_of_all(cost_of(best)))
     elif best is None:
@@ -136,8 +137,13 @@ def best_plan(
         best = better(best, ladder.below(best, base))
     if best is None:
         # Nothing fits: what lacks least says most about what would.
-        return min((base, *ladder.too_large), key=_over)
-    return _compared(best, base)
+        return _noted(min((base, *ladder.too_large), key=_over), ladder.untried)
+    return _noted(_compared(best, base), ladder.untried)
+
+
+def _noted(plan: Plan, untried: str) -> Plan:
+    """A plan that says what was not searched."""
+    return replace(plan, assumptions=(*plan.assumptions, untried)) if untried else plan
 
 
 def _over(plan: Plan) -> float:

@@ -22,6 +22,7 @@ from shardwright import Fleet, Plan, synthesize
 from shardwright.backends.schedule_order import arrange
 from shardwright.backends.spmd import BUCKET_BYTES, SpmdExecutable
 from shardwright.backends.spmd_layout import AXIS, PaddedArray
+from shardwright.backends.spmd_strips import Strips
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.placement import R, Shard
 from shardwright.ir.program import Compute, Program
@@ -232,6 +233,37 @@ def test_donated_state_is_given_up() -> None:
         run(*first[:2], *args[2:])
         assert first[0]["w1"].stored.is_deleted() == donate
     assert_close(args[0]["w1"], STEPS["mlp"]()[1][0]["w1"])
+
+
+def test_state_is_updated_in_place_where_that_can_be() -> None:
+    def adam(w: Any, m: Any, v: Any, g: Any) -> Any:
+        m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+        return w - 0.1 * m / (jnp.sqrt(v) + 1e-3), m, v
+
+    def behind(w: Any, m: Any, g: Any) -> Any:
+        both = m * g
+        return w - both, 0.9 * m + both  # either reads what the other would have been written over
+
+    def swapped(w: Any, m: Any, g: Any) -> Any:
+        return m - g, 0.9 * w
+
+    rows = (48, (0.5, 0.25, 0.125, 0.125)), (50, (0.4, 0.0, 0.2, 0.4)), (47, (0.4, 0.1, 0.2, 0.3))
+    for step, loops in ((adam, [2, 1]), (behind, None), (swapped, None)):
+        for size, ratios in rows if loops else rows[:1]:
+            *state, g = (np.abs(array(size, 128, seed=i)) for i in range(4 if step is adam else 3))
+            traced = trace(step, *state, g)
+            assert len(traced.graph.state) == len(state)
+            program = build(traced.graph, [Shard(0)] * (len(state) + 1))
+            run = SpmdExecutable(traced, program, ratios, donate=True)
+            assert run.walk is not None
+            parts = [part for found in run.walk.branches.values() for part in found]
+            found = [part for part in parts if isinstance(part, Strips)]
+            in_place = loops if size != 47 else None  # 19 rows, which cannot be cut into up to 16 strips
+            assert [[*map(len, part.loops)] for part in found] == ([in_place] if in_place else [])
+            held, wanted = list(state), state
+            for _ in range(2):
+                held, wanted = run(*held, g), step(*wanted, g)
+            jax.tree.map(assert_close, list(held), list(wanted))
 
 
 def test_bad_input() -> None:

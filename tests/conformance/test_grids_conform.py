@@ -11,8 +11,9 @@ import random
 import jax
 import numpy as np
 import pytest
-from tests.conformance.checker import Case, cases, parts, to_numpy
+from tests.conformance.checker import cases
 from tests.conformance.samples import SAMPLES, Draw
+from tests.conformance.trial import Case, parts, to_numpy
 
 from shardwright.backends.layout import cut, from_numpy, gather
 from shardwright.backends.local import evaluate

@@ -8,9 +8,10 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from tests.conformance.checker import Case, Report, cases, check
+from tests.conformance.checker import Report, cases, check
 from tests.conformance.omissions import OMISSIONS
 from tests.conformance.samples import ABSENT, SAMPLES, Draw, Sample
+from tests.conformance.trial import Case
 
 from shardwright.ir import rules
 from shardwright.ir.placement import Shard
@@ -18,9 +19,12 @@ from shardwright.ir.rules import registry, rule_of, signatures
 
 
 @pytest.fixture(autouse=True)
-def _small_caches() -> Iterator[None]:
-    """Thousands of tiny compiled programs would otherwise stay in memory."""
+def _quick() -> Iterator[None]:
+    """Thousands of combinations raise, whose tracebacks nobody reads; their programs would stay in memory."""
+    shown = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "off")
     yield
+    jax.config.update("jax_traceback_filtering", shown)
     jax.clear_caches()
 
 

@@ -184,7 +184,7 @@ def test_backends_run_what_is_computed_again(backend: str, tmp_path: Path) -> No
 
 _SCRIPT = """
 import os, sys
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=2"
 sys.path.insert(0, {tests!r})
 import jax
 import numpy as np

@@ -1,0 +1,79 @@
+"""Dominated values found again at other prices, without looking for what dominates them.
+
+Pruning compares every value of a choice with every other (`shardwright.synth.prune`). Prices of one problem
+have much in common: what dominates a value at some mostly does so at others, which takes one comparison to
+see. Where that often fails, it is looked for anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.cost.share_cost import Floats
+from shardwright.synth.fold import Folded
+from shardwright.synth.prune import Kept, compared
+
+#: Values left may be more than last time by this part before all of them are compared again.
+_MORE = 0.1
+
+#: Values of a class that went, and the value that each gave way to (itself where it is impossible).
+_Went: TypeAlias = tuple[NDArray[np.intp], NDArray[np.intp]]
+
+
+@dataclass(slots=True)
+class Dominated:
+    """What went at the last prices, by class, and how many values were left."""
+
+    went: dict[int, _Went] = field(default_factory=dict[int, _Went])
+    left: int = 0
+
+    def prune(self, folded: Folded, sizes: Sequence[int], cooked: Sequence[Floats]) -> Kept:
+        """See `shardwright.synth.prune.prune`; what is left may be a little more."""
+        whole = Kept(folded, sizes, cooked)
+        gone = {kind: went[_still(whole, kind, went, by)] for kind, (went, by) in self.went.items()}
+        if not self.left or sum(sizes) - sum(map(len, gone.values())) > self.left * (1 + _MORE):
+            self.went = {kind: _compared(whole, kind) for kind, size in enumerate(sizes) if size > 1}
+            gone = {kind: went for kind, (went, _) in self.went.items()}
+            self.left = sum(sizes) - sum(map(len, gone.values()))
+        for kind, values in gone.items():
+            if len(values):
+                whole.keep(kind, np.setdiff1d(whole.values[kind], values, assume_unique=True))
+        return whole
+
+
+def _compared(whole: Kept, kind: int) -> _Went:
+    """Values that are impossible or dominated, each by one that is neither."""
+    worst, possible = compared(whole, kind, {})
+    if not possible.any():
+        possible[0] = True  # no assignment is possible at all; the search will find that out
+    dominates = (worst <= 0) & possible[:, None]
+    np.fill_diagonal(dominates, val=False)
+    keep = possible.copy()
+    for b in np.flatnonzero(dominates.any(axis=0) & possible)[::-1]:  # keeps the first of equals
+        keep[b] = not (dominates[:, b] & keep).any()
+    went = np.flatnonzero(~keep)
+    by = np.where(possible[went], (dominates & keep[:, None])[:, went].argmax(axis=0), went)
+    return went, by
+
+
+def _still(whole: Kept, kind: int, went: NDArray[np.intp], by: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Which values are still dominated by those that they gave way to, or impossible."""
+    worst, impossible = np.zeros(len(went)), np.zeros(len(went), dtype=np.bool_)
+    if not len(went):
+        return impossible
+    for (recipe, kinds, axis), times in whole.folded.incident[kind].items():
+        rows = np.moveaxis(whole.table(recipe, kinds), axis, 0)
+        rows = rows.reshape(len(rows), -1)
+        theirs = rows[went]
+        # A context that is impossible for a value does not speak for it: inf - inf is no number.
+        with np.errstate(invalid="ignore"):
+            more = np.fmax.reduce(rows[by] - theirs, axis=1)
+        nowhere = ~np.isfinite(theirs).any(axis=1)
+        impossible |= nowhere
+        worst = worst + times * np.where(nowhere, 0.0, more)
+    return impossible | ((worst <= 0) & (by != went))

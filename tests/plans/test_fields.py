@@ -1,0 +1,91 @@
+"""Plans: their fields and how they are printed."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from plan_cases import array, fleet, mlp
+
+from shardwright import (
+    InputError,
+    Plan,
+    synthesize,
+)
+from shardwright.ir.program import Compute, Move
+
+
+def test_fields_of_the_interface(made: Plan) -> None:
+    assert 0 < made.bound_s <= made.cost_s
+    compared_s = made.comparing_s / made.resync_every
+    assert 0 < made.iteration_s <= made.cost_s * (1 + 1e-9) + compared_s
+    assert made.gap == (made.cost_s - made.bound_s) / made.cost_s
+    assert made.devices == tuple(device.name for device in made.fleet.devices)
+    assert len(made.ratios) == 3
+    assert math.isclose(sum(made.ratios), 1.0, abs_tol=1e-9)
+    assert made.ratios[0] > made.ratios[1] > made.ratios[2] > 0
+    stats = made.stats
+    assert stats.equations > 20
+    assert stats.choices > 5
+    assert stats.expanded > 0
+    assert stats.searches > 0
+    assert min(stats.trace_s, stats.space_s, stats.search_s, stats.ratio_s) > 0
+    assert stats.replicated == {}
+    assert made.state == {"params": "output[0]", "momentum": "output[1]"}
+    assert set(made.held) == {
+        *(f"{name}['{leaf}']" for name in ("params", "momentum") for leaf in ("b1", "w1", "w2")), "x", "y",
+    }  # fmt: skip
+    assert any(placement.startswith("S") for placement in made.held.values())
+    assert {type(i) for i in made.program.instructions} >= {Compute, Move}
+    assert made.exchanges
+    assert made.fits
+    assert len(made.memory_bytes) == 3
+    assert made.versions["jax"] == jax.__version__
+
+
+def test_gap_of_a_plan_that_costs_nothing(made: Plan) -> None:
+    assert replace(made, cost_s=2.0, bound_s=1.5).gap == 0.25
+    assert replace(made, cost_s=0.0, bound_s=0.0).gap == 0.0
+
+
+def test_the_printout_has_what_one_wants_to_know(made: Plan) -> None:
+    text = str(made)
+    for wanted in ("slow-30", "slow-10", "params -> output[0]", "gap", "S(0)", *made.devices):
+        assert wanted in text
+    for ratio in made.ratios:
+        assert f"{ratio:.2%}" in text
+    for exchange in made.exchanges:
+        assert exchange.name.split(".")[0] in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_the_printout_says_when_there_is_no_state() -> None:
+    plan = synthesize(lambda x: x.sum(), array(4, 4), fleet=fleet(2, 1))
+    assert plan.state == {}
+    assert re.search(r"state\s+none found", str(plan))
+
+
+def test_planning_runs_nothing_and_shapes_will_do(made: Plan) -> None:
+    step, args = mlp()
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), args)
+    planned = synthesize(step, *shapes, fleet=fleet(30, 20, 10))
+    assert planned.program == made.program
+    assert planned.ratios == made.ratios
+    assert planned.fingerprint == made.fingerprint
+    assert planned.verify(step, *args).ok
+
+
+def test_progress_is_told() -> None:
+    told: list[str] = []
+    synthesize(jnp.sin, array(4), fleet=fleet(1, 2), tick=told.append)
+    assert told[0] == "tracing the step"
+    assert "searching programs" in told
+
+
+def test_a_path_is_no_fleet() -> None:
+    with pytest.raises(InputError, match=r"fleet: is a str\. Pass shardwright\.Fleet\.load"):
+        synthesize(jnp.sin, array(4), fleet="fleet.yaml")  # type: ignore[arg-type]
