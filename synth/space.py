@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 import shardwright.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (rules, before planning begins)
 from shardwright.cost.lines import Traffic
 from shardwright.cost.traffic import traffic
-from shardwright.ir.graph import Atom, Equation, Graph, Literal, Value, per_form
+from shardwright.ir.graph import Atom, Equation, Graph, Literal, Value
 from shardwright.ir.placement import Partial, ReduceOp, Shard
 from shardwright.ir.regions import Boundary, boundary
-from shardwright.ir.rules import Signature, cuts, paired, registry, rule_of, signatures
+from shardwright.ir.rules import Signature, paired, registry, rule_of, signatures
 from shardwright.synth.conversions import Domain, Domains, Routes
 from shardwright.synth.factors import Choice, EquationFactor, LinkFactor, Slot, Use
 from shardwright.synth.fuse import FusedClass, Fusion, fuse, same_shape
-from shardwright.synth.units import Units
+from shardwright.synth.units import Units, lettered, letters
 
 
 @dataclass(slots=True)
@@ -102,14 +102,14 @@ class Space:
             return found
         atoms = (*equation.inputs, *equation.outputs)
         units: list[int] = []
-        for position, dim, minor in _letters(equation):
+        for position, dim, minor in letters(equation):
             unit = self.units.of(atoms[position])[dim]  # pyright: ignore[reportArgumentType]  (no literal)
             units.append(unit // minor if minor else 0)
         key = (equation.form, *units)
         found = self._signatures.get(key)
         if found is None:
             rule = rule_of(equation)
-            by_letter = dict.fromkeys(rule.letters, 0) | dict(zip(_lettered(equation), units, strict=True))
+            by_letter = dict.fromkeys(rule.letters, 0) | dict(zip(lettered(equation), units, strict=True))
             found = tuple(signatures(rule, equation, by_letter))
             # Forms that differ in what does not matter here share one list: factors compare it by identity.
             same = (equation.primitive, equation.input_types, equation.output_types, found)
@@ -377,27 +377,6 @@ class Space:
         if isinstance(inner, Value):
             return self._single(inner)
         return self.domains.whole(inner.type, (0,) * inner.type.rank)
-
-
-@per_form
-def _lettered(equation: Equation) -> tuple[str, ...]:
-    """Letters of an equation's rule that cut a tensor."""
-    return tuple(letter for letter in rule_of(equation).letters if _place(equation, letter) is not None)
-
-
-@per_form
-def _letters(equation: Equation) -> tuple[tuple[int, int, int], ...]:
-    """Of every such letter a place where it cuts: operand or result, dimension, elements per step."""
-    return tuple(place for letter in _lettered(equation) if (place := _place(equation, letter)) is not None)
-
-
-def _place(equation: Equation, letter: str) -> tuple[int, int, int] | None:
-    cut_ins, cut_outs = cuts(rule_of(equation), equation, letter)
-    atoms = (*equation.inputs, *equation.outputs)
-    for position, (cut, atom) in enumerate(zip((*cut_ins, *cut_outs), atoms, strict=True)):
-        if cut is not None and isinstance(atom, Value):
-            return position, cut.dim, cut.minor
-    return None
 
 
 def _arises(signature: Signature, result: Partial, coming: tuple[frozenset[ReduceOp], ...]) -> bool:

@@ -43,6 +43,27 @@ def ties(equation: Equation) -> tuple[tuple[Place, ...], ...]:
     return tuple(groups)
 
 
+@per_form
+def lettered(equation: Equation) -> tuple[str, ...]:
+    """Letters of an equation's rule that cut a tensor."""
+    return tuple(letter for letter in rule_of(equation).letters if _place(equation, letter) is not None)
+
+
+@per_form
+def letters(equation: Equation) -> tuple[tuple[int, int, int], ...]:
+    """Of every such letter a place where it cuts: operand or result, dimension, elements per step."""
+    return tuple(place for letter in lettered(equation) if (place := _place(equation, letter)) is not None)
+
+
+def _place(equation: Equation, letter: str) -> tuple[int, int, int] | None:
+    cut_ins, cut_outs = cuts(rule_of(equation), equation, letter)
+    atoms = (*equation.inputs, *equation.outputs)
+    for position, (cut, atom) in enumerate(zip((*cut_ins, *cut_outs), atoms, strict=True)):
+        if cut is not None and isinstance(atom, Value):
+            return position, cut.dim, cut.minor
+    return None
+
+
 class Units:
     """Number of units of every dimension of every value of a graph and its regions."""
 
