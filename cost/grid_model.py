@@ -142,7 +142,11 @@ class GridModel:
         if collectives()[kind].local:
             return self._free
         across, within = components(pre)
-        key = (kind, strategy, tensor.nbytes, found, isinstance(across, Shard), isinstance(within, Shard))
+        # On one of the axes it does not matter which dimensions are cut, but whether the other axis cuts any.
+        what: object = found
+        if found.axis != "all":
+            what = found.axis, isinstance(across if found.axis == "within" else within, Shard)
+        key = (kind, strategy, tensor.nbytes, what)
         if key not in self._moves:
             if found.axis == "all":
                 self._moves[key] = self._of_all(kind, strategy, tensor, found)

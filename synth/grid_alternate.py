@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import inf
 
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.model import CostModel
+from shardwright.cost.grid_model import GridModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import verify
 from shardwright.synth.alternate import Synthesis
@@ -50,8 +50,8 @@ class GridSearch:
 
     Args:
         graph: the step.
-        space: its programs, on the nodes of the model's fleet.
-        model: prices on one axis.
+        space: its programs, on the nodes of the fleet.
+        grid: prices.
         timer: is told where time goes, and says when it is over.
         extra: factors that pin choices.
         look: what says how much memory a program takes; by default the model of `cost/memory.py`.
@@ -61,18 +61,18 @@ class GridSearch:
         self,
         graph: Graph,
         space: Space,
-        model: CostModel,
+        grid: GridModel,
         timer: Timer,
         extra: tuple[Use, ...] = (),
         look: Look | None = None,
     ) -> None:
         self.graph = graph
-        self._judge = Judge(graph, model, look)
+        self._judge = Judge(graph, grid.model, look)
         self._extra = extra
         with timer.search():
-            self._turns = GridTurns(space, model, timer, extra)
+            self._turns = GridTurns(space, grid, timer, extra)
             self._floors = grid_floors(self._turns.listed)
-        self._renting = GridRenting(graph, space, self._turns.grid, self._judge, timer, extra)
+        self._renting = GridRenting(graph, space, grid, self._judge, timer, extra)
         self._ideal: Solution | None = None
         self._best: GridFound | None = None
         self._tightening: Tightening | None = None

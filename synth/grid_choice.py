@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.grid_model import GridModel
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Graph
@@ -53,7 +54,7 @@ class _Part:
         whole = len(members) == len(fleet.devices)
         self.members = members
         self.fleet = fleet if whole else subfleet(fleet, members, fleet.name)
-        self.model: CostModel | None = None
+        self.grid: GridModel | None = None
         self.search: GridSearch | None = None
         self.bound_s, self.looked = 0.0, 0
         self.found: Synthesis | None = None
@@ -92,6 +93,7 @@ class GridChoosing:
         parts: the parts to consider (see `on_grid`), the whole fleet first.
         pinned: what pins choices.
         look: what says how much memory a program takes.
+        known: prices on parts of the fleet, which other steps may have asked for before.
     """
 
     def __init__(
@@ -102,7 +104,9 @@ class GridChoosing:
         parts: Sequence[Members],
         pinned: Pinned = lambda space: (),
         look: Look | None = None,
+        known: dict[Members, GridModel] | None = None,
     ) -> None:
+        self._known = {} if known is None else known
         self._graph, self._fleet, self._timer = graph, fleet, timer
         self._pinned, self._look = pinned, look
         self._spaces: dict[tuple[int, ...], Space] = {}
@@ -151,7 +155,16 @@ class GridChoosing:
             best = part if part.beats(best) else best
             if part.unfinished and rival is None:
                 break  # the step changed in another way may fit, which makes other parts' bounds enough
+        if best is not None and not best.fits and below_s < math.inf and not briefly:
+            best = None
         return self._chosen(best, rival)
+
+    @property
+    def space(self) -> Space:
+        """The programs on the whole fleet, or the first part that was looked at."""
+        if not self._spaces:
+            self._look_at(self._parts[0], math.inf)
+        return next(iter(self._spaces.values()))
 
     @property
     def unfinished(self) -> bool:
@@ -167,29 +180,31 @@ class GridChoosing:
     def _look_at(self, part: _Part, target_s: float) -> None:
         """A better bound of a part."""
         if part.search is None:
-            part.model = CostModel(part.fleet)
+            if part.members not in self._known:
+                self._known[part.members] = GridModel(CostModel(part.fleet))
+            part.grid = self._known[part.members]
             with self._timer.search():
                 if part.nodes not in self._spaces:
                     self._spaces[part.nodes] = Space(self._graph, part.nodes)
             space = self._spaces[part.nodes]
             pinned = tuple(self._pinned(space))
-            part.search = GridSearch(self._graph, space, part.model, self._timer, pinned, self._look)
+            part.search = GridSearch(self._graph, space, part.grid, self._timer, pinned, self._look)
             part.bound_s = part.search.arithmetic_s()
         else:
             part.bound_s = max(part.bound_s, part.search.bound(target_s))
         part.looked += 1
 
     def _plan(self, part: _Part, most_s: float, *, briefly: bool) -> None:
-        assert part.search is not None and part.model is not None, "it was looked at"
+        assert part.search is not None and part.grid is not None, "it was looked at"
         part.found = part.search.plan(most_s, briefly=briefly)
-        part.fits = fits(part.found, part.model)
+        part.fits = fits(part.found, part.grid.model)
         part.unfinished = briefly and part.found.dearer
         part.bound_s = max(part.bound_s, part.found.bound_s)
 
     def _chosen(self, best: _Part | None, rival: Choice | None) -> Choice | None:
         made = self._parts
         least_s = min(part.bound_s for part in made)
-        if best is None or best.found is None or best.model is None:
+        if best is None or best.found is None or best.grid is None:
             if rival is None:
                 return None
             notes = (*rival.found.notes, _ONE)
@@ -200,7 +215,7 @@ class GridChoosing:
             expanded=sum(each.expanded for each in searched),
             searches=sum(each.searches for each in searched),
         )
-        chosen = Choice(found, best.members, best.model, unused(self._fleet, best, made))
+        chosen = Choice(found, best.members, best.grid.model, unused(self._fleet, best, made))
         return chosen if rival is None else better(rival, chosen)
 
 

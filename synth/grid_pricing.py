@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +13,17 @@ from shardwright.cost.grid_floor import Ranges, floors
 from shardwright.cost.grid_model import GridModel, grid_cut
 from shardwright.cost.model import CostModel, kernel_key
 from shardwright.cost.share_cost import Floats
-from shardwright.ir.collectives import between
+from shardwright.ir.collectives import between, step
 from shardwright.ir.graph import TensorType
-from shardwright.ir.placement import Placement
+from shardwright.ir.placement import Placement, Shard, components
 from shardwright.ir.rules import flop_count
 from shardwright.synth.conversions import Routes
 from shardwright.synth.factors import EquationFactor
 from shardwright.synth.price_list import Moves, Step
 from shardwright.synth.pricing import Prices
+
+#: A single move: its kind, placements before and after, and numbers of what its price and its cuts depend on.
+_Move: TypeAlias = tuple[str, Placement, Placement, int, int]
 
 
 class GridPriceList:
@@ -31,8 +35,9 @@ class GridPriceList:
         self.cuts: list[GridCut] = []
         self.moves: dict[tuple[Routes, ...], Moves] = {}
         self._lines: dict[tuple[int, GridCut], int] = {}
+        self._varies: dict[int, bool] = {}
         self._steps: dict[Routes, tuple[Step, ...]] = {}
-        self._pairs: dict[tuple[Placement, ...], list[tuple[str, Placement, Placement]]] = {}
+        self._pairs: dict[tuple[Placement, ...], list[_Move]] = {}
         self._kernels: dict[tuple[object, ...], NDArray[np.intp]] = {}
         self._stack: GridStack | None = None
 
@@ -56,7 +61,10 @@ class GridPriceList:
 
     def line(self, cost: GridCost, cut: GridCut) -> int:
         """The line of an instruction that costs `cost` and cuts its tensors so."""
-        key = (id(cost), cut if cost.varies else WHOLE)
+        varies = self._varies.get(id(cost))
+        if varies is None:
+            varies = self._varies[id(cost)] = cost.varies
+        key = (id(cost), cut if varies else WHOLE)
         found = self._lines.get(key)
         if found is None:
             found = self._lines[key] = len(self.costs)
@@ -81,20 +89,38 @@ class GridPriceList:
         """All single moves between placements of a tensor."""
         found = self._steps.get(routes)
         if found is None:
-            steps = (self._step(kind, routes.type, a, b) for kind, a, b in self._moves(routes.placements))
+            # Moves that are alike in what they cost, or in how they cut, are worked out once.
+            tensor = routes.type
+            costs: dict[int, tuple[tuple[str, ...], list[GridCost]]] = {}
+            cuts: dict[int, GridCut] = {}
+            lines: dict[tuple[int, int], tuple[int, ...]] = {}
+            steps: list[Step] = []
+            for kind, pre, post, cost, cut in self._moves(routes.placements):
+                key = cost, cut
+                if key not in lines:
+                    if cost not in costs:
+                        names = self.grid.strategies(kind, pre, post)
+                        costs[cost] = names, [self.grid.move(kind, n, tensor, pre, post) for n in names]
+                    if cut not in cuts:
+                        cuts[cut] = grid_cut((tensor, tensor), (pre, post))
+                    lines[key] = tuple([self.line(each, cuts[cut]) for each in costs[cost][1]])
+                steps.append(Step(kind, pre, post, costs[cost][0], lines[key]))
             found = self._steps[routes] = tuple(steps)
         return found
 
-    def _moves(self, placements: tuple[Placement, ...]) -> list[tuple[str, Placement, Placement]]:
-        """Kind, before and after of all single moves between some placements."""
+    def _moves(self, placements: tuple[Placement, ...]) -> list[_Move]:
+        """All single moves between some placements."""
         found = self._pairs.get(placements)
         if found is None:
-            found = self._pairs[placements] = [
-                (collective.kind, a, b)
-                for a in placements
-                for b in placements
-                if a != b and (collective := between(a, b)) is not None
-            ]
+            numbers: dict[object, int] = {}
+            found = self._pairs[placements] = []
+            for a in placements:
+                for b in placements:
+                    collective = between(a, b) if a != b else None
+                    if collective is not None:
+                        cost, cut = _what(collective.kind, a, b)
+                        number = numbers.setdefault(cost, len(numbers))
+                        found.append((collective.kind, a, b, number, numbers.setdefault(cut, len(numbers))))
         return found
 
     def step(self, tensor: TensorType, pre: Placement, post: Placement) -> Step | None:
@@ -107,6 +133,27 @@ class GridPriceList:
         names = self.grid.strategies(kind, pre, post)
         lines = tuple([self.line(self.grid.move(kind, name, tensor, pre, post), cut) for name in names])
         return Step(kind, pre, post, names, lines)
+
+
+def _what(kind: str, pre: Placement, post: Placement) -> tuple[object, object]:
+    """What a move's price depends on besides the tensor, and what its cuts do."""
+    found = step(pre, post)
+    assert found is not None, "it is a single move"
+    (across, within), (to_across, to_within) = components(pre), components(post)
+    what: tuple[object, ...] = "all", found
+    if found.axis == "within":
+        what = found.axis, isinstance(across, Shard)
+    elif found.axis == "across":
+        what = found.axis, isinstance(within, Shard)
+    nested = any(
+        isinstance(a, Shard) and isinstance(w, Shard) and a.dim == w.dim
+        for a, w in ((across, within), (to_across, to_within))
+    )
+    cut = (
+        across if isinstance(across, Shard) else to_across,
+        within if isinstance(within, Shard) else to_within,
+    )
+    return (kind, *what), (*[p if isinstance(p, Shard) else None for p in cut], nested)
 
 
 def grid_prices(listed: GridPriceList, ratios: Sequence[float]) -> Prices:

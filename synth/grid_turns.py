@@ -9,11 +9,11 @@ from math import inf
 import numpy as np
 
 from shardwright.cost.grid_model import GridModel
-from shardwright.cost.model import CostModel
 from shardwright.synth.factors import Use
+from shardwright.synth.grid_narrow import MOST_ROUNDS
 from shardwright.synth.grid_pricing import GridPriceList, grid_prices
 from shardwright.synth.grid_ratios import GridBill
-from shardwright.synth.grid_solve import MOST_ROUNDS, GridSolver
+from shardwright.synth.grid_solve import GridSolver
 from shardwright.synth.ledger import Ledger
 from shardwright.synth.pricing import Prices
 from shardwright.synth.solve import Solution
@@ -47,9 +47,9 @@ class GridTurns:
         bound_s: what no program costs less than at any ratios.
     """
 
-    def __init__(self, space: Space, model: CostModel, timer: Timer, extra: tuple[Use, ...]) -> None:
+    def __init__(self, space: Space, grid: GridModel, timer: Timer, extra: tuple[Use, ...]) -> None:
         self.space, self.timer = space, timer
-        self.grid = GridModel(model)
+        self.grid = grid
         self.listed = GridPriceList(self.grid)
         self.solver = GridSolver(space, extra)
         self.ledger = Ledger((*space.uses, *extra))

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 from shardwright.assemble import assembled, replicated_in
 from shardwright.constraints import Constraints, conflict, factors, priced, resolve, takes_two_axes
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.grid_model import GridModel
 from shardwright.cost.memory import Peaks
 from shardwright.cost.model import CostModel
 from shardwright.device_memory import peaks
@@ -26,7 +27,7 @@ from shardwright.synth.grid_alternate import is_mesh
 from shardwright.synth.grid_choice import GridChoosing, on_grid
 from shardwright.synth.judge import AMPLE, Look
 from shardwright.synth.space import Space
-from shardwright.synth.subfleets import Choice, Choosing, candidates, unsearched
+from shardwright.synth.subfleets import Choice, Choosing, Members, candidates, unsearched
 from shardwright.synth.timer import Timer
 
 #: Mesh axes of programs.
@@ -58,6 +59,7 @@ class Planner:
     def __init__(self, asked: Request, timer: Timer) -> None:
         self.asked, self.timer = asked, timer
         self._known: dict[int, _Step] = {}
+        self._grids: dict[Members, GridModel] = {}
 
     def plan(
         self,
@@ -83,7 +85,7 @@ class Planner:
         """
         step = self._known.get(id(traced))
         if step is None:
-            step = self._known[id(traced)] = _Step(traced, self.asked, self.timer)
+            step = self._known[id(traced)] = _Step(traced, self.asked, self.timer, self._grids)
         return step.plan(rival_s, briefly=briefly, baselines=baselines)
 
     def unfinished(self, traced: Traced) -> bool:
@@ -100,18 +102,24 @@ class Planner:
 class _Step:
     """The search for a plan of one step as it is."""
 
-    def __init__(self, traced: Traced, asked: Request, timer: Timer) -> None:
-        self.traced, self.asked, self.timer = traced, asked, timer
-        asked.tick("building the choice graph")
-        start = time.perf_counter()
-        self.space = Space(traced.graph)
-        self.space_s = time.perf_counter() - start
+    def __init__(self, traced: Traced, asked: Request, timer: Timer, grids: dict[Members, GridModel]) -> None:
+        self.traced, self.asked, self.timer, self._grids = traced, asked, timer, grids
+        self.space_s = 0.0
         constraints, fleet, axes = asked.constraints, asked.fleet, asked.axes
         self.pins = () if constraints is None else resolve(constraints, traced.graph, self.space)
         self.parts = candidates(fleet)[: 1 if asked.devices == "all" else None]
         none = axes == 1 or asked.time_limit_s == 0 or not is_mesh(fleet)
         # With "auto", parts of the fleet on two axes are for those who ask for two: each takes as long.
         self.meshes = () if none else on_grid(fleet, self.parts)[: 1 if axes == "auto" else None]
+
+    @cached_property
+    def space(self) -> Space:
+        """The programs on one mesh axis."""
+        self.asked.tick("building the choice graph")
+        start = time.perf_counter()
+        found = Space(self.traced.graph)
+        self.space_s = time.perf_counter() - start
+        return found
 
     @cached_property
     def choosing(self) -> Choosing:
@@ -131,8 +139,8 @@ class _Step:
     def on_grid(self) -> GridChoosing:
         """The search on two mesh axes."""
         pinned = partial(factors, self.pins)
-        graph, asked = self.traced.graph, self.asked
-        return GridChoosing(graph, asked.fleet, self.timer, self.meshes, pinned, looking(self.traced))
+        graph, fleet, look = self.traced.graph, self.asked.fleet, looking(self.traced)
+        return GridChoosing(graph, fleet, self.timer, self.meshes, pinned, look, self._grids)
 
     @property
     def unfinished(self) -> bool:
@@ -151,13 +159,13 @@ class _Step:
 
     def plan(self, rival_s: float, *, briefly: bool, baselines: bool) -> Plan | None:
         """See `Planner.plan`."""
-        traced, space, pins = self.traced, self.space, self.pins
+        traced, pins = self.traced, self.pins
         try:
             chosen = self._chosen(rival_s, briefly=briefly, baselines=baselines)
         except PlanError as error:
             if not pins:
                 raise
-            raise conflict(pins, traced.graph, space, CostModel(self.asked.fleet)) from error
+            raise conflict(pins, traced.graph, self.space, CostModel(self.asked.fleet)) from error
         if chosen is None:
             return None
         if briefly and not fits(chosen.found, chosen.model):
@@ -165,6 +173,8 @@ class _Step:
         else:
             chosen, ample = _looked_at(chosen, traced, self.timer)
         found = chosen.found
+        # What a space says of the step is the same on two axes.
+        space = self.space if "space" in vars(self) else self.on_grid.space
         prices = priced(pins, traced.graph, space, chosen.model, found)
         stats = Stats(
             trace_s=traced.trace_s,
