@@ -9,9 +9,10 @@ from typing import Any, cast
 import numpy as np
 from jax.extend import core as jex
 
-from shardwright.ir.graph import Equation, Graph, per_form
+from shardwright.ir.graph import Equation, Graph, per_form, per_graph
 
 
+@per_graph
 def fingerprint(graph: Graph) -> str:
     """SHA-256 over the graph's structure, types and parameters (not the contents of constants)."""
     digest = hashlib.sha256()

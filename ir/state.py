@@ -25,10 +25,11 @@ def match_state(
     else:
         pairs = [(_argument(key, names), _output_path(where)) for key, where in override.items()]
     out_leaves = [(path, leaf) for path, leaf in tree_flatten_with_path(out_shape)[0]]
+    out_paths = [keystr(path) for path, _ in out_leaves]
     mapping: dict[int, int] = {}
     by_name: dict[str, str] = {}
     for position, path in pairs:
-        under = [k for k, (p, _) in enumerate(out_leaves) if _is_under(keystr(p), path)]
+        under = [k for k, name in enumerate(out_paths) if _is_under(name, path)]
         leaves = jax.tree.leaves(args[position])
         same = len(leaves) == len(under) and all(
             _same_type(leaf, out_leaves[k][1]) for leaf, k in zip(leaves, under, strict=True)

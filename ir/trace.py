@@ -42,7 +42,6 @@ class Traced:
         trace_s: seconds that JAX took to trace (make_jaxpr alone).
         graph_s: seconds of the rest: to check the arguments, and to make a graph of what JAX traced.
         primitives: JAX primitive objects by name, for the backends.
-        fingerprint: content hash of the graph, equal in every process and for every PYTHONHASHSEED.
         origin, rewriting: of a step that was changed since, the step as it was traced and how it was changed
             (see `shardwright.ir.rewriting`); None of any other.
     """
@@ -53,10 +52,14 @@ class Traced:
     state_names: Mapping[str, str]
     trace_s: float
     primitives: Mapping[str, Any]
-    fingerprint: str
     graph_s: float = 0.0
     origin: Traced | None = None
     rewriting: object = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Content hash of the graph as it was traced, equal in every process and for every PYTHONHASHSEED."""
+        return fingerprint((self.origin or self).graph)
 
 
 def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -> Traced:
@@ -74,9 +77,9 @@ def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -
     """
     begun = time.perf_counter()
     names = _argument_names(step, args)
-    for name, arg in zip(names, args, strict=True):
-        for path, leaf in tree_flatten_with_path(arg)[0]:
-            _check_leaf(name + keystr(path), leaf)
+    leaves = [(name, *leaf) for name, arg in zip(names, args, strict=True) for leaf in _leaves(arg)]
+    for name, path, leaf in leaves:
+        _check_leaf(name, path, leaf)
     start = time.perf_counter()
     try:
         closed, out_shape = jax.make_jaxpr(step, return_shape=True)(*args)
@@ -90,12 +93,8 @@ def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -
     trace_s = time.perf_counter() - start
     builder = Builder()
     graph = builder.graph(closed.jaxpr, closed.consts)
-    in_paths = [
-        name + keystr(p)
-        for name, arg in zip(names, args, strict=True)
-        for p, _ in tree_flatten_with_path(arg)[0]
-    ]
-    out_paths = [keystr(path) for path, _ in tree_flatten_with_path(out_shape)[0]]
+    in_paths = [name + keystr(path) for name, path, _ in leaves]
+    out_paths = [keystr(path) for path, _ in _leaves(out_shape)]
     state_map, state_names = match_state(names, args, out_shape, state)
     graph = Graph(
         graph.inputs,
@@ -107,7 +106,6 @@ def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -
         state_map,
         graph.residuals,
     )
-    content = fingerprint(graph)
     return Traced(
         graph=graph,
         in_tree=tree_structure(tuple(args)),
@@ -115,7 +113,6 @@ def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -
         state_names=state_names,
         trace_s=trace_s,
         primitives=builder.primitives,
-        fingerprint=content,
         graph_s=time.perf_counter() - begun - trace_s,
     )
 
@@ -142,8 +139,15 @@ def _argument_names(step: Callable[..., Any], args: Sequence[Any]) -> list[str]:
     return [named[i] if i < len(named) else f"arg{i}" for i in range(len(args))]
 
 
-def _check_leaf(place: str, leaf: Any) -> None:
-    if isinstance(leaf, (bool, int, float, complex, np.ndarray, np.generic, jax.Array, jax.ShapeDtypeStruct)):
+def _leaves(tree: Any) -> list[tuple[Any, Any]]:
+    return tree_flatten_with_path(tree)[0]
+
+
+def _check_leaf(name: str, path: Any, leaf: Any) -> None:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return
+    place = name + keystr(path)
+    if isinstance(leaf, (bool, int, float, complex, np.ndarray, np.generic, jax.Array)):
         if isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "OSUM":
             raise InputError(
                 place=place, reason=f"dtype {leaf.dtype} is no number type", remedy="Pass numeric arrays only"

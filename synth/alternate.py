@@ -116,7 +116,6 @@ def freely(
     *,
     solver: SpaceSolver | None = None,
     floors: Prices | None = None,
-    ideal: Solution | None = None,
     first: tuple[float, ...] | None = None,
     look: Look | None = None,
 ) -> Free:
@@ -130,7 +129,6 @@ def freely(
         extra: factors that pin choices.
         solver: of the space with these factors, where there is one already; it serves any prices.
         floors: the floors of the model's prices, where they are known already.
-        ideal: what the search finds at the floors, where it is known already.
         first: shares to start from, before all others.
         look: what says how much memory a program takes; by default the model of `cost/memory.py`.
 
@@ -144,7 +142,7 @@ def freely(
         floors = floors or Prices.floors(model)
         assert isinstance(floors.list, PriceList), "floors are of programs on one axis"
         turns = Turns(space, floors.list, timer, solver, stop, judge, extra)
-        ideal = ideal or solver.solve(floors, stop=stop)
+        ideal = solver.solve(floors, stop=stop)
     found: Found | None = None
     bound_s = ideal.bound_s
     certificate = Certificate(solver, turns.listed, bound_s, stop)

@@ -56,7 +56,7 @@ class Certificate:
         while self.bound_s < wanted and not self._stop():
             piece = heapq.heappop(self._pieces)
             if piece.prices is not None:
-                self._look_closely(piece, piece.prices)
+                self._look_closely(piece, piece.prices, wanted)
             elif piece.ends is None and len(self._listed.model.class_of) > 1:
                 self._cut(piece, tuple(_pieces(len(self._listed.model.class_of))))
             elif piece.ends is not None and len(self._pieces) + 1 < most:
@@ -73,12 +73,15 @@ class Certificate:
         while self.bound_s < cost_s and self._pieces[0].prices is not None and not self._stop():
             piece = heapq.heappop(self._pieces)
             assert piece.prices is not None
-            self._look_closely(piece, piece.prices)
+            self._look_closely(piece, piece.prices, cost_s)
         return self.bound_s
 
-    def _look_closely(self, piece: _Piece, prices: Prices) -> None:
-        found = max(piece.bound_s, self._solver.bound(prices, self._stop))
-        heapq.heappush(self._pieces, piece._replace(bound_s=found, prices=None))
+    def _look_closely(self, piece: _Piece, prices: Prices, enough: float) -> None:
+        found = max(piece.bound_s, self._solver.bound(prices, self._stop, enough))
+        # A bound that was enough may be raised further when more is wanted.
+        heapq.heappush(
+            self._pieces, piece._replace(bound_s=found, prices=prices if found >= enough else None)
+        )
 
     def _cut(self, piece: _Piece, ends: Sequence[tuple[float, float]]) -> None:
         """Put pieces in the place of one, each with a first bound."""

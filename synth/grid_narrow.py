@@ -20,7 +20,7 @@ from shardwright.synth.grid_prune import Dominated
 from shardwright.synth.order import full_order
 from shardwright.synth.prune import Kept
 from shardwright.synth.search import MOST_NODES, Layer, a_star
-from shardwright.synth.solve import Core, Stage
+from shardwright.synth.stages import Core, Stage
 
 #: Most sweeps of messages, from nothing and from messages that were right at other prices; and the part of
 #: the bound that a round of them must add to go on.

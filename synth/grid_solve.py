@@ -24,8 +24,9 @@ from shardwright.synth.factors import Factor, Use
 from shardwright.synth.fold import Scope
 from shardwright.synth.grid_narrow import MOST_CELLS, MOST_ROUNDS, Memory, Search
 from shardwright.synth.pricing import Prices
-from shardwright.synth.solve import Core, Solution, Solver
+from shardwright.synth.solve import Solution, Solver
 from shardwright.synth.space import Space
+from shardwright.synth.stages import Core
 
 #: Most ties of a choice to eliminate before messages are passed, and its largest table.
 _STAGES = ((3, 1 << 17), (4, 1 << 20), (4, 1 << 20))

@@ -7,23 +7,23 @@ again. Each such round is a *stage*; the last one eliminates all that is left.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.errors import PlanError
-from shardwright.synth.eliminate import Elimination, Tape, eliminate, live, record
+from shardwright.synth.eliminate import eliminate
 from shardwright.synth.factors import Factor, Use
-from shardwright.synth.fold import Folded, Scope, cook, fold, rounded
-from shardwright.synth.order import full_order, simple_order
+from shardwright.synth.fold import Scope, cook, fold, rounded
 from shardwright.synth.pricing import Prices
 from shardwright.synth.prune import Kept, prune
 from shardwright.synth.search import DIVES, MOST_NODES, Layer, a_star, in_order
 from shardwright.synth.space import Space
+from shardwright.synth.stages import AT_ONCE, Core, Stage, distinct, original
 
 #: Largest table of an exact bucket; beyond it mini-buckets keep the heuristic admissible, and A* searches.
 MOST_CELLS = 1 << 23
@@ -31,12 +31,12 @@ MOST_CELLS = 1 << 23
 #: Smaller tables are tried first: mini-buckets of so many cells often guide A* nearly as well as exact ones,
 #: at a fraction of the time. So many nodes, beyond twice the shortest path, say that they do not; more where
 #: exact tables are so large that filling them takes as long (a node takes about as long as `_CELLS` of them).
-_SMALLER = (1 << 16, 1 << 19)
+_SMALLER = (1 << 16, 1 << 19, 1 << 21)
 _PATIENCE = 400
 _CELLS = 1 << 12
 
-#: Unless all tables together are no larger than this.
-_AT_ONCE = 1 << 24
+#: Tables together no larger than this are filled as they are, where smaller ones might say enough.
+_A_GLANCE = 1 << 22
 
 #: The same where several prices are worked out together: more parts of a fleet than are worth a closer look.
 _SEVERAL_CELLS = 1 << 14
@@ -63,115 +63,6 @@ class Solution:
     bound_s: float
     expanded: int
     width: int
-
-
-@dataclass(slots=True)
-class Stage:
-    """A folded problem, and the tape that eliminates the choices of one stage.
-
-    A tape serves all prices under which no table outgrows what a bucket may have: classes that are settled at
-    some of them are carried along.
-
-    Attributes:
-        folded: the problem.
-        sizes: values of every class; those of one are settled.
-        order: in which choices are eliminated.
-        made_for: values left that it was made for, until there were others.
-    """
-
-    folded: Folded
-    sizes: Sequence[int]
-    order: list[int] = field(default_factory=list[int])
-    made_for: tuple[int, ...] = ()
-    tapes: dict[int, Tape] = field(default_factory=dict[int, Tape])
-    following: Stage | None = None
-
-    def prepare(self, left: Sequence[int], simple: tuple[int, int] | None, most_cells: int) -> Tape:
-        """The tape for so many values left; `simple` says which choices to eliminate, None for all."""
-        for made_for, tape in self.tapes.items():
-            # A tape that splits no bucket is the same whatever a bucket may have.
-            if (made_for == most_cells or not tape.split) and self._serves(tape, left, most_cells):
-                return tape
-        if not self.order:
-            self.order, self.made_for = self._ordered(left, simple), tuple(left)
-        tape = record(self.folded, self.sizes, left, self.order, most_cells)
-        if simple is None and self.made_for not in ((), tuple(left)):
-            # Finding an order takes about as long as filling so many cells, and one is found already.
-            if self.cells(tape, left) > _AT_ONCE:
-                self.order = self._ordered(left, simple)
-                tape = record(self.folded, self.sizes, left, self.order, most_cells)
-            self.made_for = ()
-        self.tapes[most_cells] = tape
-        return tape
-
-    def _ordered(self, left: Sequence[int], simple: tuple[int, int] | None) -> list[int]:
-        scopes = live(self.folded, self.sizes)
-        sized = [left[kind] for kind in self.folded.class_of]
-        return full_order(sized, scopes) if simple is None else simple_order(sized, scopes, *simple)
-
-    @staticmethod
-    def cells(tape: Tape, left: Sequence[int]) -> int:
-        """Cells of all tables of a tape."""
-        return sum(math.prod([left[kind] for kind in step.kinds]) for step in tape.operations)
-
-    @staticmethod
-    def _serves(tape: Tape, left: Sequence[int], most_cells: int) -> bool:
-        return all(math.prod([left[k] for k in step.kinds]) <= most_cells for step in tape.operations)
-
-    def next(self, tape: Tape) -> Stage:
-        """What is left, folded again; its factors are the sources of `tape.left`, in order of appearance."""
-        if self.following is None:
-            numbers: dict[object, int] = {}
-            uses = [(numbers.setdefault(source, len(numbers)), scope) for source, scope in tape.left]
-            present = {v for _, scope in uses for v in scope}
-            # Choices that are done with stay, for the numbers' sake, in classes apart.
-            kinds = [(kind, v in present) for v, kind in enumerate(self.folded.class_of)]
-            folded = fold(kinds, uses)
-            before = [self.folded.class_of[members[0]] for members in folded.classes]
-            self.following = Stage(folded, [self.sizes[kind] for kind in before])
-        return self.following
-
-
-@dataclass(frozen=True, slots=True)
-class Core:
-    """A problem whose simple choices have been eliminated.
-
-    Attributes:
-        done: the stages so far.
-        stage: what is left.
-        cooked: table of every recipe.
-    """
-
-    done: Sequence[Layer]
-    stage: Stage
-    cooked: Sequence[Floats]
-
-    @property
-    def folded(self) -> Folded:
-        """Choices and terms that are left."""
-        return self.stage.folded
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        """Values of every class that is left."""
-        return self.stage.sizes
-
-    @property
-    def constant(self) -> float:
-        """What the choices eliminated so far cost at least, apart from what the tables say."""
-        return sum(float(layer.elimination.constant) for layer in self.done)
-
-    def cells(self, kept: Kept, most_cells: int) -> int:
-        """Cells of all tables of `finish`."""
-        sizes = [len(values) for values in kept.values]
-        tape = self.stage.prepare(sizes, None, most_cells)
-        return self.stage.cells(tape, sizes)
-
-    def finish(self, kept: Kept, most_cells: int) -> list[Layer]:
-        """All stages, the last one over the values of `kept`, with buckets of at most `most_cells`."""
-        tape = self.stage.prepare([len(values) for values in kept.values], None, most_cells)
-        values = original(self.folded, kept.values, self.done)
-        return [*self.done, Layer(self.folded.class_of, values, eliminate(tape, kept))]
 
 
 class Solver:
@@ -201,6 +92,7 @@ class Solver:
         self._most_cells = most_cells
         self._levels = (*(cells for cells in _SMALLER if cells < most_cells), most_cells)
         self.level = 0
+        self._solutions: dict[bytes, Solution | None] = {}
         self._stages = tuple((degree, min(cells, most_cells)) for degree, cells in stages)
 
     def core(self, tables: Sequence[Floats], most_cells: int | None = None) -> Core:
@@ -218,7 +110,7 @@ class Solver:
             elimination = eliminate(tape, kept)
             layers.append(Layer(folded.class_of, original(folded, kept.values, layers), elimination))
             stage = stage.next(tape)
-            cooked = cook(stage.folded, _distinct(elimination))
+            cooked = cook(stage.folded, distinct(elimination))
         return Core(layers, stage, cooked)
 
     def layers(self, tables: Sequence[Floats], most_cells: int | None = None) -> list[Layer]:
@@ -240,15 +132,32 @@ class Solver:
         """What no assignment costs less than (the least cost itself unless a bucket was split)."""
         return sum(float(layer.elimination.constant) for layer in self.layers(tables))
 
-    def least(self, tables: Sequence[Floats], stop: Callable[[], bool] = lambda: False) -> float:
-        """The least cost of any assignment, or a lower bound where the search does not get there."""
+    def least(
+        self,
+        tables: Sequence[Floats],
+        stop: Callable[[], bool] = lambda: False,
+        enough: float = math.inf,
+    ) -> float:
+        """The least cost of any assignment, or a lower bound: `enough`, or as far as the search gets.
+
+        Where exact tables are large, whether smaller ones say enough already is found out first.
+        """
+        known = self._known(tables)
+        if known in self._solutions:
+            found = self._solutions[known]
+            return math.inf if found is None else found.bound_s
         core = self.core(tables)
         kept = prune(core.folded, core.sizes, core.cooked)
-        if core.cells(kept, self._most_cells) <= _AT_ONCE:
-            layers = core.finish(kept, self._most_cells)
-            if not any(layer.elimination.tape.split for layer in layers):
-                return sum(float(layer.elimination.constant) for layer in layers)
-        found = self.solve(tables, stop=stop)
+        all_cells = core.cells(kept, self._most_cells)
+        glances = self._levels[:1] if enough < math.inf and all_cells > _A_GLANCE else ()
+        for most_cells in (*glances, *(self._levels[-1:] if all_cells <= AT_ONCE else ())):
+            layers = core.finish(kept, most_cells)
+            bound_s = sum(float(layer.elimination.constant) for layer in layers)
+            if bound_s >= enough or not any(layer.elimination.tape.split for layer in layers):
+                return bound_s
+        found = self._solved(core, kept, MOST_NODES, stop)
+        if found is None or not found.bound_s < found.seconds:
+            self._solutions[known] = found
         return math.inf if found is None else found.bound_s
 
     def bounds(self, tables: Sequence[Floats], most_cells: int) -> Floats:
@@ -270,10 +179,27 @@ class Solver:
         stop: Callable[[], bool] = lambda: False,
     ) -> Solution | None:
         """The cheapest assignment; None where all of them are impossible."""
-        core = self.core(tables)
-        kept = prune(core.folded, core.sizes, core.cooked)
+        known = self._known(tables)
+        if known not in self._solutions:
+            core = self.core(tables)
+            kept = prune(core.folded, core.sizes, core.cooked)
+            found = self._solved(core, kept, most_nodes, stop)
+            if found is not None and found.bound_s < found.seconds:
+                return found  # more nodes, or more time, would say more
+            self._solutions[known] = found
+        return self._solutions[known]
+
+    @staticmethod
+    def _known(tables: Sequence[Floats]) -> bytes:
+        """Equal for equal tables: parts of a fleet, and ranges of ratios, often have the same prices."""
+        digest = hashlib.blake2b(digest_size=16)
+        for table in tables:
+            digest.update(table.tobytes())
+        return digest.digest()
+
+    def _solved(self, core: Core, kept: Kept, most_nodes: int, stop: Callable[[], bool]) -> Solution | None:
         all_cells = core.cells(kept, self._levels[-1])
-        for most_cells in self._levels[-1 if all_cells <= _AT_ONCE else self.level :]:
+        for most_cells in self._levels[-1 if all_cells <= AT_ONCE else self.level :]:
             layers = core.finish(kept, most_cells)
             shortest = sum(len(layer.elimination.tape.buckets) for layer in layers)
             last = most_cells == self._levels[-1]
@@ -290,27 +216,6 @@ class Solver:
                 return Solution(found.assignment, found.cost, found.bound, found.expanded, width)
             self.level = self._levels.index(most_cells) + 1  # other prices will hardly be easier
         raise AssertionError("there is always a last level")
-
-
-def original(
-    folded: Folded, kept: Sequence[NDArray[np.intp]], layers: Sequence[Layer]
-) -> list[NDArray[np.intp]]:
-    """Per class, the values left, as values of the first stage's domains."""
-    if not layers:
-        return list(kept)
-    before = layers[-1]
-    result: list[NDArray[np.intp]] = []
-    for members, values in zip(folded.classes, kept, strict=True):
-        result.append(before.values[before.class_of[members[0]]][values])
-    return result
-
-
-def _distinct(elimination: Elimination) -> list[Floats]:
-    """Tables of what is left, one per source."""
-    found: dict[object, Floats] = {}
-    for (source, _), table in zip(elimination.tape.left, elimination.left, strict=True):
-        found.setdefault(source, table)
-    return list(found.values())
 
 
 class SpaceSolver:
@@ -372,9 +277,14 @@ class SpaceSolver:
         """A lower bound on the cost of every program at each of several prices (`Prices.of_all`)."""
         return self.solver.bounds(prices.tables(self.factors), _SEVERAL_CELLS)
 
-    def bound(self, prices: Prices, stop: Callable[[], bool] = lambda: False) -> float:
-        """A lower bound on the cost of every program at `prices` (the least cost, where A* gets there)."""
-        return self.solver.least(prices.tables(self.factors), stop)
+    def bound(
+        self, prices: Prices, stop: Callable[[], bool] = lambda: False, enough: float = math.inf
+    ) -> float:
+        """A lower bound on the cost of every program at `prices`.
+
+        The least cost, where A* gets there, unless something below it is `enough`.
+        """
+        return self.solver.least(prices.tables(self.factors), stop, enough)
 
 
 def solve(

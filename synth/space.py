@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 import shardwright.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (rules, before planning begins)
 from shardwright.cost.lines import Traffic
 from shardwright.cost.traffic import traffic
-from shardwright.ir.graph import Atom, Equation, Graph, Literal, Value, per_form
+from shardwright.ir.graph import Atom, Equation, Graph, Literal, Value
 from shardwright.ir.placement import Partial, ReduceOp, Shard
 from shardwright.ir.regions import Boundary, boundary
-from shardwright.ir.rules import Signature, cuts, paired, registry, rule_of, signatures
+from shardwright.ir.rules import Signature, paired, registry, rule_of, signatures
 from shardwright.synth.conversions import Domain, Domains, Routes
 from shardwright.synth.factors import Choice, EquationFactor, LinkFactor, Slot, Use
 from shardwright.synth.fuse import FusedClass, Fusion, fuse, same_shape
-from shardwright.synth.units import Units
+from shardwright.synth.units import Units, lettered, letters
 
 
 @dataclass(slots=True)
@@ -102,14 +102,14 @@ class Space:
             return found
         atoms = (*equation.inputs, *equation.outputs)
         units: list[int] = []
-        for position, dim, minor in _letters(equation):
+        for position, dim, minor in letters(equation):
             unit = self.units.of(atoms[position])[dim]  # pyright: ignore[reportArgumentType]  (no literal)
             units.append(unit // minor if minor else 0)
         key = (equation.form, *units)
         found = self._signatures.get(key)
         if found is None:
             rule = rule_of(equation)
-            by_letter = dict.fromkeys(rule.letters, 0) | dict(zip(_lettered(equation), units, strict=True))
+            by_letter = dict.fromkeys(rule.letters, 0) | dict(zip(lettered(equation), units, strict=True))
             found = tuple(signatures(rule, equation, by_letter))
             # Forms that differ in what does not matter here share one list: factors compare it by identity.
             same = (equation.primitive, equation.input_types, equation.output_types, found)
@@ -135,28 +135,51 @@ class Space:
         """Which reductions each value may have outstanding; carries of a loop may, if they are sums."""
         none: frozenset[ReduceOp] = frozenset()
         sums: frozenset[ReduceOp] = frozenset(("sum",))
-        partials = self._partials
+        partials, units = self._partials, self.units
         for value in (*graph.inputs, *graph.constants):
             partials[value] = sums if value in carried and value.type.is_float else none
+        # Equations of one form whose tensors have the same units and the same reductions outstanding are one.
+        known: dict[tuple[object, ...], tuple[tuple[Signature, ...], tuple[frozenset[ReduceOp], ...]]] = {}
+        numbers: dict[tuple[tuple[int, ...], frozenset[ReduceOp]], int] = {}
+        code: dict[Value, int] = {}
         for equation in graph.equations:
             if equation.regions:
                 self._find_region_partials(equation)
                 continue
-            found = self.signatures(equation)
-            coming = tuple([partials[a] if isinstance(a, Value) else none for a in equation.inputs])
-            key = (id(found), coming)
-            if key not in self._arising:
-                self._arising[key] = tuple(
-                    frozenset(
-                        placement.op
-                        for signature in found
-                        if isinstance(placement := signature.outs[k], Partial)
-                        and _arises(signature, placement, coming)
-                    )
-                    for k in range(len(equation.outputs))
-                )
-            for value, ops in zip(equation.outputs, self._arising[key], strict=True):
+            key: list[object] = [equation.form]
+            for value in equation.input_values:
+                number = code.get(value)
+                if number is None:
+                    is_new = (units.of(value), partials[value])
+                    number = code[value] = numbers.setdefault(is_new, len(numbers))
+                key.append(number)
+            for value in equation.outputs:
+                key.append(units.of(value))
+            found = known.get(tuple(key))
+            if found is None:
+                mine = self.signatures(equation)
+                coming = tuple([partials[a] if isinstance(a, Value) else none for a in equation.inputs])
+                found = known[tuple(key)] = mine, self._arise(mine, coming, len(equation.outputs))
+            self._of_equation[equation] = found[0]
+            for value, ops in zip(equation.outputs, found[1], strict=True):
                 partials[value] = ops
+
+    def _arise(
+        self, found: tuple[Signature, ...], coming: tuple[frozenset[ReduceOp], ...], results: int
+    ) -> tuple[frozenset[ReduceOp], ...]:
+        """Which reductions the results may have outstanding, if operands come with these."""
+        key = (id(found), coming)
+        if key not in self._arising:
+            self._arising[key] = tuple(
+                frozenset(
+                    placement.op
+                    for signature in found
+                    if isinstance(placement := signature.outs[k], Partial)
+                    and _arises(signature, placement, coming)
+                )
+                for k in range(results)
+            )
+        return self._arising[key]
 
     def _find_region_partials(self, equation: Equation) -> None:
         wiring = boundary(equation)
@@ -354,27 +377,6 @@ class Space:
         if isinstance(inner, Value):
             return self._single(inner)
         return self.domains.whole(inner.type, (0,) * inner.type.rank)
-
-
-@per_form
-def _lettered(equation: Equation) -> tuple[str, ...]:
-    """Letters of an equation's rule that cut a tensor."""
-    return tuple(letter for letter in rule_of(equation).letters if _place(equation, letter) is not None)
-
-
-@per_form
-def _letters(equation: Equation) -> tuple[tuple[int, int, int], ...]:
-    """Of every such letter a place where it cuts: operand or result, dimension, elements per step."""
-    return tuple(place for letter in _lettered(equation) if (place := _place(equation, letter)) is not None)
-
-
-def _place(equation: Equation, letter: str) -> tuple[int, int, int] | None:
-    cut_ins, cut_outs = cuts(rule_of(equation), equation, letter)
-    atoms = (*equation.inputs, *equation.outputs)
-    for position, (cut, atom) in enumerate(zip((*cut_ins, *cut_outs), atoms, strict=True)):
-        if cut is not None and isinstance(atom, Value):
-            return position, cut.dim, cut.minor
-    return None
 
 
 def _arises(signature: Signature, result: Partial, coming: tuple[frozenset[ReduceOp], ...]) -> bool:

@@ -33,7 +33,7 @@ from shardwright.synth.judge import Look
 from shardwright.synth.price_list import Catalogue, PriceList
 from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import too_small
-from shardwright.synth.solve import Solution, SpaceSolver
+from shardwright.synth.solve import SpaceSolver
 from shardwright.synth.space import Space
 from shardwright.synth.timer import Timer
 
@@ -118,7 +118,7 @@ class _Part:
         self.model = model
         self.floors = Prices.floors(PriceList(model, catalogue))
         self.bound_s = 0.0
-        self.ideal: Solution | None = None
+        self.bounded = False
         self.free: Free | None = None
         self.found: Synthesis | None = None
         self.fits = False
@@ -244,13 +244,15 @@ class Choosing:
                 self._graph, [device.type.memory_bytes for device in part.model.fleet.devices]
             ):
                 part.impossible = True
-            elif part.ideal is not None or part.free is not None or (best is None and rival_s == math.inf):
+            elif part.bounded or part.free is not None or (best is None and rival_s == math.inf):
                 self._plan(part, least_s, briefly=briefly)
                 best = part if best is None or part.beats(best) else best
             else:
+                # The program itself is looked for where its bound does not rule the part out.
                 with timer.search():
-                    part.ideal = self._solver.solve(part.floors, stop=timer.late)
-                    part.bound_s = max(part.bound_s, part.ideal.bound_s)
+                    bound_s = self._solver.bound(part.floors, timer.late, least_s)
+                    part.bound_s = max(part.bound_s, bound_s)
+                    part.bounded = True
                 heapq.heappush(queue, part.turn(number))
         if best is None:
             return None
@@ -290,7 +292,6 @@ class Choosing:
                 self._extra,
                 solver=self._solver,
                 floors=part.floors,
-                ideal=part.ideal,
                 first=tuple(x / sum(shares) for x in shares) if sum(shares) > 0 else None,
                 look=self._look,
             )

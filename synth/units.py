@@ -8,10 +8,15 @@ tied to 12 heads of 64 is cut in 12 units of 64, and 768 tied to nothing smaller
 
 from __future__ import annotations
 
-from math import gcd
+from collections.abc import Sequence
 from typing import TypeAlias
 
-from shardwright.ir.graph import Equation, Graph, Literal, Value, per_form
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.sparse import csgraph
+
+from shardwright.ir.graph import Equation, Form, Graph, Literal, Value, per_form
 from shardwright.ir.regions import boundary
 from shardwright.ir.rules import cuts, rule_of
 
@@ -38,41 +43,76 @@ def ties(equation: Equation) -> tuple[tuple[Place, ...], ...]:
     return tuple(groups)
 
 
+@per_form
+def lettered(equation: Equation) -> tuple[str, ...]:
+    """Letters of an equation's rule that cut a tensor."""
+    return tuple(letter for letter in rule_of(equation).letters if _place(equation, letter) is not None)
+
+
+@per_form
+def letters(equation: Equation) -> tuple[tuple[int, int, int], ...]:
+    """Of every such letter a place where it cuts: operand or result, dimension, elements per step."""
+    return tuple(place for letter in lettered(equation) if (place := _place(equation, letter)) is not None)
+
+
+def _place(equation: Equation, letter: str) -> tuple[int, int, int] | None:
+    cut_ins, cut_outs = cuts(rule_of(equation), equation, letter)
+    atoms = (*equation.inputs, *equation.outputs)
+    for position, (cut, atom) in enumerate(zip((*cut_ins, *cut_outs), atoms, strict=True)):
+        if cut is not None and isinstance(atom, Value):
+            return position, cut.dim, cut.minor
+    return None
+
+
 class Units:
     """Number of units of every dimension of every value of a graph and its regions."""
 
     def __init__(self) -> None:
-        # Union-find over dimensions; those of one value are numbered consecutively from `_first[value]`.
+        # Dimensions of one value are numbered consecutively from `_first[value]`.
         self._first: dict[Value, int] = {}
-        self._parent: list[int] = []
-        self._units: list[int] = []
+        self._sizes: list[int] = []
+        #: Pairs of dimensions that are tied.
+        self._pairs: list[tuple[NDArray[np.intp], NDArray[np.intp]]] = []
+        self._settled: tuple[list[int], list[int]] | None = None
         self._found: dict[Value, tuple[int, ...]] = {}
         self._interned: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def add(self, graph: Graph) -> None:
         """Take in a graph; call once for the outermost graph."""
         for value in graph.values():
-            self._first[value] = len(self._parent)
-            self._parent.extend(range(len(self._parent), len(self._parent) + value.type.rank))
-            self._units.extend(value.type.shape)
+            self._first[value] = len(self._sizes)
+            self._sizes.extend(value.type.shape)
         for out, inp in graph.state.items():
             value = graph.outputs[out]
             if isinstance(value, Value):
                 self._tie_all(value, graph.inputs[inp])
-        first = self._first
+        # Equations of one form tie the same dimensions of their operands and results.
+        by_form: dict[Form, list[Equation]] = {}
         for equation in graph.equations:
             if equation.regions:
                 self._add_regions(equation)
-                continue
-            groups = ties(equation)
-            if not groups:
-                continue
-            atoms = (*equation.inputs, *equation.outputs)
-            for group in groups:
-                position, dim = group[0]
-                root = first[atoms[position]] + dim  # pyright: ignore[reportArgumentType]  (no literal)
-                for position, dim in group[1:]:
-                    self._union(root, first[atoms[position]] + dim)  # pyright: ignore[reportArgumentType]
+            else:
+                by_form.setdefault(equation.form, []).append(equation)
+        for equations in by_form.values():
+            groups = ties(equations[0])
+            if groups:
+                self._tie(groups, equations)
+        self._settled = None
+
+    def _tie(self, groups: Sequence[Sequence[Place]], equations: Sequence[Equation]) -> None:
+        """Tie dimensions of all equations of a form."""
+        first, places = self._first, tuple({position: 0 for group in groups for position, _ in group})
+        operands = len(equations[0].inputs)
+        of: dict[int, NDArray[np.intp]] = {}
+        for position in places:
+            if position < operands:
+                begin = [first[e.inputs[position]] for e in equations]  # pyright: ignore[reportArgumentType]
+            else:
+                begin = [first[e.outputs[position - operands]] for e in equations]
+            of[position] = np.array(begin, dtype=np.intp)
+        for (position, dim), *others in groups:
+            root = of[position] + dim
+            self._pairs.extend((root, of[other] + at) for other, at in others)
 
     def _add_regions(self, equation: Equation) -> None:
         for region in equation.regions:
@@ -92,37 +132,36 @@ class Units:
                 self._tie_all(before, equation.regions[to_region].inputs[into])
 
     def _tie_all(self, a: Value, b: Value, shift: int = 0) -> None:
-        for dim in range(a.type.rank):
-            self._union(self._first[a] + dim, self._first[b] + dim + shift)
+        dims = np.arange(a.type.rank)
+        self._pairs.append((self._first[a] + dims, self._first[b] + shift + dims))
 
-    def _find(self, dim: int) -> int:
-        parent = self._parent
-        while parent[dim] != dim:
-            parent[dim] = dim = parent[parent[dim]]
-        return dim
-
-    def _union(self, a: int, b: int) -> None:
-        a, b = self._find(a), self._find(b)
-        if a != b:
-            self._parent[b] = a
-            if self._units[a] != self._units[b]:
-                self._units[a] = gcd(self._units[a], self._units[b])
+    def _known(self) -> tuple[list[int], list[int]]:
+        """Of every dimension, the name of those tied to it, and how many units they have."""
+        if self._settled is None:
+            count, sizes = len(self._sizes), np.array(self._sizes, dtype=np.int64)
+            none = np.zeros(0, dtype=np.intp)
+            one, other = (np.concatenate([none, *(pair[k] for pair in self._pairs)]) for k in (0, 1))
+            ties = sparse.coo_matrix((np.ones(len(one)), (one, other)), shape=(count, count))
+            _, names = csgraph.connected_components(ties, directed=False)
+            order = np.argsort(names, kind="stable")
+            starts = np.flatnonzero(np.diff(names[order], prepend=-1))
+            units = np.gcd.reduceat(sizes[order], starts) if count else sizes
+            self._settled = names.tolist(), units[names].tolist()
+        return self._settled
 
     def of(self, value: Value) -> tuple[int, ...]:
         """Per dimension, the elements that must stay together; 0 where it cannot be cut at all."""
         found = self._found.get(value)
         if found is None:
-            first, counts = self._first[value], self._units
-            units = [counts[self._find(first + dim)] for dim in range(value.type.rank)]
-            found = tuple(
-                [size // n if n > 1 else 0 for size, n in zip(value.type.shape, units, strict=True)]
-            )
+            first, shape = self._first[value], value.type.shape
+            units = self._known()[1][first : first + len(shape)]
+            found = tuple([size // n if n > 1 else 0 for size, n in zip(shape, units, strict=True)])
             found = self._found[value] = self._interned.setdefault(found, found)
         return found
 
     def group(self, value: Value, dim: int) -> Dim:
         """One name for all dimensions tied to this one."""
-        return self._find(self._first[value] + dim)
+        return self._known()[0][self._first[value] + dim]
 
     def unit(self, value: Value, dim: int) -> int:
         """`of` one dimension."""

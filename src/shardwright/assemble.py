@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 
 import jax
@@ -74,14 +75,16 @@ def assembled(
         bound_s=found.bound_s,
         memory_bytes=when_asked(lambda: spread(_peaks(found, traced.graph), used, count, 0)),
         fits=fits(found, model),
-        exchanges=_exchanges(items, patterns(found.program, traced.graph), model, found.ratios),
+        exchanges=when_asked(
+            lambda: _exchanges(items, patterns(found.program, traced.graph), model, found.ratios)
+        ),
         held={name: str(p) for name, p in zip(names, found.program.inputs, strict=True)},
         state=traced.state_names,
         state_override=state,
         assumptions=(*model.assumptions, *space.assumptions, *found.notes),
         fleet=fleet,
-        fingerprint=traced.fingerprint,
-        versions={"shardwright": version("shardwright"), "jax": jax.__version__},
+        fingerprint=when_asked(lambda: traced.fingerprint),
+        versions={"shardwright": _own_version(), "jax": jax.__version__},
         stats=stats,
         search_gap=found.search_gap,
         axes=1 if nodes_of(found.program) is None else 2,
@@ -97,6 +100,11 @@ def assembled(
         free_s=found.free_s,
         ample=ample,
     )
+
+
+@cache
+def _own_version() -> str:
+    return version("shardwright")
 
 
 def _peaks(found: Synthesis, graph: Graph) -> tuple[int, ...]:

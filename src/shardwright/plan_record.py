@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self, cast
+from typing import Self, TypeVar, cast
 
 from shardwright.backends.schedule import Planned
 from shardwright.cost.fleet import Fleet
@@ -17,6 +17,11 @@ from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced
 from shardwright.ir.wiring import Seats
 from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused
+
+T = TypeVar("T")
+
+#: What only printing, saving and running need: not worked out while planning.
+WHEN_ASKED = ("memory_bytes", "bucket_bytes", "exchanges", "fingerprint")
 
 
 @dataclass(frozen=True)
@@ -104,9 +109,9 @@ class PlanRecord:
 
     def finished(self, stats: Stats, bucket_bytes: Callable[[Self], int | None]) -> Self:
         """The same plan with other `stats`, and messages as large as a function says when somebody asks."""
-        memory = vars(self)["_memory_bytes"]
-        chosen = cast(int, lambda: bucket_bytes(self))
-        return replace(self, stats=stats, memory_bytes=memory, bucket_bytes=chosen)
+        waiting = {name: vars(self)[f"_{name}"] for name in WHEN_ASKED}
+        waiting["bucket_bytes"] = lambda: bucket_bytes(self)
+        return replace(self, stats=stats, **waiting)
 
     @property
     def gap(self) -> float:
@@ -142,9 +147,9 @@ class PlanRecord:
         return Seats(self.used, len(self.ratios), Topology.of(self.part).wiring)
 
 
-def when_asked(work_out: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
-    """Memory by device for a new plan that is worked out when somebody reads it."""
-    return cast(tuple[int, ...], work_out)
+def when_asked(work_out: Callable[[], T]) -> T:
+    """A field of a new plan (one of `WHEN_ASKED`) that is worked out when somebody reads it."""
+    return cast(T, work_out)
 
 
 class _WhenAsked:
@@ -166,5 +171,5 @@ class _WhenAsked:
 
 
 # Set here, where neither `dataclass` nor a type checker takes it for a default.
-PlanRecord.memory_bytes = _WhenAsked("_memory_bytes")  # pyright: ignore[reportAttributeAccessIssue]
-PlanRecord.bucket_bytes = _WhenAsked("_bucket_bytes")  # pyright: ignore[reportAttributeAccessIssue]
+for _name in WHEN_ASKED:
+    setattr(PlanRecord, _name, _WhenAsked(f"_{_name}"))
