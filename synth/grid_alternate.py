@@ -145,7 +145,13 @@ class GridSearch:
                 return settled
             if self._tightening is None:
                 self._tightening = Tightening(turns, self._ideal, self._best)
-            self._best = self._tightening.run(self._best, most_s)
+            before, self._best = self._best, self._tightening.run(self._best, most_s)
+            if self._best is before:
+                bound_s = min(max(settled.bound_s, self.bound_s), settled.cost_s)
+                expanded = turns.expanded + self._renting.expanded
+                searches = turns.searches + self._renting.searches
+                settled = replace(settled, expanded=expanded, searches=searches)
+                return replace(settled, bound_s=bound_s, free_s=min(self.bound_s, settled.cost_s))
         return self._settled(self._best, most_s, briefly=briefly)
 
     def _settled(self, best: GridFound, most_s: float, *, briefly: bool) -> Synthesis:

@@ -16,6 +16,7 @@ import numpy as np
 from shardwright.alternatives import EQUAL, Alternative, Bench
 from shardwright.constraints import path_of
 from shardwright.cost.bill import Shares
+from shardwright.cost.grid_model import GridModel
 from shardwright.cost.model import CostModel
 from shardwright.cost.quantity import size
 from shardwright.cost.subfleet import subfleet
@@ -277,7 +278,7 @@ def _without(plan: Plan, device: int, bench: Bench) -> Iterator[str]:
     fleet, graph = subfleet(plan.fleet, rest, plan.fleet.name), bench.traced.graph
     if bench.nodes is not None and is_mesh(fleet):
         space = Space(graph, tuple(len(node.devices) for node in fleet.nodes))
-        found = GridSearch(graph, space, CostModel(fleet), Timer()).plan()
+        found = GridSearch(graph, space, GridModel(CostModel(fleet)), Timer()).plan()
     else:
         space = bench.space if bench.nodes is None else Space(graph)
         found = search(graph, space, CostModel(fleet), Timer())
