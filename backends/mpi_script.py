@@ -21,7 +21,7 @@ from shardwright.backends.mpi_moves import lowerings
 from shardwright.backends.runner import iterate
 from shardwright.backends.schedule import wire_type
 from shardwright.backends.schedule_order import Act, Land, Launch, Order, Repeat
-from shardwright.backends.transport import POLL_S
+from shardwright.backends.transport import Pause
 from shardwright.backends.wire import to_jax, to_segment
 from shardwright.backends.world import World
 from shardwright.ir.flow import inputs, outputs
@@ -65,9 +65,10 @@ class MpiMachine:
     def wait(self, value: Any) -> None:
         """Until a local array is there; exchanges under way go on meanwhile."""
         if self.lane.busy and hasattr(value, "is_ready"):
+            pause = Pause()
             while not value.is_ready():
                 self.lane.look()
-                time.sleep(POLL_S)
+                pause.sleep()
 
     def take(self, value: Any, iteration: int) -> Any:
         return jax.lax.dynamic_index_in_dim(value, iteration, keepdims=False)

@@ -38,8 +38,10 @@ from shardwright.ir.segments import Segment
 from shardwright.ir.trace import Traced
 from shardwright.ir.wiring import Seats
 
-#: Exchanges are done as early as they can be, so that less often a segment ends; gathers up to so many bytes.
-BUCKET_BYTES = 4 << 20
+#: Exchanges are done as early as they can be, so that less often a segment ends, gathers up to so many bytes.
+#: What is handed over where one ends is padded: a small GPT-2, fully sharded at 4 : 2 : 1 : 1, took 3 % more
+#: processor time with a quarter of this.
+BUCKET_BYTES = 16 << 20
 
 
 class SpmdExecutable:

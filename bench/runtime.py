@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -76,6 +76,7 @@ class Contestant:
         state: what comes back.
         batch: what stays.
         meet: called before each sample.
+        used_s: processor seconds of a step, over each sample.
     """
 
     step: Any
@@ -83,17 +84,19 @@ class Contestant:
     batch: tuple[Any, ...]
     meet: Callable[[], None] = lambda: None
     loss: float = 0.0
+    used_s: list[float] = field(default_factory=list[float])
 
     def run(self, steps: int) -> float:
         """Seconds of a step, over so many."""
         self.meet()
-        begin = time.perf_counter()
+        used, begin = time.process_time(), time.perf_counter()
         for _ in range(steps):
             *state, loss = self.step(*self.state, *self.batch)
             self.state = tuple(state)
         # The loss depends on all devices, but not on the last update.
         jax.block_until_ready([ready(leaf) for leaf in (loss, *jax.tree.leaves(self.state))])
         took = (time.perf_counter() - begin) / steps
+        self.used_s.append((time.process_time() - used) / steps)
         self.loss = float(loss)
         return took
 
@@ -125,21 +128,28 @@ def against_jit(compile_ours: Callable[[], object], single_s: float) -> dict[str
 
 
 def compare(
-    case: str, backend: str, ours: Sequence[float], by_hand: Sequence[float], losses: tuple[float, float]
+    case: str,
+    backend: str,
+    ours: Sequence[float],
+    by_hand: Sequence[float],
+    pair: tuple[Contestant, Contestant],
 ) -> dict[str, Any]:
-    """A row, from the seconds of both by round.
+    """A row, from the seconds of both by round. `processor` is the ratio of their processor seconds.
 
     Raises:
         SystemExit: the two do not compute the same.
     """
-    if abs(losses[0] - losses[1]) > 1e-3 * abs(losses[1]):
-        raise SystemExit(f"{case}, {backend}: the losses are {losses[0]} and {losses[1]}")
+    one, other = pair
+    if abs(one.loss - other.loss) > 1e-3 * abs(other.loss):
+        raise SystemExit(f"{case}, {backend}: the losses are {one.loss} and {other.loss}")
+    used = zip(one.used_s[-len(ours) :], other.used_s[-len(ours) :], strict=True)
     return {
         "case": case,
         "backend": backend,
         "ours_s": median(ours),
         "handwritten_s": median(by_hand),
         "ratio": median(a / b for a, b in zip(ours, by_hand, strict=True)),
+        "processor": median(a / b for a, b in used),
         "rounds": len(ours),
         "load": round(os.getloadavg()[0], 2),
     }

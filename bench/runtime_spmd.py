@@ -18,7 +18,18 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bench.runtime import DEVICES, Contestant, against_jit, arguments, compare, fleet, jit_s, model, steps_for
+from bench.runtime import (
+    DEVICES,
+    SIMULATED,
+    Contestant,
+    against_jit,
+    arguments,
+    compare,
+    fleet,
+    jit_s,
+    model,
+    steps_for,
+)
 from shardwright import baselines
 from shardwright.execute import CompiledStep
 from shardwright.ir.program import Program
@@ -83,6 +94,28 @@ def by_hand(args: tuple[Any, ...], case: str) -> Contestant:
     return Contestant(step, (params, opt_state), (batch,))
 
 
+def by_themselves(args: tuple[Any, ...], shares: tuple[float, ...]) -> Contestant:
+    """Loss and gradients on every device of its part of the batch, by `jax.jit`, without an exchange.
+
+    Uneven ones take longer than even ones of the same work by what the machine makes of them: small
+    multiplications are less efficient, and four unequal threads end unequally late on fewer cores.
+    """
+    params, _, batch = args
+    rows = [round(share * len(batch)) for share in shares]
+    first = [sum(rows[:i]) for i in range(len(rows))]
+    parts = [
+        jax.device_put((params, batch[start : start + count]), device)
+        for start, count, device in zip(first, rows, jax.devices(), strict=True)
+    ]
+    local = jax.jit(jax.value_and_grad(model().loss_of))
+
+    def step() -> tuple[float]:
+        found = jax.block_until_ready([local(*part) for part in parts])
+        return (sum(share * float(loss) for share, (loss, _) in zip(shares, found, strict=True)),)
+
+    return Contestant(step, (), ())
+
+
 def ours(traced: Traced, program: Program, ratios: tuple[float, ...], args: tuple[Any, ...]) -> Contestant:
     """A plan's program on our backend; the batch comes from the host in every step, as it does there."""
     step = CompiledStep(lambda *given: traced, program, ratios, "spmd", donate=True)
@@ -104,6 +137,9 @@ def rows(rounds: int, case: str) -> dict[str, list[dict[str, Any]]]:
     took = against_jit(partial(compiled, uneven), single_s)
     compiling = [{"case": f"{case}, 4:2:1:1", "backend": "spmd", **took}]
     found.append(race(f"{case}, 4:2:1:1 against even", (uneven, by_hand(args, case)), rounds))
+    if case == SIMULATED[0]:
+        pair = by_themselves(args, UNEVEN), by_themselves(args, EVEN)
+        found.append(race("no exchange, 4:2:1:1 against even", pair, rounds, "jax.jit"))
     return {"rows": found, "compile": compiling}
 
 
@@ -113,7 +149,9 @@ def compiled(contestant: Contestant) -> None:
     contestant.step.prepared(*contestant.state, *contestant.batch).lower(*flat).compile()
 
 
-def race(case: str, pair: tuple[Contestant, Contestant], rounds: int) -> dict[str, Any]:
+def race(
+    case: str, pair: tuple[Contestant, Contestant], rounds: int, backend: str = "spmd"
+) -> dict[str, Any]:
     """Both in turns, the one that begins changing from round to round."""
     for contestant in pair:
         contestant.run(1)
@@ -122,7 +160,7 @@ def race(case: str, pair: tuple[Contestant, Contestant], rounds: int) -> dict[st
     for turn in range(rounds):
         for which in (0, 1) if turn % 2 else (1, 0):
             taken[which].append(pair[which].run(steps))
-    return compare(case, "spmd", *taken, (pair[0].loss, pair[1].loss))
+    return compare(case, backend, *taken, pair)
 
 
 if __name__ == "__main__":

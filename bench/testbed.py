@@ -207,8 +207,22 @@ def unbound(quotas: Sequence[float], got: Sequence[float]) -> str:
 
 
 def row_of(case: Case, plans: Plans, measured: Mapping[str, Any]) -> dict[str, Any]:
-    """One line of the table."""
-    seconds = {kind: median(taken) for kind, taken in measured["seconds"].items()}
+    """One line of the table.
+
+    Where the plan is proportional data parallelism, in the same shares and messages, that is one program that
+    ran twice as often: both have the median of all its turns.
+    """
+    taken = measured["seconds"]
+    plan, proportional = plans["plan"], plans["proportional"]
+    same = (plan.program, plan.ratios, plan.bucket_bytes) == (
+        proportional.program,
+        proportional.ratios,
+        proportional.bucket_bytes,
+    )
+    if same:
+        both = [*taken["plan"], *taken["proportional"]]
+        taken = taken | {"plan": both, "proportional": both}
+    seconds = {kind: median(some) for kind, some in taken.items()}
     return {
         "case": case.name,
         "even_s": seconds["even"],
@@ -220,6 +234,7 @@ def row_of(case: Case, plans: Plans, measured: Mapping[str, Any]) -> dict[str, A
         "predicted_after_s": measured["after"]["plan"],
         "predicted_even_after_s": measured["after"]["even"],
         "predicted_proportional_after_s": measured["after"]["proportional"],
+        "same_program": same,
         "ratios": list(plans["plan"].ratios),
         "quotas": measured["quotas"],
         "shares": measured["shares"],

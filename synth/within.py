@@ -45,9 +45,6 @@ _HIGHER = (1.0, 2.0, 4.0, 8.0)
 #: Parts of the memory within which small steps are searched as well.
 _TIGHTER = (0.94, 0.88)
 
-#: Rent, as a part of the cost, that only decides between programs that cost the same.
-_TIES = 1e-6
-
 #: As many programs, times those, may be passed over because their inputs alone do not fit.
 _PASSED_OVER = 10
 
@@ -179,10 +176,11 @@ def hopeless(turns: Turns, renting: Callable[[], Renting], free_s: float, rival_
 
 
 def _closed(turns: Turns, best: Candidate, renting: Renting, free: Found) -> Candidate:
-    """The best that fits, after a small step's programs were gone through in order of their costs.
+    """The best that fits, after a small step's programs were gone through by what they cost with little rent.
 
     Rent finds the corners of what cost and memory allow, and misses what lies between. At the ratios that are
-    likely to be good, those of the best without a limit among them, the first program that fits is the best.
+    likely to be good, those of the best without a limit among them, programs come until no cheaper one that
+    fits is left, or too many have come.
     """
     choices = len(turns.space.choices)
     model, limits = turns.model, renting.limits.nbytes
@@ -193,16 +191,17 @@ def _closed(turns: Turns, best: Candidate, renting: Renting, free: Found) -> Can
     budgets = turns.judge.budgets[model.class_of]
     shares = [best.ratios, free.ratios, tuple(limit / sum(limits) for limit in limits)]
     shares += [tuple(float(each[c]) for c in model.class_of) for each in starts(model)]
-    # Too little to change the order of costs: of programs that cost the same the smallest comes first.
-    rent_s = _TIES * free.cost_s / sum(limits)
+    # Of programs that cost about the same the smallest comes first; what fits pays for all memory at most.
+    most_s = SCALES[0] * free.cost_s
+    rent_s = most_s / sum(limits)
     for ratios in dict.fromkeys(shares):
         with turns.timer.search():
             prices = Prices.at(turns.listed, ratios)
             programs = renting.in_order(prices, ratios, rent_s)
         left = _MOST_CELLS // max(choices, 1)
         room = float(((budgets - inputs * np.array(ratios)) / np.maximum(1 - np.array(ratios), 1e-9)).min())
-        for assignment, cost_s in itertools.islice(programs, _PASSED_OVER * left):
-            if left < 0 or turns.stop() or (best.fits and cost_s >= best.cost_s * (1 + _TIES)):
+        for assignment, with_rent_s in itertools.islice(programs, _PASSED_OVER * left):
+            if left < 0 or turns.stop() or (best.fits and with_rent_s >= best.cost_s + most_s):
                 break
             if sum([table[assignment[choice]] for choice, table in whole]) > room:
                 continue  # what every device holds of the inputs leaves no room for its share of the rest

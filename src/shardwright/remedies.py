@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -130,8 +130,8 @@ def shortage(
     """Why a plan does not fit and what would help; None if it fits. Every remedy has been planned.
 
     The step is taken as the plan has it: with what it computes again and keeps elsewhere, in its pieces, on
-    as many mesh axes. What fits without a search for smaller programs is found quickly; of what does not,
-    the cheapest by their bounds are planned in full.
+    as many mesh axes, on all devices. What fits without a search for smaller programs is found quickly; of
+    what does not, the cheapest by their bounds are planned in full.
 
     Args:
         plan: it does not fit.
@@ -149,8 +149,7 @@ def shortage(
     devices = plan.fleet.devices
     worst = max(plan.used, key=lambda d: plan.memory_bytes[d] / devices[d].type.memory_bytes)
     tick("planning as if memory were no limit")
-    free = _Trial("", plan, with_memory(plan.fleet, _PLENTY), traced).briefly()
-    assert free is not None, "with memory to spare there is a plan"
+    free = existing(_planner(plan, with_memory(plan.fleet, _PLENTY), "auto").plan(traced, briefly=True))
     found, tried = _least_memory(plan, own, tick)
     factor = _over(found, plan.fleet)
     least_s = free.iteration_s
@@ -183,13 +182,20 @@ def shortage(
     )
 
 
+def _planner(plan: Plan, fleet: Fleet, devices: Literal["auto", "all"]) -> Planner:
+    """Plans for another fleet on as many mesh axes as a plan has."""
+    axes = 2 if plan.axes == 2 else 1
+    return Planner(Request(fleet, plan.state_override, devices=devices, axes=axes), Timer())
+
+
 class _Trial:
     """A change under which the step may fit."""
 
     def __init__(self, what: str, plan: Plan, fleet: Fleet, step: Traced, steps: int = 1) -> None:
         self.what, self.step, self.steps = what, step, steps
         self._limits = [device.type.memory_bytes for device in fleet.devices]
-        self._planner = Planner(Request(fleet, plan.state_override, axes=2 if plan.axes == 2 else 1), Timer())
+        # Where nothing fits, every part of a fleet would be searched: each has less memory than the whole.
+        self._planner = _planner(plan, fleet, "all")
 
     def briefly(self) -> Plan | None:
         """The best plan, which may not fit: nobody searches for one that does. None if none can."""

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 from rewriting_cases import fleet, layered
 
+from shardwright import Fleet
 from shardwright.api import synthesize_traced
 from shardwright.ir.trace import Traced, trace
 
@@ -76,3 +77,29 @@ def test_less_memory_never_makes_the_plan_cheaper(model: str, speeds: tuple[int,
         costs.append(plan.cost_s if plan.fits else float("inf"))
     assert all(after >= before * (1 - 1e-9) for before, after in itertools.pairwise(costs)), costs
     assert costs[-4] < float("inf")
+
+
+def slow(memory: int) -> Fleet:
+    """Devices on a link so fast that all of them take part."""
+    types = [
+        {
+            "name": f"slow-{speed}",
+            "flops": f"{speed} MFLOP/s",
+            "memory_bandwidth": f"{2 * speed} MB/s",
+            "memory": f"{memory} B",
+        }
+        for speed in (50, 30, 10)
+    ]
+    link = {"bandwidth": "1 GB/s", "latency": "1 us"}
+    return Fleet.from_dict(
+        {"name": "slow", "nodes": [{"devices": [{"type": t} for t in types], "link": link}]}
+    )
+
+
+def test_what_fits_with_less_is_found_with_more() -> None:
+    """A program that needs .814 of the memory was found at .84 of it, and at neither .85 nor .82."""
+    traced = momentum()
+    most = max(synthesize_traced(traced, fleet=slow(10**9), **AS_IT_IS).memory_bytes)
+    plans = [synthesize_traced(traced, fleet=slow(int(p * most)), **AS_IT_IS) for p in (0.85, 0.82, 0.8)]
+    costs = [plan.cost_s for plan in plans]
+    assert costs[0] == pytest.approx(costs[1], rel=1e-9) and costs[1] < costs[2]
