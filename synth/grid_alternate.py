@@ -19,6 +19,7 @@ from shardwright.ir.program import verify
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.bounds import ENOUGH
 from shardwright.synth.factors import Use
+from shardwright.synth.fallback import fullest
 from shardwright.synth.grid_memory import GridCandidate, GridRenting
 from shardwright.synth.grid_pricing import grid_floors
 from shardwright.synth.grid_ranges import NEAR, Tightening
@@ -138,9 +139,19 @@ class GridSearch:
                     break
         assert self._best is not None
         if len(turns.grid.mesh.kind_counts) > 1:
+            # Better bounds, and shares, of what does not fit are of no use.
+            settled = self._settled(self._best, most_s, briefly=briefly)
+            if fullest(settled, turns.grid.model) > 1:
+                return settled
             if self._tightening is None:
                 self._tightening = Tightening(turns, self._ideal, self._best)
-            self._best = self._tightening.run(self._best, most_s)
+            before, self._best = self._best, self._tightening.run(self._best, most_s)
+            if self._best is before:
+                bound_s = min(max(settled.bound_s, self.bound_s), settled.cost_s)
+                expanded = turns.expanded + self._renting.expanded
+                searches = turns.searches + self._renting.searches
+                settled = replace(settled, expanded=expanded, searches=searches)
+                return replace(settled, bound_s=bound_s, free_s=min(self.bound_s, settled.cost_s))
         return self._settled(self._best, most_s, briefly=briefly)
 
     def _settled(self, best: GridFound, most_s: float, *, briefly: bool) -> Synthesis:
@@ -163,9 +174,9 @@ class GridSearch:
             bound_s = renting.bound(self._floors, bound_s, fitted.cost_s)
         with turns.timer.search():
             verify(fitted.program, self.graph)
-        solution, _ = turns.search(fitted.ratios)
         cost_s = fitted.cost_s
-        least = min(solution.bound_s, cost_s)
+        solution = free.solution if fitted.over > 1 else turns.search(fitted.ratios)[0]
+        least = min(solution.bound_s if fitted.ratios == free.ratios or fitted.over <= 1 else bound_s, cost_s)
         gap = max(0.0, 1 - least / cost_s) if cost_s > 0 else 0.0
         notes: list[str] = []
         if fitted.over > 1:

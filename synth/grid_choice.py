@@ -26,6 +26,7 @@ from shardwright.synth.factors import Use
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid_alternate import GridSearch, is_mesh
 from shardwright.synth.judge import Look
+from shardwright.synth.rent import too_small
 from shardwright.synth.space import Space
 from shardwright.synth.subfleets import Choice, Members, unused
 from shardwright.synth.timer import Timer
@@ -48,6 +49,7 @@ class _Part:
         bound_s: what no plan costs less than.
         looked: how well it is bounded: 0 not at all, 1 by arithmetic, 2 by the best program at its floors.
         unfinished: whether it was planned briefly and memory was in the way.
+        impossible: whether it is too small for any program.
     """
 
     def __init__(self, fleet: Fleet, members: Members) -> None:
@@ -58,12 +60,17 @@ class _Part:
         self.search: GridSearch | None = None
         self.bound_s, self.looked = 0.0, 0
         self.found: Synthesis | None = None
-        self.fits = self.unfinished = False
+        self.fits = self.unfinished = self.impossible = False
 
     @property
     def nodes(self) -> tuple[int, ...]:
         """Devices of every node."""
         return tuple(len(node.devices) for node in self.fleet.nodes)
+
+    @property
+    def limits(self) -> list[int]:
+        """Bytes of memory of every device."""
+        return [device.type.memory_bytes for device in self.fleet.devices]
 
     @property
     def cost_s(self) -> float:
@@ -136,7 +143,7 @@ class GridChoosing:
         best: _Part | None = None
         queue: list[tuple[float, int]] = []
         for number, part in enumerate(made):
-            if part.found is None or part.unfinished:
+            if (part.found is None or part.unfinished) and not part.impossible:
                 queue.append((part.bound_s, number))
             elif part.fits and part.beats(best):
                 best = part
@@ -147,6 +154,9 @@ class GridChoosing:
             least_s = best.cost_s if best is not None and best.fits else math.inf
             if bound_s >= target_s or bound_s >= least_s * (1 - 1e-9):
                 break
+            if number and not briefly and too_small(self._graph, part.limits):
+                part.impossible = True
+                continue
             if part.looked < 2:
                 self._look_at(part, min(target_s, least_s))
                 heapq.heappush(queue, (part.bound_s, number))
@@ -155,8 +165,12 @@ class GridChoosing:
             best = part if part.beats(best) else best
             if part.unfinished and rival is None:
                 break  # the step changed in another way may fit, which makes other parts' bounds enough
-        if best is not None and not best.fits and below_s < math.inf and not briefly:
-            best = None
+        if best is None or not best.fits:
+            if below_s < math.inf and not briefly:
+                return self._chosen(None, rival)
+            # What costs least without a limit of memory says most about what would fit.
+            for part in made:
+                best = part if part.found is not None and part.beats(best) else best
         return self._chosen(best, rival)
 
     @property
@@ -210,7 +224,9 @@ class GridChoosing:
 
     def _chosen(self, best: _Part | None, rival: Choice | None) -> Choice | None:
         made = self._parts
-        least_s = min(part.bound_s for part in made)
+        # Of a plan that fits, the bound is that of all that fit: parts too small for any have no say.
+        fitting = best is not None and best.fits
+        least_s = min(part.bound_s for part in made if not (fitting and part.impossible))
         if best is None or best.found is None or best.grid is None:
             if rival is None:
                 return None
