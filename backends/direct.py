@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.backends.layout import dtype_of
-from shardwright.backends.schedule_ops import Routine
+from shardwright.backends.schedule.ops import Routine
 from shardwright.backends.transport import Transport
 
 

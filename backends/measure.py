@@ -26,7 +26,7 @@ from shardwright.backends.direct import DirectExchanger
 from shardwright.backends.kernel_cases import KernelCase, compiled, copies, is_cold
 from shardwright.backends.layout import stretches, to_numpy, wire_type
 from shardwright.backends.load import Usage, others
-from shardwright.backends.mpi_moves import lowerings, mpi
+from shardwright.backends.mpi.moves import lowerings, mpi
 from shardwright.backends.wire import to_segment
 from shardwright.backends.world import World
 from shardwright.ir.collectives import registry

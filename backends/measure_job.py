@@ -63,8 +63,8 @@ def _measured(data: dict[str, Any]) -> Measured:
 
 
 def _rank(asked: str, found: str) -> None:
-    from shardwright.backends.mpi import abort_on_error
-    from shardwright.backends.mpi_moves import mpi
+    from shardwright.backends.mpi.executable import abort_on_error
+    from shardwright.backends.mpi.moves import mpi
 
     comm = mpi().COMM_WORLD
     with abort_on_error(comm):

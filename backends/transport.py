@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.backends.layout import dtype_of
-from shardwright.backends.schedule_ops import ALIGNMENT, Combine, Copy, Local, Routine, Transfer, View
+from shardwright.backends.schedule.ops import ALIGNMENT, Combine, Copy, Local, Routine, Transfer, View
 
 Memory: TypeAlias = NDArray[np.uint8]
 Start: TypeAlias = Callable[[Sequence[Memory]], Any]

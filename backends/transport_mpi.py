@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from shardwright.backends.layout import dtype_of
-from shardwright.backends.mpi_link import mpi, operation
-from shardwright.backends.schedule_ops import Slot, Transfer
+from shardwright.backends.mpi.link import mpi, operation
+from shardwright.backends.schedule.ops import Slot, Transfer
 from shardwright.backends.transport import Memory, Start
 
 

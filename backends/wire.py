@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.backends.layout import dtype_of, from_numpy, is_key
-from shardwright.backends.schedule_ops import ALIGNMENT
+from shardwright.backends.schedule.ops import ALIGNMENT
 
 Array = NDArray[Any]
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from shardwright.backends.direct import DirectExchanger, is_direct
 from shardwright.backends.layout import dtype_of, is_key, members, stretches, to_numpy, wire_type
-from shardwright.backends.mpi_link import Division, Link, mpi
-from shardwright.backends.mpi_moves import lowerings
-from shardwright.backends.schedule import routine_for
+from shardwright.backends.mpi.link import Division, Link, mpi
+from shardwright.backends.mpi.moves import lowerings
+from shardwright.backends.schedule.document import routine_for
 from shardwright.backends.transport import Exchanger, Lane, Pool
 from shardwright.backends.transport_mpi import MpiTransport, cuda_aware
 from shardwright.backends.wire import aligned, as_bytes, on_host, to_jax

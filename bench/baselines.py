@@ -22,7 +22,7 @@ from bench.pieces import measured
 from bench.record import EXAMPLES, FLEETS, markdown, show, table, write
 from shardwright import Fleet, baselines, synthesize
 from shardwright.factory import load_factory
-from shardwright.synth.grid_alternate import is_mesh
+from shardwright.synth.grid.alternate import is_mesh
 
 MODELS: Mapping[str, str] = {
     "gpt2-tiny": "gpt2.py:tiny",

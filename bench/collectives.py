@@ -25,10 +25,10 @@ from shardwright.backends.measure import ExchangeCase, Request
 from shardwright.backends.measure_job import measure_on
 from shardwright.calibrate import calibrate
 from shardwright.compare import StrategyRow, compare_collectives, crossovers, sweep_collectives
-from shardwright.compare_report import Comparison, plot
 from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import Fleet, Link, Node
 from shardwright.ir.collectives import registry
+from shardwright.reports.comparison import Comparison, plot
 
 RANKS = 4
 ROUNDS = 7

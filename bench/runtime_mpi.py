@@ -20,8 +20,8 @@ import optax
 from bench.runtime import Contestant, against_jit, arguments, compare, fleet, jit_s, model, steps_for
 from shardwright import bucketed
 from shardwright.api import data_parallel, synthesize_traced
-from shardwright.backends.mpi import abort_on_error
-from shardwright.backends.mpi_link import mpi
+from shardwright.backends.mpi.executable import abort_on_error
+from shardwright.backends.mpi.link import mpi
 from shardwright.ir.trace import trace
 
 

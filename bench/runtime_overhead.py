@@ -18,8 +18,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from shardwright.backends.mpi import MpiExecutable, abort_on_error
-from shardwright.backends.mpi_link import mpi
+from shardwright.backends.mpi.executable import MpiExecutable, abort_on_error
+from shardwright.backends.mpi.link import mpi
 from shardwright.ir.placement import Partial, R
 from shardwright.ir.program import Compute, Instruction, Move, Program
 from shardwright.ir.rules import Signature

@@ -34,7 +34,7 @@ import jax
 from bench.record import EXAMPLES, FLEETS, RESULTS, ROOT, markdown, table, write
 from shardwright import Fleet, synthesize
 from shardwright.factory import load_factory
-from shardwright.picture import figure, save
+from shardwright.reports.picture import figure, save
 
 FACTORY = {
     "gpt2": "small",

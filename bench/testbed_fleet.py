@@ -17,7 +17,7 @@ from typing import Any
 
 from shardwright import Fleet, synthesize
 from shardwright.calibrate import calibrate
-from shardwright.calibrate_cli import write_fleet
+from shardwright.commands.calibrate import write_fleet
 from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import Link, Node
 

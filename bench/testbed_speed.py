@@ -20,8 +20,8 @@ from typing import Any
 import jax
 
 from bench.testbed_models import step_of
-from shardwright.backends.mpi import abort_on_error
-from shardwright.backends.mpi_link import mpi
+from shardwright.backends.mpi.executable import abort_on_error
+from shardwright.backends.mpi.link import mpi
 
 #: For so long, and not fewer steps than that.
 PROBE_S = 3.0

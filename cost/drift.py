@@ -1,6 +1,6 @@
 """What it takes to keep replicated state alike: every K steps devices compare checksums of it.
 
-A checksum reads the tensor twice, as the sum and the parity of its words (`backends/mpi_drift.py`). On a card
+A checksum reads the tensor twice, as the sum and the parity of its words (`backends/mpi/drift.py`). On a card
 with memory of its own the tensor goes to the host first, whose memory is taken to be read faster than the
 link brings it. One small all-reduce tells whether all checksums are equal. What is sent anew where they are
 not is no part of the price: nobody knows how often.

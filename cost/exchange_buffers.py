@@ -1,4 +1,4 @@
-"""Memory that an exchange takes beside its operand, as `backends/mpi_moves.py` carries it out."""
+"""Memory that an exchange takes beside its operand, as `backends/mpi/moves.py` carries it out."""
 
 from __future__ import annotations
 

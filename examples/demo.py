@@ -17,7 +17,7 @@ from demo_model import batches, byte_gpt
 from shardwright import Fleet, Plan, synthesize
 from shardwright.api import data_parallel
 from shardwright.backends.launch import launch
-from shardwright.report import describe
+from shardwright.reports.text import describe
 
 FLEETS = Path(__file__).parent / "fleets"
 STEPS = 50
@@ -73,7 +73,7 @@ def train(plan_path: str, losses_path: str) -> None:
     """One rank: the same loop as on one device, on shards."""
     from mpi4py import MPI
 
-    from shardwright.backends.mpi import abort_on_error
+    from shardwright.backends.mpi.executable import abort_on_error
 
     comm = MPI.COMM_WORLD
     with abort_on_error(comm):

@@ -11,7 +11,7 @@ messages each of them gets.
 
 Afterwards every value of every choice has a bound of its own: what all programs with that value cost at
 least. Values whose bound lies above what a known program costs can go, and what is left is small enough to
-be solved exactly (`shardwright.synth.grid_solve`).
+be solved exactly (`shardwright.synth.grid.solve`).
 """
 
 from __future__ import annotations

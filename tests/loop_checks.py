@@ -21,7 +21,7 @@ from mpi4py import MPI
 
 import shardwright
 from shardwright import Fleet, InputError, Plan, PlanError, ShardwrightError, checkpoints, shards
-from shardwright.backends.mpi import abort_on_error
+from shardwright.backends.mpi.executable import abort_on_error
 from shardwright.backends.world import ShardedArray
 
 comm = MPI.COMM_WORLD

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import shardwright
 from shardwright.cli import main
-from shardwright.lazy import LazyCommand
+from shardwright.commands.lazy import LazyCommand
 
 ROOT = Path(__file__).resolve().parent.parent
 LAPTOP = str(ROOT / "examples/fleets/laptop.yaml")

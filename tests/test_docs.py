@@ -25,7 +25,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from shardwright.backends import mpi_moves, spmd_moves
+from shardwright.backends.mpi.executable import moves as mpi_moves
+from shardwright.backends.spmd.executable import moves as spmd_moves
 from shardwright.cli import main
 from shardwright.cost import moves
 from shardwright.ir import collectives, rules

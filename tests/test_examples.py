@@ -197,7 +197,7 @@ from pathlib import Path
 import jax, numpy as np
 from mpi4py import MPI
 from shardwright import Plan
-from shardwright.backends.mpi import abort_on_error
+from shardwright.backends.mpi.executable import abort_on_error
 from shardwright.factory import load_factory
 
 def data(leaf):

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import pytest
 
 from shardwright.api import synthesize
-from shardwright.backends import mpi_moves
+from shardwright.backends.mpi.executable import moves as mpi_moves
 from shardwright.cost.bill import bill
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.ir.collectives import registry
 from shardwright.ir.trace import trace
 from shardwright.outline import WHOLE, instruction_places, outline
-from shardwright.words import COLLECTIVES, STRATEGIES, exchanged, placed
+from shardwright.reports.words import COLLECTIVES, STRATEGIES, exchanged, placed
 
 BLOCKS = ("blocks[0]", "blocks[1]")
 ROOT = Path(__file__).resolve().parent.parent

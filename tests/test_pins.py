@@ -17,10 +17,10 @@ from click.testing import CliRunner
 import shardwright
 from shardwright import Fleet, InputError, Plan, Replicate, Shard, baselines, synthesize
 from shardwright.cli import main
+from shardwright.commands.options import parse_pins, parse_time_limit
 from shardwright.constraints import conflict, path_of, resolve
 from shardwright.cost.model import CostModel
 from shardwright.ir.trace import trace
-from shardwright.options import parse_pins, parse_time_limit
 from shardwright.synth.space import Space
 
 

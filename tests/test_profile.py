@@ -28,7 +28,7 @@ from shardwright.cost.profile import StepProfile, profile_step
 from shardwright.device_memory import device_memory
 from shardwright.ir.segments import Segment, schedule
 from shardwright.ir.trace import Traced, trace
-from shardwright.profile_report import squares
+from shardwright.reports.profile import squares
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TINY = ("gpt2:tiny", "gpt2:tiny_scan", "vit:tiny", "bert:tiny", "bert_moe:tiny", "vgg19:tiny")

@@ -24,9 +24,9 @@ from shardwright.cost.quantity import size
 from shardwright.explain import explain
 from shardwright.fleet_summary import summary
 from shardwright.ir.errors import PlanError
-from shardwright.report import duration
-from shardwright.report_facts import COLUMNS, Facts, facts
-from shardwright.report_page import area, page
+from shardwright.reports.facts import COLUMNS, Facts, facts
+from shardwright.reports.page import area, page
+from shardwright.reports.text import duration
 
 ROOT = Path(__file__).resolve().parent.parent
 SECTIONS = [

@@ -17,8 +17,8 @@ from shardwright.ir.program import Program, nodes_of
 from shardwright.ir.trace import Traced
 from shardwright.plan import Plan
 from shardwright.synth.emit import emit
-from shardwright.synth.grid_pricing import GridPriceList, grid_prices
-from shardwright.synth.grid_solve import GridSolver
+from shardwright.synth.grid.pricing import GridPriceList, grid_prices
+from shardwright.synth.grid.solve import GridSolver
 from shardwright.synth.pins import pin
 from shardwright.synth.pricing import Prices
 from shardwright.synth.solve import solve

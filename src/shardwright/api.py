@@ -21,8 +21,8 @@ from shardwright.plan import Plan
 from shardwright.planning import Axes, Planner, Request, looking
 from shardwright.rewritings import Microbatches, Offload, Recompute, best_plan, check_rewriting
 from shardwright.synth.baselines import Baseline, Baselines, Workshop
-from shardwright.synth.grid_alternate import is_mesh
-from shardwright.synth.grid_baselines import grid_baselines
+from shardwright.synth.grid.alternate import is_mesh
+from shardwright.synth.grid.baselines import grid_baselines
 from shardwright.synth.recipes import RECIPES
 from shardwright.synth.space import Space
 from shardwright.synth.timer import Timer

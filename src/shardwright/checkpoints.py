@@ -173,7 +173,7 @@ class _Ranks:
 
     def __init__(self, comm: Any) -> None:
         if comm is None and under_mpi():
-            from shardwright.backends.mpi_link import mpi
+            from shardwright.backends.mpi.link import mpi
 
             comm = mpi().COMM_WORLD
         self.comm = comm

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import click
 
-from shardwright.lazy import Commands, LazyCommand, with_voice
+from shardwright.commands.lazy import Commands, LazyCommand, with_voice
 
 _EPILOG = (
     "Exit codes: 0 done; 1 a check failed (verify), or a bug of ours; 2 bad input, one line on standard "
@@ -29,21 +29,21 @@ with_voice(main)
 
 # Name, where it is, and the first line of its help, which a test holds to what is there.
 for _name, _where, _help in (
-    ("plan", "plan_cli:plan", "Plan the step that FACTORY() returns, as (train_step, args), for a fleet."),
-    ("baselines", "plan_cli:baselines", "Price what people do without a planner, beside the plan."),
-    ("verify", "verify_cli:verify", "Run a plan on the reference backend and compare it with one device."),
-    ("run", "run_cli:run", "Run the step on a fleet."),
-    ("emit", "emit_cli:emit", "Write what every rank of a plan exchanges in a step, as JSON."),
-    ("explain", "explain_cli:explain", "Say why a plan is as it is, and what would let another one win."),
-    ("diff", "diff_cli:diff", "Say what changed from one plan to another, and why it is cheaper or dearer."),
-    ("compare", "compare_cli:compare", "Compare the strategies of COLLECTIVE on a fleet."),
-    ("fleet", "fleet_cli:fleet", "Find devices, show a fleet file, list device types."),
-    ("calibrate", "calibrate_cli:calibrate_command", "Measure devices and links, and write a fleet file."),
+    ("plan", "plan:plan", "Plan the step that FACTORY() returns, as (train_step, args), for a fleet."),
+    ("baselines", "plan:baselines", "Price what people do without a planner, beside the plan."),
+    ("verify", "verify:verify", "Run a plan on the reference backend and compare it with one device."),
+    ("run", "run:run", "Run the step on a fleet."),
+    ("emit", "emit:emit", "Write what every rank of a plan exchanges in a step, as JSON."),
+    ("explain", "explain:explain", "Say why a plan is as it is, and what would let another one win."),
+    ("diff", "diff:diff", "Say what changed from one plan to another, and why it is cheaper or dearer."),
+    ("compare", "compare:compare", "Compare the strategies of COLLECTIVE on a fleet."),
+    ("fleet", "fleet:fleet", "Find devices, show a fleet file, list device types."),
+    ("calibrate", "calibrate:calibrate_command", "Measure devices and links, and write a fleet file."),
     (
         "profile",
-        "profile_cli:profile_command",
+        "profile:profile_command",
         "Profile the step that FACTORY() returns; nothing is executed.",
     ),
-    ("completion", "completion_cli:completion", "Print what makes SHELL complete this command."),
+    ("completion", "completion:completion", "Print what makes SHELL complete this command."),
 ):
-    main.add_command(LazyCommand(_name, f"shardwright.{_where}", _help))
+    main.add_command(LazyCommand(_name, f"shardwright.commands.{_where}", _help))

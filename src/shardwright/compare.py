@@ -163,7 +163,7 @@ def _measured(
     request = Request(tuple(ExchangeCase(kind, s, nbytes, shares) for s, nbytes in keys))
     ranks = len(fleet.devices)
     if under_mpi():
-        from shardwright.backends.mpi_moves import mpi
+        from shardwright.backends.mpi.moves import mpi
 
         comm = mpi().COMM_WORLD
         if comm.size != ranks:

@@ -60,7 +60,7 @@ def voice_options() -> list[click.Option]:
 
 def say(content: Group) -> None:
     """Print rich content: in colour on a terminal, as plain text into a pipe."""
-    from shardwright.report import WIDTH, render
+    from shardwright.reports.text import WIDTH, render
 
     if not sys.stdout.isatty():
         click.echo(render(content, colour=False))

@@ -21,8 +21,8 @@ from shardwright.synth.alternate import Synthesis
 from shardwright.synth.conversions import shards
 from shardwright.synth.emit import emit
 from shardwright.synth.factors import Use
-from shardwright.synth.grid_pricing import GridPriceList, grid_prices
-from shardwright.synth.grid_solve import GridSolver
+from shardwright.synth.grid.pricing import GridPriceList, grid_prices
+from shardwright.synth.grid.solve import GridSolver
 from shardwright.synth.pins import pin
 from shardwright.synth.pricing import Prices
 from shardwright.synth.solve import solve

@@ -222,7 +222,7 @@ def _of_ranks() -> tuple[Host, ...]:
             reason="this is no rank of an MPI job",
             remedy="Start it with mpiexec, one rank per machine is enough",
         )
-    from shardwright.backends.mpi_moves import mpi
+    from shardwright.backends.mpi.moves import mpi
 
     here = _this_host() if shutil.which("nvidia-smi") else _of_jax()
     return merged(mpi().COMM_WORLD.allgather(here[0]))

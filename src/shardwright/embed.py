@@ -253,7 +253,7 @@ class Parallel:
     def _make(self, call: Call, abstract: Any) -> _Planned:
         comm: Any = None
         if self.backend == "mpi":
-            from shardwright.backends.mpi_link import mpi
+            from shardwright.backends.mpi.link import mpi
 
             comm = mpi().COMM_WORLD
             _end_together()
@@ -392,7 +392,7 @@ def _end_together() -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        from shardwright.backends.mpi import abort_on_error
+        from shardwright.backends.mpi.executable import abort_on_error
 
         if not isinstance(error, ShardwrightError):
             before(kind, error, trace)

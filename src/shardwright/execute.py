@@ -38,7 +38,7 @@ def _mpi(
     options: RunOptions | None = None,
 ) -> Executable:
     # Importing the backend imports mpi4py, which initialises MPI: only for those who ask for it.
-    from shardwright.backends.mpi import MpiExecutable
+    from shardwright.backends.mpi.executable import MpiExecutable
 
     options = options or RunOptions()
     options = replace(options, donate=donate or options.donate)
@@ -48,7 +48,7 @@ def _mpi(
 def _spmd(
     traced: Traced, program: Program, ratios: Sequence[float], seats: Seats | None, donate: bool = False
 ) -> Executable:
-    from shardwright.backends.spmd import SpmdExecutable
+    from shardwright.backends.spmd.executable import SpmdExecutable
 
     return SpmdExecutable(traced, program, ratios, seats=seats, donate=donate)
 

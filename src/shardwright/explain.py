@@ -25,13 +25,13 @@ from shardwright.ir.program import own_ratios
 from shardwright.ir.trace import Traced
 from shardwright.outline import outline
 from shardwright.plan import Plan
-from shardwright.report import duration
-from shardwright.report_facts import facts
+from shardwright.reports.facts import facts
+from shardwright.reports.text import duration
+from shardwright.reports.words import placed
 from shardwright.synth.alternate import synthesize as search
-from shardwright.synth.grid_alternate import GridSearch, is_mesh
+from shardwright.synth.grid.alternate import GridSearch, is_mesh
 from shardwright.synth.space import Space
 from shardwright.synth.timer import Timer
-from shardwright.words import placed
 
 #: Parameters of a layer whose alternatives are priced: the largest.
 MOST_TENSORS = 4

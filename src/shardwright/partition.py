@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from shardwright.backends.spmd import check_program
-from shardwright.backends.spmd_layout import obstacle, spec_of
+from shardwright.backends.spmd.executable import check_program
+from shardwright.backends.spmd.layout import obstacle, spec_of
 from shardwright.ir.errors import PlanError
 from shardwright.ir.program import Program
 from shardwright.ir.trace import Traced

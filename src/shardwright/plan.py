@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from shardwright import plan_file
-from shardwright.backends.schedule import Planned, emit, planned
-from shardwright.backends.schedule_order import arrange
+from shardwright.backends.schedule.document import Planned, emit, planned
+from shardwright.backends.schedule.order import arrange
 from shardwright.cost.bill import Item, bill
 from shardwright.cost.drift import with_comparisons
 from shardwright.cost.grid_model import pricing
@@ -46,7 +46,7 @@ class Plan(PlanRecord):
     """
 
     def __str__(self) -> str:
-        from shardwright.report import describe
+        from shardwright.reports.text import describe
 
         return describe(self)
 
@@ -144,7 +144,7 @@ class Plan(PlanRecord):
         Raises:
             PlanError: the plan was loaded from a file and no step is given, or the page cannot be written.
         """
-        from shardwright.report_page import page  # a template engine: only for those who ask for a page
+        from shardwright.reports.page import page  # a template engine: only for those who ask for a page
 
         write_whole(path, page(self, self.step(traced), title, baselines))
 

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from shardwright.cost.quantity import size
 from shardwright.plan import Plan
-from shardwright.report import duration
-from shardwright.words import placed
+from shardwright.reports.text import duration
+from shardwright.reports.words import placed
 
 #: What the cost is made of beside exchanges.
 COMPUTING = "computing"

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from shardwright.backends.schedule import Planned
+from shardwright.backends.schedule.document import Planned
 from shardwright.cost.fleet import Fleet
 from shardwright.ir.errors import PlanError
 from shardwright.ir.program import Move, Program, nodes_of, own_ratios

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar, cast
 
-from shardwright.backends.schedule import Planned
+from shardwright.backends.schedule.document import Planned
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.subfleet import subfleet
 from shardwright.cost.topology import Topology

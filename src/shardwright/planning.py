@@ -23,8 +23,8 @@ from shardwright.ir.trace import Traced
 from shardwright.plan import Plan
 from shardwright.plan_parts import Stats
 from shardwright.synth.fallback import fits, fullest
-from shardwright.synth.grid_alternate import is_mesh
-from shardwright.synth.grid_choice import GridChoosing, on_grid
+from shardwright.synth.grid.alternate import is_mesh
+from shardwright.synth.grid.choice import GridChoosing, on_grid
 from shardwright.synth.judge import AMPLE, Look
 from shardwright.synth.space import Space
 from shardwright.synth.subfleets import Choice, Choosing, Members, candidates, unsearched

@@ -16,7 +16,7 @@ import numpy as np
 from shardwright.backends.launch import under_mpi
 from shardwright.backends.layout import as_array, cut, dtype_of, type_of
 from shardwright.backends.local import extents
-from shardwright.backends.spmd_layout import mesh_of, spec_of
+from shardwright.backends.spmd.layout import mesh_of, spec_of
 from shardwright.direct import direct
 from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
 from shardwright.ir.graph import TensorType
@@ -196,7 +196,7 @@ def init(
     wanted = matched(slots_from(plan, traced, argument), outputs)
     if comm is None and not under_mpi():
         return jax.jit(make)(*args)
-    from shardwright.backends.mpi import MpiExecutable
+    from shardwright.backends.mpi.executable import MpiExecutable
 
     found = direct(made.graph, [slot.placement for slot in wanted])
     for line in dict.fromkeys(f"{e.primitive} ({source_line(e)})" for e in found.whole):

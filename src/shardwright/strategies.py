@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shardwright.backends.mpi_link import Lowering
-from shardwright.backends.mpi_moves import lowerings
-from shardwright.backends.spmd_moves import Lowering as SpmdLowering
-from shardwright.backends.spmd_moves import lowerings as spmd_lowerings
+from shardwright.backends.mpi.link import Lowering
+from shardwright.backends.mpi.moves import lowerings
+from shardwright.backends.spmd.moves import Lowering as SpmdLowering
+from shardwright.backends.spmd.moves import lowerings as spmd_lowerings
 from shardwright.cost.moves import Strategy, register
 
 __all__ = ["Strategy", "add_strategy"]

@@ -14,7 +14,7 @@ from greedy import build
 from mpi4py import MPI
 from steps import starts
 
-from shardwright.backends.mpi import MpiExecutable, abort_on_error
+from shardwright.backends.mpi.executable import MpiExecutable, abort_on_error
 from shardwright.backends.run_options import RunOptions
 from shardwright.ir.trace import trace
 

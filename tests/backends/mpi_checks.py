@@ -20,7 +20,7 @@ from mpi4py import MPI
 from steps import STEPS
 
 from shardwright.backends.direct import DirectExchanger
-from shardwright.backends.mpi import MpiExecutable, abort_on_error
+from shardwright.backends.mpi.executable import MpiExecutable, abort_on_error
 from shardwright.backends.run_options import RunOptions
 from shardwright.backends.world import ShardedArray, World
 from shardwright.ir.errors import PlanError

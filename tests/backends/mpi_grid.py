@@ -19,9 +19,9 @@ from steps import STEPS
 
 import shardwright
 from shardwright.backends.layout import cut, from_numpy
-from shardwright.backends.mpi import abort_on_error
+from shardwright.backends.mpi.executable import abort_on_error
 from shardwright.backends.reference import collective
-from shardwright.backends.schedule_table import builders
+from shardwright.backends.schedule.table import builders
 from shardwright.backends.world import World
 from shardwright.ir.collectives import between
 from shardwright.ir.graph import TensorType

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from steps import STEPS
 
 from shardwright import Plan
-from shardwright.backends.mpi import abort_on_error
+from shardwright.backends.mpi.executable import abort_on_error
 from shardwright.ir.errors import PlanError
 
 comm = MPI.COMM_WORLD

@@ -22,9 +22,9 @@ from jax.sharding import PartitionSpec
 from steps import STEPS, starts
 
 from shardwright.backends.layout import dtype_of, from_numpy, is_key, to_numpy
-from shardwright.backends.spmd import SpmdExecutable
-from shardwright.backends.spmd_layout import AXIS, Layout, PaddedArray, mesh_of
-from shardwright.backends.spmd_moves import lowerings, move
+from shardwright.backends.spmd.executable import SpmdExecutable
+from shardwright.backends.spmd.layout import AXIS, Layout, PaddedArray, mesh_of
+from shardwright.backends.spmd.moves import lowerings, move
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Shard
 from shardwright.ir.trace import trace

@@ -19,10 +19,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from steps import STEPS, array, starts
 
 from shardwright import Fleet, Plan, synthesize
-from shardwright.backends.schedule_order import arrange
-from shardwright.backends.spmd import BUCKET_BYTES, SpmdExecutable
-from shardwright.backends.spmd_layout import AXIS, PaddedArray
-from shardwright.backends.spmd_strips import Strips
+from shardwright.backends.schedule.order import arrange
+from shardwright.backends.spmd.executable import BUCKET_BYTES, SpmdExecutable
+from shardwright.backends.spmd.layout import AXIS, PaddedArray
+from shardwright.backends.spmd.strips import Strips
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.placement import R, Shard
 from shardwright.ir.program import Compute, Program
@@ -299,7 +299,7 @@ def test_what_devices_compute_for_themselves_stays_equal() -> None:
 
 
 def test_devices_that_are_left_out() -> None:
-    from shardwright.backends.spmd_layout import mesh_of
+    from shardwright.backends.spmd.layout import mesh_of
     from shardwright.ir.wiring import Seats
 
     here = jax.devices()

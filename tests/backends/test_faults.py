@@ -17,7 +17,7 @@ from steps import starts
 
 from shardwright.backends.faults import NonFiniteError, agree, timeout_of
 from shardwright.backends.launch import find_mpiexec, rank_environment
-from shardwright.backends.mpi import MpiExecutable
+from shardwright.backends.mpi.executable import MpiExecutable
 from shardwright.backends.run_options import RunOptions
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.trace import trace

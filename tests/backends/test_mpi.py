@@ -14,9 +14,9 @@ from steps import STEPS, starts
 
 from shardwright import Fleet, synthesize
 from shardwright.backends.launch import find_mpiexec, launch, rank_environment, under_mpi
-from shardwright.backends.mpi_moves import lowerings
+from shardwright.backends.mpi.moves import lowerings
 from shardwright.backends.reference import ReferenceExecutable
-from shardwright.backends.schedule_table import builders
+from shardwright.backends.schedule.table import builders
 from shardwright.backends.world import World
 from shardwright.ir import collectives
 from shardwright.ir.errors import InputError, PlanError
@@ -112,7 +112,7 @@ def test_the_error_for_another_number_of_ranks_names_both_that_would_do() -> Non
 FAILING = """
 import sys
 from mpi4py import MPI
-from shardwright.backends.mpi import abort_on_error
+from shardwright.backends.mpi.executable import abort_on_error
 from shardwright.ir.errors import PlanError
 comm = MPI.COMM_WORLD
 with abort_on_error():
@@ -140,7 +140,7 @@ def test_a_failing_rank_takes_the_job_down(kind: str, status: int, tmp_path: Pat
 
 
 def test_importing_shardwright_does_not_start_mpi() -> None:
-    code = "import sys, shardwright.backends.mpi; print('mpi4py.MPI' in sys.modules)"
+    code = "import sys, shardwright.backends.mpi.executable; print('mpi4py.MPI' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -16,9 +16,9 @@ from steps import STEPS
 
 from shardwright import Fleet, Plan, synthesize
 from shardwright.backends.launch import find_mpiexec, rank_environment
-from shardwright.backends.schedule import Planned, check_schedule, emit
-from shardwright.backends.schedule_order import Land, Launch, arrange
-from shardwright.backends.schedule_table import builders
+from shardwright.backends.schedule.document import Planned, check_schedule, emit
+from shardwright.backends.schedule.order import Land, Launch, arrange
+from shardwright.backends.schedule.table import builders
 from shardwright.cli import main
 from shardwright.ir.errors import PlanError
 from shardwright.ir.placement import Partial, R, Shard

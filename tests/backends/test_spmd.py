@@ -9,9 +9,9 @@ from pathlib import Path
 import jax
 import pytest
 
-from shardwright.backends.spmd import check_program
-from shardwright.backends.spmd_layout import mesh_of
-from shardwright.backends.spmd_moves import lowerings
+from shardwright.backends.spmd.executable import check_program
+from shardwright.backends.spmd.layout import mesh_of
+from shardwright.backends.spmd.moves import lowerings
 from shardwright.ir import collectives
 from shardwright.ir.errors import PlanError
 from shardwright.ir.placement import Partial, R

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.backends.schedule_geometry import Geometry, Member
-from shardwright.backends.schedule_ops import Transfer
-from shardwright.backends.schedule_table import routine_of
+from shardwright.backends.schedule.geometry import Geometry, Member
+from shardwright.backends.schedule.ops import Transfer
+from shardwright.backends.schedule.table import routine_of
 from shardwright.backends.transport import Exchanger, Lane, Pool
 from shardwright.backends.wire import to_jax, to_segment
 from shardwright.ir.placement import Partial, R

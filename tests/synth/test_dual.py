@@ -13,8 +13,8 @@ from test_search import Problem, as_milp, problems
 from shardwright.synth.dual import Dual
 from shardwright.synth.eliminate import live
 from shardwright.synth.fold import cook, fold
-from shardwright.synth.grid_buckets import Buckets
-from shardwright.synth.grid_solve import DualSolver
+from shardwright.synth.grid.buckets import Buckets
+from shardwright.synth.grid.solve import DualSolver
 from shardwright.synth.order import full_order
 from shardwright.synth.prune import Kept
 

@@ -32,9 +32,9 @@ from shardwright.ir.placement import Grid, Shard, region
 from shardwright.ir.program import nodes_of, verify
 from shardwright.ir.trace import trace
 from shardwright.synth.emit import emit
-from shardwright.synth.grid_pricing import GridPriceList, grid_floors, grid_prices
-from shardwright.synth.grid_ratios import GridBill, per_class
-from shardwright.synth.grid_solve import GridSolver
+from shardwright.synth.grid.pricing import GridPriceList, grid_floors, grid_prices
+from shardwright.synth.grid.ratios import GridBill, per_class
+from shardwright.synth.grid.solve import GridSolver
 from shardwright.synth.space import Space
 
 

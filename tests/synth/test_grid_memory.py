@@ -13,7 +13,7 @@ from shardwright import Fleet, Plan, synthesize
 from shardwright.cost.grid import Mesh
 from shardwright.cost.model import CostModel
 from shardwright.ir.placement import grid, parse_placement, region
-from shardwright.synth.grid_rent import least_portions, portions
+from shardwright.synth.grid.rent import least_portions, portions
 
 
 def fleet(memory_bytes: float, nodes: tuple[int, ...] = (2, 2)) -> Fleet:

@@ -1,0 +1,1 @@
+"""One jitted program for all devices."""

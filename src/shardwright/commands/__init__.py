@@ -1,0 +1,1 @@
+"""The commands of `shardwright`, one module each; `shardwright.cli` lists them."""

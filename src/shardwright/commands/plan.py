@@ -1,0 +1,178 @@
+"""`shardwright plan` and `shardwright baselines`: from a step and a fleet to a plan."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from shardwright import api
+from shardwright.commands.options import (
+    all_devices_option,
+    axes_option,
+    factory_argument,
+    fleet_option,
+    json_option,
+    microbatches_option,
+    offload_option,
+    parse_axes,
+    parse_microbatches,
+    parse_pins,
+    parse_time_limit,
+    recompute_option,
+)
+from shardwright.commands.what_if import (
+    ask,
+    for_money,
+    objective_option,
+    remedies_option,
+    what_if_option,
+    why_not,
+)
+from shardwright.console import say, say_json, stages, warn
+from shardwright.cost.fleet import Fleet
+from shardwright.cost.trace_events import trace_events
+from shardwright.factory import load_factory
+from shardwright.files import check_writable, write_whole
+from shardwright.ir.errors import ReplicatedWarning
+from shardwright.plan import Plan
+from shardwright.reports.text import against, baselines_to_json, layout
+from shardwright.synth.baselines import Baseline
+from shardwright.what_if import changed
+
+
+@click.command()
+@factory_argument
+@fleet_option
+@click.option("-o", "--output", metavar="PLAN.json", help="Write the plan to this file.")
+@click.option("--baselines", "with_baselines", is_flag=True, help="Price data parallelism beside the plan.")
+@click.option("--program", "with_program", is_flag=True, help="Print the program, too.")
+@click.option("--pin", "pins", multiple=True, metavar="PATTERN=PLACEMENT", help="Fix where arguments lie.")
+@click.option("--time-limit", metavar="DURATION", help="Begin no search after this, such as 10s; 0: none.")
+@click.option("--timeline", "trace_path", metavar="TRACE.json", help="Write the step in time, for Perfetto.")
+@click.option("--report", "page_path", metavar="PAGE.html", help="Write a page about it, for a browser.")
+@what_if_option
+@objective_option
+@remedies_option
+@all_devices_option
+@axes_option
+@recompute_option
+@microbatches_option
+@offload_option
+@json_option
+def plan(
+    target: str,
+    fleet_path: str,
+    output: str | None,
+    with_baselines: bool,
+    with_program: bool,
+    pins: tuple[str, ...],
+    time_limit: str | None,
+    trace_path: str | None,
+    page_path: str | None,
+    changes: str | None,
+    objective: str,
+    with_remedies: bool,
+    all_devices: bool,
+    axes: str,
+    recompute: str,
+    microbatches: str,
+    offload: str,
+    as_json: bool,
+) -> None:
+    """Plan the step that FACTORY() returns, as (train_step, args), for a fleet."""
+    fleet = Fleet.load(fleet_path)
+    check_writable(output)
+    limit_s = parse_time_limit(time_limit)
+    constraints = parse_pins(pins)
+    check_writable(trace_path, "--timeline")
+    check_writable(page_path, "--report")
+    if changes is not None:
+        changed(fleet, changes)
+    step, args = load_factory(target)
+    made = make_plan(
+        step,
+        args,
+        fleet,
+        all_devices=all_devices,
+        constraints=constraints,
+        time_limit_s=limit_s,
+        axes=parse_axes(axes),
+        recompute=recompute,
+        microbatches=parse_microbatches(microbatches),
+        offload=offload,
+    )
+    if objective == "cost":
+        made = for_money(made, time_limit_s=limit_s, constraints=constraints)
+    lacking = why_not(made, step, args) if with_remedies else None
+    asked = None if changes is None else ask(made, changes, time_limit_s=limit_s, constraints=constraints)
+    if output is not None:
+        made.save(output)
+    if trace_path is not None:
+        events = trace_events(made.timeline(), made.used_devices, f"{target} on {fleet.name}")
+        write_whole(trace_path, json.dumps(events) + "\n")
+    assert made.traced is not None
+    if page_path is not None:
+        with stages() as tick:
+            beside = api.on_the_whole_fleet(made.traced, fleet, tick)
+        made.save_report(page_path, title=target, baselines=beside)
+    if as_json:
+        data = made.to_dict()
+        if asked is not None:
+            data["what_if"] = asked.to_dict()
+        if lacking is not None:
+            data["shortage"] = lacking.to_dict()
+        say_json(data)
+        return
+    compared: tuple[Baseline, ...] = ()
+    if with_baselines:
+        with stages() as tick:
+            tick("pricing data parallelism")
+            compared = api.data_parallel(made.traced, fleet)
+    say(layout(made, compared))
+    if asked is not None:
+        click.echo(asked.text())
+    if lacking is not None:
+        click.echo(lacking.text())
+    if with_program:
+        click.echo(made.text())
+
+
+@click.command()
+@factory_argument
+@fleet_option
+@json_option
+def baselines(target: str, fleet_path: str, as_json: bool) -> None:
+    """Price what people do without a planner, beside the plan."""
+    fleet = Fleet.load(fleet_path)
+    step, args = load_factory(target)
+    made = make_plan(step, args, fleet)
+    with stages() as tick:
+        found = api.baselines(step, *args, fleet=fleet, plan=made, tick=tick)
+    if as_json:
+        say_json(baselines_to_json(made, found))
+    else:
+        say(against(made, found))
+
+
+def make_plan(
+    step: Callable[..., Any],
+    args: tuple[Any, ...],
+    fleet: Fleet,
+    *,
+    all_devices: bool = False,
+    **options: Any,
+) -> Plan:
+    """Plan with progress; warnings become lines on stderr."""
+    with stages() as tick, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ReplicatedWarning)
+        made = api.synthesize(
+            step, *args, fleet=fleet, devices="all" if all_devices else "auto", tick=tick, **options
+        )
+    for warning in caught:
+        if issubclass(warning.category, ReplicatedWarning):
+            warn(str(warning.message))
+    return made

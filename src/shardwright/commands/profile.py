@@ -1,0 +1,45 @@
+"""`shardwright profile`: work, traffic and memory of a step, and of each device under a plan."""
+
+from __future__ import annotations
+
+import warnings
+
+import click
+
+from shardwright.commands.options import factory_argument, json_option
+from shardwright.console import say, say_json, stages
+from shardwright.cost.fleet import Fleet
+from shardwright.factory import load_factory
+from shardwright.ir.errors import InputError, ReplicatedWarning
+from shardwright.plan import Plan
+from shardwright.profile_api import profile
+from shardwright.reports.picture import check_plot
+from shardwright.reports.profile import layout, plot
+
+
+@click.command("profile")
+@factory_argument
+@click.option("--fleet", "fleet_path", metavar="FLEET.yaml", help="Plan for this fleet; profile its devices.")
+@click.option("--plan", "plan_path", metavar="PLAN.json", help="Profile the devices of this plan.")
+@click.option("--plot", "picture", metavar="PICTURE.svg", help="Draw memory over time, and by layer.")
+@json_option
+def profile_command(
+    target: str, fleet_path: str | None, plan_path: str | None, picture: str | None, as_json: bool
+) -> None:
+    """Profile the step that FACTORY() returns; nothing is executed."""
+    if fleet_path is not None and plan_path is not None:
+        raise InputError(place="profile", reason="has --fleet and --plan", remedy="Pass one of them")
+    if picture is not None:
+        check_plot(picture)
+    fleet = None if fleet_path is None else Fleet.load(fleet_path)
+    loaded = None if plan_path is None else Plan.load(plan_path)
+    step, args = load_factory(target)
+    with stages() as tick, warnings.catch_warnings():
+        warnings.simplefilter("ignore", ReplicatedWarning)
+        found = profile(step, *args, fleet=fleet, plan=loaded, tick=tick)
+    if picture is not None:
+        plot(found, picture)
+    if as_json:
+        say_json(found.to_dict())
+    else:
+        say(layout(found))

@@ -1,0 +1,1 @@
+"""Plans, profiles and comparisons for people: words, tables, pictures and a page."""

@@ -1,0 +1,1 @@
+"""Synthesis on two mesh axes: nodes, and the devices of each."""

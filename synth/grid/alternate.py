@@ -1,0 +1,223 @@
+"""Program and ratios on two mesh axes: search and linear programs in turns.
+
+As on one axis (`shardwright.synth.alternate`): the first start is the program that is best when every
+instruction has the shares it likes most, whose price is the bound; a start ends when it no longer gets
+better; the pair that costs least after rounding is kept. Here a device's ratio is the share of its node times
+its own in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
+
+from shardwright.cost.fleet import Fleet
+from shardwright.cost.grid_model import GridModel
+from shardwright.ir.graph import Graph
+from shardwright.ir.program import verify
+from shardwright.synth.alternate import Synthesis
+from shardwright.synth.bounds import ENOUGH
+from shardwright.synth.factors import Use
+from shardwright.synth.fallback import fullest
+from shardwright.synth.grid.memory import GridCandidate, GridRenting
+from shardwright.synth.grid.pricing import grid_floors
+from shardwright.synth.grid.ranges import NEAR, Tightening
+from shardwright.synth.grid.turns import CLOSE, GridFound, GridTurns
+from shardwright.synth.judge import Judge, Look
+from shardwright.synth.pricing import Prices
+from shardwright.synth.solve import Solution
+from shardwright.synth.space import Space
+from shardwright.synth.subfleets import arithmetic_s
+from shardwright.synth.timer import Timer
+from shardwright.synth.turns import starts
+
+_MOST_STARTS = 2
+
+#: Beyond this multiple of the cost without a limit of memory, no bound is tried against a rival.
+_FAR_ABOVE = 1.5
+
+
+def is_mesh(fleet: Fleet) -> bool:
+    """Whether two mesh axes are more than one: several nodes, some of which have several devices."""
+    return 1 < len(fleet.nodes) < len(fleet.devices)
+
+
+class GridSearch:
+    """Program and ratios on two mesh axes, for one fleet; see the module's docstring.
+
+    Attributes:
+        crowded: the largest part of its memory that a device takes for the best program without a limit.
+
+    Args:
+        graph: the step.
+        space: its programs, on the nodes of the fleet.
+        grid: prices.
+        timer: is told where time goes, and says when it is over.
+        extra: factors that pin choices.
+        look: what says how much memory a program takes; by default the model of `cost/memory.py`.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        space: Space,
+        grid: GridModel,
+        timer: Timer,
+        extra: tuple[Use, ...] = (),
+        look: Look | None = None,
+    ) -> None:
+        self.graph = graph
+        self._judge = Judge(graph, grid.model, look)
+        self._extra = extra
+        with timer.search():
+            self._turns = GridTurns(space, grid, timer, extra)
+            self._floors = grid_floors(self._turns.listed)
+        self._renting = GridRenting(graph, space, grid, self._judge, timer, extra)
+        self._ideal: Solution | None = None
+        self._best: GridFound | None = None
+        self._tightening: Tightening | None = None
+        self._free: tuple[GridFound, GridCandidate] | None = None
+        self.crowded = 0.0
+
+    @property
+    def bound_s(self) -> float:
+        """What no program costs less than, as far as is known."""
+        return self._turns.bound_s
+
+    def arithmetic_s(self) -> float:
+        """What the kernels of every program cost at least: a bound that no search is needed for."""
+        with self._turns.timer.search():
+            self._raise(arithmetic_s(self._turns.space, self._floors))
+        return self.bound_s
+
+    def bound(self, target_s: float = inf) -> float:
+        """What the best program costs when every instruction has the shares it likes most.
+
+        Args:
+            target_s: a bound that is good enough.
+
+        Raises:
+            PlanError: no program keeps to the pins.
+        """
+        if self._ideal is None:
+            # Devices that are alike are likely to have equal shares: the best program at the floors is then
+            # likely to be the plan, and its bound what says so.
+            turns = self._turns
+            enough = NEAR if turns.even is None or target_s < inf else CLOSE
+            self._ideal = turns.solve(self._floors, None, enough, target_s, rounds=1)
+            self._raise(self._ideal.bound_s)
+        return self.bound_s
+
+    def _raise(self, bound_s: float) -> None:
+        self._turns.bound_s = max(self.bound_s, bound_s)
+
+    @property
+    def free_s(self) -> float:
+        """What the best pair found costs if memory is no limit; infinite if none was looked for."""
+        return inf if self._best is None else self._best.cost_s
+
+    def plan(self, most_s: float = inf, *, briefly: bool = False) -> Synthesis:
+        """The best pair of program and ratios found.
+
+        Args:
+            most_s: beyond this cost a plan is of no use.
+            briefly: do not search for what fits in place of what does not.
+
+        Raises:
+            PlanError: no program keeps to the pins.
+        """
+        self.bound()
+        assert self._ideal is not None
+        turns = self._turns
+        if self._best is None:
+            for ratios in _starts(turns, self._ideal, self._floors):
+                reached = turns.take(ratios)
+                if self._best is None or reached.cost_s < self._best.cost_s * (1 - 1e-9):
+                    self._best = reached
+                if turns.timer.late() or self.bound_s >= self._best.cost_s * (1 - ENOUGH):
+                    break
+        assert self._best is not None
+        if len(turns.grid.mesh.kind_counts) > 1:
+            # Better bounds, and shares, of what does not fit are of no use.
+            settled = self._settled(self._best, most_s, briefly=briefly)
+            if fullest(settled, turns.grid.model) > 1:
+                return settled
+            if self._tightening is None:
+                self._tightening = Tightening(turns, self._ideal, self._best)
+            before, self._best = self._best, self._tightening.run(self._best, most_s)
+            if self._best is before:
+                bound_s = min(max(settled.bound_s, self.bound_s), settled.cost_s)
+                expanded = turns.expanded + self._renting.expanded
+                searches = turns.searches + self._renting.searches
+                settled = replace(settled, expanded=expanded, searches=searches)
+                return replace(settled, bound_s=bound_s, free_s=min(self.bound_s, settled.cost_s))
+        return self._settled(self._best, most_s, briefly=briefly)
+
+    def _settled(self, best: GridFound, most_s: float, *, briefly: bool) -> Synthesis:
+        """The program of what was found, priced as it will run, within the devices' memory."""
+        turns, judge, renting = self._turns, self._judge, self._renting
+        free = self._unlimited(best)
+        bound_s = self.bound_s
+        if judge.ample(free.memory, free.ratios):
+            fitted = free
+        else:
+            with turns.timer.ratios():
+                seen = judge.peaks(free.program, free.ratios, free.memory)
+                fitted = replace(free, memory=seen, over=judge.excess(seen))
+        if fitted.over > 1 and not briefly and free.cost_s < most_s:
+            near = most_s <= free.cost_s * _FAR_ABOVE
+            if not near or renting.bound(self._floors, bound_s, most_s) < most_s * (1 - 1e-3):
+                fitted = renting.fitting(free, turns, most_s)
+        dearer = fitted.over > 1 or fitted.cost_s > free.cost_s * (1 + ENOUGH)
+        if fitted.over <= 1 and fitted.cost_s > free.cost_s * (1 + 1e-6) and fitted.cost_s < most_s:
+            bound_s = renting.bound(self._floors, bound_s, fitted.cost_s)
+        with turns.timer.search():
+            verify(fitted.program, self.graph)
+        cost_s = fitted.cost_s
+        solution = free.solution if fitted.over > 1 else turns.search(fitted.ratios)[0]
+        least = min(solution.bound_s if fitted.ratios == free.ratios or fitted.over <= 1 else bound_s, cost_s)
+        gap = max(0.0, 1 - least / cost_s) if cost_s > 0 else 0.0
+        notes: list[str] = []
+        if fitted.over > 1:
+            notes.append("no program found fits into every device's memory")
+        if solution.bound_s < solution.seconds * (1 - CLOSE) * (1 - 1e-9):
+            notes.append(f"the search stopped early: at these ratios a program could be {gap:.1%} cheaper")
+        if turns.timer.late():
+            notes.append("the time limit ended the search before all starts were tried")
+        return Synthesis(
+            fitted.program,
+            fitted.ratios,
+            cost_s,
+            min(bound_s, cost_s),
+            gap,
+            turns.expanded + renting.expanded,
+            turns.searches + renting.searches,
+            tuple(notes),
+            tuple(fitted.items),
+            fitted.memory,
+            free_s=min(self.bound_s, cost_s),
+            dearer=dearer,
+        )
+
+    def _unlimited(self, best: GridFound) -> GridCandidate:
+        """The program of what was found, if memory were no limit."""
+        if self._free is None or self._free[0] is not best:
+            solution, prices = self._turns.search(best.ratios)
+            with self._turns.timer.search():
+                free = self._renting.candidate(solution, prices, best.ratios)
+            self._free = best, free
+            self.crowded = self._judge.feared(free.memory, free.ratios)
+        return self._free[1]
+
+
+def _starts(turns: GridTurns, ideal: Solution, floors: Prices) -> Iterator[tuple[float, ...]]:
+    if turns.even is not None:
+        yield turns.even
+        return
+    mesh = turns.grid.mesh
+    yield turns.best_ratios(ideal, floors, mesh.ratios(*mesh.even()))[0]
+    if len(mesh.kind_counts) > 1:  # further starts come from the ranges of the nodes' shares
+        return
+    for shares in starts(turns.grid.model)[:_MOST_STARTS]:
+        yield tuple(float(shares[c]) for c in turns.grid.model.class_of)

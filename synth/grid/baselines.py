@@ -1,0 +1,234 @@
+"""What people do on two mesh axes without a planner: one habit across the nodes, one within them.
+
+As on one axis (`shardwright.synth.baselines`), a baseline is the best program that keeps to a recipe. Its
+shares are even; what is cut "within" lies whole on every node, and what is cut "across" on no single one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from shardwright.cost.bill import bill, seconds
+from shardwright.cost.drift import with_comparisons
+from shardwright.cost.grid import GridShares
+from shardwright.cost.grid_model import GridModel, Settled
+from shardwright.cost.memory import peaks_by_device
+from shardwright.cost.model import CostModel
+from shardwright.cost.timeline import predict, timed_bill
+from shardwright.ir.errors import PlanError
+from shardwright.ir.graph import Equation, Graph, Value
+from shardwright.ir.placement import Placement, R, Shard, components
+from shardwright.ir.program import verify
+from shardwright.ir.rules import Signature, paired
+from shardwright.synth.baselines import Baseline, Baselines
+from shardwright.synth.emit import emit
+from shardwright.synth.factors import Choice, Use
+from shardwright.synth.grid.pricing import GridPriceList
+from shardwright.synth.grid.solve import GridSolver
+from shardwright.synth.pins import pin
+from shardwright.synth.pricing import Prices
+from shardwright.synth.recipes import Along
+from shardwright.synth.restrict import Keep
+from shardwright.synth.roles import Roles, roles
+from shardwright.synth.space import Frame, Space
+
+#: Where a kind of state is cut, if it can be: nowhere, on one of the axes, or on both.
+Cut: TypeAlias = Literal["whole", "within", "across", "both", "free"]
+
+
+@dataclass(frozen=True, slots=True)
+class GridRecipe:
+    """What programs of a baseline keep to.
+
+    Attributes:
+        name: what people call it.
+        within: along what forward and backward pass are cut in a node; across the nodes it is the batch.
+        parameters, optimizer: where they are cut between steps.
+        exchanges: collectives that may be used.
+    """
+
+    name: str
+    within: Along
+    parameters: Cut
+    optimizer: Cut
+    exchanges: frozenset[str]
+
+
+_SUM = frozenset({"all_reduce"})
+_ALL = _SUM | {"all_gather", "reduce_scatter"}
+
+GRID_RECIPES = (
+    GridRecipe("data parallelism over all devices", "batch", "whole", "whole", _SUM),
+    GridRecipe("tensor parallelism in nodes, data across", "anything but the batch", "free", "free", _SUM),
+    GridRecipe("ZeRO-1 in nodes", "batch", "whole", "within", _ALL),
+    GridRecipe("ZeRO-1 across nodes", "batch", "whole", "across", _ALL),
+    GridRecipe("ZeRO-1 over both", "batch", "whole", "both", _ALL),
+    GridRecipe("ZeRO-3 in nodes", "batch", "within", "within", _ALL),
+    GridRecipe("ZeRO-3 across nodes", "batch", "across", "across", _ALL),
+    GridRecipe("ZeRO-3 over both", "batch", "both", "both", _ALL),
+)
+
+
+class _Restricted(Space):
+    """The programs whose equations keep to some signatures across the nodes, and to some within them.
+
+    On an axis on which an equation has none of these, it keeps all of its signatures.
+    """
+
+    def __init__(self, graph: Graph, nodes: tuple[int, ...], across: Keep, within: Keep) -> None:
+        self._keep = across, within
+        self._kept: dict[object, tuple[Signature, ...]] = {}
+        self._equation: Equation | None = None
+        super().__init__(graph, nodes)
+
+    def signatures(self, equation: Equation) -> tuple[Signature, ...]:
+        """See `Space.signatures`; the equation is the one that pairs are asked for next."""
+        self._equation = equation
+        return super().signatures(equation)
+
+    def _on_mesh(self, found: tuple[Signature, ...]) -> tuple[Signature, ...]:
+        equation, nodes = self._equation, self.nodes
+        assert equation is not None and nodes is not None
+        flags = [tuple(keep(equation, signature) for signature in found) for keep in self._keep]
+        flags = [mine if any(mine) else (True,) * len(found) for mine in flags]
+        key = (id(found), *flags)
+        if key not in self._kept:
+            across, within = ([s for s, stays in zip(found, mine, strict=True) if stays] for mine in flags)
+            pairs = [paired(a, b, nodes) for a in across for b in within]
+            self._kept[key] = tuple(dict.fromkeys(pair for pair in pairs if pair is not None))
+        return self._kept[key]
+
+
+def grid_baselines(
+    graph: Graph, model: CostModel, tick: Callable[[str], None] = lambda what: None
+) -> Baselines:
+    """Every baseline on two mesh axes that applies, on all devices of the model's fleet."""
+    found, grid = Baselines(), GridModel(model)
+    spaces: dict[tuple[Along, bool], Space] = {}
+    for recipe in GRID_RECIPES:
+        tick(f"pricing {recipe.name}")
+        try:
+            made = _made(recipe, graph, grid, spaces)
+        except PlanError:
+            made = "no program keeps to it: something in the step cannot be computed so"
+        if isinstance(made, str):
+            found.left_out[recipe.name] = made
+        else:
+            found.append(made)
+    return found
+
+
+def _made(
+    recipe: GridRecipe, graph: Graph, grid: GridModel, spaces: dict[tuple[Along, bool], Space]
+) -> Baseline | str:
+    """The best program of a recipe, or why it does not apply."""
+    mesh, model = grid.mesh, grid.model
+    key = (recipe.within, recipe.parameters == "whole")
+    if key not in spaces:
+        spaces[key] = _space(graph, mesh.nodes, *key)
+    space = spaces[key]
+    known = roles(graph, space.units)
+    if not known.inputs:
+        return "no argument besides the state has a leading dimension that could be the batch"
+    state: tuple[tuple[Cut, tuple[Value, ...]], ...] = (
+        (recipe.parameters, known.parameters),
+        (recipe.optimizer, known.optimizer),
+    )
+    for cut, values in state:
+        if cut not in ("whole", "free") and not any(_can(space.root.choice[value], cut) for value in values):
+            return f"there is no state that could be cut: {cut}"
+    if recipe.within != "batch" and not known.contracted:
+        return "no contraction reads a parameter"
+    listed = GridPriceList(grid)
+    ratios = mesh.ratios(*mesh.even())
+    prices = Prices(listed, GridShares(ratios, mesh).stack, recipe.exchanges)
+    solution = GridSolver(space, tuple(_pins(recipe, graph, space, known))).solve(prices)
+    program = emit(space, solution.assignment, prices)
+    verify(program, graph)
+    settled = Settled(grid, ratios)
+    items = bill(program, graph, settled)
+    in_time = predict(timed_bill(program, graph, settled, model, items), model, ratios)
+    peaks = tuple(int(peak) for peak in peaks_by_device(program, graph, ratios).peak(np.asarray(ratios)))
+    devices = model.fleet.devices
+    return Baseline(
+        name=recipe.name,
+        program=program,
+        ratios=ratios,
+        devices=tuple(device.name for device in devices),
+        fleet=model.fleet,
+        cost_s=seconds(items, model, ratios),
+        iteration_s=with_comparisons(in_time, program, graph, model).iteration_s,
+        memory_bytes=peaks,
+        fits=all(peak <= d.type.memory_bytes for peak, d in zip(peaks, devices, strict=True)),
+    )
+
+
+def _space(graph: Graph, nodes: tuple[int, ...], within: Along, whole: bool) -> Space:
+    known = roles(graph, Space(graph).units)
+
+    def by_batch(equation: Equation, signature: Signature) -> bool:
+        if known.batched(equation):
+            return known.splits_batch(equation, signature)
+        alone = whole and known.prepares(equation)
+        return not alone or all(p == R for p in (*signature.ins, *signature.outs))
+
+    def by_tensor(equation: Equation, signature: Signature) -> bool:
+        return not (known.batched(equation) and known.splits_batch(equation, signature))
+
+    return _Restricted(graph, nodes, by_batch, by_batch if within == "batch" else by_tensor)
+
+
+def _pins(recipe: GridRecipe, graph: Graph, space: Space, known: Roles) -> Iterator[Use]:
+    """Where the arguments lie, and layers of stacked parameters inside of loops."""
+    for value in graph.inputs:
+        choice = space.root.choice[value]
+        if value in known.inputs:
+            yield pin(choice, _batch if recipe.within == "batch" else _batch_across)
+        elif value in known.parameters:
+            yield from _lie(choice, recipe.parameters)
+        elif value in known.optimizer:
+            yield from _lie(choice, recipe.optimizer)
+        else:
+            yield from _lie(choice, "whole")
+    if recipe.parameters not in ("whole", "free"):
+        for choice in _inside(space.root, known):
+            yield from _lie(choice, recipe.parameters)
+
+
+def _inside(frame: Frame, known: Roles) -> Iterator[Choice]:
+    for children in frame.children.values():
+        for child in children:
+            yield from (child.choice[value] for value in child.graph.inputs if value in known.stacked)
+            yield from _inside(child, known)
+
+
+def _lie(choice: Choice, cut: Cut) -> Iterator[Use]:
+    if cut == "free":
+        return
+    if cut == "whole" or _can(choice, cut):
+        yield pin(choice, lambda placement: _is_cut(placement, cut))
+
+
+def _can(choice: Choice, cut: Cut) -> bool:
+    return any(_is_cut(holding.base, cut) for holding in choice.domain.holdings)
+
+
+def _is_cut(placement: Placement, cut: Cut) -> bool:
+    across, within = components(placement)
+    wanted = (cut in ("across", "both"), cut in ("within", "both"))
+    return all(
+        isinstance(p, Shard) if yes else p == R for p, yes in zip((across, within), wanted, strict=True)
+    )
+
+
+def _batch(placement: Placement) -> bool:
+    return all(isinstance(p, Shard) and p.dim == 0 for p in components(placement))
+
+
+def _batch_across(placement: Placement) -> bool:
+    across, within = components(placement)
+    return isinstance(across, Shard) and across.dim == 0 and within == R

@@ -1,0 +1,261 @@
+"""Which devices take part on two mesh axes, and whether two are better than one.
+
+    GridChoosing   branch and bound over parts of the fleet, as on one axis (`shardwright.synth.subfleets`)
+    better         of a plan on one axis and one on two, with one certificate that covers both
+
+A plan on one axis is a rival: a part of the fleet is not planned on two axes where its bound proves that it
+cannot beat the rival by more than the gap with which a certificate is content.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from shardwright.cost.fleet import Fleet
+from shardwright.cost.grid_model import GridModel
+from shardwright.cost.model import CostModel
+from shardwright.cost.subfleet import subfleet
+from shardwright.ir.graph import Graph
+from shardwright.synth.alternate import Synthesis
+from shardwright.synth.bounds import ENOUGH
+from shardwright.synth.factors import Use
+from shardwright.synth.fallback import fits
+from shardwright.synth.grid.alternate import GridSearch, is_mesh
+from shardwright.synth.judge import Look
+from shardwright.synth.rent import too_small
+from shardwright.synth.space import Space
+from shardwright.synth.subfleets import Choice, Members, unused
+from shardwright.synth.timer import Timer
+
+#: Parts of a fleet that are considered on two axes at most, the whole included.
+MOST_PARTS = 4
+
+#: What the plan says of the space that was searched.
+_BOTH = "programs of one mesh axis and of two were searched, and the bound is of both"
+_ONE = "the bound is of two mesh axes too, of which no program was worth searching for"
+
+#: What pins choices of a space.
+Pinned: TypeAlias = Callable[[Space], Sequence[Use]]
+
+
+class _Part:
+    """A part of the fleet, with what is known of its plans on two axes so far.
+
+    Attributes:
+        bound_s: what no plan costs less than.
+        looked: how well it is bounded: 0 not at all, 1 by arithmetic, 2 by the best program at its floors.
+        unfinished: whether it was planned briefly and memory was in the way.
+        impossible: whether it is too small for any program.
+    """
+
+    def __init__(self, fleet: Fleet, members: Members) -> None:
+        whole = len(members) == len(fleet.devices)
+        self.members = members
+        self.fleet = fleet if whole else subfleet(fleet, members, fleet.name)
+        self.grid: GridModel | None = None
+        self.search: GridSearch | None = None
+        self.bound_s, self.looked = 0.0, 0
+        self.found: Synthesis | None = None
+        self.fits = self.unfinished = self.impossible = False
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Devices of every node."""
+        return tuple(len(node.devices) for node in self.fleet.nodes)
+
+    @property
+    def limits(self) -> list[int]:
+        """Bytes of memory of every device."""
+        return [device.type.memory_bytes for device in self.fleet.devices]
+
+    @property
+    def cost_s(self) -> float:
+        """What its plan costs; infinite where there is none."""
+        return math.inf if self.found is None else self.found.cost_s
+
+    def beats(self, other: _Part | None) -> bool:
+        """Whether its plan is better: one that fits into memory is better than any that does not."""
+        return other is None or (self.fits, -self.cost_s) > (other.fits, -other.cost_s)
+
+
+def on_grid(fleet: Fleet, parts: Sequence[Members]) -> tuple[Members, ...]:
+    """Those of the parts of a fleet that are considered on two axes, the whole first if it is one."""
+    some = (members for members in parts if is_mesh(_Part(fleet, members).fleet))
+    return tuple(members for members, _ in zip(some, range(MOST_PARTS), strict=False))
+
+
+class GridChoosing:
+    """The search on two axes for the best plan of a step, on the whole fleet or a part of it.
+
+    It can be taken up again: what is known of the parts stays.
+
+    Args:
+        graph: the step.
+        fleet: all devices.
+        timer: is told where time goes, and says when it is over.
+        parts: the parts to consider (see `on_grid`), the whole fleet first.
+        pinned: what pins choices.
+        look: what says how much memory a program takes.
+        known: prices on parts of the fleet, which other steps may have asked for before.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        fleet: Fleet,
+        timer: Timer,
+        parts: Sequence[Members],
+        pinned: Pinned = lambda space: (),
+        look: Look | None = None,
+        known: dict[Members, GridModel] | None = None,
+    ) -> None:
+        self._known = {} if known is None else known
+        self._graph, self._fleet, self._timer = graph, fleet, timer
+        self._pinned, self._look = pinned, look
+        self._spaces: dict[tuple[int, ...], Space] = {}
+        self._parts = [_Part(fleet, members) for members in parts]
+
+    def below(
+        self, below_s: float = math.inf, rival: Choice | None = None, *, briefly: bool = False
+    ) -> Choice | None:
+        """The best plan on two axes or that of a rival.
+
+        Args:
+            below_s: what a plan of the step, changed in another way, costs that fits.
+            rival: a plan on one axis.
+            briefly: what does not fit is not searched around: it may be later.
+
+        Returns:
+            The better of it and the rival; None if there is no rival and none is worth searching for.
+
+        Raises:
+            PlanError: no program keeps to the pins.
+        """
+        made, timer = self._parts, self._timer
+        target_s = below_s * (1 - ENOUGH)
+        # What does not fit rules nothing out.
+        if rival is not None and fits(rival.found, rival.model):
+            target_s = min(target_s, rival.found.cost_s * (1 - ENOUGH))
+        best: _Part | None = None
+        queue: list[tuple[float, int]] = []
+        for number, part in enumerate(made):
+            if (part.found is None or part.unfinished) and not part.impossible:
+                queue.append((part.bound_s, number))
+            elif part.fits and part.beats(best):
+                best = part
+        heapq.heapify(queue)
+        while queue and not (timer.late() and (best is not None or rival is not None or below_s < math.inf)):
+            bound_s, number = heapq.heappop(queue)
+            part = made[number]
+            least_s = best.cost_s if best is not None and best.fits else math.inf
+            if bound_s >= target_s or bound_s >= least_s * (1 - 1e-9):
+                break
+            if number and not briefly and too_small(self._graph, part.limits):
+                part.impossible = True
+                continue
+            if part.looked < 2:
+                self._look_at(part, min(target_s, least_s))
+                heapq.heappush(queue, (part.bound_s, number))
+                continue
+            self._plan(part, min(target_s, least_s), briefly=briefly)
+            best = part if part.beats(best) else best
+            if part.unfinished and rival is None:
+                break  # the step changed in another way may fit, which makes other parts' bounds enough
+        if best is None or not best.fits:
+            if below_s < math.inf and not briefly:
+                return self._chosen(None, rival)
+            # What costs least without a limit of memory says most about what would fit.
+            for part in made:
+                best = part if part.found is not None and part.beats(best) else best
+        return self._chosen(best, rival)
+
+    @property
+    def space(self) -> Space:
+        """The programs on the whole fleet, or the first part that was looked at."""
+        if not self._spaces:
+            self._look_at(self._parts[0], math.inf)
+        return next(iter(self._spaces.values()))
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a part was planned briefly and memory was in the way."""
+        return any(part.unfinished for part in self._parts)
+
+    @property
+    def crowded(self) -> tuple[float, int]:
+        """Of the best program without a limit: the largest part of its memory a device takes; its devices."""
+        tried = [
+            (part.search, len(part.members))
+            for part in self._parts
+            if part.search is not None and part.found is not None
+        ]
+        if not tried:
+            return 0.0, 1
+        least, devices = min(tried, key=lambda each: each[0].free_s)
+        return least.crowded, devices
+
+    def _look_at(self, part: _Part, target_s: float) -> None:
+        """A better bound of a part."""
+        if part.search is None:
+            if part.members not in self._known:
+                self._known[part.members] = GridModel(CostModel(part.fleet))
+            part.grid = self._known[part.members]
+            with self._timer.search():
+                if part.nodes not in self._spaces:
+                    self._spaces[part.nodes] = Space(self._graph, part.nodes)
+            space = self._spaces[part.nodes]
+            pinned = tuple(self._pinned(space))
+            part.search = GridSearch(self._graph, space, part.grid, self._timer, pinned, self._look)
+            part.bound_s = part.search.arithmetic_s()
+        else:
+            part.bound_s = max(part.bound_s, part.search.bound(target_s))
+        part.looked += 1
+
+    def _plan(self, part: _Part, most_s: float, *, briefly: bool) -> None:
+        assert part.search is not None and part.grid is not None, "it was looked at"
+        part.found = part.search.plan(most_s, briefly=briefly)
+        part.fits = fits(part.found, part.grid.model)
+        part.unfinished = briefly and part.found.dearer
+        part.bound_s = max(part.bound_s, part.found.bound_s)
+
+    def _chosen(self, best: _Part | None, rival: Choice | None) -> Choice | None:
+        made = self._parts
+        # Of a plan that fits, the bound is that of all that fit: parts too small for any have no say.
+        fitting = best is not None and best.fits
+        least_s = min(part.bound_s for part in made if not (fitting and part.impossible))
+        if best is None or best.found is None or best.grid is None:
+            if rival is None:
+                return None
+            notes = (*rival.found.notes, _ONE)
+            return replace(rival, found=replace(_bounded(rival.found, least_s), notes=notes))
+        searched = [part.found for part in made if part.found is not None]
+        found = replace(
+            _bounded(best.found, least_s),
+            expanded=sum(each.expanded for each in searched),
+            searches=sum(each.searches for each in searched),
+        )
+        chosen = Choice(found, best.members, best.grid.model, unused(self._fleet, best, made))
+        return chosen if rival is None else better(rival, chosen)
+
+
+def better(one: Choice, two: Choice) -> Choice:
+    """The better of a plan on one axis and one on two; its bound covers both spaces."""
+    fitting = fits(one.found, one.model), fits(two.found, two.model)
+    cheaper = two.found.cost_s < one.found.cost_s * (1 - 1e-9)
+    best = two if (fitting[1] and not fitting[0]) or (fitting[0] == fitting[1] and cheaper) else one
+    found = replace(
+        _bounded(best.found, min(one.found.bound_s, two.found.bound_s)),
+        notes=(*best.found.notes, _BOTH),
+        expanded=one.found.expanded + two.found.expanded,
+        searches=one.found.searches + two.found.searches,
+    )
+    return replace(best, found=found)
+
+
+def _bounded(found: Synthesis, bound_s: float) -> Synthesis:
+    free_s = None if found.free_s is None else min(found.free_s, bound_s)
+    return replace(found, bound_s=min(found.cost_s, found.bound_s, bound_s), free_s=free_s)

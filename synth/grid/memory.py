@@ -1,0 +1,280 @@
+"""Programs on two mesh axes within the devices' memory, and what none of them can be cheaper than.
+
+As on one axis (`synth/budgets.py`, `within.py`) memory enters the search as rent, see `synth/grid/rent.py`.
+What fills the fullest device of a program that does not fit pays, too, when the search goes on. The linear
+programs of the shares know nothing of memory; shares in proportion to it are tried where theirs do not fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from shardwright.cost.bill import Item, bill
+from shardwright.cost.grid_model import GridModel, Settled
+from shardwright.cost.memory import Peaks, peaks_by_device, stored
+from shardwright.cost.share_cost import Floats
+from shardwright.cost.tenants import keys_made, keys_read
+from shardwright.ir.graph import Graph, Value, value_types
+from shardwright.ir.placement import Placement, region
+from shardwright.ir.program import Loop, Move, Program
+from shardwright.synth.budgets import Limits
+from shardwright.synth.emit import emit
+from shardwright.synth.factors import Factor, Use
+from shardwright.synth.grid.rent import GridRents, Portion, least_portions, portions
+from shardwright.synth.grid.solve import GridSolver
+from shardwright.synth.judge import MOST_LOOKS, Judge
+from shardwright.synth.pricing import Prices
+from shardwright.synth.rent import too_small
+from shardwright.synth.solve import Solution
+from shardwright.synth.space import Space
+from shardwright.synth.timer import Timer
+
+#: Rents tried, as multiples of (cost of the best program / memory of all devices). Far higher ones drown what
+#: programs cost in what `_ENOUGH` leaves open.
+_SCALES = tuple(4.0**k for k in range(-2, 5))
+
+#: Times that the range of rents around the least one that helps is cut in two; steps of the ascent.
+_HALVINGS, _ASCENTS = 2, 4
+
+#: How far a rented program may be from the best under its rent, as a part of what it costs.
+_ENOUGH = 1e-3
+
+
+def crowd(program: Program, graph: Graph, ratios: Sequence[float], device: int) -> tuple[Value, ...]:
+    """Tensors that a device has in memory when it is fullest, as far as a step's own instructions tell.
+
+    A loop has its operands and results throughout.
+    """
+    written, types = stored(graph), value_types(graph)
+    span: dict[tuple[int, Placement], list[int]] = {}
+    for time, instruction in enumerate(program.instructions):
+        for key in keys_read(instruction, graph):
+            if key in span:
+                span[key][1] = time
+        for key in keys_made(instruction, graph):
+            span.setdefault(key, [time, time])
+    change = np.zeros(len(program.instructions) + 1)
+    nbytes: dict[tuple[int, Placement], float] = {}
+    for (index, placement), (first, last) in span.items():
+        if index in written or isinstance(program.instructions[first], Loop | Move):
+            shape = [n for _, n in region(types[index].shape, placement, device, ratios)]
+            nbytes[index, placement] = types[index].nbytes * math.prod(shape) / max(types[index].size, 1)
+            change[first] += nbytes[index, placement]
+            change[last + 1] -= nbytes[index, placement]
+    moment = int(np.cumsum(change).argmax())
+    alive = {
+        index
+        for (index, placement) in nbytes
+        if span[index, placement][0] <= moment <= span[index, placement][1]
+    }
+    return tuple(value for value in graph.values() if value.index in alive)
+
+
+@dataclass(frozen=True, slots=True)
+class GridCandidate:
+    """A program at ratios, with what it costs and the memory it takes."""
+
+    solution: Solution
+    prices: Prices
+    program: Program
+    items: tuple[Item, ...]
+    ratios: tuple[float, ...]
+    cost_s: float
+    memory: Peaks
+    over: float
+
+    @property
+    def fits(self) -> bool:
+        """By the judge's present budgets."""
+        return self.over <= 1
+
+    def beats(self, other: GridCandidate) -> bool:
+        """Whether it is better: what fits is better than what does not."""
+        if self.fits and other.fits:
+            return self.cost_s < other.cost_s * (1 - 1e-9)
+        return self.over < other.over
+
+
+class Pricing(Protocol):
+    """What the search on two axes knows of costs."""
+
+    def prices(self, ratios: tuple[float, ...]) -> Prices:
+        """At some ratios."""
+        ...
+
+    def best_ratios(
+        self, solution: Solution, prices: Prices, start: tuple[float, ...]
+    ) -> tuple[tuple[float, ...], float]:
+        """The ratios at which a program costs least, and what it costs there."""
+        ...
+
+
+class GridRenting:
+    """Looks for programs that fit.
+
+    Args:
+        graph: the step.
+        space: its programs.
+        grid: their prices.
+        judge: says what fits.
+        timer: is told where time goes, and says when it is over.
+        extra: factors that pin choices.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        space: Space,
+        grid: GridModel,
+        judge: Judge,
+        timer: Timer,
+        extra: Sequence[Use] = (),
+    ) -> None:
+        self.graph, self.space, self.grid, self.judge, self.timer = graph, space, grid, judge, timer
+        self.limits = Limits.of(grid.model)
+        self._rents: GridRents | None = None
+        self.searches = self.expanded = 0
+        self._extra = tuple(extra)
+        self._crowd: tuple[Value, ...] = ()
+        self._made: GridSolver | None = None
+        self._latest: tuple[int, ...] | None = None
+
+    @property
+    def rents(self) -> GridRents:
+        """What tensors pay, of what pays so far."""
+        if self._rents is None:
+            self._rents = GridRents(self.graph, self.space, self._crowd)
+        return self._rents
+
+    def candidate(self, solution: Solution, prices: Prices, ratios: tuple[float, ...]) -> GridCandidate:
+        """A solution as a program at some ratios."""
+        program = emit(self.space, solution.assignment, prices)
+        items = bill(program, self.graph, Settled(self.grid, ratios))
+        cost_s = sum(item.weight * float(item.cost.constant.max()) for item in items)
+        memory = self._memory(program, ratios)
+        over = self.judge.over(memory, ratios)
+        return GridCandidate(solution, prices, program, tuple(items), ratios, cost_s, memory, over)
+
+    def _memory(self, program: Program, ratios: tuple[float, ...]) -> Peaks:
+        """By the model; of a step that fits anyway, an upper bound."""
+        if self.judge.roomy:
+            return Peaks(tuple(int(b) for b in self.judge.footprint(program).peak(np.asarray(ratios))))
+        return peaks_by_device(program, self.graph, ratios)
+
+    def fitting(self, best: GridCandidate, pricing: Pricing, most_s: float) -> GridCandidate:
+        """The best that fits as it will run, or else the smallest found.
+
+        Args:
+            best: what costs least if memory is no limit.
+            pricing: knows what costs what, and which shares a program likes.
+            most_s: a program that costs more is of no use.
+        """
+        free = best
+        for rounds in range(MOST_LOOKS + 1):
+            with self.timer.ratios():
+                seen = self.judge.peaks(best.program, best.ratios, best.memory)
+                over = self.judge.excess(seen)
+            if over <= 1 or rounds == MOST_LOOKS or self.timer.late() or best.cost_s >= most_s:
+                return replace(best, memory=seen, over=over)
+            if rounds and not best.fits:
+                if not self._crowded(best):
+                    return replace(best, memory=seen, over=over)
+            else:
+                self.judge.learn(seen, best.ratios, best.memory, rounds)
+            again = replace(free, over=self.judge.over(free.memory, free.ratios))
+            best = self._rented(again, pricing, most_s)
+        raise AssertionError("the last round returns")
+
+    def _crowded(self, best: GridCandidate) -> bool:
+        """Have what fills the fullest device pay rent, too; whether that is any more than before."""
+        device = int((np.asarray(best.memory.bytes) / self.limits.nbytes).argmax())
+        more = dict.fromkeys((*self._crowd, *crowd(best.program, self.graph, best.ratios, device)))
+        if len(more) == len(self._crowd):
+            return False
+        self._crowd = tuple(more)
+        self._rents = self._made = None
+        return True
+
+    def _rented(self, best: GridCandidate, pricing: Pricing, most_s: float) -> GridCandidate:
+        """The cheapest program under rent that fits by the model, or else the smallest."""
+        limits = self.limits.nbytes
+        if too_small(self.graph, limits):
+            return best
+        unit = best.cost_s / sum(limits)
+        options = (best.ratios, tuple(limit / sum(limits) for limit in limits))
+
+        def at(scale: float) -> bool:
+            nonlocal best
+            for ratios in dict.fromkeys(options):
+                prices = pricing.prices(ratios)
+                portion = portions(self.grid.mesh, ratios, self.limits.smallest)
+                solution = self._solve(prices, portion, scale * unit)
+                with self.timer.ratios():
+                    here = self.candidate(solution, prices, ratios)
+                best = here if here.beats(best) else best
+                if here.fits:
+                    return True
+            return False
+
+        low, high = -1, len(_SCALES) - 1
+        if not at(_SCALES[high]) or best.cost_s >= most_s:
+            return best
+        while high - low > 1 and not self.timer.late():
+            middle = (low + high) // 2
+            low, high = (low, middle) if at(_SCALES[middle]) else (middle, high)
+        least, most = (_SCALES[low] if low >= 0 else 0.0), _SCALES[high]
+        for _ in range(_HALVINGS):
+            if self.timer.late():
+                break
+            scale = math.sqrt(least * most) if least else most / 4
+            least, most = (least, scale) if at(scale) else (scale, most)
+        liked, _ = pricing.best_ratios(best.solution, best.prices, best.ratios)
+        with self.timer.ratios():
+            there = self.candidate(best.solution, best.prices, liked)
+        return there if there.fits and there.beats(best) else best
+
+    def bound(self, floors: Prices, loose_s: float, cost_s: float) -> float:
+        """A lower bound on the cost of every program that fits, whatever its ratios.
+
+        Args:
+            floors: what every instruction costs at least.
+            loose_s: a bound already.
+            cost_s: of a program that fits.
+        """
+        limits, portion = self.limits.nbytes, least_portions(self.grid.mesh)
+        best, at = loose_s, np.zeros(2)
+        scale = np.array([cost_s / sum(limits), cost_s / min(limits)])
+        for turn in range(_ASCENTS):
+            if self.timer.late() or best >= cost_s * (1 - _ENOUGH):
+                break
+            rents = self.rents.seconds(portion, at[0], at[1], kept=False)
+            found = self._search(floors, rents)
+            value = found.bound_s + self.rents.constant_s(at[0], at[1], limits)
+            best = max(best, value)
+            # Polyak's step: as if the optimum were the cost of the program at hand.
+            excess = self.rents.excess(found.assignment, portion, limits) * scale
+            direction = np.where((at <= 0) & (excess < 0), 0.0, excess)
+            norm = float(direction @ direction)
+            if not norm:
+                break
+            at = np.maximum(at + scale * 0.9**turn * max(cost_s - value, 0.0) * direction / norm, 0.0)
+        return min(best, cost_s)
+
+    def _solve(self, prices: Prices, portion: Portion, rent_s: float) -> Solution:
+        """The cheapest program with `rent_s` per byte on all devices, and as much for all of the smallest."""
+        devices = len(self.limits.nbytes)
+        return self._search(prices, self.rents.seconds(portion, rent_s, rent_s * devices, kept=True))
+
+    def _search(self, prices: Prices, rents: Mapping[Factor, Floats]) -> Solution:
+        with self.timer.search():
+            if self._made is None:
+                self._made = GridSolver(self.space, (*self._extra, *self.rents.uses))
+            found = self._made.solve(prices, self.timer.late, self._latest, _ENOUGH, rents=rents)
+        self.searches, self.expanded = self.searches + 1, self.expanded + found.expanded
+        self._latest = found.assignment
+        return found

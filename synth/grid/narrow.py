@@ -1,0 +1,299 @@
+"""Narrowing down what two mesh axes leave: messages, there and back through mini-buckets, A*.
+
+What a problem leaves once its simple choices are out (`shardwright.synth.grid.solve`) is narrowed down until
+the bound meets the best assignment found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from shardwright.cost.share_cost import Floats
+from shardwright.synth.dual import Dual
+from shardwright.synth.eliminate import eliminate, live, record
+from shardwright.synth.fold import Folded, Scope, cook, fold
+from shardwright.synth.grid.buckets import Bounds, Buckets
+from shardwright.synth.grid.prune import Dominated
+from shardwright.synth.order import full_order
+from shardwright.synth.prune import Kept
+from shardwright.synth.search import MOST_NODES, Layer, a_star
+from shardwright.synth.stages import Core, Stage
+
+#: Most sweeps of messages, from nothing and from messages that were right at other prices; and the part of
+#: the bound that a round of them must add to go on.
+MOST_SWEEPS, FEW_SWEEPS, ENOUGH = 64, 16, 5e-4
+
+#: Largest tables of the ways there and back, the next where one no longer leaves out much; and rounds of
+#: messages at most.
+_CELLS, MOST_ROUNDS = (1 << 14, 1 << 16, 1 << 18), 4
+
+#: What assignments are assumed to cost at most: a part above the bound, and the factor by which that grows
+#: where it was easily settled.
+_SLACK, _MORE_SLACK = 0.01, 2.0
+
+#: A way there and back is worth repeating while it leaves out such a part of the values.
+_PROGRESS = 0.02
+
+#: Of more values than these, larger tables and A* say little for their time.
+_FEW_VALUES = 2_000
+
+#: What stands for "impossible", in units of the largest cost at hand; a power of two.
+_NEVER = 2.0**14
+
+#: A* has tables of so many cells to guide it, and expands so many nodes at most.
+MOST_CELLS, _MOST_NODES = 1 << 20, 1_000
+
+#: Bounds that are so close to a cost are equal to it.
+_CLOSE = 1e-9
+
+
+class Memory:
+    """What one solution leaves for the next, at other prices: messages, an order, what dominates what."""
+
+    def __init__(self) -> None:
+        self.stage: Stage | None = None
+        self.messages: dict[tuple[object, ...], list[Floats]] = {}
+        self.order: list[int] = []
+        self.dominated = Dominated()
+
+    def of(self, stage: Stage) -> Memory:
+        """The memory, empty if it was of something else."""
+        if self.stage is not stage:
+            self.stage, self.messages, self.order, self.dominated = stage, {}, [], Dominated()
+        return self
+
+
+class Search:
+    """Search in the core of a problem.
+
+    Attributes:
+        seconds: what the best assignment costs, infinite while there is none.
+        best: its value of every choice of the core.
+        proven: no assignment costs less.
+        expanded, width: see `Solution`.
+    """
+
+    def __init__(self, core: Core, kept: Kept, memory: Memory, stop: Callable[[], bool]) -> None:
+        self.core, self.kept, self.stop = core, kept, stop
+        self.memory = memory
+        self.seconds, self.proven = math.inf, -math.inf
+        self.best: list[int] = []
+        self._messages, self._looks = self.memory.messages, 0
+        #: Whether any program is better than none.
+        self._eager = False
+        self.expanded = self.width = 0
+
+    def offer(self, values: Sequence[int]) -> None:
+        """Keep an assignment of the core if it is better than the best."""
+        folded = self.core.folded
+        seconds = self.core.constant + sum(
+            float(self.core.cooked[recipe][tuple([values[v] for v in scope])])
+            for scope, recipe in zip(folded.scopes, folded.recipe_of, strict=True)
+        )
+        if seconds < self.seconds:
+            self.seconds, self.best = seconds, list(values)
+
+    def run(self, enough: float, target_s: float, rounds: int) -> None:
+        """Narrow down what is left until the bound meets the best assignment, or nothing helps any more.
+
+        What assignments may cost is assumed to be little more than the bound. Either one is found that does
+        not cost more, and is the best; or there is none, which makes a better bound.
+        """
+        sweeps, slack = FEW_SWEEPS if self.memory.messages else MOST_SWEEPS, _SLACK
+        for _ in range(rounds):
+            rest = _Rest(self.core, self.kept, self._swept(sweeps), self.memory)
+            self._look_at(rest, rest.some, _CELLS[0], self.seconds)
+            settled = True
+            while settled and not (self._done(enough) or self.proven >= target_s or self._late()):
+                assumed = self.proven + slack * max(abs(self.proven), rest.scale * 1e-6)
+                assumed = min(self.seconds, assumed if assumed < rest.scale else math.inf)
+                looks = self._looks
+                settled = self._assume(rest, assumed)
+                if settled:  # up to the rounding of tables, some 1e-8 of the cost at most
+                    self._prove(assumed)
+                slack *= _MORE_SLACK if self._looks == looks + 1 else 1.0
+            if settled or self._late():
+                break
+            rest.leave_out(self.kept)
+            sweeps = MOST_SWEEPS
+        if not self.best and math.isfinite(self.proven):
+            rest = _Rest(self.core, self.kept, self._swept(0), self.memory)
+            self._eager = True
+            self._look_at(rest, rest.some, _CELLS[0], self.seconds)
+            if not self.best:
+                self._searched(rest, rest.some, MOST_NODES)
+
+    def _done(self, enough: float) -> bool:
+        if self.seconds <= self.proven * (1 + _CLOSE):
+            self.proven = self.seconds
+        return self.proven >= self.seconds * (1 - enough)
+
+    def _swept(self, sweeps: int) -> Dual:
+        """Messages of what is left, as those of the last time after some sweeps."""
+        dual, names = _dual(self.core.folded, self.kept)
+        nothing = dual.bound()
+        for number, (name, kinds) in enumerate(names):
+            if name in self._messages:
+                full = self._messages[name]
+                values = [self.kept.values[kind] for kind in kinds]
+                dual.start_from(number, [m[v] for m, v in zip(full, values, strict=True)])
+        if dual.bound() < nothing:  # the other prices were too different
+            dual, names = _dual(self.core.folded, self.kept)
+            sweeps = max(sweeps, MOST_SWEEPS if sweeps else 0)
+        # Messages of other prices are nearly right everywhere: no round of sweeps adds much at once.
+        dual.rise(sweeps, -1.0 if sweeps == FEW_SWEEPS else ENOUGH, self.stop)
+        for number, (name, kinds) in enumerate(names):
+            full = self._messages.setdefault(name, [np.zeros(self.core.sizes[k]) for k in kinds])
+            for whole, kind, message in zip(full, kinds, dual.kinds[number].messages, strict=True):
+                whole[self.kept.values[kind]] = message
+        if self._messages is self.memory.messages:  # what fewer values say later is of no use at other prices
+            self._messages = {name: [m.copy() for m in full] for name, full in self._messages.items()}
+        return dual
+
+    def _assume(self, rest: _Rest, assumed: float) -> bool:
+        """Look for the best assignment that costs no more than assumed.
+
+        Returns:
+            Whether it was found, or there is none.
+        """
+        some = rest.copy()
+        for cells in _CELLS[1:]:
+            before = math.inf
+            if cells == _CELLS[-1] and sum(map(len, some.values)) > _FEW_VALUES:
+                return False  # messages have to say more first
+            while sum(map(len, some.values)) < before * (1 - _PROGRESS):
+                before = sum(map(len, some.values))
+                if self._look_at(rest, some, cells, assumed):
+                    return True
+                if self._late():
+                    return False
+        bound, settled = self._searched(rest, some)
+        self._prove(min(bound, assumed))
+        return settled
+
+    def _look_at(self, rest: _Rest, some: Kept, cells: int, assumed: float) -> bool:
+        """There and back through some values; leave out those that cost more than assumed.
+
+        Returns:
+            Whether nothing is left to be found among them.
+        """
+        self._looks += 1
+        scale = self.seconds if math.isfinite(self.seconds) else rest.scale
+        buckets = Buckets(some, rest.order, cells, scale * _NEVER)
+        found = buckets.bounds()
+        bound = self.core.constant + found.bound
+        if found.exact or math.isfinite(assumed) or self._eager:
+            self.offer(rest.original(buckets.greedy(), some))
+        possible = _keep(some, found, assumed * (1 + _CLOSE) - bound)
+        self._prove(min(bound, assumed) if possible else assumed)
+        return found.exact or not possible or bound >= assumed
+
+    def _prove(self, bound: float) -> None:
+        self.proven = max(self.proven, min(bound, self.seconds))
+
+    def _late(self) -> bool:
+        """Whether time is over, and there is something to show."""
+        return bool(self.best) and self.stop()
+
+    def _searched(self, rest: _Rest, some: Kept, nodes: int = _MOST_NODES) -> tuple[float, bool]:
+        """A* among some values, which offers what it finds: a bound on them, and whether that is settled."""
+        folded = rest.stage.folded
+        sizes = [len(values) for values in some.values]
+        order = [v for v in rest.order if sizes[folded.class_of[v]] > 1]
+        tape = record(folded, sizes, sizes, order, MOST_CELLS)
+        done = eliminate(tape, some)
+        found = a_star([Layer(folded.class_of, some.values, done)], nodes, self._late)
+        least = self.core.constant + float(done.constant)
+        if found is None:  # all impossible, or none found
+            return least, not math.isfinite(least)
+        self.expanded, self.width = self.expanded + found.expanded, tape.width
+        kinds = zip(found.assignment, folded.class_of, strict=True)
+        self.offer([int(rest.values[kind][value]) for value, kind in kinds])
+        return self.core.constant + found.bound, found.cost <= found.bound
+
+
+class _Rest:
+    """What is left of a problem, as its messages say it.
+
+    Attributes:
+        stage: choices and terms that are left.
+        values: per class, values of the core that its tables are over.
+        some: of these, the values that still matter, and tables over them.
+        order: in which choices are eliminated.
+        scale: seconds that no useful program costs more than.
+    """
+
+    def __init__(self, core: Core, kept: Kept, dual: Dual, memory: Memory) -> None:
+        self.core = core
+        uses, tables = dual.reparametrised()
+        present = {v for _, scope in uses for v in scope}
+        folded = fold([(shade, v in present) for v, shade in enumerate(dual.shade_of)], uses)
+        cooked = cook(folded, tables)
+        self._kind_of = [core.folded.class_of[members[0]] for members in folded.classes]
+        self.values = [kept.values[kind] for kind in self._kind_of]
+        self.stage = Stage(folded, [len(values) for values in self.values])
+        self.some = Kept(folded, [len(values) for values in self.values], cooked)
+        self._cooked = cooked
+        finite = [float(np.where(np.isfinite(table), np.abs(table), 0.0).max()) for table in core.cooked]
+        self.scale = max(finite, default=0.0) + abs(core.constant) + abs(dual.bound()) or 1.0
+        sizes = [self.some.size(kind) for kind in range(len(self.values))]
+        scopes = live(folded, sizes)
+        placed = set(memory.order)
+        if any(v not in placed for scope in scopes for v in scope):
+            memory.order = full_order([sizes[kind] for kind in folded.class_of], scopes)
+        self.order = memory.order
+
+    def copy(self) -> Kept:
+        """The values that still matter, to be narrowed down further."""
+        copied = Kept(self.stage.folded, [len(values) for values in self.values], self._cooked)
+        for kind, values in enumerate(self.some.values):
+            copied.keep(kind, values)
+        return copied
+
+    def leave_out(self, kept: Kept) -> None:
+        """Leave out of the core's values those that none of a class's choices has left."""
+        of_kind: dict[int, set[int]] = {}
+        for kind, values, some in zip(self._kind_of, self.values, self.some.values, strict=True):
+            of_kind.setdefault(kind, set()).update(values[some].tolist())
+        for kind, values in of_kind.items():
+            if len(values) < kept.size(kind):
+                kept.keep(kind, np.array(sorted(values), dtype=np.intp))
+
+    def original(self, at: dict[int, int], some: Kept) -> list[int]:
+        """The core's value of every choice, from positions among the values of `some`."""
+        kinds = enumerate(self.stage.folded.class_of)
+        return [int(self.values[kind][some.values[kind][at.get(v, 0)]]) for v, kind in kinds]
+
+
+def _keep(some: Kept, found: Bounds, above: float) -> bool:
+    """Leave out values that exceed the bound by more; whether any are left of every class."""
+    for kind, excess in enumerate(found.of_value):
+        if excess is not None:
+            mine = np.flatnonzero(excess <= above)
+            if not len(mine):
+                return False
+            if len(mine) < len(excess):
+                some.keep(kind, some.values[kind][mine])
+    return True
+
+
+def _dual(folded: Folded, kept: Kept) -> tuple[Dual, list[tuple[tuple[object, ...], list[int]]]]:
+    """Messages of a problem, all nothing; and of every kind of factor its name and the classes it ties."""
+    numbers: dict[tuple[int, ...], int] = {}
+    tables: list[Floats] = []
+    uses: list[tuple[int, Scope]] = []
+    called: list[tuple[tuple[object, ...], list[int]]] = []
+    for scope, recipe in zip(folded.scopes, folded.recipe_of, strict=True):
+        kinds = tuple([folded.class_of[v] for v in scope])
+        key = kept.key(recipe, kinds)
+        if key not in numbers:
+            numbers[key] = len(numbers)
+            tables.append(kept.table(recipe, kinds))
+        uses.append((numbers[key], scope))
+        called.append(((recipe, *kinds), list(kinds)))
+    dual = Dual(folded.class_of, [kept.size(kind) for kind in folded.class_of], uses, tables)
+    by_kind = dict(zip(dual.kind_of_use(), called, strict=True))
+    return dual, [by_kind[number] for number in range(len(dual.kinds))]

@@ -1,0 +1,145 @@
+"""The best program on two mesh axes at one set of prices.
+
+    simple choices eliminated --> messages --> there and back through mini-buckets --> fewer values --> ...
+
+Choices tied to few others are eliminated as on one axis. Of what is left, the *core*, exact tables would not
+fit. Messages between factors move costs to where they arise (`shardwright.synth.dual`), after which
+mini-buckets bound what every value of every choice costs at least (`shardwright.synth.grid.buckets`). The
+values that cost more than a program may cost are left out, which makes tables smaller and bounds better,
+until no bucket has to be split: then the bound is the optimum. Where that does not come about by itself, A*
+finishes what is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.cost.share_cost import Floats
+from shardwright.ir.errors import PlanError
+from shardwright.synth.factors import Factor, Use
+from shardwright.synth.fold import Scope
+from shardwright.synth.grid.narrow import MOST_CELLS, MOST_ROUNDS, Memory, Search
+from shardwright.synth.pricing import Prices
+from shardwright.synth.solve import Solution, Solver
+from shardwright.synth.space import Space
+from shardwright.synth.stages import Core
+
+#: Most ties of a choice to eliminate before messages are passed, and its largest table.
+_STAGES = ((3, 1 << 17), (4, 1 << 20), (4, 1 << 20))
+
+
+class DualSolver:
+    """Solves one problem at any prices; see `shardwright.synth.solve.Solver` for the arguments."""
+
+    def __init__(
+        self,
+        domains: Sequence[Hashable],
+        sizes: Sequence[int],
+        uses: Sequence[tuple[int, Scope]],
+        stages: Sequence[tuple[int, int]] = _STAGES,
+    ) -> None:
+        self._solver = Solver(domains, sizes, uses, MOST_CELLS, stages)
+        self._memory = Memory()
+
+    def solve(
+        self,
+        tables: Sequence[Floats],
+        stop: Callable[[], bool] = lambda: False,
+        known: Sequence[int] | None = None,
+        enough: float = 0.0,
+        target_s: float = math.inf,
+        rounds: int = MOST_ROUNDS,
+    ) -> Solution | None:
+        """The cheapest assignment, and a bound on all: equal where the search ended by itself.
+
+        Args:
+            tables: of every factor.
+            stop: whether to stop before that.
+            known: an assignment that is thought to be good.
+            enough: part of its cost by which the bound may miss it.
+            target_s: a bound that is good enough whatever the best assignment costs.
+            rounds: of messages at most; one, for a bound without much ado.
+
+        Returns:
+            None where every assignment is impossible.
+        """
+        core = self._solver.core(tables)
+        if not math.isfinite(core.constant):
+            return None
+        memory = self._memory.of(core.stage)
+        kept = memory.dominated.prune(core.folded, core.sizes, core.cooked)
+        search = Search(core, kept, memory, stop)
+        if known is not None:
+            search.offer(known)
+        search.run(enough, target_s, rounds)
+        if not search.best:
+            return None
+        assignment = _completed(core, search.best)
+        return Solution(assignment, search.seconds, search.proven, search.expanded, search.width)
+
+
+class GridSolver:
+    """`DualSolver` for the choices and factors of a space on two axes.
+
+    Attributes:
+        factors: all factors, by number.
+    """
+
+    def __init__(self, space: Space, extra: Sequence[Use] = ()) -> None:
+        numbers: dict[Factor, int] = {}
+        uses = [(numbers.setdefault(u.factor, len(numbers)), u.scope) for u in (*space.uses, *extra)]
+        domains = [choice.domain for choice in space.choices]
+        self.factors = tuple(numbers)
+        self._solver = DualSolver(domains, [len(domain) for domain in domains], uses)
+
+    def solve(
+        self,
+        prices: Prices,
+        stop: Callable[[], bool] = lambda: False,
+        known: Sequence[int] | None = None,
+        enough: float = 0.0,
+        target_s: float = math.inf,
+        rents: Mapping[Factor, Floats] | None = None,
+        rounds: int = MOST_ROUNDS,
+    ) -> Solution:
+        """The cheapest program at `prices`, with `rents` in place of the tables of some factors.
+
+        See `DualSolver.solve` for the other arguments.
+
+        Raises:
+            PlanError: no assignment is possible at all.
+        """
+        tables = prices.tables(self.factors)
+        if rents:
+            tables = [rents.get(factor, table) for factor, table in zip(self.factors, tables, strict=True)]
+        found = self._solver.solve(tables, stop, known, enough, target_s, rounds)
+        if found is None:
+            raise PlanError(
+                place="search",
+                reason="no program of this space carries out the step",
+                remedy="Please report the step: its rules contradict each other",
+            )
+        return found
+
+
+def _completed(core: Core, values: Sequence[int]) -> tuple[int, ...]:
+    """An assignment of the core with the best of all choices that were eliminated before."""
+    found = list(values)
+    known: dict[tuple[object, ...], int] = {}
+    for layer in reversed(core.done):
+        done = layer.elimination.done
+        for bucket in reversed(layer.elimination.tape.buckets):
+            key = (id(layer), *[(number, *[found[u] for u in rest]) for number, rest in bucket.parts])
+            if key not in known:
+                total: NDArray[np.float64] = np.zeros(())
+                for number, rest in bucket.parts:
+                    at = [slice(None), *[found[u] for u in rest]]
+                    for table, axes in done[number].sources:
+                        total = total + table[tuple([at[axis] for axis in axes])]
+                known[key] = int(np.argmin(total)) if total.ndim else 0
+            found[bucket.choice] = known[key]
+    return tuple(found)
