@@ -4,10 +4,10 @@
     python -m bench.search --rows 'depth|hap_testbed' --repeat 1  some rows, the others stay as they are
 
 Every figure comes from fresh processes, each of which traces a step once, cold, and plans it: medians. Rows
-are the full-size examples on a fleet, GPT-2 by depth (unrolled and scanned), by the number of devices, and on
-two mesh axes. Written row by row to bench/results/search.json and .md, with the machine's load at each, and
-to docs/benchmarks.md; drawn to docs/planning-time.svg. `python -m bench.compare OLD.json NEW.json` compares
-two runs.
+are the full-size examples on a fleet, GPT-2 by depth (unrolled and scanned), by the number of devices, GPT-2
+and Llama-3-8B on two mesh axes, and Llama-2-7B on devices of less and less memory. Written row by row to
+bench/results/search.json and .md, with the machine's load at each, and to docs/benchmarks.md; drawn to
+docs/planning-time.svg. `python -m bench.compare OLD.json NEW.json` compares two runs.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ UNROLLED = (12, 24, 48)
 SCANNED = (12, 48, 96)
 DEVICES = (64, 512, 4096)
 CLASSES = ("A100-40GB", "V100-16GB", "P100-16GB", "T4")
+#: What Llama-3-8B is planned for on two axes: bfloat16 with adam in float32 keeps 96 GB of state.
+MIXED = "32 A100 + 32 V100"
+#: Gigabytes of each of eight devices for Llama-2-7B, whose state takes 40 GB.
+BUDGETS = (40, 24, 16)
 #: Sequences per step at which GPT-2 of 12 layers fits the testbed's memory; by depth, 96 layers and so many
 #: tokens a sequence: what a device keeps of one sequence of 1,024 tokens in 48 layers is more than its 16 GB.
 BATCH, TOKENS = 16, 256
@@ -56,13 +60,13 @@ PICTURE = ROOT / "docs" / "planning-time.svg"
 PAGE = ROOT / "docs" / "benchmarks.md"
 SHOWN = (
     "model", "fleet", "trace_s", "search_s", "ratio_s", "planning_over_trace", "expanded", "search_gap",
-    "gap", "peak_MiB",
+    "gap", "fits", "peak_MiB",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is planned; `layers` is None for the example as it is."""
+    """What is planned; `layers` is None for the example as it is, `factory` for the one of `FACTORY`."""
 
     group: str
     model: str
@@ -72,6 +76,7 @@ class Case:
     batch: int | None = None
     tokens: int | None = None
     axes: Literal[1, 2] = 1
+    factory: str | None = None
 
     @property
     def name(self) -> str:
@@ -80,7 +85,8 @@ class Case:
         batch = "" if self.batch is None else f", batch {self.batch}"
         tokens = "" if self.tokens is None else f" of {self.tokens} tokens"
         axes = ", two axes" * (self.axes == 2)
-        return f"{self.model}{layers}{' scanned' * self.scan}{batch}{tokens}{axes}"
+        model = self.factory or self.model
+        return f"{model}{layers}{' scanned' * self.scan}{batch}{tokens}{axes}"
 
 
 CASES = (
@@ -91,14 +97,33 @@ CASES = (
     Case("memory", "gpt2", "hap_testbed", 48),
     *(Case("devices", "gpt2", f"{devices} devices") for devices in DEVICES),
     *(Case("axes", "gpt2", fleet, axes=2) for fleet in ("2 x 4", "8 x 8")),
+    *(Case("axes", "gpt2", fleet, 12, batch=BATCH, axes=2) for fleet in ("2 x 4", "8 x 8")),
+    *(Case("axes", "llama3", MIXED, axes=2, factory=each) for each in ("base_scan", "base")),
+    *(
+        Case("budgets", "llama3", f"8 devices of {memory} GB", factory=each)
+        for each in ("llama2_scan", "llama2")
+        for memory in BUDGETS
+    ),
 )
 
 
 def fleet_of(name: str) -> Fleet:
-    """An example fleet; "N devices" in four classes, in nodes of eight; or "N x D": nodes of D V100."""
+    """An example fleet, or one of these.
+
+    "N devices": of four classes, in nodes of eight. "N x D": N nodes of D V100. `MIXED`: nodes of eight with
+    80 and with 32 GB. "N devices of M GB": one node, with the rates of an A100.
+    """
     link = {"bandwidth": "16 GB/s", "latency": "10 us"}
     network = {"bandwidth": "100 Gbit/s", "latency": "10 us"}
-    if name.endswith(" devices"):
+    if name == MIXED:
+        kinds = ("A100-SXM-80GB", "V100-SXM2-32GB")
+        nodes = [{"count": 4, "devices": {"type": kind, "count": 8}, "link": link} for kind in kinds]
+    elif name.endswith(" GB"):
+        count, memory = int(name.split()[0]), name.split(" of ")[1]
+        kind = {"name": f"{memory} device", "flops": "19.5 TFLOP/s", "bfloat16": "312 TFLOP/s"}
+        kind |= {"memory_bandwidth": "1555 GB/s", "memory": memory}
+        nodes = [{"count": 1, "devices": {"type": kind, "count": count}, "link": link}]
+    elif name.endswith(" devices"):
         count = int(name.split()[0]) // (8 * len(CLASSES))
         nodes = [{"count": count, "devices": {"type": kind, "count": 8}, "link": link} for kind in CLASSES]
     elif " x " in name:
@@ -112,7 +137,7 @@ def fleet_of(name: str) -> Fleet:
 def plan_once(case: Case) -> dict[str, Any]:
     """Trace and plan in this process; what `synthesize` took, and what JAX's tracing took of that."""
     inventory = fleet_of(case.fleet)
-    step, args = load_factory(f"{EXAMPLES / case.model}.py:{FACTORY[case.model]}")
+    step, args = load_factory(f"{EXAMPLES / case.model}.py:{case.factory or FACTORY[case.model]}")
     if case.layers is not None:
         example = importlib.import_module(case.model)
         sizes = example.SMALL | {"layers": case.layers, "scan": case.scan}
