@@ -25,8 +25,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from shardwright.backends.mpi.executable import moves as mpi_moves
-from shardwright.backends.spmd.executable import moves as spmd_moves
+from shardwright.backends.mpi import moves as mpi_moves
+from shardwright.backends.spmd import moves as spmd_moves
 from shardwright.cli import main
 from shardwright.cost import moves
 from shardwright.ir import collectives, rules

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from shardwright.api import synthesize
-from shardwright.backends.mpi.executable import moves as mpi_moves
+from shardwright.backends.mpi import moves as mpi_moves
 from shardwright.cost.bill import bill
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel

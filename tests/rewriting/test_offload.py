@@ -158,7 +158,7 @@ import numpy as np
 from rewriting_cases import fleet, layered, on_reference
 from shardwright import synthesize
 from shardwright.backends import host_memory
-from shardwright.backends.mpi.executable import script as mpi_script
+from shardwright.backends.mpi import script as mpi_script
 gone = []
 def noted(array):
     found = host_memory.to_host(array)
