@@ -111,7 +111,7 @@ def fleet_of(name: str) -> Fleet:
     """An example fleet, or one of these.
 
     "N devices": of four classes, in nodes of eight. "N x D": N nodes of D V100. `MIXED`: nodes of eight with
-    80 and with 32 GB. "N devices of M GB": one node, with the rates of an A100.
+    80 and with 32 GB. "N devices of M GB": one node, with the rates and links of A100 SXM.
     """
     link = {"bandwidth": "16 GB/s", "latency": "10 us"}
     network = {"bandwidth": "100 Gbit/s", "latency": "10 us"}
@@ -122,7 +122,8 @@ def fleet_of(name: str) -> Fleet:
         count, memory = int(name.split()[0]), name.split(" of ")[1]
         kind = {"name": f"{memory} device", "flops": "19.5 TFLOP/s", "bfloat16": "312 TFLOP/s"}
         kind |= {"memory_bandwidth": "1555 GB/s", "memory": memory}
-        nodes = [{"count": 1, "devices": {"type": kind, "count": count}, "link": link}]
+        nvlink = {"bandwidth": "240 GB/s", "latency": "5 us"}
+        nodes = [{"count": 1, "devices": {"type": kind, "count": count}, "link": nvlink}]
     elif name.endswith(" devices"):
         count = int(name.split()[0]) // (8 * len(CLASSES))
         nodes = [{"count": count, "devices": {"type": kind, "count": 8}, "link": link} for kind in CLASSES]

@@ -299,5 +299,7 @@ def shown(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    asked = sys.argv[1:]
-    main([case for case in (OVERLAP, *CASES) if case.name in asked])
+    every = {case.name: case for case in (OVERLAP, *CASES)}
+    if unknown := [name for name in sys.argv[1:] if name not in every]:
+        sys.exit(f"bench.testbed: no case {', '.join(unknown)}; there are {', '.join(every)}")
+    main([every[name] for name in sys.argv[1:] or every])
