@@ -19,6 +19,7 @@ from shardwright.cost.share_cost import Floats
 from shardwright.synth import search
 from shardwright.synth.eliminate import record
 from shardwright.synth.fold import ROUNDS, Folded, cook, fold, rounded
+from shardwright.synth.grid.prune import Dominated
 from shardwright.synth.order import full_order, simple_order
 from shardwright.synth.pricing import Prices
 from shardwright.synth.prune import prune
@@ -231,6 +232,25 @@ def test_pruning_keeps_an_optimum(problem: Problem) -> None:
     kept = prune(folded, sizes, cook(folded, problem.tables))
     left = [kept.values[kind].tolist() for kind in folded.class_of]
     assert min(map(problem.cost, itertools.product(*left))) == problem.best()
+
+
+@given(problems(), st.integers(0, 2**32 - 1))
+def test_what_was_dominated_is_dropped_at_other_prices_only_where_it_still_is(
+    problem: Problem, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    folded = problem.folded()
+    sizes = [problem.sizes[members[0]] for members in folded.classes]
+    dominated = Dominated()
+    for spread in (0.0, 0.01, 1.0, 0.1):
+        # By table, as everywhere: equal tables are the prices of equal factors.
+        priced = {
+            id(table): table + spread * rng.uniform(0, 1, np.shape(table)) for _, table in problem.terms
+        }
+        now = Problem(problem.sizes, tuple((scope, priced[id(table)]) for scope, table in problem.terms))
+        kept = dominated.prune(folded, sizes, cook(folded, now.tables))
+        left = [kept.values[kind].tolist() for kind in folded.class_of]
+        assert min(map(now.cost, itertools.product(*left))) == pytest.approx(now.best(), rel=1e-12)
 
 
 def test_pruning_drops_the_impossible_and_the_dominated_and_one_of_equals() -> None:
