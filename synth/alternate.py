@@ -52,8 +52,6 @@ class Synthesis:
         items: the program's bill.
         memory: the program's footprint.
         certificate: raises the bound further, if there is one.
-        free_s: what no program of these devices can be cheaper than if memory were no limit; None where
-            that was not looked for.
         dearer: whether it does not fit, or memory made it dearer than what was found without.
     """
 
@@ -68,7 +66,6 @@ class Synthesis:
     items: tuple[Item, ...]
     memory: Footprint | Peaks
     certificate: Certificate | None = None
-    free_s: float | None = None
     dearer: bool = False
 
 
@@ -171,7 +168,7 @@ def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = Fals
     """
     turns, found, best, certificate = free.turns, free.found, free.best, free.certificate
     graph, space, model, stop = turns.judge.graph, turns.space, turns.model, turns.stop
-    bound_s = free_s = certificate.bound_s
+    bound_s = certificate.bound_s
     limits = Limits.of(model)
     renting = cache(lambda: Renting(graph, space, limits, turns.extra, free.ideal, turns.solver))
     first, memory = judged(turns, best, found, renting, rival_s, briefly=briefly)
@@ -215,7 +212,6 @@ def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = Fals
         best.items,
         memory,
         certificate,
-        free_s,
         dearer,
     )
 
@@ -229,7 +225,7 @@ def _several(
     renting: Callable[[], Renting],
 ) -> Synthesis:
     """A plan with several ratios; `least_s`: what no program at these can be cheaper than."""
-    bound_s = free_s = certificate.bound_s
+    bound_s = certificate.bound_s
     if best.cost_s > free.cost_s * (1 + 1e-6) and bound_s < best.cost_s * (1 - ENOUGH):
         with turns.timer.search():
             within = renting().bound_within(turns.listed, bound_s, best.cost_s, turns.stop)
@@ -247,7 +243,6 @@ def _several(
         best.items,
         best.memory,
         certificate,
-        free_s,
     )
 
 

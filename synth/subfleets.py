@@ -281,6 +281,12 @@ class Choosing:
         least, devices = min(free, key=lambda each: each[0].found.cost_s)
         return least.over, devices
 
+    @property
+    def free_s(self) -> float:
+        """What the best program found costs if memory were no limit; infinite if none was looked for."""
+        free = (part.free.found.cost_s for part in self._parts if part.free is not None)
+        return min(free, default=math.inf)
+
     def _plan(self, part: _Part, least_s: float, *, briefly: bool) -> None:
         if part.free is None:
             shares = [] if self._first is None else [self._first[d] for d in part.members]

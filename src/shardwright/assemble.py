@@ -45,6 +45,7 @@ def assembled(
     pins: tuple[PinPrice, ...],
     *,
     ample: bool,
+    free_s: float | None,
 ) -> Plan:
     """The plan that a search chose.
 
@@ -57,6 +58,7 @@ def assembled(
         state: which outputs continue which arguments, as the user said it.
         pins: what each pin costs.
         ample: whether memory need not be looked at before somebody asks.
+        free_s: what the best program found costs if memory were no limit; None if none was searched for.
     """
     model, found, used = chosen.model, chosen.found, chosen.members
     items = found.items
@@ -97,7 +99,7 @@ def assembled(
         host_s=_spent_s(brought_back, items, found.program, traced, model, found.ratios),
         comparing_s=float(checksums_s.max()) + exchange_s,
         traced=traced,
-        free_s=found.free_s,
+        free_s=free_s,
         ample=ample,
     )
 

@@ -59,8 +59,11 @@ def cost_of(plan: Plan | None) -> float:
 
 
 def unlimited_s(plan: Plan) -> float:
-    """What no plan of a step costs less than, whatever the memory."""
-    return plan.bound_s if plan.free_s is None else min(plan.free_s, plan.bound_s)
+    """About what a step costs whatever the memory: the best program found.
+
+    The bound is no guide to what memory costs: it may be far below for other reasons.
+    """
+    return plan.bound_s if plan.free_s is None else min(plan.free_s, plan.cost_s)
 
 
 def existing(plan: Plan | None) -> Plan:

@@ -65,8 +65,8 @@ class PlanRecord:
         comparing_s: what a comparison of replicated state takes; `iteration_s` has its part of it.
         messages: what travels together, where the plan was loaded (otherwise see `schedule`).
         traced: the step, where the plan was made in this process; not saved.
-        free_s: what no plan for the devices used can cost less than if memory were no limit, where the search
-            has found that out; not saved.
+        free_s: what the best program found costs if memory were no limit, where one was searched for; not
+            saved.
         ample: whether every device has memory to spare, by the search's model; not saved.
     """
 

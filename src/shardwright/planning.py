@@ -188,7 +188,15 @@ class _Step:
             replicated=replicated_in(traced.graph, space),
         )
         return assembled(
-            traced, space, self.asked.fleet, chosen, stats, self.asked.state, prices, ample=ample
+            traced,
+            space,
+            self.asked.fleet,
+            chosen,
+            stats,
+            self.asked.state,
+            prices,
+            ample=ample,
+            free_s=min((made.free_s for made in self._searches), default=None),
         )
 
     def _chosen(self, rival_s: float, *, briefly: bool, baselines: bool) -> Choice | None:

@@ -19,7 +19,6 @@ from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.model import CostModel
 from shardwright.cost.topology import without_host
 from shardwright.ir.errors import InputError
 from shardwright.ir.pieces import NotInPiecesError, batch_of
@@ -28,10 +27,7 @@ from shardwright.ir.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced
 from shardwright.ladder import Ladder, Planning, better, cost_of, existing, unlimited_s
 from shardwright.plan import Plan
-from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import too_small
-from shardwright.synth.solve import bound
-from shardwright.synth.space import Space
 from shardwright.synth.stretches import BOTH, OFFLOADING, RECOMPUTING, Policy
 
 #: What may be computed again: whatever makes the plan better, nothing, everything; or what exactly is.
@@ -40,11 +36,8 @@ Recompute: TypeAlias = Literal["auto", "off", "all"] | Rewriting
 #: What may wait in host memory: whatever makes the plan better, nothing, everything that is kept.
 Offload: TypeAlias = Literal["auto", "off", "all"]
 
-#: A device that uses less than this part of its memory is taken not to have made the plan dearer.
-_BINDING = 0.8
-
-#: A plan this near its bound is not planned again in other ways; with memory to spare, one within the second.
-_NEAR, _WIDE = 0.03, 0.25
+#: A plan this near what it costs without a limit of memory is not planned again in other ways.
+_NEAR = 0.03
 
 
 #: In how many pieces the batch may come: as many as need be, or so many.
@@ -282,20 +275,4 @@ class _Pieces:
 
 def _binds(plan: Plan) -> bool:
     """Whether a plan might be cheaper with more memory."""
-    if not plan.fits:
-        return True
-    graph = plan.step().graph
-    limits = [device.type.memory_bytes for device in plan.fleet.devices]
-    if 2 * sum(value.type.nbytes for value in graph.values()) <= min(limits):
-        return False  # any device could hold all there is
-    full = not plan.ample and any(
-        have > _BINDING * limit for have, limit in zip(plan.memory_bytes, limits, strict=True)
-    )
-    if plan.search_gap > _NEAR / 10 or (full and plan.gap > _NEAR):
-        return True  # at these ratios there is a cheaper program, which does not fit
-    # Its own bound is that of plans within memory, on any part of the fleet; without, there may be others.
-    free_s = plan.free_s
-    if free_s is None:
-        free_s = bound(Space(graph), Prices.floors(CostModel(plan.part)))
-    free_s = min(free_s, plan.bound_s)
-    return plan.cost_s > free_s * (1 + (_NEAR if full else _WIDE))
+    return not plan.fits or plan.cost_s > unlimited_s(plan) * (1 + _NEAR)

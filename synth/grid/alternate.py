@@ -151,7 +151,7 @@ class GridSearch:
                 expanded = turns.expanded + self._renting.expanded
                 searches = turns.searches + self._renting.searches
                 settled = replace(settled, expanded=expanded, searches=searches)
-                return replace(settled, bound_s=bound_s, free_s=min(self.bound_s, settled.cost_s))
+                return replace(settled, bound_s=bound_s)
         return self._settled(self._best, most_s, briefly=briefly)
 
     def _settled(self, best: GridFound, most_s: float, *, briefly: bool) -> Synthesis:
@@ -196,7 +196,6 @@ class GridSearch:
             tuple(notes),
             tuple(fitted.items),
             fitted.memory,
-            free_s=min(self.bound_s, cost_s),
             dearer=dearer,
         )
 

@@ -198,6 +198,11 @@ class GridChoosing:
         least, devices = min(tried, key=lambda each: each[0].free_s)
         return least.crowded, devices
 
+    @property
+    def free_s(self) -> float:
+        """What the best program found costs if memory were no limit; infinite if none was looked for."""
+        return min((part.search.free_s for part in self._parts if part.search is not None), default=math.inf)
+
     def _look_at(self, part: _Part, target_s: float) -> None:
         """A better bound of a part."""
         if part.search is None:
@@ -219,7 +224,8 @@ class GridChoosing:
         assert part.search is not None and part.grid is not None, "it was looked at"
         part.found = part.search.plan(most_s, briefly=briefly)
         part.fits = fits(part.found, part.grid.model)
-        part.unfinished = briefly and part.found.dearer
+        # A program that is dearer without a limit, too, would not have been the plan.
+        part.unfinished = briefly and part.found.dearer and part.search.free_s < most_s
         part.bound_s = max(part.bound_s, part.found.bound_s)
 
     def _chosen(self, best: _Part | None, rival: Choice | None) -> Choice | None:
@@ -257,5 +263,4 @@ def better(one: Choice, two: Choice) -> Choice:
 
 
 def _bounded(found: Synthesis, bound_s: float) -> Synthesis:
-    free_s = None if found.free_s is None else min(found.free_s, bound_s)
-    return replace(found, bound_s=min(found.cost_s, found.bound_s, bound_s), free_s=free_s)
+    return replace(found, bound_s=min(found.cost_s, found.bound_s, bound_s))
