@@ -36,8 +36,9 @@ class Fusion:
     Attributes:
         of_equation: the class of an elementwise equation that was merged.
         of_value: the class in whose placement a value is computed, or in which its only users are.
-        users: who uses a value: an equation each, a class once however many of its equations do, and
-            None for the graph's outputs.
+        users: who uses a value: an equation each, None for the graph's outputs, and a class once if the value
+            is computed in its placement. Of a value from elsewhere, each of its equations is a user: they
+            share one conversion, which is therefore to be paid once.
     """
 
     of_equation: Mapping[Equation, FusedClass]
@@ -126,6 +127,11 @@ def fuse(graph: Graph, may_sum: Callable[[Value], bool]) -> Fusion:
             mine = [e for e in readers[value] if of_equation.get(e) is merged]
             if all(value in same_shape(e) for e in mine):
                 of_value[value] = merged
+    for value, using in users.items():
+        if any(isinstance(user, FusedClass) and of_value.get(value) is not user for user in using):
+            inside = of_value.get(value)
+            each = (inside if of_equation.get(e) is inside else e for e in readers[value])
+            users[value] = (*dict.fromkeys(each), *(None,) * (value in handed_out))
     return Fusion(of_equation, of_value, users)
 
 

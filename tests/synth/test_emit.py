@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 
+import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synth_cases import FLEETS, STEPS, model, ratios, space, traced
+from synth_cases import FLEETS, STEPS, model, ratios, shape, space, traced
 
 from shardwright.cost.bill import bill, seconds
 from shardwright.ir.placement import Partial, R
 from shardwright.ir.program import Loop, Move, Program, verify
 from shardwright.ir.serialize import program_from_json, program_to_json
 from shardwright.ir.text import format_program, parse_program
+from shardwright.ir.trace import trace
 from shardwright.synth.emit import emit, exchanges
+from shardwright.synth.pins import pin
 from shardwright.synth.pricing import Prices
 from shardwright.synth.solve import solve
+from shardwright.synth.space import Space
 
 
 def planned(step: str, name: str, shares: tuple[float, ...]) -> tuple[Program, float]:
@@ -110,3 +115,28 @@ def test_a_loop_is_paid_once_per_trip() -> None:
 def test_one_device_alone_talks_to_nobody() -> None:
     program, _ = planned("mlp", "slow-links", (1.0, 0.0, 0.0))
     assert not any(exchanges(instruction) for instruction in program.instructions)
+
+
+def test_a_sum_that_one_class_reads_twice_is_added_up_once() -> None:
+    """Both moments of adam read the gradient of a matrix that is used twice: one exchange, paid once."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.mean((jnp.tanh(x @ w) @ w.T - x) ** 2)
+
+    def step(w: jax.Array, first: jax.Array, second: jax.Array, x: jax.Array) -> tuple[jax.Array, ...]:
+        gradient = jax.grad(loss)(w, x)
+        first, second = 0.9 * first + 0.1 * gradient, 0.99 * second + 0.01 * gradient * gradient
+        return w - 0.1 * first / (jnp.sqrt(second) + 1e-6), first, second
+
+    graph = trace(step, *[shape(8, 16)] * 3, shape(64, 8)).graph
+    added = (e.outputs[0] for e in graph.equations if e.primitive == "add_any")
+    (joined,) = (value for value in added if value.type.shape == (8, 16))
+    there, costs = Space(graph), model("slow-links")
+    shares = (0.5, 0.25, 0.25)
+    prices = Prices.at(costs, shares)
+    outstanding = pin(there.root.choice[joined], lambda placement: placement == Partial("sum"))
+    solution = solve(there, prices, extra=(outstanding,))
+    program = emit(there, solution.assignment, prices)
+    sums = [i for i in program.instructions if isinstance(i, Move) and i.value == joined.index]
+    assert [move.pre for move in sums] == [Partial("sum")]
+    assert seconds(bill(program, graph, costs), costs, shares) == pytest.approx(solution.seconds, rel=1e-9)
