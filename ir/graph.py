@@ -132,7 +132,7 @@ class Forms:
         """The form of an equation; one of its own where a parameter or literal cannot be compared."""
         input_types = tuple([atom.type for atom in ins])
         output_types = tuple([value.type for value in outs])
-        literals = tuple([None if type(atom) is Value else atom.value for atom in ins])
+        literals = tuple([atom.value if isinstance(atom, Literal) else None for atom in ins])
         key = (primitive, tuple(params.items()), literals, input_types, output_types)
         try:
             found = self._made.get(key)

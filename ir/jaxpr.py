@@ -215,7 +215,7 @@ class _Region:
                 used[atom] = True
         kept: list[_Met] = []
         for met in reversed(self.met):
-            if any([used[number] for number in met.outs]):
+            if any(used[number] for number in met.outs):
                 kept.append(met)
                 for atom in met.ins:
                     if type(atom) is int:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -258,8 +258,8 @@ def _apart(table: Floats, axes: int) -> tuple[Floats, Floats]:
 
 
 @cache
-def _spread(axes: tuple[int, ...], rank: int) -> tuple[tuple[int, ...] | None, tuple[object, ...]]:
-    """How a table over some of `rank` axes is brought among them: its axes in another order, if so; an index."""
+def _spread(axes: tuple[int, ...], rank: int) -> tuple[tuple[int, ...] | None, tuple[Any, ...]]:
+    """How a table over some of `rank` axes is spread over all: the order of its own, if another; an index."""
     order = tuple(sorted(range(len(axes)), key=axes.__getitem__))
     index = (..., *[slice(None) if axis in axes else None for axis in range(rank)])
     return (None if order == tuple(range(len(axes))) else order), index

@@ -141,8 +141,8 @@ def _passing(
         if like is None:
             continue
         inputs = equation.inputs
-        together: tuple[Value, ...] = tuple([inputs[k] for k in like.together])  # pyright: ignore  (no literals)
-        if like.joins and any([len(readers[v]) + (v in handed_out) > 1 for v in together]):
+        together: tuple[Value, ...] = tuple([inputs[k] for k in like.together])  # pyright: ignore[reportAssignmentType]  (no literals)
+        if like.joins and any(len(readers[v]) + (v in handed_out) > 1 for v in together):
             continue
         passes = like.passes and any(map(may_sum, together))
         result = equation.outputs[0]

@@ -232,9 +232,7 @@ class Space:
         factor = self._factors.get(key)
         if factor is None:
             made = tuple([None if slot is None else Slot(*slot) for slot in slots])
-            factor = EquationFactor(
-                equation, rule_of(equation), through, found, made, domains, frame.weight
-            )
+            factor = EquationFactor(equation, rule_of(equation), through, found, made, domains, frame.weight)
             self._factors[key] = factor
         use = Use(factor, tuple([choice.index for choice in scope]))
         self.uses.append(use)
