@@ -25,6 +25,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.cost.catalogue import catalogue
 from shardwright.cost.catalogue import device_type as catalogue_type
@@ -110,10 +111,7 @@ def products_s(
         linear: whether k is the last dimension of both operands of single products, as `kernel_s` has it.
         memory: whether reading and writing the matrices counts.
     """
-    # Shapes that are halved over and over soon meet: each is priced once.
-    halved = [_halves(shape, kept=1) for shape in shapes]
-    numbers: dict[tuple[int, ...], int] = {}
-    which = [numbers.setdefault(half, len(numbers)) for halves in halved for half in halves]
+    numbers, following = _halved(shapes)
     sizes = np.array(list(numbers), dtype=np.float64).T
     sheets = [_sheet(device, dtype) for device, dtype in zip(devices, dtypes, strict=True)]
 
@@ -137,8 +135,28 @@ def products_s(
                 part = tuple(sizes[:, at])
                 row[at] *= correction_factor(table, sheet.tables[table], sheet.card, part)
         row[:] = np.maximum(row, 2 * sizes.prod(axis=0) / sheet.card.matrix)
-    starts = np.cumsum([0, *(len(halves) for halves in halved[:-1])])
-    return np.maximum.reduceat(work[:, which], starts, axis=1)
+    # The dearest of a shape and its halves counts: of two, of four, of eight at once.
+    while (following != following[following]).any():
+        work = np.maximum(work, work[:, following])
+        following = following[following]
+    work = np.maximum(work, work[:, following])
+    return work[:, [numbers[shape] for shape in shapes]]
+
+
+def _halved(shapes: Sequence[tuple[int, ...]]) -> tuple[dict[tuple[int, ...], int], NDArray[np.intp]]:
+    """Products of these shapes, of their halves, the halves of those …, each once; and the half of each.
+
+    `_halves` says why. Batches are not halved; what cannot be is its own half.
+    """
+    numbers: dict[tuple[int, ...], int] = {}
+    halves: list[tuple[int, ...]] = []
+    for shape in shapes:
+        while shape not in numbers:
+            numbers[shape] = len(numbers)
+            b, m, n, k = shape
+            shape = (b, m // 2 or 1, n // 2 or 1, k // 2 or 1)
+            halves.append(shape)
+    return numbers, np.array([numbers[half] for half in halves], dtype=np.intp)
 
 
 def bandwidths(device: DeviceType) -> tuple[float, float]:
@@ -153,7 +171,7 @@ def _work_s(device: DeviceType, kind: str, name: str, sizes: tuple[int, ...], dt
     if kind == "matmul":
         return float(products_s([device], [dtype], [sizes])[0, 0])
     sheet, itemsize = _sheet(device, dtype), _DTYPE_BYTES[dtype]
-    shape = tuple(np.array(_halves(sizes, kept=0), dtype=np.float64).T)
+    shape = tuple(np.array(_halves(sizes), dtype=np.float64).T)
     if kind == "elementwise":
         work = elementwise_work(SHARED, sheet.own, sheet.card, name, *shape, itemsize=itemsize)
     else:
@@ -163,14 +181,14 @@ def _work_s(device: DeviceType, kind: str, name: str, sizes: tuple[int, ...], dt
     return float(work.max())
 
 
-def _halves(sizes: tuple[int, ...], *, kept: int) -> list[tuple[int, ...]]:
-    """Sizes, their half, the half of that …, the first `kept` sizes staying.
+def _halves(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Sizes, their half, the half of that …
 
     The dearest of them counts: neither alignment nor a table makes what is twice as large cheaper.
     """
     halves = [sizes]
-    while max(halves[-1][kept:]) > 1:
-        halves.append((*sizes[:kept], *(max(size // 2, 1) for size in halves[-1][kept:])))
+    while max(halves[-1]) > 1:
+        halves.append(tuple(max(size // 2, 1) for size in halves[-1]))
     return halves
 
 

@@ -216,7 +216,9 @@ class Lowering:
             self.of[value] = self._make((*key, position), equation.primitive, kind, ins, value.type, equation)
 
     def _key(self, equation: Equation, ins: Sequence[Node]) -> tuple[Hashable, ...]:
-        literals = tuple([str(a.value) if isinstance(a, Literal) else None for a in equation.inputs])
+        literals: tuple[str | None, ...] = ()
+        if len(equation.input_values) < len(equation.inputs):  # which depends on the form
+            literals = tuple([str(a.value) if isinstance(a, Literal) else None for a in equation.inputs])
         return (id(equation.form), literals, *[node.number for node in ins])
 
     def _whole(self, equation: Equation) -> list[Node]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from shardwright.cost.lines import ALIASES, Traffic
-from shardwright.ir.graph import Equation, Graph, Literal, Value, per_graph
+from shardwright.ir.graph import Equation, Graph, Value, per_form, per_graph
 from shardwright.ir.registry import registry
 
 _PRODUCERS = frozenset({"elementwise", "movement"})
 _CONSUMERS = frozenset({"elementwise", "movement", "reduction"})
 
 
+@per_form
 def _kind(equation: Equation) -> str:
     op = registry().get(equation.primitive)
     return "region" if equation.regions else op.kind if op is not None else "unknown"
@@ -39,37 +40,40 @@ def through_memory(
         given: values that lie in memory at the start.
         handed_out: values that are to lie there at the end.
     """
-    users: dict[Value, list[Equation]] = {}
-    for equation in equations:
-        for value in set(equation.input_values):
-            users.setdefault(value, []).append(equation)
-    kinds = {equation: _kind(equation) for equation in equations}
+    kinds = [_kind(equation) for equation in equations]
+    # What is read by something else than a contraction, and than a loop.
+    contracted: set[Value] = set()
+    uncontracted: set[Value] = set()
+    unlooped: set[Value] = set()
+    for equation, kind in zip(equations, kinds, strict=True):
+        (contracted if kind == "contraction" else uncontracted).update(equation.input_values)
+        if kind not in _CONSUMERS:
+            unlooped.update(equation.input_values)
     stored: dict[Value, bool] = dict.fromkeys(given, True)
-    folded: set[Equation] = set()
-    for equation in equations:
-        using = users.get(equation.outputs[0], []) if equation.outputs else []
-        if equation.primitive in ALIASES and equation.input_values:
-            source = stored[equation.input_values[0]]
-            stored.update(dict.fromkeys(equation.outputs, source))
-        elif equation.primitive == "transpose" and using and all(kinds[u] == "contraction" for u in using):
-            folded.add(equation)
-            stored[equation.outputs[0]] = True
-        else:
-            for value in equation.outputs:
-                loop = kinds[equation] in _PRODUCERS and value not in handed_out
-                stored[value] = not (loop and all(kinds[user] in _CONSUMERS for user in users.get(value, [])))
-    result: dict[Equation, Traffic] = {}
+    found: dict[Equation, Traffic] = {}
     read: set[Value] = set()
-    for equation in equations:
-        if equation in folded:
-            result[equation] = Traffic((False,) * len(equation.inputs), (False,) * len(equation.outputs))
+    for equation, kind in zip(equations, kinds, strict=True):
+        inputs, outputs = equation.inputs, equation.outputs
+        primitive = equation.primitive
+        if primitive in ALIASES and equation.input_values:
+            source = stored[equation.input_values[0]]
+            stored.update(dict.fromkeys(outputs, source))
+        elif primitive == "transpose" and outputs[0] in contracted and outputs[0] not in uncontracted:
+            stored[outputs[0]] = True
+            found[equation] = Traffic((False,) * len(inputs), (False,) * len(outputs))
             continue
-        loop = kinds[equation] in _CONSUMERS
-        ins: list[bool] = []
-        for atom in equation.inputs:
+        else:
+            loop = kind in _PRODUCERS
+            for value in outputs:
+                stored[value] = not loop or value in handed_out or value in unlooped
+        if kind in _CONSUMERS:
             # The loops of one fusion read a tensor once between them.
-            ins.append(not isinstance(atom, Literal) and stored[atom] and not (loop and atom in read))
-            if loop and isinstance(atom, Value):
-                read.add(atom)
-        result[equation] = Traffic(tuple(ins), tuple(stored[value] for value in equation.outputs))
-    return result
+            ins: list[bool] = []
+            for atom in inputs:
+                ins.append(type(atom) is Value and stored[atom] and atom not in read)
+                if type(atom) is Value:
+                    read.add(atom)
+        else:
+            ins = [type(atom) is Value and stored[atom] for atom in inputs]
+        found[equation] = Traffic(tuple(ins), tuple([stored[value] for value in outputs]))
+    return found

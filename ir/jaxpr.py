@@ -39,7 +39,9 @@ class Builder:
         self.primitives: dict[str, Any] = {}
         self.forms = Forms()
         self._types: dict[tuple[tuple[int, ...], Any], TensorType] = {}
+        self._of_aval: dict[int, tuple[Any, TensorType]] = {}
         self._parts: dict[Any, str] = {}
+        self._last: tuple[Any, str] = (None, "")
         self._of_user: dict[Any, bool] = {}
 
     def graph(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], caller: Any = None, part: str = "") -> Graph:
@@ -50,11 +52,16 @@ class Builder:
         if around == "backward":
             return around
         stack = eqn.source_info.name_stack
-        found = self._parts.get(stack)
-        if found is None:
-            names = str(stack)
-            found = "backward" if "transpose(" in names else "forward" if "jvp(" in names else ""
-            self._parts[stack] = found
+        # One object often serves many equations in a row.
+        last, found = self._last
+        if last is not stack:
+            known = self._parts.get(stack)
+            if known is None:
+                names = str(stack)
+                known = "backward" if "transpose(" in names else "forward" if "jvp(" in names else ""
+                self._parts[stack] = known
+            found = known
+            self._last = stack, found
         return found or around
 
     def users(self, source: Any, caller: Any) -> Any:
@@ -69,10 +76,15 @@ class Builder:
 
     def type_of(self, aval: Any) -> TensorType:
         """One object for equal types: comparing them is then comparing addresses."""
+        known = self._of_aval.get(id(aval))
+        if known is not None:
+            return known[1]
         key = (aval.shape, aval.dtype)
         found = self._types.get(key)
         if found is None:
             found = self._types[key] = TensorType(tuple(aval.shape), str(aval.dtype))
+        # What is remembered by identity is kept, lest something else comes to have it.
+        self._of_aval[id(aval)] = aval, found
         return found
 
 
@@ -140,10 +152,13 @@ class _Region:
         self, jaxpr: jex.Jaxpr, env: dict[jex.Var, int | Literal], caller: Any, around: str = ""
     ) -> None:
         """Append the equations of a jaxpr; `caller` and `around` are source and part of the call or loop."""
+        builder, types, met = self.builder, self.types, self.met
         for eqn in jaxpr.eqns:
             name = eqn.primitive.name
-            operands = tuple([self.read(atom, env) for atom in eqn.invars])
-            part, before = self.builder.part_of(eqn, around), len(self.types)
+            operands = tuple(
+                [self.read(a, env) if isinstance(a, jex.Literal) else env[a] for a in eqn.invars]
+            )
+            part, before = builder.part_of(eqn, around), len(types)
             if part == "backward" and around != part:
                 # What JAX hands over is read off its own equations, calls as a whole: the backward part of a
                 # call may not need all that the forward part kept for it.
@@ -156,15 +171,17 @@ class _Region:
                 )
                 inner_env: dict[jex.Var, int | Literal] = dict(zip(inner.invars, operands, strict=True))
                 self.bind_constants(inner, consts, inner_env)
-                self.walk(inner, inner_env, self.builder.users(eqn.source_info, caller), part)
+                self.walk(inner, inner_env, builder.users(eqn.source_info, caller), part)
                 env.update(
                     zip(eqn.outvars, (self.read(atom, inner_env) for atom in inner.outvars), strict=True)
                 )
                 if part == "backward":
                     self.backward.update(range(before, len(self.types)))
                 continue
-            source = self.builder.users(eqn.source_info, caller)
-            regions = tuple([self.builder.graph(r.jaxpr, r.consts, source, part) for r in _regions(eqn)])
+            source = eqn.source_info if caller is None else builder.users(eqn.source_info, caller)
+            regions: tuple[Graph, ...] = ()
+            if name in REGIONS:
+                regions = tuple([builder.graph(r.jaxpr, r.consts, source, part) for r in _regions(eqn)])
             if not regions and eqn.effects:
                 raise TraceError(
                     place=f"{name} at {summary(source) or UNKNOWN_LINE}",
@@ -177,13 +194,15 @@ class _Region:
                     reason="it draws anew on every device, so that replicas would disagree",
                     remedy="Use jax.random with a key",
                 )
-            self.builder.primitives.setdefault(name, eqn.primitive)
-            outputs = tuple([self.value(var.aval) for var in eqn.outvars])
-            # A barrier of several operands is one of each: they may be placed differently.
-            each = name == "optimization_barrier"
-            parts = zip(operands, outputs, strict=True) if each else ()
-            for ins, outs in [((a,), (v,)) for a, v in parts] or [(operands, outputs)]:
-                self.met.append(_Met(name, eqn.params, ins, outs, regions, source, part))
+            builder.primitives.setdefault(name, eqn.primitive)
+            types.extend([builder.type_of(var.aval) for var in eqn.outvars])
+            outputs = tuple(range(before, len(types)))
+            if name == "optimization_barrier":
+                # A barrier of several operands is one of each: they may be placed differently.
+                for a, v in zip(operands, outputs, strict=True):
+                    met.append(_Met(name, eqn.params, (a,), (v,), regions, source, part))
+            else:
+                met.append(_Met(name, eqn.params, operands, outputs, regions, source, part))
             env.update(zip(eqn.outvars, outputs, strict=True))
             if part == "backward":
                 self.backward.update(outputs)
@@ -199,24 +218,25 @@ class _Region:
             if any(used[number] for number in met.outs):
                 kept.append(met)
                 for atom in met.ins:
-                    if isinstance(atom, int):
+                    if type(atom) is int:
                         used[atom] = True
-        values: dict[int, Value] = {}
+        types, values = self.types, dict[int, Value]()
 
         def name(atom: int | Literal) -> Atom:
             return atom if isinstance(atom, Literal) else values[atom]
 
         def made(number: int) -> Value:
-            value = values[number] = Value(len(values), self.types[number])
+            value = values[number] = Value(len(values), types[number])
             return value
 
         new_inputs = tuple([made(number) for number in inputs])
         new_constants = {made(number): array for number, array in self.constants.items() if used[number]}
         equations: list[Equation] = []
+        form_of = self.builder.forms.of
         for met in reversed(kept):
-            ins = tuple([name(atom) for atom in met.ins])
+            ins = tuple([values[atom] if type(atom) is int else name(atom) for atom in met.ins])
             outs = tuple([made(number) for number in met.outs])
-            form = self.builder.forms.of(met.name, met.params, ins, outs)
+            form = form_of(met.name, met.params, ins, outs)
             equations.append(Equation(len(equations), form, ins, outs, met.regions, met.source, met.part))
         results = tuple([name(atom) for atom in outputs])
         residuals = tuple([(self.types[number], values.get(number)) for number in self.residuals])

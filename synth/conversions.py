@@ -8,7 +8,7 @@ All tensors of one type and one set of units share their ways (`Routes`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TypeAlias
 
@@ -49,12 +49,16 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Routes:
-    """The placements between which tensors of one type and one set of units are converted."""
+    """The placements between which tensors of one type and one set of units are converted.
+
+    `memo` remembers where what signatures need is among the placements (see `shardwright.synth.factors`).
+    """
 
     type: TensorType
     units: tuple[int, ...]
     placements: tuple[Placement, ...]
     index: dict[Placement, int]
+    memo: dict[tuple[int, int], tuple[object, NDArray[np.intp]]] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

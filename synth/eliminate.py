@@ -17,7 +17,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from functools import cache
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -230,11 +231,8 @@ def eliminate(tape: Tape, kept: Kept) -> Elimination:
             lowest, size = _minimum(sources, shape)
             cells += size
             rest = len(shape) - 1
-            low = least(lowest, rest) if rest else lowest
-            message = None
-            if rest:
-                away = np.where(np.isfinite(low), low, 0.0)
-                message = lowest - away.reshape(*away.shape, *(1,) * rest)
+            low, message = (lowest, None) if not rest else _apart(lowest, rest)
+            if message is not None:
                 message = by_content.setdefault((message.shape, message.tobytes()), message)
             found = by_inputs[key] = Done(sources, message, low)
         done.append(found)
@@ -249,26 +247,49 @@ def eliminate(tape: Tape, kept: Kept) -> Elimination:
 _LARGE = 1 << 15
 
 
+def _apart(table: Floats, axes: int) -> tuple[Floats, Floats]:
+    """The least entry over the last axes (see `fold.least`), and the table less it where that is finite."""
+    if table.ndim == axes:
+        low = np.minimum.reduce(table, axis=None)
+        return low, table - low if math.isfinite(low) else table
+    low = least(table, axes)
+    away = np.where(np.isfinite(low), low, 0.0)
+    return low, table - away.reshape(*away.shape, *(1,) * axes)
+
+
+@cache
+def _spread(axes: tuple[int, ...], rank: int) -> tuple[tuple[int, ...] | None, tuple[Any, ...]]:
+    """How a table over some of `rank` axes is spread over all: the order of its own, if another; an index."""
+    order = tuple(sorted(range(len(axes)), key=axes.__getitem__))
+    index = (..., *[slice(None) if axis in axes else None for axis in range(rank)])
+    return (None if order == tuple(range(len(axes))) else order), index
+
+
 def _minimum(sources: Sequence[tuple[Floats, tuple[int, ...]]], shape: tuple[int, ...]) -> tuple[Floats, int]:
     """The sum of tables over axes of `shape`, minimised over the first axis; and cells added up."""
     spread: list[Floats] = []
+    rank = len(shape)
+    fronts: tuple[int, ...] = ()
     for table, axes in sources:
-        ascending = sorted(range(len(axes)), key=axes.__getitem__)
-        wide = [1] * len(shape)
-        for axis in axes:
-            wide[axis] = shape[axis]
+        order, index = _spread(axes, rank)
         front = table.ndim - len(axes)
-        turned = table.transpose(*range(front), *[front + k for k in ascending])
-        spread.append(turned.reshape(*table.shape[:front], *wide))
-    spread.sort(key=lambda table: table.size)
-    fronts = max([table.shape[: table.ndim - len(shape)] for table in spread], key=len)
+        if front:
+            fronts = table.shape[:front]
+        if order is not None:
+            table = table.transpose(*range(front), *[front + k for k in order])
+        spread.append(table[index])
     cells = math.prod(shape) * math.prod(fronts)
-    first = -len(shape)
+    first = -rank
     if cells <= _LARGE or len(spread) == 1:
+        if len(spread) > 2:
+            spread.sort(key=lambda table: table.size)
         total = spread[0]
         for table in spread[1:]:
             total = total + table
-        return np.broadcast_to(total, (*fronts, *shape)).min(axis=first), cells
+        if total.size < cells:
+            total = np.broadcast_to(total, (*fronts, *shape))
+        return np.minimum.reduce(total, axis=first), cells
+    spread.sort(key=lambda table: table.size)
     lowest, slice_ = np.full((*fronts, *shape[1:]), np.inf), np.empty((*fronts, *shape[1:]))
     others = (slice(None),) * (len(shape) - 1)
     for k in range(shape[0]):

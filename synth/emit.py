@@ -81,8 +81,9 @@ class _Emitter:
         self.results(equation, signature)
 
     def operands(self, equation: Equation, signature: Signature) -> None:
+        established = self.established
         for atom, placement in zip(equation.inputs, signature.ins, strict=True):
-            if isinstance(atom, Value) and placement not in self.established[atom]:
+            if type(atom) is Value and placement not in established[atom]:
                 self.need(atom, placement)
 
     def results(self, equation: Equation, signature: Signature) -> None:
@@ -92,12 +93,13 @@ class _Emitter:
 
     def hold(self, value: Value) -> None:
         """Bring a value into all placements it is to be held in, the nearer one first."""
-        frame = self.frame
-        choice = frame.choice[value]
-        choices = (choice, frame.exits[value]) if value in frame.exits else (choice,)
-        established = self.established[value]
-        for choice in choices:
-            missing = [p for p in self.holding(choice).all if p not in established]
+        frame, established = self.frame, self.established[value]
+        left = frame.exits.get(value)
+        for choice in (frame.choice[value],) if left is None else (frame.choice[value], left):
+            holding = self.holding(choice)
+            if holding.extra is None and holding.base in established:
+                continue
+            missing = [p for p in holding.all if p not in established]
             while missing:
                 if len(missing) > 1:
                     missing.sort(key=lambda p: self.distance(value, p))

@@ -92,27 +92,46 @@ class Needs:
     of: tuple[tuple[tuple[str, NDArray[np.intp]], ...], ...]
 
 
-def by_operand(signatures: Sequence[Signature]) -> list[tuple[Placement, ...]]:
-    """Per operand and result, the placement that every signature needs."""
-    return list(zip(*((*s.ins, *s.outs) for s in signatures), strict=True))
-
-
 def positions(domain: Domain, needed: Sequence[Placement]) -> NDArray[np.intp]:
     """Positions of placements in a domain's routes, -1 where these tensors do not know them."""
     index = domain.routes.index
     return np.array([index.get(p, -1) for p in needed], dtype=np.intp)
 
 
+def _operand(domain: Domain, signatures: Sequence[Signature], number: int) -> NDArray[np.intp]:
+    """Positions of the placements that signatures need of one operand or result; -1 where there is none.
+
+    Remembered with the routes: many factors share their signatures.
+    """
+    memo, key = domain.routes.memo, (id(signatures), number)
+    found = memo.get(key)
+    if found is None:
+        first = len(signatures[0].ins)
+        if number < first:
+            needed = [signature.ins[number] for signature in signatures]
+        else:
+            needed = [signature.outs[number - first] for signature in signatures]
+        # What is remembered by identity is kept, lest something else comes to have it.
+        found = memo[key] = signatures, positions(domain, needed)
+    return found[1]
+
+
 def _needs(factor: EquationFactor) -> Needs:
     of: list[list[tuple[str, NDArray[np.intp]]]] = [[] for _ in factor.domains]
     possible = np.ones(len(factor.signatures), dtype=np.bool_)
-    for slot, needed in zip(factor.slots, by_operand(factor.signatures), strict=True):
+    for number, slot in enumerate(factor.slots if factor.signatures else ()):
         if slot is not None:
             domain = factor.domains[slot.position]
-            where = positions(domain, needed)
+            where = _operand(domain, factor.signatures, number)
             of[slot.position].append((slot.mode, where))
-            reached = np.isin(where, domain.base) if slot.mode == "exact" else where >= 0
-            possible &= reached
+            if slot.mode == "exact":
+                held = np.zeros(len(domain.routes.placements) + 1, dtype=np.bool_)  # the last one is for -1
+                held[domain.base] = True
+                possible &= held[where]
+            else:
+                possible &= where >= 0
+    if np.logical_and.reduce(possible):
+        return Needs(np.arange(len(possible)), tuple(map(tuple, of)))
     keep = np.flatnonzero(possible) if possible.any() else np.arange(len(possible))
     return Needs(keep, tuple(tuple((mode, where[keep]) for mode, where in mine) for mine in of))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shardwright.ir.graph import Equation, Graph, Value, per_form
 from shardwright.ir.placement import Partial, R
@@ -105,8 +106,7 @@ def fuse(graph: Graph, may_sum: Callable[[Value], bool]) -> Fusion:
             equation = parent[equation]
         return equation
 
-    for equation in fusible:
-        passes = fusible[equation]
+    for equation, passes in fusible.items():
         for value in same_shape(equation):
             before = producer.get(value)
             if before is not None and fusible.get(before) is passes:
@@ -144,30 +144,45 @@ def _passing(
     """The equations that may be merged, and whether a Partial(sum) may usefully pass through them."""
     found: dict[Equation, bool] = {}
     for equation in reversed(graph.equations):
-        together = same_shape(equation) if _fusible(equation) else ()
-        if not together:
+        like = _like(equation)
+        if like is None:
             continue
-        if _joins(equation) and any(len(readers[v]) + (v in handed_out) > 1 for v in together):
+        inputs = equation.inputs
+        together: tuple[Value, ...] = tuple([inputs[k] for k in like.together])  # pyright: ignore[reportAssignmentType]  (no literals)
+        if like.joins and any(len(readers[v]) + (v in handed_out) > 1 for v in together):
             continue
-        passes = passes_sum(equation) and any(map(may_sum, together))
+        passes = like.passes and any(map(may_sum, together))
         result = equation.outputs[0]
         using = readers.get(result, ())
         if passes and using and result not in handed_out and len(set(together)) == 1:
             handed_on = all(found.get(user) is False for user in using)
             passes = not (handed_on and all(result in same_shape(user) for user in using))
         found[equation] = passes
-    return {e: found[e] for e in graph.equations if e in found}
+    return dict(reversed(found.items()))
+
+
+class _Like(NamedTuple):
+    """What decides on merging an elementwise equation.
+
+    Attributes:
+        together: positions of the operands that have the shape and width of the result.
+        joins: whether it adds tensors of equal shape: a residual stream, if they are used elsewhere too.
+        passes: see `passes_sum`.
+    """
+
+    together: tuple[int, ...]
+    joins: bool
+    passes: bool
 
 
 @per_form
-def _fusible(equation: Equation) -> bool:
-    return kind(equation) == "elementwise" and len(equation.outputs) == 1
-
-
-@per_form
-def _joins(equation: Equation) -> bool:
-    """Whether an equation adds tensors of equal shape: a residual stream, if they are used elsewhere too."""
-    return equation.primitive in ("add", "add_any") and len(same_shape(equation)) > 1
+def _like(equation: Equation) -> _Like | None:
+    """None where an equation cannot be merged, whatever is around it."""
+    if kind(equation) != "elementwise" or len(equation.outputs) != 1 or not _alike(equation):
+        return None
+    together = _alike(equation)
+    joins = equation.primitive in ("add", "add_any") and len(together) > 1
+    return _Like(together, joins, passes_sum(equation))
 
 
 def _users(

@@ -305,9 +305,10 @@ class Prices:
         if mode == "exact":
             return np.where(domain.base[None, :] == where[:, None], 0.0, np.inf)
         costs = self.use(domain) if mode == "use" else self.derive(domain)
-        found = np.moveaxis(costs[..., where], -1, -2)
-        if (where < 0).any():
-            found[..., where < 0, :] = np.inf
+        found = costs[..., where].swapaxes(-1, -2)
+        missing = where < 0
+        if missing.any():
+            found[..., missing, :] = np.inf
         return found
 
     def best(self, factor: EquationFactor, at: tuple[int, ...]) -> int:

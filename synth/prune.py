@@ -80,7 +80,9 @@ def prune(folded: Folded, sizes: Sequence[int], cooked: Sequence[Floats]) -> Kep
         # of a choice's surroundings than the rounds of refinement have told apart.
         alive: dict[int, NDArray[np.bool_]] = {}
         for kind in sorted(changed):
-            if kept.size(kind) > 1:
+            if not folded.incident[kind]:
+                kept.keep(kind, kept.values[kind][:1])  # decided in another stage: any value will do
+            elif kept.size(kind) > 1:
                 survivors = _survivors(kept, kind, known)
                 if not survivors.all():
                     alive[kind] = survivors
@@ -96,21 +98,17 @@ def _survivors(
     kept: Kept, kind: int, known: dict[tuple[tuple[int, ...], int], tuple[Floats, NDArray[np.bool_]]]
 ) -> NDArray[np.bool_]:
     """Which values of a class are neither impossible nor dominated."""
-    size = kept.size(kind)
     worst, possible = compared(kept, kind, known)
-    hopeless = ~possible.any(axis=-1)
-    possible[..., 0] |= hopeless  # no assignment is possible at all; the search will find that out
+    if not possible.any():
+        possible[0] = True  # no assignment is possible at all; the search will find that out
     dominates = worst <= 0
-    dominates &= possible[..., :, None]
-    dominates[..., range(size), range(size)] = False
+    dominates &= possible[:, None]
+    np.fill_diagonal(dominates, val=False)
     keep = possible
-    if dominates.any():
-        # b goes if a living a is nowhere worse; walking from the last value keeps the first of equals.
-        candidates = dominates.any(axis=-2) & possible
-        for b in np.flatnonzero(candidates.reshape(-1, size).any(axis=0))[::-1]:
-            keep[..., b] &= ~(dominates[..., b] & keep).any(axis=-1)
-    # Where prices are several, what any of them keeps stays.
-    return np.asarray(keep.reshape(-1, size).any(axis=0))
+    # b goes if a living a is nowhere worse; walking from the last value keeps the first of equals.
+    for b in (dominates.any(axis=0) & possible).nonzero()[0][::-1].tolist():
+        keep[b] = not (dominates[:, b] & keep).any()
+    return keep
 
 
 def compared(
@@ -123,31 +121,28 @@ def compared(
         key = (kept.key(recipe, kinds), axis)
         found = known.get(key)
         if found is None:
-            found = known[key] = _differences(kept.table(recipe, kinds), axis - len(kinds), len(kinds))
-        worst = worst + (found[0] if times == 1 else found[0] * times)
-        possible = possible & found[1]
+            found = known[key] = _differences(kept.table(recipe, kinds), axis)
+        worst += found[0] if times == 1 else found[0] * times
+        possible &= found[1]
     return worst, possible
 
 
-def _differences(table: Floats, axis: int, axes: int) -> tuple[Floats, NDArray[np.bool_]]:
-    """[a, b]: max of table[a] - table[b] over contexts possible for b; and which values are possible.
-
-    Args:
-        table: over its last `axes` axes; where prices are several, the results too have one more in front.
-        axis: of the values, from the end.
-    """
+def _differences(table: Floats, axis: int) -> tuple[Floats, NDArray[np.bool_]]:
+    """[a, b]: max of table[a] - table[b] over contexts possible for b; and which values are possible."""
     size = table.shape[axis]
-    rows = np.moveaxis(table, axis, -1) if axes > 1 else table
-    rows = rows.reshape(*table.shape[: table.ndim - axes], -1, size)
+    rest = [k for k in range(table.ndim) if k != axis]
+    rows = table.transpose(*rest, axis).reshape(-1, size)
     finite = np.isfinite(rows)
-    possible = np.asarray(finite.any(axis=-2))
-    left, right = rows, rows
-    if not finite.all():
+    left = right = rows
+    if np.logical_and.reduce(finite, axis=None):
+        possible = np.ones(size, dtype=np.bool_)
+    else:
+        possible = np.logical_or.reduce(finite, axis=0)
         left, right = np.where(finite, rows, _HUGE), np.where(finite, rows, 3 * _HUGE)
     if rows.size * size <= _LARGE:
-        return (left[..., :, None] - right[..., None, :]).max(axis=-3), possible
+        return np.maximum.reduce(left[:, :, None] - right[:, None, :], axis=0), possible
     # Value by value, so that what is compared stays in the cache.
-    found = np.empty((*rows.shape[:-2], size, size))
+    found = np.empty((size, size))
     for a in range(size):
-        (left[..., a, None] - right).max(axis=-2, out=found[..., a, :])
+        np.maximum.reduce(left[:, a, None] - right, axis=0, out=found[a])
     return found, possible

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import shardwright.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (rules, before planning begins)
 from shardwright.cost.lines import Traffic
 from shardwright.cost.traffic import traffic
-from shardwright.ir.graph import Atom, Equation, Graph, Literal, Value
+from shardwright.ir.graph import Atom, Equation, Graph, Value
 from shardwright.ir.placement import Partial, ReduceOp, Shard
 from shardwright.ir.regions import Boundary, boundary
 from shardwright.ir.registry import registry, rule_of
@@ -142,28 +142,27 @@ class Space:
         # Equations of one form whose tensors have the same units and the same reductions outstanding are one.
         known: dict[tuple[object, ...], tuple[tuple[Signature, ...], tuple[frozenset[ReduceOp], ...]]] = {}
         numbers: dict[tuple[tuple[int, ...], frozenset[ReduceOp]], int] = {}
-        code: dict[Value, int] = {}
+
+        def numbered(value: Value) -> int:
+            return numbers.setdefault((units.of(value), partials[value]), len(numbers))
+
+        code = {value: numbered(value) for value in (*graph.inputs, *graph.constants)}
         for equation in graph.equations:
             if equation.regions:
                 self._find_region_partials(equation)
+                code.update((value, numbered(value)) for value in equation.outputs)
                 continue
-            key: list[object] = [equation.form]
-            for value in equation.input_values:
-                number = code.get(value)
-                if number is None:
-                    is_new = (units.of(value), partials[value])
-                    number = code[value] = numbers.setdefault(is_new, len(numbers))
-                key.append(number)
-            for value in equation.outputs:
-                key.append(units.of(value))
-            found = known.get(tuple(key))
+            ins, outs = equation.input_values, equation.outputs
+            key = (equation.form, *[code[value] for value in ins], *[units.of(value) for value in outs])
+            found = known.get(key)
             if found is None:
                 mine = self.signatures(equation)
                 coming = tuple([partials[a] if isinstance(a, Value) else none for a in equation.inputs])
-                found = known[tuple(key)] = mine, self._arise(mine, coming, len(equation.outputs))
+                found = known[key] = mine, self._arise(mine, coming, len(outs))
             self._of_equation[equation] = found[0]
-            for value, ops in zip(equation.outputs, found[1], strict=True):
+            for value, ops in zip(outs, found[1], strict=True):
                 partials[value] = ops
+                code[value] = numbers.setdefault((units.of(value), ops), len(numbers))
 
     def _arise(
         self, found: tuple[Signature, ...], coming: tuple[frozenset[ReduceOp], ...], results: int
@@ -215,24 +214,26 @@ class Space:
         fused = frame.fusion.of_equation.get(equation)
         alike = same_shape(equation) if fused is not None else ()
         scope: dict[Choice, int] = {}
-        slots: list[Slot | None] = []
+        slots: list[tuple[int, str] | None] = []
+        choices, exits, of_value = frame.choice, frame.exits, frame.fusion.of_value
         for atom in equation.inputs:
-            if isinstance(atom, Literal):
+            if type(atom) is not Value:
                 slots.append(None)
-                continue
-            inside = fused is not None and atom in alike and frame.fusion.of_value.get(atom) is fused
-            choice = frame.choice[atom] if inside else frame.held(atom)
-            slots.append(_slot(scope, choice, "exact" if inside else "use"))
+            elif fused is not None and atom in alike and of_value.get(atom) is fused:
+                slots.append((scope.setdefault(choices[atom], len(scope)), "exact"))
+            else:
+                held = exits.get(atom) or choices[atom]
+                slots.append((scope.setdefault(held, len(scope)), "use"))
+        mode = "derive" if fused is None else "exact"
         for value in equation.outputs:
-            slots.append(_slot(scope, frame.choice[value], "derive" if fused is None else "exact"))
+            slots.append((scope.setdefault(choices[value], len(scope)), mode))
         found = self._on_mesh(self.signatures(equation))
         domains = tuple([choice.domain for choice in scope])
         key = (id(found), through, tuple(slots), domains, frame.weight)
         factor = self._factors.get(key)
         if factor is None:
-            factor = EquationFactor(
-                equation, rule_of(equation), through, found, tuple(slots), domains, frame.weight
-            )
+            made = tuple([None if slot is None else Slot(*slot) for slot in slots])
+            factor = EquationFactor(equation, rule_of(equation), through, found, made, domains, frame.weight)
             self._factors[key] = factor
         use = Use(factor, tuple([choice.index for choice in scope]))
         self.uses.append(use)
@@ -386,8 +387,3 @@ def _arises(signature: Signature, result: Partial, coming: tuple[frozenset[Reduc
         isinstance(placement, Shard) or (placement == result and result.op in ops)
         for placement, ops in zip(signature.ins, coming, strict=True)
     )
-
-
-def _slot(scope: dict[Choice, int], choice: Choice, mode: str) -> Slot:
-    """The slot of a choice, which joins the scope if it is new there."""
-    return Slot(scope.setdefault(choice, len(scope)), mode)

@@ -137,7 +137,7 @@ class Units:
         self._pairs.append((self._first[a] + dims, self._first[b] + shift + dims))
 
     def _known(self) -> tuple[list[int], list[int]]:
-        """Of every dimension, the name of those tied to it, and how many units they have."""
+        """Of every dimension, the name of those tied to it, and the elements that must stay together."""
         if self._settled is None:
             count, sizes = len(self._sizes), np.array(self._sizes, dtype=np.int64)
             none = np.zeros(0, dtype=np.intp)
@@ -146,17 +146,17 @@ class Units:
             _, names = csgraph.connected_components(ties, directed=False)
             order = np.argsort(names, kind="stable")
             starts = np.flatnonzero(np.diff(names[order], prepend=-1))
-            units = np.gcd.reduceat(sizes[order], starts) if count else sizes
-            self._settled = names.tolist(), units[names].tolist()
+            units = np.gcd.reduceat(sizes[order], starts)[names] if count else sizes
+            steps = np.where(units > 1, sizes // np.maximum(units, 1), 0)
+            self._settled = names.tolist(), steps.tolist()
         return self._settled
 
     def of(self, value: Value) -> tuple[int, ...]:
         """Per dimension, the elements that must stay together; 0 where it cannot be cut at all."""
         found = self._found.get(value)
         if found is None:
-            first, shape = self._first[value], value.type.shape
-            units = self._known()[1][first : first + len(shape)]
-            found = tuple([size // n if n > 1 else 0 for size, n in zip(shape, units, strict=True)])
+            first = self._first[value]
+            found = tuple(self._known()[1][first : first + len(value.type.shape)])
             found = self._found[value] = self._interned.setdefault(found, found)
         return found
 
