@@ -34,6 +34,9 @@ from shardwright.synth.turns import starts
 
 _MOST_STARTS = 2
 
+#: What memory may add to the cost of a program, as a part of it, before others are looked for that fit.
+NEARLY_FREE = 1e-3
+
 #: Beyond this multiple of the cost without a limit of memory, no bound is tried against a rival.
 _FAR_ABOVE = 1.5
 
@@ -162,15 +165,16 @@ class GridSearch:
         if judge.ample(free.memory, free.ratios):
             fitted = free
         else:
-            with turns.timer.ratios():
-                seen = judge.peaks(free.program, free.ratios, free.memory)
-                fitted = replace(free, memory=seen, over=judge.excess(seen))
-        if fitted.over > 1 and not briefly and free.cost_s < most_s:
-            near = most_s <= free.cost_s * _FAR_ABOVE
-            if not near or renting.bound(self._floors, bound_s, most_s) < most_s * (1 - 1e-3):
-                fitted = renting.fitting(free, turns, most_s)
+            fitted = renting.looked_at(free)
+        near_free = fitted.over <= 1 and fitted.cost_s <= free.cost_s * (1 + NEARLY_FREE)
+        if not near_free and not briefly and free.cost_s < most_s:
+            below_s = min(most_s, fitted.cost_s) if fitted.over <= 1 else most_s
+            near = below_s <= free.cost_s * _FAR_ABOVE
+            if not near or renting.bound(self._floors, bound_s, below_s) < below_s * (1 - 1e-3):
+                again = renting.fitting(free, turns, below_s)
+                fitted = again if again.beats(fitted) else fitted
         dearer = fitted.over > 1 or fitted.cost_s > free.cost_s * (1 + ENOUGH)
-        if fitted.over <= 1 and fitted.cost_s > free.cost_s * (1 + 1e-6) and fitted.cost_s < most_s:
+        if fitted.over <= 1 and not near_free and fitted.cost_s < most_s:
             bound_s = renting.bound(self._floors, bound_s, fitted.cost_s)
         with turns.timer.search():
             verify(fitted.program, self.graph)
@@ -206,6 +210,7 @@ class GridSearch:
             solution, prices = self._turns.search(best.ratios)
             with self._turns.timer.search():
                 free = self._renting.candidate(solution, prices, best.ratios)
+            free = free if free.fits else self._renting.in_turn(free)
             self._free = best, free
             self.crowded = self._judge.feared(free.memory, free.ratios)
         return self._free[1]
