@@ -23,6 +23,7 @@ from shardwright.synth.fallback import fullest
 from shardwright.synth.grid.memory import GridCandidate, GridRenting
 from shardwright.synth.grid.pricing import grid_floors
 from shardwright.synth.grid.ranges import NEAR, Tightening
+from shardwright.synth.grid.solve import Solvers
 from shardwright.synth.grid.turns import CLOSE, GridFound, GridTurns
 from shardwright.synth.judge import Judge, Look
 from shardwright.synth.pricing import Prices
@@ -59,6 +60,7 @@ class GridSearch:
         timer: is told where time goes, and says when it is over.
         extra: factors that pin choices.
         look: what says how much memory a program takes; by default the model of `cost/memory.py`.
+        solvers: known ones, see `GridSolver`.
     """
 
     def __init__(
@@ -69,14 +71,15 @@ class GridSearch:
         timer: Timer,
         extra: tuple[Use, ...] = (),
         look: Look | None = None,
+        solvers: Solvers | None = None,
     ) -> None:
         self.graph = graph
         self._judge = Judge(graph, grid.model, look)
         self._extra = extra
         with timer.search():
-            self._turns = GridTurns(space, grid, timer, extra)
+            self._turns = GridTurns(space, grid, timer, extra, solvers)
             self._floors = grid_floors(self._turns.listed)
-        self._renting = GridRenting(graph, space, grid, self._judge, timer, extra)
+        self._renting = GridRenting(graph, space, grid, self._judge, timer, extra, solvers)
         self._ideal: Solution | None = None
         self._best: GridFound | None = None
         self._tightening: Tightening | None = None
@@ -162,10 +165,7 @@ class GridSearch:
         turns, judge, renting = self._turns, self._judge, self._renting
         free = self._unlimited(best)
         bound_s = self.bound_s
-        if judge.ample(free.memory, free.ratios):
-            fitted = free
-        else:
-            fitted = renting.looked_at(free)
+        fitted = free if judge.ample(free.memory, free.ratios) else renting.looked_at(free)
         near_free = fitted.over <= 1 and fitted.cost_s <= free.cost_s * (1 + NEARLY_FREE)
         if not near_free and not briefly and free.cost_s < most_s:
             below_s = min(most_s, fitted.cost_s) if fitted.over <= 1 else most_s

@@ -29,7 +29,7 @@ from shardwright.synth.budgets import Limits
 from shardwright.synth.emit import emit
 from shardwright.synth.factors import Factor, Use
 from shardwright.synth.grid.rent import GridRents, Portion, least_portions, portions
-from shardwright.synth.grid.solve import GridSolver
+from shardwright.synth.grid.solve import GridSolver, Solvers
 from shardwright.synth.judge import MOST_LOOKS, Judge
 from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import too_small
@@ -134,6 +134,7 @@ class GridRenting:
         judge: says what fits.
         timer: is told where time goes, and says when it is over.
         extra: factors that pin choices.
+        solvers: known ones, see `GridSolver`.
     """
 
     def __init__(
@@ -144,12 +145,13 @@ class GridRenting:
         judge: Judge,
         timer: Timer,
         extra: Sequence[Use] = (),
+        solvers: Solvers | None = None,
     ) -> None:
         self.graph, self.space, self.grid, self.judge, self.timer = graph, space, grid, judge, timer
         self.limits = Limits.of(grid.model)
         self._rents: GridRents | None = None
         self.searches = self.expanded = 0
-        self._extra = tuple(extra)
+        self._extra, self._solvers = tuple(extra), solvers
         self._crowd: tuple[Value, ...] = ()
         self._made: GridSolver | None = None
         self._latest: tuple[int, ...] | None = None
@@ -347,7 +349,7 @@ class GridRenting:
     def _search(self, prices: Prices, rents: Mapping[Factor, Floats]) -> Solution:
         with self.timer.search():
             if self._made is None:
-                self._made = GridSolver(self.space, (*self._extra, *self.rents.uses))
+                self._made = GridSolver(self.space, (*self._extra, *self.rents.uses), self._solvers)
             found = self._made.solve(prices, self.timer.late, self._latest, _ENOUGH, rents=rents)
         self.searches, self.expanded = self.searches + 1, self.expanded + found.expanded
         self._latest = found.assignment

@@ -113,13 +113,16 @@ class Search:
             sweeps: of the first round at most; 0 for as many as seem useful.
         """
         sweeps, slack = sweeps or (FEW_SWEEPS if self.memory.messages else MOST_SWEEPS), _SLACK
-        for _ in range(rounds):
-            dual = self._swept(sweeps)
+        for number in range(rounds):
+            dual = self._swept(sweeps, on=number > 0)
             self._prove(self.core.constant + dual.bound())
-            if self.seconds > self.proven * (1 + _SLACK):
+            if not number and self.seconds > self.proven * (1 + _SLACK):
                 self._tied(dual)
             rest = _Rest(self.core, self.kept, dual, self.memory)
             self._look_at(rest, rest.some, _CELLS[0], self.seconds)
+            if self.best and number < min(rounds - 1, 2) and self.seconds > self.proven * (1 + _SLACK):
+                sweeps = MOST_SWEEPS
+                continue  # values are left out by what the best assignment costs: more messages say more
             settled = True
             while settled and not (self._done(enough) or self.proven >= target_s or self._late()):
                 assumed = self.proven + slack * max(abs(self.proven), rest.scale * 1e-6)
@@ -156,8 +159,8 @@ class Search:
             self.proven = self.seconds
         return self.proven >= self.seconds * (1 - enough)
 
-    def _swept(self, sweeps: int) -> Dual:
-        """Messages of what is left, as those of the last time after some sweeps."""
+    def _swept(self, sweeps: int, *, on: bool = False) -> Dual:
+        """Messages of what is left, as those of the last time after some sweeps; so many if they go `on`."""
         dual, names = _dual(self.core.folded, self.kept)
         nothing = dual.bound()
         for number, (name, kinds) in enumerate(names):
@@ -169,7 +172,11 @@ class Search:
             dual, names = _dual(self.core.folded, self.kept)
             sweeps = max(sweeps, MOST_SWEEPS if sweeps else 0)
         # Messages of other prices are nearly right everywhere: no round of sweeps adds much at once.
-        dual.rise(sweeps, -1.0 if sweeps == FEW_SWEEPS else ENOUGH, self.stop)
+        if on:
+            # What buckets make of messages goes on rising when the bound by messages alone does not.
+            dual.move(sweeps, self.stop)
+        else:
+            dual.rise(sweeps, -1.0 if sweeps == FEW_SWEEPS else ENOUGH, self.stop)
         for number, (name, kinds) in enumerate(names):
             full = self._messages.setdefault(name, [np.zeros(self.core.sizes[k]) for k in kinds])
             for whole, kind, message in zip(full, kinds, dual.kinds[number].messages, strict=True):

@@ -3,12 +3,13 @@
 Choices of one class are tied to each other, as if the layers were one that runs so many times: a problem as
 small as one layer. Its best assignment is one of the whole problem, mostly a very good one; what can be saved
 by treating layers differently is found afterwards, since values are left out by what this one costs
-(`shardwright.synth.grid.narrow`). Its *bound* holds for assignments that are tied, and says nothing of others.
+(`shardwright.synth.grid.narrow`). Bounds of the tied problem say nothing of assignments that are not tied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from string import ascii_lowercase
 
 import numpy as np
 
@@ -56,4 +57,6 @@ def _diagonal(table: Floats, kinds: Scope) -> Floats:
     axes = list(dict.fromkeys(kinds))
     if len(axes) == len(kinds):
         return table
-    return np.einsum(table, [axes.index(kind) for kind in kinds], range(len(axes)))
+    letters = dict(zip(axes, ascii_lowercase, strict=False))
+    entries = "".join([letters[kind] for kind in kinds])
+    return np.einsum(f"{entries}->{''.join(letters.values())}", table)
