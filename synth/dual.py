@@ -262,5 +262,11 @@ class Dual:
             kind.messages = mine
         return best
 
+    def move(self, sweeps: int, stop: Callable[[], bool]) -> None:
+        """Sweep so often, whether the bound rises or not."""
+        last = self.sweeps + sweeps
+        while self.sweeps < last and not stop():
+            self.sweep()
+
     def _state(self) -> tuple[list[Floats], list[list[Floats]]]:
         return list(self._sums), [list(kind.messages) for kind in self.kinds]

@@ -23,6 +23,7 @@ from shardwright.synth.fallback import fullest
 from shardwright.synth.grid.memory import GridCandidate, GridRenting
 from shardwright.synth.grid.pricing import grid_floors
 from shardwright.synth.grid.ranges import NEAR, Tightening
+from shardwright.synth.grid.solve import Solvers
 from shardwright.synth.grid.turns import CLOSE, GridFound, GridTurns
 from shardwright.synth.judge import Judge, Look
 from shardwright.synth.pricing import Prices
@@ -33,6 +34,9 @@ from shardwright.synth.timer import Timer
 from shardwright.synth.turns import starts
 
 _MOST_STARTS = 2
+
+#: What memory may add to the cost of a program, as a part of it, before others are looked for that fit.
+NEARLY_FREE = 1e-3
 
 #: Beyond this multiple of the cost without a limit of memory, no bound is tried against a rival.
 _FAR_ABOVE = 1.5
@@ -56,6 +60,7 @@ class GridSearch:
         timer: is told where time goes, and says when it is over.
         extra: factors that pin choices.
         look: what says how much memory a program takes; by default the model of `cost/memory.py`.
+        solvers: known ones, see `GridSolver`.
     """
 
     def __init__(
@@ -66,14 +71,15 @@ class GridSearch:
         timer: Timer,
         extra: tuple[Use, ...] = (),
         look: Look | None = None,
+        solvers: Solvers | None = None,
     ) -> None:
         self.graph = graph
         self._judge = Judge(graph, grid.model, look)
         self._extra = extra
         with timer.search():
-            self._turns = GridTurns(space, grid, timer, extra)
+            self._turns = GridTurns(space, grid, timer, extra, solvers)
             self._floors = grid_floors(self._turns.listed)
-        self._renting = GridRenting(graph, space, grid, self._judge, timer, extra)
+        self._renting = GridRenting(graph, space, grid, self._judge, timer, extra, solvers)
         self._ideal: Solution | None = None
         self._best: GridFound | None = None
         self._tightening: Tightening | None = None
@@ -159,18 +165,16 @@ class GridSearch:
         turns, judge, renting = self._turns, self._judge, self._renting
         free = self._unlimited(best)
         bound_s = self.bound_s
-        if judge.ample(free.memory, free.ratios):
-            fitted = free
-        else:
-            with turns.timer.ratios():
-                seen = judge.peaks(free.program, free.ratios, free.memory)
-                fitted = replace(free, memory=seen, over=judge.excess(seen))
-        if fitted.over > 1 and not briefly and free.cost_s < most_s:
-            near = most_s <= free.cost_s * _FAR_ABOVE
-            if not near or renting.bound(self._floors, bound_s, most_s) < most_s * (1 - 1e-3):
-                fitted = renting.fitting(free, turns, most_s)
+        fitted = free if judge.ample(free.memory, free.ratios) else renting.looked_at(free)
+        near_free = fitted.over <= 1 and fitted.cost_s <= free.cost_s * (1 + NEARLY_FREE)
+        if not near_free and not briefly and free.cost_s < most_s:
+            below_s = min(most_s, fitted.cost_s) if fitted.over <= 1 else most_s
+            near = below_s <= free.cost_s * _FAR_ABOVE
+            if not near or renting.bound(self._floors, bound_s, below_s) < below_s * (1 - 1e-3):
+                again = renting.fitting(free, turns, below_s)
+                fitted = again if again.beats(fitted) else fitted
         dearer = fitted.over > 1 or fitted.cost_s > free.cost_s * (1 + ENOUGH)
-        if fitted.over <= 1 and fitted.cost_s > free.cost_s * (1 + 1e-6) and fitted.cost_s < most_s:
+        if fitted.over <= 1 and not near_free and fitted.cost_s < most_s:
             bound_s = renting.bound(self._floors, bound_s, fitted.cost_s)
         with turns.timer.search():
             verify(fitted.program, self.graph)
@@ -205,6 +209,7 @@ class GridSearch:
             solution, prices = self._turns.search(best.ratios)
             with self._turns.timer.search():
                 free = self._renting.candidate(solution, prices, best.ratios)
+            free = free if free.fits else self._renting.in_turn(free)
             self._free = best, free
             self.crowded = self._judge.feared(free.memory, free.ratios)
         return self._free[1]

@@ -25,6 +25,7 @@ from shardwright.synth.bounds import ENOUGH
 from shardwright.synth.factors import Use
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid.alternate import GridSearch, is_mesh
+from shardwright.synth.grid.solve import Solvers
 from shardwright.synth.judge import Look
 from shardwright.synth.rent import too_small
 from shardwright.synth.space import Space
@@ -117,6 +118,7 @@ class GridChoosing:
         self._graph, self._fleet, self._timer = graph, fleet, timer
         self._pinned, self._look = pinned, look
         self._spaces: dict[tuple[int, ...], Space] = {}
+        self._solvers: Solvers = {}
         self._parts = [_Part(fleet, members) for members in parts]
 
     def below(
@@ -214,7 +216,9 @@ class GridChoosing:
                     self._spaces[part.nodes] = Space(self._graph, part.nodes)
             space = self._spaces[part.nodes]
             pinned = tuple(self._pinned(space))
-            part.search = GridSearch(self._graph, space, part.grid, self._timer, pinned, self._look)
+            part.search = GridSearch(
+                self._graph, space, part.grid, self._timer, pinned, self._look, self._solvers
+            )
             part.bound_s = part.search.arithmetic_s()
         else:
             part.bound_s = max(part.bound_s, part.search.bound(target_s))

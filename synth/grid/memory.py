@@ -3,6 +3,9 @@
 As on one axis (`synth/budgets.py`, `within.py`) memory enters the search as rent, see `synth/grid/rent.py`.
 What fills the fullest device of a program that does not fit pays, too, when the search goes on. The linear
 programs of the shares know nothing of memory; shares in proportion to it are tried where theirs do not fit.
+
+Before anything dearer is looked for, a program that does not fit is put in another order, and its gathers are
+done again (`synth/sparing.py`), until it does.
 """
 
 from __future__ import annotations
@@ -26,12 +29,13 @@ from shardwright.synth.budgets import Limits
 from shardwright.synth.emit import emit
 from shardwright.synth.factors import Factor, Use
 from shardwright.synth.grid.rent import GridRents, Portion, least_portions, portions
-from shardwright.synth.grid.solve import GridSolver
+from shardwright.synth.grid.solve import GridSolver, Solvers
 from shardwright.synth.judge import MOST_LOOKS, Judge
 from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import too_small
 from shardwright.synth.solve import Solution
 from shardwright.synth.space import Space
+from shardwright.synth.sparing import Sparing
 from shardwright.synth.timer import Timer
 
 #: Rents tried, as multiples of (cost of the best program / memory of all devices). Far higher ones drown what
@@ -40,6 +44,12 @@ _SCALES = tuple(4.0**k for k in range(-2, 5))
 
 #: Times that the range of rents around the least one that helps is cut in two; steps of the ascent.
 _HALVINGS, _ASCENTS = 2, 4
+
+#: What does not fit under the highest rent is given up where more that pays it makes it no smaller than this.
+_LESS = 0.9
+
+#: Gathers done again are as few as need be, up to this part of them.
+_NEARLY = 16
 
 #: How far a rented program may be from the best under its rent, as a part of what it costs.
 _ENOUGH = 1e-3
@@ -124,6 +134,7 @@ class GridRenting:
         judge: says what fits.
         timer: is told where time goes, and says when it is over.
         extra: factors that pin choices.
+        solvers: known ones, see `GridSolver`.
     """
 
     def __init__(
@@ -134,12 +145,13 @@ class GridRenting:
         judge: Judge,
         timer: Timer,
         extra: Sequence[Use] = (),
+        solvers: Solvers | None = None,
     ) -> None:
         self.graph, self.space, self.grid, self.judge, self.timer = graph, space, grid, judge, timer
         self.limits = Limits.of(grid.model)
         self._rents: GridRents | None = None
         self.searches = self.expanded = 0
-        self._extra = tuple(extra)
+        self._extra, self._solvers = tuple(extra), solvers
         self._crowd: tuple[Value, ...] = ()
         self._made: GridSolver | None = None
         self._latest: tuple[int, ...] | None = None
@@ -153,7 +165,12 @@ class GridRenting:
 
     def candidate(self, solution: Solution, prices: Prices, ratios: tuple[float, ...]) -> GridCandidate:
         """A solution as a program at some ratios."""
-        program = emit(self.space, solution.assignment, prices)
+        return self._weighed(solution, prices, emit(self.space, solution.assignment, prices), ratios)
+
+    def _weighed(
+        self, solution: Solution, prices: Prices, program: Program, ratios: tuple[float, ...]
+    ) -> GridCandidate:
+        """A program of a solution at some ratios."""
         items = bill(program, self.graph, Settled(self.grid, ratios))
         cost_s = sum(item.weight * float(item.cost.constant.max()) for item in items)
         memory = self._memory(program, ratios)
@@ -166,6 +183,63 @@ class GridRenting:
             return Peaks(tuple(int(b) for b in self.judge.footprint(program).peak(np.asarray(ratios))))
         return peaks_by_device(program, self.graph, ratios)
 
+    def in_turn(self, found: GridCandidate) -> GridCandidate:
+        """The same program with every exchange where it is wanted, where that takes less memory."""
+        sparing = Sparing(found.program, self.graph)
+        here = self._in_order(found, sparing, 0) if sparing.possible else found
+        return here if here.over < found.over else found
+
+    def spared(self, found: GridCandidate, least: int = 0) -> tuple[int, GridCandidate]:
+        """The same program with as few gathers done again as fit by the model; all of them where none do.
+
+        Args:
+            found: what does not fit.
+            least: gathers done again at least.
+
+        Returns:
+            How many are done again, and the program.
+        """
+        sparing = Sparing(found.program, self.graph)
+        if not sparing.possible:
+            return 0, found
+        low, high = least, len(sparing.gathers)
+        less = self._in_order(found, sparing, low)
+        if less.fits or low >= high:
+            return low, less
+        more = self._in_order(found, sparing, high)
+        while more.fits and high - low > 1 + len(sparing.gathers) // _NEARLY and not self.timer.late():
+            # Each frees about as much as the next.
+            part = (less.over - 1) / max(less.over - more.over, 1e-12)
+            middle = min(max(low + math.ceil(part * (high - low)), low + 1), high - 1)
+            here = self._in_order(found, sparing, middle)
+            low, less, high, more = (low, less, middle, here) if here.fits else (middle, here, high, more)
+        return high, more
+
+    def _in_order(self, found: GridCandidate, sparing: Sparing, count: int) -> GridCandidate:
+        with self.timer.ratios():
+            return self._weighed(found.solution, found.prices, sparing.again(count), found.ratios)
+
+    def looked_at(self, found: GridCandidate) -> GridCandidate:
+        """A program as it will run, with gathers done again so that it fits, if that is enough."""
+        judge, budgets = self.judge, self.judge.budgets
+        count, here = 0, found
+        best: GridCandidate | None = None
+        for rounds in range(MOST_LOOKS):
+            with self.timer.ratios():
+                seen = judge.peaks(here.program, here.ratios, here.memory, sure=rounds > 0)
+            told, here = here.memory, replace(here, memory=seen, over=judge.excess(seen))
+            best = here if best is None or here.over < best.over else best
+            if best.fits or self.timer.late():
+                break
+            judge.learn(seen, here.ratios, told, rounds)
+            before = count
+            count, here = self.spared(found, count)
+            if rounds and count == before:
+                break
+        judge.budgets = budgets
+        assert best is not None
+        return best
+
     def fitting(self, best: GridCandidate, pricing: Pricing, most_s: float) -> GridCandidate:
         """The best that fits as it will run, or else the smallest found.
 
@@ -174,17 +248,17 @@ class GridRenting:
             pricing: knows what costs what, and which shares a program likes.
             most_s: a program that costs more is of no use.
         """
-        free = best
+        free, before = best, math.inf
         for rounds in range(MOST_LOOKS + 1):
+            if rounds and not best.fits and not (best.over < before * _LESS and self._crowded(best)):
+                return best
+            before = best.over if rounds else before
             with self.timer.ratios():
                 seen = self.judge.peaks(best.program, best.ratios, best.memory)
                 over = self.judge.excess(seen)
             if over <= 1 or rounds == MOST_LOOKS or self.timer.late() or best.cost_s >= most_s:
                 return replace(best, memory=seen, over=over)
-            if rounds and not best.fits:
-                if not self._crowded(best):
-                    return replace(best, memory=seen, over=over)
-            else:
+            if best.fits or not rounds:
                 self.judge.learn(seen, best.ratios, best.memory, rounds)
             again = replace(free, over=self.judge.over(free.memory, free.ratios))
             best = self._rented(again, pricing, most_s)
@@ -216,6 +290,8 @@ class GridRenting:
                 solution = self._solve(prices, portion, scale * unit)
                 with self.timer.ratios():
                     here = self.candidate(solution, prices, ratios)
+                if not here.fits:
+                    _, here = self.spared(here)
                 best = here if here.beats(best) else best
                 if here.fits:
                     return True
@@ -235,7 +311,7 @@ class GridRenting:
             least, most = (least, scale) if at(scale) else (scale, most)
         liked, _ = pricing.best_ratios(best.solution, best.prices, best.ratios)
         with self.timer.ratios():
-            there = self.candidate(best.solution, best.prices, liked)
+            there = self._weighed(best.solution, best.prices, best.program, liked)
         return there if there.fits and there.beats(best) else best
 
     def bound(self, floors: Prices, loose_s: float, cost_s: float) -> float:
@@ -273,7 +349,7 @@ class GridRenting:
     def _search(self, prices: Prices, rents: Mapping[Factor, Floats]) -> Solution:
         with self.timer.search():
             if self._made is None:
-                self._made = GridSolver(self.space, (*self._extra, *self.rents.uses))
+                self._made = GridSolver(self.space, (*self._extra, *self.rents.uses), self._solvers)
             found = self._made.solve(prices, self.timer.late, self._latest, _ENOUGH, rents=rents)
         self.searches, self.expanded = self.searches + 1, self.expanded + found.expanded
         self._latest = found.assignment

@@ -17,6 +17,7 @@ from shardwright.synth.eliminate import eliminate, live, record
 from shardwright.synth.fold import Folded, Scope, cook, fold
 from shardwright.synth.grid.buckets import Bounds, Buckets
 from shardwright.synth.grid.prune import Dominated
+from shardwright.synth.grid.tied import repeats, tied, untied
 from shardwright.synth.order import full_order
 from shardwright.synth.prune import Kept
 from shardwright.synth.search import MOST_NODES, Layer, a_star
@@ -33,6 +34,9 @@ _CELLS, MOST_ROUNDS = (1 << 14, 1 << 16, 1 << 18), 4
 #: What assignments are assumed to cost at most: a part above the bound, and the factor by which that grows
 #: where it was easily settled.
 _SLACK, _MORE_SLACK = 0.01, 2.0
+
+#: How well the best assignment of tied layers is known.
+_TIED = 1e-4
 
 #: A way there and back is worth repeating while it leaves out such a part of the values.
 _PROGRESS = 0.02
@@ -96,16 +100,29 @@ class Search:
         if seconds < self.seconds:
             self.seconds, self.best = seconds, list(values)
 
-    def run(self, enough: float, target_s: float, rounds: int) -> None:
+    def run(self, enough: float, target_s: float, rounds: int, sweeps: int = 0) -> None:
         """Narrow down what is left until the bound meets the best assignment, or nothing helps any more.
 
         What assignments may cost is assumed to be little more than the bound. Either one is found that does
         not cost more, and is the best; or there is none, which makes a better bound.
+
+        Args:
+            enough: part of the best cost by which the bound may miss it.
+            target_s: a bound that is good enough whatever the best assignment costs.
+            rounds: of messages at most.
+            sweeps: of the first round at most; 0 for as many as seem useful.
         """
-        sweeps, slack = FEW_SWEEPS if self.memory.messages else MOST_SWEEPS, _SLACK
-        for _ in range(rounds):
-            rest = _Rest(self.core, self.kept, self._swept(sweeps), self.memory)
+        sweeps, slack = sweeps or (FEW_SWEEPS if self.memory.messages else MOST_SWEEPS), _SLACK
+        for number in range(rounds):
+            dual = self._swept(sweeps, on=number > 0)
+            self._prove(self.core.constant + dual.bound())
+            if not number and self.seconds > self.proven * (1 + _SLACK):
+                self._tied(dual)
+            rest = _Rest(self.core, self.kept, dual, self.memory)
             self._look_at(rest, rest.some, _CELLS[0], self.seconds)
+            if self.best and number < min(rounds - 1, 2) and self.seconds > self.proven * (1 + _SLACK):
+                sweeps = MOST_SWEEPS
+                continue  # values are left out by what the best assignment costs: more messages say more
             settled = True
             while settled and not (self._done(enough) or self.proven >= target_s or self._late()):
                 assumed = self.proven + slack * max(abs(self.proven), rest.scale * 1e-6)
@@ -126,13 +143,24 @@ class Search:
             if not self.best:
                 self._searched(rest, rest.some, MOST_NODES)
 
+    def _tied(self, dual: Dual) -> None:
+        """Offer the best assignment in which equal layers decide alike."""
+        folded = self.core.folded
+        if not repeats(folded):
+            return
+        core = tied(folded, self.kept, dual)
+        search = Search(core, Kept(core.folded, core.sizes, core.cooked), Memory(), self.stop)
+        search.run(_TIED, math.inf, 1, sweeps=FEW_SWEEPS)
+        if search.best:
+            self.offer(untied(folded, self.kept, search.best))
+
     def _done(self, enough: float) -> bool:
         if self.seconds <= self.proven * (1 + _CLOSE):
             self.proven = self.seconds
         return self.proven >= self.seconds * (1 - enough)
 
-    def _swept(self, sweeps: int) -> Dual:
-        """Messages of what is left, as those of the last time after some sweeps."""
+    def _swept(self, sweeps: int, *, on: bool = False) -> Dual:
+        """Messages of what is left, as those of the last time after some sweeps; so many if they go `on`."""
         dual, names = _dual(self.core.folded, self.kept)
         nothing = dual.bound()
         for number, (name, kinds) in enumerate(names):
@@ -144,7 +172,11 @@ class Search:
             dual, names = _dual(self.core.folded, self.kept)
             sweeps = max(sweeps, MOST_SWEEPS if sweeps else 0)
         # Messages of other prices are nearly right everywhere: no round of sweeps adds much at once.
-        dual.rise(sweeps, -1.0 if sweeps == FEW_SWEEPS else ENOUGH, self.stop)
+        if on:
+            # What buckets make of messages goes on rising when the bound by messages alone does not.
+            dual.move(sweeps, self.stop)
+        else:
+            dual.rise(sweeps, -1.0 if sweeps == FEW_SWEEPS else ENOUGH, self.stop)
         for number, (name, kinds) in enumerate(names):
             full = self._messages.setdefault(name, [np.zeros(self.core.sizes[k]) for k in kinds])
             for whole, kind, message in zip(full, kinds, dual.kinds[number].messages, strict=True):

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.errors import PlanError
+from shardwright.synth.conversions import Domain
 from shardwright.synth.factors import Factor, Use
 from shardwright.synth.fold import Scope
 from shardwright.synth.grid.narrow import MOST_CELLS, MOST_ROUNDS, Memory, Search
@@ -82,19 +84,35 @@ class DualSolver:
         return Solution(assignment, search.seconds, search.proven, search.expanded, search.width)
 
 
+#: Solvers by the structure of what they solve.
+Solvers: TypeAlias = dict[Hashable, DualSolver]
+
+
 class GridSolver:
     """`DualSolver` for the choices and factors of a space on two axes.
 
     Attributes:
         factors: all factors, by number.
+
+    Args:
+        space: the programs.
+        extra: factors that pin choices, or have them pay rent.
+        known: solvers by what they solve: parts of a fleet have spaces of one structure, and what their
+            searches leave (see `Memory`) is of use to each other.
     """
 
-    def __init__(self, space: Space, extra: Sequence[Use] = ()) -> None:
+    def __init__(self, space: Space, extra: Sequence[Use] = (), known: Solvers | None = None) -> None:
         numbers: dict[Factor, int] = {}
         uses = [(numbers.setdefault(u.factor, len(numbers)), u.scope) for u in (*space.uses, *extra)]
         domains = [choice.domain for choice in space.choices]
         self.factors = tuple(numbers)
-        self._solver = DualSolver(domains, [len(domain) for domain in domains], uses)
+        kinds: dict[Domain, int] = {}
+        of_choice = tuple([kinds.setdefault(domain, len(kinds)) for domain in domains])
+        key = of_choice, tuple(map(len, domains)), tuple(uses)
+        known = {} if known is None else known
+        if key not in known:
+            known[key] = DualSolver(of_choice, key[1], uses)
+        self._solver = known[key]
 
     def solve(
         self,

@@ -13,7 +13,7 @@ from shardwright.synth.factors import Use
 from shardwright.synth.grid.narrow import MOST_ROUNDS
 from shardwright.synth.grid.pricing import GridPriceList, grid_prices
 from shardwright.synth.grid.ratios import GridBill
-from shardwright.synth.grid.solve import GridSolver
+from shardwright.synth.grid.solve import GridSolver, Solvers
 from shardwright.synth.ledger import Ledger
 from shardwright.synth.pricing import Prices
 from shardwright.synth.solve import Solution
@@ -47,11 +47,18 @@ class GridTurns:
         bound_s: what no program costs less than at any ratios.
     """
 
-    def __init__(self, space: Space, grid: GridModel, timer: Timer, extra: tuple[Use, ...]) -> None:
+    def __init__(
+        self,
+        space: Space,
+        grid: GridModel,
+        timer: Timer,
+        extra: tuple[Use, ...],
+        solvers: Solvers | None = None,
+    ) -> None:
         self.space, self.timer = space, timer
         self.grid = grid
         self.listed = GridPriceList(self.grid)
-        self.solver = GridSolver(space, extra)
+        self.solver = GridSolver(space, extra, solvers)
         self.ledger = Ledger((*space.uses, *extra))
         self.expanded = self.searches = 0
         mesh = self.grid.mesh

@@ -15,6 +15,7 @@ from shardwright.synth.eliminate import live
 from shardwright.synth.fold import cook, fold
 from shardwright.synth.grid.buckets import Buckets
 from shardwright.synth.grid.solve import DualSolver
+from shardwright.synth.grid.tied import repeats, tied, untied
 from shardwright.synth.order import full_order
 from shardwright.synth.prune import Kept
 
@@ -108,23 +109,50 @@ def test_the_best_assignment_is_found(problem: Problem, stages: tuple[tuple[int,
     assert found.bound_s <= best + 1e-6
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_highs_agrees(seed: int) -> None:
-    """Chains of equal layers with loops, of continuous costs: folded messages, and the optimum of a MILP."""
+def layers_of(seed: int, layers: int) -> Problem:
+    """A chain of equal layers with loops, of continuous costs."""
     rng = np.random.default_rng(seed)
-    sizes = [int(n) for n in rng.integers(2, 5, 3)] * 4
+    sizes = [int(n) for n in rng.integers(2, 5, 3)] * layers
     inside = [((0, 1, 2), sizes[:3]), ((0, 2), [sizes[0], sizes[2]]), ((1,), [sizes[1]])]
     tables = [rng.exponential(size=shape) for _, shape in inside]
     across = rng.exponential(size=(sizes[2], sizes[0]))
     terms = []
-    for layer in range(4):
+    for layer in range(layers):
         terms += [
             (tuple(3 * layer + v for v in scope), table)
             for (scope, _), table in zip(inside, tables, strict=True)
         ]
         if layer:
             terms.append(((3 * layer - 1, 3 * layer), across))
-    problem = Problem(tuple(sizes), tuple(terms))
-    found = DualSolver(sizes, sizes, problem.uses, ()).solve(problem.tables)
+    return Problem(tuple(sizes), tuple(terms))
+
+
+@pytest.mark.parametrize("layers", [4, 24])
+@pytest.mark.parametrize("seed", range(10))
+def test_highs_agrees(seed: int, layers: int) -> None:
+    """Folded messages, equal layers tied first, and the optimum of a MILP."""
+    problem = layers_of(seed, layers)
+    found = DualSolver(problem.sizes, problem.sizes, problem.uses, ()).solve(problem.tables)
     assert found is not None and found.bound_s == pytest.approx(found.seconds)
-    assert found.seconds == pytest.approx(as_milp(sizes, terms), rel=1e-9)
+    assert found.seconds == pytest.approx(as_milp(problem.sizes, problem.terms), rel=1e-9)
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 1 << 20), layers=st.integers(3, 9), sweeps=st.integers(0, 12), data=st.data())
+def test_tied_layers_cost_what_they_do_untied(
+    seed: int, layers: int, sweeps: int, data: st.DataObject
+) -> None:
+    problem = layers_of(seed, layers)
+    folded = fold([problem.sizes[v] * 3 + v % 3 for v in range(len(problem.sizes))], problem.uses)
+    kept = Kept(folded, [problem.sizes[c[0]] for c in folded.classes], cook(folded, problem.tables))
+    dual = Dual(folded.class_of, problem.sizes, problem.uses, problem.tables)
+    for _ in range(sweeps):
+        dual.sweep()
+    core = tied(folded, kept, dual)
+    assert repeats(folded) and len(core.folded.class_of) == len(folded.classes) < len(problem.sizes)
+    values = [data.draw(st.integers(0, size - 1)) for size in core.sizes]
+    there = sum(
+        float(core.cooked[recipe][tuple([values[v] for v in scope])])
+        for scope, recipe in zip(core.folded.scopes, core.folded.recipe_of, strict=True)
+    )
+    assert there == pytest.approx(problem.cost(tuple(untied(folded, kept, values))), rel=1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,9 +12,12 @@ import pytest
 
 from shardwright import Fleet, Plan, synthesize
 from shardwright.cost.grid import Mesh
+from shardwright.cost.memory import peaks_by_device
 from shardwright.cost.model import CostModel
-from shardwright.ir.placement import grid, parse_placement, region
+from shardwright.ir.placement import Shard, grid, parse_placement, region
+from shardwright.ir.program import verify
 from shardwright.synth.grid.rent import least_portions, portions
+from shardwright.synth.sparing import Sparing
 
 
 def fleet(memory_bytes: float, nodes: tuple[int, ...] = (2, 2)) -> Fleet:
@@ -74,6 +78,33 @@ def test_less_memory_is_kept_to_and_never_makes_a_plan_cheaper() -> None:
         costs.append(plan.cost_s)
     assert costs[-1] > free.cost_s and plan.axes == 2
     assert plan.verify(train_step, *arguments()).ok
+
+
+def unrolled(params: Any, moments: Any, x: jax.Array, y: jax.Array) -> Any:
+    def loss_of(params: Any) -> jax.Array:
+        h = x
+        for k in range(3):
+            h = h + jnp.tanh(h @ params["up"][k]) @ params["down"][k]
+        return jnp.mean((h - y) ** 2)
+
+    loss, gradients = jax.value_and_grad(loss_of)(params)
+    moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, gradients)
+    return jax.tree.map(lambda p, m: p - 0.01 * m, params, moments), moments, loss
+
+
+def test_gathers_done_again_give_the_same_program() -> None:
+    given = jax.tree.map(lambda p: list(p) if p.ndim == 3 else p, arguments())
+    pins = {"params/*": Shard(0), "moments/*": Shard(0)}
+    plan = synthesize(unrolled, *given, fleet=fleet(1 << 30), axes=2, devices="all", constraints=pins)
+    graph = plan.step().graph
+    sparing = Sparing(plan.program, graph)
+    assert sparing.possible and sparing.gathers
+    in_order = [sparing.again(count) for count in (0, len(sparing.gathers))]
+    peaks = [max(peaks_by_device(program, graph, plan.ratios).bytes) for program in (plan.program, *in_order)]
+    assert peaks[0] >= peaks[1] >= peaks[2]
+    for program in in_order:
+        verify(program, graph)
+        assert replace(plan, program=program).verify(unrolled, *given).ok
 
 
 def test_what_cannot_fit_is_said() -> None:
