@@ -138,7 +138,7 @@ class _Part:
         return float(f"{self.bound_s:.9g}"), len(self.members), number
 
     def gives_way(self, other: _Part) -> bool:
-        """Whether a step that does not fit here may as well be tried on another part: the whole, if not far dearer."""
+        """Whether what does not fit here is tried on another part: the whole, unless that is far dearer."""
         return other.whole and other.bound_s <= _FAR_ABOVE * self.bound_s
 
     def beats(self, other: _Part) -> bool:

@@ -364,8 +364,8 @@ def _within(turns: Turns, found: Candidate, renting: Renting, rival_s: float = m
             low, below = middle, point
     renting.helped = high
     least, most = (SCALES[low] if low >= 0 else 0.0), SCALES[high]
-    # Between these two every program that is best at some rent is below the line through their costs and bytes,
-    # if there is any: the slope of that line is the rent to ask for.
+    # What is best at a rent between these two lies below the line through their costs and bytes, if there is
+    # anything: the slope of that line is the rent to ask for.
     for _ in range(HALVINGS):
         if settled():
             break

@@ -137,7 +137,7 @@ class Ladder:
         return found
 
     def that_saves(self, best: Plan) -> Plan | None:
-        """A plan that is cheaper than one that fits because something cheap is computed again, not for memory.
+        """A plan cheaper than one that fits, because computing something cheap again saves traffic.
 
         Of small steps only. Each layer is tried alone, which a bound mostly rules out; of those that pay, all
         combinations.
@@ -220,9 +220,10 @@ class Ladder:
         for rung in dict.fromkeys(tries):
             if self.late():
                 break
-            if rung in self.known or self._estimate(rung, base) >= cost_of(better(best, found)) * (1 - _WORTH):
+            least_s = min(best.cost_s, cost_of(found))
+            if rung in self.known or self._estimate(rung, base) >= least_s * (1 - _WORTH):
                 continue
-            plan = self.plan(rung, min(best.cost_s, cost_of(found)))
+            plan = self.plan(rung, least_s)
             found = better(found, plan)
         if few:
             found = better(found, self._without_one(best if found is None else found))
