@@ -5,8 +5,9 @@
 
 Per example: time to trace and to profile; peak bytes against `memory_analysis()` of the step that XLA
 compiles with its state donated (nothing is run); bytes of the state against its leaves. Then the same under
-plans on three fleets, time against budget, and the answer where nothing fits (`bench/memory_plans.py`). Each part is written to
-bench/results/memory_PART.json and .md, and shown in docs/memory.md; the last draws docs/memory-frontier.svg.
+plans on three fleets, time against budget, and the answer where nothing fits (`bench/memory_plans.py`). Each
+part is written to bench/results/memory_PART.json and .md, and shown in docs/memory.md; the frontier is drawn,
+in docs/memory-frontier.svg.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def frontier(part: float, target: str = "gpt2:tiny", name: str = "laptop") -> di
 
 
 def refused(memory: str = REFUSED) -> dict[str, Any]:
-    """Llama-2-7B in one scan on devices that no program fits: how long until that is said, and what would do."""
+    """Llama-2-7B in one scan where no program fits: how long until that is said, and what would do."""
     step, args = load_factory(f"{EXAMPLES / 'llama3'}.py:llama2_scan")
     fleet = fleet_of(memory)
     start = time.perf_counter()

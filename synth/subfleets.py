@@ -196,6 +196,7 @@ class Choosing:
         parts: the parts to consider, the whole fleet first; `candidates(fleet)` by default.
         first: a share per device of the fleet that the search for ratios starts from.
         look: see `shardwright.synth.alternate.synthesize`.
+        solver: of the space with these factors, where there is one already.
     """
 
     def __init__(
@@ -208,11 +209,12 @@ class Choosing:
         parts: Sequence[Members] | None = None,
         first: Sequence[float] | None = None,
         look: Look | None = None,
+        solver: SpaceSolver | None = None,
     ) -> None:
         self._graph, self._space, self._fleet, self._timer = graph, space, fleet, timer
         self._extra, self._first, self._look = extra, first, look
         with timer.search():
-            self._solver = SpaceSolver(space, extra)
+            self._solver = solver or SpaceSolver(space, extra)
             self._parts = made = _parts_of(fleet, parts)
             several = Prices.of_all([part.floors for part in made])
             for number, bound_s in enumerate(self._solver.bounds(several) if len(made) > 1 else ()):
