@@ -63,7 +63,7 @@ bench-runtime: $(STAMP)  ## our backends against the same step written by hand
 	$(BIN)/python -m bench runtime
 
 bench-memory: $(STAMP)  ## memory predicted against what XLA allocates for the examples
-	$(BIN)/python -m bench memory-steps memory-plans memory-frontier
+	$(BIN)/python -m bench memory-steps memory-plans memory-frontier memory-refused
 
 docs: $(STAMP)  ## run the code of the documentation pages, build the site in build/site
 	$(BIN)/python -m pytest tests/test_docs.py

@@ -18,6 +18,7 @@ BENCHMARKS: dict[str, Callable[[], Path]] = {
     "memory-steps": memory.steps,
     "memory-plans": memory.plans,
     "memory-frontier": memory.budgets,
+    "memory-refused": memory.refusals,
     "runtime": runtime.main,
 }
 

@@ -1,12 +1,13 @@
 """The symbolic profile against JAX and XLA, on the six examples, tiny and at full size.
 
-    python -m bench memory-steps memory-plans memory-frontier
+    python -m bench memory-steps memory-plans memory-frontier memory-refused
     python -m bench.memory PART [PIECE…]        in pieces of a minute: steps vit:tiny, frontier 0.7 0.55
 
 Per example: time to trace and to profile; peak bytes against `memory_analysis()` of the step that XLA
 compiles with its state donated (nothing is run); bytes of the state against its leaves. Then the same under
-plans on three fleets, and time against budget (`bench/memory_plans.py`). Each part is written to
-bench/results/memory_PART.json and .md, and shown in docs/memory.md; the last draws docs/memory-frontier.svg.
+plans on three fleets, time against budget, and the answer where nothing fits (`bench/memory_plans.py`). Each
+part is written to bench/results/memory_PART.json and .md, and shown in docs/memory.md; the frontier is drawn,
+in docs/memory-frontier.svg.
 """
 
 from __future__ import annotations
@@ -22,7 +23,18 @@ from typing import Any
 
 import jax
 
-from bench.memory_plans import FLEETS, PARTS, STEPS, draw, frontier, plan_rows, summary
+from bench.memory_plans import (
+    FLEETS,
+    PARTS,
+    REFUSED,
+    STEPS,
+    draw,
+    frontier,
+    plan_rows,
+    refused,
+    refused_summary,
+    summary,
+)
 from bench.pieces import Piece, measured
 from bench.record import EXAMPLES, markdown, show, table, write
 from shardwright.cost.profile import profile_step
@@ -111,6 +123,12 @@ def budgets(wanted: Sequence[str] = ()) -> Path:
     return _written("memory_frontier", wanted, pieces, draw)
 
 
+def refusals(wanted: Sequence[str] = ()) -> Path:
+    """What fits nowhere, and the answer to it."""
+    pieces = {REFUSED: partial(_quietly, partial(refused, REFUSED))}
+    return _written("memory_refused", wanted, pieces, refused_summary)
+
+
 def _quietly(piece: Piece) -> list[dict[str, Any]]:
     """Its rows, printed; what runs replicated is said elsewhere."""
     with warnings.catch_warnings():
@@ -134,7 +152,7 @@ def _written(
 
 
 #: What `python -m bench.memory` measures in pieces.
-MEASURED = {"steps": steps, "plans": plans, "frontier": budgets}
+MEASURED = {"steps": steps, "plans": plans, "frontier": budgets, "refused": refusals}
 
 if __name__ == "__main__":
     part, *wanted = sys.argv[1:] or [""]

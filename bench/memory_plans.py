@@ -2,17 +2,20 @@
 
 Per example, fleet and kind of device: peak bytes that the plan states, over those of the programs that XLA
 compiles for that device (`memory_analysis()`, nothing is run), what is held beside them and what exchanges
-hold and pack. The frontier is one step planned for ever less memory.
+hold and pack. The frontier is one step planned for ever less memory; refused, one that fits nowhere, with the
+answer to that.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 import jax
 
 from bench.record import EXAMPLES, ROOT
+from bench.search import fleet_of
 from shardwright import Fleet, Plan, synthesize
 from shardwright.api import synthesize_traced
 from shardwright.backends.compile import Device, local_function
@@ -21,9 +24,13 @@ from shardwright.device_memory import device_memory
 from shardwright.factory import load_factory
 from shardwright.ir.graph import value_types
 from shardwright.ir.segments import Segment, schedule
+from shardwright.remedies import shortage
 
 FLEETS = ("a100_t4", "hap_testbed", "laptop")
 STEPS = ("gpt2:tiny", "gpt2:tiny_scan", "vit:tiny", "bert:tiny", "bert_moe:tiny", "vgg19:tiny")
+
+#: Devices that Llama-2-7B does not fit on.
+REFUSED = "8 devices of 6 GB"
 
 #: Parts of the memory that the plan without a limit takes.
 PARTS = (1.0, 0.85, 0.7, 0.55, 0.45, 0.35)
@@ -101,6 +108,47 @@ def frontier(part: float, target: str = "gpt2:tiny", name: str = "laptop") -> di
         "microbatches": plan.rewriting.microbatches,
         "plan_s": plan.stats.search_s + plan.stats.ratio_s,
     }
+
+
+def refused(memory: str = REFUSED) -> dict[str, Any]:
+    """Llama-2-7B in one scan where no program fits: how long until that is said, and what would do."""
+    step, args = load_factory(f"{EXAMPLES / 'llama3'}.py:llama2_scan")
+    fleet = fleet_of(memory)
+    start = time.perf_counter()
+    plan = synthesize(step, *args, fleet=fleet)
+    planned = time.perf_counter()
+    found = shortage(plan, step, *args)
+    answered = time.perf_counter()
+    row = {"example": "llama2_scan", "fleet": memory, "fits": plan.fits, "plan_s": planned - start}
+    if found is None:
+        return row
+    cheapest = found.remedies[0]
+    return row | {
+        "answer_s": answered - planned,
+        "device": found.device,
+        "needs_bytes": found.needs_bytes,
+        "factor": found.factor,
+        "tried": found.tried,
+        "remedy": cheapest.what,
+        "price": cheapest.price,
+    }
+
+
+def refused_summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What people read: times in seconds, the least memory as a multiple of what there is."""
+    return [
+        {
+            "example": row["example"],
+            "fleet": row["fleet"],
+            "fits": "yes" if row["fits"] else "no",
+            "traced and planned in, s": f"{row['plan_s']:.1f}",
+            "answered in, s": f"{row['answer_s']:.0f}",
+            "fits with so many times the memory": f"{row['factor']:.3g}",
+            "not found with": f"{row['tried']:.3g}",
+            "cheapest remedy": f"{row['remedy']}: {row['price']:+.0%}",
+        }
+        for row in rows
+    ]
 
 
 def draw(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -272,6 +272,7 @@ def _settle(graph: Graph, turns: Turns, found: Found) -> tuple[Candidate, float]
     over = 0.0
     ratios, memory = found.ratios, None
     for turn in range(MOST_TURNS):
+        searched = ratios
         solution, prices = turns.search(ratios)
         with turns.timer.ratios():
             program = emit(turns.space, solution.assignment, prices)
@@ -279,12 +280,12 @@ def _settle(graph: Graph, turns: Turns, found: Found) -> tuple[Candidate, float]
             here = candidate(turns, program, ratios, items, memory)
             over = over if turn else here.over
             if turn or not here.fits:
-                ratios, _ = turns.best_ratios(items, ratios, memory)
-                here = candidate(turns, program, ratios, items, memory)
+                ratios, cost_s = turns.best_ratios(items, ratios, memory)
+                here = candidate(turns, program, ratios, items, memory, cost_s)
         if not here.beats(best):
             break
         best = here
-        if best.fits and not turn:
+        if (best.fits and not turn) or ratios == searched:
             break
     assert best is not None
     return best, over

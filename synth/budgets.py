@@ -8,7 +8,7 @@ every one that fits, whatever its ratios and however many. The best rent for tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph
 from shardwright.synth.ascent import Ascent
-from shardwright.synth.factors import Use
+from shardwright.synth.factors import Factor, Use
 from shardwright.synth.price_list import PriceList
 from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import Rents, most_shares
@@ -76,6 +76,7 @@ class Renting:
 
     Attributes:
         helped: the last scale (by its number among `SCALES`) at which a program fitted; 0 before one did.
+        enough: whether little rent was seen to do.
         unit_s: what a scale of one is, per byte; 0 before rent was asked for.
     """
 
@@ -90,6 +91,7 @@ class Renting:
     ) -> None:
         self.graph, self.limits, self._ideal = graph, limits, ideal
         self.helped = 0
+        self.enough = False
         self.unit_s = 0.0
         #: The best rents so far; bounds hold for every program that fits, and are kept.
         self._ascent: Ascent | None = None
@@ -105,10 +107,17 @@ class Renting:
         self, prices: Prices, ratios: Sequence[float], rent_s: float, stop: Callable[[], bool]
     ) -> Solution:
         """The cheapest program at some ratios with `rent_s` per byte on all devices, and on the smallest."""
+        return self._solver.solve(prices, _NODES, stop, self._tables(ratios, rent_s))
+
+    def nbytes(self, assignment: Sequence[int], ratios: Sequence[float]) -> float:
+        """What an assignment pays rent for at some ratios, see `solve`."""
+        tables = self._tables(ratios, 1.0)
+        return sum(float(tables[use.factor][assignment[use.scope[0]]]) for use in self.rents.uses)
+
+    def _tables(self, ratios: Sequence[float], rent_s: float) -> Mapping[Factor, Floats]:
         share = ratios[self.limits.smallest]
         devices = len(self.limits.nbytes)
-        tables = self.rents.tables(rent_s, rent_s * devices, devices, share)
-        return self._solver.solve(prices, _NODES, stop, tables)
+        return self.rents.tables(rent_s, rent_s * devices, devices, share)
 
     def in_order(
         self, prices: Prices, ratios: Sequence[float], rent_s: float

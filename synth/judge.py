@@ -79,7 +79,13 @@ class Judge:
         return float((np.asarray(peaks.bytes) / self.limits[self._class_of]).max())
 
     def peaks(
-        self, program: Program, ratios: Sequence[float], memory: Footprint | Peaks, *, sure: bool = False
+        self,
+        program: Program,
+        ratios: Sequence[float],
+        memory: Footprint | Peaks,
+        *,
+        sure: bool = False,
+        never: bool = False,
     ) -> Peaks:
         """Of a program as it will run; by the model where there is no other word, or none is needed.
 
@@ -88,9 +94,10 @@ class Judge:
             ratios: share of every device.
             memory: its footprint.
             sure: look at it, however far beyond the budgets the model has it.
+            never: no program fits, and nobody needs to know by how much to the byte.
         """
         told = Peaks(tuple(int(b) for b in memory.peak(np.asarray(ratios))))
-        if self.look is None or self.roomy:
+        if self.look is None or self.roomy or (never and self.excess(told) > 1):
             return told
         # The model may learn so low a budget that what it says would fit is far beyond that: then look.
         if not sure and self.over(memory, ratios) > _FAR and self.excess(told) > 1:

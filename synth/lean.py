@@ -19,8 +19,8 @@ from shardwright.synth.pricing import Prices
 from shardwright.synth.sparing import Sparing
 from shardwright.synth.turns import Candidate, Turns, candidate
 
-#: What memory costs where programs cost nearly alike: all of it, as a part of a step's cost.
-_LITTLE = 1 / 16
+#: What memory costs where programs cost nearly alike: all of it, as a part of a step's cost; one of `SCALES`.
+LITTLE = 1 / 16
 
 #: This part of them more gathers again than need be is near enough.
 _NEARLY = 32
@@ -31,7 +31,7 @@ _LOOKS = 4
 
 def leaner(turns: Turns, found: Candidate, renting: Renting) -> Candidate:
     """The best program at the same ratios where memory costs a little."""
-    rent_s = _LITTLE * found.cost_s / sum(renting.limits.nbytes)
+    rent_s = LITTLE * found.cost_s / sum(renting.limits.nbytes)
     with turns.timer.search():
         prices = Prices.at(turns.listed, found.ratios)
         solution = renting.solve(prices, found.ratios, rent_s, turns.stop)
@@ -59,8 +59,8 @@ class _InTurn:
                 items, memory = bill(program, graph, turns.model), turns.judge.footprint(program)
                 self._known[count] = program, items, memory
             program, items, memory = self._known[count]
-            near, _ = turns.best_ratios(items, self.found.ratios, memory)
-            return candidate(turns, program, near, items, memory)
+            near, cost_s = turns.best_ratios(items, self.found.ratios, memory)
+            return candidate(turns, program, near, items, memory, cost_s)
 
     def fewest(self, low: int) -> tuple[int, Candidate]:
         """About as few gathers again as fit by the model, from so many on; or else all of them."""
@@ -87,8 +87,14 @@ def in_turn(turns: Turns, found: Candidate) -> Candidate | None:
     return here if here.fits or not several.most else several.weighed(several.most)
 
 
-def spared(turns: Turns, found: Candidate) -> tuple[Candidate, Peaks] | None:
-    """The cheapest of these that fits as it will run, or else the smallest; None where there is none."""
+def spared(turns: Turns, found: Candidate, *, sure: bool = True) -> tuple[Candidate, Peaks] | None:
+    """The cheapest of these that fits as it will run, or else the smallest; None where there is none.
+
+    Args:
+        turns: the search so far.
+        found: the program.
+        sure: look at it, however far beyond the budgets the model has it.
+    """
     judge = turns.judge
     sparing = Sparing(found.program, judge.graph)
     if not sparing.possible:
@@ -98,7 +104,7 @@ def spared(turns: Turns, found: Candidate) -> tuple[Candidate, Peaks] | None:
     while True:
         count, here = several.fewest(count)
         with turns.timer.ratios():
-            peaks = judge.peaks(here.program, here.ratios, here.memory, sure=True)
+            peaks = judge.peaks(here.program, here.ratios, here.memory, sure=sure)
         over = judge.excess(peaks)
         here = replace(here, fits=over <= 1, over=over)
         if here.fits or count >= several.most or rounds + 1 == _LOOKS or turns.stop():

@@ -204,7 +204,9 @@ class Solver:
             shortest = sum(len(layer.elimination.tape.buckets) for layer in layers)
             last = most_cells == self._levels[-1]
             # The longer a node's list of choices, the longer a node takes.
-            patience = _PATIENCE + all_cells // (_CELLS + len(core.folded.class_of))
+            patience = all_cells // (_CELLS + len(core.folded.class_of))
+            # All levels together take no more of them.
+            patience = _PATIENCE + patience // (len(self._levels) - 1 or 1)
             nodes = most_nodes if last else 2 * shortest + patience
             found = a_star(layers, nodes, stop, DIVES if last else 0)
             if found is not None and not found.assignment and stop():

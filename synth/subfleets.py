@@ -40,6 +40,9 @@ from shardwright.synth.timer import Timer
 #: Parts of a fleet that are considered at most, the whole included.
 MOST_PARTS = 24
 
+#: A part is bounded far above another one at this multiple.
+_FAR_ABOVE = 1.2
+
 #: Device classes up to which all unions are considered; with more, each alone and all but each.
 _FEW_CLASSES = 4
 
@@ -134,6 +137,10 @@ class _Part:
         """When its turn comes: by its bound; of parts with equal bounds the one of fewest devices first."""
         return float(f"{self.bound_s:.9g}"), len(self.members), number
 
+    def gives_way(self, other: _Part) -> bool:
+        """Whether what does not fit here is tried on another part: the whole, unless that is far dearer."""
+        return other.whole and other.bound_s <= _FAR_ABOVE * self.bound_s
+
     def beats(self, other: _Part) -> bool:
         """Whether its plan is better: one that fits into memory is better than any that does not."""
         if self.fits != other.fits:
@@ -189,6 +196,7 @@ class Choosing:
         parts: the parts to consider, the whole fleet first; `candidates(fleet)` by default.
         first: a share per device of the fleet that the search for ratios starts from.
         look: see `shardwright.synth.alternate.synthesize`.
+        solver: of the space with these factors, where there is one already.
     """
 
     def __init__(
@@ -201,11 +209,12 @@ class Choosing:
         parts: Sequence[Members] | None = None,
         first: Sequence[float] | None = None,
         look: Look | None = None,
+        solver: SpaceSolver | None = None,
     ) -> None:
         self._graph, self._space, self._fleet, self._timer = graph, space, fleet, timer
         self._extra, self._first, self._look = extra, first, look
         with timer.search():
-            self._solver = SpaceSolver(space, extra)
+            self._solver = solver or SpaceSolver(space, extra)
             self._parts = made = _parts_of(fleet, parts)
             several = Prices.of_all([part.floors for part in made])
             for number, bound_s in enumerate(self._solver.bounds(several) if len(made) > 1 else ()):
@@ -216,7 +225,8 @@ class Choosing:
 
         Args:
             rival_s: what a plan that fits costs already; parts whose bound is no less are not planned.
-            briefly: what does not fit is not searched around: it may be later.
+            briefly: what does not fit is not searched around, and of the other parts only the whole fleet is
+                tried then, unless its bound is far higher: they may be later.
             baselines: whether a baseline may be the plan.
 
         Raises:
@@ -225,6 +235,8 @@ class Choosing:
         made, timer = self._parts, self._timer
         done = [part for part in made if part.fits and not part.unfinished]
         queue = [part.turn(number) for number, part in enumerate(made) if part not in done]
+        looked: list[_Part] = []
+        first = all(part.free is None for part in made)
         best: _Part | None = None
         for part in done:
             best = part if best is None or part.beats(best) else best
@@ -244,8 +256,12 @@ class Choosing:
                 self._graph, [device.type.memory_bytes for device in part.model.fleet.devices]
             ):
                 part.impossible = True
-            elif part.bounded or part.free is not None or (best is None and rival_s == math.inf):
+            elif briefly and looked and not looked[0].fits and not looked[0].gives_way(part):
+                continue  # what to do about memory on that part comes first
+            elif part.bounded or part.free is not None or (first and rival_s == math.inf):
                 self._plan(part, least_s, briefly=briefly)
+                looked.append(part)
+                first = False
                 best = part if best is None or part.beats(best) else best
             else:
                 # The program itself is looked for where its bound does not rule the part out.

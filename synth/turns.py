@@ -151,11 +151,19 @@ class Candidate:
 
 
 def candidate(
-    turns: Turns, program: Program, ratios: tuple[float, ...], items: list[Item], memory: Footprint
+    turns: Turns,
+    program: Program,
+    ratios: tuple[float, ...],
+    items: list[Item],
+    memory: Footprint,
+    cost_s: float | None = None,
 ) -> Candidate:
-    """A program at ratios, with what it costs and whether the model has it fit; noted among those weighed."""
+    """A program at ratios, with what it costs and whether the model has it fit; noted among those weighed.
+
+    `cost_s` is what it costs there, if that is known.
+    """
     over = turns.judge.over(memory, ratios)
-    cost_s = seconds(items, turns.model, ratios)
+    cost_s = seconds(items, turns.model, ratios) if cost_s is None else cost_s
     found = Candidate(program, ratios, cost_s, over <= 1, tuple(items), memory, over)
     turns.weighed.append(found)
     return found

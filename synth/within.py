@@ -17,7 +17,7 @@ from shardwright.synth.bounds import ENOUGH
 from shardwright.synth.budgets import HALVINGS, SCALES, Renting
 from shardwright.synth.emit import emit
 from shardwright.synth.judge import MOST_LOOKS
-from shardwright.synth.lean import in_turn, leaner, spared
+from shardwright.synth.lean import LITTLE, in_turn, leaner, spared
 from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import too_small
 from shardwright.synth.turns import Candidate, Found, Turns, candidate, starts
@@ -77,7 +77,7 @@ def judged(
     fitting: tuple[Candidate, Peaks] | None = None
     for rounds in range(MOST_LOOKS + 1):
         with turns.timer.ratios():
-            peaks = judge.peaks(best.program, best.ratios, best.memory)
+            peaks = judge.peaks(best.program, best.ratios, best.memory, never=briefly and not possible)
         over = judge.excess(peaks)
         best = replace(best, fits=over <= 1, over=over)
         if best.fits:
@@ -87,9 +87,18 @@ def judged(
                 return fitting
         elif fallen is None or over < fallen[0].over:
             fallen = best, peaks
+        if not (best.fits or rounds or briefly):
+            if hopeless(turns, renting, free_s, rival_s):
+                break
+            # Beside a plan that fits, nobody wants to know by how much the smallest program does not.
+            if rival_s < math.inf and over > _FEARED and _smallest(turns, best, renting()).over > _FEARED:
+                break
         if not best.fits and not rounds and (possible or not briefly):
             # The same, or nearly so, in another order may do; what the model learns is about the smaller one.
-            small = spared(turns, best if briefly else leaner(turns, best, renting()))
+            smaller = best if briefly else leaner(turns, best, renting())
+            if not briefly and smaller.fits:
+                renting().enough = True
+            small = spared(turns, smaller, sure=not briefly)
             if small is not None and small[0].fits:
                 fitting = small
                 if small[0].cost_s <= free_s * (1 + ENOUGH):
@@ -106,14 +115,14 @@ def judged(
         judge.learn(peaks, best.ratios, best.memory, rounds)
         found = _within(turns, _again(turns, best), renting(), rival_s)
         found = _closed(turns, found, renting(), free)
-        if rounds and not found.fits and found.over > 1.1:
+        if not found.fits and found.over > (1.1 if rounds else _FEARED):
             break
         best = found
     if fitting is not None:
         return fitting
     assert fallen is not None
     best, peaks = fallen
-    if not peaks.seen:
+    if not peaks.seen and not (briefly and not possible):
         peaks = judge.peaks(best.program, best.ratios, best.memory, sure=True)
         over = judge.excess(peaks)
         best = replace(best, fits=over <= 1, over=over)
@@ -247,6 +256,21 @@ def shortage(best: Candidate, memory: Footprint | Peaks, model: CostModel) -> st
     )
 
 
+def _smallest(turns: Turns, found: Candidate, renting: Renting) -> Candidate:
+    """The program found under the highest rent, at the same ratios, in the order that needs least."""
+    limits, ratios = renting.limits.nbytes, found.ratios
+    with turns.timer.search():
+        prices = Prices.at(turns.listed, ratios)
+        solution = renting.solve(prices, ratios, SCALES[-1] * found.cost_s / sum(limits), turns.stop)
+        turns.searches, turns.expanded = turns.searches + 1, turns.expanded + solution.expanded
+    with turns.timer.ratios():
+        program = emit(turns.space, solution.assignment, prices)
+        items, memory = charges(program, renting.graph, turns.model), turns.judge.footprint(program)
+        here = candidate(turns, program, ratios, items, memory)
+    there = None if here.fits else in_turn(turns, here)
+    return there if there is not None and there.over < here.over else here
+
+
 def _within(turns: Turns, found: Candidate, renting: Renting, rival_s: float = math.inf) -> Candidate:
     """The cheapest program found under rent that fits, or else the smallest."""
     model, stop, graph = turns.model, turns.stop, renting.graph
@@ -258,6 +282,9 @@ def _within(turns: Turns, found: Candidate, renting: Renting, rival_s: float = m
     # What programs cost that are too large at the highest rent so far: those that fit cost no less, at these
     # ratios (a program of fewer bytes that cost less would have been found).
     under_s = 0.0
+    # Ratios, cost and bytes of the program that was found last under rent; whether it was known.
+    point: tuple[tuple[float, ...], float, float] | None = None
+    again = False
 
     def rented(scale: float) -> bool:
         """Whether a program fits at that rent; the best so far is kept."""
@@ -276,23 +303,26 @@ def _within(turns: Turns, found: Candidate, renting: Renting, rival_s: float = m
 
     def turns_from(ratios: tuple[float, ...], scale: float) -> tuple[bool, float]:
         """Whether a program fits, and the least cost of one."""
-        nonlocal best
-        fits, least_s = False, math.inf
+        nonlocal best, point, again
+        fits, least_s, point = False, math.inf, None
         for _ in range(2):
             with turns.timer.search():
                 prices = Prices.at(turns.listed, ratios)
                 solution = renting.solve(prices, ratios, scale * unit, stop)
                 turns.searches, turns.expanded = turns.searches + 1, turns.expanded + solution.expanded
             key = solution.assignment, ratios
+            if point is None:
+                nbytes = renting.nbytes(solution.assignment, ratios)
+                point, again = (ratios, solution.seconds - scale * unit * nbytes, nbytes), key in tried
             if key in tried:
                 fits, least_s = fits or tried[key][0], min(least_s, tried[key][1])
                 break
             with turns.timer.ratios():
                 program = emit(turns.space, solution.assignment, prices)
                 items, memory = charges(program, graph, model), turns.judge.footprint(program)
-                near, _ = turns.best_ratios(items, ratios, memory)
-                here = candidate(turns, program, near, items, memory)
-            if not here.fits:
+                near, cost_s = turns.best_ratios(items, ratios, memory)
+                here = candidate(turns, program, near, items, memory, cost_s)
+            if not here.fits and near != ratios:
                 # Nothing in the linear program keeps the ratios small where its program cannot fit.
                 there = candidate(turns, program, ratios, items, memory)
                 here = there if there.over < here.over else here
@@ -310,30 +340,45 @@ def _within(turns: Turns, found: Candidate, renting: Renting, rival_s: float = m
         return fits, least_s
 
     possible = not too_small(graph, limits)
-    last = len(SCALES) - 1
-    top = min(renting.helped + 1, last) if renting.helped else last
-    if possible and not rented(SCALES[top]):
-        # Where the highest rent makes nothing small enough, a lower one hardly does.
-        if top == last or not rented(SCALES[last]):
-            return best
-        top = last
     if not possible:
         for scale in SCALES[3:5]:
             if stop() or rented(scale):
                 break
         return best
-    # The least rent that helps, by bisection: first among the scales, then between two of them.
-    low, high = -1, top
+    last = len(SCALES) - 1
+    top = min(renting.helped + 1, last) if renting.helped else last
+    if renting.enough:
+        top = SCALES.index(LITTLE)
+    if not rented(SCALES[top]):
+        # Where the highest rent makes nothing small enough, a lower one hardly does.
+        if top == last or not rented(SCALES[last]):
+            return best
+        top = last
+    # The least rent that helps, by bisection among the scales.
+    low, high, below, above = -1, top, None, point
     while high - low > 1 and not settled():
         middle = (low + high) // 2
-        low, high = (low, middle) if rented(SCALES[middle]) else (middle, high)
+        if rented(SCALES[middle]):
+            high, above = middle, point
+        else:
+            low, below = middle, point
     renting.helped = high
     least, most = (SCALES[low] if low >= 0 else 0.0), SCALES[high]
+    # What is best at a rent between these two lies below the line through their costs and bytes, if there is
+    # anything: the slope of that line is the rent to ask for.
     for _ in range(HALVINGS):
         if settled():
             break
-        scale = (least * most) ** 0.5 if least else most / 4
-        least, most = (least, scale) if rented(scale) else (scale, most)
+        scale, known = (least * most) ** 0.5 if least else most / 4, False
+        if below is not None and above is not None and below[0] == above[0] and below[2] > above[2]:
+            slope = (above[1] - below[1]) / (below[2] - above[2]) / unit
+            scale, known = (slope, True) if least < slope < most else (scale, False)
+        if rented(scale):
+            most, above = scale, point
+        else:
+            least, below = scale, point
+        if known and again:
+            break
     if len(turns.space.choices) <= _FEW_CHOICES:
         # A smaller program is dearer at the same ratios, but leaves more room for better ones.
         vectors = [best.ratios, *(tuple(float(each[c]) for c in model.class_of) for each in starts(model))]

@@ -88,6 +88,8 @@ class Ladder:
         self.fleet, self.policies = fleet, policies
         self.limits = [device.type.memory_bytes for device in fleet.devices]
         self.known: dict[int, Plan | None] = {}
+        #: Rungs up to this one keep more than one of which no program fits.
+        self._full = -1
         self.too_large: list[Plan] = []
 
     @cached_property
@@ -137,6 +139,27 @@ class Ladder:
                 self.too_large += [] if plan is None or plan.fits else [plan]
         return found
 
+    def that_saves(self, best: Plan) -> Plan | None:
+        """A plan cheaper than one that fits, because computing something cheap again saves traffic.
+
+        Of small steps only. Each layer is tried alone, which a bound mostly rules out; of those that pay, all
+        combinations.
+        """
+        pays: set[Stretch] = set()
+        found = best
+        for again in sorted((some for some in self.every if not any(each.host for each in some)), key=len):
+            if self.late():
+                break
+            if len(again) == 1 or pays.issuperset(again):
+                step = rewritten(self.traced, Rewriting(again, self.pieces))
+                plan = None
+                if not too_small(step.graph, self.limits):
+                    plan = self.planner.plan(step, (best if len(again) == 1 else found).cost_s)
+                if plan is not None and plan.fits and plan.cost_s < best.cost_s * (1 - 1e-9):
+                    pays.update(again)
+                    found = plan if plan.cost_s < found.cost_s else found
+        return None if found is best else found
+
     def top(self) -> Plan:
         """The plan of the rung that keeps least."""
         again = self.rungs[-1].stretches if self.rungs else ()
@@ -146,17 +169,16 @@ class Ladder:
         """The same, None where nothing can be computed again or nothing can fit."""
         return self.plan(len(self.rungs) - 1, math.inf) if self.rungs else None
 
-    def _too_small(self, rung: int) -> bool:
-        """Whether no program of a rung fits."""
-        step = rewritten(self.traced, Rewriting(self.rungs[rung].stretches, self.pieces))
-        return too_small(step.graph, self.limits)
-
     def plan(self, rung: int, rival_s: float) -> Plan | None:
         """The plan of a rung; None where none can fit, or be cheaper than a rival."""
         if rung not in self.known:
-            step = rewritten(self.traced, Rewriting(self.rungs[rung].stretches, self.pieces))
-            small = self._too_small(rung)
-            self.known[rung] = None if small else self.planner.plan(step, rival_s, baselines=False)
+            self.known[rung] = None
+            if rung > self._full:
+                step = rewritten(self.traced, Rewriting(self.rungs[rung].stretches, self.pieces))
+                if too_small(step.graph, self.limits):
+                    self._full = rung
+                else:
+                    self.known[rung] = self.planner.plan(step, rival_s, baselines=False)
         return self.known[rung]
 
     def that_fits(self, base: Plan) -> Plan | None:
@@ -191,10 +213,8 @@ class Ladder:
         again, are less: from the highest of them downwards, which has the best chance to fit. A rung that was
         planned says how much more that is than was thought.
         """
-        free_s, worth_s = unlimited_s(base), best.cost_s * (1 - _WORTH)
-        known = [(plan.bound_s, self.rungs[n].seconds) for n, plan in self.known.items() if plan is not None]
-        more = min(((bound_s - free_s) / max(s, 1e-12) for bound_s, s in known), default=1.0)
-        worth = [n for n, rung in enumerate(self.rungs) if free_s + max(more, 1.0) * rung.seconds < worth_s]
+        worth_s = best.cost_s * (1 - _WORTH)
+        worth = [n for n in range(len(self.rungs)) if self._estimate(n, base) < worth_s]
         if not worth:
             return None
         few = len(self.rungs) <= _FEW
@@ -203,13 +223,21 @@ class Ladder:
         for rung in dict.fromkeys(tries):
             if self.late():
                 break
-            if rung in self.known:
+            least_s = min(best.cost_s, cost_of(found))
+            if rung in self.known or self._estimate(rung, base) >= least_s * (1 - _WORTH):
                 continue
-            plan = self.plan(rung, min(best.cost_s, cost_of(found)))
+            plan = self.plan(rung, least_s)
             found = better(found, plan)
         if few:
             found = better(found, self._without_one(best if found is None else found))
         return found
+
+    def _estimate(self, rung: int, base: Plan) -> float:
+        """About what a rung costs without a limit of memory, by what those cost that were planned."""
+        free_s = unlimited_s(base)
+        known = [(plan.bound_s, self.rungs[n].seconds) for n, plan in self.known.items() if plan is not None]
+        more = min(((bound_s - free_s) / max(s, 1e-12) for bound_s, s in known), default=1.0)
+        return free_s + max(more, 1.0) * self.rungs[rung].seconds
 
     def _parts(self, again: Sequence[Stretch]) -> list[float]:
         """About what part of the time that stretches take again each of them has."""

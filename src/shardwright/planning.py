@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Literal, TypeAlias
 
@@ -18,6 +18,7 @@ from shardwright.cost.memory import Peaks
 from shardwright.cost.model import CostModel
 from shardwright.device_memory import peaks
 from shardwright.ir.errors import PlanError
+from shardwright.ir.graph import Graph
 from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced
 from shardwright.plan import Plan
@@ -26,6 +27,7 @@ from shardwright.synth.fallback import fits, fullest
 from shardwright.synth.grid.alternate import is_mesh
 from shardwright.synth.grid.choice import GridChoosing, on_grid
 from shardwright.synth.judge import AMPLE, Look
+from shardwright.synth.solve import SpaceSolver
 from shardwright.synth.space import Space
 from shardwright.synth.subfleets import Choice, Choosing, Members, candidates, unsearched
 from shardwright.synth.timer import Timer
@@ -34,9 +36,16 @@ from shardwright.synth.timer import Timer
 Axes: TypeAlias = Literal[1, 2, "auto"]
 
 
+#: By a graph's id: the graph, its programs on one mesh axis, and what solves for them at any prices.
+Spaces: TypeAlias = dict[int, tuple[Graph, Space, SpaceSolver]]
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be planned for, and how; see `shardwright.api.synthesize`."""
+    """What is to be planned for, and how; see `shardwright.api.synthesize`.
+
+    Requests that differ in memory alone may share their `spaces`: what was solved once is known then.
+    """
 
     fleet: Fleet
     state: StateMap | None = None
@@ -46,6 +55,7 @@ class Request:
     axes: Axes = "auto"
     first: Sequence[float] | None = None
     tick: Callable[[str], None] = lambda what: None
+    spaces: Spaces = field(default_factory=dict[int, "tuple[Graph, Space, SpaceSolver]"])
 
 
 class Planner:
@@ -115,11 +125,19 @@ class _Step:
     @cached_property
     def space(self) -> Space:
         """The programs on one mesh axis."""
-        self.asked.tick("building the choice graph")
-        start = time.perf_counter()
-        found = Space(self.traced.graph)
-        self.space_s = time.perf_counter() - start
-        return found
+        return self._known()[1]
+
+    def _known(self) -> tuple[Graph, Space, SpaceSolver]:
+        """The graph, its programs and what solves for them without pins."""
+        graph, spaces = self.traced.graph, self.asked.spaces
+        if id(graph) not in spaces:
+            self.asked.tick("building the choice graph")
+            start = time.perf_counter()
+            space = Space(graph)
+            self.space_s = time.perf_counter() - start
+            with self.timer.search():
+                spaces[id(graph)] = graph, space, SpaceSolver(space)
+        return spaces[id(graph)]
 
     @cached_property
     def choosing(self) -> Choosing:
@@ -133,6 +151,7 @@ class _Step:
             self.parts,
             self.asked.first,
             looking(self.traced),
+            None if self.pins else self._known()[2],
         )
 
     @cached_property

@@ -17,7 +17,7 @@ from shardwright.ir.rewriting import Rewriting, differentiated, original, rewrit
 from shardwright.ir.trace import Traced, trace
 from shardwright.ladder import existing
 from shardwright.plan import Plan
-from shardwright.planning import Planner, Request
+from shardwright.planning import Planner, Request, Spaces
 from shardwright.synth.rent import too_small
 from shardwright.synth.stretches import RECOMPUTING, rungs_of
 from shardwright.synth.timer import Timer
@@ -149,8 +149,9 @@ def shortage(
     devices = plan.fleet.devices
     worst = max(plan.used, key=lambda d: plan.memory_bytes[d] / devices[d].type.memory_bytes)
     tick("planning as if memory were no limit")
-    free = existing(_planner(plan, with_memory(plan.fleet, _PLENTY), "auto").plan(traced, briefly=True))
-    found, tried = _least_memory(plan, own, tick)
+    free = existing(_planner(plan, with_memory(plan.fleet, _PLENTY), "auto", {}).plan(traced, briefly=True))
+    spaces: Spaces = {}
+    found, tried = _least_memory(plan, own, spaces, tick)
     factor = _over(found, plan.fleet)
     least_s = free.iteration_s
 
@@ -159,7 +160,7 @@ def shortage(
 
     remedies = [priced(f"{factor:.3g} times the memory on every device", found)]
     wanting: list[tuple[float, int, _Trial]] = []
-    for trial in _trials(plan, traced, own, devices[worst].type.name, train_step, args):
+    for trial in _trials(plan, traced, own, devices[worst].type.name, train_step, args, spaces):
         tick(f"planning for {trial.what}")
         made = trial.briefly()
         if made is not None and made.fits:
@@ -182,20 +183,22 @@ def shortage(
     )
 
 
-def _planner(plan: Plan, fleet: Fleet, devices: Literal["auto", "all"]) -> Planner:
+def _planner(plan: Plan, fleet: Fleet, devices: Literal["auto", "all"], spaces: Spaces) -> Planner:
     """Plans for another fleet on as many mesh axes as a plan has."""
     axes = 2 if plan.axes == 2 else 1
-    return Planner(Request(fleet, plan.state_override, devices=devices, axes=axes), Timer())
+    return Planner(Request(fleet, plan.state_override, devices=devices, axes=axes, spaces=spaces), Timer())
 
 
 class _Trial:
     """A change under which the step may fit."""
 
-    def __init__(self, what: str, plan: Plan, fleet: Fleet, step: Traced, steps: int = 1) -> None:
+    def __init__(
+        self, what: str, plan: Plan, fleet: Fleet, step: Traced, spaces: Spaces, steps: int = 1
+    ) -> None:
         self.what, self.step, self.steps = what, step, steps
         self._limits = [device.type.memory_bytes for device in fleet.devices]
         # Where nothing fits, every part of a fleet would be searched: each has less memory than the whole.
-        self._planner = _planner(plan, fleet, "all")
+        self._planner = _planner(plan, fleet, "all", spaces)
 
     def briefly(self) -> Plan | None:
         """The best plan, which may not fit: nobody searches for one that does. None if none can."""
@@ -214,7 +217,7 @@ def _over(plan: Plan, fleet: Fleet) -> float:
     return max(need / limit for need, limit in zip(plan.memory_bytes, limits, strict=True))
 
 
-def _least_memory(plan: Plan, own: Traced, tick: Callable[[str], None]) -> tuple[Plan, float]:
+def _least_memory(plan: Plan, own: Traced, spaces: Spaces, tick: Callable[[str], None]) -> tuple[Plan, float]:
     """The plan found that fits with the least multiple of the memory, and one at which none was found.
 
     Whatever was planned fits into as much as it needs, and a search in vain has looked for the smallest
@@ -234,7 +237,7 @@ def _least_memory(plan: Plan, own: Traced, tick: Callable[[str], None]) -> tuple
             break
         middle = max((low * high) ** 0.5, 0.0 if failed else high / step)
         tick(f"planning for {middle:.3g} times the memory")
-        trial = _Trial("", plan, with_memory(fleet, middle), own)
+        trial = _Trial("", plan, with_memory(fleet, middle), own, spaces)
         made = trial.briefly()
         if made is not None and not made.fits:
             made = trial.in_full()
@@ -253,21 +256,22 @@ def _trials(
     binding: str,
     train_step: Callable[..., Any],
     args: tuple[Any, ...],
+    spaces: Spaces,
 ) -> Iterator[_Trial]:
-    """What might help, with the step as it is then."""
+    """What might help, with the step as it is then; those of the step as planned share `spaces`."""
     rungs = () if plan.rewriting else rungs_of(differentiated(traced), CostModel(plan.fleet), RECOMPUTING)
     if rungs:
         again = rewritten(traced, Rewriting(rungs[-1].stretches))
-        yield _Trial("layers computed again in the backward pass", plan, plan.fleet, again)
+        yield _Trial("layers computed again in the backward pass", plan, plan.fleet, again, {})
     for times in (2, 4):
         what = f"{times} times the memory on every {binding}"
-        yield _Trial(what, plan, with_memory(plan.fleet, times, binding), own)
+        yield _Trial(what, plan, with_memory(plan.fleet, times, binding), own, spaces)
     for kind in dict.fromkeys(device.type.name for device in plan.fleet.devices):
         try:
             more = changed(plan.fleet, f"add={kind}")
         except ShardwrightError:
             continue  # nothing says how it would be joined
-        yield _Trial(f"one more {kind}", plan, more, own)
+        yield _Trial(f"one more {kind}", plan, more, own, spaces)
     for parts in (2**n for n in range(1, _MOST_HALVES + 1)):
         less = halved(args, plan.state, parts)
         if less is None:
@@ -277,7 +281,7 @@ def _trials(
             step = rewritten(trace(train_step, *smaller, state=plan.state_override), plan.rewriting)
         except ShardwrightError:
             return  # the step is written for one size of batch, or does not come in so many pieces
-        yield _Trial(f"a batch of {batch}, {parts} steps for one", plan, plan.fleet, step, parts)
+        yield _Trial(f"a batch of {batch}, {parts} steps for one", plan, plan.fleet, step, {}, parts)
 
 
 def halved(args: tuple[Any, ...], state: Mapping[str, str], parts: int) -> tuple[int, tuple[Any, ...]] | None:

@@ -1,8 +1,8 @@
 """How a plan changes the step, jointly with placements and ratios: recomputation, host memory, pieces.
 
-Where the plan of the step as it is fits into memory and memory made it no dearer, that is the plan, and no
-other is looked for: computing twice takes more arithmetic, though less traffic if it was cheap. Otherwise the
-cheapest of these is taken, quick ones first, so that they are rivals for the rest:
+Where the plan of the step as it is fits into memory and memory made it no dearer, that is the plan: computing
+twice takes more arithmetic, though less traffic if it was cheap, which is looked for in small steps alone.
+Otherwise the cheapest of these is taken, quick ones first, so that they are rivals for the rest:
 
     briefly     the step as it is, and in 2, 4, 8, … micro-batches, without a search for smaller programs
     within      the same, searched for what fits, as long as something may be cheaper than what fits already
@@ -38,6 +38,10 @@ Offload: TypeAlias = Literal["auto", "off", "all"]
 
 #: A plan this near what it costs without a limit of memory is not planned again in other ways.
 _NEAR = 0.03
+
+
+#: Pieces in which a step should take more than so many times the memory are not planned beside more that fit.
+_HARDLY = 1.1
 
 
 #: In how many pieces the batch may come: as many as need be, or so many.
@@ -107,7 +111,7 @@ def best_plan(
         return base
     whole = not planner.unfinished(step)
     if base.fits and whole and not _binds(base):
-        return base
+        return _compared(better(base, ladder.that_saves(base)) or base, base)
     cut = _Pieces(traced, fleet, planner, late) if microbatches == "auto" else None
     # What fits in pieces without further ado is found quickly, and a rival for all that takes longer.
     best = better(None, base)
@@ -121,7 +125,8 @@ def best_plan(
         base = base if within is None else within
         best = better(best, base)
     if best is not None and best.cost_s <= unlimited_s(base) * (1 + _NEAR):
-        return _compared(best, base)  # whatever else there is saves less
+        saves = ladder.that_saves(best) if best.rewriting.microbatches == pieces else None
+        return _compared(better(best, saves) or best, base)  # whatever else there is saves less
     if ladder.every:
         best = better(best, ladder.best_of_all(cost_of(best)))
     elif best is None:
@@ -214,21 +219,24 @@ class _Pieces:
         """
         first = self._first(crowded)
         best: Plan | None = None
+        stays = 0.0
         pieces = first
         while pieces <= _MOST_PIECES and not self.late():
             plan = self._brief(pieces, min(rival_s, cost_of(best)))
             if plan is None or (best is not None and not plan.fits):
                 break
             best = better(best, plan)
-            if best is not None and best.cost_s <= best.bound_s * (1 + _NEAR):
-                break  # the bound of more pieces is no less than that of these
             # Of what is there in one piece, so much is there in however many.
             stays = (pieces * self.crowded - crowded) / (pieces - 1)
+            if best is not None and best.cost_s <= best.bound_s * (1 + _NEAR):
+                break  # the bound of more pieces is no less than that of these
             if best is None and stays > 1:
                 break
             pieces *= 2
         pieces = first // 2
         while pieces > 1 and best is not None and not self.late():
+            if max(stays, 0.0) + (crowded - max(stays, 0.0)) / pieces > _HARDLY:
+                break
             plan = self._brief(pieces, min(rival_s, cost_of(best)))
             if plan is None or not plan.fits:
                 break
