@@ -24,7 +24,8 @@ from shardwright.ir.flow import find, reads
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType
 from shardwright.ir.placement import OwnRatios, Partial, Placement, Shard, lengths
 from shardwright.ir.program import Compute, Group, Instruction, Loop, Move, Property
-from shardwright.ir.rules import Extent, Signature
+from shardwright.ir.registry import Extent
+from shardwright.ir.rules import Signature
 from shardwright.ir.segments import Segment
 
 

@@ -23,7 +23,7 @@ from shardwright.ir.flow import Flow, find, inputs, reads
 from shardwright.ir.graph import Atom, Graph, Literal
 from shardwright.ir.placement import Partial, Placement, R, Shard, reduction
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, Property, nodes_of
-from shardwright.ir.recompute import begins_again
+from shardwright.ir.repeated import begins_again
 
 #: What makes parts and adds them up that are stacked: with a dimension in front these are as they were to
 #: XLA, which cannot be said of multiplications of matrices and of scatters.
