@@ -22,7 +22,7 @@ from shardwright.ir.collectives import identity
 from shardwright.ir.flow import Flow, find, inputs, reads
 from shardwright.ir.graph import Atom, Graph, Literal
 from shardwright.ir.placement import Partial, Placement, R, Shard, reduction
-from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, Property, nodes_of
+from shardwright.ir.program import Instruction, Loop, Move, Program, Property, nodes_of
 from shardwright.ir.repeated import begins_again
 
 #: What makes parts and adds them up that are stacked: with a dimension in front these are as they were to
@@ -89,8 +89,9 @@ class Whole(Device):
 
     # -- parts that are stacked --------------------------------------------------------------------
 
-    def _run_stacked(self, instruction: Compute | Move, graph: Graph, env: Env) -> None:
+    def _run_stacked(self, instruction: Instruction, graph: Graph, env: Env) -> None:
         """An instruction that makes, adds up or exchanges stacked parts."""
+        assert not isinstance(instruction, Loop), "parts that come out of loops are not stacked"
         if isinstance(instruction, Move):
             (wanted,) = reads(instruction, graph)
             value = env[wanted if wanted in env else find(wanted, env)]
