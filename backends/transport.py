@@ -279,6 +279,21 @@ class Lane:
     def busy(self) -> bool:
         return bool(self._starting or self._under_way)
 
+    def beside(self, computed: Callable[[], bool]) -> None:
+        """Let what is under way go on while something is computed, until that or all exchanges are done.
+
+        Transfers only go on when somebody looks, and to wake up for a look takes the core from the
+        computation, on a virtual machine for some 40 µs. So nobody looks any more once no exchange is under
+        way: looking on until all was computed took ranks of one core 8 % more processor time.
+
+        Args:
+            computed: whether it is.
+        """
+        pause = Pause()
+        while self.busy and not computed():
+            self.look()
+            pause.sleep()
+
     def look(self) -> None:
         """Let what is under way go on."""
         for running in self._under_way:

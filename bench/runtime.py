@@ -34,9 +34,9 @@ from bench.record import EXAMPLES, markdown, show, table, write
 from shardwright import Fleet
 from shardwright.backends.launch import launch, rank_environment
 
-ROUNDS = 15
+ROUNDS = 25
 #: Long enough to be timed, short enough for many rounds.
-SAMPLE_S = 0.5
+SAMPLE_S = 0.3
 DEVICES = 4
 RANKS = 2
 #: The cases of bench/runtime_spmd.py.

@@ -94,17 +94,23 @@ def main(folder: Path) -> None:
         gauge.start()
         seconds: dict[str, list[float]] = {name: [] for name in runners}
         by_itself: list[float] = []
+        # Seconds of a step that the slowest rank computes, where that is asked of some plans, by turn.
+        computing: dict[str, list[float]] = {name: [] for name in asked.get("computing", ())}
         for turn in range(asked["turns"]):
             names = list(runners)
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
                 seconds[name].append(runners[name].timed(asked["row"]))
+            for name, taken in computing.items():
+                runners[name].meet()
+                taken.append(max(comm.allgather(runners[name].profile(asked["row"])["segments"])))
             next(iter(runners.values())).meet()
             by_itself += [alone.timed() for _ in range(asked["row"])]
         load = gauge.stop()
         profiles = {name: comm.allgather(runner.profile(3)) for name, runner in runners.items()}
-        taken = comm.allgather(by_itself)
+        alone_s = comm.allgather(by_itself)
         if comm.rank == 0:
-            found = {"shares": got, "seconds": seconds, "load": load, "profiles": profiles, "alone": taken}
+            found = {"shares": got, "seconds": seconds, "load": load, "profiles": profiles, "alone": alone_s}
+            found |= {"computing": computing}
             (folder / "measured.json").write_text(json.dumps(found))
 
 

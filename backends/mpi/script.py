@@ -21,7 +21,6 @@ from shardwright.backends.mpi.moves import lowerings
 from shardwright.backends.runner import iterate
 from shardwright.backends.schedule.document import wire_type
 from shardwright.backends.schedule.order import Act, Land, Launch, Order, Repeat
-from shardwright.backends.transport import Pause
 from shardwright.backends.wire import to_jax, to_segment
 from shardwright.backends.world import World
 from shardwright.ir.flow import inputs, outputs
@@ -64,11 +63,10 @@ class MpiMachine:
 
     def wait(self, value: Any) -> None:
         """Until a local array is there; exchanges under way go on meanwhile."""
-        if self.lane.busy and hasattr(value, "is_ready"):
-            pause = Pause()
-            while not value.is_ready():
-                self.lane.look()
-                pause.sleep()
+        if hasattr(value, "is_ready"):
+            self.lane.beside(value.is_ready)
+            # With nothing under way, it is left to XLA to wake this thread: it takes no core meanwhile.
+            value.block_until_ready()
 
     def take(self, value: Any, iteration: int) -> Any:
         return jax.lax.dynamic_index_in_dim(value, iteration, keepdims=False)

@@ -21,10 +21,11 @@ from shardwright.backends.local import neutral, operand
 from shardwright.backends.runner import At
 from shardwright.backends.schedule.order import Land, Launch, Order, Repeat, arrange
 from shardwright.backends.spmd.layout import AXIS, Layout, PaddedArray, mesh_of, obstacle, spec_of
-from shardwright.backends.spmd.local import Branches, Whole
+from shardwright.backends.spmd.local import Branches
 from shardwright.backends.spmd.moves import lowerings, move
 from shardwright.backends.spmd.parts import parts
 from shardwright.backends.spmd.strips import Strips
+from shardwright.backends.spmd.whole import Whole
 from shardwright.ir import collectives
 from shardwright.ir.errors import PlanError
 from shardwright.ir.flow import inputs

@@ -15,17 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwright.backends.compile import Device, Env, Local
+from shardwright.backends.compile import Device, Env
 from shardwright.backends.layout import holds, members, shares, stretches
 from shardwright.backends.local import evaluate, extents, filled, neutral, operand
 from shardwright.backends.schedule.order import Order
 from shardwright.backends.spmd.layout import Layout, starts
-from shardwright.ir.flow import find, inputs, reads
+from shardwright.ir.flow import find, reads
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType
-from shardwright.ir.placement import OwnRatios, Partial, Placement, Shard, lengths, reduction
-from shardwright.ir.program import Compute, Group, Instruction, Loop, Move, Program, Property
+from shardwright.ir.placement import OwnRatios, Partial, Placement, Shard, lengths
+from shardwright.ir.program import Compute, Group, Instruction, Loop, Move, Property
 from shardwright.ir.registry import Extent
-from shardwright.ir.repeated import begins_again
 from shardwright.ir.rules import Signature
 from shardwright.ir.segments import Segment
 
@@ -155,72 +154,6 @@ class Class(Device):
         every = np.zeros(len(self.ratios), np.int32)
         every[list(self.alike)] = values
         return jnp.asarray(every)[self.here]
-
-
-class Whole(Device):
-    """All devices as one: instructions on global arrays; XLA is told at the exchanges how these shall lie."""
-
-    def __init__(self, layout: Layout, primitives: Mapping[str, Any]) -> None:
-        super().__init__(0, (1.0,), primitives)
-        self.layout = layout
-
-    def run(self, instruction: Instruction, graph: Graph, env: Env) -> None:
-        if isinstance(instruction, Loop):
-            super().run(instruction, graph, env)
-            return
-        if isinstance(instruction, Move):
-            (wanted,) = reads(instruction, graph)
-            value = env[wanted if wanted in env else find(wanted, env)]
-            env[Property(instruction.value, instruction.post)] = self._placed(value, instruction.post)
-            return
-        equation, signature = graph.equations[instruction.equation], instruction.signature
-        args = [self.atom(a, p, env) for a, p in zip(equation.inputs, signature.ins, strict=True)]
-        primitive = self.primitives[equation.primitive]
-        results = primitive.bind(*args, **equation.params)
-        results = results if primitive.multiple_results else [results]
-        for value, placement, result in zip(equation.outputs, signature.outs, results, strict=True):
-            env[Property(value.index, placement)] = self._placed(result, placement)
-
-    def _placed(self, value: Any, placement: Placement) -> Any:
-        """XLA has no word for Partial: it keeps a sum in parts as long as it likes."""
-        if reduction(placement):
-            return value
-        return jax.lax.with_sharding_constraint(value, self.layout.sharding(placement))
-
-    def program(self, program: Program, graph: Graph) -> Local:
-        """The program as a function of the global arrays of its inputs and constants."""
-
-        def run(*args: Any) -> tuple[Any, ...]:
-            env = dict(zip(inputs(program, graph), args, strict=True))
-            for position, instruction in enumerate(program.instructions):
-                if begins_again(instruction, graph, program.instructions[max(0, position - 1) : position]):
-                    _hold_back(program.instructions[position:], graph, env)
-                self.run(instruction, graph, env)
-            return tuple(self.atom(a, p, env) for a, p in zip(graph.outputs, program.outputs, strict=True))
-
-        return run
-
-
-def _hold_back(instructions: Sequence[Instruction], graph: Graph, env: Env) -> None:
-    """Make what the first of some instructions computes again wait for the gradient it is to wait for.
-
-    Compilers that keep barriers (XLA's for CPUs does not) then compute it no earlier, and not as one with the
-    first time.
-    """
-    first = next(i for i in instructions if not isinstance(i, Move))
-    number, after = graph.equations[first.equation].copy, graph.equations[first.equation].after
-    again = [
-        i for i in instructions if not isinstance(i, Move) and graph.equations[i.equation].copy == number
-    ]
-    read = {prop.value for instruction in again for prop in reads(instruction, graph)}
-    waiting = [
-        prop for prop in env if prop.value in read or (after is not None and prop.value == after.index)
-    ]
-    env.update(zip(waiting, jax.lax.optimization_barrier([env[prop] for prop in waiting]), strict=True))
-
-
-# ---------------------------------------------------------------------------------------------------
-# Classes
 
 
 #: Devices by class.

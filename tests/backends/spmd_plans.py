@@ -24,8 +24,8 @@ from shardwright.backends.spmd.executable import BUCKET_BYTES, SpmdExecutable
 from shardwright.backends.spmd.layout import AXIS, PaddedArray
 from shardwright.backends.spmd.strips import Strips
 from shardwright.ir.errors import InputError, PlanError
-from shardwright.ir.placement import R, Shard
-from shardwright.ir.program import Compute, Program
+from shardwright.ir.placement import Partial, R, Shard
+from shardwright.ir.program import Compute, Move, Program
 from shardwright.ir.rules import Signature
 from shardwright.ir.segments import Segment
 from shardwright.ir.text import parse_program
@@ -104,6 +104,30 @@ def test_an_even_plan_is_plain_jit_and_its_specs_say_how() -> None:
     executable = SpmdExecutable(plan.traced, program, EVEN)
     text = executable.lower(*jax.tree.leaves(args)).as_text()
     assert executable.even and executable.branches == () and "manual" not in text and "case" not in text
+
+
+def test_parts_that_are_added_are_exchanged_once() -> None:
+    """Of even programs, where XLA alone would exchange the parts of every gradient's norm."""
+
+    def clip(gradients: list[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
+        first, *rest = (jnp.sum(g * g) for g in gradients)
+        norm = jnp.sqrt(sum(rest, first))
+        return [g / norm for g in gradients], norm
+
+    gradients = [array(8, 3), array(3, 8, seed=1), array(4, seed=2)]
+    pins = {"gradients[0]": "S(0)", "gradients[1]": "S(1)", "gradients[2]": "R"}
+    plan = synthesize(clip, gradients, fleet=fleet(), devices="all", constraints=pins)
+    assert plan.traced is not None
+    program = plan.program
+    sums = [i for i in program.instructions if isinstance(i, Move) and i.pre == Partial("sum")]
+    assert len(sums) == 1, "the plan adds first"
+    run = SpmdExecutable(plan.traced, program, plan.ratios)
+    lowered = run.lower(*gradients)
+    assert run.even and "manual" not in lowered.as_text()
+    exchanged = re.findall(r"= (.*) all-reduce\(", lowered.compile().as_text())
+    assert exchanged == ["f32[]"], "one number, not one for every gradient"
+    for got, wanted in zip(run(*gradients), jax.tree.leaves(clip(gradients)), strict=True):
+        assert_close(got, wanted)
 
 
 def test_an_even_plan_on_two_axes_is_plain_jit_over_nodes_and_devices() -> None:

@@ -92,6 +92,19 @@ class Recorded:
         self.open.difference_update(requests)
 
 
+class Finishing(Recorded):
+    """Transfers finish when they have been looked at so often."""
+
+    looks_needed = 3
+
+    def done(self, requests: list[int]) -> bool:
+        self.looks_needed -= 1
+        if self.looks_needed <= 0:
+            self.open.difference_update(requests)
+            self.looks_needed = 3
+        return super().done(requests)
+
+
 def exchanger(strategy: str, transport: Recorded, pool: Pool, members: int = 1) -> Exchanger:
     member = Member((8,), Partial("sum"), R)
     geometry = Geometry((0, 1), 0, "float32", 4, (member,) * members, None, ((0, 1),), (0,))
@@ -113,6 +126,32 @@ def test_stages_of_different_exchanges_start_in_one_order() -> None:
     lane.land(first)
     assert transport.started[4:] == ["reduce", "all_reduce", "broadcast"]
     assert not lane.busy
+
+
+class Computing:
+    """Something that is computed after it was asked for so often."""
+
+    def __init__(self, asked: int) -> None:
+        self.left = asked
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def test_exchanges_go_on_while_something_is_computed() -> None:
+    transport, pool = Finishing(), Pool()
+    lane = Lane(transport, poll=True)
+    running = lane.launch(exchanger("ring", transport, pool), [np.ones(8, np.float32)])
+    assert transport.started == ["recv", "send"]
+    computing = Computing(100)
+    lane.beside(computing)
+    assert transport.started == ["recv", "send"] * 2 and running.finished, "all its rounds, by looks alone"
+    assert computing.left > 0, "nobody looks at computation any more once no exchange is under way"
+    transport.looks_needed = 10**9
+    lane.launch(exchanger("ring", transport, pool), [np.ones(8, np.float32)])
+    lane.beside(Computing(3))
+    assert lane.busy and transport.started == ["recv", "send"] * 3, "computation may end first"
 
 
 def test_members_of_a_message_share_memory_and_begin_aligned() -> None:
