@@ -356,8 +356,9 @@ def _summed(sites: Sequence[Site], arrays: Sequence[Any]) -> list[Any]:
     results: list[Any] = []
     for site, array, start in zip(sites, arrays, starts([x.size for x in arrays]), strict=True):
         whole = jax.lax.slice_in_dim(total, start, start + array.size).reshape(array.shape)
-        scattered = isinstance(site.post, Shard)
-        results.append(own_stretch(whole, site.post.dim, site.after, site.me) if scattered else whole)
+        if isinstance(site.post, Shard):
+            whole = own_stretch(whole, site.post.dim, site.after, site.me)
+        results.append(whole)
     return results
 
 
