@@ -78,7 +78,7 @@ def check_moves() -> None:
             check_some(some, layout, "alone", alone)
             check_some(some, layout, "together", together)
             # These are all small: as if they were large.
-            large = [case for case in some if case.move.kind in ("all_gather", "reduce_scatter")]
+            large = [case for case in some if case.move.kind == "all_gather"]
             if large and len(set(ratios)) > 1:
                 moves.SLOT_BYTES, moves.SLOT_GAIN = 0, 0
                 check_some(large, layout, "in slots", alone)
