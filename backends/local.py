@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from shardwright.ir.collectives import identity
 from shardwright.ir.graph import Equation, Literal, TensorType
 from shardwright.ir.placement import Grid, Partial, Placement, R, Shard, grid, owns, reduction, region
-from shardwright.ir.rules import Extent, Local, Signature, on_axes, registry, rule_of
+from shardwright.ir.registry import Extent, Local, registry, rule_of
+from shardwright.ir.rules import Signature, on_axes
 
 
 def extents(

@@ -47,7 +47,8 @@ from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType, Val
 from shardwright.ir.jaxpr import source_line
 from shardwright.ir.placement import Grid, Partial, Replicate, Shard, reduction
 from shardwright.ir.program import Compute, Move, Program, Property, nodes_of
-from shardwright.ir.rules import Signature, letter_sizes, registry, rule_of
+from shardwright.ir.registry import registry, rule_of
+from shardwright.ir.rules import Signature, letter_sizes
 from shardwright.ir.segments import Exchange, Segment, Step, schedule
 from shardwright.ir.trace import Traced
 

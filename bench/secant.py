@@ -24,7 +24,8 @@ from shardwright.cost.lines import Traffic
 from shardwright.cost.model import CostModel
 from shardwright.factory import load_factory
 from shardwright.ir.graph import Equation
-from shardwright.ir.rules import Signature, flop_count, rule_of, signatures
+from shardwright.ir.registry import rule_of
+from shardwright.ir.rules import Signature, flop_count, signatures
 from shardwright.ir.trace import trace
 
 TYPES = ("A100-PCIE-40GB", "V100-PCIE-32GB", "P100-PCIE-16GB", "T4")

@@ -40,7 +40,8 @@ from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import Equation, TensorType
 from shardwright.ir.placement import Placement, Shard, components, node_members
 from shardwright.ir.program import Program, nodes_of
-from shardwright.ir.rules import Rule, Signature, flop_count, on_axes, registry, rule_of
+from shardwright.ir.registry import registry, rule_of
+from shardwright.ir.rules import Rule, Signature, flop_count, on_axes
 
 
 class GridModel:

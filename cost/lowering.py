@@ -23,7 +23,7 @@ from typing import TypeAlias
 from shardwright.cost.lines import ALIASES
 from shardwright.ir.graph import Equation, Graph, Literal, TensorType, Value
 from shardwright.ir.regions import boundary
-from shardwright.ir.rules import registry
+from shardwright.ir.registry import registry
 
 #: Equations that XLA does not compute twice to save a buffer.
 COSTLY = frozenset(

@@ -49,7 +49,8 @@ from shardwright.cost.topology import Topology, host_link
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import Equation, Form, TensorType
 from shardwright.ir.placement import Placement
-from shardwright.ir.rules import Rule, Signature, registry, rule_of
+from shardwright.ir.registry import registry, rule_of
+from shardwright.ir.rules import Rule, Signature
 
 
 def follows_kernel_model(device: DeviceType) -> bool:

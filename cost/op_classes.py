@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from shardwright.ir.graph import Equation
-from shardwright.ir.rules import registry
+from shardwright.ir.registry import registry
 
 #: Classes with what is in them, as documentation and error messages list them.
 OP_CLASSES = {

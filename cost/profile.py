@@ -18,7 +18,8 @@ from shardwright.cost.share_cost import Floats
 from shardwright.cost.traffic import traffic
 from shardwright.ir.graph import Graph, Value
 from shardwright.ir.regions import boundary
-from shardwright.ir.rules import flop_count, rule_of
+from shardwright.ir.registry import rule_of
+from shardwright.ir.rules import flop_count
 
 #: What memory over time is split into, in order.
 ROLES = ("arguments", "saved", "gradient", "temporary")

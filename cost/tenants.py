@@ -15,8 +15,8 @@ from shardwright.ir.graph import Graph, TensorType, Value, value_types
 from shardwright.ir.host import is_reload, uses_host
 from shardwright.ir.placement import Placement, R, cuts
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
-from shardwright.ir.recompute import begins_again, repeats
 from shardwright.ir.regions import entering
+from shardwright.ir.repeated import begins_again, repeats
 from shardwright.ir.wires import Number, wires
 
 Key: TypeAlias = tuple[int, Placement]

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from shardwright.cost.lines import ALIASES, Traffic
 from shardwright.ir.graph import Equation, Graph, Literal, Value, per_graph
-from shardwright.ir.rules import registry
+from shardwright.ir.registry import registry
 
 _PRODUCERS = frozenset({"elementwise", "movement"})
 _CONSUMERS = frozenset({"elementwise", "movement", "reduction"})

@@ -8,7 +8,7 @@ from shardwright.ir import collectives
 from shardwright.ir.graph import Atom, Graph, Value, value_types
 from shardwright.ir.placement import Placement, R
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property, covers
-from shardwright.ir.recompute import repeats
+from shardwright.ir.repeated import repeats
 
 
 def is_local(instruction: Instruction, graph: Graph | None = None) -> bool:

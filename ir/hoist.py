@@ -16,7 +16,8 @@ from shardwright.ir.flow import Flow, outputs
 from shardwright.ir.graph import Graph, Value
 from shardwright.ir.placement import Partial, R
 from shardwright.ir.program import Compute, Instruction, Move, Program, Property
-from shardwright.ir.rules import Signature, registry, rule_of, signatures
+from shardwright.ir.registry import registry, rule_of
+from shardwright.ir.rules import Signature, signatures
 
 
 def hoisted(program: Program, graph: Graph, flow: Flow | None = None) -> tuple[Program, tuple[int, ...]]:

@@ -18,7 +18,7 @@ from shardwright.ir.flow import Flow, inputs, outputs
 from shardwright.ir.host import reloads
 from shardwright.ir.placement import Shard
 from shardwright.ir.program import Compute, Move, Property
-from shardwright.ir.rules import registry
+from shardwright.ir.registry import registry
 
 #: Rearrangements that cost XLA nothing, inside of several readers, too. Transposes do: three readers of a
 #: transposed gradient would walk across its rows three times.

@@ -32,7 +32,8 @@ from shardwright.ir.jaxpr import Builder, source_text
 from shardwright.ir.pieces import INVARIANT, LATER, SUM, Pieces, Split, batch_of, refuse
 from shardwright.ir.placement import Placement, Shard, region
 from shardwright.ir.regions import scan_counts
-from shardwright.ir.rules import Extent, Local, Signature, registry
+from shardwright.ir.registry import Extent, Local, registry
+from shardwright.ir.rules import Signature
 from shardwright.ir.trace import Traced
 
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Set
 from shardwright.ir.graph import Equation, Graph, Value
 from shardwright.ir.placement import Partial, R, Shard
 from shardwright.ir.program import Compute, Loop, Move, Program
-from shardwright.ir.rules import registry, rule_of, signatures
+from shardwright.ir.registry import registry, rule_of
+from shardwright.ir.rules import signatures
 
 SUFFICIENT_FACTORS = "sufficient factors"
 

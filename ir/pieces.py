@@ -15,7 +15,8 @@ from shardwright.ir.graph import Literal as Scalar
 from shardwright.ir.jaxpr import source_text
 from shardwright.ir.placement import Partial, Placement, R, Shard
 from shardwright.ir.regions import scan_counts
-from shardwright.ir.rules import Signature, cuts, letter_signature, rule_of, signatures
+from shardwright.ir.registry import rule_of
+from shardwright.ir.rules import Signature, cuts, letter_signature, signatures
 
 
 class Apart(Enum):

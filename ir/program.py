@@ -26,7 +26,8 @@ from shardwright.ir.graph import Equation, Graph, Literal, TensorType, Value, pe
 from shardwright.ir.placement import Grid, OwnRatios, Placement, R, Shard, cuts
 from shardwright.ir.record import record
 from shardwright.ir.regions import boundary
-from shardwright.ir.rules import Signature, allows, rule_of
+from shardwright.ir.registry import rule_of
+from shardwright.ir.rules import Signature, allows
 
 if TYPE_CHECKING:
     from shardwright.ir.wires import Wires

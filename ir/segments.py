@@ -25,7 +25,7 @@ from shardwright.ir.hoist import hoisted
 from shardwright.ir.host import reloads
 from shardwright.ir.late import as_they_are, late
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property
-from shardwright.ir.recompute import begins_again
+from shardwright.ir.repeated import begins_again
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from shardwright.ir.graph import Equation, Graph, Value, per_form
 from shardwright.ir.placement import Partial, R
-from shardwright.ir.rules import Signature, registry, rule_of, signatures
+from shardwright.ir.registry import registry, rule_of
+from shardwright.ir.rules import Signature, signatures
 
 _SUM = Partial("sum")
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from shardwright.ir.graph import Atom, Equation, Graph, Value
 from shardwright.ir.placement import Shard
 from shardwright.ir.regions import Port, boundary
-from shardwright.ir.rules import Signature, cuts, rule_of
+from shardwright.ir.registry import rule_of
+from shardwright.ir.rules import Signature, cuts
 from shardwright.synth.fuse import kind
 from shardwright.synth.units import Dim, Units
 

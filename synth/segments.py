@@ -28,7 +28,7 @@ from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph
 from shardwright.ir.placement import OwnRatios
 from shardwright.ir.program import Program, own_ratios, verify
-from shardwright.ir.rules import registry
+from shardwright.ir.registry import registry
 from shardwright.ir.ties import Stretches, cut_by, stretches
 from shardwright.synth.budgets import SCALES, Renting
 from shardwright.synth.emit import emit

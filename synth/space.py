@@ -15,7 +15,8 @@ from shardwright.cost.traffic import traffic
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, Value
 from shardwright.ir.placement import Partial, ReduceOp, Shard
 from shardwright.ir.regions import Boundary, boundary
-from shardwright.ir.rules import Signature, paired, registry, rule_of, signatures
+from shardwright.ir.registry import registry, rule_of
+from shardwright.ir.rules import Signature, paired, signatures
 from shardwright.synth.conversions import Domain, Domains, Routes
 from shardwright.synth.factors import Choice, EquationFactor, LinkFactor, Slot, Use
 from shardwright.synth.fuse import FusedClass, Fusion, fuse, same_shape

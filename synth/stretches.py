@@ -16,7 +16,8 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.roles import roles
 from shardwright.ir.graph import Equation, Graph, Value, per_graph
 from shardwright.ir.recompute import Gain, Keep, Stretch, gains
-from shardwright.ir.rules import flop_count, rule_of
+from shardwright.ir.registry import rule_of
+from shardwright.ir.rules import flop_count
 
 
 @per_graph

@@ -18,7 +18,8 @@ from scipy.sparse import csgraph
 
 from shardwright.ir.graph import Equation, Form, Graph, Literal, Value, per_form
 from shardwright.ir.regions import boundary
-from shardwright.ir.rules import cuts, rule_of
+from shardwright.ir.registry import rule_of
+from shardwright.ir.rules import cuts
 
 #: A dimension of an operand or result of an equation (operands are counted first).
 Place: TypeAlias = tuple[int, int]

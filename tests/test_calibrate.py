@@ -10,12 +10,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 import shardwright.calibrate as module
+import shardwright.calibration_cases as cases
 from shardwright.backends.kernel_cases import KernelCase, copies
 from shardwright.backends.launch import find_mpiexec, rank_environment
 from shardwright.backends.load import Usage, others
 from shardwright.backends.measure import Measured, RankInfo, Request, Resumed, example
 from shardwright.backends.pin import cores_of
-from shardwright.calibrate import calibrate, exchange_cases, kernel_cases
+from shardwright.calibrate import calibrate
+from shardwright.calibration_cases import exchange_cases, kernel_cases
 from shardwright.cli import main
 from shardwright.compare import compare_collectives
 from shardwright.cost.fleet import Fleet
@@ -215,12 +217,12 @@ def test_ranks_share_out_the_cores() -> None:
 
 
 def test_real_ranks_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SIZES", (1 << 10, 1 << 12, 1 << 16))
-    monkeypatch.setattr(module, "WIDTHS", (1 << 8,))
-    monkeypatch.setattr(module, "PRODUCTS", module.PRODUCTS[:4])
-    monkeypatch.setattr(module, "LARGE", (1, 64, 64, 64))
-    monkeypatch.setattr(module, "PIECES", (("mlp", (2, 8, 16, 32)), ("attention", (2, 8, 16, 2, 8))))
-    monkeypatch.setattr(module, "UPDATES", (("adam", (2, 8, 8)),))
+    monkeypatch.setattr(cases, "SIZES", (1 << 10, 1 << 12, 1 << 16))
+    monkeypatch.setattr(cases, "WIDTHS", (1 << 8,))
+    monkeypatch.setattr(cases, "PRODUCTS", cases.PRODUCTS[:4])
+    monkeypatch.setattr(cases, "LARGE", (1, 64, 64, 64))
+    monkeypatch.setattr(cases, "PIECES", (("mlp", (2, 8, 16, 32)), ("attention", (2, 8, 16, 2, 8))))
+    monkeypatch.setattr(cases, "UPDATES", (("adam", (2, 8, 8)),))
     found = calibrate(2, force=True, rounds=3, patience_s=0.0)
     assert len(found.fleet.devices) == 2
     assert all(d.type.measured and d.type.float32_flop_per_s > 1e7 for d in found.fleet.devices)
@@ -238,9 +240,10 @@ from mpi4py import MPI
 comm = MPI.COMM_WORLD
 socket.gethostname = lambda: f"host{comm.rank // 2}"
 import shardwright.calibrate as module
-module.SIZES, module.WIDTHS, module.SKEWS = (1 << 10, 1 << 12, 1 << 14), (256,), ()
-module.PRODUCTS, module.LARGE = module.PRODUCTS[:3], (1, 64, 64, 64)
-module.PIECES, module.UPDATES = (), ()
+import shardwright.calibration_cases as cases
+cases.SIZES, cases.WIDTHS, cases.SKEWS = (1 << 10, 1 << 12, 1 << 14), (256,), ()
+cases.PRODUCTS, cases.LARGE = cases.PRODUCTS[:3], (1, 64, 64, 64)
+cases.PIECES, cases.UPDATES = (), ()
 found = module.calibrate(4, comm=comm, force=True, rounds=3, patience_s=0.0)
 fleet = found.fleet
 assert [len(node.devices) for node in fleet.nodes] == [2, 2] and fleet.network is not None

@@ -29,7 +29,7 @@ from shardwright.backends.mpi import moves as mpi_moves
 from shardwright.backends.spmd import moves as spmd_moves
 from shardwright.cli import main
 from shardwright.cost import moves
-from shardwright.ir import collectives, rules
+from shardwright.ir import collectives, registry
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -71,7 +71,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(ROOT), *sys.path])
     loaded = set(sys.modules)
-    tables: list[Any] = [rules.registry(), moves.strategies(), mpi_moves.lowerings(), spmd_moves.lowerings()]
+    tables: list[Any] = [
+        registry.registry(),
+        moves.strategies(),
+        mpi_moves.lowerings(),
+        spmd_moves.lowerings(),
+    ]
     before = [dict(table) for table in tables]
     strategies = {type(c): type(c).strategies for c in collectives.registry().values()}
     yield tmp_path

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from shardwright.ir.errors import ProgramError
 from shardwright.ir.graph import Equation, Forms, TensorType, Value
 from shardwright.ir.placement import REDUCE_OPS, Partial, R, Replicate, Shard, lengths, parse_placement
+from shardwright.ir.registry import registry, replicated_rule, rule_of
 from shardwright.ir.rules import (
     Rule,
     Signature,
@@ -20,9 +21,6 @@ from shardwright.ir.rules import (
     flop_count,
     letter_signature,
     letter_sizes,
-    registry,
-    replicated_rule,
-    rule_of,
     signatures,
 )
 from shardwright.ir.trace import trace
@@ -268,7 +266,7 @@ def test_what_is_no_placement_is_refused(text: str) -> None:
 
 
 def test_a_rule_may_be_registered_once_only() -> None:
-    from shardwright.ir.rules import register
+    from shardwright.ir.registry import register
 
     with pytest.raises(AssertionError, match="twice"):
         register(registry()["add"])

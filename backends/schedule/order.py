@@ -29,7 +29,7 @@ from shardwright.ir.hoist import hoisted
 from shardwright.ir.late import Run, late
 from shardwright.ir.placement import Grid, Partial, Placement
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property
-from shardwright.ir.recompute import begins_again
+from shardwright.ir.repeated import begins_again
 from shardwright.ir.segments import Away, Back, Segment
 
 #: Messages under way at most; another one lands the first. They keep operands and results alive.

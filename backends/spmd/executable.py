@@ -32,8 +32,8 @@ from shardwright.ir.graph import Atom, Graph, Literal, TensorType, Value
 from shardwright.ir.host import uses_host
 from shardwright.ir.placement import Partial, Placement, R, Replicate, Shard
 from shardwright.ir.program import Move, Program, Property, nodes_of
-from shardwright.ir.recompute import begins_again
 from shardwright.ir.regions import scan_counts
+from shardwright.ir.repeated import begins_again
 from shardwright.ir.segments import Segment
 from shardwright.ir.trace import Traced
 from shardwright.ir.wiring import Seats

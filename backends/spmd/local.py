@@ -24,8 +24,9 @@ from shardwright.ir.flow import find, inputs, reads
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType
 from shardwright.ir.placement import OwnRatios, Partial, Placement, Shard, lengths, reduction
 from shardwright.ir.program import Compute, Group, Instruction, Loop, Move, Program, Property
-from shardwright.ir.recompute import begins_again
-from shardwright.ir.rules import Extent, Signature
+from shardwright.ir.registry import Extent
+from shardwright.ir.repeated import begins_again
+from shardwright.ir.rules import Signature
 from shardwright.ir.segments import Segment
 
 

@@ -23,8 +23,8 @@ from shardwright.backends.spmd.strips import levels, strips_of
 from shardwright.ir.flow import find, reads, writes
 from shardwright.ir.placement import R, Shard
 from shardwright.ir.program import Compute, Instruction, Property
-from shardwright.ir.recompute import begins_again
-from shardwright.ir.rules import registry
+from shardwright.ir.registry import registry
+from shardwright.ir.repeated import begins_again
 from shardwright.ir.segments import Segment
 
 #: Bytes up to which a replicated result is computed in front of the switches: it is written to memory there.

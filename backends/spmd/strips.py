@@ -26,7 +26,7 @@ from shardwright.ir.flow import reads, writes
 from shardwright.ir.graph import Graph, Literal, TensorType
 from shardwright.ir.placement import Placement, Shard
 from shardwright.ir.program import Compute, Instruction, Property
-from shardwright.ir.rules import Extent
+from shardwright.ir.registry import Extent
 from shardwright.ir.segments import Segment
 
 #: Strips of the longest stretch at most, and the part of all elements that may be padding computed with.

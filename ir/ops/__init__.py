@@ -1,4 +1,4 @@
-"""Rules of JAX primitives, one file per family. Importing this package fills the registry of `ir.rules`."""
+"""Rules of JAX primitives, one file per family. Importing this package fills the registry (`ir.registry`)."""
 
 from shardwright.ir.ops import (
     contraction,

@@ -6,7 +6,8 @@ from typing import Any
 
 from shardwright.ir.graph import Equation
 from shardwright.ir.ops.axes import as_ints, carries_sum, names, string
-from shardwright.ir.rules import Local, OpDef, Passing, Rule, counted, register
+from shardwright.ir.registry import Local, OpDef, register
+from shardwright.ir.rules import Passing, Rule, counted
 
 
 def _dot_general(equation: Equation) -> Rule:

@@ -7,7 +7,8 @@ from typing import Any
 
 from shardwright.ir.graph import Equation
 from shardwright.ir.ops.axes import aligned, carries_order, carries_sum, names, string
-from shardwright.ir.rules import Local, OpDef, Operands, Passing, Rule, register
+from shardwright.ir.registry import Local, OpDef, register
+from shardwright.ir.rules import Operands, Passing, Rule
 
 
 def _shape_rule(equation: Equation) -> Rule:

@@ -15,7 +15,8 @@ from typing import Any
 from shardwright.ir.graph import Equation
 from shardwright.ir.ops.axes import clamped, placing, string
 from shardwright.ir.placement import ReduceOp
-from shardwright.ir.rules import Local, OpDef, Passing, Rule, counted, register
+from shardwright.ir.registry import Local, OpDef, register
+from shardwright.ir.rules import Passing, Rule, counted
 
 _ONE_HOT = "mode one_hot"
 

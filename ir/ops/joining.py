@@ -6,7 +6,8 @@ from typing import Any
 
 from shardwright.ir.graph import Equation
 from shardwright.ir.ops.axes import blocked, names, string
-from shardwright.ir.rules import Local, OpDef, Rule, register
+from shardwright.ir.registry import Local, OpDef, register
+from shardwright.ir.rules import Rule
 
 _WHOLE = "putting the stretches together as Partial(sum) moves more than gathering them first"
 

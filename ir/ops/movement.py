@@ -7,7 +7,8 @@ from typing import Any
 
 from shardwright.ir.graph import Equation
 from shardwright.ir.ops.axes import blocked, names, string
-from shardwright.ir.rules import Local, OpDef, Rule, register, replicated_rule
+from shardwright.ir.registry import Local, OpDef, register, replicated_rule
+from shardwright.ir.rules import Rule
 
 
 def _broadcast_in_dim(equation: Equation) -> Rule:

@@ -14,7 +14,8 @@ from typing import Any
 
 from shardwright.ir.graph import Equation
 from shardwright.ir.ops.axes import aligned, names, string
-from shardwright.ir.rules import Extent, Local, OpDef, Rule, register, replicated_rule
+from shardwright.ir.registry import Extent, Local, OpDef, register, replicated_rule
+from shardwright.ir.rules import Rule
 
 _THREEFRY = "key<fry>"
 #: Integer operations of one threefry2x32 hash: 20 rounds of an addition, a rotation and an xor, and keys.

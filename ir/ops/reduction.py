@@ -8,7 +8,8 @@ from collections.abc import Callable
 from shardwright.ir.graph import Equation
 from shardwright.ir.ops.axes import blocked, names, string
 from shardwright.ir.placement import ReduceOp
-from shardwright.ir.rules import OpDef, Rule, counted, register, replicated_rule
+from shardwright.ir.registry import OpDef, register, replicated_rule
+from shardwright.ir.rules import Rule, counted
 
 
 def _reduced(equation: Equation, op: ReduceOp | None) -> Rule:

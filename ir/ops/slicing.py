@@ -12,7 +12,8 @@ from typing import Any
 
 from shardwright.ir.graph import Equation
 from shardwright.ir.ops.axes import clamped, names, placing, string
-from shardwright.ir.rules import Extent, Local, OpDef, Rule, register
+from shardwright.ir.registry import Extent, Local, OpDef, register
+from shardwright.ir.rules import Rule
 
 
 def _slice(equation: Equation) -> Rule:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from shardwright.ir.graph import Equation
 from shardwright.ir.ops.axes import as_ints, string
 from shardwright.ir.placement import ReduceOp
-from shardwright.ir.rules import OpDef, Rule, counted, register
+from shardwright.ir.registry import OpDef, register
+from shardwright.ir.rules import Rule, counted
 
 _HALO = "overlapping windows would need the neighbours' edges"
 

@@ -21,9 +21,9 @@ from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.jaxpr import source_line
 from shardwright.ir.patterns import patterns
 from shardwright.ir.program import Program, nodes_of
-from shardwright.ir.recompute import brought_back, computed_again
+from shardwright.ir.registry import rule_of
+from shardwright.ir.repeated import brought_back, computed_again
 from shardwright.ir.rewriting import rewriting_of
-from shardwright.ir.rules import rule_of
 from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced
 from shardwright.plan import Plan

@@ -1,4 +1,4 @@
-"""From measurements on MPI ranks to a fleet file: which exchanges and kernels are timed, and what follows."""
+"""From measurements on MPI ranks to a fleet file: what is timed (`calibration_cases`), and what follows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import jax
 import numpy as np
 
 from shardwright.backends.kernel_cases import (
-    ELEMENTWISE,
     KernelCase,
     copies,
     is_cold,
@@ -25,6 +24,7 @@ from shardwright.backends.load import load_now
 from shardwright.backends.measure import ExchangeCase, Measured, Request, Tick, example, measure
 from shardwright.backends.measure_job import measure_on
 from shardwright.backends.step_cases import is_piece, piece
+from shardwright.calibration_cases import exchange_cases, flat, kernel_cases
 from shardwright.cost.calibrate_devices import DeviceFit, Kernel, KernelTimes, group_devices
 from shardwright.cost.calibrate_links import ExchangeTimes, StrategyFit, fit_line, fit_strategies
 from shardwright.cost.device import DeviceType
@@ -33,57 +33,14 @@ from shardwright.cost.fleet import Fleet, Link, Node
 from shardwright.cost.model import CostModel
 from shardwright.cost.op_classes import op_class, turned_elements
 from shardwright.cost.traffic import traffic
-from shardwright.ir.collectives import registry
 from shardwright.ir.errors import InputError
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import R
 from shardwright.ir.rules import Signature
 from shardwright.ir.trace import trace
 
-SIZES = tuple(1 << power for power in range(10, 25))
 #: Part of the cores that others may use while we measure.
 MOST_LOAD = 0.15
-#: A skewed device's share as a multiple of the least.
-SKEWS = ((4, 2), (7, 1))
-
-PRODUCTS = (
-    (1, 32, 32, 32),
-    (1, 128, 32, 96),
-    (1, 128, 128, 128),
-    (1, 512, 128, 128),
-    (1, 128, 512, 128),
-    (1, 512, 512, 512),
-    (1, 1024, 256, 1024),
-    (16, 64, 32, 64),
-    (32, 128, 64, 128),
-)
-LARGE = (1, 1024, 512, 1024)
-WIDTHS = (1 << 8, 1 << 16, 1 << 20, 1 << 22)
-#: Layers and their sizes: small and large, whole and as one of two or four devices that share the layer.
-PIECES = (
-    ("mlp", (8, 32, 128, 512)),
-    ("mlp", (8, 64, 256, 1024)),
-    ("mlp", (16, 64, 256, 512)),
-    ("mlp", (16, 64, 192, 384)),
-    ("mlp", (16, 64, 256, 256)),
-    ("attention", (8, 32, 128, 4, 32)),
-    ("attention", (8, 64, 256, 4, 64)),
-    ("attention", (16, 64, 256, 2, 64)),
-    ("attention", (16, 64, 192, 2, 48)),
-    ("attention", (16, 64, 256, 1, 64)),
-    ("classifier", (256, 128, 512)),
-    ("classifier", (1024, 256, 256)),
-    ("embedding", (1024, 512, 256)),
-    ("convolution", (16, 32, 3, 192, 4, 4)),
-    ("convolution", (4, 16, 64, 64, 3, 1)),
-)
-UPDATES = (
-    ("adam", (8, 128, 128)),
-    ("adam", (8, 256, 1024)),
-    ("clip", (8, 128, 128)),
-    ("clip", (8, 256, 1024)),
-)
-REDUCTIONS = ((64, 128), (512, 512), (2048, 1024))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,46 +166,11 @@ def _refuse_load(others: float | None) -> None:
         )
 
 
-def kernel_cases() -> tuple[KernelCase, ...]:
-    """Products, elementwise kernels and reductions of several sizes."""
-    kernels = [KernelCase("dispatch", ()), KernelCase("start", ())]
-    layouts = ("matmul", "matmul:tn", "matmul:nt")  # forward, and the two backward
-    kernels += [KernelCase(op, shape, "float32", "highest") for op in layouts for shape in (*PRODUCTS, LARGE)]
-    kernels += [KernelCase("matmul", LARGE, dtype) for dtype in ("float32", "float16", "bfloat16")]
-    kernels += [KernelCase(f"elementwise:{op}", (1, width)) for op in ELEMENTWISE for width in WIDTHS]
-    kernels += [KernelCase("reduction", shape) for shape in REDUCTIONS]
-    for layer, sizes in PIECES:
-        kernels += [KernelCase(f"{way}:{layer}", sizes) for way in ("forward", "backward")]
-    kernels += [KernelCase(f"update:{optimizer}", sizes) for optimizer, sizes in UPDATES]
-    return tuple(kernels)
-
-
-def exchange_cases(ranks: int) -> list[ExchangeCase]:
-    """Every collective × strategy × size, at even shares and, where they matter, at uneven ones."""
-    if ranks < 2:
-        return []
-    even = (1.0 / ranks,) * ranks
-    skewed = [_shares([*skew, *[1] * (ranks - 2)]) for skew in SKEWS]
-    cases: list[ExchangeCase] = []
-    model = CostModel(_flat(ranks, Link(1.0, 1.0)))
-    for kind in (kind for kind, collective in registry().items() if not collective.local):
-        move, tensor = example(kind, "", SIZES[-1])
-        for strategy in model.strategies(kind, move.pre, move.post):
-            uneven = skewed if model.move(kind, strategy, tensor, move.pre, move.post).varies else []
-            cases += [ExchangeCase(kind, strategy, n, even) for n in SIZES]
-            cases += [ExchangeCase(kind, strategy, n, s) for s in uneven for n in SIZES[::3]]
-    return cases
-
-
-def _shares(parts: Sequence[int]) -> tuple[float, ...]:
-    return tuple(part / sum(parts) for part in parts)
-
-
 def exchange_times(cases: Sequence[ExchangeCase], seconds: Sequence[Sequence[float]]) -> list[ExchangeTimes]:
     """Timed exchanges with what their strategy's price says of rounds and bytes."""
     ranks = len(cases[0].ratios) if cases else 0
     # Links that have a latency and nothing else, and links that have no latency and move a byte a second.
-    models = [CostModel(_flat(ranks, link)) for link in (Link(np.inf, 1.0), Link(1.0, 0.0))]
+    models = [CostModel(flat(ranks, link)) for link in (Link(np.inf, 1.0), Link(1.0, 0.0))]
     times: list[ExchangeTimes] = []
     for case, samples in zip(cases, seconds, strict=True):
         move, _ = example(case.kind, case.strategy, case.nbytes)
@@ -258,11 +180,6 @@ def exchange_times(cases: Sequence[ExchangeCase], seconds: Sequence[Sequence[flo
         name = f"{case.kind}.{case.strategy}"
         times.append(ExchangeTimes(name, case.nbytes, rounds, link_bytes, tuple(samples)))
     return times
-
-
-def _flat(ranks: int, link: Link) -> Fleet:
-    """Equal devices on one link."""
-    return Fleet("flat", (Node("n0", (DeviceType("any", 1.0, 1.0, 1, measured=True),) * ranks, link),), None)
 
 
 def fit_link(cases: Sequence[ExchangeCase], seconds: Sequence[Sequence[float]]) -> FittedLink | None:

@@ -14,7 +14,8 @@ from shardwright.ir.collectives import between
 from shardwright.ir.graph import Equation, Graph, Literal, Value
 from shardwright.ir.placement import Grid, Placement, R, Shard, axis_by_axis, cuts, reduction
 from shardwright.ir.program import Compute, Instruction, Move, Program, verify
-from shardwright.ir.rules import Signature, letter_signature, paired, rule_of
+from shardwright.ir.registry import rule_of
+from shardwright.ir.rules import Signature, letter_signature, paired
 from shardwright.ir.rules import cuts as cuts_of_letter
 
 

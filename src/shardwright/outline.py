@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 from shardwright.ir.graph import Equation, Graph, Value, per_graph
 from shardwright.ir.program import Instruction, Loop, Move, Program
-from shardwright.ir.rules import registry
+from shardwright.ir.registry import registry
 
 Phase: TypeAlias = Literal["forward", "both", "backward", "update"]
 PHASES: tuple[Phase, ...] = ("forward", "both", "backward", "update")

@@ -15,7 +15,8 @@ from shardwright.ir.graph import Atom, Equation, Graph, Literal, Value
 from shardwright.ir.placement import OwnRatios, Partial, Placement, R, Shard
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, verify
 from shardwright.ir.regions import boundary, inner_placement, outer_placement
-from shardwright.ir.rules import Signature, cuts, rule_of, signatures
+from shardwright.ir.registry import rule_of
+from shardwright.ir.rules import Signature, cuts, signatures
 from shardwright.ir.ties import cut_by, stretches
 
 

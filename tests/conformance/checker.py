@@ -30,7 +30,8 @@ from tests.conformance.trial import Case, Trial, to_numpy
 
 from shardwright.ir.graph import Equation, Literal, TensorType
 from shardwright.ir.placement import REDUCE_OPS, Partial, Placement, R, Replicate, Shard
-from shardwright.ir.rules import Rule, Signature, admits, allows, cuts, rule_of, signatures
+from shardwright.ir.registry import rule_of
+from shardwright.ir.rules import Rule, Signature, admits, allows, cuts, signatures
 from shardwright.ir.trace import trace
 
 #: Shares tried: three unequal devices, one of three left without work, and an even number of devices.

@@ -33,7 +33,8 @@ from shardwright.ir.placement import (
     region,
 )
 from shardwright.ir.program import Move
-from shardwright.ir.rules import Signature, allows, paired, rule_of, signatures
+from shardwright.ir.registry import rule_of
+from shardwright.ir.rules import Signature, allows, paired, signatures
 
 Nodes = tuple[int, ...]
 Ratios = tuple[float, ...]

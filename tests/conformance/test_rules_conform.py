@@ -15,7 +15,8 @@ from tests.conformance.trial import Case
 
 from shardwright.ir import rules
 from shardwright.ir.placement import Shard
-from shardwright.ir.rules import registry, rule_of, signatures
+from shardwright.ir.registry import registry, rule_of
+from shardwright.ir.rules import signatures
 
 
 @pytest.fixture(autouse=True)

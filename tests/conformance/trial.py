@@ -13,7 +13,8 @@ from shardwright.backends.local import evaluate, extents
 from shardwright.ir.collectives import combine, identity, split
 from shardwright.ir.graph import Equation, TensorType
 from shardwright.ir.placement import Partial, Placement, Shard
-from shardwright.ir.rules import Signature, registry
+from shardwright.ir.registry import registry
+from shardwright.ir.rules import Signature
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from shardwright.cost.traffic import traffic
 from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.placement import Partial, R, Shard
 from shardwright.ir.program import Compute, Loop, Move, Program, verify
-from shardwright.ir.rules import Signature, flop_count, rule_of, signatures
+from shardwright.ir.registry import rule_of
+from shardwright.ir.rules import Signature, flop_count, signatures
 from shardwright.ir.trace import trace
 from shardwright.synth.pricing import Prices
 

@@ -26,7 +26,8 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.ir.placement import R, Shard
 from shardwright.ir.program import Compute, Program, verify
-from shardwright.ir.rules import Signature, registry
+from shardwright.ir.registry import registry
+from shardwright.ir.rules import Signature
 from shardwright.ir.trace import trace
 from shardwright.synth.emit import emit
 from shardwright.synth.price_list import PriceList

@@ -16,7 +16,8 @@ from shardwright.cost.bill import cut_of
 from shardwright.cost.traffic import traffic
 from shardwright.ir.graph import Equation, Graph, Value
 from shardwright.ir.placement import REDUCE_OPS, Partial, Placement, R
-from shardwright.ir.rules import Signature, rule_of
+from shardwright.ir.registry import rule_of
+from shardwright.ir.rules import Signature
 from shardwright.synth.conversions import shards
 from shardwright.synth.pricing import Prices
 from shardwright.synth.space import Space
