@@ -22,7 +22,7 @@ from shardwright.backends.runner import At
 from shardwright.backends.schedule.order import Land, Launch, Order, Repeat, arrange
 from shardwright.backends.spmd.layout import AXIS, Layout, PaddedArray, mesh_of, obstacle, spec_of
 from shardwright.backends.spmd.local import Branches
-from shardwright.backends.spmd.moves import lowerings, move
+from shardwright.backends.spmd.moves import lowerings, moved
 from shardwright.backends.spmd.parts import parts
 from shardwright.backends.spmd.strips import Strips
 from shardwright.backends.spmd.whole import Whole
@@ -311,10 +311,10 @@ class Walk:
                         made.update(zip(part.segment.gives, found, strict=True))
                     results = [made[prop] for prop in step.gives]
                 elif isinstance(step, Launch):
-                    sent = zip(step.message.moves, step.message.needs, strict=True)
-                    flying[step.message.number] = [
-                        move(m, steps.types[m.value], self.layout, here, env[need]) for m, need in sent
-                    ]
+                    sent = [env[need] for need in step.message.needs]
+                    flying[step.message.number] = moved(
+                        step.message.moves, steps.types, self.layout, here, sent
+                    )
                 elif isinstance(step, Land):
                     results = flying.pop(step.message.number)
                 else:

@@ -22,9 +22,10 @@ from jax.sharding import PartitionSpec
 from steps import STEPS, starts
 
 from shardwright.backends.layout import dtype_of, from_numpy, is_key, to_numpy
+from shardwright.backends.spmd import moves
 from shardwright.backends.spmd.executable import SpmdExecutable
 from shardwright.backends.spmd.layout import AXIS, Layout, PaddedArray, mesh_of
-from shardwright.backends.spmd.moves import lowerings, move
+from shardwright.backends.spmd.moves import lowerings, move, moved
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Shard
 from shardwright.ir.trace import trace
@@ -69,13 +70,33 @@ def check_moves() -> None:
         if once not in seen and (plain or (DEVICES == 4 and case.ratios == ratio_sets(4)[0])):
             seen.add(once)
             by_ratios[case.ratios].append(case)
+    limits = moves.SLOT_BYTES, moves.SLOT_GAIN
     for ratios, alike in by_ratios.items():
         layout = Layout(mesh_of(DEVICES), ratios)
         for first in range(0, len(alike), TOGETHER):
-            check_some(alike[first : first + TOGETHER], layout)
+            some = alike[first : first + TOGETHER]
+            check_some(some, layout, "alone", alone)
+            check_some(some, layout, "together", together)
+            # These are all small: as if they were large.
+            large = [case for case in some if case.move.kind == "all_gather"]
+            if large and len(set(ratios)) > 1:
+                moves.SLOT_BYTES, moves.SLOT_GAIN = 0, 0
+                check_some(large, layout, "in slots", alone)
+                moves.SLOT_BYTES, moves.SLOT_GAIN = limits
 
 
-def check_some(several: list[Case], layout: Layout) -> None:
+def alone(several: list[Case], layout: Layout, here: Any, values: Any) -> list[Any]:
+    pairs = zip(several, values, strict=True)
+    return [move(case.move, case.tensor, layout, here, value) for case, value in pairs]
+
+
+def together(several: list[Case], layout: Layout, here: Any, values: Any) -> list[Any]:
+    types = {number: case.tensor for number, case in enumerate(several)}
+    numbered = [replace(case.move, value=number) for number, case in enumerate(several)]
+    return moved(numbered, types, layout, here, values)
+
+
+def check_some(several: list[Case], layout: Layout, how: str, carried_out: Any) -> None:
     arrays = [before(case) for case in several]
     held: list[Any] = []
     for case, local in zip(several, arrays, strict=True):
@@ -87,8 +108,8 @@ def check_some(several: list[Case], layout: Layout) -> None:
 
     def run(*values: Any) -> tuple[Any, ...]:
         here = jax.lax.axis_index(AXIS)
-        pairs = zip(several, values, strict=True)
-        return tuple(move(case.move, case.tensor, layout, here, x[0])[None] for case, x in pairs)
+        results = carried_out(several, layout, here, [x[0] for x in values])
+        return tuple(result[None] for result in results)
 
     spec = PartitionSpec(AXIS)
     mapped = jax.shard_map(run, mesh=layout.mesh, in_specs=spec, out_specs=spec, check_vma=False)
@@ -103,7 +124,7 @@ def check_some(several: list[Case], layout: Layout) -> None:
                 length = layout.lengths(case.tensor, post, case.move.group)[device]
                 got = got[(*[slice(None)] * post.dim, slice(length))]
             right = got.shape == wanted.shape and got.dtype == wanted.dtype and np.array_equal(got, wanted)
-            check(right, f"{case} on {device}")
+            check(right, f"{case} on {device}, {how}")
 
 
 # -- programs ---------------------------------------------------------------------------------------
