@@ -202,7 +202,3 @@ def _hold_back(instructions: Sequence[Instruction], graph: Graph, env: Env) -> N
         prop for prop in env if prop.value in read or (after is not None and prop.value == after.index)
     ]
     env.update(zip(waiting, jax.lax.optimization_barrier([env[prop] for prop in waiting]), strict=True))
-
-
-# ---------------------------------------------------------------------------------------------------
-# Classes
