@@ -223,14 +223,15 @@ class _Step:
         if asked.time_limit_s == 0:
             return unsearched(self.traced.graph, self.space, asked.fleet, self.timer, self.parts)
         one = two = None
-        flat = not takes_two_axes(self.pins, bool(meshes))
-        if not meshes or (asked.axes == "auto" and flat):
+        meant_for_two = takes_two_axes(self.pins, bool(meshes))
+        flat = not meshes or (asked.axes == "auto" and not meant_for_two)
+        if flat:
             one = self.choosing.below(rival_s, briefly=briefly, baselines=baselines)
             if briefly and meshes and (one is None or self.choosing.unfinished):
                 return one  # two axes, too, are for those who search around
         if meshes:
             # Pins that one axis keeps and two cannot leave the plan on one axis.
-            with contextlib.suppress(*([PlanError] if self.pins and one is not None else [])):
+            with contextlib.suppress(*([PlanError] if self.pins and flat else [])):
                 two = self.on_grid.below(rival_s, one, briefly=briefly)
         return two or one
 

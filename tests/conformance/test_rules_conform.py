@@ -13,7 +13,6 @@ from tests.conformance.omissions import OMISSIONS
 from tests.conformance.samples import ABSENT, SAMPLES, Draw, Sample
 from tests.conformance.trial import Case
 
-from shardwright.ir import rules
 from shardwright.ir.placement import Shard
 from shardwright.ir.registry import registry, rule_of
 from shardwright.ir.rules import signatures
@@ -112,7 +111,7 @@ def test_checker_finds_what_is_wrong(planted: str, monkeypatch: pytest.MonkeyPat
     primitive, title, changes, expected = PLANTED_WRONG[planted]
     op = registry()[primitive]
     corrupted = replace(op, rule=lambda equation: replace(op.rule(equation), **changes))
-    monkeypatch.setitem(rules._REGISTRY, primitive, corrupted)
+    monkeypatch.setitem(registry(), primitive, corrupted)
     assert expected in {str(finding.signature) for finding in report(named(primitive, title)).wrong}
 
 
@@ -140,7 +139,7 @@ def test_checker_finds_what_is_missing(planted: str, monkeypatch: pytest.MonkeyP
     op = registry()[primitive]
     changes = {"linear": (), **changes} if planted == "no heads" else changes
     corrupted = replace(op, rule=lambda equation: replace(op.rule(equation), **changes))
-    monkeypatch.setitem(rules._REGISTRY, primitive, corrupted)
+    monkeypatch.setitem(registry(), primitive, corrupted)
     assert expected in {str(finding.signature) for finding in report(named(primitive, title)).missing}
 
 
@@ -163,7 +162,7 @@ def test_64_bit_numbers_come_from_their_global_position() -> None:
 def test_positions_beyond_32_bits() -> None:
     """Counters of an array of more than 2**32 elements carry into their high word."""
     from shardwright.ir.ops.random import _positions
-    from shardwright.ir.rules import Extent
+    from shardwright.ir.registry import Extent
 
     dims = (Extent(70_000, 69_998, 2), Extent(65_537, 0, 65_537), Extent(3, 1, 2))
     rows = (dims[0], Extent(65_537, 65_530, 7), dims[2])
