@@ -169,8 +169,10 @@ def simulated(case: str, rounds: int) -> Any:
     # Each simulated device computes on one thread, as MPI ranks do.
     flags = f"--xla_force_host_platform_device_count={DEVICES} --xla_cpu_multi_thread_eigen=false"
     # XLA asks for memory in threads, whose arenas give back what is larger than 64 MiB: see docs/spmd.md.
-    memory = {"MALLOC_ARENA_MAX": "1"}
-    environment = rank_environment(1) | memory | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    # A device that waits in an exchange keeps a thread of XLA's pool, which has as many as there are cores,
+    # or devices: without more, unequal devices wait for a thread while a core is idle.
+    process = {"MALLOC_ARENA_MAX": "1", "PJRT_NPROC": str(2 * DEVICES)}
+    environment = rank_environment(1) | process | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     with tempfile.TemporaryDirectory() as folder:
         part = Path(folder) / "found.json"
         command = [sys.executable, "-m", "bench.runtime_spmd", str(part), str(rounds), case]
