@@ -27,9 +27,10 @@ from shardwright.synth.fallback import fits
 from shardwright.synth.grid.alternate import GridSearch, is_mesh
 from shardwright.synth.grid.solve import Solvers
 from shardwright.synth.judge import Look
+from shardwright.synth.parts import Members, unused
 from shardwright.synth.rent import too_small
 from shardwright.synth.space import Space
-from shardwright.synth.subfleets import Choice, Members, unused
+from shardwright.synth.subfleets import Choice
 from shardwright.synth.timer import Timer
 
 #: Parts of a fleet that are considered on two axes at most, the whole included.
