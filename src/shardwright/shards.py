@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.backends.launch import under_mpi
-from shardwright.backends.layout import as_array, cut, dtype_of, type_of
+from shardwright.backends.layout import as_array, cut, type_of
 from shardwright.backends.local import extents
 from shardwright.backends.spmd.layout import mesh_of, spec_of
 from shardwright.direct import direct
+from shardwright.ir.dtypes import dtype_of
 from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
 from shardwright.ir.graph import TensorType
 from shardwright.ir.jaxpr import source_line

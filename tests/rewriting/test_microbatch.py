@@ -103,6 +103,27 @@ def test_pieces_add_up_to_the_whole(name: str) -> None:
             np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
+@pytest.mark.filterwarnings("ignore::shardwright.ReplicatedWarning")
+def test_typed_keys_are_arguments_and_state(generator: str) -> None:
+    def step(params: Any, key: Any, x: Any) -> Any:
+        key, own = jax.random.split(key)
+
+        def loss_of(params: Any) -> Any:
+            kept = jax.random.bernoulli(own, 0.5, (len(x), params.shape[1]))
+            return jnp.mean(jnp.where(kept, x @ params, 0.0) ** 2)
+
+        loss, gradient = jax.value_and_grad(loss_of)(params)
+        return params - 0.1 * gradient, key, loss
+
+    args = (normal(8, 6), jax.random.key(3, impl=generator), normal(12, 8, seed=1))
+    found = evaluated(microbatched(trace(step, *args), 3), args)
+    wanted = jax.tree.leaves(step(*args))
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(jax.random.key_data(found[1]), jax.random.key_data(wanted[1]))
+    np.testing.assert_allclose(found[2], wanted[2], rtol=1e-5)
+
+
 def test_what_needs_the_whole_batch_is_refused() -> None:
     def normalised(params: Any, x: Any, y: Any) -> Any:
         hidden = x @ params["w"]
