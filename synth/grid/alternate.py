@@ -13,7 +13,6 @@ from dataclasses import replace
 from math import inf
 
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.grid_model import GridModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import verify
 from shardwright.synth.alternate import Synthesis
@@ -21,7 +20,7 @@ from shardwright.synth.bounds import ENOUGH
 from shardwright.synth.factors import Use
 from shardwright.synth.fallback import fullest
 from shardwright.synth.grid.memory import GridCandidate, GridRenting
-from shardwright.synth.grid.pricing import grid_floors
+from shardwright.synth.grid.pricing import GridPriceList
 from shardwright.synth.grid.ranges import NEAR, Tightening
 from shardwright.synth.grid.solve import Solvers
 from shardwright.synth.grid.turns import CLOSE, GridFound, GridTurns
@@ -56,7 +55,7 @@ class GridSearch:
     Args:
         graph: the step.
         space: its programs, on the nodes of the fleet.
-        grid: prices.
+        listed: prices.
         timer: is told where time goes, and says when it is over.
         extra: factors that pin choices.
         look: what says how much memory a program takes; by default the model of `cost/memory.py`.
@@ -67,19 +66,19 @@ class GridSearch:
         self,
         graph: Graph,
         space: Space,
-        grid: GridModel,
+        listed: GridPriceList,
         timer: Timer,
         extra: tuple[Use, ...] = (),
         look: Look | None = None,
         solvers: Solvers | None = None,
     ) -> None:
         self.graph = graph
-        self._judge = Judge(graph, grid.model, look)
+        self._judge = Judge(graph, listed.model, look)
         self._extra = extra
         with timer.search():
-            self._turns = GridTurns(space, grid, timer, extra, solvers)
-            self._floors = grid_floors(self._turns.listed)
-        self._renting = GridRenting(graph, space, grid, self._judge, timer, extra, solvers)
+            self._turns = GridTurns(space, listed, timer, extra, solvers)
+            self._floors = listed.floors
+        self._renting = GridRenting(graph, space, listed.grid, self._judge, timer, extra, solvers)
         self._ideal: Solution | None = None
         self._best: GridFound | None = None
         self._tightening: Tightening | None = None
@@ -90,6 +89,11 @@ class GridSearch:
     def bound_s(self) -> float:
         """What no program costs less than, as far as is known."""
         return self._turns.bound_s
+
+    @property
+    def alike(self) -> bool:
+        """Whether no ratios but even ones make sense."""
+        return self._turns.even is not None
 
     def arithmetic_s(self) -> float:
         """What the kernels of every program cost at least: a bound that no search is needed for."""

@@ -114,8 +114,10 @@ class Search:
         """
         sweeps, slack = sweeps or (FEW_SWEEPS if self.memory.messages else MOST_SWEEPS), _SLACK
         for number in range(rounds):
-            dual = self._swept(sweeps, on=number > 0)
+            dual = self._swept(sweeps, on=number > 0, target_s=target_s)
             self._prove(self.core.constant + dual.bound())
+            if self.proven >= target_s:
+                break  # whatever the best assignment is
             if not number and self.seconds > self.proven * (1 + _SLACK):
                 self._tied(dual)
             rest = _Rest(self.core, self.kept, dual, self.memory)
@@ -159,8 +161,14 @@ class Search:
             self.proven = self.seconds
         return self.proven >= self.seconds * (1 - enough)
 
-    def _swept(self, sweeps: int, *, on: bool = False) -> Dual:
-        """Messages of what is left, as those of the last time after some sweeps; so many if they go `on`."""
+    def _swept(self, sweeps: int, *, on: bool = False, target_s: float = math.inf) -> Dual:
+        """Messages of what is left, as those of the last time after some sweeps; so many if they go `on`.
+
+        Args:
+            sweeps: at most.
+            on: so many.
+            target_s: a bound at which they end.
+        """
         dual, names = _dual(self.core.folded, self.kept)
         nothing = dual.bound()
         for number, (name, kinds) in enumerate(names):
@@ -176,7 +184,8 @@ class Search:
             # What buckets make of messages goes on rising when the bound by messages alone does not.
             dual.move(sweeps, self.stop)
         else:
-            dual.rise(sweeps, -1.0 if sweeps == FEW_SWEEPS else ENOUGH, self.stop)
+            enough, target = -1.0 if sweeps == FEW_SWEEPS else ENOUGH, target_s - self.core.constant
+            dual.rise(sweeps, enough, self.stop, target)
         for number, (name, kinds) in enumerate(names):
             full = self._messages.setdefault(name, [np.zeros(self.core.sizes[k]) for k in kinds])
             for whole, kind, message in zip(full, kinds, dual.kinds[number].messages, strict=True):
