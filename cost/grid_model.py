@@ -95,7 +95,9 @@ class GridModel:
         every = None if product else self.model.arithmetic_s(equation, flop, ())
         known: dict[tuple[object, ...], GridCost] = {}
         result: list[tuple[GridCost, GridCut]] = []
-        for signature, (cut, categories, ways) in zip(found, self._ways(tensors, found, product), strict=True):
+        for signature, (cut, categories, ways) in zip(
+            found, self._ways(tensors, found, product), strict=True
+        ):
             if free:
                 result.append((self._free, cut))
                 continue
