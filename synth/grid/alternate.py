@@ -20,6 +20,7 @@ from shardwright.synth.bounds import ENOUGH
 from shardwright.synth.factors import Use
 from shardwright.synth.fallback import fullest
 from shardwright.synth.grid.memory import GridCandidate, GridRenting
+from shardwright.synth.grid.narrow import MOST_ROUNDS
 from shardwright.synth.grid.pricing import GridPriceList
 from shardwright.synth.grid.ranges import NEAR, Tightening
 from shardwright.synth.grid.solve import Solvers
@@ -114,8 +115,8 @@ class GridSearch:
             # Devices that are alike are likely to have equal shares: the best program at the floors is then
             # likely to be the plan, and its bound what says so.
             turns = self._turns
-            enough = NEAR if turns.even is None or target_s < inf else CLOSE
-            self._ideal = turns.solve(self._floors, None, enough, target_s, rounds=1)
+            enough, rounds = (NEAR, 1) if turns.even is None or target_s < inf else (CLOSE, MOST_ROUNDS)
+            self._ideal = turns.solve(self._floors, None, enough, target_s, rounds=rounds)
             self._raise(self._ideal.bound_s)
         return self.bound_s
 

@@ -35,6 +35,9 @@ _CELLS, MOST_ROUNDS = (1 << 14, 1 << 16, 1 << 18), 4
 #: where it was easily settled.
 _SLACK, _MORE_SLACK = 0.01, 2.0
 
+#: What was the best at other prices is not compared with the best of tied layers within this part of the bound.
+_DOUBT = 0.02
+
 #: How well the best assignment of tied layers is known.
 _TIED = 1e-4
 
@@ -118,10 +121,13 @@ class Search:
             self._prove(self.core.constant + dual.bound())
             if self.proven >= target_s:
                 break  # whatever the best assignment is
-            if not number and self.seconds > self.proven * (1 + _SLACK):
+            known = bool(self.best)
+            if not number and not known:
                 self._tied(dual)
             rest = _Rest(self.core, self.kept, dual, self.memory)
             self._look_at(rest, rest.some, _CELLS[0], self.seconds)
+            if not number and known and self.seconds > self.proven * (1 + _DOUBT):
+                self._tied(dual)
             if self.best and number < min(rounds - 1, 2) and self.seconds > self.proven * (1 + _SLACK):
                 sweeps = MOST_SWEEPS
                 continue  # values are left out by what the best assignment costs: more messages say more
