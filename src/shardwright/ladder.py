@@ -204,6 +204,7 @@ class Ladder:
                 continue
             smallest = existing(self.planner.plan(step, briefly=True, baselines=False))
             if smallest.fits:
+                self.known[rung] = smallest
                 return smallest
         return None
 
