@@ -8,9 +8,9 @@ few), and another of at most 1/n: devices of one class in one node therefore cos
 
 (the products are never negative; those of q count at the largest device, `products_of_largest`). In a node
 of several classes, any weights w that add up to one over its devices give such rows: the maximum is at least
-the average, and where q adds up to one, the sum of w s q is at least the least w s. What is left is a water level in r over the nodes: nodes of one kind that have R
-together cost at least f(R / number of nodes), or, in few whole units, what the largest and the smallest
-number of them must cost.
+the average, and where q adds up to one, the sum of w s q is at least the least w s. What is left is a water
+level in r over the nodes: nodes of one kind that have R together cost at least f(R / number of nodes), or, in
+few whole units, what the largest and the smallest number of them must cost.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _rows(terms: Floats, units: NDArray[np.int64], mesh: Mesh, kind: int) -> tup
 
 
 def products_of_largest(terms: Floats, least: Floats) -> tuple[Floats, Floats]:
-    """What c5 q (1 - q) + c7 r q (1 - q) adds to the largest device at its least share, as far as that counts.
+    """What c5 q (1 - q) + c7 r q (1 - q) adds to the largest device at its least share, where it counts.
 
     With the products a row is concave in q: of all shares q from the least to one, it is least at one of
     these two. As much of the products counts as leaves it no more at the least share than at one, whatever r.

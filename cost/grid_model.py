@@ -44,7 +44,6 @@ from shardwright.ir.program import Program, nodes_of
 from shardwright.ir.registry import registry, rule_of
 from shardwright.ir.rules import Rule, Signature, flop_count, on_axes
 
-
 #: How an instruction cuts: its cut, of each tensor whether across and within, of a product which size.
 _Way: TypeAlias = tuple[GridCut, tuple[int, ...], tuple[int | None, ...]]
 

@@ -2,7 +2,8 @@
 
 A stretch begins where the least is handed on: between the last equation that applies a parameter of one layer
 and the first that applies one of the next, at the point where what is made before and read after it has the
-fewest bytes. Parameters may be cast, or put in order, long before: that is no beginning (`Roles.weights`). A scan is a stretch of its own, and its iterations are.
+fewest bytes. Parameters may be cast, or put in order, long before: that is no beginning (`Roles.weights`). A
+scan is a stretch of its own, and its iterations are.
 """
 
 from __future__ import annotations

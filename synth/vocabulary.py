@@ -1,19 +1,20 @@
 """What spaces are made of: domains, signatures and factors, one object for equal content.
 
 Equal layers share them within a space. Spaces of one step and its rewritings may share them, too
-(`Space(graph, nodes, vocabulary)`): what is priced, or looked up, for a factor of one is known for the others.
+(`Space(graph, nodes, vocabulary)`): what is priced for a factor of one is then known for the others.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from shardwright.ir.placement import ReduceOp
 from shardwright.ir.rules import Signature
 from shardwright.synth.conversions import Domains
 from shardwright.synth.factors import EquationFactor, LinkFactor
 
-Key = tuple[object, ...]
+Key: TypeAlias = tuple[object, ...]
 
 
 @dataclass(slots=True)

@@ -22,8 +22,8 @@ from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.bounds import ENOUGH
-from shardwright.synth.factors import Use
 from shardwright.synth.conversions import Domains
+from shardwright.synth.factors import Use
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid.alternate import GridSearch, is_mesh
 from shardwright.synth.grid.pricing import GridPriceList

@@ -35,7 +35,7 @@ _CELLS, MOST_ROUNDS = (1 << 14, 1 << 16, 1 << 18), 4
 #: where it was easily settled.
 _SLACK, _MORE_SLACK = 0.01, 2.0
 
-#: What was the best at other prices is not compared with the best of tied layers within this part of the bound.
+#: What was best at other prices, and is within this part of the bound, is as good as the best of tied layers.
 _DOUBT = 0.02
 
 #: How well the best assignment of tied layers is known.
