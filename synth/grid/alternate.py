@@ -38,7 +38,8 @@ _MOST_STARTS = 2
 #: What memory may add to the cost of a program, as a part of it, before others are looked for that fit.
 NEARLY_FREE = 1e-3
 
-#: Beyond this multiple of the cost without a limit of memory, no bound is tried against a rival.
+#: Beyond this multiple of the cost without a limit of memory, no bound is tried against a rival; and what
+#: costs this multiple of a rival is not looked around.
 _FAR_ABOVE = 1.5
 
 
@@ -150,9 +151,9 @@ class GridSearch:
                     break
         assert self._best is not None
         if len(turns.grid.mesh.kind_counts) > 1:
-            # Better bounds, and shares, of what does not fit are of no use.
+            # Better bounds, and shares, of what does not fit, or is far dearer than a rival, are of no use.
             settled = self._settled(self._best, most_s, briefly=briefly)
-            if fullest(settled, turns.grid.model) > 1:
+            if fullest(settled, turns.grid.model) > 1 or settled.cost_s > most_s * _FAR_ABOVE:
                 return settled
             if self._tightening is None:
                 self._tightening = Tightening(turns, self._ideal, self._best)
