@@ -183,15 +183,16 @@ class GridChoosing:
             least_s = best.cost_s if best is not None and best.fits else math.inf
             if bound_s >= target_s or bound_s >= least_s * (1 - 1e-9):
                 break
-            if number and not briefly and too_small(self._graph, part.limits):
-                part.impossible = True
-                continue
-            ready = self._ready(queue, part) if best is None and part.looked < 2 else None
+            ready = self._ready(queue, part, target_s) if best is None and part.looked < 2 else None
             if ready is not None:
                 heapq.heappush(queue, (bound_s, number))
                 queue.remove(ready)
                 heapq.heapify(queue)
-                part = made[ready[1]]
+                number = ready[1]
+                part = made[number]
+            if number and not briefly and too_small(self._graph, part.limits):
+                part.impossible = True
+                continue
             if part.looked < 2:
                 self._look_at(part, min(target_s, least_s))
                 heapq.heappush(queue, (part.bound_s, number))
@@ -208,17 +209,18 @@ class GridChoosing:
                 best = part if part.found is not None and part.beats(best) else best
         return self._chosen(best, rival)
 
-    def _ready(self, queue: Sequence[tuple[float, int]], part: _Part) -> tuple[float, int] | None:
+    def _ready(
+        self, queue: Sequence[tuple[float, int]], part: _Part, target_s: float
+    ) -> tuple[float, int] | None:
         """What is planned before a part of fewer devices is bounded better, to know how well it has to be.
 
         The plan of alike devices is mostly that of its bound, and no other work.
         """
-        found = (
-            entry
-            for entry in sorted(queue)
-            if self._parts[entry[1]].ready and len(self._parts[entry[1]].members) > len(part.members)
-        )
-        return next(found, None)
+        for bound_s, number in sorted(queue):
+            other = self._parts[number]
+            if bound_s < target_s and other.ready and len(other.members) > len(part.members):
+                return bound_s, number
+        return None
 
     @property
     def space(self) -> Space:

@@ -237,7 +237,10 @@ class GridRenting:
             judge.learn(seen, here.ratios, told, rounds)
             before = count
             count, here = self.spared(found, count)
-            if (rounds and count == before) or here.over > _HOPELESS:
+            if here.over > _HOPELESS:
+                best = here if here.over < best.over else best
+                break
+            if rounds and count == before:
                 break
         judge.budgets = budgets
         assert best is not None
