@@ -107,32 +107,6 @@ def test_gathers_done_again_give_the_same_program() -> None:
         assert replace(plan, program=program).verify(unrolled, *given).ok
 
 
-def test_layers_are_computed_again_before_anything_else_is_tried() -> None:
-    """Far too little memory for all that layers keep, enough for some of it: one other step is planned."""
-    layers, width, batch = 7, 16, 512
-
-    def deep(params: Any, x: jax.Array, y: jax.Array) -> Any:
-        def loss_of(params: Any) -> jax.Array:
-            h = x
-            for p in params:
-                h = h + jnp.sin(jnp.tanh(h @ p["up"]) ** 2) @ p["down"]
-            return jnp.mean((h - y) ** 2)
-
-        loss, gradients = jax.value_and_grad(loss_of)(params)
-        return jax.tree.map(lambda p, g: p - 0.01 * g, params, gradients), loss
-
-    layer = {"up": jnp.full((width, 4 * width), 0.1), "down": jnp.full((4 * width, width), 0.1)}
-    args = [layer] * layers, jnp.ones((batch, width)), jnp.ones((batch, width))
-    free = synthesize(deep, *args, fleet=fleet(1 << 30), axes=2, devices="all", recompute="off")
-    budget = 0.6 * max(free.memory_bytes)
-    told: list[str] = []
-    plan = synthesize(deep, *args, fleet=fleet(budget), axes=2, devices="all", tick=told.append)
-    assert plan.fits and plan.rewriting.recompute and plan.rewriting.microbatches == 1
-    assert free.cost_s <= plan.cost_s <= free.cost_s * 1.03 and plan.bound_s <= plan.cost_s
-    assert told.count("building the choice graph") == 0, "nothing was planned on one axis"
-    assert plan.verify(deep, *args).ok
-
-
 def test_what_cannot_fit_is_said() -> None:
     plan = planned(20_000)
     assert not plan.fits and any("no program found fits" in note for note in plan.assumptions)
