@@ -256,7 +256,7 @@ class Ladder:
             least_s = min(best.cost_s, cost_of(found))
             if rung in self.known or self._estimate(rung, base) >= least_s * (1 - _WORTH):
                 continue
-            plan = self.plan(rung, least_s)
+            plan = self.plan(rung, least_s * (1 - _WORTH))
             found = better(found, plan)
         if few:
             found = better(found, self._without_one(best if found is None else found))

@@ -94,7 +94,9 @@ class Planner:
         """
         step = self._known.get(id(traced))
         if step is None:
-            step = self._known[id(traced)] = _Step(traced, self.asked, self.timer, self._grids)
+            # A step that was changed is planned on parts of the fleet that are any good for it as it is.
+            like = next(iter(self._known.values()), None)
+            step = self._known[id(traced)] = _Step(traced, self.asked, self.timer, self._grids, like)
         return step.plan(rival_s, briefly=briefly, baselines=baselines)
 
     @property
@@ -114,9 +116,16 @@ class Planner:
 
 
 class _Step:
-    """The search for a plan of one step as it is."""
+    """The search for a plan of one step as it is; `like` is one that was changed into it, and planned."""
 
-    def __init__(self, traced: Traced, asked: Request, timer: Timer, grids: Common) -> None:
+    def __init__(
+        self,
+        traced: Traced,
+        asked: Request,
+        timer: Timer,
+        grids: Common,
+        like: _Step | None = None,
+    ) -> None:
         self.traced, self.asked, self.timer, self._grids = traced, asked, timer, grids
         self.space_s = 0.0
         constraints, fleet, axes = asked.constraints, asked.fleet, asked.axes
@@ -125,6 +134,9 @@ class _Step:
         none = axes == 1 or asked.time_limit_s == 0 or not is_mesh(fleet)
         # With "auto", parts of the fleet on two axes are for those who ask for two: each takes as long.
         self.meshes = () if none else on_grid(fleet, self.parts)[: 1 if axes == "auto" else None]
+        self.favourite: Members | None = None
+        if like is not None and "choosing" in vars(like):
+            self.parts, self.favourite = like.choosing.promising
 
     @cached_property
     def space(self) -> Space:
@@ -156,6 +168,7 @@ class _Step:
             self.asked.first,
             looking(self.traced),
             None if self.pins else self._known()[2],
+            self.favourite,
         )
 
     @cached_property
