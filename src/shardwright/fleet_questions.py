@@ -231,5 +231,5 @@ def beside(
     fleet = changed(now.fleet, changes)
     tick(f"planning for {fleet}")
     traced = original(now.step())
-    options = {"state": now.state_override} | planning
+    options: dict[str, Any] = {"state": now.state_override, **planning}
     return WhatIf(changes, now, synthesize_traced(traced, fleet=fleet, tick=tick, **options))
