@@ -164,6 +164,17 @@ def test_where_nothing_fits_the_answer_says_what_would() -> None:
     assert shortage(synthesize(step, *ARGS, fleet=fleet()), step, *ARGS) is None
 
 
+def test_a_plan_that_does_not_fit_says_so_before_all_else() -> None:
+    plan = synthesize(step, *ARGS, fleet=with_memory(fleet(), 2e-5), time_limit_s=0)
+    assert not plan.fits
+    first, second, third, *_ = str(plan).splitlines()
+    assert first.startswith("plan for two")
+    assert (
+        second.startswith("  DOES NOT FIT    n") and "would need" in second and "and has 19.5 KiB" in second
+    )
+    assert "--remedies" in third
+
+
 def test_the_command_answers_in_words_and_as_json(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(
         "import jax\nimport jax.numpy as jnp\n\n\ndef make():\n"
