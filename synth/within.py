@@ -251,8 +251,8 @@ def shortage(best: Candidate, memory: Footprint | Peaks, model: CostModel) -> st
     name = f"{devices[worst].name} ({devices[worst].type.name})"
     return (
         "no program found fits into every device's memory: of those searched, the one that lacks least needs "
-        f"{size(peaks[worst])} on {name}, which has {size(limits[worst])}; with {best.over:.3g} times the memory "
-        "everywhere it would fit"
+        f"{size(peaks[worst])} on {name}, which has {size(limits[worst])}; with {best.over:.3g} times the "
+        "memory everywhere it would fit"
     )
 
 
