@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwright.backends.layout import dtype_of
 from shardwright.backends.schedule.ops import Routine
 from shardwright.backends.transport import Transport
+from shardwright.ir.dtypes import dtype_of
 
 
 class DeviceBytes:

@@ -6,7 +6,6 @@ Stretches within a group follow from the ratios of its members alone, scaled to 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import jax
@@ -14,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.backends.local import key_implementation, neutral
+from shardwright.backends.local import neutral
 from shardwright.ir.collectives import combine
+from shardwright.ir.dtypes import dtype_of, is_key, key_data_shape, key_implementation
 from shardwright.ir.errors import InputError
 from shardwright.ir.graph import Graph, TensorType
 from shardwright.ir.placement import (
@@ -63,26 +63,6 @@ def stretches(
         return ()
     own = shares(group, placement.ratios(ratios))
     return lengths(tensor.shape[placement.dim], placement.unit, own)
-
-
-@cache
-def dtype_of(name: str) -> Any:
-    """The dtype object of a `TensorType.dtype`: numpy's, or JAX's for typed PRNG keys."""
-    if not name.startswith("key<"):
-        return jnp.dtype(name)
-    return jax.eval_shape(lambda: jax.random.key(0, impl=key_implementation(name))).dtype
-
-
-def is_key(dtype: str) -> bool:
-    """Whether a dtype is that of typed PRNG keys."""
-    return dtype.startswith("key<")
-
-
-@cache
-def key_data_shape(dtype: str) -> tuple[int, ...]:
-    """Shape of the data of one typed PRNG key, which are uint32."""
-    data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=key_implementation(dtype))))
-    return tuple(data.shape)
 
 
 def to_numpy(array: Any) -> NDArray[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import jax.extend.random  # pyright: ignore[reportUnusedImport]  (localizers rea
 import jax.numpy as jnp
 
 from shardwright.ir.collectives import identity
+from shardwright.ir.dtypes import key_implementation
 from shardwright.ir.graph import Equation, Literal, TensorType
 from shardwright.ir.placement import Grid, Partial, Placement, R, Shard, grid, owns, reduction, region
 from shardwright.ir.registry import Extent, Local, registry, rule_of
@@ -39,13 +40,6 @@ def filled(tensor: TensorType, shape: tuple[int, ...], value: Any) -> jax.Array:
     if tensor.dtype.startswith("key<"):
         return jnp.broadcast_to(jax.random.key(0, impl=key_implementation(tensor.dtype)), shape)
     return jnp.full(shape, value, dtype=tensor.dtype)
-
-
-@cache
-def key_implementation(dtype: str) -> str:
-    """Name of the random number generator of a key dtype: `key<fry>` -> `threefry2x32`."""
-    names = ("threefry2x32", "rbg", "unsafe_rbg", "threefry4x32", "philox2x32", "philox4x32")
-    return next(name for name in names if str(jax.random.key(0, impl=name).dtype) == dtype)
 
 
 def neutral(tensor: TensorType, shape: tuple[int, ...], placement: Placement) -> jax.Array:

@@ -21,8 +21,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.backends.layout import dtype_of
 from shardwright.backends.schedule.ops import ALIGNMENT, Combine, Copy, Local, Routine, Transfer, View
+from shardwright.ir.dtypes import dtype_of
 
 Memory: TypeAlias = NDArray[np.uint8]
 Start: TypeAlias = Callable[[Sequence[Memory]], Any]

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.backends.layout import dtype_of
 from shardwright.backends.mpi.link import mpi, operation
 from shardwright.backends.schedule.ops import Slot, Transfer
 from shardwright.backends.transport import Memory, Start
+from shardwright.ir.dtypes import dtype_of
 
 
 class MpiTransport:

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.backends.layout import dtype_of, from_numpy, is_key
+from shardwright.backends.layout import from_numpy
 from shardwright.backends.schedule.ops import ALIGNMENT
+from shardwright.ir.dtypes import dtype_of, is_key
 
 Array = NDArray[Any]
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.backends.direct import DirectExchanger, is_direct
-from shardwright.backends.layout import dtype_of, is_key, members, stretches, to_numpy, wire_type
+from shardwright.backends.layout import members, stretches, to_numpy, wire_type
 from shardwright.backends.mpi.link import Division, Link, mpi
 from shardwright.backends.mpi.moves import lowerings
 from shardwright.backends.schedule.document import routine_for
@@ -21,6 +21,7 @@ from shardwright.backends.transport import Exchanger, Lane, Pool
 from shardwright.backends.transport_mpi import MpiTransport, cuda_aware
 from shardwright.backends.wire import aligned, as_bytes, on_host, to_jax
 from shardwright.ir.collectives import between
+from shardwright.ir.dtypes import dtype_of, is_key
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Placement, R, Replicate, axis_by_axis

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.fusion import Fusion
-from shardwright.cost.lowering import Lowering, Node
+from shardwright.cost.lowering import Lowering
+from shardwright.cost.nodes import Node
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Equation, Graph, Value, per_graph
 from shardwright.ir.regions import boundary

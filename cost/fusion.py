@@ -9,7 +9,8 @@
 
 from __future__ import annotations
 
-from shardwright.cost.lowering import Lowering, Node
+from shardwright.cost.lowering import Lowering
+from shardwright.cost.nodes import Node
 
 #: Elementwise equations of fewer elements stay out of library fusions.
 _LIBRARY_ELEMENTS = 4096

@@ -17,71 +17,19 @@ has it, read off optimised programs and buffer assignments.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from shardwright.cost.lines import ALIASES
+from shardwright.cost.nodes import COSTLY, Node, is_square, is_zero
 from shardwright.ir.graph import Equation, Graph, Literal, TensorType, Value
 from shardwright.ir.regions import boundary
 from shardwright.ir.registry import registry
 
-#: Equations that XLA does not compute twice to save a buffer.
-COSTLY = frozenset(
-    {
-        "acos",
-        "acosh",
-        "asin",
-        "asinh",
-        "atan",
-        "atan2",
-        "atanh",
-        "cbrt",
-        "cos",
-        "cosh",
-        "digamma",
-        "div",
-        "erf",
-    }
-    | {"erf_inv", "erfc", "exp", "exp2", "expm1", "lgamma", "log", "log1p", "log2", "logistic", "pow", "rem"}
-    | {"rsqrt", "sin", "sinh", "sqrt", "tan", "tanh"}
-)
 _RENAMES = ALIASES | {"expand_dims", "name", "sharding_constraint"}
 _SUMS = frozenset({"add", "add_any"})
 
 #: Scratch bytes of the bodies of an equation with regions.
 Inner: TypeAlias = Callable[[Equation], int]
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """One result, as XLA sees it.
-
-    Attributes:
-        number: position in `Lowering.nodes`; operands come before users.
-        what: primitive, or what XLA does in its place.
-        kind: "input", "constant" (one value, repeated), "loop" (elementwise or movement, cheap), "costly"
-            (elementwise, not computed twice), "rename", "view" (in its last operand's buffer), "store" (into
-            a buffer that belongs to a loop), "reduction", "product", "scatter" (over its first operand),
-            "region", or "kernel" (anything else).
-        ins: operands.
-        type: shape and dtype of the result.
-        equation: that it comes from, None for inputs.
-        value: the value of a constant.
-        inner_bytes: scratch of a region's bodies.
-        users: who reads it, among what is needed at all.
-        group: number of the library fusion's result, where it is in one.
-    """
-
-    number: int
-    what: str
-    kind: str
-    ins: tuple[Node, ...]
-    type: TensorType
-    equation: Equation | None
-    value: object = None
-    inner_bytes: int = 0
-    users: list[Node] = field(default_factory=list["Node"])
-    group: int | None = None
 
 
 class Lowering:
@@ -246,17 +194,17 @@ class Lowering:
         ins = self._whole(equation)
         if all(node.kind == "constant" for node in ins):
             values = (primitive, *[str(node.value) for node in ins])
-            zero = primitive in ("square", "mul") and all(_is_zero(node) for node in ins)
+            zero = primitive in ("square", "mul") and all(is_zero(node) for node in ins)
             return self._repeated(0.0 if zero else values, out, equation)
         if primitive in _SUMS:
             for one, other in ((ins[0], ins[1]), (ins[1], ins[0])):
-                if _is_zero(other):
+                if is_zero(other):
                     return one
-                if one.kind == "scatter" and _is_zero(one.ins[0]) and one.number in self._once:
+                if one.kind == "scatter" and is_zero(one.ins[0]) and one.number in self._once:
                     return self._add(one.what, "scatter", (other, *one.ins[1:]), out, equation)
         if primitive == "div" and out.is_float:
             return self._divided(ins, out, equation)
-        if _is_square(equation, ins):
+        if is_square(equation, ins):
             return self._squared(ins[0], out, equation)
         if primitive == "exp" and ins[0].what == "neg" and ins[0].ins[0].what == "square":
             return self._gauss(ins[0].ins[0], out, equation)
@@ -398,14 +346,3 @@ class Lowering:
                 for operand in dict.fromkeys(node.ins):
                     operand.users.append(node)
         return needed
-
-
-def _is_zero(node: Node) -> bool:
-    return node.kind == "constant" and str(node.value) in ("0", "0.0")
-
-
-def _is_square(equation: Equation, ins: Sequence[Node]) -> bool:
-    if equation.primitive == "mul":
-        return ins[0] is ins[1]
-    power = equation.primitive == "integer_pow" and equation.params.get("y") == 2
-    return power or equation.primitive == "square"

@@ -22,16 +22,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.catalogue import catalogue
 from shardwright.cost.contractions import Sizes, like_linear, product_sizes, sharded_size
-from shardwright.cost.device import DeviceType, arithmetic
+from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import DeviceClass, Fleet
-from shardwright.cost.kernels import DTYPES, bandwidths, products_s
+from shardwright.cost.kernels import bandwidths
 from shardwright.cost.lines import (
     Exchange,
     Exchanges,
@@ -44,6 +42,7 @@ from shardwright.cost.lines import (
 )
 from shardwright.cost.moves import strategies
 from shardwright.cost.op_classes import HOST, PRODUCTS, op_class, turned_elements
+from shardwright.cost.products import Products, follows_kernel_model, kernel_dtype, local_sizes
 from shardwright.cost.share_cost import CostStack, Floats, ShareCost
 from shardwright.cost.topology import Topology, host_link
 from shardwright.ir.collectives import registry as collectives
@@ -51,38 +50,6 @@ from shardwright.ir.graph import Equation, Form, TensorType
 from shardwright.ir.placement import Placement
 from shardwright.ir.registry import registry, rule_of
 from shardwright.ir.rules import Rule, Signature
-
-
-def follows_kernel_model(device: DeviceType) -> bool:
-    """Whether kernels are priced by shape: types of the catalogue, and others that state multiprocessors.
-
-    What was measured on a device of the fleet's own (`measured: true` in a fleet file) stands as it is.
-    """
-    known = catalogue().get(device.name) == device
-    return device.sm_count is not None and (known or not device.measured)
-
-
-class Products:
-    """Seconds of matrix products on types of device that follow the kernel model, memory aside; remembered.
-
-    Args:
-        types: of device.
-    """
-
-    def __init__(self, types: Sequence[DeviceType]) -> None:
-        self.types = tuple(types)
-        self._known: dict[tuple[str, bool], dict[Sizes, Floats]] = {}
-
-    def of(self, dtype: str, linear: bool, shapes: Sequence[Sizes]) -> Floats:
-        """(shapes, types): seconds of products of these sizes; all new ones are priced in one go."""
-        known = self._known.setdefault((dtype, linear), {})
-        fresh = [shape for shape in dict.fromkeys(shapes) if shape not in known]
-        if fresh:
-            # TF32 is allowed, not demanded: a card without it uses float32.
-            used = ["float32" if dtype == "tf32" and t.tf32_flop_per_s is None else dtype for t in self.types]
-            prices = products_s(self.types, used, fresh, linear=linear, memory=False)
-            known.update(zip(fresh, prices.T, strict=True))
-        return np.array([known[shape] for shape in shapes])
 
 
 @dataclass(slots=True)
@@ -287,13 +254,13 @@ class CostModel:
         devices = len(self.class_of)
         for k, line in enumerate(lines if self._modelled else ()):
             sizes = line.sizes
-            used = _kernel_dtype(line.dtype, line.precision) if sizes is not None else None
+            used = kernel_dtype(line.dtype, line.precision) if sizes is not None else None
             if sizes is None or used is None:
                 continue
             share = -(-line.units // devices) / line.units if line.units else 1.0
             at, shapes = found.setdefault((used, line.linear), ([], []))
             at.append(k)
-            shapes.append(_local_sizes(sizes, line.cut, share))
+            shapes.append(local_sizes(sizes, line.cut, share))
         return found
 
     def overheads(self, equation: Equation, traffic: Traffic) -> tuple[Floats, Floats]:
@@ -321,13 +288,13 @@ class CostModel:
         rates = np.array([self._rate(device, dtype, given, found) for device in self.types])
         seconds = flop / rates + turned_elements(equation) / self._turned_per_s
         sizes = product_sizes(equation, flop) if self._modelled else None
-        used = _kernel_dtype(dtype, given) if sizes else None
+        used = kernel_dtype(dtype, given) if sizes else None
         if sizes is None or used is None:
             return seconds
         local, ways = sizes, {sizes}
         for signature, share in cuts:
-            local = _local_sizes(local, sharded_size(signature), share)
-            ways = {_local_sizes(way, k, share) for way in ways for k in (None, *range(len(sizes)))} | {local}
+            local = local_sizes(local, sharded_size(signature), share)
+            ways = {local_sizes(way, k, share) for way in ways for k in (None, *range(len(sizes)))} | {local}
         # All ways to cut a product are asked for sooner or later: one call prices them.
         priced = self._products.of(used, like_linear(equation), [local, *sorted(ways)])[0]
         part = float(np.prod([a / b for a, b in zip(local, sizes, strict=True)]))
@@ -391,15 +358,3 @@ def kernel_key(equation: Equation, flop: float) -> tuple[object, ...]:
 def _kind(equation: Equation) -> str:
     op = registry().get(equation.primitive)
     return "unknown" if op is None else op.kind
-
-
-def _local_sizes(sizes: Sizes, cut: int | None, share: float) -> Sizes:
-    """Sizes of a device's part if it holds `share` of size `cut`."""
-    b, m, n, k = (max(ceil(size * share - 1e-9), 1) if i == cut else size for i, size in enumerate(sizes))
-    return b, m, n, k
-
-
-def _kernel_dtype(dtype: str, precision: str | None) -> str | None:
-    """What such operands are multiplied in, in the kernel model's words; None where it has none."""
-    used, passes = arithmetic(dtype, precision)
-    return None if passes != 1 or used not in DTYPES or dtype.startswith("complex") else used

@@ -121,11 +121,16 @@ def timeline(
     seconds = {id(item): _seconds(item, shares) for item in items}
     program = _resumed((_Step((item,), seconds[id(item)]) for item in items), types)
     if bucket_bytes:
-        return _laid_out(_resumed(_gathered(items, model, shares, seconds, bucket_bytes), types), overlap)
+        return _laid_out(
+            _resumed(_gathered(items, model, shares, seconds, bucket_bytes), types), len(types), overlap
+        )
     if not overlap:
-        return _laid_out(program, overlap)
+        return _laid_out(program, len(types), overlap)
     early = _resumed(_gathered(items, model, shares, seconds, 0), types)
-    return min((_laid_out(program, overlap), _laid_out(early, overlap)), key=lambda found: found.iteration_s)
+    return min(
+        (_laid_out(steps, len(types), overlap) for steps in (program, early)),
+        key=lambda found: found.iteration_s,
+    )
 
 
 def predict(items: Sequence[Item], model: CostModel, ratios: Sequence[float]) -> Timeline:
@@ -289,9 +294,8 @@ def _message_seconds(members: Sequence[Item], model: CostModel, shares: Shares) 
     return first.weight * shares.per_device(cost, first.cut)
 
 
-def _laid_out(steps: Sequence[_Step], overlap: bool) -> Timeline:
+def _laid_out(steps: Sequence[_Step], devices: int, overlap: bool) -> Timeline:
     """Every step as early as the streams and what it reads allow, in the order given."""
-    devices = len(steps[0].seconds) if steps else 0
     compute, stream = np.zeros(devices), 0.0
     there: dict[Token, Floats] = {}
     spans: list[Span] = []

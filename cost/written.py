@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from shardwright.cost.fusion import Fusion
-from shardwright.cost.lowering import Lowering, Node
+from shardwright.cost.lowering import Lowering
+from shardwright.cost.nodes import Node
 from shardwright.ir.graph import Equation, Graph, Value, per_graph
 from shardwright.ir.regions import boundary
 

@@ -27,6 +27,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from shardwright.ir.dtypes import dtype_of
 from shardwright.ir.graph import Atom, Equation, Graph, TensorType, Value
 from shardwright.ir.jaxpr import Builder, source_text
 from shardwright.ir.pieces import INVARIANT, LATER, SUM, Pieces, Split, batch_of, refuse
@@ -63,9 +64,7 @@ def microbatched(traced: Traced, count: int) -> Traced:
 
 
 def _abstract(tensor: TensorType) -> jax.ShapeDtypeStruct:
-    if tensor.dtype.startswith("key<"):
-        raise refuse("keys among the arguments are of a dtype that has no name: pass raw keys")
-    return jax.ShapeDtypeStruct(tensor.shape, jnp.dtype(tensor.dtype))
+    return jax.ShapeDtypeStruct(tensor.shape, dtype_of(tensor.dtype))
 
 
 Env: TypeAlias = dict[Value, Any]

@@ -1,10 +1,8 @@
-"""Which devices take part: whole nodes or classes of devices may be left out.
+"""Which devices take part: whole nodes or classes of devices may be left out (`shardwright.synth.parts`).
 
-    candidates   the parts of a fleet worth considering, the whole fleet first
-    choose       branch and bound over them, one full synthesis for each that a bound cannot rule out
-
-All parts are priced and bounded together first, without large tables: what each costs at least at the floors
-of all its prices. Parts wait in a queue by their bounds. The least one is planned; once there is a plan it
+Branch and bound over parts of a fleet, one full synthesis for each that a bound cannot rule out. All parts
+are priced and bounded together first, without large tables: what each costs at least at the floors of all its
+prices. Parts wait in a queue by their bounds. The least one is planned; once there is a plan it
 is first bounded exactly, and planned if that does not rule it out. When the least bound is no less than the
 cost of the best plan, nothing is left to find.
 
@@ -17,10 +15,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, product
-from typing import Protocol
 
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
@@ -30,6 +26,7 @@ from shardwright.synth.alternate import Free, Synthesis, freely, within_memory
 from shardwright.synth.factors import EquationFactor, Use
 from shardwright.synth.fallback import best_baseline, fits, fitting
 from shardwright.synth.judge import Look
+from shardwright.synth.parts import Members, candidates, unused
 from shardwright.synth.price_list import Catalogue, PriceList
 from shardwright.synth.pricing import Prices
 from shardwright.synth.rent import too_small
@@ -37,16 +34,8 @@ from shardwright.synth.solve import SpaceSolver
 from shardwright.synth.space import Space
 from shardwright.synth.timer import Timer
 
-#: Parts of a fleet that are considered at most, the whole included.
-MOST_PARTS = 24
-
 #: A part is bounded far above another one at this multiple.
 _FAR_ABOVE = 1.2
-
-#: Device classes up to which all unions are considered; with more, each alone and all but each.
-_FEW_CLASSES = 4
-
-Members = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,52 +53,6 @@ class Choice:
     members: Members
     model: CostModel
     unused: tuple[tuple[Members, str], ...] = ()
-
-
-def candidates(fleet: Fleet) -> tuple[Members, ...]:
-    """The parts of a fleet worth considering: indices of their devices, ascending.
-
-    The whole fleet first, then one node of each kind, each class of devices, and what else can be made of
-    none, one or all nodes of each kind, or of whole classes. Parts that have equal nodes count once.
-    """
-    found: dict[object, Members] = {}
-    for members in _parts(fleet):
-        if len(found) == MOST_PARTS:
-            break
-        nodes = subfleet(fleet, members, fleet.name).nodes
-        found.setdefault(frozenset(Counter(node.kind for node in nodes).items()), members)
-    return tuple(found.values())
-
-
-def _parts(fleet: Fleet) -> Iterator[Members]:
-    """Parts of a fleet, those that baselines use first; some more than once."""
-    nodes: list[Members] = []
-    first = 0
-    for node in fleet.nodes:
-        nodes.append(tuple(range(first, first + len(node.devices))))
-        first += len(node.devices)
-    kinds: dict[object, list[Members]] = {}
-    for node, devices in zip(fleet.nodes, nodes, strict=True):
-        kinds.setdefault(node.kind, []).append(devices)
-    classes = [each.members for each in fleet.classes]
-    yield tuple(range(first))
-    yield from (alike[0] for alike in kinds.values())
-    yield from classes
-    if len(classes) <= _FEW_CLASSES:
-        sizes: Sequence[int] = range(2, len(classes))
-    else:
-        sizes = (len(classes) - 1,)
-    for size in sizes:
-        yield from (_union(some) for some in combinations(classes, size))
-    # A fleet of ten kinds has 59,048 combinations: more than the limit need not be made.
-    prefixes = ([alike[:count] for count in sorted({0, 1, len(alike)})] for alike in kinds.values())
-    for taken in product(*prefixes):
-        if any(taken):
-            yield _union([node for alike in taken for node in alike])
-
-
-def _union(parts: Sequence[Members]) -> Members:
-    return tuple(sorted(device for part in parts for device in part))
 
 
 class _Part:
@@ -383,50 +326,3 @@ def _choice(best: _Part, parts: Sequence[_Part], fleet: Fleet, *, ended: bool) -
         notes=notes,
     )
     return Choice(found, best.members, best.model, unused(fleet, best, parts))
-
-
-class Tried(Protocol):
-    """A part of the fleet, with what is known of its plans."""
-
-    members: Members
-    bound_s: float
-    found: Synthesis | None
-    fits: bool
-
-    @property
-    def cost_s(self) -> float:
-        """What its plan costs; infinite where there is none."""
-        ...
-
-
-def unused(fleet: Fleet, best: Tried, parts: Sequence[Tried]) -> tuple[tuple[Members, str], ...]:
-    """The devices that a part leaves out, by class, and why they are not used."""
-    found: list[tuple[Members, str]] = []
-    for each in fleet.classes:
-        left = tuple(d for d in each.members if d not in best.members)
-        if left:
-            found.append((left, _why(each.members, best, parts)))
-    return tuple(found)
-
-
-def _why(members: Members, best: Tried, parts: Sequence[Tried]) -> str:
-    """Why the other devices of a class are not used."""
-
-    def of_class(part: Tried) -> int:
-        return len(frozenset(members).intersection(part.members))
-
-    used = of_class(best)
-    others = [part for part in parts if of_class(part) > used]
-    them = "more of them" if used else "them"
-    least_s = min(part.bound_s for part in others)
-    if least_s >= best.cost_s * (1 - 1e-9):
-        return f"no plan that uses {them} costs less than {_milliseconds(least_s)}"
-    costs = [part.cost_s for part in others if part.found is not None and part.fits]
-    if not costs:
-        return f"no plan found that uses {them} fits into memory"
-    return f"the best plan found that uses {them} costs {_milliseconds(min(costs))}"
-
-
-def _milliseconds(seconds: float) -> str:
-    """With four digits."""
-    return f"{1e3 * seconds:.4g} ms"

@@ -257,9 +257,9 @@ def shortage(best: Candidate, memory: Footprint | Peaks, model: CostModel) -> st
     worst = int((peaks / limits).argmax())
     name = f"{devices[worst].name} ({devices[worst].type.name})"
     return (
-        f"no program found fits into every device's memory: the smallest needs {size(peaks[worst])} "
-        f"on {name}, which has {size(limits[worst])}; with {best.over:.3g} times the memory "
-        "everywhere it would fit"
+        "no program found fits into every device's memory: of those searched, the one that lacks least needs "
+        f"{size(peaks[worst])} on {name}, which has {size(limits[worst])}; with {best.over:.3g} times the "
+        "memory everywhere it would fit"
     )
 
 

@@ -4,12 +4,16 @@ Golden files: `golden(name, text)` compares a text with `tests/golden/NAME`, `--
 """
 
 import os
+import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# What tests share lies beside them.
+sys.path.insert(0, str(Path(__file__).parent))
 
 # Read by XLA when JAX first asks for a device, also in processes that tests start. What is compiled here runs
 # once or twice on tiny arrays: a sixth of the suite would be LLVM optimising it, and the emitters of fused

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import shardwright
-from shardwright import Plan
+from shardwright import Plan, api, profile_api
 from shardwright.backends.verify import VerifyResult
 from shardwright.cli import main
 
@@ -43,6 +43,13 @@ def unknown():
     def step(x):
         return jnp.linalg.cholesky(x @ x.T + 20 * jnp.eye(8)).sum()
     return step, (array(8, 8),)
+
+def talkative():
+    print("reading the data")
+    def step(w, x):
+        print("tracing")
+        return w * 0.9, jnp.sum(x @ w) / 0.0
+    return step, (np.zeros((8, 8), np.float32), array(12, 8))
 
 def keyed():
     def step(w, x, key):
@@ -278,8 +285,67 @@ def test_devices_are_left_out_unless_all_are_asked_for(invoke: Invoke, folder: P
     assert whole["cost_s"] >= Plan.load(saved).cost_s * (1 - 1e-9), (
         "on two mesh axes nothing may cross the network"
     )
-    done = invoke("run", "cli_step.py:mlp", "--plan", str(saved), "--all-devices")
-    assert done.exit_code == 2 and "--all-devices: is about making a plan" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("run", "--plan", "plan.json"), ("profile", "--plan", "plan.json"), ("profile",)],
+    ids=" ".join,
+)
+def test_a_plan_that_is_made_takes_no_options_about_making_one(
+    invoke: Invoke, arguments: Sequence[str]
+) -> None:
+    for option in (("--all-devices",), ("--axes", "1"), ("--time-limit", "5s"), ("--pin", "params/*=R")):
+        done = invoke(arguments[0], "cli_step.py:mlp", *arguments[1:], *option)
+        assert done.exit_code == 2
+        assert f"{option[0]}: is about making a plan, and there is none to be made" in done.stderr
+
+
+def test_baselines_run_and_profile_plan_as_plan_does(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever can be asked of `plan` can be asked where a plan is made by the way."""
+    asked: list[dict[str, Any]] = []
+
+    def noted(*args: Any, **planning: Any) -> Plan:
+        asked.append(planning)
+        return made(*args, **planning)
+
+    made = api.synthesize
+    monkeypatch.setattr(api, "synthesize", noted)
+    monkeypatch.setattr(profile_api, "synthesize", noted)
+    options = ("--axes", "1", "--microbatches", "2", "--recompute", "off", "--pin", "params/w1=R")
+    for command in ("baselines", "run", "profile"):
+        assert invoke(command, "cli_step.py:mlp", "--fleet", "fleet.yaml", *options).exit_code == 0
+        given = {name: asked[-1].get(name) for name in ("axes", "microbatches", "recompute", "constraints")}
+        assert given == {"axes": 1, "microbatches": 2, "recompute": "off", "constraints": {"params/w1": "R"}}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("plan", "--program"), ("baselines",), ("profile",), ("run", "--steps", "2")],
+    ids=lambda arguments: arguments[0],
+)
+def test_what_users_code_prints_is_no_result(invoke: Invoke, arguments: Sequence[str]) -> None:
+    """`--json` is one JSON object on standard output, and a loss that is no number is null there."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    command, *more = arguments
+    done = invoke(command, "cli_step.py:talkative", "--fleet", "fleet.yaml", "--json", *more)
+    assert done.exit_code == 0
+    data = json.loads(done.stdout, parse_constant=refuse)
+    assert "reading the data\n" in done.stderr and "tracing\n" in done.stderr
+    if command == "run":
+        assert [step["outputs"] for step in data["steps"]] == [{"output[1]": None}] * 2
+
+
+def test_only_mpi_watches_for_numbers_that_are_not_finite(invoke: Invoke, folder: Path) -> None:
+    done = invoke("run", "cli_step.py:mlp", "--plan", "plan.json", "--finite")
+    assert done.exit_code == 2 and "option finite: is unknown to backend 'reference'" in done.stderr
+    run = shell(
+        folder, "run", "cli_step.py:talkative", "--fleet", "fleet.yaml", "--backend", "mpi", "--finite"
+    )
+    assert run.returncode == 2 and "without the watch" in run.stderr
 
 
 def test_only_numbers_are_shown(invoke: Invoke) -> None:

@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import pytest
 from click.testing import CliRunner
 
-from shardwright import Fleet, InputError, synthesize
+from shardwright import Fleet, InputError, shortage, synthesize, what_if
 from shardwright.cli import main
-from shardwright.remedies import shortage, with_memory
-from shardwright.what_if import changed, cheapest, price_per_hour, what_if
+from shardwright.fleet_questions import changed
+from shardwright.ir.trace import trace
+from shardwright.money import price_per_hour
+from shardwright.remedies import halved, with_memory
 
 
 def kind(name: str, speed: float, **more: Any) -> dict[str, Any]:
@@ -72,6 +74,8 @@ def test_devices_are_added_and_dropped_by_name() -> None:
         ("add=T4@n9", "there is no node n9"),
         ("drop=fast,drop=slow", "leaves no device"),
         ("add=T44", "T44"),
+        ("add=T4:free", "'free' is no price per hour"),
+        ("add=T4:-1", "'-1' is no price per hour"),
     ],
 )
 def test_changes_that_cannot_be_made_are_refused(text: str, reason: str) -> None:
@@ -81,8 +85,8 @@ def test_changes_that_cannot_be_made_are_refused(text: str, reason: str) -> None
 
 def test_what_a_change_would_bring_is_a_plan_for_that_fleet() -> None:
     now = synthesize(step, *ARGS, fleet=fleet())
-    assert now.traced is not None
-    found = what_if(now.traced, now, "add=2xfast@n0")
+    found = what_if(step, *ARGS, fleet=fleet(), changes="add=2xfast@n0")
+    assert found.now.iteration_s == now.iteration_s
     direct = synthesize(step, *ARGS, fleet=changed(fleet(), "add=2xfast@n0"))
     assert found.then.iteration_s == direct.iteration_s
     assert found.change == pytest.approx(direct.iteration_s / now.iteration_s - 1)
@@ -93,8 +97,7 @@ def test_what_a_change_would_bring_is_a_plan_for_that_fleet() -> None:
 def test_the_cheapest_part_of_a_fleet_depends_on_its_prices() -> None:
     def chosen(fast: float, slow: float) -> set[str]:
         made = synthesize(step, *ARGS, fleet=fleet(fast, slow))
-        assert made.traced is not None
-        plan = cheapest(made.traced, made.fleet)
+        plan = synthesize(step, *ARGS, fleet=fleet(fast, slow), objective="cost")
         hourly, before = price_per_hour(plan), price_per_hour(made)
         assert hourly is not None and before is not None
         assert hourly * plan.iteration_s <= before * made.iteration_s * (1 + 1e-9)
@@ -105,10 +108,43 @@ def test_the_cheapest_part_of_a_fleet_depends_on_its_prices() -> None:
     assert chosen(100.0, 1.0) == {"slow"}
     again = Fleet.from_dict(fleet(2.0, 3.0).to_dict())
     assert [device.type.price_per_hour for device in again.devices] == [2.0, 2.0, 3.0, 3.0]
-    made = synthesize(step, *ARGS, fleet=changed(fleet(), "add=T4"))
-    assert made.traced is not None
     with pytest.raises(InputError, match="no price of T4"):
-        cheapest(made.traced, made.fleet)
+        synthesize(step, *ARGS, fleet=changed(fleet(), "add=T4"), objective="cost")
+    with pytest.raises(InputError, match=r"no price of T4.*add=T4:1\.20"):
+        what_if(step, *ARGS, fleet=fleet(), changes="add=T4@n0", objective="cost")
+    priced = changed(fleet(), "add=2xT4:0.35@n0,add=fast:3").devices
+    assert [device.type.price_per_hour for device in priced] == [1.0, 1.0, 0.35, 0.35, 0.1, 0.1, 3.0]
+
+
+def test_questions_are_about_steps_planned_in_the_same_way() -> None:
+    found = what_if(
+        step, *ARGS, fleet=fleet(), changes="add=fast@n0", objective="cost", axes=1, microbatches=2
+    )
+    for plan in (found.now, found.then):
+        assert plan.axes == 1
+        assert plan.rewriting.microbatches == 2
+        assert any("cost least" in line for line in plan.assumptions)
+
+
+def test_a_smaller_batch_is_that_of_every_argument_that_has_its_rows() -> None:
+    """State may be many tensors, whatever their rows; a rate, and a table that is no batch, stay whole."""
+
+    def several(params: Any, rate: Any, table: Any, x: Any, y: Any) -> Any:
+        def loss_of(params: Any) -> Any:
+            return jnp.mean((jnp.tanh(x @ params["a"]) @ params["b"] @ table - y) ** 2)
+
+        return jax.tree.map(lambda p, g: p - rate * g, params, jax.grad(loss_of)(params))
+
+    params = {"a": jnp.ones((24, 8)), "b": jnp.ones((8, 4))}
+    args = (params, 0.5, jnp.ones((4, 2)), jnp.ones((24, 24)), jnp.ones((24, 2)))
+    less = halved(args, trace(several, *args).graph, 2)
+    assert less is not None
+    batch, smaller = less
+    assert batch == 12
+    assert [jnp.shape(leaf) for leaf in jax.tree.leaves(smaller)] == [
+        (24, 8), (8, 4), (), (4, 2), (12, 24), (12, 2)
+    ]  # fmt: skip
+    assert halved(args, trace(several, *args).graph, 5) is None
 
 
 @pytest.mark.full
@@ -126,6 +162,17 @@ def test_where_nothing_fits_the_answer_says_what_would() -> None:
     assert any("a batch of" in remedy.what for remedy in found.remedies)
     assert "does not fit" in found.text() and found.to_dict()["device"] in found.text()
     assert shortage(synthesize(step, *ARGS, fleet=fleet()), step, *ARGS) is None
+
+
+def test_a_plan_that_does_not_fit_says_so_before_all_else() -> None:
+    plan = synthesize(step, *ARGS, fleet=with_memory(fleet(), 2e-5), time_limit_s=0)
+    assert not plan.fits
+    first, second, third, *_ = str(plan).splitlines()
+    assert first.startswith("plan for two")
+    assert (
+        second.startswith("  DOES NOT FIT    n") and "would need" in second and "and has 19.5 KiB" in second
+    )
+    assert "--remedies" in third
 
 
 def test_the_command_answers_in_words_and_as_json(tmp_path: Path) -> None:

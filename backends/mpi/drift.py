@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.backends.layout import is_key, to_numpy
+from shardwright.backends.layout import to_numpy
 from shardwright.backends.mpi.link import mpi
 from shardwright.backends.world import World
+from shardwright.ir.dtypes import is_key
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import R
 from shardwright.ir.program import Move

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.backends.faults import agree, check_finite, take_down, the_watch, timeout_of
-from shardwright.backends.layout import as_array, check_inputs, cut, dtype_of, is_key
+from shardwright.backends.layout import as_array, check_inputs, cut
 from shardwright.backends.mpi.drift import Drift, resync
 from shardwright.backends.mpi.link import mpi
 from shardwright.backends.mpi.script import MpiMachine, Script
@@ -28,6 +28,7 @@ from shardwright.backends.schedule.order import arrange
 from shardwright.backends.transport_mpi import cuda_aware
 from shardwright.backends.wire import on_host
 from shardwright.backends.world import ShardedArray, World
+from shardwright.ir.dtypes import dtype_of, is_key
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Placement, R, cuts, owns, region

@@ -15,7 +15,7 @@ from shardwright.backends.compile import Compiler, Device, Local
 from shardwright.backends.direct import DirectExchanger
 from shardwright.backends.faults import Watch, check_finite
 from shardwright.backends.host_memory import to_device, to_host
-from shardwright.backends.layout import holds, is_key, to_numpy
+from shardwright.backends.layout import holds, to_numpy
 from shardwright.backends.local import filled, operand, written
 from shardwright.backends.mpi.moves import lowerings
 from shardwright.backends.runner import iterate
@@ -23,6 +23,7 @@ from shardwright.backends.schedule.document import wire_type
 from shardwright.backends.schedule.order import Act, Land, Launch, Order, Repeat
 from shardwright.backends.wire import to_jax, to_segment
 from shardwright.backends.world import World
+from shardwright.ir.dtypes import is_key
 from shardwright.ir.flow import inputs, outputs
 from shardwright.ir.graph import Atom, Literal, TensorType
 from shardwright.ir.placement import Placement

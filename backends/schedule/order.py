@@ -21,8 +21,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from shardwright.backends.layout import is_key
 from shardwright.backends.schedule.geometry import MERGED
+from shardwright.ir.dtypes import is_key
 from shardwright.ir.flow import Flow, is_local, outputs
 from shardwright.ir.graph import Graph, TensorType
 from shardwright.ir.hoist import hoisted

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from shardwright.backends.layout import check_inputs, dtype_of
+from shardwright.backends.layout import check_inputs
 from shardwright.backends.local import neutral, operand
 from shardwright.backends.runner import At
 from shardwright.backends.schedule.order import Land, Launch, Order, Repeat, arrange
@@ -27,6 +27,7 @@ from shardwright.backends.spmd.parts import parts
 from shardwright.backends.spmd.strips import Strips
 from shardwright.backends.spmd.whole import Whole
 from shardwright.ir import collectives
+from shardwright.ir.dtypes import dtype_of
 from shardwright.ir.errors import PlanError
 from shardwright.ir.flow import inputs
 from shardwright.ir.graph import Atom, Graph, Literal, TensorType, Value

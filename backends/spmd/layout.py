@@ -22,9 +22,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
-from shardwright.backends.layout import as_array, dtype_of, is_key, members, stretches, to_numpy
-from shardwright.backends.local import key_implementation, neutral
+from shardwright.backends.layout import as_array, members, stretches, to_numpy
+from shardwright.backends.local import neutral
 from shardwright.ir.collectives import combine
+from shardwright.ir.dtypes import dtype_of, is_key, key_implementation
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Graph, TensorType
 from shardwright.ir.placement import Grid, Partial, Placement, R, Shard, reduction, region

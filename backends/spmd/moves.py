@@ -18,11 +18,11 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from shardwright.backends.layout import is_key, members
-from shardwright.backends.local import key_implementation
+from shardwright.backends.layout import members
 from shardwright.backends.spmd.layout import AXIS, Layout, starts
 from shardwright.backends.spmd.stretches import Shift, from_blocks, own_stretch, slots, to_blocks
 from shardwright.ir.collectives import identity
+from shardwright.ir.dtypes import is_key, key_implementation
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Partial, Placement, ReduceOp, Shard
 from shardwright.ir.program import Group, Move

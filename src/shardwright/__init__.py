@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from shardwright.cost.kernels import kernel_s
     from shardwright.elastic import replan
     from shardwright.embed import Parallel, SingleProcessWarning, parallelize
+    from shardwright.fleet_questions import WhatIf, what_if
     from shardwright.ir.errors import (
         InputError,
         PlanError,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from shardwright.ir.placement import Replicate, Shard
     from shardwright.plan import Plan
     from shardwright.profile_api import Profile, profile
+    from shardwright.remedies import Shortage, shortage
     from shardwright.shards import gather, to_global
     from shardwright.strategies import Strategy, add_strategy
     from shardwright.synth.baselines import Baseline, Baselines
@@ -57,11 +59,13 @@ __all__ = [
     "ReplicatedWarning",
     "Shard",
     "ShardwrightError",
+    "Shortage",
     "SingleProcessWarning",
     "Strategy",
     "StrategyRow",
     "TraceError",
     "VerifyResult",
+    "WhatIf",
     "__version__",
     "add_strategy",
     "baselines",
@@ -75,8 +79,10 @@ __all__ = [
     "replan",
     "restore",
     "save",
+    "shortage",
     "synthesize",
     "to_global",
+    "what_if",
 ]
 
 #: Where each public name is.
@@ -91,6 +97,7 @@ _WHERE = {
     "cost.kernels": ("kernel_s",),
     "elastic": ("replan",),
     "embed": ("Parallel", "SingleProcessWarning", "parallelize"),
+    "fleet_questions": ("WhatIf", "what_if"),
     "ir.errors": (
         "InputError",
         "PlanError",
@@ -102,6 +109,7 @@ _WHERE = {
     "ir.placement": ("Replicate", "Shard"),
     "plan": ("Plan",),
     "profile_api": ("Profile", "profile"),
+    "remedies": ("Shortage", "shortage"),
     "shards": ("gather", "to_global"),
     "strategies": ("Strategy", "add_strategy"),
     "synth.baselines": ("Baseline", "Baselines"),

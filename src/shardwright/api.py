@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from shardwright.buckets import suggested
 from shardwright.constraints import Constraints
@@ -16,6 +16,7 @@ from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
 from shardwright.ir.rewriting import original
 from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced, trace
+from shardwright.money import cheapest, check_prices
 from shardwright.pause import collector_paused
 from shardwright.plan import Plan
 from shardwright.planning import Axes, Planner, Request, looking
@@ -26,6 +27,9 @@ from shardwright.synth.grid.baselines import grid_baselines
 from shardwright.synth.recipes import RECIPES
 from shardwright.synth.space import Space
 from shardwright.synth.timer import Timer
+
+#: What the best plan has least of: seconds, or money.
+Objective: TypeAlias = Literal["time", "cost"]
 
 
 def synthesize(
@@ -40,6 +44,7 @@ def synthesize(
     recompute: Recompute = "auto",
     microbatches: Microbatches = "auto",
     offload: Offload = "auto",
+    objective: Objective = "time",
     tick: Callable[[str], None] = lambda what: None,
 ) -> Plan:
     """Plan a single-device training step for a fleet.
@@ -68,6 +73,8 @@ def synthesize(
             gradients being added up; "auto" is one, or where the step does not fit as many as need be.
         offload: "auto" lets what layers keep for the backward pass wait in host memory where memory is short,
             if every device of the fleet has a host link; with "off" nothing does, with "all" everything.
+        objective: "time" for the fastest steps; "cost" for those that cost least, by the fleet's
+            `price_per_hour`: of every part of the fleet that `devices` leaves open, its fastest plan is made.
         tick: told what begins (for progress displays).
 
     Returns:
@@ -75,8 +82,9 @@ def synthesize(
 
     Raises:
         InputError: an argument is no array, a state entry does not match, a pin cannot be kept, `devices`,
-            `axes`, `recompute`, `microbatches` or `offload` is something else, a device without a host link
-            is to offload, or the step cannot be run in so many micro-batches.
+            `axes`, `recompute`, `microbatches`, `offload` or `objective` is something else, a device without
+            a host link is to offload, one without a price is to be paid for, or the step cannot be run in so
+            many micro-batches.
         TraceError: the step cannot be traced or has side effects.
 
     Warns:
@@ -97,6 +105,7 @@ def synthesize(
             recompute=recompute,
             microbatches=microbatches,
             offload=offload,
+            objective=objective,
             tick=tick,
         )
 
@@ -113,6 +122,7 @@ def synthesize_traced(
     recompute: Recompute = "auto",
     microbatches: Microbatches = "auto",
     offload: Offload = "auto",
+    objective: Objective = "time",
     first: Sequence[float] | None = None,
     tick: Callable[[str], None] = lambda what: None,
 ) -> Plan:
@@ -129,6 +139,7 @@ def synthesize_traced(
         recompute: see `synthesize`.
         microbatches: see `synthesize`.
         offload: see `synthesize`.
+        objective: see `synthesize`.
         first: a share per device of the fleet from which the search for ratios starts, such as those of a
             plan for a fleet much like this one.
         tick: see `synthesize`.
@@ -145,14 +156,25 @@ def synthesize_traced(
         raise InputError(place="devices", reason=f"is {devices!r}", remedy="Pass 'auto' or 'all'")
     _check_axes(axes)
     check_rewriting(recompute, microbatches, offload, fleet)
+    _check_objective(objective, fleet)
     timer = Timer(tick, time_limit_s)
     start = time.perf_counter()
 
-    asked = Request(fleet, state, constraints, time_limit_s, devices, axes, first, tick)
+    def planned(asked: Request) -> Plan:
+        planner = Planner(asked, timer)
+        return best_plan(original(traced), asked.fleet, recompute, microbatches, offload, planner, timer.late)
 
-    planner = Planner(asked, timer)
+    def on_all_of(part: Fleet) -> Plan:
+        tick(f"planning for {part}")
+        shares = first if part is fleet else None
+        return planned(replace(asked, fleet=part, devices="all", first=shares, spaces={}))
+
+    asked = Request(fleet, state, constraints, time_limit_s, devices, axes, first, tick)
     with collector_paused():
-        found = best_plan(original(traced), fleet, recompute, microbatches, offload, planner, timer.late)
+        if objective == "cost" and devices == "auto":
+            found = cheapest(fleet, on_all_of, timer.late)
+        else:
+            found = planned(asked)
     for primitive, why in found.stats.replicated.items():
         warnings.warn(f"{primitive} runs replicated: {why}", ReplicatedWarning, stacklevel=3)
     # All plans that were made on the way count.
@@ -237,6 +259,13 @@ def _check_fleet(fleet: object) -> None:
 def _check_axes(axes: object) -> None:
     if axes not in (1, 2, "auto"):
         raise InputError(place="axes", reason=f"is {axes!r}", remedy="Pass 1, 2 or 'auto'")
+
+
+def _check_objective(objective: object, fleet: Fleet) -> None:
+    if objective not in ("time", "cost"):
+        raise InputError(place="objective", reason=f"is {objective!r}", remedy="Pass 'time' or 'cost'")
+    if objective == "cost":
+        check_prices(fleet)
 
 
 def _check_limit(time_limit_s: float | None, constraints: Constraints | None) -> None:

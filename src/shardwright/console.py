@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import click
@@ -70,8 +70,12 @@ def say(content: Group) -> None:
 
 
 def say_json(data: object) -> None:
-    """Print one JSON object on one line."""
-    click.echo(json.dumps(data))
+    """Print one JSON object on one line; numbers that JSON does not know (infinite, or none) are null."""
+    try:
+        text = json.dumps(data, allow_nan=False)
+    except ValueError:
+        text = json.dumps(json.loads(json.dumps(data), parse_constant=lambda name: None))
+    click.echo(text)
 
 
 def warn(text: str) -> None:
@@ -82,7 +86,16 @@ def warn(text: str) -> None:
 
 @contextmanager
 def stages() -> Generator[Callable[[str], None]]:
-    """Told what begins, shows it: on a terminal a list of stages with their times, the last one turning."""
+    """Told what begins, shows it: on a terminal a list of stages with their times, the last one turning.
+
+    What a step prints while it is traced is no result: it goes to standard error.
+    """
+    with redirect_stdout(sys.stderr), _shown() as tick:
+        yield tick
+
+
+@contextmanager
+def _shown() -> Generator[Callable[[str], None]]:
     if voice() == "quiet" or not (sys.stderr.isatty() or voice() == "verbose"):
         yield lambda what: None
         return

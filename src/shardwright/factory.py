@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +19,7 @@ Factory: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def load_factory(target: str) -> Factory:
-    """The step and arguments that `target` names.
+    """The step and arguments that `target` names; what its code prints goes to standard error.
 
     Args:
         target: `path/to/file.py:factory` (its folder becomes importable) or `package.module:factory`.
@@ -26,6 +27,11 @@ def load_factory(target: str) -> Factory:
     Raises:
         InputError: there is no such file, module or factory, it raises, or returns something else.
     """
+    with redirect_stdout(sys.stderr):
+        return _load(target)
+
+
+def _load(target: str) -> Factory:
     where, colon, name = target.rpartition(":")
     if not colon or not where or not name:
         raise InputError(

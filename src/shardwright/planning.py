@@ -26,9 +26,10 @@ from shardwright.synth.fallback import fits, fullest
 from shardwright.synth.grid.alternate import is_mesh
 from shardwright.synth.grid.choice import Common, GridChoosing, on_grid
 from shardwright.synth.judge import AMPLE, Look
+from shardwright.synth.parts import Members, candidates
 from shardwright.synth.solve import SpaceSolver
 from shardwright.synth.space import Space
-from shardwright.synth.subfleets import Choice, Choosing, Members, candidates, unsearched
+from shardwright.synth.subfleets import Choice, Choosing, unsearched
 from shardwright.synth.timer import Timer
 
 #: Mesh axes of programs.

@@ -97,6 +97,7 @@ def profile(
     plan: Plan | None = None,
     state: StateMap | None = None,
     tick: Callable[[str], None] = lambda what: None,
+    **planning: Any,
 ) -> Profile:
     """Profile a training step; nothing is compiled or executed.
 
@@ -107,16 +108,22 @@ def profile(
         plan: a plan of this step, in place of a fleet.
         state: see `synthesize`.
         tick: told what begins (for progress displays).
+        planning: further arguments of `synthesize`, such as `axes`, for the plan.
 
     Raises:
-        InputError: an argument is no array, a state entry does not match, or fleet and plan are both given.
+        InputError: an argument is no array, a state entry does not match, fleet and plan are both given, or
+            neither is and there are arguments about planning.
         PlanError: the plan is of another step.
         TraceError: the step cannot be traced or has side effects.
     """
     if fleet is not None and plan is not None:
         raise InputError(place="profile", reason="has a fleet and a plan", remedy="Pass one of them")
     if fleet is not None:
-        plan = synthesize(train_step, *args, fleet=fleet, state=state, tick=tick)
+        plan = synthesize(train_step, *args, fleet=fleet, state=state, tick=tick, **planning)
+    elif planning:
+        raise InputError(
+            place=next(iter(planning)), reason="is about making a plan", remedy="Pass a fleet to plan for"
+        )
     tick("tracing the step")
     if plan is None:
         traced = trace(train_step, *args, state=state)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
 
+from shardwright.constraints import Constraints
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.cost.quantity import size
 from shardwright.device_memory import Held, fullest
+from shardwright.fleet_questions import changed
 from shardwright.ir.errors import ShardwrightError
+from shardwright.ir.graph import Graph
+from shardwright.ir.pieces import INVARIANT, NotInPiecesError, batch_of
 from shardwright.ir.rewriting import Rewriting, differentiated, original, rewritten
+from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced, trace
 from shardwright.ladder import existing
 from shardwright.plan import Plan
@@ -21,7 +26,6 @@ from shardwright.planning import Planner, Request, Spaces
 from shardwright.synth.rent import too_small
 from shardwright.synth.stretches import RECOMPUTING, rungs_of
 from shardwright.synth.timer import Timer
-from shardwright.what_if import changed
 
 #: Memory at which nothing binds any more, as a multiple of what there is.
 _PLENTY = 1 << 20
@@ -125,6 +129,7 @@ def shortage(
     plan: Plan,
     train_step: Callable[..., Any],
     *args: Any,
+    constraints: Constraints | None = None,
     tick: Callable[[str], None] = lambda what: None,
 ) -> Shortage | None:
     """Why a plan does not fit and what would help; None if it fits. Every remedy has been planned.
@@ -137,6 +142,7 @@ def shortage(
         plan: it does not fit.
         train_step: its step.
         args: see `shardwright.synthesize`.
+        constraints: what the plan was made with; remedies keep to it.
         tick: told what begins.
 
     Raises:
@@ -148,10 +154,11 @@ def shortage(
     traced = original(own)
     devices = plan.fleet.devices
     worst = max(plan.used, key=lambda d: plan.memory_bytes[d] / devices[d].type.memory_bytes)
+    wanted = _Wanted(plan.state_override, 2 if plan.axes == 2 else 1, constraints)
     tick("planning as if memory were no limit")
-    free = existing(_planner(plan, with_memory(plan.fleet, _PLENTY), "auto", {}).plan(traced, briefly=True))
+    free = existing(_planner(wanted, with_memory(plan.fleet, _PLENTY), "auto", {}).plan(traced, briefly=True))
     spaces: Spaces = {}
-    found, tried = _least_memory(plan, own, spaces, tick)
+    found, tried = _least_memory(plan, own, wanted, spaces, tick)
     factor = _over(found, plan.fleet)
     least_s = free.iteration_s
 
@@ -160,7 +167,7 @@ def shortage(
 
     remedies = [priced(f"{factor:.3g} times the memory on every device", found)]
     wanting: list[tuple[float, int, _Trial]] = []
-    for trial in _trials(plan, traced, own, devices[worst].type.name, train_step, args, spaces):
+    for trial in _trials(plan, traced, own, wanted, devices[worst].type.name, train_step, args, spaces):
         tick(f"planning for {trial.what}")
         made = trial.briefly()
         if made is not None and made.fits:
@@ -183,22 +190,31 @@ def shortage(
     )
 
 
-def _planner(plan: Plan, fleet: Fleet, devices: Literal["auto", "all"], spaces: Spaces) -> Planner:
-    """Plans for another fleet on as many mesh axes as a plan has."""
-    axes = 2 if plan.axes == 2 else 1
-    return Planner(Request(fleet, plan.state_override, devices=devices, axes=axes, spaces=spaces), Timer())
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What every plan is to keep of the one that does not fit: what is state, mesh axes, and pins."""
+
+    state: StateMap | None
+    axes: Literal[1, 2]
+    constraints: Constraints | None
+
+
+def _planner(wanted: _Wanted, fleet: Fleet, devices: Literal["auto", "all"], spaces: Spaces) -> Planner:
+    """Plans for another fleet."""
+    asked = Request(fleet, wanted.state, wanted.constraints, devices=devices, axes=wanted.axes, spaces=spaces)
+    return Planner(asked, Timer())
 
 
 class _Trial:
     """A change under which the step may fit."""
 
     def __init__(
-        self, what: str, plan: Plan, fleet: Fleet, step: Traced, spaces: Spaces, steps: int = 1
+        self, what: str, wanted: _Wanted, fleet: Fleet, step: Traced, spaces: Spaces, steps: int = 1
     ) -> None:
         self.what, self.step, self.steps = what, step, steps
         self._limits = [device.type.memory_bytes for device in fleet.devices]
         # Where nothing fits, every part of a fleet would be searched: each has less memory than the whole.
-        self._planner = _planner(plan, fleet, "all", spaces)
+        self._planner = _planner(wanted, fleet, "all", spaces)
 
     def briefly(self) -> Plan | None:
         """The best plan, which may not fit: nobody searches for one that does. None if none can."""
@@ -217,7 +233,9 @@ def _over(plan: Plan, fleet: Fleet) -> float:
     return max(need / limit for need, limit in zip(plan.memory_bytes, limits, strict=True))
 
 
-def _least_memory(plan: Plan, own: Traced, spaces: Spaces, tick: Callable[[str], None]) -> tuple[Plan, float]:
+def _least_memory(
+    plan: Plan, own: Traced, wanted: _Wanted, spaces: Spaces, tick: Callable[[str], None]
+) -> tuple[Plan, float]:
     """The plan found that fits with the least multiple of the memory, and one at which none was found.
 
     Whatever was planned fits into as much as it needs, and a search in vain has looked for the smallest
@@ -237,7 +255,7 @@ def _least_memory(plan: Plan, own: Traced, spaces: Spaces, tick: Callable[[str],
             break
         middle = max((low * high) ** 0.5, 0.0 if failed else high / step)
         tick(f"planning for {middle:.3g} times the memory")
-        trial = _Trial("", plan, with_memory(fleet, middle), own, spaces)
+        trial = _Trial("", wanted, with_memory(fleet, middle), own, spaces)
         made = trial.briefly()
         if made is not None and not made.fits:
             made = trial.in_full()
@@ -253,6 +271,7 @@ def _trials(
     plan: Plan,
     traced: Traced,
     own: Traced,
+    wanted: _Wanted,
     binding: str,
     train_step: Callable[..., Any],
     args: tuple[Any, ...],
@@ -262,18 +281,18 @@ def _trials(
     rungs = () if plan.rewriting else rungs_of(differentiated(traced), CostModel(plan.fleet), RECOMPUTING)
     if rungs:
         again = rewritten(traced, Rewriting(rungs[-1].stretches))
-        yield _Trial("layers computed again in the backward pass", plan, plan.fleet, again, {})
+        yield _Trial("layers computed again in the backward pass", wanted, plan.fleet, again, {})
     for times in (2, 4):
         what = f"{times} times the memory on every {binding}"
-        yield _Trial(what, plan, with_memory(plan.fleet, times, binding), own, spaces)
+        yield _Trial(what, wanted, with_memory(plan.fleet, times, binding), own, spaces)
     for kind in dict.fromkeys(device.type.name for device in plan.fleet.devices):
         try:
             more = changed(plan.fleet, f"add={kind}")
         except ShardwrightError:
             continue  # nothing says how it would be joined
-        yield _Trial(f"one more {kind}", plan, more, own, spaces)
+        yield _Trial(f"one more {kind}", wanted, more, own, spaces)
     for parts in (2**n for n in range(1, _MOST_HALVES + 1)):
-        less = halved(args, plan.state, parts)
+        less = halved(args, traced.graph, parts)
         if less is None:
             return
         batch, smaller = less
@@ -281,25 +300,26 @@ def _trials(
             step = rewritten(trace(train_step, *smaller, state=plan.state_override), plan.rewriting)
         except ShardwrightError:
             return  # the step is written for one size of batch, or does not come in so many pieces
-        yield _Trial(f"a batch of {batch}, {parts} steps for one", plan, plan.fleet, step, {}, parts)
+        yield _Trial(f"a batch of {batch}, {parts} steps for one", wanted, plan.fleet, step, {}, parts)
 
 
-def halved(args: tuple[Any, ...], state: Mapping[str, str], parts: int) -> tuple[int, tuple[Any, ...]] | None:
+def halved(args: tuple[Any, ...], graph: Graph, parts: int) -> tuple[int, tuple[Any, ...]] | None:
     """Shapes of the arguments with a part of the batch: its size, and the arguments.
 
-    The batch is the leading dimension that the arguments beside the state share; None if there is none that
-    can be cut so.
+    The batch is what has as many rows as the largest argument that is no state, as for micro-batches. None if
+    it has no such number of equal parts.
     """
+    try:
+        kinds = batch_of(graph, parts)
+    except NotInPiecesError:
+        return None
     leaves, tree = jax.tree.flatten(args)
-    shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-    data = range(len(state), len(leaves))
-    sizes = {shapes[i].shape[0] for i in data if shapes[i].shape}
-    if len(sizes) != 1:
-        return None
-    (size,) = sizes
-    if size % parts:
-        return None
-    for i in data:
-        if shapes[i].shape:
-            shapes[i] = jax.ShapeDtypeStruct((size // parts, *shapes[i].shape[1:]), shapes[i].dtype)
-    return size // parts, tuple(jax.tree.unflatten(tree, shapes))
+    shapes: list[jax.ShapeDtypeStruct] = []
+    size = 0
+    for value, kind in zip(graph.inputs, kinds, strict=True):
+        leaf, shape = leaves[len(shapes)], value.type.shape
+        if kind != INVARIANT:
+            size = shape[0] // parts
+            shape = (size, *shape[1:])
+        shapes.append(leaf if kind == INVARIANT else jax.ShapeDtypeStruct(shape, leaf.dtype))
+    return size, tuple(jax.tree.unflatten(tree, shapes))

@@ -29,9 +29,10 @@ from shardwright.synth.grid.alternate import GridSearch, is_mesh
 from shardwright.synth.grid.pricing import GridPriceList
 from shardwright.synth.grid.solve import Solvers
 from shardwright.synth.judge import Look
+from shardwright.synth.parts import Members, unused
 from shardwright.synth.rent import too_small
 from shardwright.synth.space import Space
-from shardwright.synth.subfleets import Choice, Members, unused
+from shardwright.synth.subfleets import Choice
 from shardwright.synth.timer import Timer
 from shardwright.synth.vocabulary import Vocabulary
 

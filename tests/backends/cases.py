@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from shardwright.backends.layout import dtype_of, from_numpy, is_key, members, stretches, to_numpy
+from shardwright.backends.layout import from_numpy, members, stretches, to_numpy
 from shardwright.ir import collectives
+from shardwright.ir.dtypes import dtype_of, is_key
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import REDUCE_OPS, OwnRatios, Partial, Placement, R, Shard
 from shardwright.ir.program import Group, Move

@@ -21,11 +21,12 @@ from greedy import build, several
 from jax.sharding import PartitionSpec
 from steps import STEPS, starts
 
-from shardwright.backends.layout import dtype_of, from_numpy, is_key, to_numpy
+from shardwright.backends.layout import from_numpy, to_numpy
 from shardwright.backends.spmd import moves
 from shardwright.backends.spmd.executable import SpmdExecutable
 from shardwright.backends.spmd.layout import AXIS, Layout, PaddedArray, mesh_of
 from shardwright.backends.spmd.moves import lowerings, move, moved
+from shardwright.ir.dtypes import dtype_of, is_key
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Shard
 from shardwright.ir.trace import trace

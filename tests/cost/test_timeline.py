@@ -82,6 +82,11 @@ def backward(model: CostModel, sizes: Sequence[int]) -> list[Item]:
     return grads + tail
 
 
+def test_a_step_without_instructions_takes_every_device_no_time() -> None:
+    for found in (timeline([], model_of(3), (0.5, 0.3, 0.2)), predict([], model_of(3), (0.5, 0.3, 0.2))):
+        assert found.iteration_s == 0 and found.compute_s == found.exposed_s == (0.0, 0.0, 0.0)
+
+
 def test_without_overlap_devices_stop_for_every_exchange() -> None:
     model = model_of(2)
     found = timeline(backward(model, [100_000, 100_000]), model, EVEN)

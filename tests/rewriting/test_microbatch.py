@@ -11,6 +11,7 @@ import pytest
 from rewriting_cases import compiled_bytes, evaluated, fleet, layered, on_reference
 
 from shardwright import Plan, synthesize
+from shardwright.backends.verify import evaluate_graph
 from shardwright.ir.errors import InputError
 from shardwright.ir.microbatch import microbatched
 from shardwright.ir.pieces import NotInPiecesError
@@ -101,6 +102,28 @@ def test_pieces_add_up_to_the_whole(name: str) -> None:
         assert {"forward", "backward"} <= parts
         for got, expected in zip(evaluated(found, jax.tree.leaves(args)), wanted, strict=True):
             np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
+@pytest.mark.filterwarnings("ignore::shardwright.ReplicatedWarning")
+def test_typed_keys_are_arguments_and_state(generator: str) -> None:
+    def step(params: Any, key: Any, x: Any) -> Any:
+        key, own = jax.random.split(key)
+
+        def loss_of(params: Any) -> Any:
+            kept = jax.random.bernoulli(own, 0.5, (len(x), params.shape[1]))
+            return jnp.mean(jnp.where(kept, x @ params, 0.0) ** 2)
+
+        loss, gradient = jax.value_and_grad(loss_of)(params)
+        return params - 0.1 * gradient, key, loss
+
+    args = (normal(8, 6), jax.random.key(3, impl=generator), normal(12, 8, seed=1))
+    cut = microbatched(trace(step, *args), 3)
+    found = evaluate_graph(cut.graph, cut.primitives, list(args))
+    wanted = jax.tree.leaves(step(*args))
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(jax.random.key_data(found[1]), jax.random.key_data(wanted[1]))
+    np.testing.assert_allclose(found[2], wanted[2], rtol=1e-5)
 
 
 def test_what_needs_the_whole_batch_is_refused() -> None:

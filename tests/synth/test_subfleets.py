@@ -19,10 +19,11 @@ from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Graph
 from shardwright.ir.trace import trace
 from shardwright.synth.alternate import synthesize as search
+from shardwright.synth.parts import MOST_PARTS, candidates
 from shardwright.synth.pricing import Prices
 from shardwright.synth.solve import SpaceSolver
 from shardwright.synth.space import Space
-from shardwright.synth.subfleets import MOST_PARTS, Choosing, arithmetic_s, candidates
+from shardwright.synth.subfleets import Choosing, arithmetic_s
 from shardwright.synth.timer import Timer
 
 FAST = {"bandwidth": "400 GB/s", "latency": "100 ns"}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from re import fullmatch
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
@@ -15,34 +16,101 @@ factory_argument = click.argument("target", metavar="FILE_OR_MODULE:FACTORY")
 fleet_option = click.option(
     "--fleet", "fleet_path", required=True, metavar="FLEET.yaml", help="The fleet file."
 )
-all_devices_option = click.option(
-    "--all-devices", is_flag=True, help="Use every device, even where fewer are faster."
-)
-axes_option = click.option(
-    "--axes",
-    type=click.Choice(["1", "2", "auto"]),
-    default="auto",
-    help="Mesh axes: all devices alike, or nodes and the devices in each.",
-)
-recompute_option = click.option(
-    "--recompute",
-    type=click.Choice(["auto", "off", "all"]),
-    default="auto",
-    help="Compute parts of the forward pass again in the backward pass: where memory is short, never, all.",
-)
-offload_option = click.option(
-    "--offload",
-    type=click.Choice(["auto", "off", "all"]),
-    default="auto",
-    help="Let what the backward pass needs wait in host memory: where memory is short, never, all of it.",
-)
-microbatches_option = click.option(
-    "--microbatches",
-    default="auto",
-    metavar="auto|NUMBER",
-    help="Run forward and backward pass on so many equal pieces of the batch, one after another.",
-)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+_PLANNING = (
+    click.option(
+        "--pin", "pins", multiple=True, metavar="PATTERN=PLACEMENT", help="Fix where arguments lie."
+    ),
+    click.option(
+        "--time-limit", metavar="DURATION", help="Begin no search after this, such as 10s; 0: none."
+    ),
+    click.option(
+        "--objective",
+        type=click.Choice(["time", "cost"]),
+        default="time",
+        help="The fastest steps, or those that cost least, by the fleet's price_per_hour.",
+    ),
+    click.option("--all-devices", is_flag=True, help="Use every device, even where fewer are faster."),
+    click.option(
+        "--axes",
+        type=click.Choice(["1", "2", "auto"]),
+        default="auto",
+        help="Mesh axes: all devices alike, or nodes and the devices in each.",
+    ),
+    click.option(
+        "--recompute",
+        type=click.Choice(["auto", "off", "all"]),
+        default="auto",
+        help="Compute parts of the forward pass again in the backward: where memory is short, never, all.",
+    ),
+    click.option(
+        "--microbatches",
+        default="auto",
+        metavar="auto|NUMBER",
+        help="Run forward and backward pass on so many equal pieces of the batch, one after another.",
+    ),
+    click.option(
+        "--offload",
+        type=click.Choice(["auto", "off", "all"]),
+        default="auto",
+        help="Let what the backward pass needs wait in host memory: where memory is short, never, all of it.",
+    ),
+)
+
+
+def planning_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with the options about how to plan.
+
+    It gets `planning`, the arguments of `shardwright.synthesize` that they stand for: what was asked for
+    otherwise than by default.
+    """
+
+    @wraps(command)
+    def planned(
+        pins: tuple[str, ...],
+        time_limit: str | None,
+        objective: str,
+        all_devices: bool,
+        axes: str,
+        recompute: str,
+        microbatches: str,
+        offload: str,
+        **others: Any,
+    ) -> None:
+        chosen = {
+            "constraints": parse_pins(pins),
+            "time_limit_s": parse_time_limit(time_limit),
+            "objective": objective,
+            "devices": "all" if all_devices else "auto",
+            "axes": parse_axes(axes),
+            "recompute": recompute,
+            "microbatches": parse_microbatches(microbatches),
+            "offload": offload,
+        }
+        usual = (None, "auto", "time")
+        command(planning={name: value for name, value in chosen.items() if value not in usual}, **others)
+
+    for option in reversed(_PLANNING):
+        option(planned)
+    return planned
+
+
+#: How the options are written that stand for arguments of `shardwright.synthesize`.
+_WRITTEN = {"constraints": "--pin", "time_limit_s": "--time-limit", "devices": "--all-devices"}
+
+
+def check_made(planning: Mapping[str, Any]) -> None:
+    """Refuse options about how to plan where a plan is made already.
+
+    Raises:
+        InputError: there are some.
+    """
+    for name in planning:
+        raise InputError(
+            place=_WRITTEN.get(name, f"--{name}"),
+            reason="is about making a plan, and there is none to be made",
+            remedy="Pass --fleet to make one, or leave it out",
+        )
 
 
 def parse_axes(given: str) -> Literal[1, 2, "auto"]:

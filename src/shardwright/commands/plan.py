@@ -10,38 +10,18 @@ from typing import Any
 import click
 
 from shardwright import api
-from shardwright.commands.options import (
-    all_devices_option,
-    axes_option,
-    factory_argument,
-    fleet_option,
-    json_option,
-    microbatches_option,
-    offload_option,
-    parse_axes,
-    parse_microbatches,
-    parse_pins,
-    parse_time_limit,
-    recompute_option,
-)
-from shardwright.commands.what_if import (
-    ask,
-    for_money,
-    objective_option,
-    remedies_option,
-    what_if_option,
-    why_not,
-)
+from shardwright.commands.options import factory_argument, fleet_option, json_option, planning_options
+from shardwright.commands.questions import ask, remedies_option, what_if_option, why_not
 from shardwright.console import say, say_json, stages, warn
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.trace_events import trace_events
 from shardwright.factory import load_factory
 from shardwright.files import check_writable, write_whole
+from shardwright.fleet_questions import check_change
 from shardwright.ir.errors import ReplicatedWarning
 from shardwright.plan import Plan
 from shardwright.reports.text import against, baselines_to_json, layout
 from shardwright.synth.baselines import Baseline
-from shardwright.what_if import changed
 
 
 @click.command()
@@ -50,18 +30,11 @@ from shardwright.what_if import changed
 @click.option("-o", "--output", metavar="PLAN.json", help="Write the plan to this file.")
 @click.option("--baselines", "with_baselines", is_flag=True, help="Price data parallelism beside the plan.")
 @click.option("--program", "with_program", is_flag=True, help="Print the program, too.")
-@click.option("--pin", "pins", multiple=True, metavar="PATTERN=PLACEMENT", help="Fix where arguments lie.")
-@click.option("--time-limit", metavar="DURATION", help="Begin no search after this, such as 10s; 0: none.")
 @click.option("--timeline", "trace_path", metavar="TRACE.json", help="Write the step in time, for Perfetto.")
 @click.option("--report", "page_path", metavar="PAGE.html", help="Write a page about it, for a browser.")
 @what_if_option
-@objective_option
 @remedies_option
-@all_devices_option
-@axes_option
-@recompute_option
-@microbatches_option
-@offload_option
+@planning_options
 @json_option
 def plan(
     target: str,
@@ -69,46 +42,24 @@ def plan(
     output: str | None,
     with_baselines: bool,
     with_program: bool,
-    pins: tuple[str, ...],
-    time_limit: str | None,
     trace_path: str | None,
     page_path: str | None,
     changes: str | None,
-    objective: str,
     with_remedies: bool,
-    all_devices: bool,
-    axes: str,
-    recompute: str,
-    microbatches: str,
-    offload: str,
+    planning: dict[str, Any],
     as_json: bool,
 ) -> None:
     """Plan the step that FACTORY() returns, as (train_step, args), for a fleet."""
     fleet = Fleet.load(fleet_path)
     check_writable(output)
-    limit_s = parse_time_limit(time_limit)
-    constraints = parse_pins(pins)
     check_writable(trace_path, "--timeline")
     check_writable(page_path, "--report")
     if changes is not None:
-        changed(fleet, changes)
+        check_change(fleet, changes, planning)
     step, args = load_factory(target)
-    made = make_plan(
-        step,
-        args,
-        fleet,
-        all_devices=all_devices,
-        constraints=constraints,
-        time_limit_s=limit_s,
-        axes=parse_axes(axes),
-        recompute=recompute,
-        microbatches=parse_microbatches(microbatches),
-        offload=offload,
-    )
-    if objective == "cost":
-        made = for_money(made, time_limit_s=limit_s, constraints=constraints)
-    lacking = why_not(made, step, args) if with_remedies else None
-    asked = None if changes is None else ask(made, changes, time_limit_s=limit_s, constraints=constraints)
+    made = make_plan(step, args, fleet, **planning)
+    lacking = why_not(made, step, args, planning) if with_remedies else None
+    asked = None if changes is None else ask(made, changes, planning)
     if output is not None:
         made.save(output)
     if trace_path is not None:
@@ -144,34 +95,27 @@ def plan(
 @click.command()
 @factory_argument
 @fleet_option
+@planning_options
 @json_option
-def baselines(target: str, fleet_path: str, as_json: bool) -> None:
+def baselines(target: str, fleet_path: str, planning: dict[str, Any], as_json: bool) -> None:
     """Price what people do without a planner, beside the plan."""
     fleet = Fleet.load(fleet_path)
     step, args = load_factory(target)
-    made = make_plan(step, args, fleet)
+    made = make_plan(step, args, fleet, **planning)
+    axes = planning.get("axes", "auto")
     with stages() as tick:
-        found = api.baselines(step, *args, fleet=fleet, plan=made, tick=tick)
+        found = api.baselines(step, *args, fleet=fleet, axes=axes, plan=made, tick=tick)
     if as_json:
         say_json(baselines_to_json(made, found))
     else:
         say(against(made, found))
 
 
-def make_plan(
-    step: Callable[..., Any],
-    args: tuple[Any, ...],
-    fleet: Fleet,
-    *,
-    all_devices: bool = False,
-    **options: Any,
-) -> Plan:
+def make_plan(step: Callable[..., Any], args: tuple[Any, ...], fleet: Fleet, **planning: Any) -> Plan:
     """Plan with progress; warnings become lines on stderr."""
     with stages() as tick, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ReplicatedWarning)
-        made = api.synthesize(
-            step, *args, fleet=fleet, devices="all" if all_devices else "auto", tick=tick, **options
-        )
+        made = api.synthesize(step, *args, fleet=fleet, tick=tick, **planning)
     for warning in caught:
         if issubclass(warning.category, ReplicatedWarning):
             warn(str(warning.message))

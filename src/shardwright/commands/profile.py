@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import click
 
-from shardwright.commands.options import factory_argument, json_option
+from shardwright.commands.options import check_made, factory_argument, json_option, planning_options
 from shardwright.console import say, say_json, stages
 from shardwright.cost.fleet import Fleet
 from shardwright.factory import load_factory
@@ -22,13 +23,21 @@ from shardwright.reports.profile import layout, plot
 @click.option("--fleet", "fleet_path", metavar="FLEET.yaml", help="Plan for this fleet; profile its devices.")
 @click.option("--plan", "plan_path", metavar="PLAN.json", help="Profile the devices of this plan.")
 @click.option("--plot", "picture", metavar="PICTURE.svg", help="Draw memory over time, and by layer.")
+@planning_options
 @json_option
 def profile_command(
-    target: str, fleet_path: str | None, plan_path: str | None, picture: str | None, as_json: bool
+    target: str,
+    fleet_path: str | None,
+    plan_path: str | None,
+    picture: str | None,
+    planning: dict[str, Any],
+    as_json: bool,
 ) -> None:
     """Profile the step that FACTORY() returns; nothing is executed."""
     if fleet_path is not None and plan_path is not None:
         raise InputError(place="profile", reason="has --fleet and --plan", remedy="Pass one of them")
+    if fleet_path is None:
+        check_made(planning)
     if picture is not None:
         check_plot(picture)
     fleet = None if fleet_path is None else Fleet.load(fleet_path)
@@ -36,7 +45,7 @@ def profile_command(
     step, args = load_factory(target)
     with stages() as tick, warnings.catch_warnings():
         warnings.simplefilter("ignore", ReplicatedWarning)
-        found = profile(step, *args, fleet=fleet, plan=loaded, tick=tick)
+        found = profile(step, *args, fleet=fleet, plan=loaded, tick=tick, **planning)
     if picture is not None:
         plot(found, picture)
     if as_json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ import click
 import jax
 
 from shardwright.backends.launch import find_mpiexec, launch, under_mpi
-from shardwright.commands.options import all_devices_option, factory_argument, json_option
+from shardwright.commands.options import check_made, factory_argument, json_option, planning_options
 from shardwright.commands.plan import make_plan
 from shardwright.console import say_json, stages
 from shardwright.cost.fleet import Fleet
-from shardwright.execute import BACKENDS
+from shardwright.execute import BACKENDS, run_options
 from shardwright.factory import check_concrete, load_factory
 from shardwright.ir.errors import InputError
 from shardwright.ir.graph import TensorType
@@ -32,7 +32,8 @@ from shardwright.reports.text import duration
 @click.option("--plan", "plan_path", metavar="PLAN.json", help="Run this plan instead of making one.")
 @click.option("--backend", type=click.Choice(sorted(BACKENDS)), default="reference", show_default=True)
 @click.option("--steps", type=click.IntRange(min=1), default=1, show_default=True, help="Steps to run.")
-@all_devices_option
+@click.option("--finite", is_flag=True, help="With mpi: stop at the first result that is no finite number.")
+@planning_options
 @json_option
 def run(
     target: str,
@@ -40,7 +41,8 @@ def run(
     plan_path: str | None,
     backend: str,
     steps: int,
-    all_devices: bool,
+    finite: bool,
+    planning: dict[str, Any],
     as_json: bool,
 ) -> None:
     """Run the step on a fleet.
@@ -54,16 +56,16 @@ def run(
         raise InputError(
             place="run", reason="needs a fleet or a plan, not both", remedy="Pass --fleet or --plan"
         )
-    if plan_path is not None and all_devices:
-        raise InputError(
-            place="--all-devices",
-            reason="is about making a plan, and --plan names one that is made",
-            remedy="Pass --fleet, or leave it out",
-        )
-    planned = partial(_load_or_plan, fleet_path=fleet_path, plan_path=plan_path, all_devices=all_devices)
-    shown = partial(_run, steps=steps, as_json=as_json)
+    if plan_path is not None:
+        check_made(planning)
+    if backend == "spmd":  # it runs two mesh axes only where all is even, and host memory not at all
+        planning = {"axes": 1, "offload": "off"} | planning
+    planned = partial(_load_or_plan, fleet_path=fleet_path, plan_path=plan_path, planning=planning)
+    options = {"finite": True} if finite else {}
+    run_options(backend, options)
+    shown = partial(_run, steps=steps, as_json=as_json, options=options)
     if backend == "mpi" and not under_mpi():
-        sys.exit(_launch(target, planned, steps, as_json=as_json))
+        sys.exit(_launch(target, planned, steps, as_json=as_json, finite=finite))
     if backend == "mpi":
         _run_rank(target, planned, shown)
     else:
@@ -73,7 +75,7 @@ def run(
         shown(made, step, args, backend, loud=True)
 
 
-def _launch(target: str, planned: Callable[..., Plan], steps: int, *, as_json: bool) -> int:
+def _launch(target: str, planned: Callable[..., Plan], steps: int, *, as_json: bool, finite: bool) -> int:
     """Plan once here, then start the ranks on the finished plan."""
     find_mpiexec()  # before the work, not after it
     step, args = load_factory(target)
@@ -83,7 +85,7 @@ def _launch(target: str, planned: Callable[..., Plan], steps: int, *, as_json: b
         path = str(Path(folder) / "plan.json")
         made.save(path)
         arguments = [*("-m", "shardwright", "run", target, "--plan", path, "--backend", "mpi")]
-        arguments += ["--steps", str(steps), *(["--json"] if as_json else [])]
+        arguments += ["--steps", str(steps), *["--json"] * as_json, *["--finite"] * finite]
         return launch(len(made.used), arguments)
 
 
@@ -111,11 +113,13 @@ def _run(
     *,
     loud: bool,
     as_json: bool,
+    options: Mapping[str, Any],
 ) -> None:
-    traced = made.attach(step, *args)
+    with stages():
+        traced = made.attach(step, *args)
     state = traced.graph.state
     shown = [i for i, a in enumerate(traced.graph.outputs) if _is_number(a.type) and i not in state]
-    compiled = made.compile(step, backend=backend)
+    compiled = made.compile(step, backend=backend, **options)
     flat = jax.tree.leaves(args)
     rows: list[dict[str, object]] = []
 
@@ -161,9 +165,9 @@ def _load_or_plan(
     *,
     fleet_path: str | None,
     plan_path: str | None,
-    all_devices: bool,
+    planning: Mapping[str, Any],
 ) -> Plan:
     if plan_path is not None:
         return Plan.load(plan_path)
     assert fleet_path is not None
-    return make_plan(step, args, Fleet.load(fleet_path), all_devices=all_devices)
+    return make_plan(step, args, Fleet.load(fleet_path), **planning)

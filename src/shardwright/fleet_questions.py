@@ -1,23 +1,22 @@
-"""Fleet questions: what a step would take on a changed fleet, and which part of one is cheapest to use."""
+"""Fleet questions: what a step would take on a changed fleet."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardwright.api import synthesize_traced
+from shardwright.api import synthesize, synthesize_traced
 from shardwright.cost.catalogue import device_type
 from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import MOST_DEVICES, Fleet, Node
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.errors import InputError
 from shardwright.ir.rewriting import original
-from shardwright.ir.trace import Traced
+from shardwright.money import check_prices, price_per_hour
 from shardwright.plan import Plan
-from shardwright.plan_parts import Spent, Unused, spread
-from shardwright.synth.subfleets import candidates
 
 _REMEDY = "Write it as in --what-if add=2xA100-40GB,drop=n3"
 _COUNTED = re.compile(r"(?:(\d+)x)?(.+)")
@@ -90,13 +89,6 @@ def _facts(plan: Plan) -> dict[str, Any]:
     }
 
 
-def price_per_hour(plan: Plan) -> float | None:
-    """What the devices that a plan uses cost in an hour; None where the fleet does not say."""
-    devices = plan.fleet.devices
-    prices = [devices[d].type.price_per_hour for d in plan.used]
-    return None if any(price is None for price in prices) else sum(price or 0.0 for price in prices)
-
-
 def changed(fleet: Fleet, changes: str) -> Fleet:
     """A fleet with devices added and dropped.
 
@@ -105,7 +97,8 @@ def changed(fleet: Fleet, changes: str) -> Fleet:
         changes: separated by commas: `drop=` a node (`n3`), a device (`n0.d1`), so many of a type (`2xT4`,
             the last ones) or all of it (`T4`); `add=` so many of a type of the fleet or the catalogue
             (`2xA100-40GB`), into a node (`A100-40GB@n0`), or without that into the only node, or else as a
-            node of its own, linked like the first one. Names are those of the fleet as it is.
+            node of its own, linked like the first one; with a price per hour, where that is not the fleet's,
+            as `A100-40GB:1.80`. Names are those of the fleet as it is.
 
     Raises:
         InputError: a change cannot be read, names nothing that there is, or leaves no device.
@@ -121,12 +114,16 @@ def changed(fleet: Fleet, changes: str) -> Fleet:
             dropped.update(_dropped(fleet, what, place))
             continue
         kind, _, node = what.partition("@")
+        kind, _, price = kind.partition(":")
         found = _COUNTED.fullmatch(kind)
         count = int(found[1] or 1) if found else 0
         if found is None or not 0 < count <= MOST_DEVICES:
             raise InputError(place=place, reason="has no number of devices", remedy=_REMEDY)
         own = {device.type.name: device.type for device in fleet.devices}
-        added.append((count, own.get(found[2]) or device_type(found[2], place=place), node))
+        type_ = own.get(found[2]) or device_type(found[2], place=place)
+        if price:
+            type_ = replace(type_, price_per_hour=_price(price, place))
+        added.append((count, type_, node))
     nodes = list(fleet.nodes)
     for count, kind, name in added:
         nodes = _with(nodes, count, kind, name, fleet)
@@ -146,6 +143,18 @@ def changed(fleet: Fleet, changes: str) -> Fleet:
             remedy="Add `network:` to the fleet file, or name a node: add=T4@n0",
         )
     return subfleet(replace(fleet, nodes=tuple(nodes)), kept, f"{fleet.name}, {changes}")
+
+
+def _price(text: str, place: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise InputError(
+            place=place, reason=f"{text!r} is no price per hour", remedy="Write it as in add=2xA100-40GB:1.80"
+        )
+    return found
 
 
 def _dropped(fleet: Fleet, what: str, place: str) -> list[int]:
@@ -203,77 +212,55 @@ def _with(nodes: Sequence[Node], count: int, kind: DeviceType, name: str, fleet:
 
 
 def what_if(
-    traced: Traced, now: Plan, changes: str, tick: Callable[[str], None] = lambda what: None, **options: Any
+    train_step: Callable[..., Any],
+    *args: Any,
+    fleet: Fleet,
+    changes: str,
+    tick: Callable[[str], None] = lambda what: None,
+    **planning: Any,
 ) -> WhatIf:
-    """Plan a traced step for a changed fleet.
+    """Plan a step for a fleet as it is, and for the fleet as it would be.
 
     Args:
-        traced: the step.
-        now: its plan for the fleet as it is.
-        changes: see `changed`.
-        tick: told what begins.
-        options: see `shardwright.api.synthesize_traced`.
+        train_step: see `synthesize`.
+        args: see `synthesize`.
+        fleet: as it is.
+        changes: separated by commas, such as "add=2xA100-40GB,drop=n3": `drop=` a node (`n3`), a device
+            (`n0.d1`), so many of a type (`2xT4`, the last ones) or all of it (`T4`); `add=` so many of a type
+            of the fleet or the catalogue, into a node (`A100-40GB@n0`), or without that into the only node,
+            or else as a node of its own, linked like the first one; with a price per hour, where that is not
+            the fleet's, as `A100-40GB:1.80`.
+        tick: told what begins (for progress displays).
+        planning: further arguments of `synthesize`, such as `objective`, for both plans.
 
     Raises:
-        InputError: see `changed`.
+        InputError: a change cannot be read, names nothing that there is, or leaves no device; or see
+            `synthesize`.
+        TraceError: the step cannot be traced or has side effects.
     """
+    check_change(fleet, changes, planning)
+    now = synthesize(train_step, *args, fleet=fleet, tick=tick, **planning)
+    return beside(now, changes, tick, **planning)
+
+
+def check_change(fleet: Fleet, changes: str, planning: Mapping[str, Any]) -> None:
+    """Find out before the work, not after it, whether a changed fleet can be planned for.
+
+    Raises:
+        InputError: see `changed`; or steps are to cost least, and a device has no price.
+    """
+    wanted = changed(fleet, changes)
+    if planning.get("objective") == "cost":
+        check_prices(fleet)
+        check_prices(wanted)
+
+
+def beside(
+    now: Plan, changes: str, tick: Callable[[str], None] = lambda what: None, **planning: Any
+) -> WhatIf:
+    """`what_if` for a plan that was just made with the same further arguments of `synthesize`."""
     fleet = changed(now.fleet, changes)
-    traced = original(traced)
     tick(f"planning for {fleet}")
+    traced = original(now.step())
+    options: dict[str, Any] = {"state": now.state_override, **planning}
     return WhatIf(changes, now, synthesize_traced(traced, fleet=fleet, tick=tick, **options))
-
-
-def cheapest(
-    traced: Traced, fleet: Fleet, tick: Callable[[str], None] = lambda what: None, **options: Any
-) -> Plan:
-    """The plan whose steps cost the least money: of every part of the fleet that is considered, its fastest.
-
-    The time bound of the plan is that of its own devices.
-
-    Args:
-        traced: the step.
-        fleet: every device of which has a price.
-        tick: told what begins.
-        options: see `shardwright.api.synthesize_traced`.
-
-    Raises:
-        InputError: a device has no price.
-    """
-    free = dict.fromkeys(d.type.name for d in fleet.devices if d.type.price_per_hour is None)
-    if free:
-        raise InputError(
-            place="objective",
-            reason=f"is cost, and the fleet has no price of {', '.join(free)}",
-            remedy="Add `price_per_hour: 1.20` beside the type of these devices in the fleet file",
-        )
-    devices = fleet.devices
-    traced = original(traced)
-    best: tuple[bool, float] | None = None
-    chosen: Plan | None = None
-    for members in candidates(fleet):
-        part = fleet if len(members) == len(devices) else subfleet(fleet, members, fleet.name)
-        tick(f"planning for {part}")
-        made = synthesize_traced(traced, fleet=part, devices="all", tick=tick, **options)
-        hourly = sum(devices[d].type.price_per_hour or 0.0 for d in members)
-        offer = (not made.fits, made.iteration_s * hourly / 3600)
-        if best is None or offer < best:
-            best, chosen = offer, _whole(made, fleet, members)
-    assert chosen is not None and best is not None
-    note = f"these devices were chosen because 1,000 steps on them cost least: {1000 * best[1]:.4g}"
-    return replace(chosen, assumptions=(*chosen.assumptions, note))
-
-
-def _whole(made: Plan, fleet: Fleet, members: Sequence[int]) -> Plan:
-    """A plan for a part of a fleet as one for the fleet."""
-    count = len(fleet.devices)
-    left = tuple(d for d in range(count) if d not in members)
-    why = Unused(tuple(fleet.devices[d].name for d in left), "a step without them costs less money")
-    return replace(
-        made,
-        fleet=fleet,
-        ratios=spread(made.ratios, members, count, 0.0),
-        memory_bytes=spread(made.memory_bytes, members, count, 0),
-        spent=spread(made.spent, members, count, Spent(0.0, 0.0, 0.0)),
-        used=tuple(members),
-        unused=(why,) if left else (),
-    )

@@ -1,0 +1,43 @@
+"""`--what-if` and `--remedies` of `shardwright plan`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from shardwright.console import stages
+from shardwright.fleet_questions import WhatIf, beside
+from shardwright.ir.errors import ReplicatedWarning
+from shardwright.plan import Plan
+from shardwright.remedies import Shortage, shortage
+
+what_if_option = click.option(
+    "--what-if",
+    "changes",
+    metavar="CHANGES",
+    help="Plan for a changed fleet, too: add=2xA100-40GB,drop=n3.",
+)
+remedies_option = click.option(
+    "--remedies",
+    "with_remedies",
+    is_flag=True,
+    help="Where nothing fits, plan what would help, and say at which price.",
+)
+
+
+def why_not(
+    made: Plan, step: Callable[..., Any], args: tuple[Any, ...], planning: Mapping[str, Any]
+) -> Shortage | None:
+    """Why a plan that was made here in this way does not fit, with progress; None if it does."""
+    with stages() as tick:
+        return shortage(made, step, *args, constraints=planning.get("constraints"), tick=tick)
+
+
+def ask(made: Plan, changes: str, planning: Mapping[str, Any]) -> WhatIf:
+    """The plan for a changed fleet beside one that was made here in the same way, with progress."""
+    with stages() as tick, warnings.catch_warnings():
+        warnings.simplefilter("ignore", ReplicatedWarning)  # the plan beside it warned
+        return beside(made, changes, tick, **planning)

@@ -1,0 +1,101 @@
+"""`objective="cost"`: the part of a fleet on which a step costs the least money.
+
+`shardwright.api.synthesize` hands over what plans a step for a fleet; each part that is considered is planned
+for by itself, all of its devices taking part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from shardwright.cost.fleet import Fleet
+from shardwright.cost.subfleet import subfleet
+from shardwright.ir.errors import InputError
+from shardwright.plan import Plan
+from shardwright.plan_parts import Spent, Unused, spread
+from shardwright.synth.parts import candidates
+
+
+def price_per_hour(plan: Plan) -> float | None:
+    """What the devices that a plan uses cost in an hour; None where the fleet does not say."""
+    devices = plan.fleet.devices
+    prices = [devices[d].type.price_per_hour for d in plan.used]
+    return None if any(price is None for price in prices) else sum(price or 0.0 for price in prices)
+
+
+def check_prices(fleet: Fleet) -> None:
+    """Refuse a fleet that does not say what its devices cost.
+
+    Raises:
+        InputError: a device has no price.
+    """
+    free = dict.fromkeys(d.type.name for d in fleet.devices if d.type.price_per_hour is None)
+    if free:
+        raise InputError(
+            place="objective",
+            reason=f"is cost, and the fleet has no price of {', '.join(free)}",
+            remedy="Add `price_per_hour: 1.20` beside the type of these devices in the fleet file, or the "
+            "price to what is added: --what-if add=T4:1.20",
+        )
+
+
+def cheapest(
+    fleet: Fleet, planned: Callable[[Fleet], Plan], late: Callable[[], bool] = lambda: False
+) -> Plan:
+    """The plan whose steps cost the least money: of every part of the fleet that is considered, its fastest.
+
+    The time bound of the plan is that of its own devices.
+
+    Args:
+        fleet: every device of which has a price.
+        planned: the plan for a part of it, on all devices of the part.
+        late: whether no further part is to be looked at.
+
+    Raises:
+        InputError: a device has no price, or `planned` refuses the whole fleet.
+    """
+    check_prices(fleet)
+    devices = fleet.devices
+    best: tuple[bool, float] | None = None
+    chosen: Plan | None = None
+    untried = 0
+    for members in candidates(fleet):
+        whole = len(members) == len(devices)
+        if chosen is not None and late():
+            untried += 1
+            continue
+        try:
+            made = planned(fleet if whole else subfleet(fleet, members, fleet.name))
+        except InputError:
+            if whole:
+                raise
+            continue  # what was asked for, such as a pin over two mesh axes, is not possible on this part
+        hourly = sum(devices[d].type.price_per_hour or 0.0 for d in members)
+        offer = (not made.fits, made.iteration_s * hourly / 3600)
+        if best is None or offer < best:
+            best, chosen = offer, _whole(made, fleet, members)
+    assert chosen is not None and best is not None
+    notes = [
+        f"these devices were chosen because 1,000 steps on them cost least: {1000 * best[1]:.4g}; "
+        "the bound is that of plans for just these devices"
+    ]
+    if untried:
+        notes.append(f"time was up: {untried} other parts of the fleet were not looked at")
+    return replace(chosen, assumptions=(*chosen.assumptions, *notes))
+
+
+def _whole(made: Plan, fleet: Fleet, members: Sequence[int]) -> Plan:
+    """A plan for a part of a fleet as one for the fleet."""
+    count = len(fleet.devices)
+    left = tuple(d for d in range(count) if d not in members)
+    why = Unused(tuple(fleet.devices[d].name for d in left), "a step without them costs less money")
+    return replace(
+        made,
+        fleet=fleet,
+        ratios=spread(made.ratios, members, count, 0.0),
+        memory_bytes=spread(made.memory_bytes, members, count, 0),
+        spent=spread(made.spent, members, count, Spent(0.0, 0.0, 0.0)),
+        used=tuple(members),
+        unused=(why,) if left else (),
+    )

@@ -1,0 +1,116 @@
+"""Parts of a fleet: which are worth considering, and why a plan leaves devices out.
+
+`shardwright.synth.subfleets` and `shardwright.synth.grid.choice` choose among them, on one mesh axis and two.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import combinations, product
+from typing import Protocol
+
+from shardwright.cost.fleet import Fleet
+from shardwright.cost.subfleet import subfleet
+from shardwright.synth.alternate import Synthesis
+
+#: Parts of a fleet that are considered at most, the whole included.
+MOST_PARTS = 24
+
+#: Device classes up to which all unions are considered; with more, each alone and all but each.
+_FEW_CLASSES = 4
+
+Members = tuple[int, ...]
+
+
+def candidates(fleet: Fleet) -> tuple[Members, ...]:
+    """The parts of a fleet worth considering: indices of their devices, ascending.
+
+    The whole fleet first, then one node of each kind, each class of devices, and what else can be made of
+    none, one or all nodes of each kind, or of whole classes. Parts that have equal nodes count once.
+    """
+    found: dict[object, Members] = {}
+    for members in _parts(fleet):
+        if len(found) == MOST_PARTS:
+            break
+        nodes = subfleet(fleet, members, fleet.name).nodes
+        found.setdefault(frozenset(Counter(node.kind for node in nodes).items()), members)
+    return tuple(found.values())
+
+
+def _parts(fleet: Fleet) -> Iterator[Members]:
+    """Parts of a fleet, those that baselines use first; some more than once."""
+    nodes: list[Members] = []
+    first = 0
+    for node in fleet.nodes:
+        nodes.append(tuple(range(first, first + len(node.devices))))
+        first += len(node.devices)
+    kinds: dict[object, list[Members]] = {}
+    for node, devices in zip(fleet.nodes, nodes, strict=True):
+        kinds.setdefault(node.kind, []).append(devices)
+    classes = [each.members for each in fleet.classes]
+    yield tuple(range(first))
+    yield from (alike[0] for alike in kinds.values())
+    yield from classes
+    if len(classes) <= _FEW_CLASSES:
+        sizes: Sequence[int] = range(2, len(classes))
+    else:
+        sizes = (len(classes) - 1,)
+    for size in sizes:
+        yield from (_union(some) for some in combinations(classes, size))
+    # A fleet of ten kinds has 59,048 combinations: more than the limit need not be made.
+    prefixes = ([alike[:count] for count in sorted({0, 1, len(alike)})] for alike in kinds.values())
+    for taken in product(*prefixes):
+        if any(taken):
+            yield _union([node for alike in taken for node in alike])
+
+
+def _union(parts: Sequence[Members]) -> Members:
+    return tuple(sorted(device for part in parts for device in part))
+
+
+class Tried(Protocol):
+    """A part of the fleet, with what is known of its plans."""
+
+    members: Members
+    bound_s: float
+    found: Synthesis | None
+    fits: bool
+
+    @property
+    def cost_s(self) -> float:
+        """What its plan costs; infinite where there is none."""
+        ...
+
+
+def unused(fleet: Fleet, best: Tried, parts: Sequence[Tried]) -> tuple[tuple[Members, str], ...]:
+    """The devices that a part leaves out, by class, and why they are not used."""
+    found: list[tuple[Members, str]] = []
+    for each in fleet.classes:
+        left = tuple(d for d in each.members if d not in best.members)
+        if left:
+            found.append((left, _why(each.members, best, parts)))
+    return tuple(found)
+
+
+def _why(members: Members, best: Tried, parts: Sequence[Tried]) -> str:
+    """Why the other devices of a class are not used."""
+
+    def of_class(part: Tried) -> int:
+        return len(frozenset(members).intersection(part.members))
+
+    used = of_class(best)
+    others = [part for part in parts if of_class(part) > used]
+    them = "more of them" if used else "them"
+    least_s = min(part.bound_s for part in others)
+    if least_s >= best.cost_s * (1 - 1e-9):
+        return f"no plan that uses {them} costs less than {_milliseconds(least_s)}"
+    costs = [part.cost_s for part in others if part.found is not None and part.fits]
+    if not costs:
+        return f"no plan found that uses {them} fits into memory"
+    return f"the best plan found that uses {them} costs {_milliseconds(min(costs))}"
+
+
+def _milliseconds(seconds: float) -> str:
+    """With four digits."""
+    return f"{1e3 * seconds:.4g} ms"
