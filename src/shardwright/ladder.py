@@ -37,6 +37,11 @@ class Planning(Protocol):
         """The plan of a step, None where none costs less than a rival that fits."""
         ...
 
+    @property
+    def thorough(self) -> bool:
+        """Whether looking around a program that does not fit takes far longer than planning another step."""
+        ...
+
     def unfinished(self, traced: Traced) -> bool:
         """Whether a step was planned briefly and memory was in the way."""
         ...
@@ -180,6 +185,28 @@ class Ladder:
                 else:
                     self.known[rung] = self.planner.plan(step, rival_s, baselines=False)
         return self.known[rung]
+
+    def briefly(self, base: Plan) -> Plan | None:
+        """A plan that fits of a rung that frees what the best program lacks, without a search for what does.
+
+        By the model of memory first, then a little more. What is found is a rival for all that takes longer.
+        """
+        last = len(self.rungs) - 1
+        rung, smallest = -1, base
+        for _ in range(_TRIES):
+            if rung >= last or self.late():
+                break
+            lacks = self._lacks(smallest) + (self.rungs[rung].freed_bytes if rung >= 0 else 0)
+            enough = (n for n in range(rung + 1, last) if self.rungs[n].freed_bytes >= lacks)
+            rung = next(enough, last)
+            step = rewritten(self.traced, Rewriting(self.rungs[rung].stretches, self.pieces))
+            if too_small(step.graph, self.limits):
+                continue
+            smallest = existing(self.planner.plan(step, briefly=True, baselines=False))
+            if smallest.fits:
+                self.known[rung] = smallest
+                return smallest
+        return None
 
     def that_fits(self, base: Plan) -> Plan | None:
         """The plan of a rung that fits: the first that frees what the smallest program lacks, or higher."""
