@@ -28,7 +28,7 @@ from shardwright.synth.grid.choice import Common, GridChoosing, on_grid
 from shardwright.synth.judge import AMPLE, Look
 from shardwright.synth.solve import SpaceSolver
 from shardwright.synth.space import Space
-from shardwright.synth.subfleets import Choice, Choosing, candidates, unsearched
+from shardwright.synth.subfleets import Choice, Choosing, Members, candidates, unsearched
 from shardwright.synth.timer import Timer
 
 #: Mesh axes of programs.
