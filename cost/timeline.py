@@ -34,6 +34,7 @@ from shardwright.cost.bill import Cut, Item, Pricing, Shares, Token, bill, bill_
 from shardwright.cost.device import DeviceType
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import CostStack, Floats
+from shardwright.ir.collectives import gathered_as, together
 from shardwright.ir.graph import Graph, TensorType
 from shardwright.ir.program import Program
 
@@ -242,7 +243,8 @@ def _gathered(
 
     def add(item: Item) -> Iterator[_Step]:
         assert item.move is not None
-        kind = (item.move.kind, item.move.strategy, item.move.pre, item.move.post, item.weight)
+        strategy = gathered_as(item.move.kind, item.move.strategy)
+        kind = (item.move.kind, strategy, item.move.pre, item.move.post, item.weight)
         held = sum(member.nbytes for member in open_buckets.get(kind, ()))
         if held + item.nbytes > bucket_bytes:
             yield from close(kind)
@@ -284,8 +286,9 @@ def _message_seconds(members: Sequence[Item], model: CostModel, shares: Shares) 
     first = members[0]
     if len(members) == 1 or first.move is None:
         return _seconds(first, shares)
-    move, together = first.move, TensorType((sum(member.nbytes for member in members),), "uint8")
-    cost = model.move(move.kind, move.strategy, together, move.pre, move.post)
+    move, nbytes = first.move, sum(member.nbytes for member in members)
+    strategy = together(move.kind, [m.move.strategy for m in members if m.move is not None], nbytes)
+    cost = model.move(move.kind, strategy, TensorType((nbytes,), "uint8"), move.pre, move.post)
     return first.weight * shares.per_device(cost, first.cut)
 
 

@@ -23,6 +23,7 @@ from typing import TypeAlias
 
 from shardwright.backends.layout import is_key
 from shardwright.backends.schedule.geometry import MERGED
+from shardwright.ir.collectives import gathered_as, together
 from shardwright.ir.flow import Flow, is_local, outputs
 from shardwright.ir.graph import Graph, TensorType
 from shardwright.ir.hoist import hoisted
@@ -44,7 +45,7 @@ class Message:
         number: in the order of the whole step, loop bodies included.
         first: position of the first exchange in its program.
         positions: of all of them.
-        moves: the exchanges.
+        moves: the exchanges, all by the strategy of the message.
         needs: operands, one per exchange.
         gives: results, one per exchange.
         after: numbers of messages of the same program whose results its operands were made from.
@@ -157,13 +158,14 @@ class _Arranger:
         return Order(program, graph, _with_lifetimes(steps, outputs(program, graph)), flow.types, stood)
 
     def message(self, flow: Flow, positions: Sequence[int], after: Iterable[int] = ()) -> Message:
-        moves = tuple(flow.program.instructions[i] for i in positions)
+        moves = [flow.move(i) for i in positions]
         number, self.count = self.count, self.count + 1
+        strategy = together(moves[0].kind, [m.strategy for m in moves], sum(map(flow.nbytes, positions)))
         return Message(
             number,
             min(positions),
             tuple(positions),
-            tuple(move for move in moves if isinstance(move, Move)),
+            tuple(replace(move, strategy=strategy) for move in moves),
             tuple(flow.needs[i][0] for i in positions),
             tuple(flow.gives[i][0] for i in positions),
             tuple(sorted(after)),
@@ -363,7 +365,8 @@ def _kind(flow: Flow, position: int) -> _Kind:
     def shape(placement: Placement) -> object:
         return placement if isinstance(placement, Partial) else type(placement)
 
-    return move.kind, move.strategy, shape(move.pre), shape(move.post), move.group, tensor.dtype
+    strategy = gathered_as(move.kind, move.strategy)
+    return move.kind, strategy, shape(move.pre), shape(move.post), move.group, tensor.dtype
 
 
 def _urgency(flow: Flow) -> list[int]:
