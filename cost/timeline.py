@@ -186,10 +186,19 @@ def resuming_s(kernels_s: Floats, types: Sequence[DeviceType]) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A kernel, or the exchanges of one message; seconds by device."""
+    """A kernel, or the exchanges of one message, sent by `strategy`; seconds by device."""
 
     items: tuple[Item, ...]
     seconds: Floats
+    strategy: str = ""
+
+    @property
+    def label(self) -> str:
+        """Of its span."""
+        first = self.items[0]
+        if first.move is None or len(self.items) == 1:
+            return first.label
+        return f"{first.move.kind}.{self.strategy} × {len(self.items)}"
 
 
 _Kind: TypeAlias = tuple[object, ...]
@@ -235,7 +244,7 @@ def _gathered(
     def close(kind: _Kind) -> Iterator[_Step]:
         members = tuple(open_buckets.pop(kind, ()))
         if members:
-            yield _Step(members, _message_seconds(members, model, shares))
+            yield _message(members, model, shares)
             for member in members:
                 bucket_of.pop(member.writes[0], None)
             for member in members:
@@ -281,15 +290,15 @@ def _gathered(
         yield from close(next(iter(open_buckets)))
 
 
-def _message_seconds(members: Sequence[Item], model: CostModel, shares: Shares) -> Floats:
-    """Seconds of one message with the bytes of all its members."""
+def _message(members: tuple[Item, ...], model: CostModel, shares: Shares) -> _Step:
+    """One message with the bytes of all its members."""
     first = members[0]
     if len(members) == 1 or first.move is None:
-        return _seconds(first, shares)
+        return _Step(members, _seconds(first, shares))
     move, nbytes = first.move, sum(member.nbytes for member in members)
     strategy = together(move.kind, [m.move.strategy for m in members if m.move is not None], nbytes)
     cost = model.move(move.kind, strategy, TensorType((nbytes,), "uint8"), move.pre, move.post)
-    return first.weight * shares.per_device(cost, first.cut)
+    return _Step(members, first.weight * shares.per_device(cost, first.cut), strategy)
 
 
 def _laid_out(steps: Sequence[_Step], overlap: bool) -> Timeline:
@@ -309,7 +318,7 @@ def _laid_out(steps: Sequence[_Step], overlap: bool) -> Timeline:
             start = max(stream, float((since if overlap else compute).max(initial=0.0)))
             stream = start + float(step.seconds.max(initial=0.0))
             span = Span(
-                label=first.label if len(step.items) == 1 else f"{first.label} × {len(step.items)}",
+                label=step.label,
                 exchange=True,
                 start_s=np.full(devices, start),
                 end_s=np.full(devices, stream),
