@@ -209,12 +209,12 @@ def overlap_row(case: Case, cores: Fleet, steps: int = OVERLAP_STEPS) -> dict[st
     same turns: from the beginning of a run to its end the machine changes by more than what is looked for.
     """
 
+    sized = balanced(case, cores)
+
     def make(fleet: Fleet) -> Plans:
-        even = plans_of(case, fleet)["even"]
-        even = replace(even, bucket_bytes=None)
+        even = replace(plans_of(sized, fleet)["even"], bucket_bytes=None)
         return {"blocking": even, "overlapping": replace(even, bucket_bytes=BUCKET_BYTES)}
 
-    sized = balanced(case, cores)
     found = measured_plans(sized, cores, make, steps, ["blocking"])
     if found is None:
         return None
