@@ -165,7 +165,7 @@ class _Arranger:
             number,
             min(positions),
             tuple(positions),
-            tuple(replace(move, strategy=strategy) for move in moves),
+            tuple(m if m.strategy == strategy else replace(m, strategy=strategy) for m in moves),
             tuple(flow.needs[i][0] for i in positions),
             tuple(flow.gives[i][0] for i in positions),
             tuple(sorted(after)),
