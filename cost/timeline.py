@@ -296,7 +296,8 @@ def _message(members: tuple[Item, ...], model: CostModel, shares: Shares) -> _St
     if len(members) == 1 or first.move is None:
         return _Step(members, _seconds(first, shares))
     move, nbytes = first.move, sum(member.nbytes for member in members)
-    strategy = together(move.kind, [m.move.strategy for m in members if m.move is not None], nbytes)
+    exchanges = [(m.move.strategy, m.nbytes) for m in members if m.move is not None]
+    strategy = together(move.kind, exchanges, near=len(model.fleet.nodes) == 1)
     cost = model.move(move.kind, strategy, TensorType((nbytes,), "uint8"), move.pre, move.post)
     return _Step(members, first.weight * shares.per_device(cost, first.cut), strategy)
 

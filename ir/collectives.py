@@ -89,26 +89,27 @@ def identity(op: ReduceOp, dtype: Any) -> Any:
 
 #: Strategies of an all-reduce that know of no nodes: exchanges by any of them may travel together.
 FLAT = frozenset({"ring", "rs_ag", "tree"})
-#: Bytes from which exchanges that travel together are added up in parts. Recursive doubling sends all that
-#: there is in every round, and every participant adds all of it up; on two ranks through shared memory that
-#: took 5.8 ms for 7 MB, halving and doubling 4.5 ms.
+#: Bytes from which exchanges that travel together inside of a node are added up in parts. Recursive doubling
+#: sends all that there is in every round, and every participant adds all of it up; on two ranks through
+#: shared memory that took 5.8 ms for 7 MB, halving and doubling 4.5 ms. Between nodes another round may cost
+#: more.
 IN_PARTS_BYTES = 1 << 20
 
 
-def together(kind: str, strategies: Sequence[str], nbytes: int) -> str:
+def together(kind: str, exchanges: Sequence[tuple[str, int]], *, near: bool) -> str:
     """The strategy by which exchanges travel in one message: theirs are for one tensor each.
+
+    What is the best for the largest of them wastes no bandwidth on all.
 
     Args:
         kind: the collective.
-        strategies: of every exchange.
-        nbytes: of all of them.
+        exchanges: strategy and bytes of each.
+        near: whether all devices share a node.
     """
-    first = strategies[0]
-    if kind != "all_reduce" or len(strategies) == 1 or not FLAT.issuperset(strategies):
-        return first
-    if nbytes >= IN_PARTS_BYTES and "tree" in strategies:
-        return "rs_ag"
-    return first if len(set(strategies)) == 1 else "rs_ag" if nbytes >= IN_PARTS_BYTES else "tree"
+    strategy, _ = max(exchanges, key=lambda exchange: exchange[1])
+    if kind != "all_reduce" or strategy != "tree" or len(exchanges) == 1 or not near:
+        return strategy
+    return "rs_ag" if sum(nbytes for _, nbytes in exchanges) >= IN_PARTS_BYTES else strategy
 
 
 def gathered_as(kind: str, strategy: str) -> str:

@@ -132,7 +132,7 @@ class Order:
                     yield from body.messages()
 
 
-def arrange(program: Program, graph: Graph, bucket_bytes: int | None = None) -> Order:
+def arrange(program: Program, graph: Graph, bucket_bytes: int | None = None, *, near: bool = False) -> Order:
     """Order a verified program.
 
     Args:
@@ -140,15 +140,16 @@ def arrange(program: Program, graph: Graph, bucket_bytes: int | None = None) -> 
         graph: what it computes.
         bucket_bytes: exchanges of one kind travel together up to so many bytes; None: one by one, and where
             the program has them.
+        near: whether all devices share a node.
     """
-    return _Arranger(bucket_bytes).order(program, graph)
+    return _Arranger(bucket_bytes, near).order(program, graph)
 
 
 class _Arranger:
     """Numbers messages through all bodies."""
 
-    def __init__(self, bucket_bytes: int | None) -> None:
-        self.bucket_bytes = bucket_bytes
+    def __init__(self, bucket_bytes: int | None, near: bool) -> None:
+        self.bucket_bytes, self.near = bucket_bytes, near
         self.count = 0
 
     def order(self, program: Program, graph: Graph) -> Order:
@@ -160,7 +161,8 @@ class _Arranger:
     def message(self, flow: Flow, positions: Sequence[int], after: Iterable[int] = ()) -> Message:
         moves = [flow.move(i) for i in positions]
         number, self.count = self.count, self.count + 1
-        strategy = together(moves[0].kind, [m.strategy for m in moves], sum(map(flow.nbytes, positions)))
+        exchanges = [(flow.move(i).strategy, flow.nbytes(i)) for i in positions]
+        strategy = together(moves[0].kind, exchanges, near=self.near)
         return Message(
             number,
             min(positions),

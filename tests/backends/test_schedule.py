@@ -194,7 +194,7 @@ def data_parallel(width: int) -> Any:
     even = next(b for b in api.data_parallel(plan.traced, plan.fleet) if b.name.startswith("even"))
     plan = bucketed(replace(plan, program=even.program, ratios=even.ratios, iteration_s=even.iteration_s))
     assert plan.traced is not None
-    return arrange(plan.program, plan.traced.graph, plan.bucket_bytes), plan
+    return arrange(plan.program, plan.traced.graph, plan.bucket_bytes, near=plan.near), plan
 
 
 def test_data_parallelism_is_two_segments_around_one_message_as_by_hand() -> None:
@@ -210,13 +210,15 @@ def test_data_parallelism_is_two_segments_around_one_message_as_by_hand() -> Non
 
 
 def test_what_travels_together_has_one_strategy() -> None:
-    large, small = IN_PARTS_BYTES, IN_PARTS_BYTES - 1
-    assert together("all_reduce", ["tree", "ring"], large) == "rs_ag"
-    assert together("all_reduce", ["tree", "ring"], small) == "tree"
-    assert together("all_reduce", ["ring", "ring"], large) == "ring"
-    assert together("all_reduce", ["tree"], large) == "tree", "one tensor has the strategy it is planned with"
-    assert together("all_reduce", ["hierarchical"] * 2, large) == "hierarchical"
-    assert together("all_gather", ["padded"] * 2, large) == "padded"
+    large, small = IN_PARTS_BYTES, IN_PARTS_BYTES // 4
+    pair = [("tree", large), ("tree", 4)]
+    assert together("all_reduce", pair, near=True) == "rs_ag"
+    assert together("all_reduce", pair, near=False) == "tree", "another round may cost more between nodes"
+    assert together("all_reduce", [("tree", small), ("tree", small)], near=True) == "tree"
+    assert together("all_reduce", [("tree", 4), ("ring", small)], near=False) == "ring", "as the largest one"
+    assert together("all_reduce", [("tree", large)], near=True) == "tree", "one tensor goes as it is planned"
+    assert together("all_reduce", [("hierarchical", large)] * 2, near=True) == "hierarchical"
+    assert together("all_gather", [("padded", large)] * 2, near=True) == "padded"
 
 
 def test_exchanges_leave_early_together_and_land_late() -> None:
