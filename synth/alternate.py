@@ -31,8 +31,9 @@ from shardwright.synth.pricing import Prices
 from shardwright.synth.segments import Segmented, apart
 from shardwright.synth.solve import Solution, SpaceSolver
 from shardwright.synth.space import Space
+from shardwright.synth.stages import AT_ONCE
 from shardwright.synth.timer import Timer
-from shardwright.synth.turns import MOST_TURNS, Candidate, Found, Turns, candidate, starts
+from shardwright.synth.turns import MEETS, MOST_TURNS, Candidate, Found, Turns, candidate, starts
 from shardwright.synth.within import judged, overlooked, shortage
 
 
@@ -144,6 +145,8 @@ def freely(
     bound_s = ideal.bound_s
     certificate = Certificate(solver, turns.listed, bound_s, stop)
     for ratios in _starts(turns, ideal, floors, first):
+        if solver.solver.cells > AT_ONCE:
+            turns.assume(ratios, ideal)
         reached = turns.take(ratios)
         if found is None:
             # Is there anything left to find? The bound says so before other starts are tried.
@@ -196,7 +199,7 @@ def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = Fals
     notes: list[str] = []
     if not best.fits:
         notes.append(shortage(best, memory, model))
-    if solution.bound_s < solution.seconds:
+    if solution.bound_s < solution.seconds * (1 - MEETS):
         notes.append(f"the search stopped early: at these ratios a program could be {search_gap:.1%} cheaper")
     if stop():
         notes.append("the time limit ended the search before all starts were tried")

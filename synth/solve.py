@@ -38,6 +38,10 @@ _CELLS = 1 << 12
 #: Tables together no larger than this are filled as they are, where smaller ones might say enough.
 _A_GLANCE = 1 << 22
 
+#: Where a program is wanted, exact tables together no larger than this are filled at once: smaller ones that
+#: A* is not guided well enough by take longer, one after another.
+_EXACT = 1 << 26
+
 #: The same where several prices are worked out together: more parts of a fleet than are worth a closer look.
 _SEVERAL_CELLS = 1 << 14
 
@@ -77,6 +81,7 @@ class Solver:
 
     Attributes:
         level: the least size of tables that was not seen to be too small, by its number.
+        cells: of all exact tables, when a program was looked for last.
     """
 
     def __init__(
@@ -91,7 +96,7 @@ class Solver:
         self._start = Stage(self.first, [sizes[members[0]] for members in self.first.classes])
         self._most_cells = most_cells
         self._levels = (*(cells for cells in _SMALLER if cells < most_cells), most_cells)
-        self.level = 0
+        self.level = self.cells = 0
         self._solutions: dict[bytes, Solution | None] = {}
         self._stages = tuple((degree, min(cells, most_cells)) for degree, cells in stages)
 
@@ -198,8 +203,8 @@ class Solver:
         return digest.digest()
 
     def _solved(self, core: Core, kept: Kept, most_nodes: int, stop: Callable[[], bool]) -> Solution | None:
-        all_cells = core.cells(kept, self._levels[-1])
-        for most_cells in self._levels[-1 if all_cells <= AT_ONCE else self.level :]:
+        self.cells = all_cells = core.cells(kept, self._levels[-1])
+        for most_cells in self._levels[-1 if all_cells <= _EXACT else self.level :]:
             layers = core.finish(kept, most_cells)
             shortest = sum(len(layer.elimination.tape.buckets) for layer in layers)
             last = most_cells == self._levels[-1]
