@@ -106,7 +106,7 @@ class Plan(PlanRecord):
     def planned_messages(self) -> tuple[Planned, ...] | None:
         """What travels together; None where neither the step nor the file says."""
         if self.traced is not None:
-            return planned(arrange(self.program, self.traced.graph, self.bucket_bytes))
+            return planned(arrange(self.program, self.traced.graph, self.bucket_bytes, near=self.near))
         has_none = not any(isinstance(i, Move) and not is_local(i) for i in self.program.all_instructions())
         return self.messages if self.messages or has_none else None
 
