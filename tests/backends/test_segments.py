@@ -34,7 +34,9 @@ def walk(cut: Schedule) -> None:
     held = set(inputs(cut.program, cut.graph))
     kept = set(outputs(cut.program, cut.graph))
     for position, step in enumerate(cut.steps):
-        later = {prop for after in cut.steps[position + 1 :] for prop in after.needs} | kept
+        later = set(kept)  # what is read before it is computed anew
+        for after in reversed(cut.steps[position + 1 :]):
+            later = (later - set(after.gives)) | set(after.needs)
         assert held >= set(step.needs)
         held |= set(step.gives)
         held -= set(step.drops)
