@@ -180,7 +180,14 @@ class _Late:
     def _in_memory(self, position: int, run: int) -> bool:
         """Whether a result is written to memory in a run whatever comes later: not only what fuses reads it."""
         readers = (reader for prop in self.flow.gives[position] for reader in self.readers.get(prop, ()))
-        return any(run in self.at[reader] and not self._is_light(reader) for reader in readers)
+        return any(run in self.at[reader] and not self._fuses(reader) for reader in readers)
+
+    def _fuses(self, position: int) -> bool:
+        """Whether XLA computes an instruction together with what it reads."""
+        instruction = self.flow.program.instructions[position]
+        op = registry().get(self._primitive(position))
+        fused = op is not None and op.kind in ("elementwise", "movement", "reduction")
+        return isinstance(instruction, Move) or fused
 
     def _handed_on(self, position: int, run: int) -> int:
         """Bytes that must be kept until `run` for an instruction to be computed there."""

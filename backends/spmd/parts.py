@@ -1,14 +1,15 @@
 """A segment in parts that switch on as few classes of devices as each needs.
 
-    segment ::= common strips* part* padded?
-    common      numbers and short vectors that all devices compute alike: no switch
-    strips      elementwise updates of state: a loop, `spmd_strips.py`
-    part        what hangs together, of equal classes: one switch
-    padded      elementwise on short stretches: all devices compute on the longest, no switch
+    segment ::= front? part* strips*
+    front       what all devices compute alike: no switch
+    part        what hangs together, of equal classes: one switch; elementwise on short stretches: all devices
+                compute on the longest, no switch
+    strips      elementwise updates of state: a loop, `strips.py`
 
 Every branch of a switch is compiled, so that what need not be in one is compiled once in place of once for
 every class; and two tensors whose stretches make other classes of the devices would in one switch need a
-branch for each pair.
+branch for each pair. What stands in front XLA fuses across exchanges, and computes again where that is cheaper
+than to keep it, as it does in a program without switches; what a branch hands out has to be written to memory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from shardwright.ir.registry import registry
 from shardwright.ir.repeated import begins_again
 from shardwright.ir.segments import Segment
 
-#: Bytes up to which a replicated result is computed in front of the switches: it is written to memory there.
+#: Bytes up to which a branch is handed what it could compute for itself: it is written to memory in front of it.
 COMMON_BYTES = 4 << 10
 #: Bytes up to which a padded stretch is computed on with its padding.
 PADDED_BYTES = 16 << 10
