@@ -7,7 +7,7 @@ same operands.
 
 Only elementwise instructions and rearrangements move, and only where no more bytes are handed on than before:
 contractions stay, and can run beside the exchanges that they do not wait for. What is cheap is computed again
-by later segments that would take as long to read it, unless it has to be in memory for the first that reads it.
+by later segments that would take as long to read it, unless it has to be in memory for the first one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ COPIED = frozenset({"broadcast_in_dim", "iota", "reshape", "squeeze"})
 
 #: Arithmetic that takes less than reading its result from memory.
 CHEAP = frozenset({
-    "abs", "add", "add_any", "and", "convert_element_type", "copy", "eq", "ge", "gt", "integer_pow", "le", "lt",
-    "max", "min", "mul", "ne", "neg", "not", "or", "select_n", "sign", "square", "stop_gradient", "sub",
+    "abs", "add", "add_any", "and", "convert_element_type", "copy", "eq", "ge", "gt", "integer_pow", "le",
+    "lt", "max", "min", "mul", "ne", "neg", "not", "or", "select_n", "sign", "square", "stop_gradient", "sub",
 })  # fmt: skip
 
 
@@ -178,7 +178,7 @@ class _Late:
         return self._primitive(position) in CHEAP
 
     def _in_memory(self, position: int, run: int) -> bool:
-        """Whether a result is written to memory in a run whatever comes later: not only what fuses reads it."""
+        """Whether a result is written to memory in a run: not only what fuses reads it there."""
         readers = (reader for prop in self.flow.gives[position] for reader in self.readers.get(prop, ()))
         return any(run in self.at[reader] and not self._fuses(reader) for reader in readers)
 

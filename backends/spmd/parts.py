@@ -8,8 +8,8 @@
 
 Every branch of a switch is compiled, so that what need not be in one is compiled once in place of once for
 every class; and two tensors whose stretches make other classes of the devices would in one switch need a
-branch for each pair. What stands in front XLA fuses across exchanges, and computes again where that is cheaper
-than to keep it, as it does in a program without switches; what a branch hands out has to be written to memory.
+branch for each pair. What stands in front XLA fuses across exchanges, and computes again where that is
+cheaper than to keep it, as in a program without switches; what a branch hands out is written to memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shardwright.ir.registry import registry
 from shardwright.ir.repeated import begins_again
 from shardwright.ir.segments import Segment
 
-#: Bytes up to which a branch is handed what it could compute for itself: it is written to memory in front of it.
+#: Bytes up to which a branch is handed what it could compute for itself: it is written to memory before.
 COMMON_BYTES = 4 << 10
 #: Bytes up to which a padded stretch is computed on with its padding.
 PADDED_BYTES = 16 << 10
@@ -146,16 +146,16 @@ class _Parts:
             props = (*self.needs[position], *self.gives[position])
             alone = Segment(self.segment.first, (instruction,), self.needs[position], self.gives[position])
             known = all(prop not in self.maker or self.maker[prop] in found for prop in self.needs[position])
-            if known and all(prop.group is None for prop in props):
-                if len(classes(alone, self.within.graph, self.layout)) == 1:
-                    found.add(position)
+            known = known and all(prop.group is None for prop in props)
+            if known and len(classes(alone, self.within.graph, self.layout)) == 1:
+                found.add(position)
         return found
 
     def _with_copies(self, group: Sequence[int], front: Collection[int]) -> list[int]:
         """A group, with what of `front` its branches compute for themselves: cheap, and fused with readers.
 
-        What a branch is handed is in memory. That is no loss where the branch multiplies matrices by it, where
-        it is handed on anyway, or where it would take as much to be computed of.
+        What a branch is handed is in memory. That is no loss where the branch multiplies matrices by it,
+        where it is handed on anyway, or where more would have to be handed over to compute it of.
         """
         positions, kept = set(group), set(self.segment.gives)
         readers: dict[Property, list[int]] = {}

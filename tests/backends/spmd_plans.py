@@ -196,7 +196,20 @@ def test_what_all_compute_alike_is_in_no_branch() -> None:
 
     args = array(48, 64), array(64, 96), array(96, 64)
     traced = trace(step, *args, state={})
-    program = build(traced.graph, [R, Shard(1), Shard(0)])
+    cut, part = Shard(1), Partial("sum")
+    instructions: list[Compute | Move] = []
+    first = True
+    for number, equation in enumerate(traced.graph.equations):
+        signature = Signature((R,) * len(equation.inputs), (R,))
+        if equation.primitive == "dot_general":
+            signature = Signature((R, cut), (cut,)) if first else Signature((cut, Shard(0)), (part,))
+            first = False
+        elif equation.primitive == "tanh":
+            signature = Signature((cut,), (cut,))
+        instructions.append(Compute(number, signature))
+        if signature.outs == (part,):
+            instructions.append(Move("all_reduce", equation.outputs[0].index, part, R, strategy="ring"))
+    program = Program((R, cut, Shard(0)), tuple(instructions), (R,))
     run = SpmdExecutable(traced, program, (0.5, 0.25, 0.125, 0.125))
     assert run.walk is not None
     parts = [part for found in run.walk.branches.values() for part in found]
