@@ -143,8 +143,8 @@ def freely(
     found: Found | None = None
     bound_s = ideal.bound_s
     certificate = Certificate(solver, turns.listed, bound_s, stop)
-    for ratios in _starts(turns, ideal, floors, first):
-        reached = turns.take(ratios)
+    for ratios in _starts(model, first):
+        reached = _liked(turns, ideal, floors) if ratios is None else turns.take(ratios)
         if found is None:
             # Is there anything left to find? The bound says so before other starts are tried.
             with timer.search():
@@ -246,21 +246,21 @@ def _several(
     )
 
 
-def _starts(
-    turns: Turns, ideal: Solution, floors: Prices, first: tuple[float, ...] | None
-) -> Iterator[tuple[float, ...]]:
-    model = turns.model
+def _starts(model: CostModel, first: tuple[float, ...] | None) -> Iterator[tuple[float, ...] | None]:
+    """Ratios to start from; None for those that the best program at the floors likes."""
     if first is not None and len(model.types) > 1:
         yield first
-    even = (1.0 / len(model.class_of),) * len(model.class_of)
-    if len(model.types) == 1:
-        yield even
-        return
-    with turns.timer.ratios():
-        liked, _ = turns.best_ratios(turns.ledger.bill(ideal.assignment, floors), even)
-    yield liked
-    for shares in starts(model):
-        yield tuple(float(shares[c]) for c in model.class_of)
+    yield None
+    if len(model.types) > 1:
+        for shares in starts(model):
+            yield tuple(float(shares[c]) for c in model.class_of)
+
+
+def _liked(turns: Turns, ideal: Solution, floors: Prices) -> Found:
+    """Turns from the ratios on that the best program at the floors likes."""
+    liked = turns.like(ideal, floors)
+    solution, _ = turns.search(liked.ratios)
+    return liked if solution is ideal else turns.take(liked.ratios)
 
 
 def _settle(graph: Graph, turns: Turns, found: Found) -> tuple[Candidate, float]:
