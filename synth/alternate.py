@@ -28,7 +28,7 @@ from shardwright.synth.factors import Use
 from shardwright.synth.judge import Judge, Look
 from shardwright.synth.price_list import PriceList
 from shardwright.synth.pricing import Prices
-from shardwright.synth.segments import Segmented, apart
+from shardwright.synth.segments import WORTH, Segmented, apart
 from shardwright.synth.solve import Solution, SpaceSolver
 from shardwright.synth.space import Space
 from shardwright.synth.timer import Timer
@@ -175,7 +175,9 @@ def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = Fals
     best, memory = overlooked(turns, first, memory, found.cost_s, renting, briefly=briefly)
     dearer = not best.fits or best.cost_s > found.cost_s * (1 + ENOUGH)
     given_up = (briefly and dearer) or (not best.fits and rival_s < math.inf)
-    several = None if given_up else apart(turns, best, found, renting)
+    # The bound is of plans with several ratios, too.
+    settled = best.fits and bound_s >= best.cost_s * (1 - WORTH)
+    several = None if given_up or settled else apart(turns, best, found, renting)
     if several is None and not given_up and first is not best:
         several = apart(turns, first, found, renting)
     if several is not None and (several[0].cost_s < best.cost_s or not best.fits):

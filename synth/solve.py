@@ -294,8 +294,11 @@ class SpaceSolver:
 
     def _core(self, prices: Prices) -> Core | None:
         """The core at prices that were bounded together with others; None at any other prices."""
-        several, core = self._together or ((), None)
-        return next((core.one(k) for k, each in enumerate(several) if each is prices and core), None)
+        if self._together is None:
+            return None
+        several, core = self._together
+        number = next((k for k, each in enumerate(several) if each is prices), None)
+        return None if number is None else core.one(number)
 
     def bound(
         self, prices: Prices, stop: Callable[[], bool] = lambda: False, enough: float = math.inf
