@@ -13,7 +13,6 @@ from typing import Literal, TypeAlias
 from shardwright.assemble import assembled, replicated_in
 from shardwright.constraints import Constraints, conflict, factors, priced, resolve, takes_two_axes
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.grid_model import GridModel
 from shardwright.cost.memory import Peaks
 from shardwright.cost.model import CostModel
 from shardwright.device_memory import peaks
@@ -25,11 +24,11 @@ from shardwright.plan import Plan
 from shardwright.plan_parts import Stats
 from shardwright.synth.fallback import fits, fullest
 from shardwright.synth.grid.alternate import is_mesh
-from shardwright.synth.grid.choice import GridChoosing, on_grid
+from shardwright.synth.grid.choice import Common, GridChoosing, on_grid
 from shardwright.synth.judge import AMPLE, Look
 from shardwright.synth.solve import SpaceSolver
 from shardwright.synth.space import Space
-from shardwright.synth.subfleets import Choice, Choosing, Members, candidates, unsearched
+from shardwright.synth.subfleets import Choice, Choosing, candidates, unsearched
 from shardwright.synth.timer import Timer
 
 #: Mesh axes of programs.
@@ -69,7 +68,7 @@ class Planner:
     def __init__(self, asked: Request, timer: Timer) -> None:
         self.asked, self.timer = asked, timer
         self._known: dict[int, _Step] = {}
-        self._grids: dict[Members, GridModel] = {}
+        self._grids = Common()
 
     def plan(
         self,
@@ -98,6 +97,11 @@ class Planner:
             step = self._known[id(traced)] = _Step(traced, self.asked, self.timer, self._grids)
         return step.plan(rival_s, briefly=briefly, baselines=baselines)
 
+    @property
+    def thorough(self) -> bool:
+        """See `shardwright.ladder.Planning`: programs on two mesh axes alone are searched."""
+        return self.asked.axes == 2 and is_mesh(self.asked.fleet)
+
     def unfinished(self, traced: Traced) -> bool:
         """Whether a step was planned briefly and memory was in the way."""
         step = self._known.get(id(traced))
@@ -112,7 +116,7 @@ class Planner:
 class _Step:
     """The search for a plan of one step as it is."""
 
-    def __init__(self, traced: Traced, asked: Request, timer: Timer, grids: dict[Members, GridModel]) -> None:
+    def __init__(self, traced: Traced, asked: Request, timer: Timer, grids: Common) -> None:
         self.traced, self.asked, self.timer, self._grids = traced, asked, timer, grids
         self.space_s = 0.0
         constraints, fleet, axes = asked.constraints, asked.fleet, asked.axes
