@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,8 +25,8 @@ from shardwright.synth.timer import Timer
 
 MOST_TURNS = 4
 
-#: A program this near, as a fraction, to what none costs less than is not searched for again.
-MEETS = 5e-4
+#: Sums of the same prices in another order differ by less than this, as a fraction.
+_SAME = 1e-10
 
 
 def starts(model: CostModel) -> list[Floats]:
@@ -96,18 +96,6 @@ class Turns:
             self._seen[ratios] = solution, prices
         return self._seen[ratios]
 
-    def assume(self, ratios: tuple[float, ...], ideal: Solution) -> None:
-        """Take the cheapest program at the floors for the best at some ratios where it meets its own bound.
-
-        Floors are at most the prices at any ratios, so that their bound is one there. It saves a search.
-        """
-        with self.timer.search():
-            prices = Prices.at(self.listed, ratios)
-        with self.timer.ratios():
-            cost_s = Tally(self.ledger.bill(ideal.assignment, prices), self.model).seconds(ratios)
-        if ratios not in self._seen and ideal.bound_s >= cost_s * (1 - MEETS):
-            self._seen[ratios] = replace(ideal, seconds=cost_s, bound_s=min(ideal.bound_s, cost_s)), prices
-
     def best_ratios(
         self, items: list[Item], ratios: tuple[float, ...], memory: Footprint | None = None
     ) -> tuple[tuple[float, ...], float]:
@@ -127,10 +115,29 @@ class Turns:
         best = min(options, key=price)
         return best, price(best)[1]
 
+    def like(self, ideal: Solution, floors: Prices) -> Found:
+        """The cheapest program at the floors of all prices, at the ratios it likes.
+
+        The floors bound the prices at any ratios: where it costs no more there, no search at these ratios
+        would find anything better, and none is made.
+        """
+        even = (1.0 / len(self.model.class_of),) * len(self.model.class_of)
+        with self.timer.ratios():
+            items = self.ledger.bill(ideal.assignment, floors)
+            ratios, cost_s = self.best_ratios(items, even)
+        if ideal.bound_s == ideal.seconds and cost_s <= ideal.seconds * (1 + _SAME):
+            self.expanded, self.searches = self.expanded + ideal.expanded, self.searches + 1
+            self._seen.setdefault(ratios, (ideal, floors))
+        return Found(ideal, floors, ratios, cost_s)
+
     def take(self, ratios: tuple[float, ...]) -> Found:
-        """Turns from `ratios` on, until it no longer gets better."""
+        """Turns from `ratios` on, until it no longer gets better.
+
+        Where a program likes the ratios best at which it was found, the next turn would be the same again.
+        """
         reached: Found | None = None
         for _ in range(MOST_TURNS):
+            searched = ratios
             solution, prices = self.search(ratios)
             with self.timer.ratios():
                 items = self.ledger.bill(solution.assignment, prices)
@@ -138,7 +145,7 @@ class Turns:
             if reached is not None and not cost_s < reached.cost_s * (1 - 1e-9):
                 break
             reached = Found(solution, prices, ratios, cost_s)
-            if self.stop():
+            if ratios == searched or self.stop():
                 break
         assert reached is not None
         return reached
