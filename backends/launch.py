@@ -28,6 +28,13 @@ def under_mpi(environment: Mapping[str, str] = os.environ) -> bool:
     return any(name in environment for name in RANK_VARIABLES)
 
 
+def world_size() -> int:
+    """How many ranks the MPI job has that this process is one of."""
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.Get_size()
+
+
 def find_mpiexec() -> str:
     """Path of mpiexec: the one installed beside this Python first, then the one on PATH.
 

@@ -60,10 +60,10 @@ def arguments() -> tuple[Any, ...]:
     return jax.jit(partial(model().arguments, **SIZES))()
 
 
-def fleet(devices: int) -> Fleet:
-    """Equal devices; the programs are baselines, which do not depend on how fast these are."""
+def fleet(devices: int, latency: str = "50 us") -> Fleet:
+    """Equal devices, for which the baselines are planned."""
     cpu = {"name": "cpu", "flops": "20 GFLOP/s", "memory_bandwidth": "8 GB/s", "memory": "2 GB"}
-    node = {"devices": {"type": cpu, "count": devices}, "link": {"bandwidth": "2 GB/s", "latency": "50 us"}}
+    node = {"devices": {"type": cpu, "count": devices}, "link": {"bandwidth": "2 GB/s", "latency": latency}}
     return Fleet.from_dict({"name": "equal", "nodes": [node]})
 
 
@@ -195,10 +195,12 @@ def main(wanted: Sequence[str] = (), rounds: int = ROUNDS) -> Path:
         if some:
             table(some, header=True)
             markdown(name, some)
-            if name == "runtime":
-                show(name, "execution.md")
+            show(name, "execution.md")
     if overhead:
-        print(f"{overhead['per_instruction_s'] * 1e6:.1f} µs per instruction")
+        us = overhead["per_instruction_s"] * 1e6
+        markdown("runtime_overhead", [{"instructions": overhead["instructions"], "µs per instruction": us}])
+        show("runtime_overhead", "execution.md")
+        print(f"{us:.1f} µs per instruction")
     return write("runtime", rows, compile=compiling, overhead=overhead, sizes=SIZES)
 
 

@@ -32,7 +32,7 @@ from typing import Any, TypeAlias
 from bench import testbed_machine
 from bench.record import RESULTS, ROOT, markdown, show, table, write
 from bench.testbed_fleet import alone_s, fleet_of, measured_cores
-from bench.testbed_models import step_of
+from bench.testbed_models import PERCEPTRONS, step_of
 from shardwright import Fleet, Plan, bucketed, synthesize
 from shardwright.api import data_parallel
 from shardwright.backends.launch import find_mpiexec, rank_environment
@@ -42,8 +42,13 @@ STEPS = 15
 OVERLAP_STEPS = 27
 #: Steps in a row that are timed as one: ranks leave the barrier before them as their quotas let them.
 ROW = 3
+#: Part of a step that exchanges are in that case: its batch is chosen so. Exchanges can only hide behind the
+#: backward pass, two thirds of what is computed, and not behind its first layer, whose gradients end it.
+EXCHANGE_PART = 0.37
 #: Of messages that overlap with computation.
 BUCKET_BYTES = 4 << 20
+#: A rank's part of a batch is a multiple of these.
+ROWS = 16
 #: Byte per second of the links, by their names; None: shared memory.
 RATES = {"": None, "1gbit": 1.25e8}
 #: How far a rank's share of its core may be from its quota.
@@ -176,6 +181,27 @@ def predicted_s(plan: Plan) -> float:
     return plan.timeline(overlap=overlap, bucket_bytes=plan.bucket_bytes or 0).iteration_s
 
 
+def balanced(case: Case, cores: Fleet) -> Case:
+    """The case with the batch for which exchanges are predicted to be `EXCHANGE_PART` of a step here.
+
+    Computation is in proportion to the batch: what the case's own takes the slowest rank is measured.
+    """
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        seats = Seats(case, folder, stack)
+        parts = [quota / sum(seats.quotas) for quota in seats.quotas]
+        asked = {"model": case.model, "procs": seats.procs, "parts": parts}
+        (folder / "asked.json").write_text(json.dumps(asked))
+        seats.run("-m", "bench.testbed_speed", str(folder))
+        alone_s = max(json.loads((folder / "alone.json").read_text()))
+        fleet = fleet_of(cores, seats.quotas, seats.quotas, RATES[case.rate])
+    even = replace(plans_of(case, fleet)["even"], bucket_bytes=None)
+    wanted_s = even.timeline().exchange_s * (1 - EXCHANGE_PART) / EXCHANGE_PART
+    batch = PERCEPTRONS[case.model][0] * wanted_s / alone_s
+    ranks = len(case.speeds)
+    return replace(case, model=f"{case.model}@{ROWS * ranks * max(1, round(batch / ROWS / ranks))}")
+
+
 def overlap_row(case: Case, cores: Fleet, steps: int = OVERLAP_STEPS) -> dict[str, Any] | None:
     """Even data parallelism, every exchange by itself and waited for, against buckets beside computation.
 
@@ -183,12 +209,13 @@ def overlap_row(case: Case, cores: Fleet, steps: int = OVERLAP_STEPS) -> dict[st
     same turns: from the beginning of a run to its end the machine changes by more than what is looked for.
     """
 
+    sized = balanced(case, cores)
+
     def make(fleet: Fleet) -> Plans:
-        even = plans_of(case, fleet)["even"]
-        even = replace(even, bucket_bytes=None)
+        even = replace(plans_of(sized, fleet)["even"], bucket_bytes=None)
         return {"blocking": even, "overlapping": replace(even, bucket_bytes=BUCKET_BYTES)}
 
-    found = measured_plans(case, cores, make, steps, ["blocking"])
+    found = measured_plans(sized, cores, make, steps, ["blocking"])
     if found is None:
         return None
     plans, measured = found
@@ -197,6 +224,7 @@ def overlap_row(case: Case, cores: Fleet, steps: int = OVERLAP_STEPS) -> dict[st
     exposed = {kind: seconds[kind] - compute_s for kind in plans}
     return {
         "case": case.name,
+        "batch": int(sized.model.partition("@")[2]),
         "blocking_s": seconds["blocking"],
         "overlapping_s": seconds["overlapping"],
         "compute_s": compute_s,
@@ -291,7 +319,11 @@ def save(rows: Sequence[Mapping[str, Any]], overlap: Mapping[str, Any] | None) -
         show("testbed", "execution.md")
     if overlap:
         markdown("testbed_overlap", [overlap])
+        show("testbed_overlap", "execution.md")
     found = {name: fmean(abs(row[key] / row["plan_s"] - 1) for row in rows) for name, key in MAPES if rows}
+    if found:
+        markdown("testbed_mape", [found])
+        show("testbed_mape", "execution.md")
     print(found)
     write("testbed", rows, overlap=overlap, **found)
 

@@ -44,12 +44,13 @@ def step_of(model: str, part: float = 1.0) -> tuple[Callable[..., Any], tuple[An
     """A training step and its arguments, by name.
 
     Args:
-        model: its name.
+        model: its name; of a perceptron also "NAME@BATCH", in place of the batch that it has here.
         part: of the batch.
     """
-    if model in PERCEPTRONS:
-        batch, width, layers = PERCEPTRONS[model]
-        return perceptron(round(part * batch), width, layers)
+    name, _, rows = model.partition("@")
+    if name in PERCEPTRONS:
+        batch, width, layers = PERCEPTRONS[name]
+        return perceptron(round(part * (int(rows) if rows else batch)), width, layers)
     assert model == "gpt", f"no model {model}"
     if str(EXAMPLES) not in sys.path:
         sys.path.insert(0, str(EXAMPLES))

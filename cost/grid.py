@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,8 +54,7 @@ class GridCost:
         return bool(self.terms[1:].any())
 
 
-@dataclass(frozen=True, slots=True)
-class GridCut:
+class GridCut(NamedTuple):
     """How an instruction cuts its tensors, which is what its shares are rounded by.
 
     Attributes:

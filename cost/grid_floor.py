@@ -6,11 +6,11 @@ few), and another of at most 1/n: devices of one class in one node therefore cos
     f(r) = max over rows, and over q in { least share of the largest, most of the smallest },
            of  c0 + c2 q + (c1 + c3 q) r
 
-(the products are never negative). In a node of several classes, any weights w that add up to one over its
-devices give such rows: the maximum is at least the average, and where q adds up to one, the sum of w s q is
-at least the least w s. What is left is a water level in r over the nodes: nodes of one kind that have R
-together cost at least f(R / number of nodes), or, in few whole units, what the largest and the smallest
-number of them must cost.
+(the products are never negative; those of q count at the largest device, `products_of_largest`). In a node
+of several classes, any weights w that add up to one over its devices give such rows: the maximum is at least
+the average, and where q adds up to one, the sum of w s q is at least the least w s. What is left is a water
+level in r over the nodes: nodes of one kind that have R together cost at least f(R / number of nodes), or, in
+few whole units, what the largest and the smallest number of them must cost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.grid import ONE, RQ, GridCut, GridStack, Mesh, Q, R
+from shardwright.cost.grid import ONE, Q2, R_Q2, RQ, GridCut, GridStack, Mesh, Q, R
 from shardwright.cost.share_cost import Floats
 
 #: Dimensions of up to so many units per node are dealt in whole units; with more the error is small.
@@ -114,8 +114,11 @@ def _rows(terms: Floats, units: NDArray[np.int64], mesh: Mesh, kind: int) -> tup
     if len(classes) == 1:
         largest, smallest = _shares(units, devices)
         at = [share[:, None] for share in (largest, smallest)]
+        more, steeper = products_of_largest(terms[..., classes[0]], at[0])
         constant = np.concatenate([one[:, :, 0] + q[:, :, 0] * share for share in at], axis=1)
         slope = np.concatenate([r[:, :, 0] + rq[:, :, 0] * share for share in at], axis=1)
+        constant[:, : more.shape[1]] += more
+        slope[:, : more.shape[1]] += steeper
         return constant, slope
     found: list[tuple[Floats, Floats]] = []
     pull = np.abs(q + rq / mesh.kind_counts.sum())
@@ -129,6 +132,29 @@ def _rows(terms: Floats, units: NDArray[np.int64], mesh: Mesh, kind: int) -> tup
         found.append(((weight * one) @ inside + low, (weight * r) @ inside + high - low))
     constant, slope = (np.concatenate([each[k] for each in found], axis=1) for k in (0, 1))
     return constant, slope
+
+
+def products_of_largest(terms: Floats, least: Floats) -> tuple[Floats, Floats]:
+    """What c5 q (1 - q) + c7 r q (1 - q) adds to the largest device at its least share, where it counts.
+
+    With the products a row is concave in q: of all shares q from the least to one, it is least at one of
+    these two. As much of the products counts as leaves it no more at the least share than at one, whatever r.
+
+    Args:
+        terms: (instructions, features, rows) of the only class of a node.
+        least: (instructions, 1) least share of its largest device.
+
+    Returns:
+        What to add to constant and slope, (instructions, rows).
+    """
+    room = terms[:, Q], terms[:, Q] + terms[:, RQ]
+    taken = least * terms[:, Q2], least * (terms[:, Q2] + terms[:, R_Q2])
+    part = np.ones_like(terms[:, Q])
+    for has, takes in zip(room, taken, strict=True):
+        enough = np.where(takes > has, np.maximum(has, 0.0) / np.where(takes > 0, takes, 1.0), 1.0)
+        part = np.minimum(part, np.where(has < 0, 0.0, enough))
+    part = part * least * (1 - least)
+    return part * terms[:, Q2], part * terms[:, R_Q2]
 
 
 def _shares(units: NDArray[np.int64], devices: int) -> tuple[Floats, Floats]:
@@ -201,7 +227,8 @@ def _dealt(
         each = (constant[:, kind, :, None] + slope[:, kind, :, None] * (dealt / units)).max(axis=1)
         classes = np.flatnonzero(mesh.kind_of == kind)
         if nested.any() and len(classes) == 1:  # a node deals what it has of them
-            each[nested] = _nested(terms[nested][..., classes[0]], dealt, int(mesh.inside[classes[0]]))
+            own = _nested(terms[nested][..., classes[0]], dealt, int(mesh.inside[classes[0]]))
+            each[nested] = np.maximum(each[nested], own)
         at_least = np.minimum.accumulate(each[:, ::-1], axis=1)[:, ::-1]
         at_most = np.minimum.accumulate(each, axis=1)
         together = np.maximum(at_least[:, -(-dealt // count)], at_most[:, dealt // count])

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,12 @@ from shardwright.ir.program import Program, nodes_of
 from shardwright.ir.registry import registry, rule_of
 from shardwright.ir.rules import Rule, Signature, flop_count, on_axes
 
+#: How an instruction cuts: its cut, of each tensor whether across and within, of a product which size.
+_Way: TypeAlias = tuple[GridCut, tuple[int, ...], tuple[int | None, ...]]
+
+#: By the id of signatures (kept with them), the tensors, and whether they are of a product.
+Ways: TypeAlias = dict[tuple[int, tuple[TensorType, ...], bool], tuple[Sequence[Signature], list[_Way]]]
+
 
 class GridModel:
     """Prices every instruction for one fleet of several nodes, in the fleet's device classes.
@@ -50,10 +57,15 @@ class GridModel:
     Attributes:
         model: prices of the same fleet on one axis.
         mesh: the fleet by nodes.
+
+    Args:
+        model: prices of the fleet on one axis.
+        ways: how signatures cut, which is the same on every fleet.
     """
 
-    def __init__(self, model: CostModel) -> None:
+    def __init__(self, model: CostModel, ways: Ways | None = None) -> None:
         self.model = model
+        self._known_ways: Ways = {} if ways is None else ways
         self.mesh = Mesh.of(model)
         self._moves: dict[tuple[object, ...], GridCost] = {}
         self._supported: dict[tuple[object, ...], tuple[str, ...]] = {}
@@ -77,20 +89,25 @@ class GridModel:
         launch, byte_per_s = self.model.overheads(equation, traffic)
         through = (*traffic.ins, *traffic.outs)
         free = equation.primitive in ALIASES
+        product = _is_product(equation)
+        # How a product is cut makes its parts faster or slower; of all else only there is less.
+        every = None if product else self.model.arithmetic_s(equation, flop, ())
         known: dict[tuple[object, ...], GridCost] = {}
         result: list[tuple[GridCost, GridCut]] = []
-        for signature in found:
-            cut, categories = _cut_of(tensors, (*signature.ins, *signature.outs))
+        for signature, (cut, categories, ways) in zip(
+            found, self._ways(tensors, found, product), strict=True
+        ):
             if free:
                 result.append((self._free, cut))
                 continue
             nbytes = [0.0] * 4
             for tensor, category, counts in zip(tensors, categories, through, strict=True):
                 nbytes[category] += tensor.nbytes if counts else 0
-            ways = tuple(sharded_size(s) for s in on_axes(signature)) if _is_product(equation) else ()
             key = (*nbytes, cut, ways)
             if key not in known:
-                seconds = self.model.arithmetic_s(equation, flop, self._cuts(signature, tensors))
+                seconds = every
+                if seconds is None:
+                    seconds = self.model.arithmetic_s(equation, flop, self._cuts(signature, tensors))
                 terms = np.zeros((FEATURES, 2, len(launch)))
                 terms[ONE] = launch
                 terms[(RQ if cut.within else R) if cut.across else (Q if cut.within else ONE), 0] += seconds
@@ -99,6 +116,23 @@ class GridModel:
                 known[key] = GridCost(terms)
             result.append((known[key], cut))
         return result
+
+    def _ways(
+        self, tensors: tuple[TensorType, ...], found: Sequence[Signature], product: bool
+    ) -> Sequence[_Way]:
+        """How signatures cut, and which of its sizes, if that is a product, on each axis."""
+        key = id(found), tensors, product
+        if key not in self._known_ways:
+            ways: list[_Way] = []
+            for signature in found:
+                cut, categories = _cut_of(tensors, (*signature.ins, *signature.outs))
+                sizes = tuple([sharded_size(s) for s in on_axes(signature)]) if product else ()
+                ways.append((cut, categories, sizes))
+            if len(ways) == 1:  # of a program: what it asks for is made for it
+                return ways
+            # What is remembered by identity is kept, lest something else comes to have it.
+            self._known_ways[key] = found, ways
+        return self._known_ways[key][1]
 
     def _cuts(
         self, signature: Signature, tensors: Sequence[TensorType]

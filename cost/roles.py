@@ -25,6 +25,8 @@ class Roles:
 
     Attributes:
         parameters: inputs that are trained.
+        weights: these, and what the forward part makes of those of one layer alone, such as a cast to another
+            type: a layer begins where they are applied to something, not where they are made.
         optimizer: other state.
         data: inputs that are no state.
         gradients: what the backward part makes and the rest of the step reads.
@@ -34,6 +36,7 @@ class Roles:
     """
 
     parameters: tuple[Value, ...]
+    weights: frozenset[Value]
     optimizer: tuple[Value, ...]
     data: tuple[Value, ...]
     gradients: tuple[Value, ...]
@@ -61,11 +64,13 @@ def roles(graph: Graph) -> Roles:
         if isinstance(atom, Value) and atom in made and _backward(made[atom]):
             gradients[atom] = None
     layers = _of_inputs(graph, parameters)
-    of_equation = _of_equations(graph, trained, layers)
+    weights = _weights(graph, trained, layers)
+    of_equation = _of_equations(graph, weights, layers)
     for gradient, parameter in _trains(graph, gradients, made).items():
         layers[gradient] = layers[parameter]
     return Roles(
         parameters=parameters,
+        weights=frozenset(weights),
         optimizer=tuple(v for v in state if v not in trained),
         data=tuple(v for v in graph.inputs if v not in kept),
         gradients=tuple(gradients),
@@ -129,17 +134,34 @@ def _of_inputs(graph: Graph, parameters: Sequence[Value]) -> dict[Value, str]:
     return found
 
 
-def _of_equations(graph: Graph, trained: set[Value], layers: dict[Value, str]) -> dict[Equation, str]:
+def _weights(graph: Graph, trained: set[Value], layers: Mapping[Value, str]) -> dict[Value, str]:
+    """Layer of parameters, and of what is made of those of one layer alone."""
+    found = {value: layers[value] for value in graph.inputs if value in trained}
+    for equation in graph.equations:
+        if equation.part != "forward" or equation.regions or not equation.input_values:
+            continue
+        if all(value in found for value in equation.input_values):
+            read = {found[value] for value in equation.input_values}
+            if len(read) == 1:
+                found.update(dict.fromkeys(equation.outputs, read.pop()))
+    return found
+
+
+def _of_equations(
+    graph: Graph, weights: Mapping[Value, str], layers: dict[Value, str]
+) -> dict[Equation, str]:
     """Layer of every equation; that of what it makes is added to `layers`."""
     found: dict[Equation, str] = {}
-    ahead = {value for e in graph.equations if e.part == "forward" for value in e.outputs} | trained
+    ahead = {value for e in graph.equations if e.part == "forward" for value in e.outputs} | set(weights)
     current = NO_LAYER
     behind: str | None = None
     for equation in graph.equations:
         if equation.part == "forward":
-            read = [layers[v] for v in equation.input_values if v in trained]
-            current = read[-1] if read else current
-            layer = current
+            read = [weights[v] for v in equation.input_values if v in weights]
+            if any(value in weights for value in equation.outputs):
+                layer = weights[equation.outputs[0]]
+            else:
+                layer = current = read[-1] if read else current
         elif equation.part == "backward":
             # The layer of what it needs from the forward part, or else of the equation before it.
             needed = [layers[v] for v in equation.input_values if v in ahead and layers[v] != NO_LAYER]

@@ -34,6 +34,7 @@ from shardwright.cost.bill import Cut, Item, Pricing, Shares, Token, bill, bill_
 from shardwright.cost.device import DeviceType
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import CostStack, Floats
+from shardwright.ir.collectives import gathered_as, together
 from shardwright.ir.graph import Graph, TensorType
 from shardwright.ir.program import Program
 
@@ -190,10 +191,19 @@ def resuming_s(kernels_s: Floats, types: Sequence[DeviceType]) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A kernel, or the exchanges of one message; seconds by device."""
+    """A kernel, or the exchanges of one message, sent by `strategy`; seconds by device."""
 
     items: tuple[Item, ...]
     seconds: Floats
+    strategy: str = ""
+
+    @property
+    def label(self) -> str:
+        """Of its span."""
+        first = self.items[0]
+        if first.move is None or len(self.items) == 1:
+            return first.label
+        return f"{first.move.kind}.{self.strategy} × {len(self.items)}"
 
 
 _Kind: TypeAlias = tuple[object, ...]
@@ -239,7 +249,7 @@ def _gathered(
     def close(kind: _Kind) -> Iterator[_Step]:
         members = tuple(open_buckets.pop(kind, ()))
         if members:
-            yield _Step(members, _message_seconds(members, model, shares))
+            yield _message(members, model, shares)
             for member in members:
                 bucket_of.pop(member.writes[0], None)
             for member in members:
@@ -247,7 +257,8 @@ def _gathered(
 
     def add(item: Item) -> Iterator[_Step]:
         assert item.move is not None
-        kind = (item.move.kind, item.move.strategy, item.move.pre, item.move.post, item.weight)
+        strategy = gathered_as(item.move.kind, item.move.strategy)
+        kind = (item.move.kind, strategy, item.move.pre, item.move.post, item.weight)
         held = sum(member.nbytes for member in open_buckets.get(kind, ()))
         if held + item.nbytes > bucket_bytes:
             yield from close(kind)
@@ -284,14 +295,16 @@ def _gathered(
         yield from close(next(iter(open_buckets)))
 
 
-def _message_seconds(members: Sequence[Item], model: CostModel, shares: Shares) -> Floats:
-    """Seconds of one message with the bytes of all its members."""
+def _message(members: tuple[Item, ...], model: CostModel, shares: Shares) -> _Step:
+    """One message with the bytes of all its members."""
     first = members[0]
     if len(members) == 1 or first.move is None:
-        return _seconds(first, shares)
-    move, together = first.move, TensorType((sum(member.nbytes for member in members),), "uint8")
-    cost = model.move(move.kind, move.strategy, together, move.pre, move.post)
-    return first.weight * shares.per_device(cost, first.cut)
+        return _Step(members, _seconds(first, shares))
+    move, nbytes = first.move, sum(member.nbytes for member in members)
+    exchanges = [(m.move.strategy, m.nbytes) for m in members if m.move is not None]
+    strategy = together(move.kind, exchanges, near=len(model.fleet.nodes) == 1)
+    cost = model.move(move.kind, strategy, TensorType((nbytes,), "uint8"), move.pre, move.post)
+    return _Step(members, first.weight * shares.per_device(cost, first.cut), strategy)
 
 
 def _laid_out(steps: Sequence[_Step], devices: int, overlap: bool) -> Timeline:
@@ -310,7 +323,7 @@ def _laid_out(steps: Sequence[_Step], devices: int, overlap: bool) -> Timeline:
             start = max(stream, float((since if overlap else compute).max(initial=0.0)))
             stream = start + float(step.seconds.max(initial=0.0))
             span = Span(
-                label=first.label if len(step.items) == 1 else f"{first.label} × {len(step.items)}",
+                label=step.label,
                 exchange=True,
                 start_s=np.full(devices, start),
                 end_s=np.full(devices, stream),

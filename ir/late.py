@@ -2,10 +2,12 @@
 
 A program has a local instruction as early as it can be. What a later segment alone reads would then be
 written to memory at the end of one compiled function and read again in another; computed there, XLA fuses it
-with its reader. Broadcasts and reshapes may be computed in several segments, each from the same operand.
+with its reader. Broadcasts, reshapes and cheap arithmetic may be computed in several segments, each from the
+same operands.
 
 Only elementwise instructions and rearrangements move, and only where no more bytes are handed on than before:
-contractions stay, and can run beside the exchanges that they do not wait for.
+contractions stay, and can run beside the exchanges that they do not wait for. What is cheap is computed again
+by later segments that would take as long to read it, unless it has to be in memory for the first one.
 """
 
 from __future__ import annotations
@@ -23,6 +25,12 @@ from shardwright.ir.registry import registry
 #: Rearrangements that cost XLA nothing, inside of several readers, too. Transposes do: three readers of a
 #: transposed gradient would walk across its rows three times.
 COPIED = frozenset({"broadcast_in_dim", "iota", "reshape", "squeeze"})
+
+#: Arithmetic that takes less than reading its result from memory.
+CHEAP = frozenset({
+    "abs", "add", "add_any", "and", "convert_element_type", "copy", "eq", "ge", "gt", "integer_pow", "le",
+    "lt", "max", "min", "mul", "ne", "neg", "not", "or", "select_n", "sign", "square", "stop_gradient", "sub",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +154,40 @@ class _Late:
             return (home,)
         saved = sum(map(self._nbytes, gives))
         chosen = [runs[0] if self._handed_on(position, runs[0]) <= saved else home]
-        instruction = flow.program.instructions[position]
-        if (
-            isinstance(instruction, Compute)
-            and flow.graph.equations[instruction.equation].primitive in COPIED
-        ):
+        if self._is_free(position):
             chosen += [run for run in runs[1:] if self._handed_on(position, run) <= saved]
+        elif self._is_cheap(position) and not self._in_memory(position, runs[0]):
+            chosen += [run for run in runs[1:] if self._fetched(position, run) <= saved]
         return tuple(dict.fromkeys(chosen))
+
+    def _primitive(self, position: int) -> str:
+        instruction = self.flow.program.instructions[position]
+        if isinstance(instruction, Compute):
+            return self.flow.graph.equations[instruction.equation].primitive
+        return ""
+
+    def _is_free(self, position: int) -> bool:
+        """Whether a reader fused with it takes no longer."""
+        return self._primitive(position) in COPIED
+
+    def _is_cheap(self, position: int) -> bool:
+        """Whether it is computed again rather than read from memory."""
+        instruction = self.flow.program.instructions[position]
+        if isinstance(instruction, Move):
+            return isinstance(instruction.post, Shard)
+        return self._primitive(position) in CHEAP
+
+    def _in_memory(self, position: int, run: int) -> bool:
+        """Whether a result is written to memory in a run: not only what fuses reads it there."""
+        readers = (reader for prop in self.flow.gives[position] for reader in self.readers.get(prop, ()))
+        return any(run in self.at[reader] and not self._fuses(reader) for reader in readers)
+
+    def _fuses(self, position: int) -> bool:
+        """Whether XLA computes an instruction together with what it reads."""
+        instruction = self.flow.program.instructions[position]
+        op = registry().get(self._primitive(position))
+        fused = op is not None and op.kind in ("elementwise", "movement", "reduction")
+        return isinstance(instruction, Move) or fused
 
     def _handed_on(self, position: int, run: int) -> int:
         """Bytes that must be kept until `run` for an instruction to be computed there."""
@@ -161,6 +196,14 @@ class _Late:
             if prop in self.made and not self._read_from(run, prop, position):
                 more += self._nbytes(prop)
         return more
+
+    def _fetched(self, position: int, run: int) -> int:
+        """Bytes of an instruction's operands that nothing else reads in a run."""
+        return sum(
+            self._nbytes(prop)
+            for prop in self.flow.needs[position]
+            if not any(run in self.at[i] for i in self.readers[prop] if i != position)
+        )
 
     def _read_from(self, run: int, prop: Property, but: int) -> bool:
         """Whether others than `but` read a property in a run, or after it, or in a later one."""

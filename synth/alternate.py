@@ -28,7 +28,7 @@ from shardwright.synth.factors import Use
 from shardwright.synth.judge import Judge, Look
 from shardwright.synth.price_list import PriceList
 from shardwright.synth.pricing import Prices
-from shardwright.synth.segments import Segmented, apart
+from shardwright.synth.segments import WORTH, Segmented, apart
 from shardwright.synth.solve import Solution, SpaceSolver
 from shardwright.synth.space import Space
 from shardwright.synth.timer import Timer
@@ -143,8 +143,8 @@ def freely(
     found: Found | None = None
     bound_s = ideal.bound_s
     certificate = Certificate(solver, turns.listed, bound_s, stop)
-    for ratios in _starts(turns, ideal, floors, first):
-        reached = turns.take(ratios)
+    for ratios in _starts(model, first):
+        reached = _liked(turns, ideal, floors) if ratios is None else turns.take(ratios)
         if found is None:
             # Is there anything left to find? The bound says so before other starts are tried.
             with timer.search():
@@ -175,7 +175,9 @@ def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = Fals
     best, memory = overlooked(turns, first, memory, found.cost_s, renting, briefly=briefly)
     dearer = not best.fits or best.cost_s > found.cost_s * (1 + ENOUGH)
     given_up = (briefly and dearer) or (not best.fits and rival_s < math.inf)
-    several = None if given_up else apart(turns, best, found, renting)
+    # The bound is of plans with several ratios, too.
+    settled = best.fits and bound_s >= best.cost_s * (1 - WORTH)
+    several = None if given_up or settled else apart(turns, best, found, renting)
     if several is None and not given_up and first is not best:
         several = apart(turns, first, found, renting)
     if several is not None and (several[0].cost_s < best.cost_s or not best.fits):
@@ -246,21 +248,21 @@ def _several(
     )
 
 
-def _starts(
-    turns: Turns, ideal: Solution, floors: Prices, first: tuple[float, ...] | None
-) -> Iterator[tuple[float, ...]]:
-    model = turns.model
+def _starts(model: CostModel, first: tuple[float, ...] | None) -> Iterator[tuple[float, ...] | None]:
+    """Ratios to start from; None for those that the best program at the floors likes."""
     if first is not None and len(model.types) > 1:
         yield first
-    even = (1.0 / len(model.class_of),) * len(model.class_of)
-    if len(model.types) == 1:
-        yield even
-        return
-    with turns.timer.ratios():
-        liked, _ = turns.best_ratios(turns.ledger.bill(ideal.assignment, floors), even)
-    yield liked
-    for shares in starts(model):
-        yield tuple(float(shares[c]) for c in model.class_of)
+    yield None
+    if len(model.types) > 1:
+        for shares in starts(model):
+            yield tuple(float(shares[c]) for c in model.class_of)
+
+
+def _liked(turns: Turns, ideal: Solution, floors: Prices) -> Found:
+    """Turns from the ratios on that the best program at the floors likes."""
+    liked = turns.like(ideal, floors)
+    solution, _ = turns.search(liked.ratios)
+    return liked if solution is ideal else turns.take(liked.ratios)
 
 
 def _settle(graph: Graph, turns: Turns, found: Found) -> tuple[Candidate, float]:

@@ -13,7 +13,8 @@ from scipy.optimize import linprog
 from shardwright.cost.share_cost import Floats
 
 #: Multipliers looked at first, as parts of a unit each; while the best lies at that edge, so many times more.
-_EDGE, _FURTHER, _FURTHEST = 1.0, 16.0, 4.0**7
+#: (What memory costs where it is short is rarely more than the first.)
+_EDGE, _FURTHER, _FURTHEST = 1 / 16, 16.0, 4.0**7
 
 
 class Ascent:

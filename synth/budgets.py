@@ -28,9 +28,6 @@ from shardwright.synth.space import Space
 #: Rents tried, as multiples of (cost of the best program / memory of all devices), from the least on.
 SCALES = tuple(4.0**k for k in range(-4, 8))
 
-#: Times that the range of rents around the least one that helps is cut in two.
-HALVINGS = 4
-
 _ASCENTS = 10
 
 #: Nodes expanded at most for a program at some rent: what memory costs there is a guess in any case.

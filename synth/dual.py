@@ -16,6 +16,7 @@ be solved exactly (`shardwright.synth.grid.solve`).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -242,13 +243,15 @@ class Dual:
         ]
         return [*self._uses, *alone], [*tables, *sums]
 
-    def rise(self, most_sweeps: int, enough: float, stop: Callable[[], bool]) -> float:
-        """Sweep until a round raises the bound by less than `enough`, as a part of it; the bound then.
+    def rise(
+        self, most_sweeps: int, enough: float, stop: Callable[[], bool], target: float = math.inf
+    ) -> float:
+        """Sweep until a round raises the bound by less than `enough`, as a part of it, or it is at a target.
 
         Shared messages may lower it in the end: those of the best round are the ones that stay.
         """
         best, kept = self.bound(), self._state()
-        while self.sweeps < most_sweeps and not stop():
+        while self.sweeps < most_sweeps and best < target and not stop():
             for _ in range(_PER_ROUND):
                 self.sweep()
             here = self.bound()

@@ -110,6 +110,30 @@ class Elimination:
     constant: Floats
     cells: int
 
+    def one(self, number: int) -> Elimination:
+        """Where prices are several, what one of them gives."""
+
+        def cut(table: Floats, axes: int) -> Floats:
+            return table[number] if table.ndim > axes else table
+
+        apart: dict[int, Done] = {}
+        for done, operation in zip(self.done, self.tape.operations, strict=True):
+            if id(done) not in apart:
+                message, rest = done.message, len(operation.kinds) - 1
+                apart[id(done)] = Done(
+                    tuple([(cut(table, len(axes)), axes) for table, axes in done.sources]),
+                    None if message is None else cut(message, rest),
+                    cut(done.least, 0),
+                )
+        left = zip(self.left, self.tape.left, strict=True)
+        return Elimination(
+            self.tape,
+            tuple([apart[id(done)] for done in self.done]),
+            tuple([cut(table, len(scope)) for table, (_, scope) in left]),
+            cut(self.constant, 0),
+            self.cells,
+        )
+
 
 def live(folded: Folded, size_of: Sequence[int]) -> list[Scope]:
     """Scopes of all terms, without choices of which only one value is left."""

@@ -100,7 +100,10 @@ class Prices:
 
     @staticmethod
     def floors(model: CostModel | PriceList, largest: tuple[float, float] | None = None) -> Prices:
-        """What every instruction costs at least, under shares of its own.
+        """What every instruction costs at least, under shares of its own, in whole units.
+
+        Of an axis of few units some device has more than the average. On devices that are all alike, floors
+        are thereby mostly what instructions cost at even ratios.
 
         Args:
             model: prices instructions; a price list of it, where there is one.
@@ -112,7 +115,7 @@ class Prices:
 
         def evaluate(costs: CostStack, units: NDArray[np.int64], tied: NDArray[np.bool_]) -> Floats:
             if largest is None:
-                return costs.floor(counts)
+                return costs.floor_within(counts, *_rounded_range(0.0, 1.0, units, devices))
             found, own = np.empty(len(units)), np.flatnonzero(tied)
             free = np.flatnonzero(~tied)
             found[free] = costs.take(free).floor(counts)

@@ -19,7 +19,7 @@ from shardwright.ir.errors import PlanError
 from shardwright.synth.eliminate import eliminate
 from shardwright.synth.factors import Factor, Use
 from shardwright.synth.fold import Scope, cook, fold, rounded
-from shardwright.synth.pricing import Prices
+from shardwright.synth.pricing import Prices, Several
 from shardwright.synth.prune import Kept, prune
 from shardwright.synth.search import DIVES, MOST_NODES, Layer, a_star, in_order
 from shardwright.synth.space import Space
@@ -37,6 +37,10 @@ _CELLS = 1 << 12
 
 #: Tables together no larger than this are filled as they are, where smaller ones might say enough.
 _A_GLANCE = 1 << 22
+
+#: Where a program is wanted, exact tables together no larger than this are filled at once: smaller ones that
+#: A* is not guided well enough by take longer, one after another.
+_EXACT = 1 << 26
 
 #: The same where several prices are worked out together: more parts of a fleet than are worth a closer look.
 _SEVERAL_CELLS = 1 << 14
@@ -77,6 +81,7 @@ class Solver:
 
     Attributes:
         level: the least size of tables that was not seen to be too small, by its number.
+        cells: of all exact tables, when a program was looked for last.
     """
 
     def __init__(
@@ -91,7 +96,7 @@ class Solver:
         self._start = Stage(self.first, [sizes[members[0]] for members in self.first.classes])
         self._most_cells = most_cells
         self._levels = (*(cells for cells in _SMALLER if cells < most_cells), most_cells)
-        self.level = 0
+        self.level = self.cells = 0
         self._solutions: dict[bytes, Solution | None] = {}
         self._stages = tuple((degree, min(cells, most_cells)) for degree, cells in stages)
 
@@ -137,16 +142,18 @@ class Solver:
         tables: Sequence[Floats],
         stop: Callable[[], bool] = lambda: False,
         enough: float = math.inf,
+        core: Core | None = None,
     ) -> float:
         """The least cost of any assignment, or a lower bound: `enough`, or as far as the search gets.
 
-        Where exact tables are large, whether smaller ones say enough already is found out first.
+        Where exact tables are large, whether smaller ones say enough already is found out first. `core` is
+        that of these tables, where it is known.
         """
         known = self._known(tables)
         if known in self._solutions:
             found = self._solutions[known]
             return math.inf if found is None else found.bound_s
-        core = self.core(tables)
+        core = core or self.core(tables)
         kept = prune(core.folded, core.sizes, core.cooked)
         all_cells = core.cells(kept, self._most_cells)
         glances = self._levels[:1] if enough < math.inf and all_cells > _A_GLANCE else ()
@@ -160,28 +167,33 @@ class Solver:
             self._solutions[known] = found
         return math.inf if found is None else found.bound_s
 
-    def bounds(self, tables: Sequence[Floats], most_cells: int) -> Floats:
+    def bounds(self, tables: Sequence[Floats], most_cells: int) -> tuple[Floats, Core]:
         """What no assignment costs less than at each of several prices, without large tables.
 
         Args:
             tables: one per factor, with an axis of prices in front where they differ.
             most_cells: largest table.
+
+        Returns:
+            The bounds, and the core of all prices together, of which `Core.one` makes that of one.
         """
-        core = self.core(tables, most_cells)
+        core = self.core(tables)
         # Values that none of several prices wants are few; looking for them takes longer than it saves.
         layers = core.finish(Kept(core.folded, core.sizes, core.cooked), most_cells)
-        return np.asarray(sum((layer.elimination.constant for layer in layers), np.zeros(())))
+        bounds = sum((layer.elimination.constant for layer in layers), np.zeros(()))
+        return np.asarray(bounds), core
 
     def solve(
         self,
         tables: Sequence[Floats],
         most_nodes: int = MOST_NODES,
         stop: Callable[[], bool] = lambda: False,
+        core: Core | None = None,
     ) -> Solution | None:
-        """The cheapest assignment; None where all of them are impossible."""
+        """The cheapest assignment; None where all of them are impossible. `core`: see `least`."""
         known = self._known(tables)
         if known not in self._solutions:
-            core = self.core(tables)
+            core = core or self.core(tables)
             kept = prune(core.folded, core.sizes, core.cooked)
             found = self._solved(core, kept, most_nodes, stop)
             if found is not None and found.bound_s < found.seconds:
@@ -198,8 +210,8 @@ class Solver:
         return digest.digest()
 
     def _solved(self, core: Core, kept: Kept, most_nodes: int, stop: Callable[[], bool]) -> Solution | None:
-        all_cells = core.cells(kept, self._levels[-1])
-        for most_cells in self._levels[-1 if all_cells <= AT_ONCE else self.level :]:
+        self.cells = all_cells = core.cells(kept, self._levels[-1])
+        for most_cells in self._levels[-1 if all_cells <= _EXACT else self.level :]:
             layers = core.finish(kept, most_cells)
             shortest = sum(len(layer.elimination.tape.buckets) for layer in layers)
             last = most_cells == self._levels[-1]
@@ -240,6 +252,8 @@ class SpaceSolver:
         domains = [choice.domain for choice in space.choices]
         self.factors = tuple(numbers)
         self.solver = Solver(domains, [len(domain) for domain in domains], uses, most_cells, stages)
+        #: Of prices that were bounded together last: these, and the core of all.
+        self._together: tuple[tuple[Prices, ...], Core] | None = None
 
     def in_order(
         self, prices: Prices, rents: Mapping[Factor, Floats] | None = None
@@ -259,7 +273,8 @@ class SpaceSolver:
         Raises:
             PlanError: no assignment is possible at all.
         """
-        found = self.solver.solve(self._tables(prices, rents), most_nodes, stop)
+        core = None if rents else self._core(prices)
+        found = self.solver.solve(self._tables(prices, rents), most_nodes, stop, core)
         if found is None:
             raise PlanError(
                 place="search",
@@ -277,7 +292,18 @@ class SpaceSolver:
 
     def bounds(self, prices: Prices) -> Floats:
         """A lower bound on the cost of every program at each of several prices (`Prices.of_all`)."""
-        return self.solver.bounds(prices.tables(self.factors), _SEVERAL_CELLS)
+        found, core = self.solver.bounds(prices.tables(self.factors), _SEVERAL_CELLS)
+        assert isinstance(prices.list, Several), "these prices are not several"
+        self._together = prices.list.prices, core
+        return found
+
+    def _core(self, prices: Prices) -> Core | None:
+        """The core at prices that were bounded together with others; None at any other prices."""
+        if self._together is None:
+            return None
+        several, core = self._together
+        number = next((k for k, each in enumerate(several) if each is prices), None)
+        return None if number is None else core.one(number)
 
     def bound(
         self, prices: Prices, stop: Callable[[], bool] = lambda: False, enough: float = math.inf
@@ -286,7 +312,7 @@ class SpaceSolver:
 
         The least cost, where A* gets there, unless something below it is `enough`.
         """
-        return self.solver.least(prices.tables(self.factors), stop, enough)
+        return self.solver.least(prices.tables(self.factors), stop, enough, self._core(prices))
 
 
 def solve(

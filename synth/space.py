@@ -21,6 +21,7 @@ from shardwright.synth.conversions import Domain, Domains, Routes
 from shardwright.synth.factors import Choice, EquationFactor, LinkFactor, Slot, Use
 from shardwright.synth.fuse import FusedClass, Fusion, fuse, same_shape
 from shardwright.synth.units import Units, lettered, letters
+from shardwright.synth.vocabulary import Vocabulary
 
 
 @dataclass(slots=True)
@@ -66,22 +67,22 @@ class Space:
     Args:
         graph: the step.
         nodes: devices of every node, for programs on two mesh axes; None for programs on one.
+        vocabulary: of a space with the same nodes, to have factors in common with.
     """
 
-    def __init__(self, graph: Graph, nodes: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self, graph: Graph, nodes: tuple[int, ...] | None = None, vocabulary: Vocabulary | None = None
+    ) -> None:
         self.nodes = nodes
         self.choices: list[Choice] = []
         self.uses: list[Use] = []
         self.replicated: dict[str, Equation] = {}
         self.assumptions: dict[str, None] = {}
-        self.domains = Domains(nodes)
+        words = Vocabulary(Domains(nodes)) if vocabulary is None else vocabulary
+        self.domains, self._signatures, self._arising = words.domains, words.signatures, words.arising
+        self._pairs, self._links, self._factors = words.pairs, words.links, words.factors
         self._partials: dict[Value, frozenset[ReduceOp]] = {}
-        self._signatures: dict[tuple[object, ...], tuple[Signature, ...]] = {}
-        self._arising: dict[tuple[object, ...], tuple[frozenset[ReduceOp], ...]] = {}
         self._of_equation: dict[Equation, tuple[Signature, ...]] = {}
-        self._pairs: dict[int, tuple[Signature, ...]] = {}
-        self._links: dict[tuple[object, ...], LinkFactor] = {}
-        self._factors: dict[tuple[object, ...], EquationFactor] = {}
         known = registry()
         for equation in graph.all_equations():
             if equation.primitive not in known and not equation.regions:

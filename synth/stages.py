@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,6 +118,16 @@ class Core:
     def constant(self) -> float:
         """What the choices eliminated so far cost at least, apart from what the tables say."""
         return sum(float(layer.elimination.constant) for layer in self.done)
+
+    def one(self, number: int) -> Core:
+        """Where prices are several, what is left at one of them."""
+        recipes = zip(self.cooked, self.folded.recipes, strict=True)
+        cooked = [table[number] if table.ndim > len(recipe[0][1]) else table for table, recipe in recipes]
+        return Core(
+            [replace(layer, elimination=layer.elimination.one(number)) for layer in self.done],
+            self.stage,
+            cooked,
+        )
 
     def cells(self, kept: Kept, most_cells: int) -> int:
         """Cells of all tables of `finish`."""

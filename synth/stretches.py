@@ -1,8 +1,9 @@
 """Where the forward part may be cut into stretches that can be computed again.
 
-A stretch begins where the least is handed on: between the last equation that reads a parameter of one layer
-and the first that reads one of the next, at the point where what is made before and read after it has the
-fewest bytes. A scan is a stretch of its own, and its iterations are.
+A stretch begins where the least is handed on: between the last equation that applies a parameter of one layer
+and the first that applies one of the next, at the point where what is made before and read after it has the
+fewest bytes. Parameters may be cast, or put in order, long before: that is no beginning (`Roles.weights`). A
+scan is a stretch of its own, and its iterations are.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ def stretches(graph: Graph) -> tuple[Stretch, ...]:
         return ()
     crossing = _crossing(graph, end)
     found = roles(graph)
-    trained = set(found.parameters)
-    # Where parameters are read, and of which layer.
+    weights = found.weights
+    # Where parameters are applied, and of which layer.
     reads = [
         (equation.index, found.layer_of[equation])
         for equation in graph.equations[:end]
-        if equation.part == "forward" and not equation.regions and trained.intersection(equation.input_values)
+        if equation.part == "forward"
+        and not equation.regions
+        and not weights.isdisjoint(equation.input_values)
+        and weights.isdisjoint(equation.outputs)
     ]
     cuts = {0: reads[0][1] if reads else "-", end: ""}
     for (before, last), (at, layer) in pairwise(reads):

@@ -140,6 +140,7 @@ class Choosing:
         first: a share per device of the fleet that the search for ratios starts from.
         look: see `shardwright.synth.alternate.synthesize`.
         solver: of the space with these factors, where there is one already.
+        favourite: the part that is planned first whatever its bound: the best of a similar step.
     """
 
     def __init__(
@@ -153,8 +154,10 @@ class Choosing:
         first: Sequence[float] | None = None,
         look: Look | None = None,
         solver: SpaceSolver | None = None,
+        favourite: Members | None = None,
     ) -> None:
         self._graph, self._space, self._fleet, self._timer = graph, space, fleet, timer
+        self._favourite = favourite
         self._extra, self._first, self._look = extra, first, look
         with timer.search():
             self._solver = solver or SpaceSolver(space, extra)
@@ -177,9 +180,11 @@ class Choosing:
         """
         made, timer = self._parts, self._timer
         done = [part for part in made if part.fits and not part.unfinished]
-        queue = [part.turn(number) for number, part in enumerate(made) if part not in done]
-        looked: list[_Part] = []
         first = all(part.free is None for part in made)
+        queue = [part.turn(number) for number, part in enumerate(made) if part not in done]
+        if first:
+            queue = [(0.0, *turn[1:]) if made[turn[2]].members == self._favourite else turn for turn in queue]
+        looked: list[_Part] = []
         best: _Part | None = None
         for part in done:
             best = part if best is None or part.beats(best) else best
@@ -194,6 +199,8 @@ class Choosing:
             part = made[number]
             least_s = min(rival_s, best.cost_s if best is not None and best.fits else math.inf)
             if part.bound_s >= least_s * (1 - 1e-9):
+                if part.members == self._favourite:
+                    continue  # it came before its turn
                 break
             if number and too_small(
                 self._graph, [device.type.memory_bytes for device in part.model.fleet.devices]
@@ -227,6 +234,13 @@ class Choosing:
     def unfinished(self) -> bool:
         """Whether a part was planned briefly and memory was in the way."""
         return any(part.unfinished for part in self._parts)
+
+    @property
+    def promising(self) -> tuple[tuple[Members, ...], Members | None]:
+        """Parts that a similar step may like: all that are not bounded far above the best; and the best."""
+        best = min(self._parts, key=lambda part: part.cost_s)
+        likely = [part for part in self._parts if part.whole or part.bound_s <= _FAR_ABOVE * best.cost_s]
+        return tuple(part.members for part in likely), best.members if best.found is not None else None
 
     @property
     def crowded(self) -> tuple[float, int]:

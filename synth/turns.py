@@ -25,6 +25,9 @@ from shardwright.synth.timer import Timer
 
 MOST_TURNS = 4
 
+#: Sums of the same prices in another order differ by less than this, as a fraction.
+_SAME = 1e-10
+
 
 def starts(model: CostModel) -> list[Floats]:
     """Shares per class to start from: even, by arithmetic, by memory bandwidth."""
@@ -112,10 +115,29 @@ class Turns:
         best = min(options, key=price)
         return best, price(best)[1]
 
+    def like(self, ideal: Solution, floors: Prices) -> Found:
+        """The cheapest program at the floors of all prices, at the ratios it likes.
+
+        The floors bound the prices at any ratios: where it costs no more there, no search at these ratios
+        would find anything better, and none is made.
+        """
+        even = (1.0 / len(self.model.class_of),) * len(self.model.class_of)
+        with self.timer.ratios():
+            items = self.ledger.bill(ideal.assignment, floors)
+            ratios, cost_s = self.best_ratios(items, even)
+        if ideal.bound_s == ideal.seconds and cost_s <= ideal.seconds * (1 + _SAME):
+            self.expanded, self.searches = self.expanded + ideal.expanded, self.searches + 1
+            self._seen.setdefault(ratios, (ideal, floors))
+        return Found(ideal, floors, ratios, cost_s)
+
     def take(self, ratios: tuple[float, ...]) -> Found:
-        """Turns from `ratios` on, until it no longer gets better."""
+        """Turns from `ratios` on, until it no longer gets better.
+
+        Where a program likes the ratios best at which it was found, the next turn would be the same again.
+        """
         reached: Found | None = None
         for _ in range(MOST_TURNS):
+            searched = ratios
             solution, prices = self.search(ratios)
             with self.timer.ratios():
                 items = self.ledger.bill(solution.assignment, prices)
@@ -123,7 +145,7 @@ class Turns:
             if reached is not None and not cost_s < reached.cost_s * (1 - 1e-9):
                 break
             reached = Found(solution, prices, ratios, cost_s)
-            if self.stop():
+            if ratios == searched or self.stop():
                 break
         assert reached is not None
         return reached

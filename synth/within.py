@@ -14,7 +14,7 @@ from shardwright.cost.memory import Footprint, Peaks
 from shardwright.cost.model import CostModel
 from shardwright.cost.quantity import size
 from shardwright.synth.bounds import ENOUGH
-from shardwright.synth.budgets import HALVINGS, SCALES, Renting
+from shardwright.synth.budgets import SCALES, Renting
 from shardwright.synth.emit import emit
 from shardwright.synth.judge import MOST_LOOKS
 from shardwright.synth.lean import LITTLE, in_turn, leaner, spared
@@ -39,6 +39,9 @@ _FAR_ABOVE = 1.5
 
 #: What fits is this near, as a fraction, to what does not by less rent: near enough.
 _SETTLED = 0.005
+
+#: Rents tried at most between none and one that makes a program fit; two of them this near are the same.
+_MOST_RENTS, _NARROW = 8, 1.05
 
 #: Multiples of the least rent that helps at which small steps are searched from other ratios as well.
 _HIGHER = (1.0, 2.0, 4.0, 8.0)
@@ -122,7 +125,9 @@ def judged(
         return fitting
     assert fallen is not None
     best, peaks = fallen
-    if not peaks.seen and not (briefly and not possible):
+    # Beside a plan that fits nobody will see this one: a look is for what may fit after all.
+    wanted = rival_s == math.inf or judge.feared(best.memory, best.ratios) <= _FEARED
+    if not peaks.seen and wanted and not (briefly and not possible):
         peaks = judge.peaks(best.program, best.ratios, best.memory, sure=True)
         over = judge.excess(peaks)
         best = replace(best, fits=over <= 1, over=over)
@@ -159,6 +164,8 @@ def overlooked(
             judge.budgets = learned * part
             _within(turns, _again(turns, best), renting())
         judge.budgets, renting().helped = learned, helped
+    if not small and best.fits and best.cost_s <= free_s * (1 + ENOUGH):
+        return best, memory
     few, worth = 1 if briefly else (_LOOKS if small else _FEW_LOOKS), 1 - (1e-9 if small else _WORTH_A_LOOK)
     cheaper = [each for each in turns.weighed if not best.fits or each.cost_s < best.cost_s * worth]
     distinct = {
@@ -250,9 +257,9 @@ def shortage(best: Candidate, memory: Footprint | Peaks, model: CostModel) -> st
     worst = int((peaks / limits).argmax())
     name = f"{devices[worst].name} ({devices[worst].type.name})"
     return (
-        f"no program found fits into every device's memory: the smallest needs {size(peaks[worst])} "
-        f"on {name}, which has {size(limits[worst])}; with {best.over:.3g} times the memory "
-        "everywhere it would fit"
+        "no program found fits into every device's memory: of those searched, the one that lacks least needs "
+        f"{size(peaks[worst])} on {name}, which has {size(limits[worst])}; with {best.over:.3g} times the "
+        "memory everywhere it would fit"
     )
 
 
@@ -283,7 +290,7 @@ def _within(turns: Turns, found: Candidate, renting: Renting, rival_s: float = m
     # ratios (a program of fewer bytes that cost less would have been found).
     under_s = 0.0
     # Ratios, cost and bytes of the program that was found last under rent; whether it was known.
-    point: tuple[tuple[float, ...], float, float] | None = None
+    point = best.ratios, math.inf, math.inf
     again = False
 
     def rented(scale: float) -> bool:
@@ -304,14 +311,14 @@ def _within(turns: Turns, found: Candidate, renting: Renting, rival_s: float = m
     def turns_from(ratios: tuple[float, ...], scale: float) -> tuple[bool, float]:
         """Whether a program fits, and the least cost of one."""
         nonlocal best, point, again
-        fits, least_s, point = False, math.inf, None
-        for _ in range(2):
+        fits, least_s = False, math.inf
+        for turn in range(2):
             with turns.timer.search():
                 prices = Prices.at(turns.listed, ratios)
                 solution = renting.solve(prices, ratios, scale * unit, stop)
                 turns.searches, turns.expanded = turns.searches + 1, turns.expanded + solution.expanded
             key = solution.assignment, ratios
-            if point is None:
+            if not turn:
                 nbytes = renting.nbytes(solution.assignment, ratios)
                 point, again = (ratios, solution.seconds - scale * unit * nbytes, nbytes), key in tried
             if key in tried:
@@ -354,23 +361,19 @@ def _within(turns: Turns, found: Candidate, renting: Renting, rival_s: float = m
         if top == last or not rented(SCALES[last]):
             return best
         top = last
-    # The least rent that helps, by bisection among the scales.
-    low, high, below, above = -1, top, None, point
-    while high - low > 1 and not settled():
-        middle = (low + high) // 2
-        if rented(SCALES[middle]):
-            high, above = middle, point
-        else:
-            low, below = middle, point
-    renting.helped = high
-    least, most = (SCALES[low] if low >= 0 else 0.0), SCALES[high]
+    above = point
+    # Without rent the best program is known, and too large.
+    with turns.timer.search():
+        solution, _ = turns.search(found.ratios)
+        below = found.ratios, solution.seconds, renting.nbytes(solution.assignment, found.ratios)
+    least, most = 0.0, SCALES[top]
     # What is best at a rent between these two lies below the line through their costs and bytes, if there is
-    # anything: the slope of that line is the rent to ask for.
-    for _ in range(HALVINGS):
-        if settled():
+    # anything: the slope of that line is the rent to ask for. Lines are of programs at the same ratios.
+    for _ in range(_MOST_RENTS):
+        if settled() or most <= least * _NARROW:
             break
-        scale, known = (least * most) ** 0.5 if least else most / 4, False
-        if below is not None and above is not None and below[0] == above[0] and below[2] > above[2]:
+        scale, known = (least * most) ** 0.5 if least else most / 16, False
+        if below[0] == above[0] and below[2] > above[2]:
             slope = (above[1] - below[1]) / (below[2] - above[2]) / unit
             scale, known = (slope, True) if least < slope < most else (scale, False)
         if rented(scale):
@@ -379,6 +382,7 @@ def _within(turns: Turns, found: Candidate, renting: Renting, rival_s: float = m
             least, below = scale, point
         if known and again:
             break
+    renting.helped = next(number for number, scale in enumerate(SCALES) if scale >= most or number == last)
     if len(turns.space.choices) <= _FEW_CHOICES:
         # A smaller program is dearer at the same ratios, but leaves more room for better ones.
         vectors = [best.ratios, *(tuple(float(each[c]) for c in model.class_of) for each in starts(model))]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import optax
 import pytest
 
 import shardwright
-from shardwright import Fleet, InputError, Plan, PlanError, Shard
+from shardwright import Fleet, InputError, Plan, PlanError, Shard, shards
 from shardwright.backends.launch import find_mpiexec, rank_environment
 from shardwright.backends.reference import ReferenceExecutable
 from shardwright.direct import direct
@@ -122,6 +124,26 @@ def test_the_rows_of_all_ranks_are_the_batch(plan: Plan) -> None:
     assert len({x[part["x"]].shape for part in parts}) > 1, "shares are unequal"
     with pytest.raises(InputError, match=r"rank 3.* 3 devices"):
         plan.local_batch(3)
+
+
+def test_a_rank_of_the_devices_in_use_is_not_one_of_the_fleet(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 of a job of two ranks has the rows of the first device that the plan uses."""
+    whole = plan.ratios
+    some = replace(plan, used=(1, 2, 4), ratios=(0.0, *whole[:2], 0.0, whole[2]))
+    rows = [plan.local_batch(rank) for rank in range(3)]
+    assert [some.local_batch(rank, ranks=3) for rank in range(3)] == rows
+    assert [some.local_batch(rank, ranks=5) for rank in (1, 2, 4)] == rows
+    assert some.local_batch(0)["x"] == (slice(0, 0), slice(0, 0))
+    with pytest.raises(InputError, match=r"ranks 4: the plan uses 3 of 5 devices\. Pass 3 or 5"):
+        some.local_batch(0, ranks=4)
+    with pytest.raises(InputError, match="rank 3"):
+        some.local_batch(3, ranks=3)
+    monkeypatch.setattr(shards, "under_mpi", lambda: True)
+    for size, wanted in ((3, rows[0]["x"]), (5, (slice(0, 0), slice(0, 0))), (1, (slice(0, 0), slice(0, 0)))):
+        monkeypatch.setattr(shards, "world_size", partial(int, size))
+        assert some.local_batch(0)["x"] == wanted
 
 
 def test_outside_of_an_mpi_job_state_is_whole(plan: Plan) -> None:

@@ -74,6 +74,8 @@ def test_devices_are_added_and_dropped_by_name() -> None:
         ("add=T4@n9", "there is no node n9"),
         ("drop=fast,drop=slow", "leaves no device"),
         ("add=T44", "T44"),
+        ("add=T4:free", "'free' is no price per hour"),
+        ("add=T4:-1", "'-1' is no price per hour"),
     ],
 )
 def test_changes_that_cannot_be_made_are_refused(text: str, reason: str) -> None:
@@ -108,6 +110,10 @@ def test_the_cheapest_part_of_a_fleet_depends_on_its_prices() -> None:
     assert [device.type.price_per_hour for device in again.devices] == [2.0, 2.0, 3.0, 3.0]
     with pytest.raises(InputError, match="no price of T4"):
         synthesize(step, *ARGS, fleet=changed(fleet(), "add=T4"), objective="cost")
+    with pytest.raises(InputError, match=r"no price of T4.*add=T4:1\.20"):
+        what_if(step, *ARGS, fleet=fleet(), changes="add=T4@n0", objective="cost")
+    priced = changed(fleet(), "add=2xT4:0.35@n0,add=fast:3").devices
+    assert [device.type.price_per_hour for device in priced] == [1.0, 1.0, 0.35, 0.35, 0.1, 0.1, 3.0]
 
 
 def test_questions_are_about_steps_planned_in_the_same_way() -> None:
@@ -156,6 +162,17 @@ def test_where_nothing_fits_the_answer_says_what_would() -> None:
     assert any("a batch of" in remedy.what for remedy in found.remedies)
     assert "does not fit" in found.text() and found.to_dict()["device"] in found.text()
     assert shortage(synthesize(step, *ARGS, fleet=fleet()), step, *ARGS) is None
+
+
+def test_a_plan_that_does_not_fit_says_so_before_all_else() -> None:
+    plan = synthesize(step, *ARGS, fleet=with_memory(fleet(), 2e-5), time_limit_s=0)
+    assert not plan.fits
+    first, second, third, *_ = str(plan).splitlines()
+    assert first.startswith("plan for two")
+    assert (
+        second.startswith("  DOES NOT FIT    n") and "would need" in second and "and has 19.5 KiB" in second
+    )
+    assert "--remedies" in third
 
 
 def test_the_command_answers_in_words_and_as_json(tmp_path: Path) -> None:

@@ -86,7 +86,8 @@ class MpiExecutable:
         self.script: Script | None = None
         if not self.world.idle:
             self.world.join(i.group for i in program.all_instructions() if isinstance(i, Move))
-            order = arrange(program, traced.graph, self.options.bucket_bytes)
+            near = len(set(self.world.wiring.node_of)) == 1
+            order = arrange(program, traced.graph, self.options.bucket_bytes, near=near)
             self.script = Script(order, self.machine, self._donated())
         self.calls = 0
         self.drift: list[Drift] = []

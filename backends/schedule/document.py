@@ -126,7 +126,9 @@ def planned(order: Order) -> tuple[Planned, ...]:
             if isinstance(act, Launch):
                 message = act.message
                 tensors = tuple(inner.types[move.value] for move in message.moves)
-                labels = {named.get(id(move), "") for move in message.moves}
+                # The message's moves may have its strategy in place of the program's.
+                own = [inner.program.instructions[i] for i in message.positions]
+                labels = {named.get(id(move), "") for move in own}
                 yield Planned(
                     message.number,
                     where,

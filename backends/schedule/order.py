@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from shardwright.backends.schedule.geometry import MERGED
+from shardwright.ir.collectives import gathered_as, together
 from shardwright.ir.dtypes import is_key
 from shardwright.ir.flow import Flow, is_local, outputs
 from shardwright.ir.graph import Graph, TensorType
@@ -44,7 +45,7 @@ class Message:
         number: in the order of the whole step, loop bodies included.
         first: position of the first exchange in its program.
         positions: of all of them.
-        moves: the exchanges.
+        moves: the exchanges, all by the strategy of the message.
         needs: operands, one per exchange.
         gives: results, one per exchange.
         after: numbers of messages of the same program whose results its operands were made from.
@@ -131,7 +132,7 @@ class Order:
                     yield from body.messages()
 
 
-def arrange(program: Program, graph: Graph, bucket_bytes: int | None = None) -> Order:
+def arrange(program: Program, graph: Graph, bucket_bytes: int | None = None, *, near: bool = False) -> Order:
     """Order a verified program.
 
     Args:
@@ -139,15 +140,16 @@ def arrange(program: Program, graph: Graph, bucket_bytes: int | None = None) -> 
         graph: what it computes.
         bucket_bytes: exchanges of one kind travel together up to so many bytes; None: one by one, and where
             the program has them.
+        near: whether all devices share a node.
     """
-    return _Arranger(bucket_bytes).order(program, graph)
+    return _Arranger(bucket_bytes, near).order(program, graph)
 
 
 class _Arranger:
     """Numbers messages through all bodies."""
 
-    def __init__(self, bucket_bytes: int | None) -> None:
-        self.bucket_bytes = bucket_bytes
+    def __init__(self, bucket_bytes: int | None, near: bool) -> None:
+        self.bucket_bytes, self.near = bucket_bytes, near
         self.count = 0
 
     def order(self, program: Program, graph: Graph) -> Order:
@@ -157,13 +159,15 @@ class _Arranger:
         return Order(program, graph, _with_lifetimes(steps, outputs(program, graph)), flow.types, stood)
 
     def message(self, flow: Flow, positions: Sequence[int], after: Iterable[int] = ()) -> Message:
-        moves = tuple(flow.program.instructions[i] for i in positions)
+        moves = [flow.move(i) for i in positions]
         number, self.count = self.count, self.count + 1
+        exchanges = [(flow.move(i).strategy, flow.nbytes(i)) for i in positions]
+        strategy = together(moves[0].kind, exchanges, near=self.near)
         return Message(
             number,
             min(positions),
             tuple(positions),
-            tuple(move for move in moves if isinstance(move, Move)),
+            tuple(m if m.strategy == strategy else replace(m, strategy=strategy) for m in moves),
             tuple(flow.needs[i][0] for i in positions),
             tuple(flow.gives[i][0] for i in positions),
             tuple(sorted(after)),
@@ -363,7 +367,8 @@ def _kind(flow: Flow, position: int) -> _Kind:
     def shape(placement: Placement) -> object:
         return placement if isinstance(placement, Partial) else type(placement)
 
-    return move.kind, move.strategy, shape(move.pre), shape(move.post), move.group, tensor.dtype
+    strategy = gathered_as(move.kind, move.strategy)
+    return move.kind, strategy, shape(move.pre), shape(move.post), move.group, tensor.dtype
 
 
 def _urgency(flow: Flow) -> list[int]:

@@ -1,19 +1,20 @@
 """A segment in parts that switch on as few classes of devices as each needs.
 
-    segment ::= common strips* part* padded?
-    common      numbers and short vectors that all devices compute alike: no switch
-    strips      elementwise updates of state: a loop, `spmd_strips.py`
-    part        what hangs together, of equal classes: one switch
-    padded      elementwise on short stretches: all devices compute on the longest, no switch
+    segment ::= front? part* strips*
+    front       what all devices compute alike: no switch
+    part        what hangs together, of equal classes: one switch; elementwise on short stretches: all devices
+                compute on the longest, no switch
+    strips      elementwise updates of state: a loop, `strips.py`
 
 Every branch of a switch is compiled, so that what need not be in one is compiled once in place of once for
 every class; and two tensors whose stretches make other classes of the devices would in one switch need a
-branch for each pair.
+branch for each pair. What stands in front XLA fuses across exchanges, and computes again where that is
+cheaper than to keep it, as in a program without switches; what a branch hands out is written to memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.backends.schedule.order import Order
@@ -22,12 +23,12 @@ from shardwright.backends.spmd.local import Classes, classes
 from shardwright.backends.spmd.strips import levels, strips_of
 from shardwright.ir.flow import find, reads, writes
 from shardwright.ir.placement import R, Shard
-from shardwright.ir.program import Compute, Instruction, Property
+from shardwright.ir.program import Compute, Instruction, Move, Property
 from shardwright.ir.registry import registry
 from shardwright.ir.repeated import begins_again
 from shardwright.ir.segments import Segment
 
-#: Bytes up to which a replicated result is computed in front of the switches: it is written to memory there.
+#: Bytes up to which a branch is handed what it could compute for itself: it is written to memory before.
 COMMON_BYTES = 4 << 10
 #: Bytes up to which a padded stretch is computed on with its padding.
 PADDED_BYTES = 16 << 10
@@ -91,10 +92,10 @@ class _Parts:
     def found(self, whole: Classes) -> list[Part]:
         if self.twice:  # readers of the first and of the second read different things
             return [Part(self.segment, whole)]
-        common = self._common()
+        front = self._front()
         by_classes: dict[tuple[Classes, bool], list[int]] = {}
         strips: list[Part] = []
-        for group in self._hanging_together(common):
+        for group in self._hanging_together(front):
             own = classes(self._segment(group, ()), self.within.graph, self.layout)
             lengths = self._lengths(group) if len(own) > 1 else None
             in_place = None if lengths is None else self._in_place(group, lengths)
@@ -104,19 +105,30 @@ class _Parts:
             short = lengths is not None and max(map(self._nbytes, self._cut(group))) <= PADDED_BYTES
             key = (((lengths.index(max(lengths)),),), True) if lengths and short else (own, False)
             by_classes.setdefault(key, []).extend(group)
-        groups = [sorted(common), *map(sorted, by_classes.values())]
-        alike = [(tuple(range(self.layout.count)),), *(own for own, _ in by_classes)]
-        made = [{prop for i in group for prop in self.gives[i]} for group in groups]
         result: list[Part] = []
-        for number, group in enumerate(groups):
-            if not group:
-                continue
-            kept = set(self.segment.gives)
-            if number == 0:
-                kept.update(prop for i in range(len(self.needs)) if i not in common for prop in self.needs[i])
-            gives = tuple(prop for prop in dict.fromkeys(self._given(group)) if prop in kept & made[number])
-            result.append(Part(self._segment(group, gives), alike[number]))
-        return [*result, *strips]
+        wanted = {prop for part in strips for prop in part.segment.needs}
+        for (alike, _), group in by_classes.items():
+            positions = self._with_copies(group, front)
+            made = set(self._given(group))
+            gives = tuple(prop for prop in self.segment.gives if prop in made)
+            result.append(Part(self._segment(positions, gives), alike))
+            wanted.update(result[-1].segment.needs)
+        return [*self._ahead(front, wanted), *result, *strips]
+
+    def _ahead(self, front: Collection[int], wanted: Collection[Property]) -> list[Part]:
+        """What stands in front: of `front`, what is handed on or wanted by the parts that follow."""
+        ends = {*self.segment.gives, *wanted}
+        needed: set[int] = set()
+        for position in sorted(front, reverse=True):
+            if not ends.isdisjoint(self.gives[position]):
+                needed.add(position)
+                ends.update(self.needs[position])
+        if not needed:
+            return []
+        ends = {*self.segment.gives, *wanted}
+        positions = sorted(needed)
+        gives = tuple(prop for prop in dict.fromkeys(self._given(positions)) if prop in ends)
+        return [Part(self._segment(positions, gives), (tuple(range(self.layout.count)),))]
 
     def _given(self, group: Iterable[int]) -> Iterable[Property]:
         return (prop for i in group for prop in self.gives[i])
@@ -127,23 +139,59 @@ class _Parts:
         instructions = tuple(self.segment.instructions[i] for i in group)
         return Segment(self.segment.first, instructions, tuple(needs), gives)
 
-    def _common(self) -> set[int]:
-        """What is small, replicated, and made of nothing else."""
+    def _front(self) -> set[int]:
+        """What all devices compute alike, of nothing else that is made here."""
         found: set[int] = set()
         for position, instruction in enumerate(self.segment.instructions):
-            if not isinstance(instruction, Compute):
-                continue
-            placements = {*instruction.signature.ins, *instruction.signature.outs}
-            small = all(self._nbytes(prop) <= COMMON_BYTES for prop in self.gives[position])
+            props = (*self.needs[position], *self.gives[position])
+            alone = Segment(self.segment.first, (instruction,), self.needs[position], self.gives[position])
             known = all(prop not in self.maker or self.maker[prop] in found for prop in self.needs[position])
-            if placements <= {R} and small and known and all(p.group is None for p in self.needs[position]):
+            known = known and all(prop.group is None for prop in props)
+            if known and len(classes(alone, self.within.graph, self.layout)) == 1:
                 found.add(position)
         return found
+
+    def _with_copies(self, group: Sequence[int], front: Collection[int]) -> list[int]:
+        """A group, with what of `front` its branches compute for themselves: cheap, and fused with readers.
+
+        What a branch is handed is in memory. That is no loss where the branch multiplies matrices by it,
+        where it is handed on anyway, or where more would have to be handed over to compute it of.
+        """
+        positions, kept = set(group), set(self.segment.gives)
+        readers: dict[Property, list[int]] = {}
+        for position in group:
+            for prop in self.needs[position]:
+                readers.setdefault(prop, []).append(position)
+        for position in sorted(front, reverse=True):
+            read = [prop for prop in self.gives[position] if prop in readers]
+            nbytes = sum(map(self._nbytes, read))
+            if nbytes <= COMMON_BYTES or not kept.isdisjoint(read):
+                continue
+            cheap = self._kind(position)
+            in_memory = any(self._kind(reader) is None for prop in read for reader in readers[prop])
+            if cheap is None or (cheap == "elementwise" and in_memory):
+                continue
+            more = {p for p in self.needs[position] if p in self.maker} - kept - readers.keys()
+            if sum(map(self._nbytes, more)) <= nbytes:
+                positions.add(position)
+                for prop in self.needs[position]:
+                    readers.setdefault(prop, []).append(position)
+        return sorted(positions)
+
+    def _kind(self, position: int) -> str | None:
+        """Of an instruction that XLA fuses with its readers: how it does."""
+        instruction = self.segment.instructions[position]
+        if isinstance(instruction, Move):
+            return "movement"
+        if not isinstance(instruction, Compute):
+            return None
+        op = registry().get(self.within.graph.equations[instruction.equation].primitive)
+        return op.kind if op is not None and op.kind in ("elementwise", "movement") else None
 
     def _nbytes(self, prop: Property) -> int:
         return self.within.types[prop.value].nbytes
 
-    def _hanging_together(self, without: set[int]) -> list[list[int]]:
+    def _hanging_together(self, without: Collection[int]) -> list[list[int]]:
         """Positions that read one another's results, in the order of their first."""
         parent = list(range(len(self.needs)))
 

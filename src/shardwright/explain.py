@@ -30,6 +30,7 @@ from shardwright.reports.text import duration
 from shardwright.reports.words import placed
 from shardwright.synth.alternate import synthesize as search
 from shardwright.synth.grid.alternate import GridSearch, is_mesh
+from shardwright.synth.grid.pricing import GridPriceList
 from shardwright.synth.space import Space
 from shardwright.synth.timer import Timer
 
@@ -278,7 +279,7 @@ def _without(plan: Plan, device: int, bench: Bench) -> Iterator[str]:
     fleet, graph = subfleet(plan.fleet, rest, plan.fleet.name), bench.traced.graph
     if bench.nodes is not None and is_mesh(fleet):
         space = Space(graph, tuple(len(node.devices) for node in fleet.nodes))
-        found = GridSearch(graph, space, GridModel(CostModel(fleet)), Timer()).plan()
+        found = GridSearch(graph, space, GridPriceList(GridModel(CostModel(fleet))), Timer()).plan()
     else:
         space = bench.space if bench.nodes is None else Space(graph)
         found = search(graph, space, CostModel(fleet), Timer())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from shardwright.cost.fleet import MOST_DEVICES, Fleet, Node
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.errors import InputError
 from shardwright.ir.rewriting import original
-from shardwright.money import price_per_hour
+from shardwright.money import check_prices, price_per_hour
 from shardwright.plan import Plan
 
 _REMEDY = "Write it as in --what-if add=2xA100-40GB,drop=n3"
@@ -96,7 +97,8 @@ def changed(fleet: Fleet, changes: str) -> Fleet:
         changes: separated by commas: `drop=` a node (`n3`), a device (`n0.d1`), so many of a type (`2xT4`,
             the last ones) or all of it (`T4`); `add=` so many of a type of the fleet or the catalogue
             (`2xA100-40GB`), into a node (`A100-40GB@n0`), or without that into the only node, or else as a
-            node of its own, linked like the first one. Names are those of the fleet as it is.
+            node of its own, linked like the first one; with a price per hour, where that is not the fleet's,
+            as `A100-40GB:1.80`. Names are those of the fleet as it is.
 
     Raises:
         InputError: a change cannot be read, names nothing that there is, or leaves no device.
@@ -112,12 +114,16 @@ def changed(fleet: Fleet, changes: str) -> Fleet:
             dropped.update(_dropped(fleet, what, place))
             continue
         kind, _, node = what.partition("@")
+        kind, _, price = kind.partition(":")
         found = _COUNTED.fullmatch(kind)
         count = int(found[1] or 1) if found else 0
         if found is None or not 0 < count <= MOST_DEVICES:
             raise InputError(place=place, reason="has no number of devices", remedy=_REMEDY)
         own = {device.type.name: device.type for device in fleet.devices}
-        added.append((count, own.get(found[2]) or device_type(found[2], place=place), node))
+        type_ = own.get(found[2]) or device_type(found[2], place=place)
+        if price:
+            type_ = replace(type_, price_per_hour=_price(price, place))
+        added.append((count, type_, node))
     nodes = list(fleet.nodes)
     for count, kind, name in added:
         nodes = _with(nodes, count, kind, name, fleet)
@@ -137,6 +143,18 @@ def changed(fleet: Fleet, changes: str) -> Fleet:
             remedy="Add `network:` to the fleet file, or name a node: add=T4@n0",
         )
     return subfleet(replace(fleet, nodes=tuple(nodes)), kept, f"{fleet.name}, {changes}")
+
+
+def _price(text: str, place: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise InputError(
+            place=place, reason=f"{text!r} is no price per hour", remedy="Write it as in add=2xA100-40GB:1.80"
+        )
+    return found
 
 
 def _dropped(fleet: Fleet, what: str, place: str) -> list[int]:
@@ -210,7 +228,8 @@ def what_if(
         changes: separated by commas, such as "add=2xA100-40GB,drop=n3": `drop=` a node (`n3`), a device
             (`n0.d1`), so many of a type (`2xT4`, the last ones) or all of it (`T4`); `add=` so many of a type
             of the fleet or the catalogue, into a node (`A100-40GB@n0`), or without that into the only node,
-            or else as a node of its own, linked like the first one.
+            or else as a node of its own, linked like the first one; with a price per hour, where that is not
+            the fleet's, as `A100-40GB:1.80`.
         tick: told what begins (for progress displays).
         planning: further arguments of `synthesize`, such as `objective`, for both plans.
 
@@ -219,9 +238,21 @@ def what_if(
             `synthesize`.
         TraceError: the step cannot be traced or has side effects.
     """
-    changed(fleet, changes)
+    check_change(fleet, changes, planning)
     now = synthesize(train_step, *args, fleet=fleet, tick=tick, **planning)
     return beside(now, changes, tick, **planning)
+
+
+def check_change(fleet: Fleet, changes: str, planning: Mapping[str, Any]) -> None:
+    """Find out before the work, not after it, whether a changed fleet can be planned for.
+
+    Raises:
+        InputError: see `changed`; or steps are to cost least, and a device has no price.
+    """
+    wanted = changed(fleet, changes)
+    if planning.get("objective") == "cost":
+        check_prices(fleet)
+        check_prices(wanted)
 
 
 def beside(
@@ -231,5 +262,5 @@ def beside(
     fleet = changed(now.fleet, changes)
     tick(f"planning for {fleet}")
     traced = original(now.step())
-    options = {"state": now.state_override} | planning
+    options: dict[str, Any] = {"state": now.state_override, **planning}
     return WhatIf(changes, now, synthesize_traced(traced, fleet=fleet, tick=tick, **options))

@@ -37,6 +37,11 @@ class Planning(Protocol):
         """The plan of a step, None where none costs less than a rival that fits."""
         ...
 
+    @property
+    def thorough(self) -> bool:
+        """Whether looking around a program that does not fit takes far longer than planning another step."""
+        ...
+
     def unfinished(self, traced: Traced) -> bool:
         """Whether a step was planned briefly and memory was in the way."""
         ...
@@ -181,6 +186,28 @@ class Ladder:
                     self.known[rung] = self.planner.plan(step, rival_s, baselines=False)
         return self.known[rung]
 
+    def briefly(self, base: Plan) -> Plan | None:
+        """A plan that fits of a rung that frees what the best program lacks, without a search for what does.
+
+        By the model of memory first, then a little more. What is found is a rival for all that takes longer.
+        """
+        last = len(self.rungs) - 1
+        rung, smallest = -1, base
+        for _ in range(_TRIES):
+            if rung >= last or self.late():
+                break
+            lacks = self._lacks(smallest) + (self.rungs[rung].freed_bytes if rung >= 0 else 0)
+            enough = (n for n in range(rung + 1, last) if self.rungs[n].freed_bytes >= lacks)
+            rung = next(enough, last)
+            step = rewritten(self.traced, Rewriting(self.rungs[rung].stretches, self.pieces))
+            if too_small(step.graph, self.limits):
+                continue
+            smallest = existing(self.planner.plan(step, briefly=True, baselines=False))
+            if smallest.fits:
+                self.known[rung] = smallest
+                return smallest
+        return None
+
     def that_fits(self, base: Plan) -> Plan | None:
         """The plan of a rung that fits: the first that frees what the smallest program lacks, or higher."""
         last = len(self.rungs) - 1
@@ -188,7 +215,8 @@ class Ladder:
         for left in range(_TRIES, 0, -1):
             if rung >= last or self.late():
                 break
-            lacks = self._lacks(smallest) + (self.rungs[rung].freed_bytes if rung >= 0 else 0)
+            freed = self.rungs[rung].freed_bytes if rung >= 0 else 0
+            lacks = freed + self._lacks(smallest)
             enough = (n for n in range(rung + 1, last) if self.rungs[n].freed_bytes >= lacks)
             rung = last if left == 1 else next(enough, last)
             plan = self.plan(rung, math.inf)
@@ -201,10 +229,12 @@ class Ladder:
 
     def _lacks(self, plan: Plan) -> float:
         """Bytes, each tensor whole, that a plan would have to keep less."""
-        lacking = (
-            (plan.memory_bytes[d] - self.limits[d]) / plan.ratios[d] for d in plan.used if plan.ratios[d] > 0
-        )
-        return max(0.0, *lacking)
+        shares = {d: plan.ratios[d] for d in plan.used if plan.ratios[d] > 0}
+        if plan.traced is not None and self.planner.unfinished(plan.traced):
+            # By the model: a closer look at a plan that nobody will run takes as long as at any other.
+            over, _ = self.planner.crowded(plan.traced)
+            return max(0.0, over - 1) * max(self.limits[d] / share for d, share in shares.items())
+        return max(0.0, *((plan.memory_bytes[d] - self.limits[d]) / share for d, share in shares.items()))
 
     def below(self, best: Plan, base: Plan) -> Plan | None:
         """A plan that fits and is cheaper than one that does.
@@ -226,7 +256,7 @@ class Ladder:
             least_s = min(best.cost_s, cost_of(found))
             if rung in self.known or self._estimate(rung, base) >= least_s * (1 - _WORTH):
                 continue
-            plan = self.plan(rung, least_s)
+            plan = self.plan(rung, least_s * (1 - _WORTH))
             found = better(found, plan)
         if few:
             found = better(found, self._without_one(best if found is None else found))

@@ -35,7 +35,8 @@ def check_prices(fleet: Fleet) -> None:
         raise InputError(
             place="objective",
             reason=f"is cost, and the fleet has no price of {', '.join(free)}",
-            remedy="Add `price_per_hour: 1.20` beside the type of these devices in the fleet file",
+            remedy="Add `price_per_hour: 1.20` beside the type of these devices in the fleet file, or the "
+            "price to what is added: --what-if add=T4:1.20",
         )
 
 

@@ -107,7 +107,7 @@ class Plan(PlanRecord):
     def planned_messages(self) -> tuple[Planned, ...] | None:
         """What travels together; None where neither the step nor the file says."""
         if self.traced is not None:
-            return planned(arrange(self.program, self.traced.graph, self.bucket_bytes))
+            return planned(arrange(self.program, self.traced.graph, self.bucket_bytes, near=self.near))
         has_none = not any(isinstance(i, Move) and not is_local(i) for i in self.program.all_instructions())
         return self.messages if self.messages or has_none else None
 
@@ -370,20 +370,25 @@ class Plan(PlanRecord):
 
         return shards.init(self, self.step(traced), init, args, argument)
 
-    def local_batch(self, rank: int, *, traced: Traced | None = None) -> Mapping[str, tuple[slice, ...]]:
+    def local_batch(
+        self, rank: int, *, ranks: int | None = None, traced: Traced | None = None
+    ) -> Mapping[str, tuple[slice, ...]]:
         """Which part of the arguments that are no state a rank needs: by name, a slice per dimension.
 
         Args:
-            rank: of a job with a rank for every device of the fleet.
+            rank: of the job.
+            ranks: how many the job has: one for every device that the plan uses, or one for every device of
+                the fleet, of which some have nothing to do. By default as many as the MPI job that this
+                process is of, if that has one of these numbers, or else one for every device of the fleet.
             traced: see `shard`.
 
         Raises:
-            InputError: there is no such rank.
+            InputError: there is no such rank, or the plan does not run on so many.
             PlanError: the plan was loaded from a file and no step is given.
         """
         from shardwright import shards
 
-        return shards.local_batch(self, self.step(traced), rank)
+        return shards.local_batch(self, self.step(traced), rank, ranks)
 
     def partition_specs(self, traced: Traced | None = None) -> PartitionSpecs:
         """How arguments and results of the step lie, in JAX's own terms, for `jax.jit`.

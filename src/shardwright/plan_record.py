@@ -145,6 +145,11 @@ class PlanRecord:
         return subfleet(self.fleet, self.used, self.fleet.name)
 
     @property
+    def near(self) -> bool:
+        """Whether all devices that the plan uses share a node."""
+        return len(self.part.nodes) == 1
+
+    @property
     def seats(self) -> Seats:
         """Which devices of the fleet the program is for, and how they are joined."""
         return Seats(self.used, len(self.ratios), Topology.of(self.part).wiring)

@@ -13,7 +13,6 @@ from typing import Literal, TypeAlias
 from shardwright.assemble import assembled, replicated_in
 from shardwright.constraints import Constraints, conflict, factors, priced, resolve, takes_two_axes
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.grid_model import GridModel
 from shardwright.cost.memory import Peaks
 from shardwright.cost.model import CostModel
 from shardwright.device_memory import peaks
@@ -25,7 +24,7 @@ from shardwright.plan import Plan
 from shardwright.plan_parts import Stats
 from shardwright.synth.fallback import fits, fullest
 from shardwright.synth.grid.alternate import is_mesh
-from shardwright.synth.grid.choice import GridChoosing, on_grid
+from shardwright.synth.grid.choice import Common, GridChoosing, on_grid
 from shardwright.synth.judge import AMPLE, Look
 from shardwright.synth.parts import Members, candidates
 from shardwright.synth.solve import SpaceSolver
@@ -70,7 +69,7 @@ class Planner:
     def __init__(self, asked: Request, timer: Timer) -> None:
         self.asked, self.timer = asked, timer
         self._known: dict[int, _Step] = {}
-        self._grids: dict[Members, GridModel] = {}
+        self._grids = Common()
 
     def plan(
         self,
@@ -96,8 +95,15 @@ class Planner:
         """
         step = self._known.get(id(traced))
         if step is None:
-            step = self._known[id(traced)] = _Step(traced, self.asked, self.timer, self._grids)
+            # A step that was changed is planned on parts of the fleet that are any good for it as it is.
+            like = next(iter(self._known.values()), None)
+            step = self._known[id(traced)] = _Step(traced, self.asked, self.timer, self._grids, like)
         return step.plan(rival_s, briefly=briefly, baselines=baselines)
+
+    @property
+    def thorough(self) -> bool:
+        """See `shardwright.ladder.Planning`: programs on two mesh axes alone are searched."""
+        return self.asked.axes == 2 and is_mesh(self.asked.fleet)
 
     def unfinished(self, traced: Traced) -> bool:
         """Whether a step was planned briefly and memory was in the way."""
@@ -111,9 +117,16 @@ class Planner:
 
 
 class _Step:
-    """The search for a plan of one step as it is."""
+    """The search for a plan of one step as it is; `like` is one that was changed into it, and planned."""
 
-    def __init__(self, traced: Traced, asked: Request, timer: Timer, grids: dict[Members, GridModel]) -> None:
+    def __init__(
+        self,
+        traced: Traced,
+        asked: Request,
+        timer: Timer,
+        grids: Common,
+        like: _Step | None = None,
+    ) -> None:
         self.traced, self.asked, self.timer, self._grids = traced, asked, timer, grids
         self.space_s = 0.0
         constraints, fleet, axes = asked.constraints, asked.fleet, asked.axes
@@ -122,6 +135,9 @@ class _Step:
         none = axes == 1 or asked.time_limit_s == 0 or not is_mesh(fleet)
         # With "auto", parts of the fleet on two axes are for those who ask for two: each takes as long.
         self.meshes = () if none else on_grid(fleet, self.parts)[: 1 if axes == "auto" else None]
+        self.favourite: Members | None = None
+        if like is not None and "choosing" in vars(like):
+            self.parts, self.favourite = like.choosing.promising
 
     @cached_property
     def space(self) -> Space:
@@ -153,6 +169,7 @@ class _Step:
             self.asked.first,
             looking(self.traced),
             None if self.pins else self._known()[2],
+            self.favourite,
         )
 
     @cached_property

@@ -4,7 +4,8 @@ Where the plan of the step as it is fits into memory and memory made it no deare
 twice takes more arithmetic, though less traffic if it was cheap, which is looked for in small steps alone.
 Otherwise the cheapest of these is taken, quick ones first, so that they are rivals for the rest:
 
-    briefly     the step as it is, and in 2, 4, 8, … micro-batches, without a search for smaller programs
+    briefly     the step as it is, and in 2, 4, 8, … micro-batches, without a search for smaller programs;
+                on two mesh axes, where such searches take long, a rung of the ladder that should fit, first
     within      the same, searched for what fits, as long as something may be cheaper than what fits already
     a ladder    rewritings, placements, ratios and all, each of which keeps less for the backward part than
                 the one before (`shardwright.synth.stretches.rungs_of`): those that may fit, or be cheaper;
@@ -116,6 +117,10 @@ def best_plan(
     # What fits in pieces without further ado is found quickly, and a rival for all that takes longer.
     best = better(None, base)
     crowded, devices = planner.crowded(step)
+    if best is None and planner.thorough and not ladder.every:
+        best = ladder.briefly(base)
+        if best is not None and best.cost_s <= unlimited_s(base) * (1 + _NEAR):
+            return _noted(_compared(best, base), ladder.untried)
     # Pieces of fewer rows than there are devices leave some without: they are for what fits no other way.
     last = cut is not None and cut.scarce(crowded, devices)
     if cut is not None and not last:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwright.backends.launch import under_mpi
+from shardwright.backends.launch import under_mpi, world_size
 from shardwright.backends.layout import as_array, cut, type_of
 from shardwright.backends.local import extents
 from shardwright.backends.spmd.layout import mesh_of, spec_of
@@ -206,21 +206,33 @@ def init(
     return jax.tree.unflatten(made.out_tree, run(*jax.tree.leaves(args)))
 
 
-def local_batch(plan: Plan, traced: Traced, rank: int) -> Mapping[str, tuple[slice, ...]]:
+def local_batch(
+    plan: Plan, traced: Traced, rank: int, ranks: int | None = None
+) -> Mapping[str, tuple[slice, ...]]:
     """See `Plan.local_batch`."""
-    if not 0 <= rank < len(plan.ratios):
+    used, devices = len(plan.used), len(plan.ratios)
+    if ranks is None:
+        ranks = used if used != devices and under_mpi() and world_size() == used else devices
+    if ranks not in (used, devices):
+        raise InputError(
+            place=f"ranks {ranks}",
+            reason=f"the plan uses {used} of {devices} devices",
+            remedy=f"Pass {devices}" if used == devices else f"Pass {used} or {devices}",
+        )
+    if not 0 <= rank < ranks:
         raise InputError(
             place=f"rank {rank}",
-            reason=f"there is a rank for each of {len(plan.ratios)} devices",
-            remedy=f"Pass one from 0 to {len(plan.ratios) - 1}",
+            reason=f"there is a rank for each of {ranks} devices",
+            remedy=f"Pass one from 0 to {ranks - 1}",
         )
+    seat = plan.used[rank] if ranks == used else rank
     state = set(traced.graph.state.values())
     found: dict[str, tuple[slice, ...]] = {}
     for i, slot in enumerate(slots(plan, traced)):
         if i in state:
             continue
-        if rank in plan.used:
-            device = plan.used.index(rank)
+        if seat in plan.used:
+            device = plan.used.index(seat)
             held = extents(slot.type, slot.placement, device, plan.used_ratios)
             found[slot.name] = tuple(slice(e.offset, e.offset + e.length) for e in held)
         else:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from math import inf
 
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.grid_model import GridModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import verify
 from shardwright.synth.alternate import Synthesis
@@ -21,7 +20,8 @@ from shardwright.synth.bounds import ENOUGH
 from shardwright.synth.factors import Use
 from shardwright.synth.fallback import fullest
 from shardwright.synth.grid.memory import GridCandidate, GridRenting
-from shardwright.synth.grid.pricing import grid_floors
+from shardwright.synth.grid.narrow import MOST_ROUNDS
+from shardwright.synth.grid.pricing import GridPriceList
 from shardwright.synth.grid.ranges import NEAR, Tightening
 from shardwright.synth.grid.solve import Solvers
 from shardwright.synth.grid.turns import CLOSE, GridFound, GridTurns
@@ -38,7 +38,8 @@ _MOST_STARTS = 2
 #: What memory may add to the cost of a program, as a part of it, before others are looked for that fit.
 NEARLY_FREE = 1e-3
 
-#: Beyond this multiple of the cost without a limit of memory, no bound is tried against a rival.
+#: Beyond this multiple of the cost without a limit of memory, no bound is tried against a rival; and what
+#: costs this multiple of a rival is not looked around.
 _FAR_ABOVE = 1.5
 
 
@@ -56,7 +57,7 @@ class GridSearch:
     Args:
         graph: the step.
         space: its programs, on the nodes of the fleet.
-        grid: prices.
+        listed: prices.
         timer: is told where time goes, and says when it is over.
         extra: factors that pin choices.
         look: what says how much memory a program takes; by default the model of `cost/memory.py`.
@@ -67,19 +68,19 @@ class GridSearch:
         self,
         graph: Graph,
         space: Space,
-        grid: GridModel,
+        listed: GridPriceList,
         timer: Timer,
         extra: tuple[Use, ...] = (),
         look: Look | None = None,
         solvers: Solvers | None = None,
     ) -> None:
         self.graph = graph
-        self._judge = Judge(graph, grid.model, look)
+        self._judge = Judge(graph, listed.model, look)
         self._extra = extra
         with timer.search():
-            self._turns = GridTurns(space, grid, timer, extra, solvers)
-            self._floors = grid_floors(self._turns.listed)
-        self._renting = GridRenting(graph, space, grid, self._judge, timer, extra, solvers)
+            self._turns = GridTurns(space, listed, timer, extra, solvers)
+            self._floors = listed.floors
+        self._renting = GridRenting(graph, space, listed.grid, self._judge, timer, extra, solvers)
         self._ideal: Solution | None = None
         self._best: GridFound | None = None
         self._tightening: Tightening | None = None
@@ -90,6 +91,11 @@ class GridSearch:
     def bound_s(self) -> float:
         """What no program costs less than, as far as is known."""
         return self._turns.bound_s
+
+    @property
+    def alike(self) -> bool:
+        """Whether no ratios but even ones make sense."""
+        return self._turns.even is not None
 
     def arithmetic_s(self) -> float:
         """What the kernels of every program cost at least: a bound that no search is needed for."""
@@ -110,8 +116,8 @@ class GridSearch:
             # Devices that are alike are likely to have equal shares: the best program at the floors is then
             # likely to be the plan, and its bound what says so.
             turns = self._turns
-            enough = NEAR if turns.even is None or target_s < inf else CLOSE
-            self._ideal = turns.solve(self._floors, None, enough, target_s, rounds=1)
+            enough, rounds = (NEAR, 1) if turns.even is None or target_s < inf else (CLOSE, MOST_ROUNDS)
+            self._ideal = turns.solve(self._floors, None, enough, target_s, rounds=rounds)
             self._raise(self._ideal.bound_s)
         return self.bound_s
 
@@ -145,9 +151,9 @@ class GridSearch:
                     break
         assert self._best is not None
         if len(turns.grid.mesh.kind_counts) > 1:
-            # Better bounds, and shares, of what does not fit are of no use.
+            # Better bounds, and shares, of what does not fit, or is far dearer than a rival, are of no use.
             settled = self._settled(self._best, most_s, briefly=briefly)
-            if fullest(settled, turns.grid.model) > 1:
+            if fullest(settled, turns.grid.model) > 1 or settled.cost_s > most_s * _FAR_ABOVE:
                 return settled
             if self._tightening is None:
                 self._tightening = Tightening(turns, self._ideal, self._best)

@@ -16,15 +16,17 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.grid_model import GridModel
+from shardwright.cost.grid_model import GridModel, Ways
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.bounds import ENOUGH
+from shardwright.synth.conversions import Domains
 from shardwright.synth.factors import Use
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid.alternate import GridSearch, is_mesh
+from shardwright.synth.grid.pricing import GridPriceList
 from shardwright.synth.grid.solve import Solvers
 from shardwright.synth.judge import Look
 from shardwright.synth.parts import Members, unused
@@ -32,6 +34,7 @@ from shardwright.synth.rent import too_small
 from shardwright.synth.space import Space
 from shardwright.synth.subfleets import Choice
 from shardwright.synth.timer import Timer
+from shardwright.synth.vocabulary import Vocabulary
 
 #: Parts of a fleet that are considered on two axes at most, the whole included.
 MOST_PARTS = 4
@@ -70,6 +73,11 @@ class _Part:
         return tuple(len(node.devices) for node in self.fleet.nodes)
 
     @property
+    def ready(self) -> bool:
+        """Whether it is bounded by the best program at its floors, and its devices are alike."""
+        return self.looked >= 2 and self.search is not None and self.search.alike
+
+    @property
     def limits(self) -> list[int]:
         """Bytes of memory of every device."""
         return [device.type.memory_bytes for device in self.fleet.devices]
@@ -90,6 +98,25 @@ def on_grid(fleet: Fleet, parts: Sequence[Members]) -> tuple[Members, ...]:
     return tuple(members for members, _ in zip(some, range(MOST_PARTS), strict=False))
 
 
+class Common:
+    """What a step and its rewritings have in common: factors, and what they cost on parts of a fleet."""
+
+    def __init__(self) -> None:
+        self._listed: dict[Members, GridPriceList] = {}
+        self._words: dict[tuple[int, ...], Vocabulary] = {}
+        self._ways: Ways = {}
+
+    def listed(self, members: Members, fleet: Fleet) -> GridPriceList:
+        """Prices on a part of the fleet."""
+        if members not in self._listed:
+            self._listed[members] = GridPriceList(GridModel(CostModel(fleet), self._ways))
+        return self._listed[members]
+
+    def vocabulary(self, nodes: tuple[int, ...]) -> Vocabulary:
+        """What spaces on such nodes are made of."""
+        return self._words.setdefault(nodes, Vocabulary(Domains(nodes)))
+
+
 class GridChoosing:
     """The search on two axes for the best plan of a step, on the whole fleet or a part of it.
 
@@ -102,7 +129,7 @@ class GridChoosing:
         parts: the parts to consider (see `on_grid`), the whole fleet first.
         pinned: what pins choices.
         look: what says how much memory a program takes.
-        known: prices on parts of the fleet, which other steps may have asked for before.
+        known: what other steps may have asked for before.
     """
 
     def __init__(
@@ -113,9 +140,9 @@ class GridChoosing:
         parts: Sequence[Members],
         pinned: Pinned = lambda space: (),
         look: Look | None = None,
-        known: dict[Members, GridModel] | None = None,
+        known: Common | None = None,
     ) -> None:
-        self._known = {} if known is None else known
+        self._known = Common() if known is None else known
         self._graph, self._fleet, self._timer = graph, fleet, timer
         self._pinned, self._look = pinned, look
         self._spaces: dict[tuple[int, ...], Space] = {}
@@ -157,6 +184,13 @@ class GridChoosing:
             least_s = best.cost_s if best is not None and best.fits else math.inf
             if bound_s >= target_s or bound_s >= least_s * (1 - 1e-9):
                 break
+            ready = self._ready(queue, part, target_s) if best is None and part.looked < 2 else None
+            if ready is not None:
+                heapq.heappush(queue, (bound_s, number))
+                queue.remove(ready)
+                heapq.heapify(queue)
+                number = ready[1]
+                part = made[number]
             if number and not briefly and too_small(self._graph, part.limits):
                 part.impossible = True
                 continue
@@ -175,6 +209,19 @@ class GridChoosing:
             for part in made:
                 best = part if part.found is not None and part.beats(best) else best
         return self._chosen(best, rival)
+
+    def _ready(
+        self, queue: Sequence[tuple[float, int]], part: _Part, target_s: float
+    ) -> tuple[float, int] | None:
+        """What is planned before a part of fewer devices is bounded better, to know how well it has to be.
+
+        The plan of alike devices is mostly that of its bound, and no other work.
+        """
+        for bound_s, number in sorted(queue):
+            other = self._parts[number]
+            if bound_s < target_s and other.ready and len(other.members) > len(part.members):
+                return bound_s, number
+        return None
 
     @property
     def space(self) -> Space:
@@ -209,16 +256,16 @@ class GridChoosing:
     def _look_at(self, part: _Part, target_s: float) -> None:
         """A better bound of a part."""
         if part.search is None:
-            if part.members not in self._known:
-                self._known[part.members] = GridModel(CostModel(part.fleet))
-            part.grid = self._known[part.members]
             with self._timer.search():
+                listed = self._known.listed(part.members, part.fleet)
                 if part.nodes not in self._spaces:
-                    self._spaces[part.nodes] = Space(self._graph, part.nodes)
+                    words = self._known.vocabulary(part.nodes)
+                    self._spaces[part.nodes] = Space(self._graph, part.nodes, words)
+            part.grid = listed.grid
             space = self._spaces[part.nodes]
             pinned = tuple(self._pinned(space))
             part.search = GridSearch(
-                self._graph, space, part.grid, self._timer, pinned, self._look, self._solvers
+                self._graph, space, listed, self._timer, pinned, self._look, self._solvers
             )
             part.bound_s = part.search.arithmetic_s()
         else:

@@ -48,6 +48,9 @@ _HALVINGS, _ASCENTS = 2, 4
 #: What does not fit under the highest rent is given up where more that pays it makes it no smaller than this.
 _LESS = 0.9
 
+#: With all gathers done again, what takes this multiple of its budget by the model is not looked at.
+_HOPELESS = 1.2
+
 #: Gathers done again are as few as need be, up to this part of them.
 _NEARLY = 16
 
@@ -234,6 +237,9 @@ class GridRenting:
             judge.learn(seen, here.ratios, told, rounds)
             before = count
             count, here = self.spared(found, count)
+            if here.over > _HOPELESS:
+                best = here if here.over < best.over else best
+                break
             if rounds and count == before:
                 break
         judge.budgets = budgets

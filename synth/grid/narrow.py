@@ -35,6 +35,9 @@ _CELLS, MOST_ROUNDS = (1 << 14, 1 << 16, 1 << 18), 4
 #: where it was easily settled.
 _SLACK, _MORE_SLACK = 0.01, 2.0
 
+#: What was best at other prices, and is within this part of the bound, is as good as the best of tied layers.
+_DOUBT = 0.02
+
 #: How well the best assignment of tied layers is known.
 _TIED = 1e-4
 
@@ -114,12 +117,17 @@ class Search:
         """
         sweeps, slack = sweeps or (FEW_SWEEPS if self.memory.messages else MOST_SWEEPS), _SLACK
         for number in range(rounds):
-            dual = self._swept(sweeps, on=number > 0)
+            dual = self._swept(sweeps, on=number > 0, target_s=target_s)
             self._prove(self.core.constant + dual.bound())
-            if not number and self.seconds > self.proven * (1 + _SLACK):
+            if self.proven >= target_s:
+                break  # whatever the best assignment is
+            known = bool(self.best)
+            if not number and not known:
                 self._tied(dual)
             rest = _Rest(self.core, self.kept, dual, self.memory)
             self._look_at(rest, rest.some, _CELLS[0], self.seconds)
+            if not number and known and self.seconds > self.proven * (1 + _DOUBT):
+                self._tied(dual)
             if self.best and number < min(rounds - 1, 2) and self.seconds > self.proven * (1 + _SLACK):
                 sweeps = MOST_SWEEPS
                 continue  # values are left out by what the best assignment costs: more messages say more
@@ -159,8 +167,14 @@ class Search:
             self.proven = self.seconds
         return self.proven >= self.seconds * (1 - enough)
 
-    def _swept(self, sweeps: int, *, on: bool = False) -> Dual:
-        """Messages of what is left, as those of the last time after some sweeps; so many if they go `on`."""
+    def _swept(self, sweeps: int, *, on: bool = False, target_s: float = math.inf) -> Dual:
+        """Messages of what is left, as those of the last time after some sweeps; so many if they go `on`.
+
+        Args:
+            sweeps: at most.
+            on: so many.
+            target_s: a bound at which they end.
+        """
         dual, names = _dual(self.core.folded, self.kept)
         nothing = dual.bound()
         for number, (name, kinds) in enumerate(names):
@@ -176,7 +190,8 @@ class Search:
             # What buckets make of messages goes on rising when the bound by messages alone does not.
             dual.move(sweeps, self.stop)
         else:
-            dual.rise(sweeps, -1.0 if sweeps == FEW_SWEEPS else ENOUGH, self.stop)
+            enough, target = -1.0 if sweeps == FEW_SWEEPS else ENOUGH, target_s - self.core.constant
+            dual.rise(sweeps, enough, self.stop, target)
         for number, (name, kinds) in enumerate(names):
             full = self._messages.setdefault(name, [np.zeros(self.core.sizes[k]) for k in kinds])
             for whole, kind, message in zip(full, kinds, dual.kinds[number].messages, strict=True):

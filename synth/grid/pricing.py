@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -45,6 +46,11 @@ class GridPriceList:
     def model(self) -> CostModel:
         """Prices on one axis."""
         return self.grid.model
+
+    @cached_property
+    def floors(self) -> Prices:
+        """What every instruction costs at least, under shares of its own."""
+        return grid_floors(self)
 
     def __len__(self) -> int:
         return len(self.costs)

@@ -46,6 +46,8 @@ class DualSolver:
     ) -> None:
         self._solver = Solver(domains, sizes, uses, MOST_CELLS, stages)
         self._memory = Memory()
+        #: The best assignment at the last prices: at others it is often the best, or a good one.
+        self._latest: tuple[int, ...] = ()
 
     def solve(
         self,
@@ -75,12 +77,13 @@ class DualSolver:
         memory = self._memory.of(core.stage)
         kept = memory.dominated.prune(core.folded, core.sizes, core.cooked)
         search = Search(core, kept, memory, stop)
-        if known is not None:
-            search.offer(known)
+        for values in (known, self._latest):
+            if values:
+                search.offer(values)
         search.run(enough, target_s, rounds)
         if not search.best:
             return None
-        assignment = _completed(core, search.best)
+        assignment = self._latest = _completed(core, search.best)
         return Solution(assignment, search.seconds, search.proven, search.expanded, search.width)
 
 

@@ -8,7 +8,6 @@ from math import inf
 
 import numpy as np
 
-from shardwright.cost.grid_model import GridModel
 from shardwright.synth.factors import Use
 from shardwright.synth.grid.narrow import MOST_ROUNDS
 from shardwright.synth.grid.pricing import GridPriceList, grid_prices
@@ -50,14 +49,13 @@ class GridTurns:
     def __init__(
         self,
         space: Space,
-        grid: GridModel,
+        listed: GridPriceList,
         timer: Timer,
         extra: tuple[Use, ...],
         solvers: Solvers | None = None,
     ) -> None:
         self.space, self.timer = space, timer
-        self.grid = grid
-        self.listed = GridPriceList(self.grid)
+        self.grid, self.listed = listed.grid, listed
         self.solver = GridSolver(space, extra, solvers)
         self.ledger = Ledger((*space.uses, *extra))
         self.expanded = self.searches = 0

@@ -186,6 +186,40 @@ def test_branches_are_classes() -> None:
     assert max(SpmdExecutable(traced, program, UNEVEN).branches) == 4
 
 
+def test_what_all_compute_alike_is_in_no_branch() -> None:
+    """Tensor parallelism: the normalisation in front of a layer, but not what a branch is fused with."""
+
+    def step(x: Any, up: Any, down: Any) -> Any:
+        centred = x - x.mean(1, keepdims=True)
+        normal = centred * jax.lax.rsqrt((centred * centred).mean(1, keepdims=True) + 1e-3)
+        return x + jnp.tanh(normal @ up) @ down
+
+    args = array(48, 64), array(64, 96), array(96, 64)
+    traced = trace(step, *args, state={})
+    cut, part = Shard(1), Partial("sum")
+    instructions: list[Compute | Move] = []
+    first = True
+    for number, equation in enumerate(traced.graph.equations):
+        signature = Signature((R,) * len(equation.inputs), (R,))
+        if equation.primitive == "dot_general":
+            signature = Signature((R, cut), (cut,)) if first else Signature((cut, Shard(0)), (part,))
+            first = False
+        elif equation.primitive == "tanh":
+            signature = Signature((cut,), (cut,))
+        instructions.append(Compute(number, signature))
+        if signature.outs == (part,):
+            instructions.append(Move("all_reduce", equation.outputs[0].index, part, R, strategy="ring"))
+    program = Program((R, cut, Shard(0)), tuple(instructions), (R,))
+    run = SpmdExecutable(traced, program, (0.5, 0.25, 0.125, 0.125))
+    assert run.walk is not None
+    parts = [part for found in run.walk.branches.values() for part in found]
+    branches = [i for part in parts if part.count > 1 for i in part.segment.instructions]
+    names = {traced.graph.equations[i.equation].primitive for i in branches if isinstance(i, Compute)}
+    assert names == {"dot_general", "tanh"} and run.branches.count(3) == 1
+    (got,) = run(*args)
+    assert_close(got, step(*args))
+
+
 def indexed() -> tuple[Any, tuple[Any, ...]]:
     """All that asks where a stretch begins: gathers, scatters, iota, random bits, slices, pads, joins."""
 

@@ -14,15 +14,17 @@ from cases import cases
 from click.testing import CliRunner
 from steps import STEPS
 
-from shardwright import Fleet, Plan, synthesize
+from shardwright import Fleet, Plan, api, bucketed, synthesize
 from shardwright.backends.launch import find_mpiexec, rank_environment
 from shardwright.backends.schedule.document import Planned, check_schedule, emit
 from shardwright.backends.schedule.order import Land, Launch, arrange
 from shardwright.backends.schedule.table import builders
 from shardwright.cli import main
+from shardwright.ir.collectives import IN_PARTS_BYTES, together
 from shardwright.ir.errors import PlanError
 from shardwright.ir.placement import Partial, R, Shard
 from shardwright.ir.program import Move
+from shardwright.ir.segments import Segment
 from shardwright.ir.wiring import Wiring
 
 HERE = Path(__file__).parent
@@ -167,6 +169,56 @@ def test_sufficient_factor_broadcasts_are_labelled() -> None:
     plan = synthesize(step, *shapes, fleet=fleet, constraints={"w": R, "x": Shard(0), "y": Shard(0)})
     labels = {m["pattern"] for rank in plan.schedule()["ranks"] for m in rank["messages"]}
     assert "sufficient factors" in labels
+
+
+def data_parallel(width: int) -> Any:
+    """The order and the plan of a perceptron's step on two equal ranks of one node, in messages."""
+    import jax
+    import jax.numpy as jnp
+
+    def step(weights: list[Any], x: Any) -> Any:
+        def loss_of(weights: list[Any]) -> Any:
+            h = x
+            for w in weights:
+                h = jnp.tanh(h @ w)
+            return jnp.mean(h**2)
+
+        loss, gradients = jax.value_and_grad(loss_of)(weights)
+        return [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)], loss
+
+    args = [jax.ShapeDtypeStruct((width, width), "float32")] * 4, jax.ShapeDtypeStruct((64, width), "float32")
+    kind = {"name": "cpu", "flops": "20 GFLOP/s", "memory_bandwidth": "8 GB/s", "memory": "2 GB"}
+    node = {"devices": {"type": kind, "count": 2}, "link": {"bandwidth": "2 GB/s", "latency": "2 ms"}}
+    plan = synthesize(step, *args, fleet=Fleet.from_dict({"name": "two", "nodes": [node]}), devices="all")
+    assert plan.traced is not None
+    even = next(b for b in api.data_parallel(plan.traced, plan.fleet) if b.name.startswith("even"))
+    plan = bucketed(replace(plan, program=even.program, ratios=even.ratios, iteration_s=even.iteration_s))
+    assert plan.traced is not None
+    return arrange(plan.program, plan.traced.graph, plan.bucket_bytes, near=plan.near), plan
+
+
+def test_data_parallelism_is_two_segments_around_one_message_as_by_hand() -> None:
+    order, plan = data_parallel(512)
+    steps = [type(step) for step in order.steps]
+    assert steps == [Segment, Launch, Land, Segment]
+    (message,) = [message for _, message in order.messages()]
+    assert len(message.moves) == 5, "four gradients and the loss"
+    assert {move.strategy for move in plan.program.instructions if isinstance(move, Move)} >= {"tree"}
+    assert {move.strategy for move in message.moves} == {"rs_ag"}, "4 MiB are added up in parts"
+    (small,) = [message for _, message in data_parallel(64)[0].messages()]
+    assert {move.strategy for move in small.moves} == {"tree"}, "80 kB are not worth another round"
+
+
+def test_what_travels_together_has_one_strategy() -> None:
+    large, small = IN_PARTS_BYTES, IN_PARTS_BYTES // 4
+    pair = [("tree", large), ("tree", 4)]
+    assert together("all_reduce", pair, near=True) == "rs_ag"
+    assert together("all_reduce", pair, near=False) == "tree", "another round may cost more between nodes"
+    assert together("all_reduce", [("tree", small), ("tree", small)], near=True) == "tree"
+    assert together("all_reduce", [("tree", 4), ("ring", small)], near=False) == "ring", "as the largest one"
+    assert together("all_reduce", [("tree", large)], near=True) == "tree", "one tensor goes as it is planned"
+    assert together("all_reduce", [("hierarchical", large)] * 2, near=True) == "hierarchical"
+    assert together("all_gather", [("padded", large)] * 2, near=True) == "padded"
 
 
 def test_exchanges_leave_early_together_and_land_late() -> None:

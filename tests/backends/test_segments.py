@@ -34,7 +34,9 @@ def walk(cut: Schedule) -> None:
     held = set(inputs(cut.program, cut.graph))
     kept = set(outputs(cut.program, cut.graph))
     for position, step in enumerate(cut.steps):
-        later = {prop for after in cut.steps[position + 1 :] for prop in after.needs} | kept
+        later = set(kept)  # what is read before it is computed anew
+        for after in reversed(cut.steps[position + 1 :]):
+            later = (later - set(after.gives)) | set(after.needs)
         assert held >= set(step.needs)
         held |= set(step.gives)
         held -= set(step.drops)
@@ -84,6 +86,24 @@ def test_what_an_update_needs_besides_its_gradient_is_computed_with_it() -> None
     assert isinstance(first, Segment)
     assert isinstance(written, Segment)
     assert (len(first.gives), len(written.gives)) == (1, 2)
+
+
+def test_what_is_cheap_is_computed_again_unless_it_is_in_memory() -> None:
+    def step(w: jax.Array, x: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+        h = x @ w
+        squares = h * h  # only added up: the segment behind the sum makes them of h, which it reads
+        doubled = h + h  # multiplied by: in memory
+        return squares * jnp.sum(squares) + h, doubled * jnp.sum(doubled @ v)
+
+    graph = trace(step, array(4, 4), array(8, 4), array(4, 4), state={}).graph
+    cut = schedule(build(graph, [R, Shard(0), R]), graph)
+    segments = [s for s in cut.steps if isinstance(s, Segment)]
+    inside = [i for s in segments for i in s.instructions if isinstance(i, Compute)]
+    assert len(inside) == len(graph.equations) + 1
+    again = {i.equation for i in inside if inside.count(i) > 1}
+    (squares,) = (e for e in again if graph.equations[e].primitive == "mul")
+    assert len(set(graph.equations[squares].inputs)) == 1
+    assert len(segments[0].gives) == 2  # h and the sum
 
 
 def s_of(step: Exchange | LoopStep) -> Move | Loop:

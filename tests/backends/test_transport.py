@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from shardwright.backends import transport
 from shardwright.backends.schedule.geometry import Geometry, Member
-from shardwright.backends.schedule.ops import Transfer
+from shardwright.backends.schedule.ops import Copy, Transfer
 from shardwright.backends.schedule.table import routine_of
 from shardwright.backends.transport import Exchanger, Lane, Pool
 from shardwright.backends.wire import to_jax, to_segment
@@ -152,6 +153,45 @@ def test_exchanges_go_on_while_something_is_computed() -> None:
     lane.launch(exchanger("ring", transport, pool), [np.ones(8, np.float32)])
     lane.beside(Computing(3))
     assert lane.busy and transport.started == ["recv", "send"] * 3, "computation may end first"
+
+
+class Clock:
+    """Time that passes while somebody sleeps, and 40 µs at every look at it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+
+    def perf_counter(self) -> float:
+        self.now += 4e-5
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+def test_a_rank_that_computes_is_woken_up_less_and_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, wire, pool = Clock(), Finishing(), Pool()
+    monkeypatch.setattr(transport, "time", clock)
+    wire.looks_needed = 10**9
+    lane = Lane(wire, poll=True)
+    lane.launch(exchanger("ring", wire, pool), [np.ones(8, np.float32)])
+    lane.beside(lambda: clock.now > 0.1)
+    assert clock.slept == sorted(clock.slept)
+    assert clock.slept[0] == transport.POLL_S, "what is soon computed is not waited for much longer"
+    assert clock.slept[-1] == transport.BESIDE_S
+    assert len(clock.slept) < 1.5 * 0.1 / transport.BESIDE_S
+
+
+def test_every_operand_of_a_message_is_copied_once() -> None:
+    for strategy in ("ring", "rs_ag", "tree"):
+        routine = exchanger(strategy, Recorded(), Pool(), members=3).routine
+        copies = [local for stage in routine.stages for local in stage.locals if isinstance(local, Copy)]
+        assert sorted(copy.source.buffer for copy in copies) == [0, 1, 2], (
+            "packed; results lie where they came"
+        )
+        assert {view.buffer for view in routine.outputs} == {copy.target.buffer for copy in copies}
 
 
 def test_members_of_a_message_share_memory_and_begin_aligned() -> None:

@@ -244,3 +244,17 @@ def test_floors_hold_after_rounding(weights: list[float], units: int, spread: An
         assert within.evaluate(cost, Cut(units, 1)) <= rounded.seconds(cost, Cut(units, 1)) + 1e-9
         assert within.evaluate(cost, None) <= rounded.seconds(cost, None) + 1e-9
         assert within.evaluate(cost, Cut(units, 1)) >= Prices.floors(model).evaluate(cost, None)
+        assert (
+            Prices.floors(model).evaluate(cost, Cut(units, 1)) <= rounded.seconds(cost, Cut(units, 1)) + 1e-9
+        )
+
+
+def test_floors_of_alike_devices_are_prices_at_even_ratios() -> None:
+    """Four units on three devices: one of them has two, which is more than a third."""
+    model = model_of(CPU, CPU, CPU)
+    cost = ShareCost(np.array([[1.0]]), np.array([[6.0]]), np.zeros((1, 1)))
+    assert Prices.floors(model).evaluate(cost, Cut(4, 1)) == pytest.approx(1 + 6 * 2 / 4)
+    assert Prices.floors(model).evaluate(cost, Cut(4, 1)) == Shares([1 / 3] * 3, model.class_of).seconds(
+        cost, Cut(4, 1)
+    )
+    assert Prices.floors(model).evaluate(cost, Cut(3000, 1)) == pytest.approx(1 + 6 / 3)

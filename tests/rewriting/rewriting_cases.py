@@ -29,14 +29,18 @@ def fleet(memory: str = "1 GB", speeds: tuple[int, ...] = (3, 1), host: str = ""
     return Fleet.from_dict({"name": "two", "nodes": [node]})
 
 
-def layered(scan: bool, layers: int = 3, width: int = 16, batch: int = 64) -> tuple[Any, tuple[Any, ...]]:
-    """Residual layers whose activations are much larger than their weights."""
+def layered(
+    scan: bool, layers: int = 3, width: int = 16, batch: int = 64, half: bool = False
+) -> tuple[Any, tuple[Any, ...]]:
+    """Residual layers whose activations are much larger than their weights, which may be rounded first."""
 
     def layer(x: Any, w: Any) -> Any:
         hidden = jnp.tanh(x @ w["up"])
         return x + jnp.sin(hidden * hidden) @ w["down"]
 
     def loss_of(params: Any, x: Any, y: Any) -> Any:
+        if half:
+            params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
         if scan:
             x, sums = jax.lax.scan(lambda x, w: (layer(x, w), x.sum()), x, params)
             return jnp.mean((x - y) ** 2) + 1e-3 * sums.sum()

@@ -83,6 +83,16 @@ def test_the_ladder_keeps_less_and_less() -> None:
     assert len(rungs) >= 4 and sizes == sorted(sizes, reverse=True) and len(set(sizes)) == len(sizes)
 
 
+def test_layers_begin_where_weights_are_applied() -> None:
+    """Mixed precision casts all parameters before the first layer; each is computed again by itself still."""
+    step, args = layered(False, half=True)
+    graph = trace(step, *args).graph
+    names = [stretch.name for stretch in stretches(graph)]
+    assert [name for name in names if name[-1].isdigit()] == ["0", "1", "2"]
+    sizes = [kept(recomputing(graph, rung)) for rung in ladder(graph, CostModel(fleet()))]
+    assert len(sizes) >= 3 and sizes == sorted(sizes, reverse=True)
+
+
 def test_what_is_seen_from_outside_of_a_stretch_is_kept() -> None:
     """A tensor that a later layer reads too is no one's to drop, wherever stretches are cut."""
     _, args = layered(False)

@@ -164,6 +164,16 @@ def test_floors_are_below_prices_everywhere() -> None:
     assert bound(steps, floors) > 0
 
 
+@pytest.mark.parametrize("step", ["mlp", "attention", "normed"])
+def test_alike_devices_are_planned_by_one_search(step: str) -> None:
+    """What is best at the floors costs no more at even ratios: nothing else need be searched for."""
+    found, costs = synthesis(step, "alike"), model("alike")
+    assert found.searches == 1 and found.search_gap == 0.0
+    even = solve(space(step), Prices.at(costs, found.ratios))
+    assert found.cost_s == pytest.approx(even.seconds, rel=1e-9)
+    assert found.bound_s == pytest.approx(found.cost_s, rel=1e-9)
+
+
 _SCRIPT = """
 import jax, jax.numpy as jnp
 from shardwright.cost.fleet import Fleet

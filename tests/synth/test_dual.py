@@ -45,6 +45,18 @@ def test_sweeps_raise_the_bound(problem: Problem) -> None:
     assert dual.rise(60, 1e-6, never) == pytest.approx(dual.bound())
 
 
+@given(problem=problems(), part=st.floats(0.0, 1.5))
+def test_a_search_for_a_bound_ends_there_and_is_right(problem: Problem, part: float) -> None:
+    """Told which bound is enough, it proves that much or finds the best assignment; never more."""
+    best = problem.best()
+    if not np.isfinite(best):
+        return
+    solver = DualSolver(problem.sizes, problem.sizes, problem.uses, ())
+    found = solver.solve(problem.tables, target_s=part * best)
+    assert found is not None and found.bound_s <= best + 1e-6 <= found.seconds + 2e-6
+    assert found.bound_s >= min(part * best, best) - 1e-6
+
+
 @settings(max_examples=40)
 @given(problem=problems())
 def test_no_value_is_said_to_cost_more_than_it_does(problem: Problem) -> None:

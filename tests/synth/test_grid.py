@@ -20,10 +20,11 @@ from shardwright.cost.grid import (
     GridCut,
     GridShares,
     Mesh,
+    features,
     tangent_in_devices,
     tangent_in_nodes,
 )
-from shardwright.cost.grid_floor import Ranges
+from shardwright.cost.grid_floor import Ranges, products_of_largest
 from shardwright.cost.grid_model import GridModel, Settled
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import InputError
@@ -117,6 +118,27 @@ def test_floors_are_below_every_price(name: str, data: st.DataObject) -> None:
     floors = grid_floors(prices).seconds
     assert len(floors) > 500
     assert (floors <= exact * (1 + 1e-9) + 1e-12).all()
+
+
+@settings(max_examples=300)
+@given(
+    terms=st.lists(st.sampled_from((0.0, 0.1, 0.5, 1.0, 4.0)), min_size=8, max_size=8),
+    falling=st.sampled_from(((), (2,), (3,), (2, 3))),
+    units=st.lists(st.integers(0, 6), min_size=2, max_size=5).filter(any),
+    share=st.floats(0.0, 1.0),
+)
+def test_products_count_at_the_largest_device_where_that_is_certain(
+    terms: list[float], falling: tuple[int, ...], units: list[int], share: float
+) -> None:
+    """One node of alike devices, whatever it has and however its devices share that."""
+    signed = np.array([-t if feature in falling else t for feature, t in enumerate(terms)])
+    q = np.array(units) / sum(units)
+    slowest = float((signed @ features(np.full(len(q), share), q)).max())
+    one, slope, of_q, of_both = signed[:4]
+    least = 1 / len(q)
+    more, steeper = products_of_largest(signed[None, :, None], np.array([[least]]))
+    floor = one + slope * share + (of_q + of_both * share) * least + more[0, 0] + steeper[0, 0] * share
+    assert floor <= slowest + 1e-12
 
 
 @pytest.mark.parametrize("name", list(FLEETS)[:2])

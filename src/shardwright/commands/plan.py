@@ -17,7 +17,7 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.trace_events import trace_events
 from shardwright.factory import load_factory
 from shardwright.files import check_writable, write_whole
-from shardwright.fleet_questions import changed
+from shardwright.fleet_questions import check_change
 from shardwright.ir.errors import ReplicatedWarning
 from shardwright.plan import Plan
 from shardwright.reports.text import against, baselines_to_json, layout
@@ -55,7 +55,7 @@ def plan(
     check_writable(trace_path, "--timeline")
     check_writable(page_path, "--report")
     if changes is not None:
-        changed(fleet, changes)
+        check_change(fleet, changes, planning)
     step, args = load_factory(target)
     made = make_plan(step, args, fleet, **planning)
     lacking = why_not(made, step, args, planning) if with_remedies else None

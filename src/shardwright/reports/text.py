@@ -69,11 +69,8 @@ def layout(plan: Plan, baselines: Sequence[Baseline] = ()) -> Group:
 
 
 def notes(plan: Plan) -> tuple[str, ...]:
-    """What was assumed, what runs replicated, what was not searched; first of all, that it does not fit."""
-    found = [*(f"replicated: {k}: {why}" for k, why in plan.stats.replicated.items()), *plan.assumptions]
-    if not plan.fits:
-        found.insert(0, "DOES NOT FIT: the predicted peak exceeds a device's memory (see the table)")
-    return tuple(found)
+    """What was assumed, what runs replicated, what was not searched."""
+    return (*(f"replicated: {k}: {why}" for k, why in plan.stats.replicated.items()), *plan.assumptions)
 
 
 def anything_sharded(plan: Plan) -> bool:
@@ -95,6 +92,7 @@ def _head(plan: Plan) -> Text:
     searches = "1 search" if stats.searches == 1 else f"{stats.searches} searches"
     lines = (
         f"plan for {plan.fleet}",
+        *_too_large(plan),
         *([f"  uses            {used} of {count} devices"] if used < count else []),
         f"  predicted step  {duration(plan.iteration_s)}",
         f"  cost            {duration(plan.cost_s)}; no plan of {_space(plan)} costs less than "
@@ -109,6 +107,20 @@ def _head(plan: Plan) -> Text:
         "",
     )
     return Text("\n".join(lines))
+
+
+def _too_large(plan: Plan) -> list[str]:
+    """That it does not fit, where most is lacking, and what to do."""
+    if plan.fits:
+        return []
+    limits = [device.type.memory_bytes for device in plan.fleet.devices]
+    worst = max(plan.used, key=lambda d: plan.memory_bytes[d] / limits[d])
+    name, kind = plan.devices[worst], plan.fleet.devices[worst].type.name
+    return [
+        f"  DOES NOT FIT    {name} ({kind}) would need {size(plan.memory_bytes[worst])}, and has "
+        f"{size(limits[worst])}",
+        "                  shardwright plan … --remedies says what would help, and at which price",
+    ]
 
 
 def _space(plan: Plan) -> str:
