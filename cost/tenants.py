@@ -11,7 +11,7 @@ from shardwright.cost.lines import ALIASES
 from shardwright.cost.share_cost import Floats
 from shardwright.cost.written import Written
 from shardwright.ir.collectives import registry
-from shardwright.ir.donation import continued
+from shardwright.ir.donation import continued, in_time
 from shardwright.ir.graph import Graph, TensorType, Value, value_types
 from shardwright.ir.host import is_reload, uses_host
 from shardwright.ir.placement import Placement, R, cuts
@@ -320,18 +320,26 @@ class _Walk:
             if isinstance(instruction, Loop) and _exchanges(instruction, self.graph)
             for number in read
         }
-        found: set[int] = set()
+        pairs: dict[int, dict[int, int]] = {}
         for new, old in continued(self.program, self.graph).items():
             before = self.given[number_of(old.value, old.placement)]
             sources = tenants.sources[self.current[number_of(new.value, new.placement)]]
             if len(sources) != 1 or before in through_loops:
                 continue
             (after,) = sources
-            size = self.size(self.types[old.value], old.placement)
-            alike = after not in found and tenants.size[after] == size
-            if alike and tenants.stretch[after] >= 0 and tenants.stretch[after] == self.read_last.get(before):
-                found.add(after)
-                yield after, size
+            stretch = tenants.stretch[after]
+            alike = tenants.size[after] == self.size(self.types[old.value], old.placement)
+            if alike and stretch >= 0 and stretch == self.read_last.get(before):
+                pairs.setdefault(stretch, {})[after] = before
+        if not pairs:
+            return
+        lines: dict[int, list[tuple[tuple[int, ...], Sequence[int]]]] = {}
+        for stretch, read, made in zip(self.stretches, self.reads, self.made, strict=True):
+            if stretch in pairs:
+                lines.setdefault(stretch, []).append((read, made))
+        for stretch, mine in pairs.items():
+            for after in in_time(lines[stretch], mine):
+                yield after, tenants.size[after]
 
 
 def _stretches(program: Program, graph: Graph) -> tuple[list[int], list[int]]:

@@ -14,7 +14,7 @@ import shardwright
 from shardwright import Fleet, Plan, synthesize
 from shardwright.cli import main
 from shardwright.device_memory import peaks
-from shardwright.ir.donation import continued, donating, taken_over
+from shardwright.ir.donation import continued, donating, in_time, taken_over
 from shardwright.ir.segments import Exchange, Segment, schedule
 from shardwright.ir.trace import trace
 
@@ -82,6 +82,18 @@ def test_nothing_is_taken_over_of_state_that_an_exchange_makes_anew(fleet: Fleet
     taken = {new for over in taken_over(planned).values() for new in over}
     assert pairs
     assert taken == set(pairs) - made
+
+
+def test_what_may_be_read_later_is_copied_first() -> None:
+    lines: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
+        (("w", "x"), ("y",)),
+        (("y",), ("g",)),
+        (("w", "g"), ("w'",)),
+        (("v", "g"), ("v'",)),
+        (("v", "y"), ("z",)),
+    ]
+    assert in_time(lines, {"w'": "w", "v'": "v"}) == {"w'": "w"}
+    assert in_time(lines, {}) == {}
 
 
 def test_without_state_or_donation_there_is_nothing_to_take(plans: tuple[Plan, Plan]) -> None:

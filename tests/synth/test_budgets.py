@@ -77,7 +77,7 @@ def test_budgets_against_every_program() -> None:
 
 
 def test_budgets_against_every_program_of_a_step_whose_state_is_donated() -> None:
-    check("momentum", RATIOS[:1], donated=True)
+    check("descent", RATIOS[:1], donated=True)
 
 
 @pytest.mark.full
