@@ -31,6 +31,7 @@ from shardwright.backends.runner import run
 from shardwright.ir import collectives
 from shardwright.ir.collectives import Array, step
 from shardwright.ir.collectives import Step as MeshStep
+from shardwright.ir.donation import taken_over
 from shardwright.ir.flow import inputs
 from shardwright.ir.graph import Graph, Literal, TensorType, Value
 from shardwright.ir.placement import (
@@ -88,9 +89,12 @@ class ReferenceExecutable:
         given = frozenset(inputs(self.program, graph))
         whole = [*held, *(self.machine.constant(value, array) for value, array in graph.constants.items())]
         outside = _count(whole, len(ratios))
+        over = taken_over(self.schedule)
+        there: set[Property] = set(given)
 
         def seen(step: Step, env: Mapping[Property, Locals]) -> None:
-            made = _count((locals_ for prop, locals_ in env.items() if prop not in given), len(ratios))
+            there.update(over.get(step, ()))  # what lies where donated state lay counts as that
+            made = _count((locals_ for prop, locals_ in env.items() if prop not in there), len(ratios))
             self.held_bytes.append(tuple(map(sum, zip(outside, made, strict=True))))
 
         results = run(self.schedule, held, self.machine, seen)

@@ -7,7 +7,8 @@ exchange reads or makes. All else is computed where it is read, so that what it 
   ends, and what it hands on has its place from its beginning.
 - A buffer lives from the instruction that writes it to the last that reads it; an elementwise result is
   written over an operand of its size that nobody reads afterwards.
-- Arguments and constants are there throughout: the caller may read the old state again.
+- Arguments and constants are there throughout: the caller may read the old state again, unless it is
+  donated (`shardwright/ir/donation.py`).
 
 The plan's figures come from a closer look at fewer programs: `shardwright/device_memory.py`. This one is for
 programs of which there are many. It does not know in which order a compiler runs a stretch, nor how buffers

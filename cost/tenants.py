@@ -11,6 +11,7 @@ from shardwright.cost.lines import ALIASES
 from shardwright.cost.share_cost import Floats
 from shardwright.cost.written import Written
 from shardwright.ir.collectives import registry
+from shardwright.ir.donation import continued, in_time
 from shardwright.ir.graph import Graph, TensorType, Value, value_types
 from shardwright.ir.host import is_reload, uses_host
 from shardwright.ir.placement import Placement, R, cuts
@@ -114,7 +115,10 @@ class _Walk:
         given = len(graph.inputs) + len(graph.constants)
         self.tenants = _Tenants(given + sum(map(len, self.wires.makes)))
         self.current: dict[Number, int] = {}
+        self.given: dict[Number, int] = {}
         self.reads: list[tuple[int, ...]] = []
+        #: Of what is given, the last stretch that reads it.
+        self.read_last: dict[int, int] = {}
         self.made: list[Sequence[int]] = []
         self.time_of: dict[int, int] = {}
         #: (moment, bytes) beside the tenants: temporaries, bodies, what exchanges pack.
@@ -130,12 +134,15 @@ class _Walk:
             current[self.wires.number(index, placement)] = number = tenants.add(-1)
             if not self.top and index in self.held.values:
                 tenants.write(number, 0, self.size(self.types[index], placement))
+        self.given.update(current)
         stretch_of, leaves = tenants.stretch, tenants.leaves
         for stretch, reads, makes in zip(self.stretches, self.wires.reads, self.wires.makes, strict=True):
             read = tuple([current[key] for key in reads if key in current])
             for number in read:
                 if stretch_of[number] != stretch:
                     leaves.add(number)
+                    if stretch_of[number] < 0:
+                        self.read_last[number] = stretch
             self.reads.append(read)
             made = [tenants.add(stretch) for _ in makes]
             current.update(zip(makes, made, strict=True))
@@ -282,6 +289,8 @@ class _Walk:
             for index, placement in (*given, *((v.index, R) for v in self.graph.constants)):
                 change[0] += self.size(self.types[index], placement)
         rows: list[tuple[float, ...]] = []
+        for number, nbytes in self._taken_over():
+            rows.append((starts[tenants.stretch[number]], end + 1, *(-n for n in nbytes)))
         for number, begin in enumerate(first):
             if begin < 0 or (self.top and tenants.stretch[number] < 0):
                 continue
@@ -299,6 +308,38 @@ class _Walk:
         # While a loop runs, what it stacks up is allocated already.
         extra = [over_time[time] + inside for time, inside in self.inner]
         return np.concatenate([over_time, *extra])
+
+    def _taken_over(self) -> Iterator[tuple[int, Bytes]]:
+        """Tenants that are written over donated state, with its size; see `shardwright.ir.donation`."""
+        if not self.top or not self.graph.donated:
+            return
+        tenants, number_of = self.tenants, self.wires.number
+        through_loops = {
+            number
+            for instruction, read in zip(self.program.instructions, self.reads, strict=True)
+            if isinstance(instruction, Loop) and _exchanges(instruction, self.graph)
+            for number in read
+        }
+        pairs: dict[int, dict[int, int]] = {}
+        for new, old in continued(self.program, self.graph).items():
+            before = self.given[number_of(old.value, old.placement)]
+            sources = tenants.sources[self.current[number_of(new.value, new.placement)]]
+            if len(sources) != 1 or before in through_loops:
+                continue
+            (after,) = sources
+            stretch = tenants.stretch[after]
+            alike = tenants.size[after] == self.size(self.types[old.value], old.placement)
+            if alike and stretch >= 0 and stretch == self.read_last.get(before):
+                pairs.setdefault(stretch, {})[after] = before
+        if not pairs:
+            return
+        lines: dict[int, list[tuple[tuple[int, ...], Sequence[int]]]] = {}
+        for stretch, read, made in zip(self.stretches, self.reads, self.made, strict=True):
+            if stretch in pairs:
+                lines.setdefault(stretch, []).append((read, made))
+        for stretch, mine in pairs.items():
+            for after in in_time(lines[stretch], mine):
+                yield after, tenants.size[after]
 
 
 def _stretches(program: Program, graph: Graph) -> tuple[list[int], list[int]]:

@@ -218,6 +218,7 @@ class Graph:
         equations: in execution order.
         outputs: what the program returns.
         state: output position -> input position of tensors that must come back placed as they went in.
+        donated: whether the caller gives state away: what continues it may take its memory.
         residuals: what the forward part keeps for the backward part, beside inputs and constants: types, and
             values where a backward equation needs it indeed.
         memo: what `per_graph` functions found.
@@ -231,6 +232,7 @@ class Graph:
     output_names: tuple[str, ...] = ()
     state: Mapping[int, int] = field(default_factory=dict)
     residuals: tuple[tuple[TensorType, Value | None], ...] = ()
+    donated: bool = False
     memo: dict[object, Any] = field(default_factory=dict[object, Any], repr=False)
 
     def values(self) -> Iterator[Value]:

@@ -251,12 +251,18 @@ def _apart(graph: Graph, values: Iterable[Value]) -> tuple[Value, ...]:
     made = {value: equation for equation in graph.equations for value in equation.outputs}
     found: dict[Value, None] = {}
     roots: set[Value] = set()
+
+    def root_of(value: Value) -> Value:
+        while value in made and made[value].primitive in ALIASES and made[value].input_values:
+            value = made[value].input_values[0]
+        return value
+
+    if graph.donated:  # what continues state lies where that lay, which is counted
+        roots.update(root_of(atom) for out in graph.state if isinstance(atom := graph.outputs[out], Value))
     for value in values:
         if value.index not in written:
             continue
-        root = value
-        while root in made and made[root].primitive in ALIASES and made[root].input_values:
-            root = made[root].input_values[0]
+        root = root_of(value)
         if root in made and root not in roots:
             roots.add(root)
             found[value] = None

@@ -78,11 +78,13 @@ FLEETS: tuple[tuple[int, ...], ...] = ((50, 30, 10), (10, 10), (80, 20), (20, 20
 SPEEDS = st.sampled_from(FLEETS)
 
 
-def check(shape: Shape, speeds: tuple[int, ...], part: float, uneven: float) -> None:
+def check(shape: Shape, speeds: tuple[int, ...], part: float, uneven: float, donated: bool = False) -> None:
     traced, leaves = made(shape)
     most = max(roomy(shape, speeds).memory_bytes)
     limits = tuple(max(int(part * most * uneven**i), 64) for i in range(len(speeds)))
-    plan = synthesize_traced(traced, fleet=fleet_of(speeds, limits), **AS_IT_IS)
+    plan = synthesize_traced(traced, fleet=fleet_of(speeds, limits), donate=donated, **AS_IT_IS)
+    assert plan.donate == donated
+    traced = plan.step()
     assert plan.fits == all(n <= limit for n, limit in zip(plan.memory_bytes, limits, strict=True))
     assert plan.fits != any("fits into every device" in note for note in plan.assumptions)
     assert 0 <= plan.bound_s <= plan.cost_s
@@ -101,13 +103,14 @@ def check(shape: Shape, speeds: tuple[int, ...], part: float, uneven: float) -> 
             assert max(counted) <= said[position] <= limits[d]
 
 
-@example(((16, 96), 64, "tanh", False), (50, 30, 10), 0.8118970848141451, 0.9484189835211696)
-@given(SHAPES, SPEEDS, st.floats(0.2, 1.2), st.floats(0.7, 1.0))
+@example(((16, 96), 64, "tanh", False), (50, 30, 10), 0.8118970848141451, 0.9484189835211696, False)
+@example(((96, 96, 96), 24, "relu", True), (50, 30, 10), 0.7, 1.0, True)
+@given(SHAPES, SPEEDS, st.floats(0.2, 1.2), st.floats(0.7, 1.0), st.booleans())
 @settings(max_examples=4 if settings().max_examples <= 100 else 40)
 def test_no_plan_exceeds_a_budget_that_it_says_it_keeps(
-    shape: Shape, speeds: tuple[int, ...], part: float, uneven: float
+    shape: Shape, speeds: tuple[int, ...], part: float, uneven: float, donated: bool
 ) -> None:
-    check(shape, speeds, part, uneven)
+    check(shape, speeds, part, uneven, donated)
 
 
 #: Of the five hundred cases; each piece takes about a minute.
@@ -129,8 +132,9 @@ def test_no_plan_exceeds_a_budget_in_five_hundred_cases(piece: int) -> None:
         )
         speeds = chance.choice(FLEETS)
         part, uneven = chance.uniform(0.2, 1.2), chance.uniform(0.7, 1.0)
+        donated = chance.random() < 0.5
         try:
-            check(shape, speeds, part, uneven)
+            check(shape, speeds, part, uneven, donated)
         except AssertionError as error:
-            error.add_note(f"case: check({shape}, {speeds}, {part!r}, {uneven!r})")
+            error.add_note(f"case: check({shape}, {speeds}, {part!r}, {uneven!r}, {donated})")
             raise

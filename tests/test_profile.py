@@ -26,6 +26,7 @@ from shardwright.cli import main
 from shardwright.cost.buffers import Buffer, pack
 from shardwright.cost.profile import StepProfile, profile_step
 from shardwright.device_memory import device_memory
+from shardwright.ir.donation import taken_over
 from shardwright.ir.segments import Segment, schedule
 from shardwright.ir.trace import Traced, trace
 from shardwright.reports.profile import squares
@@ -253,24 +254,30 @@ def mlp() -> tuple[Any, tuple[Any, ...]]:
     return train_step, ([layer, layer], (shape(256, 128), shape(256, 128)))
 
 
-def test_a_device_under_a_plan_holds_what_its_programs_need() -> None:
+@pytest.mark.parametrize("donate", [False, True])
+def test_a_device_under_a_plan_holds_what_its_programs_need(donate: bool) -> None:
     step, args = mlp()
-    plan = synthesize(step, *args, fleet=slow_fleet(), devices="all")
+    plan = synthesize(step, *args, fleet=slow_fleet(), devices="all", donate=donate)
     assert plan.traced is not None
     graph, ratios = plan.traced.graph, plan.used_ratios
     types = {value.index: value.type for value in graph.values()}
     device = Device(0, ratios, plan.traced.primitives)
     found = device_memory(plan.program, graph, ratios, 0)
     peak = 0
-    for part, moment in zip(schedule(plan.program, graph).steps, found.moments, strict=True):
+    planned = schedule(plan.program, graph)
+    over = taken_over(planned)
+    assert bool(over) == donate
+    for part, moment in zip(planned.steps, found.moments, strict=True):
         if not isinstance(part, Segment):
             peak = max(peak, moment.nbytes)
             continue
         needs = [p for p in part.needs if holds(p, 0)]
         avals = [abstract(types[p.value], device.shape(types[p.value], p.placement)) for p in needs]
-        compiled = jax.jit(local_function(part, graph, device), keep_unused=True).lower(*avals).compile()
-        analysis = compiled.memory_analysis()
-        peak = max(peak, moment.held_bytes + analysis.output_size_in_bytes + analysis.temp_size_in_bytes)
+        given = [needs.index(old) for old in over.get(part, {}).values()]
+        function = jax.jit(local_function(part, graph, device), keep_unused=True, donate_argnums=given)
+        analysis = function.lower(*avals).compile().memory_analysis()
+        own = analysis.output_size_in_bytes + analysis.temp_size_in_bytes - analysis.alias_size_in_bytes
+        peak = max(peak, moment.held_bytes + own)
     assert sum(moment.what == "exchange" for moment in found.moments) >= 2
     assert 0.97 <= found.peak_bytes / peak <= 1.1
 

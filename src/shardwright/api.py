@@ -12,6 +12,7 @@ from shardwright.buckets import suggested
 from shardwright.constraints import Constraints
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
+from shardwright.ir.donation import donating
 from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
 from shardwright.ir.rewriting import original
 from shardwright.ir.state import StateMap
@@ -45,6 +46,7 @@ def synthesize(
     microbatches: Microbatches = "auto",
     offload: Offload = "auto",
     objective: Objective = "time",
+    donate: bool = False,
     tick: Callable[[str], None] = lambda what: None,
 ) -> Plan:
     """Plan a single-device training step for a fleet.
@@ -75,6 +77,8 @@ def synthesize(
             if every device of the fleet has a host link; with "off" nothing does, with "all" everything.
         objective: "time" for the fastest steps; "cost" for those that cost least, by the fleet's
             `price_per_hour`: of every part of the fleet that `devices` leaves open, its fastest plan is made.
+        donate: state is given away at every step, as by `donate_argnums` of `jax.jit`: what continues it may
+            take its memory. The plan then runs so (see `Plan.compile`).
         tick: told what begins (for progress displays).
 
     Returns:
@@ -106,6 +110,7 @@ def synthesize(
             microbatches=microbatches,
             offload=offload,
             objective=objective,
+            donate=donate,
             tick=tick,
         )
 
@@ -123,6 +128,7 @@ def synthesize_traced(
     microbatches: Microbatches = "auto",
     offload: Offload = "auto",
     objective: Objective = "time",
+    donate: bool | None = None,
     first: Sequence[float] | None = None,
     tick: Callable[[str], None] = lambda what: None,
 ) -> Plan:
@@ -140,6 +146,7 @@ def synthesize_traced(
         microbatches: see `synthesize`.
         offload: see `synthesize`.
         objective: see `synthesize`.
+        donate: see `synthesize`; None: as of the step, which may come from a plan.
         first: a share per device of the fleet from which the search for ratios starts, such as those of a
             plan for a fleet much like this one.
         tick: see `synthesize`.
@@ -159,10 +166,11 @@ def synthesize_traced(
     _check_objective(objective, fleet)
     timer = Timer(tick, time_limit_s)
     start = time.perf_counter()
+    step = original(traced) if donate is None else donating(original(traced), donate)
 
     def planned(asked: Request) -> Plan:
         planner = Planner(asked, timer)
-        return best_plan(original(traced), asked.fleet, recompute, microbatches, offload, planner, timer.late)
+        return best_plan(step, asked.fleet, recompute, microbatches, offload, planner, timer.late)
 
     def on_all_of(part: Fleet) -> Plan:
         tick(f"planning for {part}")

@@ -95,6 +95,7 @@ def assembled(
         used=used,
         unused=tuple(Unused(tuple(devices[d].name for d in some), why) for some, why in chosen.unused),
         rewriting=rewriting_of(traced),
+        donate=traced.graph.donated,
         again_s=_spent_s(computed_again, items, found.program, traced, model, found.ratios),
         host_s=_spent_s(brought_back, items, found.program, traced, model, found.ratios),
         comparing_s=float(checksums_s.max()) + exchange_s,

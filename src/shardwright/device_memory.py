@@ -2,7 +2,8 @@
 
 Between two exchanges a device runs one compiled program: what is held outside of it, its results, and its
 scratch (`cost/buffers.py`, on the device's own shapes). An exchange takes its result, and what it packs or
-pads. Arguments are the caller's: the old state is there until the new one is whole.
+pads. Arguments are the caller's: the old state is there until the new one is whole, unless it is donated
+(`shardwright/ir/donation.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from shardwright.backends.local_graph import LocalGraphs
 from shardwright.cost.buffers import layout_apart, scratch_bytes
 from shardwright.cost.exchange_buffers import exchange_bytes, held_bytes
+from shardwright.ir.donation import taken_over
 from shardwright.ir.graph import Equation, Graph, TensorType, Value, value_types
 from shardwright.ir.jaxpr import source_text
 from shardwright.ir.placement import Grid, Shard, cuts, lengths, seat
@@ -111,8 +113,9 @@ def fullest(
         note("state" if number in state else "data", held_bytes(value.type, placement, device, ratios))
     makers = {v.index: e for e in graph.equations for v in e.outputs}
     alive: set[Property] = set()
+    over = taken_over(planned)
     for number, step in enumerate(planned.steps[: peak + 1]):
-        alive.update(() if isinstance(step, Away) else step.gives)
+        alive.update(() if isinstance(step, Away) else set(step.gives).difference(over.get(step, ())))
         if number == peak and isinstance(step, Segment):
             own = layout_apart(LocalGraphs(device, ratios).segment(step, graph))
             at = own.peak_kernel
@@ -225,9 +228,12 @@ def _moments(
             sizes[prop] = held_bytes(types[prop.value], prop.placement, device, ratios)
         return sizes[prop]
 
+    over = taken_over(planned)
     made: dict[Property, int] = {}
     found: list[Moment] = []
     for step in planned.steps:
+        for prop in over.get(step, ()):
+            sizes[prop] = 0  # it lies where the old state lay
         if isinstance(step, Segment):
             own = _scratch(step, graphs, planned.graph, known) + sum(map(size, step.gives))
             what = "compute"

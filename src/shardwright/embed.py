@@ -27,6 +27,7 @@ from shardwright.backends.launch import under_mpi
 from shardwright.calls import MODULES, Call, Callee
 from shardwright.cost.fleet import Fleet
 from shardwright.execute import BACKENDS
+from shardwright.ir.donation import donating
 from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning, ShardwrightError, TraceError
 from shardwright.ir.trace import StateMap, Traced, trace
 from shardwright.pause import collector_paused
@@ -205,7 +206,7 @@ class Parallel:
                 remedy="Pass concrete arrays",
             )
         if found.run is None:
-            found.run = plan.compile_traced(traced, self.backend, donate=self._donates(found))
+            found.run = plan.compile_traced(traced, self.backend)
         flat = [self._entering(found, i, leaf) for i, leaf in enumerate(flat)]
         result = jax.tree.leaves(found.run(*jax.tree.unflatten(traced.in_tree, flat)))
         if self._gather:
@@ -231,12 +232,11 @@ class Parallel:
         found.moved[i] = weakref.ref(leaf), moved
         return moved
 
-    def _donates(self, found: _Planned) -> bool:
+    def _donates(self, call: Call, traced: Traced) -> bool:
         """Whether the caller has donated all of the state."""
-        counts = [child.num_leaves for child in found.traced.in_tree.children()]
+        counts = [child.num_leaves for child in traced.in_tree.children()]
         owners = [i for i, count in enumerate(counts) for _ in range(count)]
-        state = {owners[position] for position in found.traced.graph.state.values()}
-        call = found.call
+        state = {owners[position] for position in traced.graph.state.values()}
         return bool(state) and all(self._is_donated(call.origin[i], call.names[i]) for i in state)
 
     # -- planning ----------------------------------------------------------------------------------------
@@ -262,6 +262,7 @@ class Parallel:
             # Beside modules, which are updated in place, nothing is state that is not said to be.
             state = {MODULES: 0} | {key: _inside(path) for key, path in (state or {}).items()}
         traced = trace(call.step, *abstract, state=state)
+        traced = donating(traced, self._donates(call, traced))
         if comm is None:
             return _Planned(call, traced, self._planned_here(traced, state))
         self._compare(traced, comm)

@@ -24,6 +24,7 @@ from shardwright.cost.timeline import Timeline, timed_bill, timeline
 from shardwright.cost.topology import Topology
 from shardwright.execute import CompiledStep, concrete, run_options
 from shardwright.files import write_whole
+from shardwright.ir.donation import donating
 from shardwright.ir.errors import PlanError, ProgramError
 from shardwright.ir.flow import is_local
 from shardwright.ir.program import Move
@@ -161,7 +162,7 @@ class Plan(PlanRecord):
                 reason="was loaded without its step",
                 remedy="Pass plan.attach(train_step, *args)",
             )
-        return rewritten(step, self.rewriting)
+        return rewritten(donating(step, self.donate), self.rewriting)
 
     # -- files -------------------------------------------------------------------------------------
 
@@ -220,7 +221,7 @@ class Plan(PlanRecord):
                 reason=f"was made for another step (plan {mine}, step {theirs})",
                 remedy=f"Use the step, shapes and versions it was made with ({made_with}), or plan again",
             )
-        traced = rewritten(traced, self.rewriting)
+        traced = rewritten(donating(traced, self.donate), self.rewriting)
         try:
             check_program(self.program, traced.graph)
         except ProgramError as error:
@@ -258,7 +259,7 @@ class Plan(PlanRecord):
         train_step: Callable[..., Any],
         backend: str = "reference",
         *,
-        donate: bool = False,
+        donate: bool | None = None,
         **options: Any,
     ) -> Callable[..., Any]:
         """A callable with the signature of `train_step` that runs this plan.
@@ -270,7 +271,7 @@ class Plan(PlanRecord):
                 `gather()`) or "spmd" (one jitted program on JAX's own devices; leaves are global arrays, or
                 `PaddedArray`, with `gather()`, where the plan cuts unevenly).
             donate: results may take over the memory of the state that is passed in, which must not be used
-                again. "mpi" and "spmd" do so; "reference" has no use for it.
+                again; None: as planned. "mpi" and "spmd" do so; "reference" has no use for it.
             options: of the "mpi" backend, see `RunOptions`; `bucket_bytes` and `resync_every` are the plan's
                 unless they are given here.
 
@@ -281,23 +282,24 @@ class Plan(PlanRecord):
         return self._compiled(partial(self.attach, train_step), backend, donate, options)
 
     def compile_traced(
-        self, traced: Traced, backend: str = "reference", *, donate: bool = False, **options: Any
+        self, traced: Traced, backend: str = "reference", *, donate: bool | None = None, **options: Any
     ) -> Callable[..., Any]:
         """`compile` for a step that is attached already; it is not traced again.
 
         Raises:
             PlanError: there is no such backend or option.
         """
-        step = rewritten(traced, self.rewriting)
+        step = rewritten(donating(traced, self.donate), self.rewriting)
         return self._compiled(lambda *args: step, backend, donate, options)
 
     def _compiled(
-        self, attach: Callable[..., Traced], backend: str, donate: bool, options: Mapping[str, Any]
+        self, attach: Callable[..., Traced], backend: str, donate: bool | None, options: Mapping[str, Any]
     ) -> CompiledStep:
         defaults: dict[str, Any] = {}
         if backend == "mpi" and "bucket_bytes" not in options:
             defaults["bucket_bytes"] = self.bucket_bytes
         found = run_options(backend, options, resync_every=self.resync_every, **defaults)
+        donate = self.donate if donate is None else donate
         return CompiledStep(
             attach, self.program, self.used_ratios, backend, self.seats, options=found, donate=donate
         )

@@ -40,7 +40,7 @@ def key_of(traced: Traced, fleet: Fleet, options: Mapping[str, Any]) -> str:
     """SHA-256 over the step, its arguments, the fleet, the options, the strategies known, and versions.
 
     Args:
-        traced: the step; its fingerprint covers equations, types and state.
+        traced: the step; its fingerprint covers equations, types and state, but not whether that is donated.
         fleet: the devices.
         options: how to plan. Pins that are a function count by what they say of each argument.
     """
@@ -52,6 +52,7 @@ def key_of(traced: Traced, fleet: Fleet, options: Mapping[str, Any]) -> str:
     strategies = {name: list(c.strategies) for name, c in collectives.registry().items()}
     content = [
         traced.fingerprint,
+        traced.graph.donated,
         list(graph.input_names),
         list(graph.output_names),
         fleet.fingerprint(),

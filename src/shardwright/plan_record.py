@@ -60,6 +60,8 @@ class PlanRecord:
         resync_every: K: replicated state that devices compute for themselves is compared every K steps, and
             sent anew by its owner where it differs; 0: never.
         rewriting: how the step is changed before it is distributed: what is computed again.
+        donate: whether state is given away at every step, so that what continues it may take its memory;
+            `memory_bytes` counts on it.
         again_s: seconds of `cost_s` that computing it again takes.
         host_s: seconds of `cost_s` that trips to host memory and back take.
         comparing_s: what a comparison of replicated state takes; `iteration_s` has its part of it.
@@ -95,6 +97,7 @@ class PlanRecord:
     bucket_bytes: int | None = None
     resync_every: int = RESYNC_EVERY
     rewriting: Rewriting = AS_TRACED
+    donate: bool = False
     again_s: float = 0.0
     host_s: float = 0.0
     comparing_s: float = 0.0

@@ -14,6 +14,7 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.quantity import size
 from shardwright.device_memory import Held, fullest
 from shardwright.fleet_questions import changed
+from shardwright.ir.donation import donating
 from shardwright.ir.errors import ShardwrightError
 from shardwright.ir.graph import Graph
 from shardwright.ir.pieces import INVARIANT, NotInPiecesError, batch_of
@@ -297,7 +298,8 @@ def _trials(
             return
         batch, smaller = less
         try:
-            step = rewritten(trace(train_step, *smaller, state=plan.state_override), plan.rewriting)
+            step = donating(trace(train_step, *smaller, state=plan.state_override), plan.donate)
+            step = rewritten(step, plan.rewriting)
         except ShardwrightError:
             return  # the step is written for one size of batch, or does not come in so many pieces
         yield _Trial(f"a batch of {batch}, {parts} steps for one", wanted, plan.fleet, step, {}, parts)

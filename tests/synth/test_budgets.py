@@ -19,6 +19,7 @@ from shardwright.cost.bill import bill, seconds
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.memory import footprint, peak_bytes
 from shardwright.cost.model import CostModel
+from shardwright.ir.donation import donating
 from shardwright.ir.graph import Graph
 from shardwright.ir.trace import trace
 from shardwright.synth.alternate import synthesize
@@ -75,15 +76,20 @@ def test_budgets_against_every_program() -> None:
     check("two products", RATIOS[:2])
 
 
+def test_budgets_against_every_program_of_a_step_whose_state_is_donated() -> None:
+    check("descent", RATIOS[:1], donated=True)
+
+
 @pytest.mark.full
+@pytest.mark.parametrize("donated", [False, True])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_budgets_against_every_program_of_all_graphs(name: str) -> None:
-    check(name, RATIOS)
+def test_budgets_against_every_program_of_all_graphs(name: str, donated: bool) -> None:
+    check(name, RATIOS, donated=donated)
 
 
-def check(name: str, vectors: Sequence[tuple[float, ...]]) -> None:
+def check(name: str, vectors: Sequence[tuple[float, ...]], *, donated: bool = False) -> None:
     step, args = GRAPHS[name]
-    graph = trace(step, *args).graph
+    graph = donating(trace(step, *args), donated).graph
     space = Space(graph)
     programs = list(every_program(graph, space, vectors))
     assert len(programs) > 100

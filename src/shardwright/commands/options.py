@@ -55,6 +55,9 @@ _PLANNING = (
         default="auto",
         help="Let what the backward pass needs wait in host memory: where memory is short, never, all of it.",
     ),
+    click.option(
+        "--donate", is_flag=True, help="State is given away at every step: new state may take its memory."
+    ),
 )
 
 
@@ -75,6 +78,7 @@ def planning_options(command: Callable[..., None]) -> Callable[..., None]:
         recompute: str,
         microbatches: str,
         offload: str,
+        donate: bool,
         **others: Any,
     ) -> None:
         chosen = {
@@ -86,8 +90,9 @@ def planning_options(command: Callable[..., None]) -> Callable[..., None]:
             "recompute": recompute,
             "microbatches": parse_microbatches(microbatches),
             "offload": offload,
+            "donate": donate,
         }
-        usual = (None, "auto", "time")
+        usual = (None, "auto", "time", False)
         command(planning={name: value for name, value in chosen.items() if value not in usual}, **others)
 
     for option in reversed(_PLANNING):

@@ -143,6 +143,7 @@ def _rewriting(plan: Plan) -> list[str]:
     computed = f"{layers(again, 'is', 'are')} computed again in the backward pass: {price(plan.again_s)}"
     waiting = f"{layers(away, 'waits', 'wait')} in host memory for the backward pass: {price(plan.host_s)}"
     return [
+        *(["  memory          state is donated: what continues it takes its memory"] if plan.donate else []),
         *([f"  memory          {computed}"] if again else []),
         *([f"  memory          {waiting}"] if away else []),
         *([f"  memory          {pieces} micro-batches, one after another"] if pieces > 1 else []),
