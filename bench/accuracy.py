@@ -26,8 +26,8 @@ from bench.accuracy_plans import SIZES, Case, cases
 from bench.pieces import Piece, found, measured
 from bench.record import markdown, show, table, write
 from shardwright.backends.launch import launch
-from shardwright.calibrate import calibrate
 from shardwright.cost.fleet import Fleet
+from shardwright.fleets.calibrate import calibrate
 
 RANKS = (2, 4)
 ROUNDS = 7

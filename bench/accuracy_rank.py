@@ -15,7 +15,7 @@ import jax
 
 from bench.accuracy_plans import step_of
 from shardwright import Plan
-from shardwright.backends.measure import QUIET, LoadGauge
+from shardwright.backends.measuring.timing import QUIET, LoadGauge
 from shardwright.backends.mpi.executable import MpiExecutable, abort_on_error
 from shardwright.backends.mpi.moves import mpi
 from shardwright.ir.trace import Traced

@@ -21,12 +21,12 @@ from typing import Any
 
 from bench.pieces import Piece, found, measured
 from bench.record import ROOT, markdown, show, table, write
-from shardwright.backends.measure import ExchangeCase, Request
-from shardwright.backends.measure_job import measure_on
-from shardwright.calibrate import calibrate
+from shardwright.backends.measuring.job import measure_on
+from shardwright.backends.measuring.timing import ExchangeCase, Request
 from shardwright.compare import StrategyRow, compare_collectives, crossovers, sweep_collectives
 from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import Fleet, Link, Node
+from shardwright.fleets.calibrate import calibrate
 from shardwright.ir.collectives import registry
 from shardwright.reports.comparison import Comparison, plot
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost import kernel_terms as model
 from shardwright.cost.catalogue import catalogue
-from shardwright.cost.kernel_terms import Card
+from shardwright.cost.kernels.seconds import terms as model
+from shardwright.cost.kernels.terms import Card
 
 Array = NDArray[np.float64]
 CARDS = ("A100-PCIE-40GB", "P100-PCIE-16GB", "V100-PCIE-32GB", "T4")

@@ -5,7 +5,7 @@
 DIR holds `kernels/*.csv` (NeuSight's forward kernels: A100-PCIE-40GB, P100-PCIE-16GB, T4, V100-PCIE-32GB),
 `endtoend/vtrain_single_node.csv`, `endtoend/sailor_*.csv`, `network/*.csv` and `gpus.csv`; docs/kernels.md
 names the public repositories that they come from. Figures go to bench/results/kernels.json; `--write` also
-rewrites cost/kernel_constants.py and the tables of docs/kernels.md.
+rewrites cost/kernels/constants.py and the tables of docs/kernels.md.
 
 What is fitted on which rows:
 
@@ -44,13 +44,13 @@ from bench.fit_families import (
 )
 from bench.gpt_iteration import sailor_rows, vtrain_fit
 from bench.record import ROOT, write
-from shardwright.cost import kernel_terms as model
 from shardwright.cost.catalogue import catalogue
-from shardwright.cost.kernel_terms import Card
-from shardwright.cost.kernels import own_constants
+from shardwright.cost.kernels.seconds import own_constants
+from shardwright.cost.kernels.seconds import terms as model
+from shardwright.cost.kernels.terms import Card
 
 Array = NDArray[np.float64]
-CONSTANTS = ROOT / "cost" / "kernel_constants.py"
+CONSTANTS = ROOT / "cost" / "kernels" / "constants.py"
 PAGE = ROOT / "docs" / "kernels.md"
 
 
@@ -215,7 +215,7 @@ def evaluate(family: Family, rows: Rows, *, count: int, steps: int) -> tuple[Fit
 
 
 def constants_text(shared: Mapping[str, float], own: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
-    """cost/kernel_constants.py."""
+    """cost/kernels/constants.py."""
     lines = [
         '"""Constants of the kernel model, written by bench/fit_kernels.py: do not edit.',
         "",

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from shardwright.cost import kernel_terms as model
 from shardwright.cost.catalogue import catalogue
-from shardwright.cost.kernel_terms import Card
-from shardwright.cost.kernels import own_constants
+from shardwright.cost.kernels.seconds import own_constants
+from shardwright.cost.kernels.seconds import terms as model
+from shardwright.cost.kernels.terms import Card
 
 Array = NDArray[np.float64]
 Constants = Mapping[str, float]

@@ -20,11 +20,11 @@ from shardwright import Fleet, Plan, synthesize
 from shardwright.api import synthesize_traced
 from shardwright.backends.compile import Device, local_function
 from shardwright.backends.layout import abstract, holds
-from shardwright.device_memory import device_memory
 from shardwright.factory import load_factory
 from shardwright.ir.graph import value_types
 from shardwright.ir.segments import Segment, schedule
-from shardwright.remedies import shortage
+from shardwright.memory.device_memory import device_memory
+from shardwright.memory.remedies import shortage
 
 FLEETS = ("a100_t4", "hap_testbed", "laptop")
 STEPS = ("gpt2:tiny", "gpt2:tiny_scan", "vit:tiny", "bert:tiny", "bert_moe:tiny", "vgg19:tiny")

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from bench.record import EXAMPLES, table, write
-from shardwright.cost.contractions import like_linear, product_sizes, sharded_size
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.kernels import products_s
+from shardwright.cost.kernels.contractions import like_linear, product_sizes, sharded_size
+from shardwright.cost.kernels.seconds import products_s
 from shardwright.cost.lines import Traffic
 from shardwright.cost.model import CostModel
 from shardwright.factory import load_factory

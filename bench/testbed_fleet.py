@@ -16,10 +16,10 @@ from statistics import fmean
 from typing import Any
 
 from shardwright import Fleet, synthesize
-from shardwright.calibrate import calibrate
 from shardwright.commands.calibrate import write_fleet
 from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import Link, Node
+from shardwright.fleets.calibrate import calibrate
 
 #: Of a shaped rate, the part that is data: 1448 of the 1538 bytes that a full frame takes on Ethernet.
 PAYLOAD = 1448 / 1538

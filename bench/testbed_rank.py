@@ -17,7 +17,7 @@ import jax
 from bench.testbed_models import step_of
 from bench.testbed_speed import Alone
 from shardwright import Plan
-from shardwright.backends.measure import LoadGauge
+from shardwright.backends.measuring.timing import LoadGauge
 from shardwright.backends.mpi.executable import MpiExecutable, abort_on_error
 from shardwright.backends.mpi.link import mpi
 from shardwright.backends.run_options import RunOptions

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.contractions import Sizes, like_linear, product_sizes, sharded_size
+from shardwright.cost.kernels.contractions import Sizes, like_linear, product_sizes, sharded_size
 from shardwright.cost.op_classes import op_class, turned_elements
 from shardwright.ir.graph import Equation, TensorType
 from shardwright.ir.host import is_reload

@@ -7,8 +7,8 @@ results that XLA keeps in registers (an elementwise chain, a reduction's input) 
 says which of an equation's tensors do. Nothing here is priced in elements.
 
 On device types that the kernel model knows (`follows_kernel_model`) the achieved flop rate of a contraction
-is the one that `cost/kernels.py` predicts for its very shape, and bandwidths are that model's; on others both
-are constants of the type. The kernel model's dispatch does not count: it is eager PyTorch's,
+is the one that `cost/kernels/seconds.py` predicts for its very shape, and bandwidths are that model's; on
+others both are constants of the type. The kernel model's dispatch does not count: it is eager PyTorch's,
 where a compiled step pays `launch_s`.
 
 The rate of a sharded contraction is taken at the local shape of the even share, and holds for all shares: a
@@ -26,10 +26,11 @@ from itertools import repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.contractions import Sizes, like_linear, product_sizes, sharded_size
 from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import DeviceClass, Fleet
-from shardwright.cost.kernels import bandwidths
+from shardwright.cost.kernels.contractions import Sizes, like_linear, product_sizes, sharded_size
+from shardwright.cost.kernels.products import Products, follows_kernel_model, kernel_dtype, local_sizes
+from shardwright.cost.kernels.seconds import bandwidths
 from shardwright.cost.lines import (
     Exchange,
     Exchanges,
@@ -42,7 +43,6 @@ from shardwright.cost.lines import (
 )
 from shardwright.cost.moves import strategies
 from shardwright.cost.op_classes import HOST, PRODUCTS, op_class, turned_elements
-from shardwright.cost.products import Products, follows_kernel_model, kernel_dtype, local_sizes
 from shardwright.cost.share_cost import CostStack, Floats, ShareCost
 from shardwright.cost.topology import Topology, host_link
 from shardwright.ir.collectives import registry as collectives

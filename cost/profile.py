@@ -1,8 +1,8 @@
 """The symbolic profile of a step: work, traffic and memory by equation and by layer; nothing is run.
 
 Flops are those of the rules, bytes read and written what `cost/traffic.py` says goes through memory, both
-times the iterations of the loops around. Memory over time is the layout of `cost/buffers.py`. Rematerialised
-regions are in the step as JAX differentiated it: what runs twice is there twice.
+times the iterations of the loops around. Memory over time is the layout of `cost/memory/buffers.py`.
+Rematerialised regions are in the step as JAX differentiated it: what runs twice is there twice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.buffers import Layout, layout
+from shardwright.cost.memory.buffers import Layout, layout
 from shardwright.cost.roles import NO_LAYER, roles
 from shardwright.cost.share_cost import Floats
 from shardwright.cost.traffic import traffic

@@ -150,8 +150,8 @@ class Equation:
     `regions` are the graphs of a control-flow primitive; `source` is JAX's source information, read by
     `trace.source_line`. `part` says what differentiation made of it: "forward", "backward" or "" (neither).
     `copy` numbers, from 1 on, the stretch of the forward part that this is computed again for (0: none; see
-    `shardwright.ir.recompute`); such an equation is not run before the value `after` is there, and is not
-    compiled together with what it repeats.
+    `shardwright.ir.rewrites.recompute`); such an equation is not run before the value `after` is there, and
+    is not compiled together with what it repeats.
     """
 
     index: int

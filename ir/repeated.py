@@ -1,4 +1,4 @@
-"""What of a program is computed again (`ir/recompute.py`), and where that begins, for backends and prices."""
+"""What of a program is computed again (`rewrites/recompute.py`), and where, for backends and prices."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Traced:
         graph_s: seconds of the rest: to check the arguments, and to make a graph of what JAX traced.
         primitives: JAX primitive objects by name, for the backends.
         origin, rewriting: of a step that was changed since, the step as it was traced and how it was changed
-            (see `shardwright.ir.rewriting`); None of any other.
+            (see `shardwright.ir.rewrites.rewriting`); None of any other.
     """
 
     graph: Graph

@@ -6,7 +6,8 @@ The first start is the program that is best when every instruction has the share
 also what proves the bound; others follow while the certified gap is wide. A start ends when it no longer gets
 better. The pair with the least exact cost after rounding is kept; program, ratios and cost returned
 therefore belong together. Where it does not fit the devices' memory, the turns are taken again with
-memory as rows of the LP, and what fits is better than whatever does not. `synth/judge.py` says what fits.
+memory as rows of the LP, and what fits is better than whatever does not. `synth/programs/judge.py` says what
+fits.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from dataclasses import dataclass
 from functools import cache
 
 from shardwright.cost.bill import Item, charges
-from shardwright.cost.memory import Footprint, Peaks
+from shardwright.cost.memory.liveness import Footprint, Peaks
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
-from shardwright.synth.bounds import ENOUGH, Certificate
-from shardwright.synth.budgets import Limits, Renting
-from shardwright.synth.emit import emit
-from shardwright.synth.factors import Use
-from shardwright.synth.judge import Judge, Look
-from shardwright.synth.price_list import PriceList
-from shardwright.synth.pricing import Prices
+from shardwright.synth.memory.budgets import Limits, Renting
+from shardwright.synth.memory.within import judged, overlooked, shortage
+from shardwright.synth.prices.lists import PriceList
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.emit import emit
+from shardwright.synth.programs.judge import Judge, Look
+from shardwright.synth.search.solve import Solution, SpaceSolver
 from shardwright.synth.segments import WORTH, Segmented, apart
-from shardwright.synth.solve import Solution, SpaceSolver
-from shardwright.synth.space import Space
+from shardwright.synth.shares.bounds import ENOUGH, Certificate
+from shardwright.synth.shares.turns import MOST_TURNS, Candidate, Found, Turns, candidate, starts
+from shardwright.synth.space.factors import Use
+from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
-from shardwright.synth.turns import MOST_TURNS, Candidate, Found, Turns, candidate, starts
-from shardwright.synth.within import judged, overlooked, shortage
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def freely(
         solver: of the space with these factors, where there is one already; it serves any prices.
         floors: the floors of the model's prices, where they are known already.
         first: shares to start from, before all others.
-        look: what says how much memory a program takes; by default the model of `cost/memory.py`.
+        look: what says how much memory a program takes; by default the model of `cost/memory/liveness.py`.
 
     Raises:
         PlanError: no program keeps to the pins.

@@ -16,7 +16,7 @@ import numpy as np
 from shardwright.cost.bill import Item, charges, seconds
 from shardwright.cost.drift import with_comparisons
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.memory import peak_bytes
+from shardwright.cost.memory.liveness import peak_bytes
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.cost.timeline import predict, timed_bill
@@ -24,14 +24,14 @@ from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
 from shardwright.synth.alternate import synthesize
-from shardwright.synth.emit import emit
-from shardwright.synth.judge import Look
-from shardwright.synth.just_in_time import just_in_time
-from shardwright.synth.pricing import Prices
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.emit import emit
+from shardwright.synth.programs.judge import Look
+from shardwright.synth.programs.just_in_time import just_in_time
 from shardwright.synth.recipes import RECIPES, Along, Recipe, leanings, obstacle, pins, restricted
-from shardwright.synth.roles import roles
-from shardwright.synth.solve import solve
-from shardwright.synth.space import Space
+from shardwright.synth.search.solve import solve
+from shardwright.synth.space.roles import roles
+from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
 #: What outweighs the cost of any program, as a multiple of the cheapest one's.

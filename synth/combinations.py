@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
-from shardwright.ir.recompute import Stretch
+from shardwright.ir.rewrites.recompute import Stretch
 from shardwright.synth.stretches import Policy, options
 
 #: Combinations that are few, and equations of a small step.

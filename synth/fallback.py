@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.cost.bill import charges
-from shardwright.cost.memory import footprint
+from shardwright.cost.memory.liveness import footprint
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.baselines import Workshop
-from shardwright.synth.judge import Judge, Look
-from shardwright.synth.pricing import Prices
-from shardwright.synth.rent import too_small
-from shardwright.synth.solve import bound
-from shardwright.synth.space import Space
+from shardwright.synth.memory.rent import too_small
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.judge import Judge, Look
+from shardwright.synth.search.solve import bound
+from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
 

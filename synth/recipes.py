@@ -1,6 +1,6 @@
 """What the programs of each baseline keep to.
 
-A recipe restricts the space of programs by what tensors are for (`shardwright.synth.roles`), never by
+A recipe restricts the space of programs by what tensors are for (`shardwright.synth.space.roles`), never by
 their names: under which signatures forward and backward pass compute, where parameters and the optimizer's
 state lie, and which exchanges there may be. docs/baselines.md defines every one in words.
 """
@@ -14,12 +14,12 @@ from typing import Literal, TypeAlias
 from shardwright.ir.graph import Equation, Graph, Value
 from shardwright.ir.placement import Placement, R, Shard
 from shardwright.ir.rules import Signature
-from shardwright.synth.factors import Choice, Use
-from shardwright.synth.pins import is_shard, pin, shardable
-from shardwright.synth.restrict import RestrictedSpace
-from shardwright.synth.roles import Roles
-from shardwright.synth.space import Frame, Space
-from shardwright.synth.units import Dim, Units
+from shardwright.synth.space.factors import Choice, Use
+from shardwright.synth.space.pins import is_shard, pin, shardable
+from shardwright.synth.space.restrict import RestrictedSpace
+from shardwright.synth.space.roles import Roles
+from shardwright.synth.space.space import Frame, Space
+from shardwright.synth.space.units import Dim, Units
 
 #: Along what the operands of forward and backward pass may be cut.
 Along: TypeAlias = Literal["batch", "batch or experts", "anything but the batch"]

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.cost.bill import Item, Shares, Tally, charges
-from shardwright.cost.memory import Footprints, Peaks, footprints
+from shardwright.cost.memory.liveness import Footprints, Peaks, footprints
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph
@@ -30,14 +30,14 @@ from shardwright.ir.placement import OwnRatios
 from shardwright.ir.program import Program, own_ratios, verify
 from shardwright.ir.registry import registry
 from shardwright.ir.ties import Stretches, cut_by, stretches
-from shardwright.synth.budgets import SCALES, Renting
-from shardwright.synth.emit import emit
-from shardwright.synth.judge import Judge
-from shardwright.synth.pricing import Prices
-from shardwright.synth.ratios import SeveralSolution, solve_several
-from shardwright.synth.rounding import round_ratios
-from shardwright.synth.solve import Solution
-from shardwright.synth.turns import Candidate, Found, Turns
+from shardwright.synth.memory.budgets import SCALES, Renting
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.emit import emit
+from shardwright.synth.programs.judge import Judge
+from shardwright.synth.search.solve import Solution
+from shardwright.synth.shares.ratios import SeveralSolution, solve_several
+from shardwright.synth.shares.rounding import round_ratios
+from shardwright.synth.shares.turns import Candidate, Found, Turns
 
 #: Part of the cost that ratios of their own have to save: programs with several are searched less well.
 WORTH = 0.02

@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeAlias
 from shardwright.cost.model import CostModel
 from shardwright.cost.roles import roles
 from shardwright.ir.graph import Equation, Graph, Value, per_graph
-from shardwright.ir.recompute import Gain, Keep, Stretch, gains
 from shardwright.ir.registry import rule_of
+from shardwright.ir.rewrites.recompute import Gain, Keep, Stretch, gains
 from shardwright.ir.rules import flop_count
 
 

@@ -23,15 +23,15 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Free, Synthesis, freely, within_memory
-from shardwright.synth.factors import EquationFactor, Use
 from shardwright.synth.fallback import best_baseline, fits, fitting
-from shardwright.synth.judge import Look
+from shardwright.synth.memory.rent import too_small
 from shardwright.synth.parts import Members, candidates, unused
-from shardwright.synth.price_list import Catalogue, PriceList
-from shardwright.synth.pricing import Prices
-from shardwright.synth.rent import too_small
-from shardwright.synth.solve import SpaceSolver
-from shardwright.synth.space import Space
+from shardwright.synth.prices.lists import Catalogue, PriceList
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.judge import Look
+from shardwright.synth.search.solve import SpaceSolver
+from shardwright.synth.space.factors import EquationFactor, Use
+from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
 #: A part is bounded far above another one at this multiple.

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from shardwright.api import synthesize_traced
 from shardwright.backends.reference import ReferenceExecutable
 from shardwright.cost.fleet import Fleet
-from shardwright.device_memory import device_memory, peaks
 from shardwright.ir.trace import Traced, trace
+from shardwright.memory.device_memory import device_memory, peaks
 from shardwright.plan import Plan
 
 Shape = tuple[tuple[int, ...], int, str, bool]

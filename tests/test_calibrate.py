@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-import shardwright.calibrate as module
-import shardwright.calibration_cases as cases
-from shardwright.backends.kernel_cases import KernelCase, copies
+import shardwright.fleets.calibrate as module
+import shardwright.fleets.calibration_cases as cases
 from shardwright.backends.launch import find_mpiexec, rank_environment
 from shardwright.backends.load import Usage, others
-from shardwright.backends.measure import Measured, RankInfo, Request, Resumed, example
+from shardwright.backends.measuring.kernel_cases import KernelCase, copies
+from shardwright.backends.measuring.timing import Measured, RankInfo, Request, Resumed, example
 from shardwright.backends.pin import cores_of
-from shardwright.calibrate import calibrate
-from shardwright.calibration_cases import exchange_cases, kernel_cases
 from shardwright.cli import main
 from shardwright.compare import compare_collectives
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.cost.op_classes import PRODUCTS
+from shardwright.fleets.calibrate import calibrate
+from shardwright.fleets.calibration_cases import exchange_cases, kernel_cases
 from shardwright.ir import collectives
 from shardwright.ir.errors import InputError
 from shardwright.ir.graph import TensorType
@@ -239,8 +239,8 @@ import socket, sys
 from mpi4py import MPI
 comm = MPI.COMM_WORLD
 socket.gethostname = lambda: f"host{comm.rank // 2}"
-import shardwright.calibrate as module
-import shardwright.calibration_cases as cases
+import shardwright.fleets.calibrate as module
+import shardwright.fleets.calibration_cases as cases
 cases.SIZES, cases.WIDTHS, cases.SKEWS = (1 << 10, 1 << 12, 1 << 14), (256,), ()
 cases.PRODUCTS, cases.LARGE = cases.PRODUCTS[:3], (1, 64, 64, 64)
 cases.PIECES, cases.UPDATES = (), ()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from shardwright import Fleet, InputError, compare_collectives
 from shardwright.backends.launch import find_mpiexec, rank_environment
-from shardwright.backends.measure import example
+from shardwright.backends.measuring.timing import example
 from shardwright.cli import main
 from shardwright.compare import crossovers, steps, sweep_collectives
 from shardwright.cost.model import CostModel

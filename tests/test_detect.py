@@ -13,13 +13,13 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from shardwright import inventory
 from shardwright.backends.launch import RANK_VARIABLES, find_mpiexec, rank_environment
 from shardwright.cli import main
 from shardwright.cost.catalogue import catalogue, device_type
 from shardwright.cost.fleet import Fleet
-from shardwright.detect import assemble, detect, fastest_port, merged
-from shardwright.inventory import Host, Seen
+from shardwright.fleets import inventory
+from shardwright.fleets.detect import assemble, detect, fastest_port, merged
+from shardwright.fleets.inventory import Host, Seen
 from shardwright.ir.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent

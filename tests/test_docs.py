@@ -161,7 +161,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_every_named_file_exists() -> None:
-    """Paths of our own in backticks, such as `synth/space.py`."""
+    """Paths of our own in backticks, such as `synth/space/space.py`."""
     folders = "ir|synth|cost|backends|examples|tests|docs|bench"
     for page in LINKED:
         for path in re.findall(rf"`((?:{folders}|src/shardwright)/[\w/.-]*\w)`", page.read_text()):

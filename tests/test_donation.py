@@ -13,10 +13,10 @@ from click.testing import CliRunner
 import shardwright
 from shardwright import Fleet, Plan, synthesize
 from shardwright.cli import main
-from shardwright.device_memory import peaks
 from shardwright.ir.donation import continued, donating, in_time, taken_over
 from shardwright.ir.segments import Exchange, Segment, schedule
 from shardwright.ir.trace import trace
+from shardwright.memory.device_memory import peaks
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 LAPTOP = EXAMPLES / "fleets" / "laptop.yaml"

@@ -29,7 +29,7 @@ from shardwright.ir.program import Move
 from shardwright.ir.trace import trace
 from shardwright.synth.baselines import Workshop
 from shardwright.synth.recipes import RECIPES
-from shardwright.synth.space import Space
+from shardwright.synth.space.space import Space
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -19,8 +19,8 @@ from shardwright.cost.model import CostModel
 from shardwright.explain import explain
 from shardwright.ir.placement import parse_placement
 from shardwright.ir.program import verify
-from shardwright.plan_diff import COMPUTING, diff
-from shardwright.plan_parts import PinPrice
+from shardwright.plans.diff import COMPUTING, diff
+from shardwright.plans.parts import PinPrice
 
 ROOT = Path(__file__).resolve().parent.parent
 STEP = """

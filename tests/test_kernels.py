@@ -15,8 +15,15 @@ from shardwright.cost.catalogue import catalogue
 from shardwright.cost.catalogue import device_type as catalogue_type
 from shardwright.cost.device import DeviceType
 from shardwright.cost.document import Entry
-from shardwright.cost.kernel_constants import CORRECTIONS, OWN, SHARED
-from shardwright.cost.kernels import ELEMENTWISE, PRODUCTS, kernel_s, own_constants, products_s, work_s
+from shardwright.cost.kernels.constants import CORRECTIONS, OWN, SHARED
+from shardwright.cost.kernels.seconds import (
+    ELEMENTWISE,
+    PRODUCTS,
+    kernel_s,
+    own_constants,
+    products_s,
+    work_s,
+)
 from shardwright.ir.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -262,7 +269,7 @@ def test_constants_of_unmeasured_cards() -> None:
 
 
 def test_constants_are_those_that_the_fit_wrote() -> None:
-    text = (ROOT / "cost" / "kernel_constants.py").read_text()
+    text = (ROOT / "cost" / "kernels" / "constants.py").read_text()
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     assert f"Constants: `{digest}`" in (ROOT / "docs" / "kernels.md").read_text()
     assert set(OWN) == set(CORRECTIONS) == set(CARDS)

@@ -21,8 +21,9 @@ from flax import linen, nnx
 from flax.training.train_state import TrainState
 
 import shardwright
-from shardwright import Fleet, InputError, SingleProcessWarning, TraceError, api, plan_cache
+from shardwright import Fleet, InputError, SingleProcessWarning, TraceError, api
 from shardwright.ir.placement import Shard
+from shardwright.plans import cache as plan_cache
 
 optimizer = optax.sgd(0.1, momentum=0.9)
 

@@ -21,7 +21,7 @@ from shardwright.commands.options import parse_pins, parse_time_limit
 from shardwright.constraints import conflict, path_of, resolve
 from shardwright.cost.model import CostModel
 from shardwright.ir.trace import trace
-from shardwright.synth.space import Space
+from shardwright.synth.space.space import Space
 
 
 def draw(*shape: int, seed: int = 0) -> Any:

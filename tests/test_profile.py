@@ -23,12 +23,12 @@ from shardwright import Fleet, InputError, profile, synthesize
 from shardwright.backends.compile import Device, local_function
 from shardwright.backends.layout import abstract, holds
 from shardwright.cli import main
-from shardwright.cost.buffers import Buffer, pack
+from shardwright.cost.memory.buffers import Buffer, pack
 from shardwright.cost.profile import StepProfile, profile_step
-from shardwright.device_memory import device_memory
 from shardwright.ir.donation import taken_over
 from shardwright.ir.segments import Segment, schedule
 from shardwright.ir.trace import Traced, trace
+from shardwright.memory.device_memory import device_memory
 from shardwright.reports.profile import squares
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -22,7 +22,7 @@ from shardwright.cli import main
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.quantity import size
 from shardwright.explain import explain
-from shardwright.fleet_summary import summary
+from shardwright.fleets.summary import summary
 from shardwright.ir.errors import PlanError
 from shardwright.reports.facts import COLUMNS, Facts, facts
 from shardwright.reports.page import area, page

@@ -13,8 +13,8 @@ from shardwright import Fleet, InputError, shortage, synthesize, what_if
 from shardwright.cli import main
 from shardwright.fleet_questions import changed
 from shardwright.ir.trace import trace
+from shardwright.memory.remedies import halved, with_memory
 from shardwright.money import price_per_hour
-from shardwright.remedies import halved, with_memory
 
 
 def kind(name: str, speed: float, **more: Any) -> dict[str, Any]:

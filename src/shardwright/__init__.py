@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardwright.compare import StrategyRow, compare_collectives
     from shardwright.cost.device import DeviceType
     from shardwright.cost.fleet import Fleet
-    from shardwright.cost.kernels import kernel_s
+    from shardwright.cost.kernels.seconds import kernel_s
     from shardwright.elastic import replan
     from shardwright.embed import Parallel, SingleProcessWarning, parallelize
     from shardwright.fleet_questions import WhatIf, what_if
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
         TraceError,
     )
     from shardwright.ir.placement import Replicate, Shard
+    from shardwright.memory.remedies import Shortage, shortage
     from shardwright.plan import Plan
     from shardwright.profile_api import Profile, profile
-    from shardwright.remedies import Shortage, shortage
     from shardwright.shards import gather, to_global
     from shardwright.strategies import Strategy, add_strategy
     from shardwright.synth.baselines import Baseline, Baselines
@@ -94,7 +94,7 @@ _WHERE = {
     "compare": ("StrategyRow", "compare_collectives"),
     "cost.device": ("DeviceType",),
     "cost.fleet": ("Fleet",),
-    "cost.kernels": ("kernel_s",),
+    "cost.kernels.seconds": ("kernel_s",),
     "elastic": ("replan",),
     "embed": ("Parallel", "SingleProcessWarning", "parallelize"),
     "fleet_questions": ("WhatIf", "what_if"),
@@ -109,7 +109,7 @@ _WHERE = {
     "ir.placement": ("Replicate", "Shard"),
     "plan": ("Plan",),
     "profile_api": ("Profile", "profile"),
-    "remedies": ("Shortage", "shortage"),
+    "memory.remedies": ("Shortage", "shortage"),
     "shards": ("gather", "to_global"),
     "strategies": ("Strategy", "add_strategy"),
     "synth.baselines": ("Baseline", "Baselines"),

@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardwright.cost.bill import Item, Tally, bill
-from shardwright.cost.grid_model import GridModel, pricing
+from shardwright.cost.grid.model import GridModel, pricing
 from shardwright.cost.quantity import size
-from shardwright.device_memory import peaks
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Value
 from shardwright.ir.placement import Placement
 from shardwright.ir.program import Program, nodes_of
 from shardwright.ir.trace import Traced
+from shardwright.memory.device_memory import peaks
 from shardwright.plan import Plan
-from shardwright.synth.emit import emit
 from shardwright.synth.grid.pricing import GridPriceList, grid_prices
 from shardwright.synth.grid.solve import GridSolver
-from shardwright.synth.pins import pin
-from shardwright.synth.pricing import Prices
-from shardwright.synth.solve import solve
-from shardwright.synth.space import Space
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.emit import emit
+from shardwright.synth.search.solve import solve
+from shardwright.synth.space.pins import pin
+from shardwright.synth.space.space import Space
 
 #: What an alternative may cost more, as a part of the plan, and still count as equally good.
 EQUAL = 1e-6

@@ -14,19 +14,19 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.ir.donation import donating
 from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
-from shardwright.ir.rewriting import original
+from shardwright.ir.rewrites.rewriting import original
 from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced, trace
+from shardwright.memory.rewritings import Microbatches, Offload, Recompute, best_plan, check_rewriting
 from shardwright.money import cheapest, check_prices
 from shardwright.pause import collector_paused
 from shardwright.plan import Plan
 from shardwright.planning import Axes, Planner, Request, looking
-from shardwright.rewritings import Microbatches, Offload, Recompute, best_plan, check_rewriting
 from shardwright.synth.baselines import Baseline, Baselines, Workshop
 from shardwright.synth.grid.alternate import is_mesh
 from shardwright.synth.grid.baselines import grid_baselines
 from shardwright.synth.recipes import RECIPES
-from shardwright.synth.space import Space
+from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
 #: What the best plan has least of: seconds, or money.

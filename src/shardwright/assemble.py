@@ -12,26 +12,26 @@ import jax
 from shardwright.cost.bill import Item
 from shardwright.cost.drift import comparing_s, with_comparisons
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.grid_model import pricing
-from shardwright.cost.memory import Peaks
+from shardwright.cost.grid.model import pricing
+from shardwright.cost.memory.liveness import Peaks
 from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import predict, timed_bill
-from shardwright.device_memory import peaks
 from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.jaxpr import source_line
 from shardwright.ir.patterns import patterns
 from shardwright.ir.program import Program, nodes_of
 from shardwright.ir.registry import rule_of
 from shardwright.ir.repeated import brought_back, computed_again
-from shardwright.ir.rewriting import rewriting_of
+from shardwright.ir.rewrites.rewriting import rewriting_of
 from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced
+from shardwright.memory.device_memory import peaks
 from shardwright.plan import Plan
-from shardwright.plan_parts import Exchanged, PinPrice, Spent, Stats, Unused, spread
-from shardwright.plan_record import when_asked
+from shardwright.plans.parts import Exchanged, PinPrice, Spent, Stats, Unused, spread
+from shardwright.plans.record import when_asked
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.fallback import fits
-from shardwright.synth.space import Space
+from shardwright.synth.space.space import Space
 from shardwright.synth.subfleets import Choice
 
 

@@ -13,8 +13,8 @@ from statistics import median
 import numpy as np
 
 from shardwright.backends.launch import under_mpi
-from shardwright.backends.measure import ExchangeCase, Request, Tick, example, measure
-from shardwright.backends.measure_job import measure_on
+from shardwright.backends.measuring.job import measure_on
+from shardwright.backends.measuring.timing import ExchangeCase, Request, Tick, example, measure
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.cost.moves import strategies

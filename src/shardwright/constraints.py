@@ -10,23 +10,23 @@ from re import sub
 from typing import TypeAlias
 
 from shardwright.cost.bill import bill, seconds
-from shardwright.cost.grid_model import GridModel, Settled
+from shardwright.cost.grid.model import GridModel, Settled
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import InputError, PlanError, ProgramError
 from shardwright.ir.graph import Graph, TensorType, Value
 from shardwright.ir.placement import Grid, Partial, Placement, Replicate, Shard, parse_placement, reduction
 from shardwright.ir.program import nodes_of
-from shardwright.plan_parts import PinPrice
+from shardwright.plans.parts import PinPrice
 from shardwright.synth.alternate import Synthesis
-from shardwright.synth.conversions import shards
-from shardwright.synth.emit import emit
-from shardwright.synth.factors import Use
 from shardwright.synth.grid.pricing import GridPriceList, grid_prices
 from shardwright.synth.grid.solve import GridSolver
-from shardwright.synth.pins import pin
-from shardwright.synth.pricing import Prices
-from shardwright.synth.solve import solve
-from shardwright.synth.space import Space
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.emit import emit
+from shardwright.synth.search.solve import solve
+from shardwright.synth.space.conversions import shards
+from shardwright.synth.space.factors import Use
+from shardwright.synth.space.pins import pin
+from shardwright.synth.space.space import Space
 
 #: Path pattern -> placement, or a function of name and type that returns one, or None where it fixes nothing.
 Constraints: TypeAlias = Mapping[str, Placement | str] | Callable[[str, TensorType], Placement | str | None]

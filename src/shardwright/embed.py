@@ -22,7 +22,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from shardwright import plan_cache, shards
+from shardwright import shards
 from shardwright.backends.launch import under_mpi
 from shardwright.calls import MODULES, Call, Callee
 from shardwright.cost.fleet import Fleet
@@ -32,6 +32,7 @@ from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning, Shar
 from shardwright.ir.trace import StateMap, Traced, trace
 from shardwright.pause import collector_paused
 from shardwright.plan import Plan
+from shardwright.plans import cache as plan_cache
 
 #: Of messages that carry plans.
 _PLAN_TAG = 7421

@@ -16,7 +16,7 @@ import numpy as np
 from shardwright.alternatives import EQUAL, Alternative, Bench
 from shardwright.constraints import path_of
 from shardwright.cost.bill import Shares
-from shardwright.cost.grid_model import GridModel
+from shardwright.cost.grid.model import GridModel
 from shardwright.cost.model import CostModel
 from shardwright.cost.quantity import size
 from shardwright.cost.subfleet import subfleet
@@ -31,7 +31,7 @@ from shardwright.reports.words import placed
 from shardwright.synth.alternate import synthesize as search
 from shardwright.synth.grid.alternate import GridSearch, is_mesh
 from shardwright.synth.grid.pricing import GridPriceList
-from shardwright.synth.space import Space
+from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
 #: Parameters of a layer whose alternatives are priced: the largest.

@@ -14,7 +14,7 @@ from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import MOST_DEVICES, Fleet, Node
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.errors import InputError
-from shardwright.ir.rewriting import original
+from shardwright.ir.rewrites.rewriting import original
 from shardwright.money import check_prices, price_per_hour
 from shardwright.plan import Plan
 

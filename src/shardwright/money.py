@@ -13,7 +13,7 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.errors import InputError
 from shardwright.plan import Plan
-from shardwright.plan_parts import Spent, Unused, spread
+from shardwright.plans.parts import Spent, Unused, spread
 from shardwright.synth.parts import candidates
 
 

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from shardwright import plan_file
 from shardwright.backends.schedule.document import Planned, emit, planned
 from shardwright.backends.schedule.order import arrange
 from shardwright.cost.bill import Item, bill
 from shardwright.cost.drift import with_comparisons
-from shardwright.cost.grid_model import pricing
+from shardwright.cost.grid.model import pricing
 from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import Timeline, timed_bill, timeline
 from shardwright.cost.topology import Topology
@@ -29,11 +28,12 @@ from shardwright.ir.errors import PlanError, ProgramError
 from shardwright.ir.flow import is_local
 from shardwright.ir.program import Move
 from shardwright.ir.program import verify as check_program
-from shardwright.ir.rewriting import rewritten
+from shardwright.ir.rewrites.rewriting import rewritten
 from shardwright.ir.text import format_program
 from shardwright.ir.trace import Traced, trace
 from shardwright.partition import PartitionSpecs, partition_specs
-from shardwright.plan_record import PlanRecord
+from shardwright.plans import file as plan_file
+from shardwright.plans.record import PlanRecord
 
 if TYPE_CHECKING:
     from shardwright.backends.verify import VerifyResult

@@ -13,22 +13,22 @@ from typing import Literal, TypeAlias
 from shardwright.assemble import assembled, replicated_in
 from shardwright.constraints import Constraints, conflict, factors, priced, resolve, takes_two_axes
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.memory import Peaks
+from shardwright.cost.memory.liveness import Peaks
 from shardwright.cost.model import CostModel
-from shardwright.device_memory import peaks
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Graph
 from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced
+from shardwright.memory.device_memory import peaks
 from shardwright.plan import Plan
-from shardwright.plan_parts import Stats
+from shardwright.plans.parts import Stats
 from shardwright.synth.fallback import fits, fullest
 from shardwright.synth.grid.alternate import is_mesh
 from shardwright.synth.grid.choice import Common, GridChoosing, on_grid
-from shardwright.synth.judge import AMPLE, Look
 from shardwright.synth.parts import Members, candidates
-from shardwright.synth.solve import SpaceSolver
-from shardwright.synth.space import Space
+from shardwright.synth.programs.judge import AMPLE, Look
+from shardwright.synth.search.solve import SpaceSolver
+from shardwright.synth.space.space import Space
 from shardwright.synth.subfleets import Choice, Choosing, unsearched
 from shardwright.synth.timer import Timer
 
@@ -102,7 +102,7 @@ class Planner:
 
     @property
     def thorough(self) -> bool:
-        """See `shardwright.ladder.Planning`: programs on two mesh axes alone are searched."""
+        """See `shardwright.memory.ladder.Planning`: programs on two mesh axes alone are searched."""
         return self.asked.axes == 2 and is_mesh(self.asked.fleet)
 
     def unfinished(self, traced: Traced) -> bool:

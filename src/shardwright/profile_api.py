@@ -10,12 +10,12 @@ from typing import Any
 from shardwright.api import synthesize
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.profile import ROLES, EquationRow, LayerRow, StepProfile, profile_step
-from shardwright.device_memory import DeviceMemory, device_memory
 from shardwright.ir.errors import InputError
 from shardwright.ir.jaxpr import source_text
 from shardwright.ir.program import own_ratios
 from shardwright.ir.state import StateMap
 from shardwright.ir.trace import trace
+from shardwright.memory.device_memory import DeviceMemory, device_memory
 from shardwright.plan import Plan
 
 

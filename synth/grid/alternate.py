@@ -16,8 +16,6 @@ from shardwright.cost.fleet import Fleet
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import verify
 from shardwright.synth.alternate import Synthesis
-from shardwright.synth.bounds import ENOUGH
-from shardwright.synth.factors import Use
 from shardwright.synth.fallback import fullest
 from shardwright.synth.grid.memory import GridCandidate, GridRenting
 from shardwright.synth.grid.narrow import MOST_ROUNDS
@@ -25,13 +23,15 @@ from shardwright.synth.grid.pricing import GridPriceList
 from shardwright.synth.grid.ranges import NEAR, Tightening
 from shardwright.synth.grid.solve import Solvers
 from shardwright.synth.grid.turns import CLOSE, GridFound, GridTurns
-from shardwright.synth.judge import Judge, Look
-from shardwright.synth.pricing import Prices
-from shardwright.synth.solve import Solution
-from shardwright.synth.space import Space
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.judge import Judge, Look
+from shardwright.synth.search.solve import Solution
+from shardwright.synth.shares.bounds import ENOUGH
+from shardwright.synth.shares.turns import starts
+from shardwright.synth.space.factors import Use
+from shardwright.synth.space.space import Space
 from shardwright.synth.subfleets import arithmetic_s
 from shardwright.synth.timer import Timer
-from shardwright.synth.turns import starts
 
 _MOST_STARTS = 2
 
@@ -60,7 +60,7 @@ class GridSearch:
         listed: prices.
         timer: is told where time goes, and says when it is over.
         extra: factors that pin choices.
-        look: what says how much memory a program takes; by default the model of `cost/memory.py`.
+        look: what says how much memory a program takes; by default the model of `cost/memory/liveness.py`.
         solvers: known ones, see `GridSolver`.
     """
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from shardwright.cost.bill import bill, seconds
 from shardwright.cost.drift import with_comparisons
-from shardwright.cost.grid import GridShares
-from shardwright.cost.grid_model import GridModel, Settled
-from shardwright.cost.memory import peaks_by_device
+from shardwright.cost.grid.model import GridModel, Settled
+from shardwright.cost.grid.prices import GridShares
+from shardwright.cost.memory.liveness import peaks_by_device
 from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import predict, timed_bill
 from shardwright.ir.errors import PlanError
@@ -25,16 +25,16 @@ from shardwright.ir.placement import Placement, R, Shard, components
 from shardwright.ir.program import verify
 from shardwright.ir.rules import Signature, paired
 from shardwright.synth.baselines import Baseline, Baselines
-from shardwright.synth.emit import emit
-from shardwright.synth.factors import Choice, Use
 from shardwright.synth.grid.pricing import GridPriceList
 from shardwright.synth.grid.solve import GridSolver
-from shardwright.synth.pins import pin
-from shardwright.synth.pricing import Prices
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.emit import emit
 from shardwright.synth.recipes import Along
-from shardwright.synth.restrict import Keep
-from shardwright.synth.roles import Roles, roles
-from shardwright.synth.space import Frame, Space
+from shardwright.synth.space.factors import Choice, Use
+from shardwright.synth.space.pins import pin
+from shardwright.synth.space.restrict import Keep
+from shardwright.synth.space.roles import Roles, roles
+from shardwright.synth.space.space import Frame, Space
 
 #: Where a kind of state is cut, if it can be: nowhere, on one of the axes, or on both.
 Cut: TypeAlias = Literal["whole", "within", "across", "both", "free"]

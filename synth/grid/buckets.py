@@ -1,8 +1,8 @@
 """Mini-buckets there and back: a bound, and one for every value of every choice.
 
 Eliminating choice after choice, as on one axis, needs tables that do not fit. Buckets are therefore split
-(`shardwright.synth.eliminate`), which treats a choice as if it could be different in each part. Where it
-is, the parts are brought to agree as far as prices can do that: what they say of their common choices at
+(`shardwright.synth.search.eliminate`), which treats a choice as if it could be different in each part. Where
+it is, the parts are brought to agree as far as prices can do that: what they say of their common choices at
 least is averaged before they are minimised ("moment matching", Ihler, Flerova, Dechter, Otten 2012; the total
 stays what it was). On the way back every part learns what all others cost at least, and its own choice gets a
 bound for every value: those above what a known program costs can go, tables become smaller, and the next
@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.cost.share_cost import Floats
-from shardwright.synth.eliminate import in_groups, live
-from shardwright.synth.fold import Scope
-from shardwright.synth.prune import Kept
+from shardwright.synth.search.eliminate import in_groups, live
+from shardwright.synth.search.fold import Scope
+from shardwright.synth.search.prune import Kept
 
 
 @dataclass(slots=True)

@@ -16,25 +16,25 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.grid_model import GridModel, Ways
+from shardwright.cost.grid.model import GridModel, Ways
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Synthesis
-from shardwright.synth.bounds import ENOUGH
-from shardwright.synth.conversions import Domains
-from shardwright.synth.factors import Use
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid.alternate import GridSearch, is_mesh
 from shardwright.synth.grid.pricing import GridPriceList
 from shardwright.synth.grid.solve import Solvers
-from shardwright.synth.judge import Look
+from shardwright.synth.memory.rent import too_small
 from shardwright.synth.parts import Members, unused
-from shardwright.synth.rent import too_small
-from shardwright.synth.space import Space
+from shardwright.synth.programs.judge import Look
+from shardwright.synth.shares.bounds import ENOUGH
+from shardwright.synth.space.conversions import Domains
+from shardwright.synth.space.factors import Use
+from shardwright.synth.space.space import Space
+from shardwright.synth.space.vocabulary import Vocabulary
 from shardwright.synth.subfleets import Choice
 from shardwright.synth.timer import Timer
-from shardwright.synth.vocabulary import Vocabulary
 
 #: Parts of a fleet that are considered on two axes at most, the whole included.
 MOST_PARTS = 4

@@ -1,11 +1,12 @@
 """Programs on two mesh axes within the devices' memory, and what none of them can be cheaper than.
 
-As on one axis (`synth/budgets.py`, `within.py`) memory enters the search as rent, see `synth/grid/rent.py`.
-What fills the fullest device of a program that does not fit pays, too, when the search goes on. The linear
-programs of the shares know nothing of memory; shares in proportion to it are tried where theirs do not fit.
+As on one axis (`synth/memory/budgets.py`, `within.py`) memory enters the search as rent, see
+`synth/grid/rent.py`. What fills the fullest device of a program that does not fit pays, too, when the search
+goes on. The linear programs of the shares know nothing of memory; shares in proportion to it are tried where
+theirs do not fit.
 
 Before anything dearer is looked for, a program that does not fit is put in another order, and its gathers are
-done again (`synth/sparing.py`), until it does.
+done again (`synth/memory/sparing.py`), until it does.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from typing import Protocol
 import numpy as np
 
 from shardwright.cost.bill import Item, bill
-from shardwright.cost.grid_model import GridModel, Settled
-from shardwright.cost.memory import Peaks, peaks_by_device, stored
+from shardwright.cost.grid.model import GridModel, Settled
+from shardwright.cost.memory.liveness import Peaks, peaks_by_device, stored
+from shardwright.cost.memory.tenants import keys_made, keys_read
 from shardwright.cost.share_cost import Floats
-from shardwright.cost.tenants import keys_made, keys_read
 from shardwright.ir.graph import Graph, Value, value_types
 from shardwright.ir.placement import Placement, region
 from shardwright.ir.program import Loop, Move, Program
-from shardwright.synth.budgets import Limits
-from shardwright.synth.emit import emit
-from shardwright.synth.factors import Factor, Use
 from shardwright.synth.grid.rent import GridRents, Portion, least_portions, portions
 from shardwright.synth.grid.solve import GridSolver, Solvers
-from shardwright.synth.judge import MOST_LOOKS, Judge
-from shardwright.synth.pricing import Prices
-from shardwright.synth.rent import too_small
-from shardwright.synth.solve import Solution
-from shardwright.synth.space import Space
-from shardwright.synth.sparing import Sparing
+from shardwright.synth.memory.budgets import Limits
+from shardwright.synth.memory.rent import too_small
+from shardwright.synth.memory.sparing import Sparing
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.emit import emit
+from shardwright.synth.programs.judge import MOST_LOOKS, Judge
+from shardwright.synth.search.solve import Solution
+from shardwright.synth.space.factors import Factor, Use
+from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
 #: Rents tried, as multiples of (cost of the best program / memory of all devices). Far higher ones drown what

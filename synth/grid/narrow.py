@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from shardwright.cost.share_cost import Floats
-from shardwright.synth.dual import Dual
-from shardwright.synth.eliminate import eliminate, live, record
-from shardwright.synth.fold import Folded, Scope, cook, fold
 from shardwright.synth.grid.buckets import Bounds, Buckets
 from shardwright.synth.grid.prune import Dominated
 from shardwright.synth.grid.tied import repeats, tied, untied
-from shardwright.synth.order import full_order
-from shardwright.synth.prune import Kept
-from shardwright.synth.search import MOST_NODES, Layer, a_star
-from shardwright.synth.stages import Core, Stage
+from shardwright.synth.search.astar import MOST_NODES, Layer, a_star
+from shardwright.synth.search.dual import Dual
+from shardwright.synth.search.eliminate import eliminate, live, record
+from shardwright.synth.search.fold import Folded, Scope, cook, fold
+from shardwright.synth.search.order import full_order
+from shardwright.synth.search.prune import Kept
+from shardwright.synth.search.stages import Core, Stage
 
 #: Most sweeps of messages, from nothing and from messages that were right at other prices; and the part of
 #: the bound that a round of them must add to go on.

@@ -1,4 +1,4 @@
-"""Price lists of programs on two mesh axes; see `shardwright.synth.pricing` and `shardwright.cost.grid`."""
+"""Price lists of programs on two mesh axes; see `synth/prices/tables.py` and `cost/grid/prices.py`."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.grid import WHOLE, GridCost, GridCut, GridShares, GridStack
-from shardwright.cost.grid_floor import Ranges, floors
-from shardwright.cost.grid_model import GridModel, grid_cut
+from shardwright.cost.grid.floor import Ranges, floors
+from shardwright.cost.grid.model import GridModel, grid_cut
+from shardwright.cost.grid.prices import WHOLE, GridCost, GridCut, GridShares, GridStack
 from shardwright.cost.model import CostModel, kernel_key
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.collectives import between, step
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Placement, Shard, components
 from shardwright.ir.rules import flop_count
-from shardwright.synth.conversions import Routes
-from shardwright.synth.factors import EquationFactor
-from shardwright.synth.price_list import Moves, Step
-from shardwright.synth.pricing import Prices
+from shardwright.synth.prices.lists import Moves, Step
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.space.conversions import Routes
+from shardwright.synth.space.factors import EquationFactor
 
 #: A single move: its kind, placements before and after, and numbers of what its price and its cuts depend on.
 _Move: TypeAlias = tuple[str, Placement, Placement, int, int]

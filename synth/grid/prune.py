@@ -1,8 +1,8 @@
 """Dominated values found again at other prices, without looking for what dominates them.
 
-Pruning compares every value of a choice with every other (`shardwright.synth.prune`). Prices of one problem
-have much in common: what dominates a value at some mostly does so at others, which takes one comparison to
-see. Where that often fails, it is looked for anew.
+Pruning compares every value of a choice with every other (`shardwright.synth.search.prune`). Prices of one
+problem have much in common: what dominates a value at some mostly does so at others, which takes one
+comparison to see. Where that often fails, it is looked for anew.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.share_cost import Floats
-from shardwright.synth.fold import Folded
-from shardwright.synth.prune import Kept, compared
+from shardwright.synth.search.fold import Folded
+from shardwright.synth.search.prune import Kept, compared
 
 #: Values left may be more than last time by this part before all of them are compared again.
 _MORE = 0.1
@@ -33,7 +33,7 @@ class Dominated:
     left: int = 0
 
     def prune(self, folded: Folded, sizes: Sequence[int], cooked: Sequence[Floats]) -> Kept:
-        """See `shardwright.synth.prune.prune`; what is left may be a little more."""
+        """See `shardwright.synth.search.prune.prune`; what is left may be a little more."""
         whole = Kept(folded, sizes, cooked)
         gone = {kind: went[_still(whole, kind, went, by)] for kind, (went, by) in self.went.items()}
         if not self.left or sum(sizes) - sum(map(len, gone.values())) > self.left * (1 + _MORE):

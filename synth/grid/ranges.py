@@ -1,4 +1,4 @@
-"""Bounds by ranges of the nodes' shares, where nodes are unlike; see `shardwright.cost.grid_floor`."""
+"""Bounds by ranges of the nodes' shares, where nodes are unlike; see `shardwright.cost.grid.floor`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shardwright.cost.grid_floor import FEW, Ranges
-from shardwright.synth.bounds import ENOUGH
+from shardwright.cost.grid.floor import FEW, Ranges
 from shardwright.synth.grid.pricing import grid_floors
 from shardwright.synth.grid.turns import GAIN, GridFound, GridTurns
-from shardwright.synth.solve import Solution
+from shardwright.synth.search.solve import Solution
+from shardwright.synth.shares.bounds import ENOUGH
 
 #: Ranges of the nodes' shares that are bounded at most.
 _MOST_PIECES = 12

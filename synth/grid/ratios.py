@@ -6,7 +6,7 @@
 
 With the devices' shares q fixed, the cost of every instruction is affine in the nodes' shares r, and the
 other way round; products are taken by their tangent where they are. r is one variable per kind of nodes, q
-one per device class. Solved by HiGHS, as on one axis (`shardwright.synth.ratios`).
+one per device class. Solved by HiGHS, as on one axis (`shardwright.synth.shares.ratios`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.optimize import linprog
 
-from shardwright.cost.grid import GridCut, GridShares, GridStack, Mesh, tangent_in_devices, tangent_in_nodes
+from shardwright.cost.grid.prices import (
+    GridCut,
+    GridShares,
+    GridStack,
+    Mesh,
+    tangent_in_devices,
+    tangent_in_nodes,
+)
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.placement import lengths
 

@@ -1,6 +1,7 @@
 """Rent on two mesh axes: what lies on some nodes, or on some devices of each, pays for as many as have it.
 
-As on one axis (`synth/rent.py`). In the search, where rent need not be a bound, second placements pay, too.
+As on one axis (`synth/memory/rent.py`). In the search, where rent need not be a bound, second placements pay,
+too.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from shardwright.cost.grid import GridShares, Mesh
+from shardwright.cost.grid.prices import GridShares, Mesh
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph, Value
 from shardwright.ir.placement import Placement, Shard, components
-from shardwright.synth.conversions import Holding
-from shardwright.synth.factors import Factor, Use
-from shardwright.synth.rent import RentFactor, Rents, kept_values, must_live
-from shardwright.synth.space import Space
+from shardwright.synth.memory.rent import RentFactor, Rents, kept_values, must_live
+from shardwright.synth.space.conversions import Holding
+from shardwright.synth.space.factors import Factor, Use
+from shardwright.synth.space.space import Space
 
 #: Of a placement: what all devices hold of a tensor together, and what the smallest one does, in tensors.
 Portion: TypeAlias = Callable[[Placement], tuple[float, float]]

@@ -3,7 +3,7 @@
     simple choices eliminated --> messages --> there and back through mini-buckets --> fewer values --> ...
 
 Choices tied to few others are eliminated as on one axis. Of what is left, the *core*, exact tables would not
-fit. Messages between factors move costs to where they arise (`shardwright.synth.dual`), after which
+fit. Messages between factors move costs to where they arise (`shardwright.synth.search.dual`), after which
 mini-buckets bound what every value of every choice costs at least (`shardwright.synth.grid.buckets`). The
 values that cost more than a program may cost are left out, which makes tables smaller and bounds better,
 until no bucket has to be split: then the bound is the optimum. Where that does not come about by itself, A*
@@ -21,21 +21,21 @@ from numpy.typing import NDArray
 
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.errors import PlanError
-from shardwright.synth.conversions import Domain
-from shardwright.synth.factors import Factor, Use
-from shardwright.synth.fold import Scope
 from shardwright.synth.grid.narrow import MOST_CELLS, MOST_ROUNDS, Memory, Search
-from shardwright.synth.pricing import Prices
-from shardwright.synth.solve import Solution, Solver
-from shardwright.synth.space import Space
-from shardwright.synth.stages import Core
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.search.fold import Scope
+from shardwright.synth.search.solve import Solution, Solver
+from shardwright.synth.search.stages import Core
+from shardwright.synth.space.conversions import Domain
+from shardwright.synth.space.factors import Factor, Use
+from shardwright.synth.space.space import Space
 
 #: Most ties of a choice to eliminate before messages are passed, and its largest table.
 _STAGES = ((3, 1 << 17), (4, 1 << 20), (4, 1 << 20))
 
 
 class DualSolver:
-    """Solves one problem at any prices; see `shardwright.synth.solve.Solver` for the arguments."""
+    """Solves one problem at any prices; see `shardwright.synth.search.solve.Solver` for the arguments."""
 
     def __init__(
         self,

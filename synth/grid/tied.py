@@ -14,10 +14,10 @@ from string import ascii_lowercase
 import numpy as np
 
 from shardwright.cost.share_cost import Floats
-from shardwright.synth.dual import Dual
-from shardwright.synth.fold import Folded, Scope, cook, fold
-from shardwright.synth.prune import Kept
-from shardwright.synth.stages import Core, Stage
+from shardwright.synth.search.dual import Dual
+from shardwright.synth.search.fold import Folded, Scope, cook, fold
+from shardwright.synth.search.prune import Kept
+from shardwright.synth.search.stages import Core, Stage
 
 
 def repeats(folded: Folded) -> bool:

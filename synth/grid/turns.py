@@ -8,15 +8,15 @@ from math import inf
 
 import numpy as np
 
-from shardwright.synth.factors import Use
 from shardwright.synth.grid.narrow import MOST_ROUNDS
 from shardwright.synth.grid.pricing import GridPriceList, grid_prices
 from shardwright.synth.grid.ratios import GridBill
 from shardwright.synth.grid.solve import GridSolver, Solvers
-from shardwright.synth.ledger import Ledger
-from shardwright.synth.pricing import Prices
-from shardwright.synth.solve import Solution
-from shardwright.synth.space import Space
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.ledger import Ledger
+from shardwright.synth.search.solve import Solution
+from shardwright.synth.space.factors import Use
+from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
 _MOST_TURNS = 3

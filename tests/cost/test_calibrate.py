@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.cost.bill import Item
-from shardwright.cost.calibrate_devices import Kernel, KernelTimes, fit_device, group_devices
-from shardwright.cost.calibrate_links import ExchangeTimes, fit_line, fit_strategies
+from shardwright.cost.calibrate.devices import Kernel, KernelTimes, fit_device, group_devices
+from shardwright.cost.calibrate.estimate import margins, refuse, spread
+from shardwright.cost.calibrate.links import ExchangeTimes, fit_line, fit_strategies
 from shardwright.cost.device import DeviceType
 from shardwright.cost.document import Entry
-from shardwright.cost.estimate import margins, refuse, spread
 from shardwright.cost.fleet import Fleet, Link, Node
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import ShareCost

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 
 from shardwright.cost.bill import Cut, Shares
 from shardwright.cost.catalogue import catalogue
-from shardwright.cost.contractions import like_linear, product_sizes, sharded_size
-from shardwright.cost.kernels import products_s
+from shardwright.cost.kernels.contractions import like_linear, product_sizes, sharded_size
+from shardwright.cost.kernels.products import follows_kernel_model
+from shardwright.cost.kernels.seconds import products_s
 from shardwright.cost.lines import Traffic
 from shardwright.cost.model import CostModel
-from shardwright.cost.products import follows_kernel_model
 from shardwright.cost.share_cost import ShareCost
 from shardwright.ir.graph import Equation
 from shardwright.ir.placement import R, Shard
 from shardwright.ir.registry import rule_of
 from shardwright.ir.rules import Signature, flop_count, signatures
-from shardwright.synth.pricing import Prices
+from shardwright.synth.prices.tables import Prices
 
 
 def test_matrix_product_takes_its_flops_or_its_bytes() -> None:

@@ -29,11 +29,11 @@ from shardwright.ir.program import Compute, Program, verify
 from shardwright.ir.registry import registry
 from shardwright.ir.rules import Signature
 from shardwright.ir.trace import trace
-from shardwright.synth.emit import emit
-from shardwright.synth.price_list import PriceList
-from shardwright.synth.pricing import Prices
-from shardwright.synth.solve import solve
-from shardwright.synth.space import Space
+from shardwright.synth.prices.lists import PriceList
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.emit import emit
+from shardwright.synth.search.solve import solve
+from shardwright.synth.space.space import Space
 
 Line = tuple[str, tuple[int, ...]]
 

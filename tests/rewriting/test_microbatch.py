@@ -13,8 +13,8 @@ from rewriting_cases import compiled_bytes, evaluated, fleet, layered, on_refere
 from shardwright import Plan, synthesize
 from shardwright.backends.verify import evaluate_graph
 from shardwright.ir.errors import InputError
-from shardwright.ir.microbatch import microbatched
-from shardwright.ir.pieces import NotInPiecesError
+from shardwright.ir.rewrites.microbatch import microbatched
+from shardwright.ir.rewrites.pieces import NotInPiecesError
 from shardwright.ir.trace import trace
 
 

@@ -17,13 +17,13 @@ from shardwright import Plan, synthesize
 from shardwright.api import synthesize_traced
 from shardwright.backends.reference import ReferenceExecutable
 from shardwright.cost.model import CostModel
-from shardwright.device_memory import device_memory
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.host import is_reload, spilled_bytes
-from shardwright.ir.recompute import gains, recomputing
-from shardwright.ir.rewrite import saved
+from shardwright.ir.rewrites.graphs import saved
+from shardwright.ir.rewrites.recompute import gains, recomputing
 from shardwright.ir.segments import Away, Back, schedule
 from shardwright.ir.trace import trace
+from shardwright.memory.device_memory import device_memory
 from shardwright.synth.stretches import BOTH, ladder, stretches
 
 STEP, ARGS = layered(False)

@@ -21,9 +21,9 @@ from shardwright.api import synthesize_traced
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.graph import Graph
-from shardwright.ir.recompute import Stretch, gains, recomputing
-from shardwright.ir.rewrite import saved
-from shardwright.ir.rewriting import Rewriting, original, rewritten
+from shardwright.ir.rewrites.graphs import saved
+from shardwright.ir.rewrites.recompute import Stretch, gains, recomputing
+from shardwright.ir.rewrites.rewriting import Rewriting, original, rewritten
 from shardwright.ir.segments import Segment, schedule
 from shardwright.ir.trace import Traced, trace
 from shardwright.synth.stretches import ladder, stretches

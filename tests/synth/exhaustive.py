@@ -18,9 +18,9 @@ from shardwright.ir.graph import Equation, Graph, Value
 from shardwright.ir.placement import REDUCE_OPS, Partial, Placement, R
 from shardwright.ir.registry import rule_of
 from shardwright.ir.rules import Signature
-from shardwright.synth.conversions import shards
-from shardwright.synth.pricing import Prices
-from shardwright.synth.space import Space
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.space.conversions import shards
+from shardwright.synth.space.space import Space
 
 
 class Moves:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.ir.trace import Traced, trace
-from shardwright.synth.space import Space
+from shardwright.synth.space.space import Space
 
 Step = Callable[..., Any]
 

@@ -18,19 +18,19 @@ from jax import lax
 from synth_cases import FLEETS, STEPS, fleet, model, ratios, sgd, shape, space, traced
 
 from shardwright.cost.bill import bill, seconds
-from shardwright.cost.memory import peak_bytes
+from shardwright.cost.memory.liveness import peak_bytes
 from shardwright.cost.model import CostModel
 from shardwright.ir.program import Move, verify
 from shardwright.ir.trace import trace
 from shardwright.synth.alternate import Synthesis, synthesize
-from shardwright.synth.bounds import certify
-from shardwright.synth.emit import emit
-from shardwright.synth.price_list import PriceList
-from shardwright.synth.pricing import Prices
-from shardwright.synth.solve import SpaceSolver, bound, solve
-from shardwright.synth.space import Space
+from shardwright.synth.prices.lists import PriceList
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.emit import emit
+from shardwright.synth.search.solve import SpaceSolver, bound, solve
+from shardwright.synth.shares.bounds import certify
+from shardwright.synth.shares.turns import starts
+from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
-from shardwright.synth.turns import starts
 
 
 @cache
@@ -182,7 +182,7 @@ from shardwright.ir.text import format_program
 from shardwright.ir.trace import trace
 from shardwright.synth.alternate import synthesize
 from shardwright.synth.timer import Timer
-from shardwright.synth.space import Space
+from shardwright.synth.space.space import Space
 from synth_cases import FLEETS, attention, normed, sgd
 
 (_, (a, x)), (_, (n, _)) = attention(), normed()

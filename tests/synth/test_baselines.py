@@ -17,7 +17,7 @@ from shardwright import Baseline, Baselines, Fleet, InputError, PlanError, basel
 from shardwright.backends.verify import verify_program
 from shardwright.cost.bill import bill, seconds
 from shardwright.cost.drift import comparing_s
-from shardwright.cost.memory import peak_bytes
+from shardwright.cost.memory.liveness import peak_bytes
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Value
@@ -27,10 +27,10 @@ from shardwright.ir.redundant import RESYNC_EVERY
 from shardwright.ir.rules import Signature
 from shardwright.ir.trace import Traced, trace
 from shardwright.synth.baselines import Workshop
-from shardwright.synth.just_in_time import just_in_time
+from shardwright.synth.programs.just_in_time import just_in_time
 from shardwright.synth.recipes import RECIPES
-from shardwright.synth.roles import Roles, roles
-from shardwright.synth.space import Space
+from shardwright.synth.space.roles import Roles, roles
+from shardwright.synth.space.space import Space
 
 
 @cache

@@ -17,19 +17,19 @@ from synth_cases import attention, fleet, mlp, shape
 
 from shardwright.cost.bill import bill, seconds
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.memory import footprint, peak_bytes
+from shardwright.cost.memory.liveness import footprint, peak_bytes
 from shardwright.cost.model import CostModel
 from shardwright.ir.donation import donating
 from shardwright.ir.graph import Graph
 from shardwright.ir.trace import trace
 from shardwright.synth.alternate import synthesize
-from shardwright.synth.budgets import Limits, Renting
-from shardwright.synth.emit import emit
 from shardwright.synth.fallback import fits
-from shardwright.synth.price_list import PriceList
-from shardwright.synth.pricing import Prices
-from shardwright.synth.rent import most_shares, must_live
-from shardwright.synth.space import Space
+from shardwright.synth.memory.budgets import Limits, Renting
+from shardwright.synth.memory.rent import most_shares, must_live
+from shardwright.synth.prices.lists import PriceList
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.emit import emit
+from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
 GRAPHS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {

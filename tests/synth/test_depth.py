@@ -12,10 +12,10 @@ from synth_cases import fleet, sgd, shape
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.ir.trace import trace
-from shardwright.synth.price_list import PriceList
-from shardwright.synth.pricing import Prices
-from shardwright.synth.solve import SpaceSolver
-from shardwright.synth.space import Space
+from shardwright.synth.prices.lists import PriceList
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.search.solve import SpaceSolver
+from shardwright.synth.space.space import Space
 
 MODEL = CostModel(fleet((4, 2, 1)))
 

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_search import Problem, as_milp, problems
 
-from shardwright.synth.dual import Dual
-from shardwright.synth.eliminate import live
-from shardwright.synth.fold import cook, fold
 from shardwright.synth.grid.buckets import Buckets
 from shardwright.synth.grid.solve import DualSolver
 from shardwright.synth.grid.tied import repeats, tied, untied
-from shardwright.synth.order import full_order
-from shardwright.synth.prune import Kept
+from shardwright.synth.search.dual import Dual
+from shardwright.synth.search.eliminate import live
+from shardwright.synth.search.fold import cook, fold
+from shardwright.synth.search.order import full_order
+from shardwright.synth.search.prune import Kept
 
 
 def dual_of(problem: Problem) -> Dual:

@@ -17,11 +17,11 @@ from shardwright.ir.program import Loop, Move, Program, verify
 from shardwright.ir.serialize import program_from_json, program_to_json
 from shardwright.ir.text import format_program, parse_program
 from shardwright.ir.trace import trace
-from shardwright.synth.emit import emit, exchanges
-from shardwright.synth.pins import pin
-from shardwright.synth.pricing import Prices
-from shardwright.synth.solve import solve
-from shardwright.synth.space import Space
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.emit import emit, exchanges
+from shardwright.synth.search.solve import solve
+from shardwright.synth.space.pins import pin
+from shardwright.synth.space.space import Space
 
 
 def planned(step: str, name: str, shares: tuple[float, ...]) -> tuple[Program, float]:

@@ -24,11 +24,11 @@ from shardwright.ir.graph import Graph, TensorType
 from shardwright.ir.placement import R, Shard
 from shardwright.ir.program import Move, verify
 from shardwright.ir.trace import trace
-from shardwright.synth.conversions import Domains, Holding
-from shardwright.synth.emit import emit
-from shardwright.synth.pricing import Prices
-from shardwright.synth.solve import solve
-from shardwright.synth.space import Space
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.emit import emit
+from shardwright.synth.search.solve import solve
+from shardwright.synth.space.conversions import Domains, Holding
+from shardwright.synth.space.space import Space
 
 GRAPHS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "two products": (lambda x, a, b: (x @ a) @ b, (shape(96, 48), shape(48, 64), shape(64, 32))),

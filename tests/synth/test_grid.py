@@ -16,7 +16,9 @@ from test_search import as_milp
 import shardwright
 from shardwright.cost.bill import bill
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.grid import (
+from shardwright.cost.grid.floor import Ranges, products_of_largest
+from shardwright.cost.grid.model import GridModel, Settled
+from shardwright.cost.grid.prices import (
     GridCut,
     GridShares,
     Mesh,
@@ -24,19 +26,17 @@ from shardwright.cost.grid import (
     tangent_in_devices,
     tangent_in_nodes,
 )
-from shardwright.cost.grid_floor import Ranges, products_of_largest
-from shardwright.cost.grid_model import GridModel, Settled
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import InputError
 from shardwright.ir.graph import Graph
 from shardwright.ir.placement import Grid, Shard, region
 from shardwright.ir.program import nodes_of, verify
 from shardwright.ir.trace import trace
-from shardwright.synth.emit import emit
 from shardwright.synth.grid.pricing import GridPriceList, grid_floors, grid_prices
 from shardwright.synth.grid.ratios import GridBill, per_class
 from shardwright.synth.grid.solve import GridSolver
-from shardwright.synth.space import Space
+from shardwright.synth.programs.emit import emit
+from shardwright.synth.space.space import Space
 
 
 def fleet(*nodes: tuple[tuple[int, int], ...], network: str = "1 Gbit/s") -> Fleet:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from shardwright import Fleet, Plan, synthesize
-from shardwright.cost.grid import Mesh
-from shardwright.cost.memory import peaks_by_device
+from shardwright.cost.grid.prices import Mesh
+from shardwright.cost.memory.liveness import peaks_by_device
 from shardwright.cost.model import CostModel
 from shardwright.ir.placement import Shard, grid, parse_placement, region
 from shardwright.ir.program import verify
 from shardwright.synth.grid.rent import least_portions, portions
-from shardwright.synth.sparing import Sparing
+from shardwright.synth.memory.sparing import Sparing
 
 
 def fleet(memory_bytes: float, nodes: tuple[int, ...] = (2, 2)) -> Fleet:

@@ -23,10 +23,10 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.program import verify
 from shardwright.ir.trace import trace
 from shardwright.synth.alternate import synthesize
-from shardwright.synth.emit import emit
-from shardwright.synth.pricing import Prices
-from shardwright.synth.solve import bound, solve
-from shardwright.synth.space import Space
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.emit import emit
+from shardwright.synth.search.solve import bound, solve
+from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
 #: Combinations of signatures that are gone through for one graph at most.

@@ -12,11 +12,11 @@ from scipy.optimize import linprog
 from synth_cases import fleet, ratios
 
 from shardwright.cost.bill import Cut, Item, seconds
-from shardwright.cost.memory import Footprint
+from shardwright.cost.memory.liveness import Footprint
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import ShareCost
-from shardwright.synth.ratios import solve_ratios
-from shardwright.synth.rounding import round_ratios
+from shardwright.synth.shares.ratios import solve_ratios
+from shardwright.synth.shares.rounding import round_ratios
 
 MODELS = {
     "two classes": CostModel(fleet((4, 1, 1))),

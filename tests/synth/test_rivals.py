@@ -12,14 +12,14 @@ import pytest
 from synth_cases import attention, fleet
 
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.memory import peak_bytes
+from shardwright.cost.memory.liveness import peak_bytes
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program
 from shardwright.ir.trace import trace
 from shardwright.synth.alternate import synthesize
-from shardwright.synth.judge import AMPLE
-from shardwright.synth.space import Space
+from shardwright.synth.programs.judge import AMPLE
+from shardwright.synth.space.space import Space
 from shardwright.synth.subfleets import Choosing
 from shardwright.synth.timer import Timer
 

@@ -16,15 +16,15 @@ from scipy.sparse import lil_matrix
 from synth_cases import FLEETS, model, normalised, space
 
 from shardwright.cost.share_cost import Floats
-from shardwright.synth import search
-from shardwright.synth.eliminate import record
-from shardwright.synth.fold import ROUNDS, Folded, cook, fold, rounded
 from shardwright.synth.grid.prune import Dominated
-from shardwright.synth.order import full_order, simple_order
-from shardwright.synth.pricing import Prices
-from shardwright.synth.prune import prune
-from shardwright.synth.search import a_star
-from shardwright.synth.solve import STAGES, Solver, SpaceSolver, bound, solve
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.search.astar import a_star
+from shardwright.synth.search.astar import astar as search
+from shardwright.synth.search.eliminate import record
+from shardwright.synth.search.fold import ROUNDS, Folded, cook, fold, rounded
+from shardwright.synth.search.order import full_order, simple_order
+from shardwright.synth.search.prune import prune
+from shardwright.synth.search.solve import STAGES, Solver, SpaceSolver, bound, solve
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,13 @@ from shardwright.ir.text import parse_program
 from shardwright.ir.ties import cut_by, stretches
 from shardwright.ir.trace import trace
 from shardwright.synth import alternate
-from shardwright.synth.bounds import Certificate
-from shardwright.synth.emit import emit
-from shardwright.synth.price_list import PriceList
-from shardwright.synth.pricing import Prices
+from shardwright.synth.prices.lists import PriceList
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.emit import emit
+from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.segments import kinds_of
-from shardwright.synth.solve import SpaceSolver
-from shardwright.synth.space import Space
+from shardwright.synth.shares.bounds import Certificate
+from shardwright.synth.space.space import Space
 
 WIDTH, LAYERS, BATCH = 64, 4, 128
 

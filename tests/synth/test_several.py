@@ -9,9 +9,9 @@ from synth_cases import FLEETS, STEPS, model, space
 from shardwright.cost.model import CostModel
 from shardwright.cost.moves import strategies
 from shardwright.cost.subfleet import subfleet
-from shardwright.synth.price_list import Catalogue, PriceList
-from shardwright.synth.pricing import Prices
-from shardwright.synth.solve import SpaceSolver
+from shardwright.synth.prices.lists import Catalogue, PriceList
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.search.solve import SpaceSolver
 
 
 def together(step: str) -> tuple[SpaceSolver, list[CostModel], Prices]:

@@ -11,14 +11,14 @@ from baseline_cases import arguments, draw, slow, trained
 
 from shardwright.backends.verify import verify_program
 from shardwright.cost.bill import bill, seconds
-from shardwright.cost.memory import peak_bytes
+from shardwright.cost.memory.liveness import peak_bytes
 from shardwright.cost.model import CostModel
-from shardwright.device_memory import peaks
 from shardwright.ir.program import Instruction, Move, Program, verify
 from shardwright.ir.trace import trace
+from shardwright.memory.device_memory import peaks
 from shardwright.synth.baselines import Workshop
-from shardwright.synth.space import Space
-from shardwright.synth.sparing import Sparing
+from shardwright.synth.memory.sparing import Sparing
+from shardwright.synth.space.space import Space
 
 LAYERS = 4
 

@@ -26,11 +26,11 @@ from shardwright.ir.placement import Partial, Placement, R, Shard
 from shardwright.ir.program import Compute, Move
 from shardwright.ir.rules import Signature
 from shardwright.ir.trace import Traced, trace
-from shardwright.synth.emit import emit
-from shardwright.synth.price_list import Catalogue, PriceList, Step
-from shardwright.synth.pricing import Prices
-from shardwright.synth.solve import solve
-from shardwright.synth.space import Space
+from shardwright.synth.prices.lists import Catalogue, PriceList, Step
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.emit import emit
+from shardwright.synth.search.solve import solve
+from shardwright.synth.space.space import Space
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TESTBED = Fleet.load(EXAMPLES / "fleets" / "hap_testbed.yaml")

@@ -20,9 +20,9 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.trace import trace
 from shardwright.synth.alternate import synthesize as search
 from shardwright.synth.parts import MOST_PARTS, candidates
-from shardwright.synth.pricing import Prices
-from shardwright.synth.solve import SpaceSolver
-from shardwright.synth.space import Space
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.search.solve import SpaceSolver
+from shardwright.synth.space.space import Space
 from shardwright.synth.subfleets import Choosing, arithmetic_s
 from shardwright.synth.timer import Timer
 

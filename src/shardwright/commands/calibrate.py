@@ -13,14 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwright.backends.launch import under_mpi
-from shardwright.calibrate import Calibration, calibrate
 from shardwright.commands.mpi import is_silent, one_voice, progress
 from shardwright.commands.options import json_option
 from shardwright.console import say, say_json
-from shardwright.cost.estimate import Estimate
+from shardwright.cost.calibrate.estimate import Estimate
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.quantity import size
 from shardwright.files import check_writable, write_whole
+from shardwright.fleets.calibrate import Calibration, calibrate
 from shardwright.ir.errors import InputError
 from shardwright.reports.text import duration
 

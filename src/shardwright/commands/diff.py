@@ -7,8 +7,8 @@ import click
 from shardwright.commands.options import json_option
 from shardwright.console import say, say_json
 from shardwright.plan import Plan
-from shardwright.plan_diff import diff as compare
-from shardwright.plan_diff import layout
+from shardwright.plans.diff import diff as compare
+from shardwright.plans.diff import layout
 
 
 @click.command()

@@ -18,9 +18,9 @@ from shardwright.cost.catalogue import ALIASES, catalogue
 from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import Fleet, Link
 from shardwright.cost.quantity import size
-from shardwright.detect import SOURCES, Detected, detect
 from shardwright.files import check_writable, write_whole
-from shardwright.fleet_summary import Narrowest, NodeRun, Summary, matrix_rate, summary
+from shardwright.fleets.detect import SOURCES, Detected, detect
+from shardwright.fleets.summary import Narrowest, NodeRun, Summary, matrix_rate, summary
 from shardwright.ir.errors import InputError
 from shardwright.reports.text import bandwidth, duration, flop_rate
 

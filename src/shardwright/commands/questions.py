@@ -11,8 +11,8 @@ import click
 from shardwright.console import stages
 from shardwright.fleet_questions import WhatIf, beside
 from shardwright.ir.errors import ReplicatedWarning
+from shardwright.memory.remedies import Shortage, shortage
 from shardwright.plan import Plan
-from shardwright.remedies import Shortage, shortage
 
 what_if_option = click.option(
     "--what-if",

@@ -12,11 +12,11 @@ import numpy as np
 from shardwright.cost.bill import Item, Shares
 from shardwright.cost.share_cost import Floats
 from shardwright.cost.timeline import Span, timeline
-from shardwright.fleet_summary import Summary, summary
+from shardwright.fleets.summary import Summary, summary
 from shardwright.ir.trace import Traced
 from shardwright.outline import PHASES, Phase, Place, instruction_places
 from shardwright.plan import Plan
-from shardwright.plan_parts import Spent
+from shardwright.plans.parts import Spent
 from shardwright.reports.layers import LayerGroup, layer_groups
 from shardwright.reports.text import Held, anything_sharded, held, notes
 from shardwright.synth.baselines import Baseline, Baselines

@@ -1,0 +1,1 @@
+"""Measuring what plans are priced by: kernels, pieces of steps and exchanges on MPI ranks."""

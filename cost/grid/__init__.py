@@ -1,0 +1,1 @@
+"""Prices on two mesh axes: nodes, and the devices of each."""

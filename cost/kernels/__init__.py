@@ -1,0 +1,1 @@
+"""Seconds of kernels on types of devices, from datasheets and fitted constants."""

@@ -1,0 +1,294 @@
+"""Buffers of a graph on one device, over the kernels that XLA runs: who is alive when, and where it lies.
+
+- A buffer lives from the kernel that writes it to the last one that reads it.
+- An elementwise kernel writes over an operand of its size that nobody reads afterwards, as does a scatter.
+- State is written over the input that it continues (the input is donated). Where the input may still be read
+  by then, it is copied first. Until a result is written, its place can hold another buffer of its size.
+- A loop's bodies have their own buffers while it runs.
+- All of it is packed into one arena, by decreasing size, each buffer into the least gap that holds it.
+
+What XLA's kernels allocate for themselves (packed operands of a product, scratch of threads) is not in it, as
+it is not in `compiled.memory_analysis()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.cost.memory.fusion import Fusion
+from shardwright.cost.memory.lowering import Lowering
+from shardwright.cost.memory.nodes import Node
+from shardwright.cost.share_cost import Floats
+from shardwright.ir.graph import Equation, Graph, Value, per_graph
+from shardwright.ir.regions import boundary
+
+#: XLA aligns buffers on CPUs to so many bytes.
+_ALIGNMENT = 64
+
+
+@dataclass(slots=True)
+class Buffer:
+    """Scratch memory between two kernels.
+
+    Attributes:
+        nbytes: its size.
+        first: the kernel that writes it (position in `Layout.kernels`).
+        last: the last kernel that reads it.
+        what: primitive that made it last, "copy" (of an input), or that of a loop whose scratch it is.
+        equation: that it belongs to; None for copies of inputs.
+        role: "saved" (made by the forward part, read by the backward part), "gradient" (made by the backward
+            part, read by the rest of the step) or "temporary".
+        offset: in the arena.
+    """
+
+    nbytes: int
+    first: int
+    last: int
+    what: str
+    equation: Equation | None
+    role: str = "temporary"
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Memory of one device that runs a graph.
+
+    Attributes:
+        arguments_bytes: inputs and constants, and outputs that are not written over inputs.
+        kernels: how many run.
+        buffers: scratch.
+        scratch_bytes: size of the arena that holds them.
+    """
+
+    arguments_bytes: int
+    kernels: int
+    buffers: tuple[Buffer, ...]
+    scratch_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Arguments and arena."""
+        return self.arguments_bytes + self.scratch_bytes
+
+    @property
+    def peak_kernel(self) -> int:
+        """The kernel during which most is alive."""
+        return int(self.over_time.argmax()) if self.kernels else 0
+
+    @property
+    def over_time(self) -> Floats:
+        """Bytes alive while each kernel runs, arguments included: (kernels,)."""
+        change = np.zeros(self.kernels + 1)
+        for buffer in self.buffers:
+            change[buffer.first] += buffer.nbytes
+            change[buffer.last + 1] -= buffer.nbytes
+        return self.arguments_bytes + change.cumsum()[: self.kernels]
+
+
+@per_graph
+def layout(graph: Graph) -> Layout:
+    """The layout of a whole step."""
+    return _Allocation(graph, top=True).layout()
+
+
+@per_graph
+def layout_apart(graph: Graph) -> Layout:
+    """The layout of a program that nothing is donated to; its results have places of their own."""
+    return _Allocation(graph, top=True).layout()
+
+
+def scratch_bytes(graph: Graph) -> int:
+    """Bytes of the arena of such a program."""
+    return layout_apart(graph).scratch_bytes
+
+
+@dataclass(slots=True)
+class _Tenancy:
+    """What is known of buffers while kernels are walked through.
+
+    `read_by` are the parts of the step that read a node; `vacant` are places of results, and of inputs that
+    were copied: bytes, the kernel after which they are vacant, and the one that writes there.
+    """
+
+    last_read: dict[int, int] = field(default_factory=dict[int, int])
+    read_by: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
+    open: dict[int, Buffer] = field(default_factory=dict[int, Buffer])
+    made: list[Buffer] = field(default_factory=list[Buffer])
+    vacant: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+
+
+class _Allocation:
+    def __init__(
+        self, graph: Graph, *, top: bool, sliced: Collection[int] = (), stored: Collection[int] = ()
+    ) -> None:
+        self.graph = graph
+        self.top = top
+        self.lowering = Lowering(graph, _scratch, sliced, stored)
+        self.fusion = Fusion(self.lowering)
+
+    def layout(self) -> Layout:
+        fusion, kernels = self.fusion, self.fusion.kernels
+        tenancy = _Tenancy()
+        last_read = tenancy.last_read
+        for time, kernel in enumerate(kernels):
+            last_read[fusion.holder(kernel).number] = time
+            part = kernel.equation.part if kernel.equation is not None else ""
+            for operand in fusion.reads[kernel.number]:
+                source = fusion.holder(operand).number
+                last_read[source] = time
+                tenancy.read_by.setdefault(source, set()).add(part)
+        end = max(len(kernels) - 1, 0)
+        for node in self.lowering.outputs:
+            last_read[fusion.holder(node).number] = end
+        given = self._given(tenancy)
+        for time, kernel in enumerate(kernels):
+            self._run(kernel, time, tenancy, given)
+        graph = self.graph
+        held = sum(v.type.nbytes for v in (*graph.inputs, *graph.constants)) if self.top else 0
+        handed_out = self._handed_out(given) if self.top else 0
+        self._settle(tenancy)
+        return Layout(held + handed_out, len(kernels), tuple(tenancy.made), pack(tenancy.made))
+
+    def _run(self, kernel: Node, time: int, tenancy: _Tenancy, given: set[int]) -> None:
+        fusion, last_read = self.fusion, tenancy.last_read
+        if kernel.kind == "region":
+            if kernel.inner_bytes:
+                tenancy.made.append(Buffer(kernel.inner_bytes, time, time, kernel.what, kernel.equation))
+            return
+        number = kernel.number
+        if kernel.kind == "store" or fusion.holder(kernel) is not kernel or number in given:
+            return
+        nbytes, last = kernel.type.nbytes, last_read[number]
+        role = _role(kernel, tenancy.read_by.get(number, ()))
+        if kernel.kind in ("loop", "costly", "scatter") and kernel.group is None:
+            for operand in fusion.reads[number]:
+                source = fusion.holder(operand).number
+                buffer = tenancy.open.get(source)
+                if buffer is not None and last_read[source] == time and buffer.nbytes == nbytes:
+                    del tenancy.open[source]
+                    buffer.last, buffer.what, buffer.equation = last, kernel.what, kernel.equation
+                    buffer.role = role
+                    tenancy.open[number] = buffer
+                    return
+        buffer = Buffer(nbytes, time, last, kernel.what, kernel.equation, role)
+        tenancy.made.append(buffer)
+        tenancy.open[number] = buffer
+
+    def _given(self, tenancy: _Tenancy) -> set[int]:
+        """Nodes that are written over inputs or into outputs; copies of inputs that must outlive that."""
+        if not self.top:
+            return set()
+        given = {self.fusion.holder(node).number for node in self.lowering.outputs}
+        readers, before = self._readers()
+        times = {kernel.number: time for time, kernel in enumerate(self.fusion.kernels)}
+        for out, atom in enumerate(self.graph.outputs):
+            if isinstance(atom, Value) and out not in self.graph.state:
+                number = self.fusion.holder(self.lowering.of[atom]).number
+                tenancy.vacant.append((atom.type.nbytes, -1, times.get(number, 0)))
+        for out, position in self.graph.state.items():
+            atom, value = self.graph.outputs[out], self.graph.inputs[position]
+            if not isinstance(atom, Value):
+                continue
+            source, target = self.lowering.of[value], self.lowering.of[atom]
+            others = [n for n in readers.get(source.number, ()) if n != target.number]
+            if source is target or not others:
+                continue
+            done = before.get(target.number, 0)
+            if any(not done >> n & 1 for n in others):
+                last = max(times[n] for n in others)
+                tenancy.made.append(Buffer(value.type.nbytes, 0, last, "copy", None))
+                tenancy.vacant.append((value.type.nbytes, 0, times[target.number]))
+        return given
+
+    def _settle(self, tenancy: _Tenancy) -> None:
+        """Move buffers into places that are vacant as long as they live, the earliest first."""
+        places: dict[int, list[list[int]]] = {}
+        for nbytes, after, before in tenancy.vacant:
+            places.setdefault(nbytes, []).append([after, before])
+        for buffer in sorted(tenancy.made, key=lambda b: b.first):
+            for place in places.get(buffer.nbytes, ()):
+                if place[0] < buffer.first and buffer.last < place[1]:
+                    place[0] = buffer.last
+                    tenancy.made.remove(buffer)
+                    break
+
+    def _readers(self) -> tuple[dict[int, list[int]], dict[int, int]]:
+        """Kernels that read each input; and by kernel, which readers certainly run before it, as bits."""
+        readers: dict[int, list[int]] = {}
+        before: dict[int, int] = {}
+        for kernel in self.fusion.kernels:
+            done = 0
+            reads_input = False
+            for operand in self.fusion.reads[kernel.number]:
+                done |= before.get(operand.number, 0)
+                source = self.fusion.holder(operand)
+                if source.kind == "input":
+                    readers.setdefault(source.number, []).append(kernel.number)
+                    reads_input = True
+            before[kernel.number] = done | (1 << kernel.number if reads_input else 0)
+        return readers, before
+
+    def _handed_out(self, given: set[int]) -> int:
+        """Bytes of outputs that are not written over an input."""
+        state = {out for out, _ in self.graph.state.items()}
+        fresh = [a for out, a in enumerate(self.graph.outputs) if out not in state]
+        return sum(atom.type.nbytes for atom in fresh)
+
+
+def _role(kernel: Node, readers: Collection[str]) -> str:
+    part = kernel.equation.part if kernel.equation is not None else ""
+    if part == "forward" and "backward" in readers:
+        return "saved"
+    return "gradient" if part == "backward" and "" in readers else "temporary"
+
+
+def _scratch(equation: Equation) -> int:
+    """Bytes of the arena that the bodies of a loop or branch need while it runs."""
+    wiring = boundary(equation)
+    found = 0
+    for number, region in enumerate(equation.regions):
+        sliced = [port.inner for port in wiring.ins if port.stacked and port.region == number]
+        stored = [port.inner for port in wiring.outs if port.stacked and port.region == number]
+        body = _Allocation(region, top=False, sliced=sliced, stored=stored)
+        found = max(found, body.layout().scratch_bytes)
+    return found
+
+
+def pack(buffers: list[Buffer]) -> int:
+    """Place buffers by decreasing size, each in the least gap that holds it; bytes of the arena.
+
+    The order is that of XLA's `GlobalDecreasingSizeBestFitHeap`.
+    """
+    order = sorted(buffers, key=lambda b: (-b.nbytes, b.first - b.last, b.first))
+    count = len(order)
+    first = np.array([b.first for b in order], dtype=np.int64)
+    last = np.array([b.last for b in order], dtype=np.int64)
+    sizes = [-(-b.nbytes // _ALIGNMENT) * _ALIGNMENT for b in order]
+    starts, ends = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    top = 0
+    for number, buffer in enumerate(order):
+        alive = (first[:number] <= buffer.last) & (last[:number] >= buffer.first)
+        offset = _gap(starts[:number][alive], ends[:number][alive], sizes[number])
+        starts[number], ends[number] = offset, offset + sizes[number]
+        buffer.offset = offset
+        top = max(top, offset + buffer.nbytes)
+    return top
+
+
+def _gap(starts: NDArray[np.int64], ends: NDArray[np.int64], size: int) -> int:
+    """Where a buffer fits best between those that are placed."""
+    if not len(starts):
+        return 0
+    order = np.argsort(starts, kind="stable")
+    begin, reached = starts[order], np.maximum.accumulate(ends[order])
+    free = np.concatenate([[0], reached[:-1]])
+    room = begin - free
+    fits = np.flatnonzero(room >= size)
+    if not len(fits):
+        return int(reached[-1])
+    return int(free[fits[np.argmin(room[fits])]])

@@ -1,0 +1,152 @@
+"""Which nodes of a lowered graph get buffers, and in what order their kernels run; see `lowering.py`.
+
+- A reduction takes in the elementwise float32 equations around it, and products before it.
+- Other elementwise equations and movements are computed where they are used, again and again. A buffer gets
+  what a kernel reads that fuses with nothing (one for each shape), what is handed out, and what is costly and
+  would be computed by several kernels.
+- A kernel runs when its operands are there, behind those that could run before it (breadth first).
+"""
+
+from __future__ import annotations
+
+from shardwright.cost.memory.lowering import Lowering
+from shardwright.cost.memory.nodes import Node
+
+#: Elementwise equations of fewer elements stay out of library fusions.
+_LIBRARY_ELEMENTS = 4096
+_IN_LIBRARY = frozenset({"add", "sub", "mul", "div", "exp", "log", "neg", "add_any", "square", "broadcast"})
+_LIBRARY_REDUCTIONS = frozenset({"reduce_sum", "reduce_max"})
+
+#: Kinds of nodes that are computed where they are used.
+_FUSED = frozenset({"loop", "costly", "rename", "constant", "store"})
+
+
+class Fusion:
+    """Kernels of a lowered graph.
+
+    Attributes:
+        kernels: nodes that are computed into buffers, in the order in which they run.
+        reads: by number of a kernel, the nodes whose buffers it reads.
+    """
+
+    def __init__(self, lowering: Lowering) -> None:
+        self._nodes, self._needed = lowering.nodes, lowering.needed
+        self._out = {node.number for node in lowering.outputs}
+        self._groups: dict[int, dict[int, Node]] = {}
+        for node in self._nodes:
+            if self._needed[node.number] and node.kind == "reduction" and self._joins(node):
+                self._grow(node)
+        self._buffered = self._find_buffers()
+        self._alias: dict[int, Node] = {}
+        self.reads = {node.number: self._operands(node) for node in self._nodes if self._runs(node)}
+        self._find_aliases()
+        self.kernels = self._order()
+
+    # -- library fusions ---------------------------------------------------------------------------
+
+    def _joins(self, node: Node) -> bool:
+        """Whether a library fusion may take a node in."""
+        if node.type.dtype != "float32" or node.number in self._out or node.group is not None:
+            return False
+        if node.kind in ("rename", "product"):
+            return True
+        if node.kind == "reduction":
+            return node.what in _LIBRARY_REDUCTIONS
+        if node.type.size < _LIBRARY_ELEMENTS or node.kind not in ("loop", "costly"):
+            return False
+        return node.what in _IN_LIBRARY
+
+    def _grow(self, seed: Node) -> None:
+        """A fusion around a reduction: its single users downwards, then operands that nobody else reads."""
+        result, members = seed, {seed.number: seed}
+        while len(result.users) == 1 and result.users[0].kind != "product":
+            if result.number in self._out or not self._joins(result.users[0]):
+                break
+            result = result.users[0]
+            members[result.number] = result
+        waiting = list(members.values())
+        while waiting:
+            for operand in waiting.pop().ins:
+                if operand.number in members or not self._joins(operand):
+                    continue
+                if all(user.number in members for user in operand.users):
+                    members[operand.number] = operand
+                    waiting.extend(members.values())
+        for member in members.values():
+            member.group = result.number
+        self._groups[result.number] = members
+
+    # -- fusion ------------------------------------------------------------------------------------
+
+    def _alone(self, node: Node) -> bool:
+        """Whether a node reads its operands from memory."""
+        return node.kind not in _FUSED or node.group is not None
+
+    def _find_buffers(self) -> list[bool]:
+        """By number, whether a node is written to memory."""
+        found = [False] * len(self._nodes)
+        nobody: frozenset[int] = frozenset()
+        roots: list[frozenset[int]] = [nobody] * len(self._nodes)
+        for node in reversed(self._nodes):
+            number = node.number
+            if not self._needed[number] or (node.group is not None and node.group != number):
+                continue
+            written = self._alone(node) or number in self._out or any(map(self._alone, node.users))
+            if not written:
+                # A kernel that many others fuse is one of their roots; only costly ones care how many.
+                reaching = roots[node.users[0].number].union(*[roots[u.number] for u in node.users[1:]])
+                written = node.kind == "costly" and len(reaching) > 1
+                roots[number] = reaching if len(reaching) < 3 else frozenset(sorted(reaching)[:2])
+            if written:
+                found[number] = True
+                roots[number] = frozenset((number,))
+        return found
+
+    def _runs(self, node: Node) -> bool:
+        return self._buffered[node.number] and node.kind != "input"
+
+    def _operands(self, node: Node) -> tuple[Node, ...]:
+        """What a kernel reads from memory."""
+        members = self._groups.get(node.number)
+        if members is not None:
+            outside = (o for member in members.values() for o in member.ins if o.number not in members)
+            return tuple(dict.fromkeys(outside))
+        found: dict[Node, None] = {}
+        seen: set[int] = set()
+        waiting = list(node.ins)
+        while waiting:
+            operand = waiting.pop()
+            if operand.number in seen:
+                continue
+            seen.add(operand.number)
+            if self._buffered[operand.number]:
+                found[operand] = None
+            else:
+                waiting.extend(operand.ins)
+        return tuple(found)
+
+    def _find_aliases(self) -> None:
+        for node in self._nodes:
+            if not self._runs(node):
+                continue
+            if node.kind == "view":
+                self._alias[node.number] = node.ins[1]
+            elif node.kind == "rename" and node.group is None:
+                source = node.ins[0]
+                while not self._buffered[source.number] and source.kind == "rename":
+                    source = source.ins[0]
+                # What is computed where it is used is computed once for each shape.
+                if self._buffered[source.number] and self._alone(source):
+                    self._alias[node.number] = source
+
+    def holder(self, node: Node) -> Node:
+        """The node whose buffer a node is in."""
+        while node.number in self._alias:
+            node = self._alias[node.number]
+        return node
+
+    def _order(self) -> list[Node]:
+        level = [0] * len(self._nodes)
+        for number, operands in self.reads.items():
+            level[number] = 1 + max([level[operand.number] for operand in operands], default=0)
+        return [self._nodes[number] for number in sorted(self.reads, key=lambda n: (level[n], n))]

@@ -1,0 +1,348 @@
+"""What XLA makes of the equations of a graph before it decides on buffers: nodes.
+
+No compiler runs here; its decisions are taken again, on the graph: those of XLA's CPU compiler as jaxlib 0.10
+has it, read off optimised programs and buffer assignments.
+
+- Operands of products and convolutions are transposed to (batch, rows, columns), but for plain matrices.
+- Division by a broadcast value is multiplication by its broadcast reciprocal; constant factors move to the
+  smaller operand.
+- What is scattered into zeros and then added to something is scattered into that.
+- A max-pooling's gradient is a scatter by indices that the forward pass finds.
+- Equal equations are one; so `jax.checkpoint` outside of loops saves nothing on a CPU, where XLA drops the
+  barriers around what is computed again.
+
+`cost/memory/fusion.py` says which nodes get buffers, `cost/memory/buffers.py` where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from typing import TypeAlias
+
+from shardwright.cost.lines import ALIASES
+from shardwright.cost.memory.nodes import COSTLY, Node, is_square, is_zero
+from shardwright.ir.graph import Equation, Graph, Literal, TensorType, Value
+from shardwright.ir.regions import boundary
+from shardwright.ir.registry import registry
+
+_RENAMES = ALIASES | {"expand_dims", "name", "sharding_constraint"}
+_SUMS = frozenset({"add", "add_any"})
+
+#: Scratch bytes of the bodies of an equation with regions.
+Inner: TypeAlias = Callable[[Equation], int]
+
+
+class Lowering:
+    """The nodes of a graph.
+
+    Args:
+        graph: the equations.
+        inner: scratch bytes of a region.
+        sliced: inputs that are slices of a stacked operand (of the body of a scan).
+        stored: outputs that are slices of a stacked result.
+
+    Attributes:
+        nodes: all nodes.
+        of: node of every value.
+        outputs: nodes that are handed out.
+        needed: by number, whether anything handed out depends on a node.
+    """
+
+    def __init__(
+        self, graph: Graph, inner: Inner, sliced: Iterable[int] = (), stored: Collection[int] = ()
+    ) -> None:
+        self.nodes: list[Node] = []
+        self.of: dict[Value, Node] = {}
+        self._inner = inner
+        self._known: dict[Hashable, Node] = {}
+        self._once: set[int] = set()
+        uses: dict[Value, int] = {}
+        for equation in graph.equations:
+            for value in equation.input_values:
+                uses[value] = uses.get(value, 0) + 1
+        for value in (*graph.inputs, *graph.constants):
+            self.of[value] = self._add(str(value), "input", (), value.type, None)
+        for position in sliced:
+            value = graph.inputs[position]
+            self.of[value] = self._add("slice", "loop", (self.of[value],), value.type, None)
+        for equation in graph.equations:
+            self._equation(equation)
+            self._once.update(self.of[v].number for v in equation.outputs if uses.get(v) == 1)
+        self.outputs: list[Node] = []
+        for position, atom in enumerate(graph.outputs):
+            if isinstance(atom, Value):
+                node = self.of[atom]
+                store = position in stored
+                self.outputs.append(self._add("store", "store", (node,), atom.type, None) if store else node)
+        self._sink_constants()
+        self.needed = self._find_users()
+
+    # -- nodes -------------------------------------------------------------------------------------
+
+    def _add(
+        self, what: str, kind: str, ins: Sequence[Node], tensor: TensorType, equation: Equation | None
+    ) -> Node:
+        node = Node(len(self.nodes), what, kind, tuple(ins), tensor, equation)
+        self.nodes.append(node)
+        return node
+
+    def _make(
+        self,
+        key: Hashable,
+        what: str,
+        kind: str,
+        ins: Sequence[Node],
+        tensor: TensorType,
+        equation: Equation | None,
+    ) -> Node:
+        """The node of this key, made if it is new: equal equations are computed once."""
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._add(what, kind, ins, tensor, equation)
+        return found
+
+    def _repeated(self, value: object, tensor: TensorType, equation: Equation) -> Node:
+        node = self._make(("repeated", str(value), tensor), "broadcast", "constant", (), tensor, equation)
+        node.value = value
+        return node
+
+    def _transposed(self, node: Node, order: tuple[int, ...], equation: Equation) -> Node:
+        if order == tuple(range(len(order))):
+            return node
+        return self._make(
+            ("transposed", node.number, order), "transpose", "loop", (node,), node.type, equation
+        )
+
+    def _renamed(self, node: Node, tensor: TensorType, equation: Equation) -> Node:
+        return self._make(("renamed", node.number, tensor), "reshape", "rename", (node,), tensor, equation)
+
+    def _equation(self, equation: Equation) -> None:
+        if equation.regions:
+            self._region(equation)
+            return
+        if not equation.outputs:
+            return
+        primitive, rules = equation.primitive, registry()
+        kind = rules[primitive].kind if primitive in rules else "unknown"
+        ins = [self.of[value] for value in equation.input_values]
+        special = self._special(equation, ins)
+        out = equation.outputs[0]
+        if special is not None:
+            self.of[out] = special
+        elif primitive in _RENAMES and ins:
+            self.of[out] = self._renamed(ins[0], out.type, equation)
+        elif kind == "elementwise":
+            self.of[out] = self._elementwise(equation)
+        elif kind in ("movement", "index") and not primitive.startswith("scatter"):
+            self._results(equation, ins, "loop")
+        elif primitive.startswith("scatter"):
+            self._results(equation, ins, "scatter" if isinstance(equation.inputs[0], Value) else "kernel")
+        elif kind == "reduction" and "window" not in primitive and primitive.startswith(("reduce_", "arg")):
+            self._results(equation, ins, "reduction")
+        else:
+            self._results(equation, ins, "kernel")
+
+    def _special(self, equation: Equation, ins: Sequence[Node]) -> Node | None:
+        """The node of an equation that XLA carries out in a way of its own."""
+        match equation.primitive:
+            case "dot_general" if len(ins) == 2:
+                return self._product(equation, ins)
+            case "conv_general_dilated" if len(ins) == 2:
+                return self._convolution(equation, ins)
+            case "select_and_scatter_add" if len(ins) == 2:
+                return self._unpooled(equation, ins)
+            case "random_bits":
+                return self._random(equation, ins)
+            case "broadcast_in_dim":
+                return self._spread(equation, ins)
+            case _:
+                return None
+
+    def _results(self, equation: Equation, ins: Sequence[Node], kind: str) -> None:
+        key = self._key(equation, ins)
+        for position, value in enumerate(equation.outputs):
+            self.of[value] = self._make((*key, position), equation.primitive, kind, ins, value.type, equation)
+
+    def _key(self, equation: Equation, ins: Sequence[Node]) -> tuple[Hashable, ...]:
+        literals: tuple[str | None, ...] = ()
+        if len(equation.input_values) < len(equation.inputs):  # which depends on the form
+            literals = tuple([str(a.value) if isinstance(a, Literal) else None for a in equation.inputs])
+        return (id(equation.form), literals, *[node.number for node in ins])
+
+    def _whole(self, equation: Equation) -> list[Node]:
+        """Operands of an elementwise equation, broadcast to the shape of its result."""
+        shape = equation.output_types[0].shape
+        found: list[Node] = []
+        for atom in equation.inputs:
+            if atom.type.shape == shape and isinstance(atom, Value):
+                found.append(self.of[atom])
+                continue
+            wide = TensorType(shape, atom.type.dtype)
+            if isinstance(atom, Literal):
+                found.append(self._repeated(atom.value, wide, equation))
+            else:
+                found.append(self._broadcast(self.of[atom], wide, equation))
+        return found
+
+    def _broadcast(self, node: Node, wide: TensorType, equation: Equation) -> Node:
+        if node.kind == "constant":
+            return self._repeated(node.value, wide, equation)
+        return self._make(("broadcast", node.number, wide), "broadcast", "loop", (node,), wide, equation)
+
+    def _elementwise(self, equation: Equation) -> Node:
+        primitive, out = equation.primitive, equation.outputs[0].type
+        ins = self._whole(equation)
+        if all(node.kind == "constant" for node in ins):
+            values = (primitive, *[str(node.value) for node in ins])
+            zero = primitive in ("square", "mul") and all(is_zero(node) for node in ins)
+            return self._repeated(0.0 if zero else values, out, equation)
+        if primitive in _SUMS:
+            for one, other in ((ins[0], ins[1]), (ins[1], ins[0])):
+                if is_zero(other):
+                    return one
+                if one.kind == "scatter" and is_zero(one.ins[0]) and one.number in self._once:
+                    return self._add(one.what, "scatter", (other, *one.ins[1:]), out, equation)
+        if primitive == "div" and out.is_float:
+            return self._divided(ins, out, equation)
+        if is_square(equation, ins):
+            return self._squared(ins[0], out, equation)
+        if primitive == "exp" and ins[0].what == "neg" and ins[0].ins[0].what == "square":
+            return self._gauss(ins[0].ins[0], out, equation)
+        if primitive == "erfc":  # a select between two expansions, of which one needs exp(-x²)
+            ins = [*ins, self._gauss(self._squared(ins[0], out, equation), out, equation)]
+        kind = "costly" if primitive in COSTLY and out.is_float else "loop"
+        return self._make(self._key(equation, ins), primitive, kind, ins, out, equation)
+
+    def _divided(self, ins: Sequence[Node], out: TensorType, equation: Equation) -> Node:
+        by = ins[1]
+        if by.what != "broadcast":
+            return self._make(self._key(equation, ins), "div", "costly", ins, out, equation)
+        if by.kind != "constant":
+            small = by.ins[0]
+            key = ("reciprocal", small.number)
+            by = self._broadcast(
+                self._make(key, "div", "costly", (small,), small.type, equation), out, equation
+            )
+        return self._make(("mul", ins[0].number, by.number), "mul", "loop", (ins[0], by), out, equation)
+
+    def _squared(self, node: Node, out: TensorType, equation: Equation) -> Node:
+        return self._make(("square", node.number), "square", "loop", (node,), out, equation)
+
+    def _gauss(self, square: Node, out: TensorType, equation: Equation) -> Node:
+        return self._make(("gauss", square.number), "exp", "costly", (square,), out, equation)
+
+    def _region(self, equation: Equation) -> None:
+        ins = [self.of[value] for value in equation.input_values]
+        stacked = {port.outer for port in boundary(equation).outs if port.stacked}
+        whole = self._add(equation.primitive, "region", (), equation.output_types[0], equation)
+        whole.inner_bytes = self._inner(equation)
+        arenas: list[Node] = []
+        for position, value in enumerate(equation.outputs):
+            if position in stacked:  # filled slice by slice, and there from the beginning of the program
+                arenas.append(self._add("zeros", "kernel", (), value.type, equation))
+                self.of[value] = self._add(
+                    equation.primitive, "view", (whole, arenas[-1]), value.type, equation
+                )
+            else:
+                self.of[value] = self._add(equation.primitive, "kernel", (whole,), value.type, equation)
+        whole.ins = (*ins, *arenas)
+
+    # -- what is carried out otherwise -------------------------------------------------------------
+
+    def _product(self, equation: Equation, ins: Sequence[Node]) -> Node:
+        (left, right), (left_batch, right_batch) = equation.params["dimension_numbers"]
+        operands: list[Node] = []
+        for node, contracted, batch in ((ins[0], left, left_batch), (ins[1], right, right_batch)):
+            rank = node.type.rank
+            free = [d for d in range(rank) if d not in contracted and d not in batch]
+            order = (*batch, *contracted, *free) if operands else (*batch, *free, *contracted)
+            if rank > 2:  # the library reads plain matrices either way
+                moved = self._transposed(node, order, equation)
+                node = self._renamed(node, node.type, equation) if moved is node and not batch else moved
+            operands.append(node)
+        key = (id(equation.form), *[node.number for node in operands])
+        return self._make(key, "dot", "product", operands, equation.output_types[0], equation)
+
+    def _convolution(self, equation: Equation, ins: Sequence[Node]) -> Node:
+        specs = equation.params["dimension_numbers"]
+        batch, features, *space = specs.lhs_spec
+        out_features, in_features, *window = specs.rhs_spec
+        operands = [
+            self._transposed(ins[0], (batch, *space, features), equation),
+            self._transposed(ins[1], (*window, in_features, out_features), equation),
+        ]
+        key = (id(equation.form), *[node.number for node in operands])
+        return self._make(key, "conv", "kernel", operands, equation.output_types[0], equation)
+
+    def _unpooled(self, equation: Equation, ins: Sequence[Node]) -> Node:
+        """One index per dimension of each window's winner, found beside the pooling; then a scatter."""
+        source, pooled = ins
+        wide, small = equation.output_types[0], source.type
+        places = TensorType(wide.shape, "int32")
+        numbers = [
+            self._make(("iota", wide.shape, d), "iota", "kernel", (), places, equation)
+            for d in range(wide.rank)
+        ]
+        index = TensorType(small.shape, "int32")
+        found = [
+            self._add("reduce_window", "kernel", (pooled, *numbers), index, equation)
+            for _ in range(wide.rank)
+        ]
+        rows = TensorType((*small.shape, wide.rank), "int32")
+        indices = self._add("concatenate", "loop", found, rows, equation)
+        zeros = self._repeated(0.0, wide, equation)
+        return self._add("scatter", "scatter", (zeros, indices, source), wide, equation)
+
+    def _random(self, equation: Equation, ins: Sequence[Node]) -> Node:
+        """Both words of the generator's counter; who reads them combines them."""
+        key, out = self._key(equation, ins), equation.output_types[0]
+        high = self._make((*key, "high"), "random_bits", "kernel", ins, out, equation)
+        low = self._make((*key, "low"), "random_bits", "kernel", (high,), out, equation)
+        return self._make(key, "xor", "loop", (high, low), out, equation)
+
+    def _spread(self, equation: Equation, ins: Sequence[Node]) -> Node:
+        """A broadcast: of a constant, to as many elements (a rename), or proper."""
+        operand, out = equation.inputs[0], equation.output_types[0]
+        if isinstance(operand, Literal):
+            return self._repeated(operand.value, out, equation)
+        if operand.type.size == out.size:
+            return self._renamed(ins[0], out, equation)
+        return self._make(self._key(equation, ins), "broadcast", "loop", ins, out, equation)
+
+    # -- what XLA rewrites -------------------------------------------------------------------------
+
+    def _sink_constants(self) -> None:
+        """(x · constant) · broadcast(y) is x · broadcast(constant · y)."""
+        count = [0] * len(self.nodes)
+        for node in self.nodes:
+            for operand in node.ins:
+                count[operand.number] += 1
+        for node in self.nodes:
+            if node.what != "mul" or len(node.ins) != 2:
+                continue
+            for place in (0, 1):
+                scaled, other = node.ins[place], node.ins[1 - place]
+                if other.what != "broadcast" or other.kind == "constant":
+                    continue
+                if scaled.what == "mul" and count[scaled.number] == 1:
+                    left = [operand for operand in scaled.ins if operand.kind != "constant"]
+                    if len(left) == 1:
+                        node.ins = (left[0], other) if place == 0 else (other, left[0])
+                        break
+
+    def _find_users(self) -> list[bool]:
+        """Tell every node who reads it; by number, what is needed at all."""
+        needed = [False] * len(self.nodes)
+        waiting = list(self.outputs)
+        for node in waiting:
+            needed[node.number] = True
+        while waiting:
+            for operand in waiting.pop().ins:
+                if not needed[operand.number]:
+                    needed[operand.number] = True
+                    waiting.append(operand)
+        for node in self.nodes:
+            if needed[node.number]:
+                for operand in dict.fromkeys(node.ins):
+                    operand.users.append(node)
+        return needed

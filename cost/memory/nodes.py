@@ -1,0 +1,74 @@
+"""Nodes: what XLA makes of the equations of a graph, one result each; `lowering.py` makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shardwright.ir.graph import Equation, TensorType
+
+#: Equations that XLA does not compute twice to save a buffer.
+COSTLY = frozenset(
+    {
+        "acos",
+        "acosh",
+        "asin",
+        "asinh",
+        "atan",
+        "atan2",
+        "atanh",
+        "cbrt",
+        "cos",
+        "cosh",
+        "digamma",
+        "div",
+        "erf",
+    }
+    | {"erf_inv", "erfc", "exp", "exp2", "expm1", "lgamma", "log", "log1p", "log2", "logistic", "pow", "rem"}
+    | {"rsqrt", "sin", "sinh", "sqrt", "tan", "tanh"}
+)
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One result, as XLA sees it.
+
+    Attributes:
+        number: position in `Lowering.nodes`; operands come before users.
+        what: primitive, or what XLA does in its place.
+        kind: "input", "constant" (one value, repeated), "loop" (elementwise or movement, cheap), "costly"
+            (elementwise, not computed twice), "rename", "view" (in its last operand's buffer), "store" (into
+            a buffer that belongs to a loop), "reduction", "product", "scatter" (over its first operand),
+            "region", or "kernel" (anything else).
+        ins: operands.
+        type: shape and dtype of the result.
+        equation: that it comes from, None for inputs.
+        value: the value of a constant.
+        inner_bytes: scratch of a region's bodies.
+        users: who reads it, among what is needed at all.
+        group: number of the library fusion's result, where it is in one.
+    """
+
+    number: int
+    what: str
+    kind: str
+    ins: tuple[Node, ...]
+    type: TensorType
+    equation: Equation | None
+    value: object = None
+    inner_bytes: int = 0
+    users: list[Node] = field(default_factory=list["Node"])
+    group: int | None = None
+
+
+def is_zero(node: Node) -> bool:
+    """Whether a node is zero throughout."""
+    return node.kind == "constant" and str(node.value) in ("0", "0.0")
+
+
+def is_square(equation: Equation, ins: Sequence[Node]) -> bool:
+    """Whether an equation squares its operand."""
+    if equation.primitive == "mul":
+        return ins[0] is ins[1]
+    power = equation.primitive == "integer_pow" and equation.params.get("y") == 2
+    return power or equation.primitive == "square"

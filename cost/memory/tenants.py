@@ -1,0 +1,383 @@
+"""Who is in memory when, over the instructions of a program: see `liveness.py` for what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from shardwright.cost.lines import ALIASES
+from shardwright.cost.memory.written import Written
+from shardwright.cost.share_cost import Floats
+from shardwright.ir.collectives import registry
+from shardwright.ir.donation import continued, in_time
+from shardwright.ir.graph import Graph, TensorType, Value, value_types
+from shardwright.ir.host import is_reload, uses_host
+from shardwright.ir.placement import Placement, R, cuts
+from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
+from shardwright.ir.regions import entering
+from shardwright.ir.repeated import begins_again, repeats
+from shardwright.ir.wires import Number, wires
+
+Key: TypeAlias = tuple[int, Placement]
+#: Bytes of a tensor in a placement: fixed, and times a device's share (one for each of a program's ratios).
+Bytes: TypeAlias = tuple[float, ...]
+Size: TypeAlias = Callable[[TensorType, Placement], Bytes]
+_NOTHING = TensorType((0,), "float32")
+#: A tenant that may be written over one of others, and when.
+_Over: TypeAlias = tuple[int, tuple[int, ...], int]
+
+
+def moments(program: Program, graph: Graph, held: Written, *, top: bool, size: Size) -> Floats:
+    """(time, columns of `size`): bytes while every instruction runs, `size` being those of one tensor."""
+    return _Walk(program, graph, held, size, top=top).moments()
+
+
+def front(rows: Floats) -> Floats:
+    """Moments that no other dominates in all columns."""
+    if rows.shape[1] > 2:
+        found = np.unique(rows, axis=0)[::-1]
+        for row in found.copy():
+            found = found[~((found <= row).all(axis=1) & (found < row).any(axis=1))]
+        return found
+    order = np.lexsort((-rows[:, 1], -rows[:, 0]))
+    best = -np.inf
+    kept: list[int] = []
+    for row in order:
+        if rows[row, 1] > best:
+            kept.append(int(row))
+            best = float(rows[row, 1])
+    return rows[kept]
+
+
+def keys_read(instruction: Instruction, graph: Graph) -> list[Key]:
+    """What an instruction reads, as (value, placement)."""
+    if isinstance(instruction, Move):
+        return [(instruction.value, instruction.pre)]
+    equation = graph.equations[instruction.equation]
+    pairs = zip(equation.inputs, instruction.signature.ins, strict=True)
+    return [(a.index, p) for a, p in pairs if isinstance(a, Value)]
+
+
+def keys_made(instruction: Instruction, graph: Graph) -> list[Key]:
+    """What an instruction makes, as (value, placement)."""
+    if isinstance(instruction, Move):
+        return [(instruction.value, instruction.post)]
+    outputs = graph.equations[instruction.equation].outputs
+    return [(v.index, p) for v, p in zip(outputs, instruction.signature.outs, strict=True)]
+
+
+class _Tenants:
+    """What a program establishes, in order; a property that is established anew is another tenant.
+
+    Attributes:
+        stretch: the stretch between exchanges in which it is made; -1 for what is given.
+        sources: tenants in memory that it is read from: itself, or what it is computed from.
+        first, last: when its buffer is there; -1, -1 without one.
+        size: of its buffer, as `Size` has it.
+        leaves: tenants that another stretch reads, or that are handed out.
+        over: tenants that may be written over operands, with these and the moment.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.stretch: list[int] = []
+        self.sources: list[tuple[int, ...]] = [(number,) for number in range(count)]
+        self.first = [-1] * count
+        self.last = [-1] * count
+        self.size: list[Bytes] = [(0.0, 0.0)] * count
+        self.leaves: set[int] = set()
+        self.over: list[_Over] = []
+
+    def add(self, stretch: int) -> int:
+        self.stretch.append(stretch)
+        return len(self.stretch) - 1
+
+    def write(self, number: int, time: int, size: Bytes) -> None:
+        self.first[number] = self.last[number] = time
+        self.size[number] = size
+
+    def read(self, numbers: tuple[int, ...], time: int) -> None:
+        for number in numbers:
+            if self.last[number] < time:
+                self.last[number] = time
+
+
+class _Walk:
+    """Follows the instructions of a program, or of a loop's body, and notes who is in memory when."""
+
+    def __init__(self, program: Program, graph: Graph, held: Written, size: Size, *, top: bool) -> None:
+        self.program, self.graph, self.held, self.size, self.top = program, graph, held, size, top
+        self.types, self.host = value_types(graph), uses_host(graph)
+        self.end = len(program.instructions)
+        self.stretches, self.ends = _stretches(program, graph)
+        self.wires = wires(program, graph)
+        given = len(graph.inputs) + len(graph.constants)
+        self.tenants = _Tenants(given + sum(map(len, self.wires.makes)))
+        self.current: dict[Number, int] = {}
+        self.given: dict[Number, int] = {}
+        self.reads: list[tuple[int, ...]] = []
+        #: Of what is given, the last stretch that reads it.
+        self.read_last: dict[int, int] = {}
+        self.made: list[Sequence[int]] = []
+        self.time_of: dict[int, int] = {}
+        #: (moment, bytes) beside the tenants: temporaries, bodies, what exchanges pack.
+        self.beside: list[tuple[int, int, Bytes]] = []
+        self.inner: list[tuple[int, Floats]] = []
+        self._establish()
+        self._follow()
+
+    def _establish(self) -> None:
+        tenants, current, graph, program = self.tenants, self.current, self.graph, self.program
+        given = [(v.index, p) for v, p in zip(graph.inputs, program.inputs, strict=True)]
+        for index, placement in (*given, *((v.index, R) for v in graph.constants)):
+            current[self.wires.number(index, placement)] = number = tenants.add(-1)
+            if not self.top and index in self.held.values:
+                tenants.write(number, 0, self.size(self.types[index], placement))
+        self.given.update(current)
+        stretch_of, leaves = tenants.stretch, tenants.leaves
+        for stretch, reads, makes in zip(self.stretches, self.wires.reads, self.wires.makes, strict=True):
+            read = tuple([current[key] for key in reads if key in current])
+            for number in read:
+                if stretch_of[number] != stretch:
+                    leaves.add(number)
+                    if stretch_of[number] < 0:
+                        self.read_last[number] = stretch
+            self.reads.append(read)
+            made = [tenants.add(stretch) for _ in makes]
+            current.update(zip(makes, made, strict=True))
+            self.made.append(made)
+        for time, instruction in enumerate(program.instructions):
+            if not isinstance(instruction, Move):
+                self.time_of.setdefault(instruction.equation, time)
+        if self.top:
+            leaves.update(current[key] for key in self._handed_out() if key in current)
+
+    def _handed_out(self) -> Iterator[Number]:
+        for atom, placement in zip(self.graph.outputs, self.program.outputs, strict=True):
+            if isinstance(atom, Value):
+                yield self.wires.number(atom.index, placement)
+
+    def _follow(self) -> None:
+        tenants = self.tenants
+        canonical: dict[Number, int] = {}
+        for time, instruction in enumerate(self.program.instructions):
+            read, made = self.reads[time], self.made[time]
+            if isinstance(instruction, Compute):
+                self._compute(time, instruction, read, made, canonical)
+                continue
+            sources = _union([tenants.sources[number] for number in read])
+            keys = keys_made(instruction, self.graph)
+            if isinstance(instruction, Move) and registry()[instruction.kind].local:
+                (number,), (key,) = made, keys
+                tenants.sources[number] = sources
+                if number in tenants.leaves:
+                    self._write(number, time, key, sources)
+                continue
+            for number, key in zip(made, keys, strict=True):
+                self._write(number, time, key, sources)
+            tenants.read(sources, time)
+            if isinstance(instruction, Move):
+                self._pack(time, instruction)
+            else:
+                self._bodies(time, instruction)
+
+    def _write(self, number: int, time: int, key: Key, sources: tuple[int, ...]) -> None:
+        tenants = self.tenants
+        tenants.write(number, time, self.size(self.types[key[0]], key[1]))
+        tenants.sources[number] = (number,)
+        tenants.read(sources, time)
+
+    def _compute(
+        self,
+        time: int,
+        instruction: Compute,
+        read: tuple[int, ...],
+        made: Sequence[int],
+        canonical: dict[Number, int],
+    ) -> None:
+        tenants, held, same = self.tenants, self.held, self.held.same
+        equation, outs = self.graph.equations[instruction.equation], instruction.signature.outs
+        if self.host and is_reload(equation):  # what it reads is in host memory until it is read
+            for number, value, placement in zip(made, equation.outputs, outs, strict=True):
+                self._write(number, time, (value.index, placement), ())
+            return
+        sources = tenants.sources[read[0]] if len(read) == 1 else _union([tenants.sources[n] for n in read])
+        for number, code, value in zip(made, self.wires.makes[time], equation.outputs, strict=True):
+            index = value.index
+            equal = canonical.get(code - index + same.get(index, index))
+            leaves = number in tenants.leaves
+            if equal is not None and tenants.stretch[equal] == self.stretches[time] and not leaves:
+                tenants.sources[number] = tenants.sources[equal]
+            elif index in held.values or (leaves and not (equation.primitive in ALIASES and sources)):
+                self._write(number, time, (index, outs[number - made[0]]), sources)
+                if index in held.over and not leaves:
+                    tenants.over.append((number, sources, time))
+            else:
+                tenants.sources[number] = sources
+                if leaves:  # another name for what must then stay
+                    tenants.leaves.update(sources)
+            canonical[code] = number
+        for temporary in held.temporaries.get(equation.index, ()):
+            self._temporary(time, instruction, temporary.like, temporary.part, temporary.readers)
+
+    def _temporary(
+        self, time: int, instruction: Compute, like: int, part: float, readers: tuple[int, ...]
+    ) -> None:
+        equation, signature = self.graph.equations[instruction.equation], instruction.signature
+        atom = (*equation.inputs, *equation.outputs)[like]
+        placement = (*signature.ins, *signature.outs)[like]
+        whole = self.size(atom.type, placement)
+        times = [self.time_of.get(reader, time) for reader in readers]
+        stretch = self.stretches[time]
+        last = max([t for t in times if self.stretches[t] == stretch], default=time)
+        self.beside.append((time, max(last, time), tuple([part * n for n in whole])))
+
+    def _pack(self, time: int, move: Move) -> None:
+        """What an exchange takes beside its operand and result."""
+        tensor = self.types[move.value]
+        if move.strategy == "padded":  # equal blocks for all, and the device's own
+            # On two axes both may be cut: the one that is cut further is the device's own.
+            cut = max(move.pre, move.post, key=lambda p: len(cuts(p)))
+            own = self.size(tensor, cut)[1:]
+            self.beside.append((time, time, (float(tensor.nbytes), *own)))
+        elif move.kind == "all_to_all":
+            for placement in (move.pre, move.post):
+                self.beside.append((time, time, self.size(tensor, placement)))
+
+    def _bodies(self, time: int, loop: Loop) -> None:
+        equation = self.graph.equations[loop.equation]
+        helds, hosted = self.held.regions[loop.equation], _exchanges(loop, self.graph)
+        ends = zip(loop.bodies, equation.regions, helds, strict=True)
+        for number, (body, inside, held) in enumerate(ends):
+            peaks = front(moments(body, inside, held, top=False, size=self.size))
+            for i in sorted(entering(equation, number)) if hosted else ():  # rows of operands are copies
+                peaks = peaks + self.size(inside.inputs[i].type, body.inputs[i])
+            self.inner.append((time, peaks))
+
+    def moments(self) -> Floats:
+        """(time, columns of a `Size`): bytes while each instruction runs."""
+        tenants, end = self.tenants, self.end
+        first, last = tenants.first, tenants.last
+        for number in tenants.leaves:
+            if last[number] >= 0 and end:
+                # Outside of the stretch that makes it, it is there as long as whole stretches run.
+                last[number] = self.ends[self.stretches[min(last[number], end - 1)]]
+        if self.top:
+            for key in self._handed_out():
+                if key in self.current:
+                    for number in tenants.sources[self.current[key]]:
+                        last[number] = end
+        taken: set[int] = set()
+        after: dict[int, int] = {}
+        for number, sources, time in tenants.over:
+            for source in sources:
+                if (
+                    last[source] == time
+                    and source not in taken
+                    and source not in tenants.leaves
+                    and tenants.size[source] == tenants.size[number]
+                    and first[source] >= 0
+                ):
+                    taken.add(source)
+                    after[number] = time + 1
+                    break
+        starts = {stretch: time for time, stretch in reversed(list(enumerate(self.stretches)))}
+        change = np.zeros((end + 2, len(self.size(_NOTHING, R))))
+        if self.top:
+            given = [(v.index, p) for v, p in zip(self.graph.inputs, self.program.inputs, strict=True)]
+            for index, placement in (*given, *((v.index, R) for v in self.graph.constants)):
+                change[0] += self.size(self.types[index], placement)
+        rows: list[tuple[float, ...]] = []
+        for number, nbytes in self._taken_over():
+            rows.append((starts[tenants.stretch[number]], end + 1, *(-n for n in nbytes)))
+        for number, begin in enumerate(first):
+            if begin < 0 or (self.top and tenants.stretch[number] < 0):
+                continue
+            if number in tenants.leaves and tenants.stretch[number] >= 0:
+                begin = starts[tenants.stretch[number]]
+            begin = after.get(number, begin)
+            if begin <= last[number]:
+                rows.append((begin, last[number] + 1, *tenants.size[number]))
+        rows.extend((begin, until + 1, *size) for begin, until, size in self.beside)
+        if rows:
+            table = np.array(rows)
+            np.add.at(change, table[:, 0].astype(np.intp), table[:, 2:])
+            np.subtract.at(change, np.minimum(table[:, 1].astype(np.intp), end + 1), table[:, 2:])
+        over_time = change.cumsum(axis=0)[: end + 1]
+        # While a loop runs, what it stacks up is allocated already.
+        extra = [over_time[time] + inside for time, inside in self.inner]
+        return np.concatenate([over_time, *extra])
+
+    def _taken_over(self) -> Iterator[tuple[int, Bytes]]:
+        """Tenants that are written over donated state, with its size; see `shardwright.ir.donation`."""
+        if not self.top or not self.graph.donated:
+            return
+        tenants, number_of = self.tenants, self.wires.number
+        through_loops = {
+            number
+            for instruction, read in zip(self.program.instructions, self.reads, strict=True)
+            if isinstance(instruction, Loop) and _exchanges(instruction, self.graph)
+            for number in read
+        }
+        pairs: dict[int, dict[int, int]] = {}
+        for new, old in continued(self.program, self.graph).items():
+            before = self.given[number_of(old.value, old.placement)]
+            sources = tenants.sources[self.current[number_of(new.value, new.placement)]]
+            if len(sources) != 1 or before in through_loops:
+                continue
+            (after,) = sources
+            stretch = tenants.stretch[after]
+            alike = tenants.size[after] == self.size(self.types[old.value], old.placement)
+            if alike and stretch >= 0 and stretch == self.read_last.get(before):
+                pairs.setdefault(stretch, {})[after] = before
+        if not pairs:
+            return
+        lines: dict[int, list[tuple[tuple[int, ...], Sequence[int]]]] = {}
+        for stretch, read, made in zip(self.stretches, self.reads, self.made, strict=True):
+            if stretch in pairs:
+                lines.setdefault(stretch, []).append((read, made))
+        for stretch, mine in pairs.items():
+            for after in in_time(lines[stretch], mine):
+                yield after, tenants.size[after]
+
+
+def _stretches(program: Program, graph: Graph) -> tuple[list[int], list[int]]:
+    """The stretch that every instruction is in, an exchange being one of its own; and where each ends.
+
+    What is computed again begins a stretch, too: it is compiled apart from what it repeats.
+    """
+    found: list[int] = []
+    ends: list[int] = [0]
+    start, before = 0, False
+    changed = repeats(graph) or uses_host(graph)
+    for time, instruction in enumerate(program.instructions):
+        exchanges = not isinstance(instruction, Compute) and _exchanges(instruction, graph)
+        again = changed and not exchanges
+        again = again and begins_again(instruction, graph, program.instructions[start:time])
+        if time and (exchanges or before or again):
+            ends.append(time)
+            start = time
+        ends[-1] = time
+        found.append(len(ends) - 1)
+        before = exchanges
+    return found, ends
+
+
+def _exchanges(instruction: Instruction, graph: Graph) -> bool:
+    """Whether it is an exchange, or a loop that the host runs: it exchanges, or computes something again."""
+    if isinstance(instruction, Move):
+        return not registry()[instruction.kind].local
+    if isinstance(instruction, Loop):
+        regions = graph.equations[instruction.equation].regions
+        pairs = zip(instruction.bodies, regions, strict=True)
+        return any(map(repeats, regions)) or any(
+            _exchanges(inner, region) for body, region in pairs for inner in body.instructions
+        )
+    return False
+
+
+def _union(sources: list[tuple[int, ...]]) -> tuple[int, ...]:
+    if len(sources) == 1:
+        return sources[0]
+    return tuple(dict.fromkeys([number for some in sources for number in some]))

@@ -1,0 +1,323 @@
+"""Micro-batches: forward and backward part run on one piece of the batch after another; sums are added up.
+
+    microbatched(traced, count)     the step with a loop over `count` pieces of its batch
+
+The rules that say how an equation is sharded over devices say as well how it is done piece by piece: with the
+batch as a letter, what is sharded stays in pieces, and what is partial (a gradient, the loss) is the sum over
+pieces. So every value is one of these:
+
+    invariant   depends on no data: computed once, before the loop
+    in pieces   `Shard(dim)`: computed piece by piece in the loop
+    partial     a sum over pieces: added up by the loop
+    later       made of such sums: computed after the loop, as the optimizer's part is
+
+The loop is a scan whose carry are the sums: to planner and backends a loop like any other, whose body is
+distributed over the devices. Piece k has every `count`-th row from k on, so that a device which holds a
+stretch of the batch has its share of every piece, without any exchange. Sums are taken in another order than
+in one go, and the results differ by that rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from shardwright.ir.dtypes import dtype_of
+from shardwright.ir.graph import Atom, Equation, Graph, TensorType, Value
+from shardwright.ir.jaxpr import Builder, source_text
+from shardwright.ir.placement import Placement, Shard, region
+from shardwright.ir.regions import scan_counts
+from shardwright.ir.registry import Extent, Local, registry
+from shardwright.ir.rewrites.pieces import INVARIANT, LATER, SUM, Pieces, Split, batch_of, refuse
+from shardwright.ir.rules import Signature
+from shardwright.ir.trace import Traced
+
+
+def microbatched(traced: Traced, count: int) -> Traced:
+    """The step with a loop over `count` pieces of its batch.
+
+    The batch is what has as many rows (dimension 0) as the largest argument that is no state.
+
+    Raises:
+        NotInPiecesError: the batch has no such number of equal pieces, or something needs all of it at once.
+    """
+    graph = traced.graph
+    pieces = Pieces(count)
+    split = pieces.split(graph, batch_of(graph, count), top=True)
+    avals = [_abstract(value.type) for value in graph.inputs]
+    closed = jax.make_jaxpr(_Runner(traced.primitives, count).step(graph, split))(*avals)
+    builder = Builder()
+    found = builder.graph(closed.jaxpr, closed.consts)
+    named = replace(
+        found,
+        input_names=graph.input_names,
+        output_names=graph.output_names,
+        state=graph.state,
+        memo={},
+    )
+    return replace(traced, graph=named, primitives={**traced.primitives, **builder.primitives})
+
+
+def _abstract(tensor: TensorType) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(tensor.shape, dtype_of(tensor.dtype))
+
+
+Env: TypeAlias = dict[Value, Any]
+
+
+class _Runner:
+    """Writes the step down as JAX code.
+
+    Args:
+        primitives: JAX primitives by name.
+        count: of pieces.
+    """
+
+    def __init__(self, primitives: Mapping[str, Any], count: int) -> None:
+        self.primitives, self.count = primitives, count
+        self.ratios = (1.0 / count,) * count
+        #: Of the piece that the loop is at, where a loop inside of it wants to know.
+        self.number: Any = None
+
+    def step(self, graph: Graph, split: Split) -> Callable[..., list[Any]]:
+        """The step, as a function of flat arguments."""
+        in_loop = [e for e in graph.equations if e.index in split.local]
+        outside = [v for e in graph.equations if e.index not in split.local for v in e.input_values]
+        handed_out = dict.fromkeys((*outside, *(v for v in graph.outputs if isinstance(v, Value))))
+        made = {value for equation in in_loop for value in equation.outputs}
+        sums = [v for v in handed_out if v in made and split.kinds[v] == SUM]
+        rows = [v for v in handed_out if v in made and isinstance(split.kinds[v], Shard)]
+        sliced = list(self._sliced(graph, in_loop, split))
+
+        def run(*flat: Any) -> list[Any]:
+            env: Env = dict(zip(graph.inputs, flat, strict=True))
+            env.update((value, jnp.asarray(array)) for value, array in graph.constants.items())
+            for equation in graph.equations:
+                invariant = all(split.kinds[value] == INVARIANT for value in equation.outputs)
+                if invariant and equation.index not in split.local:
+                    self._whole(equation, env)
+            pieces = [self._in_pieces(env[value], cut) for value, cut in sliced]
+            numbered = bool(split.inside) or any(map(self._cuts_inside, split.inner.values()))
+            if numbered:
+                pieces.append(jnp.arange(self.count))
+
+            def body(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+                here: dict[tuple[Value, Placement], Any] = {
+                    (value, cut): x for (value, cut), x in zip(sliced, xs, strict=not numbered)
+                }
+                own = dict(env)
+                self.number = xs[-1] if numbered else None
+                self._piece(in_loop, split, own, here)
+                added = [total + own[value] for total, value in zip(carry, sums, strict=True)]
+                return added, [own[value] for value in rows]
+
+            start = [jnp.zeros(value.type.shape, value.type.dtype) for value in sums]
+            with _marked("jvp()"):
+                totals, stacked = jax.lax.scan(body, start, pieces, length=self.count)
+            env.update(zip(sums, totals, strict=True))
+            for value, x in zip(rows, stacked, strict=True):
+                cut = split.kinds[value]
+                assert isinstance(cut, Shard)
+                env[value] = self._together(x, value.type, cut)
+            for equation in graph.equations:
+                if any(split.kinds[value] == LATER for value in equation.outputs):
+                    self._whole(equation, env)
+            return [self._read(atom, env) for atom in graph.outputs]
+
+        return run
+
+    def _sliced(
+        self, graph: Graph, in_loop: Sequence[Equation], split: Split
+    ) -> Iterable[tuple[Value, Shard]]:
+        """What the loop takes in pieces: the batch, and invariant tensors that go with it row by row."""
+        found: dict[tuple[Value, Shard], None] = {}
+        for value in graph.inputs:
+            kind = split.kinds[value]
+            if isinstance(kind, Shard):
+                found[value, kind] = None
+        for equation in in_loop:
+            ins = split.local[equation.index].ins
+            consts, carries = scan_counts(equation.params) if equation.regions else (0, 0)
+            for position, (atom, wanted) in enumerate(zip(equation.inputs, ins, strict=True)):
+                if equation.regions and position >= consts + carries and isinstance(wanted, Shard):
+                    wanted = Shard(wanted.dim + 1, wanted.unit)
+                if not isinstance(atom, Value) or not isinstance(wanted, Shard) or atom in split.inside:
+                    continue
+                if split.kinds[atom] == INVARIANT and not self._local_maker(atom, split):
+                    found[atom, wanted] = None
+        return found
+
+    def _local_maker(self, value: Value, split: Split) -> Equation | None:
+        """The equation that makes an invariant tensor from a number: it can make a piece of it as well."""
+        maker = split.makers.get(value)
+        if maker is None or maker.primitive != "broadcast_in_dim" or maker.inputs[0].type.rank:
+            return None
+        return maker
+
+    def _piece(
+        self,
+        equations: Sequence[Equation],
+        split: Split,
+        env: Env,
+        here: dict[tuple[Value, Placement], Any],
+    ) -> None:
+        """Run equations on a piece."""
+        for equation in equations:
+            signature = split.local.get(equation.index)
+            if signature is None:
+                self._whole(equation, env)
+                continue
+            args: list[Any] = []
+            consts, carries = scan_counts(equation.params) if equation.regions else (0, 0)
+            for position, (atom, wanted) in enumerate(zip(equation.inputs, signature.ins, strict=True)):
+                if equation.regions and position >= consts + carries and isinstance(wanted, Shard):
+                    wanted = Shard(wanted.dim + 1, wanted.unit)
+                args.append(self._operand(atom, wanted, split, env, here))
+            with _source(equation):
+                if equation.regions:
+                    results = self._scan(equation, split.inner[equation.index], args)
+                else:
+                    results = self._local(equation, signature, args)
+            env.update(zip(equation.outputs, results, strict=True))
+
+    def _operand(
+        self,
+        atom: Atom,
+        wanted: Placement,
+        split: Split,
+        env: Env,
+        here: dict[tuple[Value, Placement], Any],
+    ) -> Any:
+        if not isinstance(atom, Value):
+            return self._read(atom, env)
+        if (atom, wanted) in here:
+            return here[atom, wanted]
+        if isinstance(wanted, Shard) and split.kinds[atom] == INVARIANT:
+            maker = self._local_maker(atom, split)
+            if maker is None:
+                here[atom, wanted] = self._piece_of(env[atom], wanted)
+                return here[atom, wanted]
+            shape = list(atom.type.shape)
+            shape[wanted.dim] //= self.count
+            x = self._read(maker.inputs[0], env)
+            here[atom, wanted] = jax.lax.broadcast_in_dim(x, shape, ())
+            return here[atom, wanted]
+        return env[atom]
+
+    def _cuts_inside(self, split: Split) -> bool:
+        """Whether a loop inside takes pieces of what is the same for all of them."""
+        if any(map(self._cuts_inside, split.inner.values())):
+            return True
+        for equation in dict.fromkeys(split.makers.values()):
+            signature = split.local.get(equation.index)
+            pairs = () if signature is None else zip(equation.inputs, signature.ins, strict=True)
+            cut = [atom for atom, wanted in pairs if isinstance(atom, Value) and isinstance(wanted, Shard)]
+            if any(split.kinds[atom] == INVARIANT and not self._local_maker(atom, split) for atom in cut):
+                return True
+        return False
+
+    def _local(self, equation: Equation, signature: Signature, args: Sequence[Any]) -> list[Any]:
+        """An equation on a piece; whichever piece it is, it must be the same computation."""
+        op, primitive = registry()[equation.primitive], self.primitives[equation.primitive]
+        if not any(isinstance(p, Shard) for p in (*signature.ins, *signature.outs)):
+            return self._bound(primitive.bind(*args, **equation.params))
+
+        def run(member: int, *args: Any) -> Any:
+            ins = tuple(map(self._extents(member), equation.input_types, signature.ins))
+            outs = tuple(map(self._extents(member), equation.output_types, signature.outs))
+            params = dict(equation.params)
+            params.update(dict.fromkeys(op.shape_params, tuple(e.length for e in outs[0])))
+            if op.localize is None:
+                return primitive.bind(*args, **params)
+            return op.localize(Local(params, ins, outs, signature.ins, primitive.bind, jax), *args)
+
+        if op.localize is not None:
+            texts = {str(jax.make_jaxpr(partial(run, member))(*args)) for member in (0, self.count - 1)}
+            if len(texts) > 1:
+                raise refuse(
+                    "depends on where in the batch it is",
+                    f"{equation.primitive} at {source_text(equation.source)}",
+                )
+        return self._bound(run(0, *args))
+
+    def _extents(self, member: int) -> Callable[[TensorType, Placement], tuple[Extent, ...]]:
+        def of(tensor: TensorType, placement: Placement) -> tuple[Extent, ...]:
+            held = region(tensor.shape, placement, member, self.ratios)
+            pairs = zip(tensor.shape, held, strict=True)
+            return tuple(Extent(size, offset, length) for size, (offset, length) in pairs)
+
+        return of
+
+    def _scan(self, equation: Equation, split: Split, args: Sequence[Any]) -> list[Any]:
+        """A scan on a piece."""
+        (body,) = equation.regions
+        consts, carries = scan_counts(equation.params)
+
+        def iteration(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            env: Env = dict(zip(body.inputs, (*args[:consts], *carry, *xs), strict=True))
+            env.update((value, jnp.asarray(array)) for value, array in body.constants.items())
+            self._piece(body.equations, split, env, {})
+            results = [self._read(atom, env) for atom in body.outputs]
+            return results[:carries], results[carries:]
+
+        last, stacked = jax.lax.scan(
+            iteration,
+            list(args[consts : consts + carries]),
+            list(args[consts + carries :]),
+            equation.params["length"],
+            equation.params["reverse"],
+        )
+        return [*last, *stacked]
+
+    def _whole(self, equation: Equation, env: Env) -> None:
+        """Run an equation as it is."""
+        primitive = self.primitives[equation.primitive]
+        with _source(equation):
+            results = primitive.bind(*(self._read(a, env) for a in equation.inputs), **equation.params)
+        env.update(zip(equation.outputs, self._bound(results), strict=True))
+
+    def _bound(self, results: Any) -> list[Any]:
+        return list(results) if isinstance(results, (tuple, list)) else [results]
+
+    def _read(self, atom: Atom, env: Env) -> Any:
+        return env[atom] if isinstance(atom, Value) else jnp.asarray(atom.value, atom.type.dtype)
+
+    def _in_pieces(self, x: Any, cut: Shard) -> Any:
+        """Stacked pieces of a tensor; piece k has every so many units from unit k on."""
+        size, rest = x.shape[: cut.dim], x.shape[cut.dim + 1 :]
+        units = x.shape[cut.dim] // (self.count * cut.unit)
+        apart = x.reshape(*size, units, self.count, cut.unit, *rest)
+        return jnp.moveaxis(apart, cut.dim + 1, 0).reshape(self.count, *size, units * cut.unit, *rest)
+
+    def _piece_of(self, x: Any, cut: Shard) -> Any:
+        """The piece of a tensor that the loop is at, see `_in_pieces`."""
+        size, rest = x.shape[: cut.dim], x.shape[cut.dim + 1 :]
+        units = x.shape[cut.dim] // (self.count * cut.unit)
+        apart = x.reshape(*size, units, self.count, cut.unit, *rest)
+        piece = jax.lax.dynamic_index_in_dim(apart, self.number, cut.dim + 1, keepdims=False)
+        return piece.reshape(*size, units * cut.unit, *rest)
+
+    def _together(self, x: Any, tensor: TensorType, cut: Shard) -> Any:
+        """Inverse of `_in_pieces`."""
+        size, rest = tensor.shape[: cut.dim], tensor.shape[cut.dim + 1 :]
+        units = tensor.shape[cut.dim] // (self.count * cut.unit)
+        apart = x.reshape(self.count, *size, units, cut.unit, *rest)
+        return jnp.moveaxis(apart, 0, cut.dim + 1).reshape(tensor.shape)
+
+
+def _source(equation: Equation) -> Any:
+    """Context in which what is traced counts as the user's line, and as part of what it was part of."""
+    from jax._src import source_info_util  # (no public name for it)
+
+    stack = source_info_util.current_name_stack() + equation.source.name_stack
+    return source_info_util.user_context(equation.source.traceback, name_stack=stack)
+
+
+def _marked(name: str) -> Any:
+    """Context in which what is traced is named so."""
+    return jax.named_scope(name)

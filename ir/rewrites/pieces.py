@@ -1,0 +1,249 @@
+"""What every value of a step is when the batch comes in pieces; see `shardwright.ir.rewrites.microbatch`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+import numpy as np
+
+from shardwright.ir.errors import InputError
+from shardwright.ir.graph import Atom, Equation, Graph, Value
+from shardwright.ir.graph import Literal as Scalar
+from shardwright.ir.jaxpr import source_text
+from shardwright.ir.placement import Partial, Placement, R, Shard
+from shardwright.ir.regions import scan_counts
+from shardwright.ir.registry import rule_of
+from shardwright.ir.rules import Signature, cuts, letter_signature, signatures
+
+
+class Apart(Enum):
+    """What is made outside of the loop: before it, of no data, or after it, of sums."""
+
+    INVARIANT = "invariant"
+    LATER = "later"
+
+
+#: What a value is, see above.
+Kind: TypeAlias = Apart | Shard | Partial
+INVARIANT, LATER = Apart.INVARIANT, Apart.LATER
+SUM = Partial("sum")
+
+
+class NotInPiecesError(InputError):
+    """A step that cannot be run in micro-batches."""
+
+
+def refuse(reason: str, place: str = "microbatches") -> NotInPiecesError:
+    """The error that says why the step cannot be run in pieces."""
+    return NotInPiecesError(
+        place=place, reason=reason, remedy="Plan with microbatches=1, or with recompute='auto'"
+    )
+
+
+def batch_of(graph: Graph, count: int) -> list[Kind]:
+    """Which inputs come in pieces."""
+    state = set(graph.state.values())
+    data = [v for i, v in enumerate(graph.inputs) if i not in state and v.type.rank]
+    if not data:
+        raise refuse("no argument but state has rows")
+    rows = max(data, key=lambda value: value.type.nbytes).type.shape[0]
+    if rows % count or rows < count:
+        raise refuse(f"a batch of {rows} has no {count} equal pieces")
+    own = set(data)
+    return [Shard(0) if v in own and v.type.shape[0] == rows else INVARIANT for v in graph.inputs]
+
+
+@dataclass(slots=True)
+class Split:
+    """A graph by kinds.
+
+    Attributes:
+        kinds: of every value.
+        local: how every equation in the loop is done on a piece.
+        inner: bodies of scans in the loop.
+        zeros: values that are known to be zero throughout.
+        makers: equation of every value.
+        inside: values that are the same for every piece, but made in the loop: by a scan, beside others.
+    """
+
+    kinds: dict[Value, Kind] = field(default_factory=dict[Value, Kind])
+    local: dict[int, Signature] = field(default_factory=dict[int, Signature])
+    inner: dict[int, Split] = field(default_factory=dict[int, "Split"])
+    zeros: set[Value] = field(default_factory=set[Value])
+    makers: dict[Value, Equation] = field(default_factory=dict[Value, Equation])
+    inside: set[Value] = field(default_factory=set[Value])
+
+    def kind(self, atom: Atom) -> Kind:
+        """Literals are invariant."""
+        return self.kinds[atom] if isinstance(atom, Value) else INVARIANT
+
+    def is_zero(self, atom: Atom) -> bool:
+        """Whether all of it is known to be zero."""
+        if isinstance(atom, Scalar):
+            return not isinstance(atom.value, str) and bool(np.all(np.asarray(atom.value) == 0))
+        return atom in self.zeros
+
+
+class Pieces:
+    """Finds out what every value is.
+
+    Args:
+        count: of pieces.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def split(self, graph: Graph, given: Sequence[Kind], *, top: bool, zeros: Iterable[Value] = ()) -> Split:
+        """The kinds of a graph's values, given those of its inputs, of which some are zero."""
+        found = Split(zeros=set(zeros))
+        found.kinds.update(zip(graph.inputs, given, strict=True))
+        found.kinds.update(dict.fromkeys(graph.constants, INVARIANT))
+        for equation in graph.equations:
+            found.makers.update(dict.fromkeys(equation.outputs, equation))
+            outs = self._outs(equation, found, top)
+            found.kinds.update(zip(equation.outputs, outs, strict=True))
+            for value, kind in zip(equation.outputs, outs, strict=True):
+                if isinstance(kind, Shard) and value.type.shape[kind.dim] % (self.count * kind.unit):
+                    raise self._stuck(equation, "does not come in equal pieces")
+        for atom in graph.outputs if top else ():
+            if isinstance(atom, Value) and atom in found.inside:
+                raise self._stuck(found.makers[atom], "hands out what is made anew for every piece")
+        return found
+
+    def _stuck(self, equation: Equation, why: str) -> NotInPiecesError:
+        return refuse(why, f"{equation.primitive} at {source_text(equation.source)}")
+
+    def _outs(self, equation: Equation, found: Split, top: bool) -> Sequence[Kind]:
+        kinds: list[Kind] = [found.kind(atom) for atom in equation.inputs]
+        count = len(equation.outputs)
+        from_inside = any(atom in found.inside for atom in equation.inputs)
+        if from_inside and all(kind == INVARIANT for kind in kinds) and not equation.regions:
+            found.local[equation.index] = Signature((R,) * len(equation.inputs), (R,) * count)
+            found.inside.update(equation.outputs)
+            return [INVARIANT] * count
+        if all(kind == INVARIANT for kind in kinds):
+            if from_inside:
+                raise self._stuck(equation, "walks over what is made anew for every piece")
+            spread = equation.primitive in ("broadcast_in_dim", "convert_element_type", "reshape")
+            if spread and found.is_zero(equation.inputs[0]):
+                found.zeros.update(equation.outputs)
+            return [INVARIANT] * count
+        in_pieces = any(isinstance(kind, Shard) for kind in kinds)
+        if LATER in kinds or (SUM in kinds and not in_pieces):
+            passed = None if LATER in kinds else self._passes(equation, found, kinds, top)
+            if passed is not None:
+                found.local[equation.index] = passed
+                return [SUM] * count
+            if in_pieces or not top:
+                raise self._stuck(equation, "needs a sum over the whole batch before all of it was seen")
+            if from_inside:
+                raise self._stuck(equation, "needs after all pieces what is made anew for each")
+            return [LATER] * count
+        if equation.regions:
+            return self._scan(equation, found, kinds)
+        signature = self._signature(equation, found, kinds)
+        if signature is None:
+            raise self._stuck(equation, "works on the whole batch at once")
+        found.local[equation.index] = signature
+        return [out for out in signature.outs if isinstance(out, Shard | Partial)]
+
+    def _passes(self, equation: Equation, found: Split, kinds: Sequence[Kind], top: bool) -> Signature | None:
+        """How a sum passes an equation piece by piece; None where that is not right, or no use."""
+        if equation.regions or (top and not equation.part):
+            return None
+        grows = sum(t.nbytes for t in equation.output_types) > sum(
+            t.nbytes for t, kind in zip(equation.input_types, kinds, strict=True) if kind == SUM
+        )
+        if top and grows:
+            return None
+        for signature in signatures(rule_of(equation), equation):
+            if all(out == SUM for out in signature.outs) and self._serves(equation, found, kinds, signature):
+                return signature
+        return None
+
+    def _signature(self, equation: Equation, found: Split, kinds: Sequence[Kind]) -> Signature | None:
+        """The signature that an equation is done with on a piece; the one that takes fewest other pieces."""
+        rule, best = rule_of(equation), None
+        for letter in rule.letters:
+            cut_ins, _ = cuts(rule, equation, letter)
+            units = {
+                kind.unit // cut.minor if cut is not None and cut.dim == kind.dim else 0
+                for kind, cut in zip(kinds, cut_ins, strict=True)
+                if isinstance(kind, Shard)
+            }
+            if len(units) != 1 or not min(units):
+                continue
+            signature = letter_signature(rule, equation, letter, min(units))
+            placed = all(isinstance(out, Shard) or out == SUM for out in signature.outs)
+            if placed and self._serves(equation, found, kinds, signature):
+                taken = sum(isinstance(p, Shard) for p in signature.ins)
+                if best is None or taken < best[0]:
+                    best = taken, signature
+        return None if best is None else best[1]
+
+    def _serves(self, equation: Equation, found: Split, kinds: Sequence[Kind], signature: Signature) -> bool:
+        """Whether operands of these kinds can be had as a signature wants them."""
+        for atom, kind, wanted in zip(equation.inputs, kinds, signature.ins, strict=True):
+            if isinstance(kind, Shard | Partial):
+                good = wanted == kind
+            elif isinstance(wanted, Shard):
+                tensor = atom.type
+                good = tensor.shape[wanted.dim] % (self.count * wanted.unit) == 0
+            else:
+                good = wanted == R or (wanted == SUM and found.is_zero(atom))
+            if not good:
+                return False
+        return True
+
+    def _scan(self, equation: Equation, found: Split, kinds: Sequence[Kind]) -> Sequence[Kind]:
+        """A scan inside of the loop: its carry is what it turns out to be."""
+        if equation.primitive != "scan":
+            raise self._stuck(equation, "decides by the data where control goes")
+        (body,) = equation.regions
+        consts, carries = scan_counts(equation.params)
+        inside: list[Kind] = []
+        for position, kind in enumerate(kinds):
+            if kind in (SUM, LATER):
+                raise self._stuck(equation, "needs a sum over the whole batch before all of it was seen")
+            if position >= consts + carries and isinstance(kind, Shard):
+                if kind.dim == 0:
+                    raise self._stuck(equation, "walks along the batch")
+                kind = Shard(kind.dim - 1, kind.unit)
+            inside.append(kind)
+        zeros = {
+            body.inputs[consts + i]: i
+            for i in range(carries)
+            if inside[consts + i] == INVARIANT and found.is_zero(equation.inputs[consts + i])
+        }
+        while True:
+            # What begins as zero may turn out to be a sum; if it does not, it is zero at first only.
+            split = self.split(body, inside, top=False, zeros=zeros)
+            after = [split.kind(atom) for atom in body.outputs]
+            changed = False
+            for i in range(carries):
+                before = inside[consts + i]
+                if before == after[i]:
+                    continue
+                zero = found.is_zero(equation.inputs[consts + i])
+                if before != INVARIANT or (after[i] == SUM and not zero):
+                    raise self._stuck(equation, "carries on what comes in other pieces")
+                inside[consts + i] = after[i]
+                changed = True
+            if not changed and not zeros:
+                break
+            zeros = {v: i for v, i in zeros.items() if inside[consts + i] == INVARIANT} if changed else {}
+        found.inner[equation.index] = split
+        ins: list[Placement] = [k if isinstance(k, Shard | Partial) else R for k in inside]
+        outs: list[Kind] = list(inside[consts : consts + carries])
+        for kind in after[carries:]:
+            outs.append(Shard(kind.dim + 1, kind.unit) if isinstance(kind, Shard) else kind)
+        if all(kind == INVARIANT for kind in outs):
+            raise self._stuck(equation, "makes nothing of the batch that it reads")
+        found.inside.update(v for v, k in zip(equation.outputs, outs, strict=True) if k == INVARIANT)
+        placed: list[Placement] = [k if isinstance(k, Shard | Partial) else R for k in outs]
+        found.local[equation.index] = Signature(tuple(ins), tuple(placed))
+        return outs

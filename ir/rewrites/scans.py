@@ -1,0 +1,121 @@
+"""Scans whose operands, results and bodies change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from shardwright.ir.graph import Atom, Equation, Form, Graph, TensorType, Value
+from shardwright.ir.regions import scan_counts
+from shardwright.ir.rewrites.graphs import fresh, renumbered, with_inputs
+
+
+class Body:
+    """A scan whose operands, results and body change."""
+
+    def __init__(self, loop: Equation) -> None:
+        self.loop = loop
+        (self.region,) = loop.regions
+        self.consts, self.carries = scan_counts(loop.params)
+        self.operands = list(loop.inputs)
+        self.inputs = list(self.region.inputs)
+        self.results = list(loop.outputs)
+        self.outputs = list(self.region.outputs)
+        self.constants = dict(self.region.constants)
+        self.equations = list(self.region.equations)
+
+    def constant(self, value: Value, array: object) -> Value:
+        """An array that the other body closes over."""
+        self.constants[value] = array
+        return value
+
+    def shared(self, operand: Atom) -> Value:
+        """An operand that every iteration has as it is."""
+        for there, inner in zip(self.operands[: self.consts], self.inputs, strict=False):
+            if there is operand:
+                return inner
+        inner = fresh(operand.type)
+        self.operands.insert(self.consts, operand)
+        self.inputs.insert(self.consts, inner)
+        self.consts += 1
+        return inner
+
+    def sliced(self, operand: Atom, tensor: TensorType) -> Value:
+        """An operand of which every iteration has its slice."""
+        first = self.consts + self.carries
+        for there, inner in zip(self.operands[first:], self.inputs[first:], strict=True):
+            if there is operand:
+                return inner
+        inner = fresh(tensor)
+        self.operands.append(operand)
+        self.inputs.append(inner)
+        return inner
+
+    def stacked(self, value: Value) -> Value:
+        """A result that has a value of every iteration."""
+        for there, inner in zip(self.results[self.carries :], self.outputs[self.carries :], strict=True):
+            if inner is value:
+                return there
+        result = fresh(TensorType((self.loop.params["length"], *value.type.shape), value.type.dtype))
+        self.results.append(result)
+        self.outputs.append(value)
+        return result
+
+    def forget(self, results: Iterable[Value]) -> None:
+        """Results that are not made any more."""
+        gone = set(results)
+        pairs = [(r, o) for r, o in zip(self.results, self.outputs, strict=True) if r not in gone]
+        self.results, self.outputs = [r for r, _ in pairs], [o for _, o in pairs]
+
+    def begin_with(self, equations: Sequence[Equation], instead: Mapping[Value, Atom]) -> None:
+        """Run these first; what they make takes the place of operands that are not handed in any more."""
+        inner = {
+            own: instead[operand]
+            for operand, own in zip(self.operands, self.inputs, strict=True)
+            if isinstance(operand, Value) and operand in instead
+        }
+
+        def name(atom: Atom) -> Atom:
+            return inner.get(atom, atom) if isinstance(atom, Value) else atom
+
+        kept = [
+            (operand, own)
+            for operand, own in zip(self.operands, self.inputs, strict=True)
+            if own not in inner
+        ]
+        self.operands, self.inputs = [operand for operand, _ in kept], [own for _, own in kept]
+        rest = [with_inputs(equation, map(name, equation.inputs)) for equation in self.equations]
+        self.equations = [*equations, *rest]
+        self.outputs = [name(atom) for atom in self.outputs]
+
+    def equation(self) -> Equation:
+        """The changed scan."""
+        region = renumbered(
+            self.region,
+            self.equations,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            constants=self.constants,
+        )
+        return scan_of(region, self.loop, self.operands, self.results, self.consts, self.carries)
+
+
+def scan_of(
+    region: Graph,
+    like: Equation,
+    operands: Sequence[Atom],
+    results: Sequence[Value],
+    consts: int,
+    carries: int,
+) -> Equation:
+    """A scan with another body than `like`, which has its length and direction."""
+    params = {
+        "num_consts": consts,
+        "num_carry": carries,
+        "length": like.params["length"],
+        "reverse": like.params["reverse"],
+    }
+    types = tuple(atom.type for atom in operands), tuple(value.type for value in results)
+    # A form of its own: another body makes it another equation.
+    form = Form("scan", params, *types)
+    return replace(like, form=form, inputs=tuple(operands), outputs=tuple(results), regions=(region,))

@@ -1,0 +1,271 @@
+"""Memory of each device under a plan, step by step of its schedule, as the MPI backend runs it.
+
+Between two exchanges a device runs one compiled program: what is held outside of it, its results, and its
+scratch (`cost/memory/buffers.py`, on the device's own shapes). An exchange takes its result, and what it
+packs or pads. Arguments are the caller's: the old state is there until the new one is whole, unless it is
+donated (`shardwright/ir/donation.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwright.backends.local_graph import LocalGraphs
+from shardwright.cost.memory.buffers import layout_apart, scratch_bytes
+from shardwright.cost.memory.exchange_buffers import exchange_bytes, held_bytes
+from shardwright.ir.donation import taken_over
+from shardwright.ir.graph import Equation, Graph, TensorType, Value, value_types
+from shardwright.ir.jaxpr import source_text
+from shardwright.ir.placement import Grid, Shard, cuts, lengths, seat
+from shardwright.ir.program import Move, Program, Property
+from shardwright.ir.regions import entering
+from shardwright.ir.segments import Away, Back, Exchange, LoopStep, Schedule, Segment, schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One step of a device's schedule.
+
+    Attributes:
+        what: "compute", "exchange", "loop" (run by the host), "away" or "back" (to and from host memory).
+        first: position of its first instruction in the program.
+        held_bytes: what is there beside it, arguments included.
+        own_bytes: its results, scratch and buffers.
+    """
+
+    what: str
+    first: int
+    held_bytes: int
+    own_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Both."""
+        return self.held_bytes + self.own_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Memory of one device over a step.
+
+    Attributes:
+        arguments_bytes: its parts of the step's arguments and constants.
+        moments: one per step of the schedule.
+    """
+
+    arguments_bytes: int
+    moments: tuple[Moment, ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is held at a time."""
+        return max((moment.nbytes for moment in self.moments), default=self.arguments_bytes)
+
+
+def device_memory(program: Program, graph: Graph, ratios: Sequence[float], device: int) -> DeviceMemory:
+    """Memory of the device at position `device` of a verified program."""
+    return _device_memory(schedule(program, graph), ratios, device)
+
+
+def peaks(program: Program, graph: Graph, ratios: Sequence[float]) -> tuple[int, ...]:
+    """Peak bytes of every device of a verified program; devices that hold the same count once."""
+    planned = schedule(program, graph)
+    known: dict[Hashable, int] = {}
+    found: list[int] = []
+    for device, kind in enumerate(_kinds(program, graph, ratios)):
+        if kind not in known:
+            known[kind] = _device_memory(planned, ratios, device).peak_bytes
+        found.append(known[kind])
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Something that is in memory, and its bytes."""
+
+    what: str
+    nbytes: int
+
+
+def fullest(
+    program: Program, graph: Graph, ratios: Sequence[float], device: int, most: int = 6
+) -> tuple[Held, ...]:
+    """What is in a device's memory when it is fullest, the largest first: inputs by name, the rest by source.
+
+    Args:
+        program: a verified program.
+        graph: what it computes.
+        ratios: share of every device.
+        device: its position in the program.
+        most: entries, the last of which sums up what is left.
+    """
+    planned = schedule(program, graph)
+    moments = _device_memory(planned, ratios, device).moments
+    peak = max(range(len(moments)), key=lambda i: moments[i].nbytes, default=-1)
+    found: dict[str, int] = {}
+
+    def note(what: str, nbytes: int) -> None:
+        found[what] = found.get(what, 0) + nbytes
+
+    state = set(graph.state.values())
+    for number, (value, placement) in enumerate(zip(graph.inputs, program.inputs, strict=True)):
+        note("state" if number in state else "data", held_bytes(value.type, placement, device, ratios))
+    makers = {v.index: e for e in graph.equations for v in e.outputs}
+    alive: set[Property] = set()
+    over = taken_over(planned)
+    for number, step in enumerate(planned.steps[: peak + 1]):
+        alive.update(() if isinstance(step, Away) else set(step.gives).difference(over.get(step, ())))
+        if number == peak and isinstance(step, Segment):
+            own = layout_apart(LocalGraphs(device, ratios).segment(step, graph))
+            at = own.peak_kernel
+            for buffer in own.buffers:
+                if buffer.first <= at <= buffer.last:
+                    note(_made_by(buffer.equation, buffer.role), buffer.nbytes)
+        if number < peak:
+            alive.difference_update(step.needs if isinstance(step, Away) else step.drops)
+    for prop in alive:
+        maker = makers.get(prop.value)
+        if maker is not None:
+            nbytes = held_bytes(planned.types[prop.value], prop.placement, device, ratios)
+            note(_made_by(maker, "held between programs"), nbytes)
+        else:
+            note("inputs gathered", held_bytes(planned.types[prop.value], prop.placement, device, ratios))
+    rows = sorted((Held(*row) for row in found.items() if row[1]), key=lambda row: (-row.nbytes, row.what))
+    if len(rows) > most:
+        rest = sum(row.nbytes for row in rows[most - 1 :])
+        rows = [*rows[: most - 1], Held(f"{len(found) - most + 1} others", rest)]
+    return tuple(rows)
+
+
+def _made_by(equation: Equation | None, role: str) -> str:
+    if equation is None:
+        return "copies of inputs"
+    where = source_text(equation.source)
+    return f"{role}: {equation.primitive}{f' at {where}' if where else ''}"
+
+
+def _kinds(program: Program, graph: Graph, ratios: Sequence[float]) -> Iterator[Hashable]:
+    """Of every device, what decides how much it holds: its stretches, the groups it is in, its node."""
+    dims: dict[tuple[int, Shard], None] = {}
+    groups: dict[tuple[int, ...], None] = {}
+    nodes: tuple[int, ...] | None = None
+
+    def note(program: Program, graph: Graph) -> None:
+        nonlocal nodes
+        types = value_types(graph)
+        pairs = [(v.type, p) for v, p in zip(graph.inputs, program.inputs, strict=True)]
+        for instruction in program.instructions:
+            if isinstance(instruction, Move):
+                tensor = types[instruction.value]
+                pairs += [(tensor, instruction.pre), (tensor, instruction.post)]
+                if instruction.group is not None:
+                    groups[instruction.group] = None
+                continue
+            equation = graph.equations[instruction.equation]
+            pairs += zip(equation.input_types, instruction.signature.ins, strict=True)
+            pairs += zip(equation.output_types, instruction.signature.outs, strict=True)
+            for body, region in zip(getattr(instruction, "bodies", ()), equation.regions, strict=False):
+                note(body, region)
+        for tensor, placement in set(pairs):
+            if isinstance(placement, Grid):
+                nodes = placement.nodes
+            for cut in cuts(placement):
+                dims[tensor.shape[cut.dim] // cut.unit, Shard(0, by=cut.by)] = None
+
+    note(program, graph)
+    stretches = [lengths(units, 1, cut.ratios(ratios)) for units, cut in dims]
+    for device in range(len(ratios)):
+        home: Hashable = None
+        if nodes is not None:
+            node, _ = seat(device, nodes)
+            home = node, ratios[device]
+        own = tuple(stretch[device] for stretch in stretches)
+        yield own, tuple(device in group for group in groups), home
+
+
+def _device_memory(planned: Schedule, ratios: Sequence[float], device: int) -> DeviceMemory:
+    program, graph = planned.program, planned.graph
+    graphs = LocalGraphs(device, ratios)
+    pairs = list(zip(graph.inputs, program.inputs, strict=True))
+    arguments = sum(held_bytes(value.type, placement, device, ratios) for value, placement in pairs)
+    arguments += sum(value.type.nbytes for value in graph.constants)
+    moments = _moments(planned, graphs, planned.types, arguments, {})
+    return DeviceMemory(arguments, tuple(moments))
+
+
+def _scratch(segment: Segment, graphs: LocalGraphs, graph: Graph, known: dict[Hashable, int]) -> int:
+    """Scratch of a segment; those that are alike but for names, as repeated layers are, count once."""
+    own = graphs.segment(segment, graph)
+    if any(equation.regions for equation in own.equations):
+        return scratch_bytes(own)
+
+    def name(atom: object) -> Hashable:
+        return atom.index if isinstance(atom, Value) else str(atom)
+
+    key = (
+        tuple([value.type for value in own.inputs]),
+        tuple([(id(e.form), e.part, tuple(map(name, e.inputs))) for e in own.equations]),
+        tuple(map(name, own.outputs)),
+    )
+    if key not in known:
+        known[key] = scratch_bytes(own)
+    return known[key]
+
+
+def _moments(
+    planned: Schedule,
+    graphs: LocalGraphs,
+    types: Mapping[int, TensorType],
+    outside: int,
+    known: dict[Hashable, int],
+) -> list[Moment]:
+    device, ratios = graphs.device, graphs.ratios
+    sizes: dict[Property, int] = {}
+
+    def size(prop: Property) -> int:
+        if prop not in sizes:
+            sizes[prop] = held_bytes(types[prop.value], prop.placement, device, ratios)
+        return sizes[prop]
+
+    over = taken_over(planned)
+    made: dict[Property, int] = {}
+    found: list[Moment] = []
+    for step in planned.steps:
+        for prop in over.get(step, ()):
+            sizes[prop] = 0  # it lies where the old state lay
+        if isinstance(step, Segment):
+            own = _scratch(step, graphs, planned.graph, known) + sum(map(size, step.gives))
+            what = "compute"
+        elif isinstance(step, Exchange):
+            own = exchange_bytes(step.move, types[step.move.value], device, ratios)
+            what = "exchange"
+        elif isinstance(step, Away):
+            own, what = sum(made.pop(prop) for prop in step.needs), "away"
+            found.append(Moment(what, step.first, outside + sum(made.values()), own))
+            continue
+        elif isinstance(step, Back):
+            own, what = sum(map(size, step.gives)), "back"
+        else:
+            own, what = _loop(step, planned.graph, graphs) + sum(map(size, step.gives)), "loop"
+        found.append(Moment(what, step.first, outside + sum(made.values()), own))
+        made.update((prop, size(prop)) for prop in step.gives)
+        for prop in step.drops:
+            made.pop(prop, None)
+    return found
+
+
+def _loop(step: LoopStep, graph: Graph, graphs: LocalGraphs) -> int:
+    """Bytes of a loop that the host runs, beside its results: those of its bodies, one at a time."""
+    equation = graph.equations[step.loop.equation]
+    most = 0
+    for number, (body, region) in enumerate(zip(step.bodies, equation.regions, strict=True)):
+        types, inside = value_types(region), entering(equation, number)
+        moments = _moments(body, graphs, types, 0, {})
+        entered = sum(
+            held_bytes(value.type, placement, graphs.device, graphs.ratios)
+            for i, (value, placement) in enumerate(zip(region.inputs, body.program.inputs, strict=True))
+            if i in inside
+        )
+        most = max(most, entered + max((moment.nbytes for moment in moments), default=0))
+    return most

@@ -1,0 +1,291 @@
+"""Plans of rewritings that keep less and less for a step's backward part, for `rewritings.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Protocol
+
+from shardwright.cost.fleet import Fleet
+from shardwright.cost.model import CostModel
+from shardwright.ir.graph import Graph
+from shardwright.ir.rewrites.recompute import Stretch
+from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, rewritten
+from shardwright.ir.trace import Traced
+from shardwright.plan import Plan
+from shardwright.synth.combinations import combinations
+from shardwright.synth.memory.rent import too_small
+from shardwright.synth.stretches import Policy, Rung, rungs_of, seconds_of
+
+#: Rungs of a ladder that are all tried.
+_FEW = 8
+
+#: Rungs of a longer one that are tried at most, each time.
+_TRIES = 3
+
+#: Part of its cost that a rewriting should promise to save to be planned beside a plan that fits.
+_WORTH = 0.01
+
+
+class Planning(Protocol):
+    """Plans steps, see `shardwright.planning.Planner`."""
+
+    def plan(
+        self, traced: Traced, rival_s: float = ..., *, briefly: bool = ..., baselines: bool = ...
+    ) -> Plan | None:
+        """The plan of a step, None where none costs less than a rival that fits."""
+        ...
+
+    @property
+    def thorough(self) -> bool:
+        """Whether looking around a program that does not fit takes far longer than planning another step."""
+        ...
+
+    def unfinished(self, traced: Traced) -> bool:
+        """Whether a step was planned briefly and memory was in the way."""
+        ...
+
+    def crowded(self, traced: Traced) -> tuple[float, int]:
+        """Of the best program without a limit: the largest part of its memory a device takes; its devices."""
+        ...
+
+
+def better(best: Plan | None, plan: Plan | None) -> Plan | None:
+    """The cheaper one of those that fit; of equals the later, which is bounded better."""
+    if plan is None or not plan.fits:
+        return best
+    return plan if best is None or plan.cost_s <= best.cost_s * (1 + 1e-9) else best
+
+
+def cost_of(plan: Plan | None) -> float:
+    """Seconds of a step; infinite without a plan, which every plan beats."""
+    return math.inf if plan is None else plan.cost_s
+
+
+def unlimited_s(plan: Plan) -> float:
+    """About what a step costs whatever the memory: the best program found.
+
+    The bound is no guide to what memory costs: it may be far below for other reasons.
+    """
+    return plan.bound_s if plan.free_s is None else min(plan.free_s, plan.cost_s)
+
+
+def existing(plan: Plan | None) -> Plan:
+    """The plan of a step that was planned without a rival."""
+    assert plan is not None, "without a rival there is always a plan"
+    return plan
+
+
+class Ladder:
+    """Plans of rewritings that keep less and less, in so many pieces."""
+
+    def __init__(
+        self,
+        traced: Traced,
+        fleet: Fleet,
+        policies: Sequence[Policy],
+        pieces: int,
+        planner: Planning,
+        late: Callable[[], bool],
+    ) -> None:
+        self.traced, self.pieces, self.planner, self.late = traced, pieces, planner, late
+        self.fleet, self.policies = fleet, policies
+        self.limits = [device.type.memory_bytes for device in fleet.devices]
+        self.known: dict[int, Plan | None] = {}
+        #: Rungs up to this one keep more than one of which no program fits.
+        self._full = -1
+        self.too_large: list[Plan] = []
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The step in so many pieces, as far as it tells forward from backward."""
+        return differentiated(rewritten(self.traced, Rewriting(microbatches=self.pieces)))
+
+    @cached_property
+    def rungs(self) -> Sequence[Rung]:
+        """What is done with which layers, from rung to rung more; none where nothing may be."""
+        if not self.policies:
+            return ()
+        return rungs_of(self.graph, CostModel(self.fleet), self.policies)
+
+    @property
+    def untried(self) -> str:
+        """What was not planned, in words; empty where everything was, or nothing can be done."""
+        if not self.policies or self.every:
+            return ""
+        if "rungs" not in vars(self):
+            return "which layers could keep less for the backward part was not searched"
+        if len(self.known) >= len(self.rungs):
+            return ""
+        return (
+            f"of {len(self.rungs)} ways to keep less for the backward part, each less than the one before, "
+            f"{len(self.known)} were planned and the others estimated"
+        )
+
+    @cached_property
+    def every(self) -> Sequence[tuple[Stretch, ...]]:
+        """All combinations of what may be done with the layers; none where they are too many to be tried."""
+        if not self.policies:
+            return ()
+        return combinations(self.graph, CostModel(self.fleet), self.policies) or ()
+
+    def best_of_all(self, rival_s: float) -> Plan | None:
+        """The best plan that fits of all combinations; None where none does at less than a rival costs."""
+        found: Plan | None = None
+        for again in self.every:
+            if self.late():
+                break
+            step = rewritten(self.traced, Rewriting(again, self.pieces))
+            if not too_small(step.graph, self.limits):
+                # Baselines of so small a step take a moment, and rent misses what lies between corners.
+                plan = self.planner.plan(step, min(rival_s, cost_of(found)))
+                found = better(found, plan)
+                self.too_large += [] if plan is None or plan.fits else [plan]
+        return found
+
+    def that_saves(self, best: Plan) -> Plan | None:
+        """A plan cheaper than one that fits, because computing something cheap again saves traffic.
+
+        Of small steps only. Each layer is tried alone, which a bound mostly rules out; of those that pay, all
+        combinations.
+        """
+        pays: set[Stretch] = set()
+        found = best
+        for again in sorted((some for some in self.every if not any(each.host for each in some)), key=len):
+            if self.late():
+                break
+            if len(again) == 1 or pays.issuperset(again):
+                step = rewritten(self.traced, Rewriting(again, self.pieces))
+                plan = None
+                if not too_small(step.graph, self.limits):
+                    plan = self.planner.plan(step, (best if len(again) == 1 else found).cost_s)
+                if plan is not None and plan.fits and plan.cost_s < best.cost_s * (1 - 1e-9):
+                    pays.update(again)
+                    found = plan if plan.cost_s < found.cost_s else found
+        return None if found is best else found
+
+    def top(self) -> Plan:
+        """The plan of the rung that keeps least."""
+        again = self.rungs[-1].stretches if self.rungs else ()
+        return existing(self.planner.plan(rewritten(self.traced, Rewriting(again, self.pieces))))
+
+    def least(self) -> Plan | None:
+        """The same, None where nothing can be computed again or nothing can fit."""
+        return self.plan(len(self.rungs) - 1, math.inf) if self.rungs else None
+
+    def plan(self, rung: int, rival_s: float) -> Plan | None:
+        """The plan of a rung; None where none can fit, or be cheaper than a rival."""
+        if rung not in self.known:
+            self.known[rung] = None
+            if rung > self._full:
+                step = rewritten(self.traced, Rewriting(self.rungs[rung].stretches, self.pieces))
+                if too_small(step.graph, self.limits):
+                    self._full = rung
+                else:
+                    self.known[rung] = self.planner.plan(step, rival_s, baselines=False)
+        return self.known[rung]
+
+    def briefly(self, base: Plan) -> Plan | None:
+        """A plan that fits of a rung that frees what the best program lacks, without a search for what does.
+
+        By the model of memory first, then a little more. What is found is a rival for all that takes longer.
+        """
+        last = len(self.rungs) - 1
+        rung, smallest = -1, base
+        for _ in range(_TRIES):
+            if rung >= last or self.late():
+                break
+            lacks = self._lacks(smallest) + (self.rungs[rung].freed_bytes if rung >= 0 else 0)
+            enough = (n for n in range(rung + 1, last) if self.rungs[n].freed_bytes >= lacks)
+            rung = next(enough, last)
+            step = rewritten(self.traced, Rewriting(self.rungs[rung].stretches, self.pieces))
+            if too_small(step.graph, self.limits):
+                continue
+            smallest = existing(self.planner.plan(step, briefly=True, baselines=False))
+            if smallest.fits:
+                self.known[rung] = smallest
+                return smallest
+        return None
+
+    def that_fits(self, base: Plan) -> Plan | None:
+        """The plan of a rung that fits: the first that frees what the smallest program lacks, or higher."""
+        last = len(self.rungs) - 1
+        rung, smallest = -1, base
+        for left in range(_TRIES, 0, -1):
+            if rung >= last or self.late():
+                break
+            freed = self.rungs[rung].freed_bytes if rung >= 0 else 0
+            lacks = freed + self._lacks(smallest)
+            enough = (n for n in range(rung + 1, last) if self.rungs[n].freed_bytes >= lacks)
+            rung = last if left == 1 else next(enough, last)
+            plan = self.plan(rung, math.inf)
+            if plan is not None and plan.fits:
+                return plan
+            if plan is not None:
+                smallest = plan
+                self.too_large.append(plan)
+        return None
+
+    def _lacks(self, plan: Plan) -> float:
+        """Bytes, each tensor whole, that a plan would have to keep less."""
+        shares = {d: plan.ratios[d] for d in plan.used if plan.ratios[d] > 0}
+        if plan.traced is not None and self.planner.unfinished(plan.traced):
+            # By the model: a closer look at a plan that nobody will run takes as long as at any other.
+            over, _ = self.planner.crowded(plan.traced)
+            return max(0.0, over - 1) * max(self.limits[d] / share for d, share in shares.items())
+        return max(0.0, *((plan.memory_bytes[d] - self.limits[d]) / share for d, share in shares.items()))
+
+    def below(self, best: Plan, base: Plan) -> Plan | None:
+        """A plan that fits and is cheaper than one that does.
+
+        A rung is worth a plan where what the step costs without a limit of memory, and what the rung computes
+        again, are less: from the highest of them downwards, which has the best chance to fit. A rung that was
+        planned says how much more that is than was thought.
+        """
+        worth_s = best.cost_s * (1 - _WORTH)
+        worth = [n for n in range(len(self.rungs)) if self._estimate(n, base) < worth_s]
+        if not worth:
+            return None
+        few = len(self.rungs) <= _FEW
+        tries = worth[::-1] if few else [worth[len(worth) * part // _TRIES - 1] for part in (3, 2, 1)]
+        found: Plan | None = None
+        for rung in dict.fromkeys(tries):
+            if self.late():
+                break
+            least_s = min(best.cost_s, cost_of(found))
+            if rung in self.known or self._estimate(rung, base) >= least_s * (1 - _WORTH):
+                continue
+            plan = self.plan(rung, least_s * (1 - _WORTH))
+            found = better(found, plan)
+        if few:
+            found = better(found, self._without_one(best if found is None else found))
+        return found
+
+    def _estimate(self, rung: int, base: Plan) -> float:
+        """About what a rung costs without a limit of memory, by what those cost that were planned."""
+        free_s = unlimited_s(base)
+        known = [(plan.bound_s, self.rungs[n].seconds) for n, plan in self.known.items() if plan is not None]
+        more = min(((bound_s - free_s) / max(s, 1e-12) for bound_s, s in known), default=1.0)
+        return free_s + max(more, 1.0) * self.rungs[rung].seconds
+
+    def _parts(self, again: Sequence[Stretch]) -> list[float]:
+        """About what part of the time that stretches take again each of them has."""
+        seconds = seconds_of(self.graph, CostModel(self.fleet), again)
+        return [each / max(sum(seconds), 1e-12) for each in seconds]
+
+    def _without_one(self, best: Plan) -> Plan | None:
+        """A plan that fits, is cheaper, and computes one stretch less again than another."""
+        again = best.rewriting.recompute
+        took_s = best.again_s + best.host_s
+        found: Plan | None = None
+        for i, part in enumerate(self._parts(again)):
+            # It saves what it took, and needs more memory.
+            if len(again) > 1 and part * took_s > _WORTH * best.cost_s and not self.late():
+                other = (*again[:i], *again[i + 1 :])
+                step = rewritten(self.traced, Rewriting(other, self.pieces))
+                if too_small(step.graph, self.limits):
+                    continue
+                plan = self.planner.plan(step, min(best.cost_s, cost_of(found)), baselines=False)
+                found = better(found, plan)
+        return found

@@ -1,0 +1,392 @@
+"""Programs that fit into memory where the best of all does not."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from shardwright.cost.bill import charges
+from shardwright.cost.memory.liveness import Footprint, Peaks
+from shardwright.cost.model import CostModel
+from shardwright.cost.quantity import size
+from shardwright.synth.memory.budgets import SCALES, Renting
+from shardwright.synth.memory.lean import LITTLE, in_turn, leaner, spared
+from shardwright.synth.memory.rent import too_small
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.emit import emit
+from shardwright.synth.programs.judge import MOST_LOOKS
+from shardwright.synth.shares.bounds import ENOUGH
+from shardwright.synth.shares.turns import Candidate, Found, Turns, candidate, starts
+
+#: Steps of no more choices are small (see `_closed`); programs gone through, times choices.
+_FEW_CHOICES = 40
+_MOST_CELLS = 1500
+
+#: Looks at programs that cost less than the best that fits by the model, at a small step's and at others'; at
+#: each, and at other ratios of it; unless the model has it need more than so many times the memory.
+_LOOKS, _FEW_LOOKS, _ADJUSTED = 60, 2, 3
+_FEARED = 1.5
+
+#: Part of its cost that a program should save for a larger step to be looked at: that takes a while.
+_WORTH_A_LOOK = 0.01
+
+#: Beyond this multiple of the cost without a limit of memory, no bound is tried against a rival.
+_FAR_ABOVE = 1.5
+
+#: What fits is this near, as a fraction, to what does not by less rent: near enough.
+_SETTLED = 0.005
+
+#: Rents tried at most between none and one that makes a program fit; two of them this near are the same.
+_MOST_RENTS, _NARROW = 8, 1.05
+
+#: Multiples of the least rent that helps at which small steps are searched from other ratios as well.
+_HIGHER = (1.0, 2.0, 4.0, 8.0)
+
+#: Parts of the memory within which small steps are searched as well.
+_TIGHTER = (0.94, 0.88)
+
+#: As many programs, times those, may be passed over because their inputs alone do not fit.
+_PASSED_OVER = 10
+
+
+def judged(
+    turns: Turns,
+    best: Candidate,
+    free: Found,
+    renting: Callable[[], Renting],
+    rival_s: float = math.inf,
+    *,
+    briefly: bool = False,
+) -> tuple[Candidate, Footprint | Peaks]:
+    """The best candidate that fits as it will run; searched for with rent where the best of all does not.
+
+    Args:
+        turns: the search so far.
+        best: what it found, with memory in the linear program where it would not fit otherwise.
+        free: what it found if memory were no limit.
+        renting: makes programs smaller.
+        rival_s: what a plan that fits costs already: nobody looks for a dearer one.
+        briefly: look at the candidate, and for no other one.
+    """
+    judge, stop, free_s = turns.judge, turns.stop, free.cost_s
+    possible = not too_small(judge.graph, [device.type.memory_bytes for device in turns.model.fleet.devices])
+    if best.cost_s <= free_s * (1 + ENOUGH) and judge.ample(best.memory, best.ratios):
+        return best, best.memory
+    fallen: tuple[Candidate, Peaks] | None = None
+    fitting: tuple[Candidate, Peaks] | None = None
+    for rounds in range(MOST_LOOKS + 1):
+        with turns.timer.ratios():
+            peaks = judge.peaks(best.program, best.ratios, best.memory, never=briefly and not possible)
+        over = judge.excess(peaks)
+        best = replace(best, fits=over <= 1, over=over)
+        if best.fits:
+            if fitting is None or best.cost_s < fitting[0].cost_s:
+                fitting = best, peaks
+            if rounds or best.cost_s <= free_s * (1 + ENOUGH):
+                return fitting
+        elif fallen is None or over < fallen[0].over:
+            fallen = best, peaks
+        if not (best.fits or rounds or briefly):
+            if hopeless(turns, renting, free_s, rival_s):
+                break
+            # Beside a plan that fits, nobody wants to know by how much the smallest program does not.
+            if rival_s < math.inf and over > _FEARED and _smallest(turns, best, renting()).over > _FEARED:
+                break
+        if not best.fits and not rounds and (possible or not briefly):
+            # The same, or nearly so, in another order may do; what the model learns is about the smaller one.
+            smaller = best if briefly else leaner(turns, best, renting())
+            if not briefly and smaller.fits:
+                renting().enough = True
+            small = spared(turns, smaller, sure=not briefly)
+            if small is not None and small[0].fits:
+                fitting = small
+                if small[0].cost_s <= free_s * (1 + ENOUGH):
+                    return fitting
+            elif small is not None and small[0].over < over:
+                fallen = best, peaks = small
+        if rounds == MOST_LOOKS or (rounds and stop()) or briefly or not (best.fits or possible):
+            break
+        dearer = not best.fits or best.cost_s > rival_s
+        rival_s = min(rival_s, math.inf if fitting is None else fitting[0].cost_s)
+        if not rounds and dearer and hopeless(turns, renting, free_s, rival_s):
+            break
+        # The model takes some programs too large: what it learns from one that fits makes room for others.
+        judge.learn(peaks, best.ratios, best.memory, rounds)
+        found = _within(turns, _again(turns, best), renting(), rival_s)
+        found = _closed(turns, found, renting(), free)
+        if not found.fits and found.over > (1.1 if rounds else _FEARED):
+            break
+        best = found
+    if fitting is not None:
+        return fitting
+    assert fallen is not None
+    best, peaks = fallen
+    # Beside a plan that fits nobody will see this one: a look is for what may fit after all.
+    wanted = rival_s == math.inf or judge.feared(best.memory, best.ratios) <= _FEARED
+    if not peaks.seen and wanted and not (briefly and not possible):
+        peaks = judge.peaks(best.program, best.ratios, best.memory, sure=True)
+        over = judge.excess(peaks)
+        best = replace(best, fits=over <= 1, over=over)
+    return best, peaks
+
+
+def overlooked(
+    turns: Turns,
+    best: Candidate,
+    memory: Footprint | Peaks,
+    free_s: float,
+    renting: Callable[[], Renting],
+    *,
+    briefly: bool = False,
+) -> tuple[Candidate, Footprint | Peaks]:
+    """The cheapest program weighed that fits as it will run, even where the model feared that it does not.
+
+    One that does not fit as it stands may at other ratios: the model learns how far it is off about this one.
+
+    Args:
+        turns: the search so far.
+        best: what it found.
+        memory: of that.
+        free_s: what was found if memory were no limit.
+        renting: makes programs smaller.
+        briefly: look at one program, and search for no other.
+    """
+    small = len(turns.space.choices) <= _FEW_CHOICES
+    judge, learned = turns.judge, turns.judge.budgets
+    if small and not briefly and best.fits and best.cost_s > free_s * (1 + ENOUGH):
+        # What is found for less memory fits as well, and may be cheaper: rent finds corners, and misses some.
+        helped = renting().helped
+        for part in _TIGHTER:
+            judge.budgets = learned * part
+            _within(turns, _again(turns, best), renting())
+        judge.budgets, renting().helped = learned, helped
+    if not small and best.fits and best.cost_s <= free_s * (1 + ENOUGH):
+        return best, memory
+    few, worth = 1 if briefly else (_LOOKS if small else _FEW_LOOKS), 1 - (1e-9 if small else _WORTH_A_LOOK)
+    cheaper = [each for each in turns.weighed if not best.fits or each.cost_s < best.cost_s * worth]
+    distinct = {
+        (each.program, each.ratios): each
+        for each in cheaper
+        if judge.feared(each.memory, each.ratios) <= _FEARED
+    }
+    for each in sorted(distinct.values(), key=lambda each: each.cost_s):
+        if best.fits and each.cost_s >= best.cost_s * (1 - 1e-9):
+            break
+        for rounds in range(_ADJUSTED):
+            if not few or turns.stop():
+                break
+            few -= 1
+            with turns.timer.ratios():
+                peaks = judge.peaks(each.program, each.ratios, each.memory)
+                over = judge.excess(peaks)
+                if over <= 1:
+                    best, memory = replace(each, fits=True, over=over), peaks
+                    break
+                judge.learn(peaks, each.ratios, each.memory, rounds)
+                near, cost_s = turns.best_ratios(list(each.items), each.ratios, each.memory)
+            if near == each.ratios or (best.fits and cost_s >= best.cost_s * (1 - 1e-9)):
+                break
+            each = replace(each, ratios=near, cost_s=cost_s)
+    judge.budgets = learned
+    return best, memory
+
+
+def hopeless(turns: Turns, renting: Callable[[], Renting], free_s: float, rival_s: float) -> bool:
+    """Whether a bound proves that no program that fits costs less than a rival."""
+    if rival_s == math.inf or rival_s > free_s * _FAR_ABOVE:
+        return False
+    with turns.timer.search():
+        wanted_s = rival_s * (1 - 1e-3)
+        return renting().bound_within(turns.listed, 0.0, rival_s, turns.stop, wanted_s) >= wanted_s
+
+
+def _closed(turns: Turns, best: Candidate, renting: Renting, free: Found) -> Candidate:
+    """The best that fits, after a small step's programs were gone through by what they cost with little rent.
+
+    Rent finds the corners of what cost and memory allow, and misses what lies between. At the ratios that are
+    likely to be good, those of the best without a limit among them, programs come until no cheaper one that
+    fits is left, or too many have come.
+    """
+    choices = len(turns.space.choices)
+    model, limits = turns.model, renting.limits.nbytes
+    if choices > _FEW_CHOICES or too_small(renting.graph, limits):
+        return best
+    whole = renting.rents.whole_tables()
+    inputs = renting.rents.input_bytes
+    budgets = turns.judge.budgets[model.class_of]
+    shares = [best.ratios, free.ratios, tuple(limit / sum(limits) for limit in limits)]
+    shares += [tuple(float(each[c]) for c in model.class_of) for each in starts(model)]
+    # Of programs that cost about the same the smallest comes first; what fits pays for all memory at most.
+    most_s = SCALES[0] * free.cost_s
+    rent_s = most_s / sum(limits)
+    for ratios in dict.fromkeys(shares):
+        with turns.timer.search():
+            prices = Prices.at(turns.listed, ratios)
+            programs = renting.in_order(prices, ratios, rent_s)
+        left = _MOST_CELLS // max(choices, 1)
+        room = float(((budgets - inputs * np.array(ratios)) / np.maximum(1 - np.array(ratios), 1e-9)).min())
+        for assignment, with_rent_s in itertools.islice(programs, _PASSED_OVER * left):
+            if left < 0 or turns.stop() or (best.fits and with_rent_s >= best.cost_s + most_s):
+                break
+            if sum([table[assignment[choice]] for choice, table in whole]) > room:
+                continue  # what every device holds of the inputs leaves no room for its share of the rest
+            left -= 1
+            program = emit(turns.space, assignment, prices)
+            memory = turns.judge.footprint(program)
+            items = charges(program, renting.graph, model)
+            here = candidate(turns, program, ratios, items, memory)
+            best = here if here.beats(best) and (here.fits or here.over < best.over) else best
+    return best
+
+
+def _again(turns: Turns, found: Candidate) -> Candidate:
+    """The same by the model's present budgets."""
+    over = turns.judge.over(found.memory, found.ratios)
+    return replace(found, over=over, fits=over <= 1)
+
+
+def shortage(best: Candidate, memory: Footprint | Peaks, model: CostModel) -> str:
+    """What the smallest program found would need."""
+    devices = model.fleet.devices
+    peaks = memory.peak(np.asarray(best.ratios))
+    limits = np.array([device.type.memory_bytes for device in devices])
+    worst = int((peaks / limits).argmax())
+    name = f"{devices[worst].name} ({devices[worst].type.name})"
+    return (
+        "no program found fits into every device's memory: of those searched, the one that lacks least needs "
+        f"{size(peaks[worst])} on {name}, which has {size(limits[worst])}; with {best.over:.3g} times the "
+        "memory everywhere it would fit"
+    )
+
+
+def _smallest(turns: Turns, found: Candidate, renting: Renting) -> Candidate:
+    """The program found under the highest rent, at the same ratios, in the order that needs least."""
+    limits, ratios = renting.limits.nbytes, found.ratios
+    with turns.timer.search():
+        prices = Prices.at(turns.listed, ratios)
+        solution = renting.solve(prices, ratios, SCALES[-1] * found.cost_s / sum(limits), turns.stop)
+        turns.searches, turns.expanded = turns.searches + 1, turns.expanded + solution.expanded
+    with turns.timer.ratios():
+        program = emit(turns.space, solution.assignment, prices)
+        items, memory = charges(program, renting.graph, turns.model), turns.judge.footprint(program)
+        here = candidate(turns, program, ratios, items, memory)
+    there = None if here.fits else in_turn(turns, here)
+    return there if there is not None and there.over < here.over else here
+
+
+def _within(turns: Turns, found: Candidate, renting: Renting, rival_s: float = math.inf) -> Candidate:
+    """The cheapest program found under rent that fits, or else the smallest."""
+    model, stop, graph = turns.model, turns.stop, renting.graph
+    limits = renting.limits.nbytes
+    unit = renting.unit_s = renting.unit_s or found.cost_s / sum(limits)
+    by_memory = tuple(limit / sum(limits) for limit in limits)
+    best = found
+    tried: dict[tuple[tuple[int, ...], tuple[float, ...]], tuple[bool, float]] = {}
+    # What programs cost that are too large at the highest rent so far: those that fit cost no less, at these
+    # ratios (a program of fewer bytes that cost less would have been found).
+    under_s = 0.0
+    # Ratios, cost and bytes of the program that was found last under rent; whether it was known.
+    point = best.ratios, math.inf, math.inf
+    again = False
+
+    def rented(scale: float) -> bool:
+        """Whether a program fits at that rent; the best so far is kept."""
+        nonlocal under_s
+        fits, least_s = turns_from(best.ratios, scale)
+        if not fits and not best.fits:
+            fits, other_s = turns_from(by_memory, scale)
+            least_s = min(least_s, other_s)
+        if not fits:
+            under_s = max(under_s, least_s)
+        return fits
+
+    def settled() -> bool:
+        """Whether more of this finds nothing that is worth it."""
+        return stop() or under_s >= (1 - _SETTLED) * (best.cost_s if best.fits else rival_s)
+
+    def turns_from(ratios: tuple[float, ...], scale: float) -> tuple[bool, float]:
+        """Whether a program fits, and the least cost of one."""
+        nonlocal best, point, again
+        fits, least_s = False, math.inf
+        for turn in range(2):
+            with turns.timer.search():
+                prices = Prices.at(turns.listed, ratios)
+                solution = renting.solve(prices, ratios, scale * unit, stop)
+                turns.searches, turns.expanded = turns.searches + 1, turns.expanded + solution.expanded
+            key = solution.assignment, ratios
+            if not turn:
+                nbytes = renting.nbytes(solution.assignment, ratios)
+                point, again = (ratios, solution.seconds - scale * unit * nbytes, nbytes), key in tried
+            if key in tried:
+                fits, least_s = fits or tried[key][0], min(least_s, tried[key][1])
+                break
+            with turns.timer.ratios():
+                program = emit(turns.space, solution.assignment, prices)
+                items, memory = charges(program, graph, model), turns.judge.footprint(program)
+                near, cost_s = turns.best_ratios(items, ratios, memory)
+                here = candidate(turns, program, near, items, memory, cost_s)
+            if not here.fits and near != ratios:
+                # Nothing in the linear program keeps the ratios small where its program cannot fit.
+                there = candidate(turns, program, ratios, items, memory)
+                here = there if there.over < here.over else here
+            if not here.fits:
+                there = in_turn(turns, here)
+                here = there if there is not None and there.over < here.over else here
+            fits = fits or here.fits
+            least_s = min(least_s, here.cost_s)
+            tried[key] = here.fits, here.cost_s
+            better = here.beats(best) if here.fits or best.fits else here.over < best.over
+            best = here if better else best
+            if near == ratios:
+                break
+            ratios = near
+        return fits, least_s
+
+    possible = not too_small(graph, limits)
+    if not possible:
+        for scale in SCALES[3:5]:
+            if stop() or rented(scale):
+                break
+        return best
+    last = len(SCALES) - 1
+    top = min(renting.helped + 1, last) if renting.helped else last
+    if renting.enough:
+        top = SCALES.index(LITTLE)
+    if not rented(SCALES[top]):
+        # Where the highest rent makes nothing small enough, a lower one hardly does.
+        if top == last or not rented(SCALES[last]):
+            return best
+        top = last
+    above = point
+    # Without rent the best program is known, and too large.
+    with turns.timer.search():
+        solution, _ = turns.search(found.ratios)
+        below = found.ratios, solution.seconds, renting.nbytes(solution.assignment, found.ratios)
+    least, most = 0.0, SCALES[top]
+    # What is best at a rent between these two lies below the line through their costs and bytes, if there is
+    # anything: the slope of that line is the rent to ask for. Lines are of programs at the same ratios.
+    for _ in range(_MOST_RENTS):
+        if settled() or most <= least * _NARROW:
+            break
+        scale, known = (least * most) ** 0.5 if least else most / 16, False
+        if below[0] == above[0] and below[2] > above[2]:
+            slope = (above[1] - below[1]) / (below[2] - above[2]) / unit
+            scale, known = (slope, True) if least < slope < most else (scale, False)
+        if rented(scale):
+            most, above = scale, point
+        else:
+            least, below = scale, point
+        if known and again:
+            break
+    renting.helped = next(number for number, scale in enumerate(SCALES) if scale >= most or number == last)
+    if len(turns.space.choices) <= _FEW_CHOICES:
+        # A smaller program is dearer at the same ratios, but leaves more room for better ones.
+        vectors = [best.ratios, *(tuple(float(each[c]) for c in model.class_of) for each in starts(model))]
+        for ratios, times in itertools.product(dict.fromkeys(vectors), _HIGHER):
+            if not stop():
+                turns_from(ratios, times * most)
+    return best

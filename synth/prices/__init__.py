@@ -1,0 +1,1 @@
+"""Prices: from the instructions a space may contain to tables of seconds."""

@@ -1,0 +1,370 @@
+"""Prices: from factors and a price list to tables of seconds.
+
+Seconds at given shares, or at least under any (for the bound), are worked out for every set of shares. All
+arithmetic is done on whole arrays: kernels and exchanges by their stack, the cheapest ways between
+placements for all types of tensors at once. Several sets of prices of one catalogue may be worked out
+together (`Prices.of_all`): everything then has an axis in front, one entry per set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.cost.bill import Cut, Shares
+from shardwright.cost.kernels.contractions import Sizes
+from shardwright.cost.model import CostModel
+from shardwright.cost.share_cost import CostStack, Floats, ShareCost
+from shardwright.ir.collectives import registry as collectives
+from shardwright.ir.graph import TensorType
+from shardwright.ir.placement import Placement
+from shardwright.synth.prices.lists import Listed, Moves, PriceList
+from shardwright.synth.space.conversions import Domain, Routes
+from shardwright.synth.space.factors import EquationFactor, Factor, TableFactor
+
+#: Seconds of lines of a price list, given their costs and how each is cut (see `PriceList.fresh`).
+Evaluate: TypeAlias = Callable[..., Floats]
+
+
+class Several:
+    """Prices of one catalogue, to be evaluated together."""
+
+    def __init__(self, prices: Sequence[Prices]) -> None:
+        self.prices = tuple(prices)
+        self.lists = tuple([each.list for each in prices if isinstance(each.list, PriceList)])
+        assert len(self.lists) == len(prices), "on two axes there is no catalogue"
+        first = self.lists[0]
+        self.model, self.catalogue = first.model, first.catalogue
+        self.kernels, self.steps, self.step = first.kernels, first.steps, first.step
+        self.moves = first.moves
+
+    def __len__(self) -> int:
+        return len(self.catalogue.lines)
+
+    def fresh(self, known: int) -> tuple[list[CostStack], NDArray[np.int64], NDArray[np.bool_]]:
+        """See `PriceList.fresh`: a stack for each."""
+        wanted: dict[tuple[str, bool], list[Sizes]] = {}
+        for each in self.lists:
+            for key, shapes in each.model.products_of(self.catalogue.since(known)[0].kernels).items():
+                wanted.setdefault(key, []).extend(shapes)
+        self.model.learn(wanted)
+        found = [each.fresh(known) for each in self.lists]
+        return [stack for stack, *_ in found], *found[0][1:]
+
+
+class Prices:
+    """One set of prices. What is asked for together is worked out together: see `tables`."""
+
+    def __init__(self, listed: Listed, evaluate: Evaluate, allowed: frozenset[str] | None = None) -> None:
+        self.list = listed
+        self.model = listed.model
+        self.work_out = evaluate
+        self._allowed = allowed
+        self._seconds: Floats = np.zeros(0)
+        self._ways: dict[Routes, tuple[Floats, NDArray[np.intp]]] = {}
+        self._use: dict[Domain, Floats] = {}
+        self._derive: dict[Domain, Floats] = {}
+        self._tables: dict[Factor, Floats] = {}
+        self._strategies: dict[tuple[Routes, Placement, Placement], tuple[str, str, int]] = {}
+        self._best: dict[tuple[EquationFactor, tuple[int, ...]], int] = {}
+
+    @staticmethod
+    def at(
+        model: CostModel | PriceList,
+        ratios: Sequence[float],
+        allowed: frozenset[str] | None = None,
+        others: Sequence[Sequence[float]] = (),
+    ) -> Prices:
+        """Prices at the shares per device that `ratios` round to.
+
+        Args:
+            model: prices instructions; a price list of it, where there is one.
+            ratios: share per device of the fleet.
+            allowed: kinds of exchanges that may be used at all (for baselines); None for all.
+            others: ratios that what is not tied to `ratios` may be cut by, whichever it likes best.
+        """
+        listed = model if isinstance(model, PriceList) else PriceList(model)
+        several = [Shares(other, listed.model.class_of) for other in others]
+        shares = Shares(ratios, listed.model.class_of)
+
+        def evaluate(costs: CostStack, units: NDArray[np.int64], tied: NDArray[np.bool_]) -> Floats:
+            found = shares.stack(costs, units)
+            for other in several:
+                found = np.where(tied, found, np.minimum(found, other.stack(costs, units)))
+            return found
+
+        return Prices(listed, evaluate, allowed)
+
+    @staticmethod
+    def floors(model: CostModel | PriceList, largest: tuple[float, float] | None = None) -> Prices:
+        """What every instruction costs at least, under shares of its own, in whole units.
+
+        Of an axis of few units some device has more than the average. On devices that are all alike, floors
+        are thereby mostly what instructions cost at even ratios.
+
+        Args:
+            model: prices instructions; a price list of it, where there is one.
+            largest: range in which the largest of the plan's ratios lies; None for any. What may be cut by
+                other ratios does not know of it.
+        """
+        listed = model if isinstance(model, PriceList) else PriceList(model)
+        counts, devices = listed.model.counts, len(listed.model.class_of)
+
+        def evaluate(costs: CostStack, units: NDArray[np.int64], tied: NDArray[np.bool_]) -> Floats:
+            if largest is None:
+                return costs.floor_within(counts, *_rounded_range(0.0, 1.0, units, devices))
+            found, own = np.empty(len(units)), np.flatnonzero(tied)
+            free = np.flatnonzero(~tied)
+            found[free] = costs.take(free).floor(counts)
+            found[own] = costs.take(own).floor_within(counts, *_rounded_range(*largest, units[own], devices))
+            return found
+
+        return Prices(listed, evaluate)
+
+    @staticmethod
+    def of_all(some: Sequence[Prices]) -> Prices:
+        """Several prices of one catalogue at once; whatever is asked of them has an axis in front."""
+
+        def evaluate(
+            stacks: Sequence[CostStack], units: NDArray[np.int64], tied: NDArray[np.bool_]
+        ) -> Floats:
+            pairs = zip(some, stacks, strict=True)
+            return np.stack([each.work_out(stack, units, tied) for each, stack in pairs])
+
+        return Prices(Several(some), evaluate)
+
+    def one(self, number: int) -> Prices:
+        """One of several prices by itself, with all that is known of it."""
+        assert isinstance(self.list, Several), "these prices are not several"
+        each = self.list.prices[number]
+        each.take_over(self, number)
+        return each
+
+    def take_over(self, several: Prices, number: int) -> None:
+        """Take over what was worked out for several prices, of which these are one."""
+        self._seconds = several.seconds[number]
+        self._ways = {r: (cost[number], follow[number]) for r, (cost, follow) in several._ways.items()}
+        self._tables = {
+            factor: table[number] if table.ndim > len(factor.domains) else table
+            for factor, table in several._tables.items()
+        }
+
+    # -- lines ---------------------------------------------------------------------------------------
+
+    @property
+    def seconds(self) -> Floats:
+        """Seconds of every line of the list."""
+        known = self._seconds.shape[-1]
+        if known < len(self.list):
+            fresh = self.work_out(*self.list.fresh(known))
+            self._seconds = np.concatenate([self._seconds, fresh], axis=-1) if known else fresh
+        return self._seconds
+
+    def evaluate(self, cost: ShareCost, cut: Cut | None) -> float:
+        """Seconds of one instruction that cuts the axis `cut`."""
+        units = cut[0] // cut[1] if cut is not None and cost.varies else 0
+        return float(self.work_out(CostStack.of([cost]), np.array([units]), np.array([True]))[0])
+
+    def step(self, tensor: TensorType, pre: Placement, post: Placement) -> float:
+        """Seconds of one move by its cheapest strategy; infinite where there is none."""
+        found = self.list.step(tensor, pre, post)
+        if found is None or not self._may(found.kind):
+            return float("inf")
+        return float(self.seconds[list(found.lines)].min())
+
+    # -- conversions ---------------------------------------------------------------------------------
+
+    def _learn(self, routes: Iterable[Routes]) -> None:
+        """Find the cheapest ways of all `routes` at once: all-pairs shortest paths (Floyd-Warshall)."""
+        fresh = tuple([r for r in dict.fromkeys(routes) if r not in self._ways])
+        if not fresh:
+            return
+        moves = _moves_of(self.list, fresh)
+        n = max(len(r.placements) for r in fresh)
+        seconds = self.seconds
+        cost = np.full((*seconds.shape[:-1], len(fresh), n, n), np.inf)
+        cost[..., range(n), range(n)] = 0.0
+        if len(moves.lines):
+            cheapest = np.minimum.reduceat(seconds[..., moves.lines], moves.starts, axis=-1)
+            if self._allowed is not None:
+                barred = [not self._may(kind) for kind in moves.kinds]
+                cheapest = np.where(barred, np.inf, cheapest)
+            cost[..., moves.routes, moves.pre, moves.post] = cheapest
+        follow = np.broadcast_to(np.arange(n), cost.shape).copy()
+        for k in range(n):
+            through = cost[..., k, None] + cost[..., None, k, :]
+            shorter = np.nonzero(through < cost - 1e-15)
+            if len(shorter[0]):
+                follow[shorter] = follow[(*shorter[:-1], np.full_like(shorter[-1], k))]
+                cost[shorter] = through[shorter]
+        for k, r in enumerate(fresh):
+            size = len(r.placements)
+            self._ways[r] = cost[..., k, :size, :size], follow[..., k, :size, :size]
+
+    def _may(self, kind: str) -> bool:
+        return self._allowed is None or collectives()[kind].local or kind in self._allowed
+
+    def _cost(self, routes: Routes) -> Floats:
+        if routes not in self._ways:
+            self._learn((routes,))
+        return self._ways[routes][0]
+
+    def use(self, domain: Domain) -> Floats:
+        """See `Domain.use`."""
+        found = self._use.get(domain)
+        if found is None:
+            found = self._use[domain] = domain.use(self._cost(domain.routes))
+        return found
+
+    def derive(self, domain: Domain) -> Floats:
+        """See `Domain.derive`."""
+        found = self._derive.get(domain)
+        if found is None:
+            found = self._derive[domain] = domain.derive(self._cost(domain.routes))
+        return found
+
+    def hold(self, domain: Domain) -> Floats:
+        """See `Domain.hold`."""
+        return domain.hold(self._cost(domain.routes))
+
+    def distance(self, routes: Routes, pre: Placement, post: Placement) -> float:
+        """Seconds of the cheapest way from `pre` to `post`, infinite where there is none."""
+        return float(self._cost(routes)[routes.index[pre], routes.index[post]])
+
+    def path(self, routes: Routes, pre: Placement, post: Placement) -> list[tuple[Placement, Placement]]:
+        """The moves of the cheapest way."""
+        self._cost(routes)
+        follow, placements = self._ways[routes][1], routes.placements
+        at, end = routes.index[pre], routes.index[post]
+        steps: list[tuple[Placement, Placement]] = []
+        while at != end:
+            following = int(follow[at, end])
+            steps.append((placements[at], placements[following]))
+            at = following
+        return steps
+
+    def strategy(self, routes: Routes, pre: Placement, post: Placement) -> tuple[str, str, int]:
+        """Kind, cheapest strategy and line of one move; the first listed wins a tie."""
+        key = (routes, pre, post)
+        found = self._strategies.get(key)
+        if found is None:
+            step = self.list.step(routes.type, pre, post)
+            assert step is not None and self._may(step.kind), f"no move from {pre} to {post}"
+            seconds = self.seconds
+            best = min(range(len(step.lines)), key=lambda k: round(float(seconds[step.lines[k]]), 15))
+            found = self._strategies[key] = step.kind, step.strategies[best], step.lines[best]
+        return found
+
+    # -- factors -------------------------------------------------------------------------------------
+
+    def tables(self, factors: Iterable[Factor]) -> list[Floats]:
+        """The tables of factors, those asked for the first time worked out together."""
+        wanted = list(factors)
+        fresh = [f for f in wanted if f not in self._tables]
+        self.prepare(fresh)
+        for factor in fresh:
+            self._tables[factor] = self._table(factor)
+        return [self._tables[f] for f in wanted]
+
+    def prepare(self, factors: Iterable[Factor]) -> None:
+        """Price all lines that factors need, and find all ways between placements, at once."""
+        fresh = list(factors)
+        for factor in fresh:
+            if isinstance(factor, EquationFactor):
+                self.list.kernels(factor)
+        routes = list(dict.fromkeys(domain.routes for factor in fresh for domain in factor.domains))
+        for r in routes:
+            self.list.steps(r)
+        self._learn(routes)
+
+    def table(self, factor: Factor) -> Floats:
+        """The table of one factor."""
+        return self.tables((factor,))[0]
+
+    def _table(self, factor: EquationFactor | TableFactor) -> Floats:
+        if not isinstance(factor, EquationFactor):
+            return factor.table(self)
+        needs = factor.needs()
+        # (signatures, holdings of the first choice, of the second, ...), then the cheapest signature.
+        total = self.seconds[..., self.list.kernels(factor)[needs.signatures]]
+        for position, domain in enumerate(factor.domains):
+            vector: Floats | None = None
+            for mode, where in needs.of[position]:
+                found = self._conversion(domain, mode, where)
+                vector = found if vector is None else vector + found
+            assert vector is not None, "a choice in scope is some operand's or result's"
+            wide = (*vector.shape[:-1], *(1,) * position, vector.shape[-1])
+            total = total[..., None] + vector.reshape(wide)
+        return total.min(axis=-1 - len(factor.domains)) * factor.weight
+
+    def _conversion(self, domain: Domain, mode: str, where: NDArray[np.intp]) -> Floats:
+        """[signature, holding]: seconds of bringing the placements needed and the holding together.
+
+        `where` are the positions of the placements in the routes, -1 for one that the tensor does not know.
+        """
+        if mode == "exact":
+            return np.where(domain.base[None, :] == where[:, None], 0.0, np.inf)
+        costs = self.use(domain) if mode == "use" else self.derive(domain)
+        found = costs[..., where].swapaxes(-1, -2)
+        missing = where < 0
+        if missing.any():
+            found[..., missing, :] = np.inf
+        return found
+
+    def best(self, factor: EquationFactor, at: tuple[int, ...]) -> int:
+        """Number of the cheapest signature when the choices in scope are `at`; of equals fewest moves win."""
+        key = (factor, at)
+        found = self._best.get(key)
+        if found is None:
+            found = self._best[key] = self._cheapest(factor, at)
+        return found
+
+    def _cheapest(self, factor: EquationFactor, at: tuple[int, ...]) -> int:
+        needs = factor.needs()
+        seconds = self.seconds[self.list.kernels(factor)[needs.signatures]]
+        moves = np.zeros(len(seconds), dtype=np.intp)
+        for domain, holding, slots in zip(factor.domains, at, needs.of, strict=True):
+            base, extra = domain.base[holding], domain.extra[holding]
+            for mode, where in slots:
+                if mode == "exact":
+                    seconds = np.where(where == base, seconds, np.inf)
+                else:
+                    costs = self.use(domain) if mode == "use" else self.derive(domain)
+                    seconds = seconds + np.where(where < 0, np.inf, costs[holding, where])
+                moves += (where != base) & (where != extra)
+        # Prices that differ in the last digits only count as equal.
+        near = np.flatnonzero(seconds <= seconds.min() + 1e-14)
+        best = min(near, key=lambda k: (round(float(seconds[k]), 15), moves[k]))
+        return int(needs.signatures[best])
+
+
+def _moves_of(listed: Listed, routes: tuple[Routes, ...]) -> Moves:
+    """Remembered per catalogue: all prices of a space ask for the same."""
+    found = listed.moves.get(routes)
+    if found is None:
+        flat = [(k, r, step) for k, r in enumerate(routes) for step in listed.steps(r)]
+        counts = [len(step.lines) for _, _, step in flat]
+        found = listed.moves[routes] = Moves(
+            np.array([line for _, _, step in flat for line in step.lines], dtype=np.intp),
+            np.cumsum([0, *counts[:-1]], dtype=np.intp),
+            tuple([step.kind for _, _, step in flat]),
+            np.array([k for k, _, _ in flat], dtype=np.intp),
+            np.array([r.index[step.pre] for _, r, step in flat], dtype=np.intp),
+            np.array([r.index[step.post] for _, r, step in flat], dtype=np.intp),
+        )
+    return found
+
+
+def _rounded_range(low: float, high: float, units: NDArray[np.int64], devices: int) -> tuple[Floats, Floats]:
+    """Range of the largest share of an axis of `units`, if the largest ratio is between `low` and `high`.
+
+    Rounding gives a device its ratio rounded up or down to whole units, and some device has the average
+    at least. Where nothing is cut (0 units) the ratios themselves matter.
+    """
+    whole = np.maximum(units, 1)
+    least = np.maximum(np.floor(units * low + 1e-9), np.ceil(units / devices)) / whole
+    most = np.minimum(np.floor(units * high + 1e-9) + 1, units) / whole
+    return np.where(units > 0, least, low), np.where(units > 0, most, high)

@@ -1,0 +1,1 @@
+"""Programs: what an assignment of choices amounts to: instructions, their bill, whether they fit."""

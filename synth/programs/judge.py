@@ -1,0 +1,116 @@
+"""Whether a program fits into the devices' memory: a model for many programs, a closer look at the best.
+
+The search asks the model of `cost/memory/liveness.py`, the LP has its rows. What the model takes for the best
+is then looked at as it will run (`Look`), unless by the model it leaves ample room; where that says
+otherwise, the model's budgets are scaled by how much the two differ, and the search goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from shardwright.cost.memory.liveness import Footprint, Peaks, all_bytes, footprint
+from shardwright.cost.model import CostModel
+from shardwright.cost.share_cost import Floats
+from shardwright.ir.graph import Graph
+from shardwright.ir.program import Program
+
+#: Peak bytes of every device of a program at some ratios.
+Look: TypeAlias = Callable[[Program, Sequence[float]], tuple[int, ...]]
+
+#: How often the search may go on after a look.
+MOST_LOOKS = 4
+
+#: Up to this part of every budget, by the model, a program fits and is not looked at: the model has been seen
+#: to take up to a thirtieth too little, and mostly takes too much.
+AMPLE = 0.8
+
+#: Beyond this multiple of a budget, by the model, a program is not looked at while there may be others.
+_FAR = 1.5
+
+
+class Judge:
+    """Of one step on one fleet.
+
+    Args:
+        graph: the step.
+        model: whose devices have the memory.
+        look: at a program; None: the model's word counts.
+
+    Attributes:
+        limits: bytes of memory of a device of every class.
+        budgets: the same for the model: what it calls full is full.
+        roomy: whether everything fits, whatever the program.
+    """
+
+    def __init__(self, graph: Graph, model: CostModel, look: Look | None = None) -> None:
+        self.graph, self.look, self._class_of = graph, look, model.class_of
+        self.limits: Floats = np.array([float(device.memory_bytes) for device in model.types])
+        self.budgets = self.limits
+        # A padded exchange takes as many blocks as there are devices, and one more.
+        largest = max((value.type.nbytes for value in graph.values()), default=0)
+        most = float(all_bytes(graph) + (len(self._class_of) + 1) * largest)
+        self.roomy = bool(most <= self.limits.min())
+        #: What was looked at; the program is kept, so that no other has its id.
+        self._seen: dict[tuple[int, tuple[float, ...]], tuple[Program, Peaks]] = {}
+        self._whole = Footprint(np.array([most]), np.zeros(1))
+
+    def footprint(self, program: Program) -> Footprint:
+        """By the model; of a step that fits anyway, an upper bound."""
+        return self._whole if self.roomy else footprint(program, self.graph)
+
+    def over(self, memory: Footprint | Peaks, ratios: Sequence[float]) -> float:
+        """The largest part of its budget that a device needs, by the model."""
+        return float((memory.peak(np.asarray(ratios)) / self.budgets[self._class_of]).max())
+
+    def feared(self, memory: Footprint | Peaks, ratios: Sequence[float]) -> float:
+        """The largest part of its memory that a device needs, by the model, whatever was learned about it."""
+        return float((memory.peak(np.asarray(ratios)) / self.limits[self._class_of]).max())
+
+    def ample(self, memory: Footprint | Peaks, ratios: Sequence[float]) -> bool:
+        """Whether a program fits by so much that nobody need look."""
+        return self.roomy or self.over(memory, ratios) <= AMPLE
+
+    def excess(self, peaks: Peaks) -> float:
+        """The largest part of its memory that a device needs."""
+        return float((np.asarray(peaks.bytes) / self.limits[self._class_of]).max())
+
+    def peaks(
+        self,
+        program: Program,
+        ratios: Sequence[float],
+        memory: Footprint | Peaks,
+        *,
+        sure: bool = False,
+        never: bool = False,
+    ) -> Peaks:
+        """Of a program as it will run; by the model where there is no other word, or none is needed.
+
+        Args:
+            program: the program.
+            ratios: share of every device.
+            memory: its footprint.
+            sure: look at it, however far beyond the budgets the model has it.
+            never: no program fits, and nobody needs to know by how much to the byte.
+        """
+        told = Peaks(tuple(int(b) for b in memory.peak(np.asarray(ratios))))
+        if self.look is None or self.roomy or (never and self.excess(told) > 1):
+            return told
+        # The model may learn so low a budget that what it says would fit is far beyond that: then look.
+        if not sure and self.over(memory, ratios) > _FAR and self.excess(told) > 1:
+            return told
+        key = id(program), tuple(ratios)
+        if key not in self._seen:
+            self._seen[key] = program, Peaks(self.look(program, ratios), seen=True)
+        return self._seen[key][1]
+
+    def learn(self, peaks: Peaks, ratios: Sequence[float], memory: Footprint | Peaks, rounds: int) -> None:
+        """Scale the model's budgets by what it takes too little or too much; every round is stricter."""
+        if not peaks.seen:
+            return
+        part = memory.peak(np.asarray(ratios)) / np.maximum(np.asarray(peaks.bytes, dtype=np.float64), 1.0)
+        scale = np.array([part[self._class_of == c].min() for c in range(len(self.limits))])
+        self.budgets = self.limits * scale * 0.98**rounds

@@ -1,0 +1,326 @@
+"""Bucket elimination over the choice graph: exact messages, or admissible ones where tables would not fit.
+
+Eliminating a choice v adds up the terms that mention it and minimises over v; what remains is a message
+to the choices it was tied to. In reverse order, the messages tell the cost of completing any partial
+assignment: a perfect heuristic for A*. Where a table would exceed `most_cells`, the terms of the bucket
+are minimised in several smaller groups (mini-buckets); the sum of the minima is then a lower bound, and
+the heuristic stays admissible (Dechter 1999; Kask & Dechter 2001).
+
+Repeated layers cost nothing: a `Tape` lists every distinct elimination once, whatever the prices. And
+since messages are kept up to a constant, those that travel along a chain of equal layers soon repeat
+themselves (the turnpike property), so that even a chain is worked out for its ends only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from shardwright.cost.share_cost import Floats
+from shardwright.synth.search.fold import Folded, Scope, least
+from shardwright.synth.search.prune import Kept
+
+#: Where a table comes from: ("term", recipe, classes...) or ("message", operation).
+Source: TypeAlias = tuple[object, ...]
+
+T = TypeVar("T", bound=tuple[object, ...])
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One distinct elimination: add up `sources` on axes (choice, *rest), minimise over the first.
+
+    Attributes:
+        sources: tables to add up, each with its axes among (choice, *rest).
+        kinds: classes of (choice, *rest).
+    """
+
+    sources: tuple[tuple[Source, tuple[int, ...]], ...]
+    kinds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """What is eliminated with one choice: operations, each with the other choices that its table is over."""
+
+    choice: int
+    parts: tuple[tuple[int, Scope], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tape:
+    """Buckets in order of elimination, over choices with more than one value left.
+
+    Attributes:
+        operations: distinct ones, each after those whose messages it reads.
+        buckets: in order of elimination.
+        open: classes with more than one value left.
+        left: what mentions only choices that are not eliminated, messages included.
+        constants: sources of terms all of whose choices are settled, and how often each occurs.
+        split: whether mini-buckets were needed.
+        width: most choices in one table.
+    """
+
+    operations: tuple[Operation, ...]
+    buckets: tuple[Bucket, ...]
+    open: frozenset[int]
+    left: tuple[tuple[Source, Scope], ...]
+    constants: tuple[tuple[Source, int], ...]
+    split: bool
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The outcome of one operation.
+
+    Attributes:
+        sources: tables that were added up, with their axes among (choice, *rest).
+        message: their minimum over the choice, less its own least entry; None where nothing else is in it.
+        least: that entry; where prices are several, an array of them, and tables have one more axis in front.
+    """
+
+    sources: tuple[tuple[Floats, tuple[int, ...]], ...]
+    message: Floats | None
+    least: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Elimination:
+    """The result: outcome of every operation, and what they add up to.
+
+    Attributes:
+        tape: what was done.
+        done: per operation.
+        left: tables of what is left, in the order of the tape.
+        constant: what was settled. If nothing is left: the least cost of any assignment, or a lower bound on
+            it where the tape is split. Where prices are several, one for each.
+        cells: size of all tables that were added up.
+    """
+
+    tape: Tape
+    done: tuple[Done, ...]
+    left: tuple[Floats, ...]
+    constant: Floats
+    cells: int
+
+    def one(self, number: int) -> Elimination:
+        """Where prices are several, what one of them gives."""
+
+        def cut(table: Floats, axes: int) -> Floats:
+            return table[number] if table.ndim > axes else table
+
+        apart: dict[int, Done] = {}
+        for done, operation in zip(self.done, self.tape.operations, strict=True):
+            if id(done) not in apart:
+                message, rest = done.message, len(operation.kinds) - 1
+                apart[id(done)] = Done(
+                    tuple([(cut(table, len(axes)), axes) for table, axes in done.sources]),
+                    None if message is None else cut(message, rest),
+                    cut(done.least, 0),
+                )
+        left = zip(self.left, self.tape.left, strict=True)
+        return Elimination(
+            self.tape,
+            tuple([apart[id(done)] for done in self.done]),
+            tuple([cut(table, len(scope)) for table, (_, scope) in left]),
+            cut(self.constant, 0),
+            self.cells,
+        )
+
+
+def live(folded: Folded, size_of: Sequence[int]) -> list[Scope]:
+    """Scopes of all terms, without choices of which only one value is left."""
+    sizes = [size_of[kind] for kind in folded.class_of]
+    return [tuple([v for v in scope if sizes[v] > 1]) for scope in folded.scopes]
+
+
+def record(
+    folded: Folded, room: Sequence[int], size_of: Sequence[int], order: Sequence[int], most_cells: int
+) -> Tape:
+    """Find the distinct operations that eliminate the choices of `order`.
+
+    Args:
+        folded: the problem.
+        room: values that every class may have left; those of one are settled.
+        size_of: values that it has left now, which say how large tables are.
+        order: choices to eliminate, each of which has more than one value left.
+        most_cells: largest table; beyond it buckets are split.
+    """
+    class_of = folded.class_of
+    sizes = [size_of[kind] for kind in class_of]
+    last = len(order)
+    place = [last] * len(class_of)
+    for k, v in enumerate(order):
+        place[v] = k
+    waiting: list[list[tuple[Source, Scope]]] = [[] for _ in range(last + 1)]
+    constants: dict[Source, int] = {}
+    for scope, recipe, free in zip(folded.scopes, folded.recipe_of, live(folded, room), strict=True):
+        # Axes of settled choices have length one; they are dropped when the table is read.
+        source = ("term", recipe, *[class_of[v] for v in scope])
+        if free:
+            waiting[min([place[v] for v in free])].append((source, free))
+        else:
+            constants[source] = constants.get(source, 0) + 1
+    numbers: dict[tuple[object, ...], int] = {}
+    operations: list[Operation] = []
+    buckets: list[Bucket] = []
+    split, width = False, 0
+    for k, v in enumerate(order):
+        parts: list[tuple[int, Scope]] = []
+        groups = in_groups(waiting[k], sizes, most_cells)
+        waiting[k] = []
+        split = split or len(groups) > 1
+        for tied, group in groups:
+            # Those that stay come last, in ascending order, as scopes of what is left must be.
+            rest = tuple([u for _, u in sorted([(place[u], u) for u in tied if u != v])])
+            axis = {u: k for k, u in enumerate((v, *rest))}
+            sources = tuple(sorted([(s, tuple([axis[u] for u in scope])) for s, scope in group]))
+            kinds = tuple([class_of[u] for u in axis])
+            number = numbers.setdefault((sources, kinds), len(numbers))
+            if number == len(operations):
+                operations.append(Operation(sources, kinds))
+            parts.append((number, rest))
+            width = max(width, len(kinds))
+            if rest:
+                waiting[place[rest[0]]].append((("message", number), rest))
+        buckets.append(Bucket(v, tuple(parts)))
+    opened = frozenset(kind for kind, size in enumerate(room) if size > 1)
+    left = tuple(waiting[last])
+    return Tape(tuple(operations), tuple(buckets), opened, left, tuple(constants.items()), split, width)
+
+
+def in_groups(
+    terms: list[tuple[T, Scope]], sizes: Sequence[int], most_cells: int
+) -> list[tuple[set[int], list[tuple[T, Scope]]]]:
+    """All terms together if their table fits, else greedily, largest first, into tables that fit.
+
+    Returns:
+        Of every group, the choices that its table is over, and its terms.
+    """
+
+    def cells(scope: set[int]) -> int:
+        return math.prod([sizes[u] for u in scope])
+
+    every = {u for _, scope in terms for u in scope}
+    if cells(every) <= most_cells:
+        return [(every, terms)] if terms else []
+    groups: list[tuple[set[int], list[tuple[T, Scope]]]] = []
+    for term in sorted(terms, key=lambda t: (-cells(set(t[1])), t)):
+        for scope, members in groups:
+            if cells(scope | set(term[1])) <= most_cells:
+                scope.update(term[1])
+                members.append(term)
+                break
+        else:
+            groups.append((set(term[1]), [term]))
+    return groups
+
+
+def eliminate(tape: Tape, kept: Kept) -> Elimination:
+    """Carry out the operations of a tape on the tables of `kept`."""
+    messages: list[Floats | None] = []
+    done: list[Done] = []
+    by_inputs: dict[tuple[object, ...], Done] = {}
+    by_content: dict[tuple[tuple[int, ...], bytes], Floats] = {}
+    squeezed: dict[tuple[object, ...], Floats] = {}
+    cells = 0
+
+    def read(source: Source) -> Floats:
+        if source[0] == "message":
+            found = messages[source[1]]  # pyright: ignore[reportArgumentType, reportCallIssue]
+            assert found is not None
+            return found
+        recipe, kinds = source[1], source[2:]
+        settled = tuple([k for k, kind in enumerate(kinds) if kind not in tape.open])
+        key = (kept.key(recipe, kinds), settled)  # pyright: ignore[reportArgumentType]
+        if key not in squeezed:
+            table = kept.table(recipe, kinds)  # pyright: ignore[reportArgumentType]
+            front = table.ndim - len(kinds)
+            squeezed[key] = table.squeeze(tuple([front + k for k in settled])) if settled else table
+        return squeezed[key]
+
+    for operation in tape.operations:
+        sources = tuple([(read(source), axes) for source, axes in operation.sources])
+        shape = tuple([kept.size(kind) for kind in operation.kinds])
+        key = (shape, *sorted([(id(table), axes) for table, axes in sources]))
+        found = by_inputs.get(key)
+        if found is None:
+            lowest, size = _minimum(sources, shape)
+            cells += size
+            rest = len(shape) - 1
+            low, message = (lowest, None) if not rest else _apart(lowest, rest)
+            if message is not None:
+                message = by_content.setdefault((message.shape, message.tobytes()), message)
+            found = by_inputs[key] = Done(sources, message, low)
+        done.append(found)
+        messages.append(found.message)
+    constant = sum((read(source) * times for source, times in tape.constants), np.zeros(()))
+    times = Counter([number for bucket in tape.buckets for number, _ in bucket.parts])
+    constant = constant + sum((done[number].least * count for number, count in times.items()), np.zeros(()))
+    return Elimination(tape, tuple(done), tuple([read(source) for source, _ in tape.left]), constant, cells)
+
+
+#: Tables larger than this are added up and minimised slice by slice, so that they stay in the cache.
+_LARGE = 1 << 15
+
+
+def _apart(table: Floats, axes: int) -> tuple[Floats, Floats]:
+    """The least entry over the last axes (see `fold.least`), and the table less it where that is finite."""
+    if table.ndim == axes:
+        low = np.minimum.reduce(table, axis=None)
+        return low, table - low if math.isfinite(low) else table
+    low = least(table, axes)
+    away = np.where(np.isfinite(low), low, 0.0)
+    return low, table - away.reshape(*away.shape, *(1,) * axes)
+
+
+@cache
+def _spread(axes: tuple[int, ...], rank: int) -> tuple[tuple[int, ...] | None, tuple[Any, ...]]:
+    """How a table over some of `rank` axes is spread over all: the order of its own, if another; an index."""
+    order = tuple(sorted(range(len(axes)), key=axes.__getitem__))
+    index = (..., *[slice(None) if axis in axes else None for axis in range(rank)])
+    return (None if order == tuple(range(len(axes))) else order), index
+
+
+def _minimum(sources: Sequence[tuple[Floats, tuple[int, ...]]], shape: tuple[int, ...]) -> tuple[Floats, int]:
+    """The sum of tables over axes of `shape`, minimised over the first axis; and cells added up."""
+    spread: list[Floats] = []
+    rank = len(shape)
+    fronts: tuple[int, ...] = ()
+    for table, axes in sources:
+        order, index = _spread(axes, rank)
+        front = table.ndim - len(axes)
+        if front:
+            fronts = table.shape[:front]
+        if order is not None:
+            table = table.transpose(*range(front), *[front + k for k in order])
+        spread.append(table[index])
+    cells = math.prod(shape) * math.prod(fronts)
+    first = -rank
+    if cells <= _LARGE or len(spread) == 1:
+        if len(spread) > 2:
+            spread.sort(key=lambda table: table.size)
+        total = spread[0]
+        for table in spread[1:]:
+            total = total + table
+        if total.size < cells:
+            total = np.broadcast_to(total, (*fronts, *shape))
+        return np.minimum.reduce(total, axis=first), cells
+    spread.sort(key=lambda table: table.size)
+    lowest, slice_ = np.full((*fronts, *shape[1:]), np.inf), np.empty((*fronts, *shape[1:]))
+    others = (slice(None),) * (len(shape) - 1)
+    for k in range(shape[0]):
+        parts = [table[(..., k, *others)] for table in spread]
+        total = parts[0]
+        for table in parts[1:-1]:
+            total = total + table
+        np.add(total, parts[-1], out=slice_)
+        np.minimum(lowest, slice_, out=lowest)
+    return lowest, cells

@@ -1,0 +1,335 @@
+"""The best program at one set of prices: fold, prune, eliminate, and A* back through what was eliminated.
+
+Pruning sees only a choice's own terms. Choices tied to few others are therefore eliminated first; what
+is left has fewer choices, tied by messages that know of everything behind them, and is folded and pruned
+again. Each such round is a *stage*; the last one eliminates all that is left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.share_cost import Floats
+from shardwright.ir.errors import PlanError
+from shardwright.synth.prices.tables import Prices, Several
+from shardwright.synth.search.astar import DIVES, MOST_NODES, Layer, a_star, in_order
+from shardwright.synth.search.eliminate import eliminate
+from shardwright.synth.search.fold import Scope, cook, fold, rounded
+from shardwright.synth.search.prune import Kept, prune
+from shardwright.synth.search.stages import AT_ONCE, Core, Stage, distinct, original
+from shardwright.synth.space.factors import Factor, Use
+from shardwright.synth.space.space import Space
+
+#: Largest table of an exact bucket; beyond it mini-buckets keep the heuristic admissible, and A* searches.
+MOST_CELLS = 1 << 23
+
+#: Smaller tables are tried first: mini-buckets of so many cells often guide A* nearly as well as exact ones,
+#: at a fraction of the time. So many nodes, beyond twice the shortest path, say that they do not; more where
+#: exact tables are so large that filling them takes as long (a node takes about as long as `_CELLS` of them).
+_SMALLER = (1 << 16, 1 << 19, 1 << 21)
+_PATIENCE = 400
+_CELLS = 1 << 12
+
+#: Tables together no larger than this are filled as they are, where smaller ones might say enough.
+_A_GLANCE = 1 << 22
+
+#: Where a program is wanted, exact tables together no larger than this are filled at once: smaller ones that
+#: A* is not guided well enough by take longer, one after another.
+_EXACT = 1 << 26
+
+#: The same where several prices are worked out together: more parts of a fleet than are worth a closer look.
+_SEVERAL_CELLS = 1 << 14
+
+#: See `Solver`.
+STAGES = ((3, 1 << 14), (4, 1 << 15))
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """An assignment at one set of prices.
+
+    Attributes:
+        assignment: position in its domain of every choice.
+        seconds: what it costs.
+        bound_s: what no assignment can be cheaper than at these prices; equal to `seconds` where the search
+            ended by itself.
+        expanded: nodes that A* expanded.
+        width: most choices in one table of the elimination.
+    """
+
+    assignment: tuple[int, ...]
+    seconds: float
+    bound_s: float
+    expanded: int
+    width: int
+
+
+class Solver:
+    """Solves one problem at any prices; what does not depend on prices is done once. `first` is the problem.
+
+    Args:
+        domains: of every choice, what tells it from others.
+        sizes: values of every choice.
+        uses: factor (by number) and the choices on its axes.
+        most_cells: largest table of an exact bucket.
+        stages: of every stage before the last, most ties of a choice to eliminate, and its largest table.
+
+    Attributes:
+        level: the least size of tables that was not seen to be too small, by its number.
+        cells: of all exact tables, when a program was looked for last.
+    """
+
+    def __init__(
+        self,
+        domains: Sequence[Hashable],
+        sizes: Sequence[int],
+        uses: Sequence[tuple[int, Scope]],
+        most_cells: int = MOST_CELLS,
+        stages: Sequence[tuple[int, int]] = STAGES,
+    ) -> None:
+        self.first = fold(domains, uses)
+        self._start = Stage(self.first, [sizes[members[0]] for members in self.first.classes])
+        self._most_cells = most_cells
+        self._levels = (*(cells for cells in _SMALLER if cells < most_cells), most_cells)
+        self.level = self.cells = 0
+        self._solutions: dict[bytes, Solution | None] = {}
+        self._stages = tuple((degree, min(cells, most_cells)) for degree, cells in stages)
+
+    def core(self, tables: Sequence[Floats], most_cells: int | None = None) -> Core:
+        """All stages but the last at the prices of `tables`, one per factor: what is left to be decided."""
+        most_cells = self._most_cells if most_cells is None else most_cells
+        stage, layers = self._start, list[Layer]()
+        cooked = rounded(stage.folded, cook(stage.folded, tables))
+        for simple in self._stages:
+            folded = stage.folded
+            # Not pruned: these tables are small, and what is left then has one shape, whatever the prices.
+            kept = Kept(folded, stage.sizes, cooked)
+            # Only the last stage may split buckets: what is pruned after a split is pruned by a relaxation.
+            room = max(most_cells, simple[1])
+            tape = stage.prepare(stage.sizes, simple, room)
+            elimination = eliminate(tape, kept)
+            layers.append(Layer(folded.class_of, original(folded, kept.values, layers), elimination))
+            stage = stage.next(tape)
+            cooked = cook(stage.folded, distinct(elimination))
+        return Core(layers, stage, cooked)
+
+    def layers(self, tables: Sequence[Floats], most_cells: int | None = None) -> list[Layer]:
+        """All stages at the prices of `tables`, with buckets of at most `most_cells`."""
+        most_cells = self._most_cells if most_cells is None else most_cells
+        core = self.core(tables, most_cells)
+        return core.finish(prune(core.folded, core.sizes, core.cooked), most_cells)
+
+    def in_order(self, tables: Sequence[Floats]) -> Iterator[tuple[tuple[int, ...], float]]:
+        """All assignments with their costs, the cheapest first; dominated values are not dropped.
+
+        Of a solver without stages.
+        """
+        core = self.core(tables)
+        kept = Kept(core.folded, core.sizes, core.cooked)
+        return in_order(core.finish(kept, self._most_cells))
+
+    def bound(self, tables: Sequence[Floats]) -> float:
+        """What no assignment costs less than (the least cost itself unless a bucket was split)."""
+        return sum(float(layer.elimination.constant) for layer in self.layers(tables))
+
+    def least(
+        self,
+        tables: Sequence[Floats],
+        stop: Callable[[], bool] = lambda: False,
+        enough: float = math.inf,
+        core: Core | None = None,
+    ) -> float:
+        """The least cost of any assignment, or a lower bound: `enough`, or as far as the search gets.
+
+        Where exact tables are large, whether smaller ones say enough already is found out first. `core` is
+        that of these tables, where it is known.
+        """
+        known = self._known(tables)
+        if known in self._solutions:
+            found = self._solutions[known]
+            return math.inf if found is None else found.bound_s
+        core = core or self.core(tables)
+        kept = prune(core.folded, core.sizes, core.cooked)
+        all_cells = core.cells(kept, self._most_cells)
+        glances = self._levels[:1] if enough < math.inf and all_cells > _A_GLANCE else ()
+        for most_cells in (*glances, *(self._levels[-1:] if all_cells <= AT_ONCE else ())):
+            layers = core.finish(kept, most_cells)
+            bound_s = sum(float(layer.elimination.constant) for layer in layers)
+            if bound_s >= enough or not any(layer.elimination.tape.split for layer in layers):
+                return bound_s
+        found = self._solved(core, kept, MOST_NODES, stop)
+        if found is None or not found.bound_s < found.seconds:
+            self._solutions[known] = found
+        return math.inf if found is None else found.bound_s
+
+    def bounds(self, tables: Sequence[Floats], most_cells: int) -> tuple[Floats, Core]:
+        """What no assignment costs less than at each of several prices, without large tables.
+
+        Args:
+            tables: one per factor, with an axis of prices in front where they differ.
+            most_cells: largest table.
+
+        Returns:
+            The bounds, and the core of all prices together, of which `Core.one` makes that of one.
+        """
+        core = self.core(tables)
+        # Values that none of several prices wants are few; looking for them takes longer than it saves.
+        layers = core.finish(Kept(core.folded, core.sizes, core.cooked), most_cells)
+        bounds = sum((layer.elimination.constant for layer in layers), np.zeros(()))
+        return np.asarray(bounds), core
+
+    def solve(
+        self,
+        tables: Sequence[Floats],
+        most_nodes: int = MOST_NODES,
+        stop: Callable[[], bool] = lambda: False,
+        core: Core | None = None,
+    ) -> Solution | None:
+        """The cheapest assignment; None where all of them are impossible. `core`: see `least`."""
+        known = self._known(tables)
+        if known not in self._solutions:
+            core = core or self.core(tables)
+            kept = prune(core.folded, core.sizes, core.cooked)
+            found = self._solved(core, kept, most_nodes, stop)
+            if found is not None and found.bound_s < found.seconds:
+                return found  # more nodes, or more time, would say more
+            self._solutions[known] = found
+        return self._solutions[known]
+
+    @staticmethod
+    def _known(tables: Sequence[Floats]) -> bytes:
+        """Equal for equal tables: parts of a fleet, and ranges of ratios, often have the same prices."""
+        digest = hashlib.blake2b(digest_size=16)
+        for table in tables:
+            digest.update(table.tobytes())
+        return digest.digest()
+
+    def _solved(self, core: Core, kept: Kept, most_nodes: int, stop: Callable[[], bool]) -> Solution | None:
+        self.cells = all_cells = core.cells(kept, self._levels[-1])
+        for most_cells in self._levels[-1 if all_cells <= _EXACT else self.level :]:
+            layers = core.finish(kept, most_cells)
+            shortest = sum(len(layer.elimination.tape.buckets) for layer in layers)
+            last = most_cells == self._levels[-1]
+            # The longer a node's list of choices, the longer a node takes.
+            patience = all_cells // (_CELLS + len(core.folded.class_of))
+            # All levels together take no more of them.
+            patience = _PATIENCE + patience // (len(self._levels) - 1 or 1)
+            nodes = most_nodes if last else 2 * shortest + patience
+            found = a_star(layers, nodes, stop, DIVES if last else 0)
+            if found is not None and not found.assignment and stop():
+                found = a_star(layers, 0)
+            if found is None:
+                return None
+            if found.assignment or last:
+                width = max(layer.elimination.tape.width for layer in layers)
+                return Solution(found.assignment, found.cost, found.bound, found.expanded, width)
+            self.level = self._levels.index(most_cells) + 1  # other prices will hardly be easier
+        raise AssertionError("there is always a last level")
+
+
+class SpaceSolver:
+    """`Solver` for the choices and factors of a space, and factors in addition that pin some of them.
+
+    Attributes:
+        factors: all factors, by number.
+        solver: what solves for their tables.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        extra: Sequence[Use] = (),
+        most_cells: int = MOST_CELLS,
+        stages: Sequence[tuple[int, int]] = STAGES,
+    ) -> None:
+        numbers: dict[Factor, int] = {}
+        uses = [(numbers.setdefault(u.factor, len(numbers)), u.scope) for u in (*space.uses, *extra)]
+        domains = [choice.domain for choice in space.choices]
+        self.factors = tuple(numbers)
+        self.solver = Solver(domains, [len(domain) for domain in domains], uses, most_cells, stages)
+        #: Of prices that were bounded together last: these, and the core of all.
+        self._together: tuple[tuple[Prices, ...], Core] | None = None
+
+    def in_order(
+        self, prices: Prices, rents: Mapping[Factor, Floats] | None = None
+    ) -> Iterator[tuple[tuple[int, ...], float]]:
+        """All programs with their costs, rents included, the cheapest first; see `Solver.in_order`."""
+        return self.solver.in_order(self._tables(prices, rents))
+
+    def solve(
+        self,
+        prices: Prices,
+        most_nodes: int = MOST_NODES,
+        stop: Callable[[], bool] = lambda: False,
+        rents: Mapping[Factor, Floats] | None = None,
+    ) -> Solution:
+        """The cheapest program at `prices`, with `rents` in place of the tables of some factors.
+
+        Raises:
+            PlanError: no assignment is possible at all.
+        """
+        core = None if rents else self._core(prices)
+        found = self.solver.solve(self._tables(prices, rents), most_nodes, stop, core)
+        if found is None:
+            raise PlanError(
+                place="search",
+                reason="no program of this space carries out the step",
+                remedy="Please report the step: its rules contradict each other",
+            )
+        return found
+
+    def _tables(self, prices: Prices, rents: Mapping[Factor, Floats] | None) -> Sequence[Floats]:
+        """Of all factors, with `rents` in place of those of some."""
+        tables = prices.tables(self.factors)
+        if not rents:
+            return tables
+        return [rents.get(factor, table) for factor, table in zip(self.factors, tables, strict=True)]
+
+    def bounds(self, prices: Prices) -> Floats:
+        """A lower bound on the cost of every program at each of several prices (`Prices.of_all`)."""
+        found, core = self.solver.bounds(prices.tables(self.factors), _SEVERAL_CELLS)
+        assert isinstance(prices.list, Several), "these prices are not several"
+        self._together = prices.list.prices, core
+        return found
+
+    def _core(self, prices: Prices) -> Core | None:
+        """The core at prices that were bounded together with others; None at any other prices."""
+        if self._together is None:
+            return None
+        several, core = self._together
+        number = next((k for k, each in enumerate(several) if each is prices), None)
+        return None if number is None else core.one(number)
+
+    def bound(
+        self, prices: Prices, stop: Callable[[], bool] = lambda: False, enough: float = math.inf
+    ) -> float:
+        """A lower bound on the cost of every program at `prices`.
+
+        The least cost, where A* gets there, unless something below it is `enough`.
+        """
+        return self.solver.least(prices.tables(self.factors), stop, enough, self._core(prices))
+
+
+def solve(
+    space: Space,
+    prices: Prices,
+    most_cells: int = MOST_CELLS,
+    most_nodes: int = MOST_NODES,
+    extra: Sequence[Use] = (),
+) -> Solution:
+    """The cheapest program of `space` at one set of prices; `extra` factors pin choices.
+
+    Raises:
+        PlanError: no assignment is possible at all.
+    """
+    return SpaceSolver(space, extra, most_cells).solve(prices, most_nodes)
+
+
+def bound(space: Space, prices: Prices, most_cells: int = MOST_CELLS) -> float:
+    """A lower bound on the cost of every program of `space` at one set of prices."""
+    return SpaceSolver(space, (), most_cells).bound(prices)

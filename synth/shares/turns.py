@@ -1,0 +1,191 @@
+"""Search and LP in turns: a program at ratios, ratios for the program, and what is kept of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.bill import Item, Tally, seconds
+from shardwright.cost.memory.liveness import Footprint
+from shardwright.cost.model import CostModel
+from shardwright.cost.share_cost import Floats
+from shardwright.ir.program import Program
+from shardwright.synth.prices.lists import PriceList
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.judge import Judge
+from shardwright.synth.programs.ledger import Ledger
+from shardwright.synth.search.solve import Solution, SpaceSolver
+from shardwright.synth.shares.ratios import solve_ratios
+from shardwright.synth.shares.rounding import round_ratios
+from shardwright.synth.space.factors import Use
+from shardwright.synth.space.space import Space
+from shardwright.synth.timer import Timer
+
+MOST_TURNS = 4
+
+#: Sums of the same prices in another order differ by less than this, as a fraction.
+_SAME = 1e-10
+
+
+def starts(model: CostModel) -> list[Floats]:
+    """Shares per class to start from: even, by arithmetic, by memory bandwidth."""
+    speeds = (
+        np.ones(len(model.types)),
+        np.array([device.flop_rate("float32", None)[0] for device in model.types]),
+        np.array([device.bandwidth_byte_per_s for device in model.types]),
+    )
+    found: list[Floats] = []
+    for speed in speeds:
+        shares = speed / float(model.counts @ speed)
+        if not any(np.allclose(shares, other, rtol=1e-3) for other in found):
+            found.append(shares)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A program (as an assignment) at ratios.
+
+    Attributes:
+        solution: what the search found.
+        prices: those it was found at.
+        ratios: those it does best at.
+        cost_s: what it costs there, by the ledger.
+    """
+
+    solution: Solution
+    prices: Prices
+    ratios: tuple[float, ...]
+    cost_s: float
+
+
+class Turns:
+    """Search and LP in turns; remembers what was tried.
+
+    Attributes:
+        weighed: every program that was priced together with its memory.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        listed: PriceList,
+        timer: Timer,
+        solver: SpaceSolver,
+        stop: Callable[[], bool],
+        judge: Judge,
+        extra: Sequence[Use] = (),
+    ) -> None:
+        self.judge, self.extra = judge, extra
+        self.weighed: list[Candidate] = []
+        self.space, self.listed, self.timer, self.solver, self.stop = space, listed, timer, solver, stop
+        self.model = listed.model
+        self.ledger = Ledger(space.uses)
+        self.expanded = self.searches = 0
+        self._seen: dict[tuple[float, ...], tuple[Solution, Prices]] = {}
+
+    def search(self, ratios: tuple[float, ...]) -> tuple[Solution, Prices]:
+        """The best program at some ratios."""
+        if ratios not in self._seen:
+            with self.timer.search():
+                prices = Prices.at(self.listed, ratios)
+                solution = self.solver.solve(prices, stop=self.stop)
+            self.expanded, self.searches = self.expanded + solution.expanded, self.searches + 1
+            self._seen[ratios] = solution, prices
+        return self._seen[ratios]
+
+    def best_ratios(
+        self, items: list[Item], ratios: tuple[float, ...], memory: Footprint | None = None
+    ) -> tuple[tuple[float, ...], float]:
+        """The LP's ratios after rounding, or `ratios` themselves, whichever is better; and the cost there."""
+        model, tally = self.model, Tally(items, self.model)
+
+        def price(at: tuple[float, ...]) -> tuple[bool, float]:
+            return memory is not None and self.judge.over(memory, at) > 1, tally.seconds(at)
+
+        per_class = np.array([ratios[c.members[0]] for c in model.classes])
+        solved = solve_ratios(items, model, per_class, memory, self.judge.budgets)
+        if not solved.ok and memory is not None:
+            solved = solve_ratios(items, model, per_class)
+        options = [ratios]
+        if solved.ok:
+            options.append(round_ratios(items, model, solved.shares, price))
+        best = min(options, key=price)
+        return best, price(best)[1]
+
+    def like(self, ideal: Solution, floors: Prices) -> Found:
+        """The cheapest program at the floors of all prices, at the ratios it likes.
+
+        The floors bound the prices at any ratios: where it costs no more there, no search at these ratios
+        would find anything better, and none is made.
+        """
+        even = (1.0 / len(self.model.class_of),) * len(self.model.class_of)
+        with self.timer.ratios():
+            items = self.ledger.bill(ideal.assignment, floors)
+            ratios, cost_s = self.best_ratios(items, even)
+        if ideal.bound_s == ideal.seconds and cost_s <= ideal.seconds * (1 + _SAME):
+            self.expanded, self.searches = self.expanded + ideal.expanded, self.searches + 1
+            self._seen.setdefault(ratios, (ideal, floors))
+        return Found(ideal, floors, ratios, cost_s)
+
+    def take(self, ratios: tuple[float, ...]) -> Found:
+        """Turns from `ratios` on, until it no longer gets better.
+
+        Where a program likes the ratios best at which it was found, the next turn would be the same again.
+        """
+        reached: Found | None = None
+        for _ in range(MOST_TURNS):
+            searched = ratios
+            solution, prices = self.search(ratios)
+            with self.timer.ratios():
+                items = self.ledger.bill(solution.assignment, prices)
+                ratios, cost_s = self.best_ratios(items, ratios)
+            if reached is not None and not cost_s < reached.cost_s * (1 - 1e-9):
+                break
+            reached = Found(solution, prices, ratios, cost_s)
+            if ratios == searched or self.stop():
+                break
+        assert reached is not None
+        return reached
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A program at ratios; one that fits the devices' memory is better than any that does not.
+
+    `over` is the largest part of its memory that a device would need.
+    """
+
+    program: Program
+    ratios: tuple[float, ...]
+    cost_s: float
+    fits: bool
+    items: tuple[Item, ...]
+    memory: Footprint
+    over: float
+
+    def beats(self, other: Candidate | None) -> bool:
+        if other is None or self.fits != other.fits:
+            return other is None or self.fits
+        return self.cost_s < other.cost_s * (1 - 1e-9)
+
+
+def candidate(
+    turns: Turns,
+    program: Program,
+    ratios: tuple[float, ...],
+    items: list[Item],
+    memory: Footprint,
+    cost_s: float | None = None,
+) -> Candidate:
+    """A program at ratios, with what it costs and whether the model has it fit; noted among those weighed.
+
+    `cost_s` is what it costs there, if that is known.
+    """
+    over = turns.judge.over(memory, ratios)
+    cost_s = seconds(items, turns.model, ratios) if cost_s is None else cost_s
+    found = Candidate(program, ratios, cost_s, over <= 1, tuple(items), memory, over)
+    turns.weighed.append(found)
+    return found

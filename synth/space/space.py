@@ -1,0 +1,390 @@
+"""The space of programs of one step, as choices and factors.
+
+Built once per step, whatever the prices: fused classes, the choices of every graph and region, and the
+factors that tie them. See `shardwright.synth.space.factors` for what they mean. Repeated layers share their
+factors, so that most of the work is done once per distinct layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import shardwright.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (rules, before planning begins)
+from shardwright.cost.lines import Traffic
+from shardwright.cost.traffic import traffic
+from shardwright.ir.graph import Atom, Equation, Graph, Value
+from shardwright.ir.placement import Partial, ReduceOp, Shard
+from shardwright.ir.regions import Boundary, boundary
+from shardwright.ir.registry import registry, rule_of
+from shardwright.ir.rules import Signature, paired, signatures
+from shardwright.synth.space.conversions import Domain, Domains, Routes
+from shardwright.synth.space.factors import Choice, EquationFactor, LinkFactor, Slot, Use
+from shardwright.synth.space.fuse import FusedClass, Fusion, fuse, same_shape
+from shardwright.synth.space.units import Units, lettered, letters
+from shardwright.synth.space.vocabulary import Vocabulary
+
+
+@dataclass(slots=True)
+class Frame:
+    """One graph of the space (the step itself, or the body of a region) and its choices.
+
+    Attributes:
+        graph: the graph.
+        weight: how often it runs per step.
+        fusion: its fused classes.
+        choice: what each value is held in, for a value of a class that class's placement.
+        exits: values computed in a class that have a holding of their own for users outside of it.
+        uses: the factor of every equation without regions, and the choices it ties.
+        children: frames of an equation's regions.
+        ports: placement in which each result of an equation with regions leaves them, by result;
+            carries leave as they are carried.
+    """
+
+    graph: Graph
+    weight: float
+    fusion: Fusion
+    choice: dict[Value, Choice] = field(default_factory=dict[Value, Choice])
+    exits: dict[Value, Choice] = field(default_factory=dict[Value, Choice])
+    uses: dict[Equation, Use] = field(default_factory=dict[Equation, Use])
+    children: dict[Equation, tuple[Frame, ...]] = field(default_factory=dict)
+    ports: dict[Equation, dict[int, Choice]] = field(default_factory=dict[Equation, dict[int, Choice]])
+
+    def held(self, value: Value) -> Choice:
+        """The choice from which users outside of its class get a value."""
+        return self.exits.get(value) or self.choice[value]
+
+
+class Space:
+    """All choices and factors of a step.
+
+    Attributes:
+        root: the frame of the step itself.
+        choices: all choices, numbered.
+        uses: all factors, with the choices they tie.
+        replicated: primitives without a rule, which run replicated, with one equation of each.
+        assumptions: what prices assume about loops, in words.
+
+    Args:
+        graph: the step.
+        nodes: devices of every node, for programs on two mesh axes; None for programs on one.
+        vocabulary: of a space with the same nodes, to have factors in common with.
+    """
+
+    def __init__(
+        self, graph: Graph, nodes: tuple[int, ...] | None = None, vocabulary: Vocabulary | None = None
+    ) -> None:
+        self.nodes = nodes
+        self.choices: list[Choice] = []
+        self.uses: list[Use] = []
+        self.replicated: dict[str, Equation] = {}
+        self.assumptions: dict[str, None] = {}
+        words = Vocabulary(Domains(nodes)) if vocabulary is None else vocabulary
+        self.domains, self._signatures, self._arising = words.domains, words.signatures, words.arising
+        self._pairs, self._links, self._factors = words.pairs, words.links, words.factors
+        self._partials: dict[Value, frozenset[ReduceOp]] = {}
+        self._of_equation: dict[Equation, tuple[Signature, ...]] = {}
+        known = registry()
+        for equation in graph.all_equations():
+            if equation.primitive not in known and not equation.regions:
+                self.replicated.setdefault(equation.primitive, equation)
+        self.units = Units()
+        self.units.add(graph)
+        self._find_partials(graph, frozenset())
+        self.root = self._frame(graph, 1.0)
+        for out, atom in enumerate(graph.outputs):
+            if isinstance(atom, Value):
+                self._add_output(self.root, out, atom)
+
+    # -- what may be Partial -----------------------------------------------------------------------
+
+    def signatures(self, equation: Equation) -> tuple[Signature, ...]:
+        """The signatures of an equation whose letters can be cut; one object for equal equations."""
+        found = self._of_equation.get(equation)
+        if found is not None:
+            return found
+        atoms = (*equation.inputs, *equation.outputs)
+        units: list[int] = []
+        for position, dim, minor in letters(equation):
+            unit = self.units.of(atoms[position])[dim]  # pyright: ignore[reportArgumentType]  (no literal)
+            units.append(unit // minor if minor else 0)
+        key = (equation.form, *units)
+        found = self._signatures.get(key)
+        if found is None:
+            rule = rule_of(equation)
+            by_letter = dict.fromkeys(rule.letters, 0) | dict(zip(lettered(equation), units, strict=True))
+            found = tuple(signatures(rule, equation, by_letter))
+            # Forms that differ in what does not matter here share one list: factors compare it by identity.
+            same = (equation.primitive, equation.input_types, equation.output_types, found)
+            same = (*same, rule.axes, rule.flop_per_point, str(equation.params.get("precision")))
+            found = self._signatures[key] = self._signatures.setdefault(same, found)
+        self._of_equation[equation] = found
+        return found
+
+    def _on_mesh(self, found: tuple[Signature, ...]) -> tuple[Signature, ...]:
+        """Signatures on the space's mesh axes: these, or all pairs of them."""
+        if self.nodes is None:
+            return found
+        if id(found) not in self._pairs:
+            pairs = [paired(a, b, self.nodes) for a in found for b in found]
+            self._pairs[id(found)] = tuple(dict.fromkeys(pair for pair in pairs if pair is not None))
+        return self._pairs[id(found)]
+
+    def routes(self, value: Value) -> Routes:
+        """The placements between which a value is converted."""
+        return self.domains.routes(value.type, self.units.of(value), self._partials[value])
+
+    def _find_partials(self, graph: Graph, carried: frozenset[Value]) -> None:
+        """Which reductions each value may have outstanding; carries of a loop may, if they are sums."""
+        none: frozenset[ReduceOp] = frozenset()
+        sums: frozenset[ReduceOp] = frozenset(("sum",))
+        partials, units = self._partials, self.units
+        for value in (*graph.inputs, *graph.constants):
+            partials[value] = sums if value in carried and value.type.is_float else none
+        # Equations of one form whose tensors have the same units and the same reductions outstanding are one.
+        known: dict[tuple[object, ...], tuple[tuple[Signature, ...], tuple[frozenset[ReduceOp], ...]]] = {}
+        numbers: dict[tuple[tuple[int, ...], frozenset[ReduceOp]], int] = {}
+
+        def numbered(value: Value) -> int:
+            return numbers.setdefault((units.of(value), partials[value]), len(numbers))
+
+        code = {value: numbered(value) for value in (*graph.inputs, *graph.constants)}
+        for equation in graph.equations:
+            if equation.regions:
+                self._find_region_partials(equation)
+                code.update((value, numbered(value)) for value in equation.outputs)
+                continue
+            ins, outs = equation.input_values, equation.outputs
+            key = (equation.form, *[code[value] for value in ins], *[units.of(value) for value in outs])
+            found = known.get(key)
+            if found is None:
+                mine = self.signatures(equation)
+                coming = tuple([partials[a] if isinstance(a, Value) else none for a in equation.inputs])
+                found = known[key] = mine, self._arise(mine, coming, len(outs))
+            self._of_equation[equation] = found[0]
+            for value, ops in zip(outs, found[1], strict=True):
+                partials[value] = ops
+                code[value] = numbers.setdefault((units.of(value), ops), len(numbers))
+
+    def _arise(
+        self, found: tuple[Signature, ...], coming: tuple[frozenset[ReduceOp], ...], results: int
+    ) -> tuple[frozenset[ReduceOp], ...]:
+        """Which reductions the results may have outstanding, if operands come with these."""
+        key = (id(found), coming)
+        if key not in self._arising:
+            self._arising[key] = tuple(
+                frozenset(
+                    placement.op
+                    for signature in found
+                    if isinstance(placement := signature.outs[k], Partial)
+                    and _arises(signature, placement, coming)
+                )
+                for k in range(results)
+            )
+        return self._arising[key]
+
+    def _find_region_partials(self, equation: Equation) -> None:
+        wiring = boundary(equation)
+        for r, region in enumerate(equation.regions):
+            carried = {region.inputs[into] for _, _, to, into in wiring.carries if to == r}
+            self._find_partials(region, frozenset(carried))
+        for port in wiring.outs:
+            inner = equation.regions[port.region].outputs[port.inner]
+            found: frozenset[ReduceOp] = self._partials[inner] if isinstance(inner, Value) else frozenset()
+            self._partials[equation.outputs[port.outer]] = found
+
+    # -- choices and factors -----------------------------------------------------------------------
+
+    def _frame(self, graph: Graph, weight: float) -> Frame:
+        frame = Frame(graph, weight, fuse(graph, lambda v: "sum" in self._partials[v]))
+        for value in graph.inputs:
+            self._add_input(frame, value)
+        for value in graph.constants:
+            frame.choice[value] = self._choice(value, self.domains.whole(value.type, self.units.of(value)))
+        through_memory = traffic(graph)
+        for equation in graph.equations:
+            for value in equation.outputs:
+                self._add_result(frame, value)
+            if equation.regions:
+                self._add_regions(frame, equation)
+            else:
+                frame.uses[equation] = self._use(frame, equation, through_memory[equation])
+        return frame
+
+    def _use(self, frame: Frame, equation: Equation, through: Traffic) -> Use:
+        """The equation's factor with its choices, added to `uses`."""
+        fused = frame.fusion.of_equation.get(equation)
+        alike = same_shape(equation) if fused is not None else ()
+        scope: dict[Choice, int] = {}
+        slots: list[tuple[int, str] | None] = []
+        choices, exits, of_value = frame.choice, frame.exits, frame.fusion.of_value
+        for atom in equation.inputs:
+            if type(atom) is not Value:
+                slots.append(None)
+            elif fused is not None and atom in alike and of_value.get(atom) is fused:
+                slots.append((scope.setdefault(choices[atom], len(scope)), "exact"))
+            else:
+                held = exits.get(atom) or choices[atom]
+                slots.append((scope.setdefault(held, len(scope)), "use"))
+        mode = "derive" if fused is None else "exact"
+        for value in equation.outputs:
+            slots.append((scope.setdefault(choices[value], len(scope)), mode))
+        found = self._on_mesh(self.signatures(equation))
+        domains = tuple([choice.domain for choice in scope])
+        key = (id(found), through, tuple(slots), domains, frame.weight)
+        factor = self._factors.get(key)
+        if factor is None:
+            made = tuple([None if slot is None else Slot(*slot) for slot in slots])
+            factor = EquationFactor(equation, rule_of(equation), through, found, made, domains, frame.weight)
+            self._factors[key] = factor
+        use = Use(factor, tuple([choice.index for choice in scope]))
+        self.uses.append(use)
+        return use
+
+    def _choice(self, value: Value, domain: Domain) -> Choice:
+        choice = Choice(len(self.choices), str(value), domain)
+        self.choices.append(choice)
+        return choice
+
+    def link(self, kind: str, *scope: Choice, weight: float = 1.0, stacked: bool = False) -> Use:
+        """A link factor with its choices; equal links share their factor."""
+        domains = tuple([choice.domain for choice in scope])
+        key = (kind, domains, weight, stacked)
+        factor = self._links.get(key)
+        if factor is None:
+            factor = self._links[key] = LinkFactor(kind, domains, weight, stacked)
+        return Use(factor, tuple([choice.index for choice in scope]))
+
+    def _link(self, kind: str, *scope: Choice, weight: float = 1.0, stacked: bool = False) -> None:
+        if len(set(scope)) == len(scope):
+            self.uses.append(self.link(kind, *scope, weight=weight, stacked=stacked))
+
+    def _single(self, value: Value) -> Domain:
+        return self.domains.single(value.type, self.units.of(value), self._partials[value])
+
+    def _multiple(self, value: Value) -> Domain:
+        return self.domains.multiple(value.type, self.units.of(value), self._partials[value])
+
+    def _class_choice(self, frame: Frame, fused: FusedClass, value: Value) -> Choice:
+        """The placement in which a class is computed, made when the first of its values is met."""
+        first = fused.equations[0].outputs[0]
+        if first not in frame.choice:
+            may_sum = fused.passes and any(
+                "sum" in self._partials[v] for e in fused.equations for v in (*same_shape(e), *e.outputs)
+            )
+            partials: tuple[ReduceOp, ...] = ("sum",) if may_sum else ()
+            domain = self.domains.single(value.type, self.units.of(value), partials)
+            frame.choice[first] = self._choice(first, domain)
+        return frame.choice[first]
+
+    def _add_input(self, frame: Frame, value: Value) -> None:
+        fused = frame.fusion.of_value.get(value)
+        if fused is not None:
+            frame.choice[value] = self._class_choice(frame, fused, value)
+            if not self._partials[value]:
+                self._link("not partial", frame.choice[value])
+        elif len(frame.fusion.users.get(value, ())) > 1:
+            domain = self.domains.given(value.type, self.units.of(value), self._partials[value])
+            frame.choice[value] = self._choice(value, domain)
+            self._link("hold", frame.choice[value], weight=frame.weight)
+        else:
+            frame.choice[value] = self._choice(value, self._single(value))
+
+    def _add_result(self, frame: Frame, value: Value) -> None:
+        users = frame.fusion.users.get(value, ())
+        fused = frame.fusion.of_value.get(value)
+        if fused is None:
+            domain = self._multiple(value) if len(users) > 1 else self._single(value)
+            frame.choice[value] = self._choice(value, domain)
+            return
+        frame.choice[value] = self._class_choice(frame, fused, value)
+        if sum(user is not fused for user in users) > 1:
+            frame.exits[value] = self._choice(value, self._multiple(value))
+            self._link("exit", frame.choice[value], frame.exits[value], weight=frame.weight)
+
+    def _add_output(self, frame: Frame, out: int, value: Value) -> None:
+        held = frame.held(value)
+        if out in frame.graph.state:
+            self._link("return", held, frame.choice[frame.graph.inputs[frame.graph.state[out]]])
+        else:
+            self._link("hand out whole" if value.type.rank == 0 else "hand out", held)
+
+    # -- regions -----------------------------------------------------------------------------------
+
+    def _add_regions(self, frame: Frame, equation: Equation) -> None:
+        wiring = boundary(equation)
+        trips = [1 if trip is None else trip for trip in wiring.trips]
+        if None in wiring.trips:
+            what = "one iteration" if equation.primitive == "while" else "if every branch ran"
+            self.assumptions[f"{equation.primitive} (equation {equation.index}) is priced as {what}"] = None
+        pairs = zip(equation.regions, trips, strict=True)
+        frames = tuple(self._frame(region, frame.weight * trip) for region, trip in pairs)
+        frame.children[equation] = frames
+        self._enter(frame, equation, wiring, frames)
+        self._carry_and_leave(frame, equation, wiring, frames)
+        for operand in wiring.replicated_operands:
+            atom = equation.inputs[operand]
+            if isinstance(atom, Value):
+                self._link("hand out whole", frame.held(atom), weight=frame.weight)
+        for region, out in wiring.replicated_outputs:
+            atom = frames[region].graph.outputs[out]
+            if isinstance(atom, Value):
+                self._link("hand out whole", frames[region].held(atom), weight=frames[region].weight)
+
+    def _enter(self, frame: Frame, equation: Equation, wiring: Boundary, frames: tuple[Frame, ...]) -> None:
+        first: dict[int, Choice] = {}
+        for port in wiring.ins:
+            child = frames[port.region]
+            inner = child.choice[child.graph.inputs[port.inner]]
+            outer = equation.inputs[port.outer]
+            if port.outer in first:
+                self._link("same", first[port.outer], inner)
+                continue
+            first[port.outer] = inner
+            if isinstance(outer, Value):
+                self._link("enter", frame.held(outer), inner, weight=frame.weight, stacked=port.stacked)
+
+    def _carry_and_leave(
+        self, frame: Frame, equation: Equation, wiring: Boundary, frames: tuple[Frame, ...]
+    ) -> None:
+        carried: dict[tuple[int, int], Choice] = {}
+        for from_region, out, to_region, into in wiring.carries:
+            source, target = frames[from_region], frames[to_region]
+            choice = target.choice[target.graph.inputs[into]]
+            atom = source.graph.outputs[out]
+            if isinstance(atom, Value):
+                self._link("return", source.held(atom), choice, weight=source.weight)
+            else:
+                self._link("whole", choice)
+            carried.setdefault((from_region, out), choice)
+        ports = frame.ports.setdefault(equation, {})
+        for port in wiring.outs:
+            child, result = frames[port.region], equation.outputs[port.outer]
+            atom = child.graph.outputs[port.inner]
+            if (port.region, port.inner) in carried:
+                ports[port.outer] = carried[port.region, port.inner]
+            else:
+                if port.outer not in ports:
+                    ports[port.outer] = self._choice(result, self._port_domain(atom, result))
+                if isinstance(atom, Value):
+                    self._link("return", child.held(atom), ports[port.outer], weight=child.weight)
+                else:
+                    self._link("whole", ports[port.outer])
+            self._link(
+                "leave" if port.stacked else "exit",
+                ports[port.outer],
+                frame.choice[result],
+                weight=frame.weight,
+            )
+
+    def _port_domain(self, inner: Atom, result: Value) -> Domain:
+        if isinstance(inner, Value):
+            return self._single(inner)
+        return self.domains.whole(inner.type, (0,) * inner.type.rank)
+
+
+def _arises(signature: Signature, result: Partial, coming: tuple[frozenset[ReduceOp], ...]) -> bool:
+    """Whether a signature makes a new Partial, or passes one that may come in."""
+    return any(
+        isinstance(placement, Shard) or (placement == result and result.op in ops)
+        for placement, ops in zip(signature.ins, coming, strict=True)
+    )
