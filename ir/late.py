@@ -157,7 +157,9 @@ class _Late:
         if self._is_free(position):
             chosen += [run for run in runs[1:] if self._handed_on(position, run) <= saved]
         elif self._is_cheap(position) and not self._in_memory(position, runs[0]):
-            chosen += [run for run in runs[1:] if self._fetched(position, run) <= saved]
+            # If one run had to be handed it, its operands would be kept beside it for the others.
+            if all(self._fetched(position, run) <= saved for run in runs[1:]):
+                chosen += runs[1:]
         return tuple(dict.fromkeys(chosen))
 
     def _primitive(self, position: int) -> str:
