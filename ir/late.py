@@ -156,10 +156,13 @@ class _Late:
         chosen = [runs[0] if self._handed_on(position, runs[0]) <= saved else home]
         if self._is_free(position):
             chosen += [run for run in runs[1:] if self._handed_on(position, run) <= saved]
-        elif self._is_cheap(position) and not self._in_memory(position, runs[0]):
-            # If one run had to be handed it, its operands would be kept beside it for the others.
-            if all(self._fetched(position, run) <= saved for run in runs[1:]):
-                chosen += runs[1:]
+        # If one run had to be handed what is cheap, its operands would be kept beside it for the others.
+        elif (
+            self._is_cheap(position)
+            and not self._in_memory(position, runs[0])
+            and all(self._fetched(position, run) <= saved for run in runs[1:])
+        ):
+            chosen += runs[1:]
         return tuple(dict.fromkeys(chosen))
 
     def _primitive(self, position: int) -> str:

@@ -51,9 +51,9 @@ def test_a_new_plan_is_as_good_as_one_from_scratch_and_starts_from_the_old_share
     begun: list[tuple[float, ...] | None] = []
     starts = alternate._starts  # pyright: ignore[reportPrivateUsage]
 
-    def noted(turns: Any, ideal: Any, floors: Any, first: Any) -> Any:
+    def noted(model: Any, first: Any) -> Any:
         begun.append(first)
-        return starts(turns, ideal, floors, first)
+        return starts(model, first)
 
     smaller = elastic.without(plan.fleet, ["n0.d1"])
     scratch = shardwright.synthesize(step, *ARGS, fleet=smaller, devices="all")

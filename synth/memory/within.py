@@ -47,7 +47,7 @@ _MOST_RENTS, _NARROW = 8, 1.05
 _HIGHER = (1.0, 2.0, 4.0, 8.0)
 
 #: Parts of the memory within which small steps are searched as well.
-_TIGHTER = (0.94, 0.88)
+_TIGHTER = (0.94, 0.88, 0.82)
 
 #: As many programs, times those, may be passed over because their inputs alone do not fit.
 _PASSED_OVER = 10

@@ -54,22 +54,37 @@ def test_equations_have_a_class_and_its_rate(function: Callable[[Any], Any], exp
 
 
 def normalised(x: jax.Array) -> jax.Array:
-    doubled = x * 2
-    return doubled / jnp.sum(doubled)
+    raised = jnp.exp(x)
+    return raised / jnp.sum(raised)
+
+
+def doubled(x: jax.Array) -> jax.Array:
+    twice = x * 2
+    return twice / jnp.sum(twice)
+
+
+#: Reads and writes of the whole tensor, and of the sum, by kernels of the steps as they run.
+IN_MEMORY = [
+    (normalised, "exp", [(2, 0), (1, 1), (2, 1)]),
+    (doubled, "mul", [(1, 0), (0, 1), (1, 0), (1, 1)]),  # computed again rather than read
+]
 
 
 @pytest.mark.parametrize("resume_s", [0.0, 1e-4])
-def test_what_a_segment_leaves_to_another_goes_through_memory(resume_s: float) -> None:
+@pytest.mark.parametrize(("step", "first", "moved"), IN_MEMORY)
+def test_what_a_segment_leaves_to_another_goes_through_memory(
+    step: Callable[[jax.Array], jax.Array], first: str, moved: list[tuple[int, int]], resume_s: float
+) -> None:
     """Between kernels of one segment, a tensor stays in registers; across an exchange it does not."""
     kind = DeviceType("x", 1e30, 1e9, 10**9, launch_s=0.0, measured=True, resume_s=resume_s)
     model = CostModel(Fleet("two", (Node("n0", (kind, kind), Link(1e9, 1e-5)),), None))
-    graph = trace(normalised, X, state={}).graph
-    assert [e.primitive for e in graph.equations] == ["mul", "reduce_sum", "div"]
+    graph = trace(step, X, state={}).graph
+    assert [e.primitive for e in graph.equations] == [first, "reduce_sum", "div"]
     cut, part = Shard(0), Partial("sum")
     program = Program(
         (cut,),
         (
-            Compute(0, Signature((cut, R), (cut,))),
+            Compute(0, Signature((cut,) if first == "exp" else (cut, R), (cut,))),
             Compute(1, Signature((cut,), (part,))),
             Move("all_reduce", graph.equations[1].outputs[0].index, part, R, "ring"),
             Compute(2, Signature((cut, R), (cut,))),
@@ -88,7 +103,7 @@ def test_what_a_segment_leaves_to_another_goes_through_memory(resume_s: float) -
     if not resume_s:
         assert items is written
     else:
-        assert kernels_s(items) == pytest.approx([2 * once_s, once_s + one_s, 2 * once_s + one_s])
+        assert kernels_s(items) == pytest.approx([all_ * once_s + sum_ * one_s for all_, sum_ in moved])
 
 
 def test_cheap_work_is_priced_where_it_is_done() -> None:

@@ -18,8 +18,8 @@ from synth_cases import FLEETS, model, normalised, space
 from shardwright.cost.share_cost import Floats
 from shardwright.synth.grid.prune import Dominated
 from shardwright.synth.prices.tables import Prices
+from shardwright.synth.search import astar as search
 from shardwright.synth.search.astar import a_star
-from shardwright.synth.search.astar import astar as search
 from shardwright.synth.search.eliminate import record
 from shardwright.synth.search.fold import ROUNDS, Folded, cook, fold, rounded
 from shardwright.synth.search.order import full_order, simple_order

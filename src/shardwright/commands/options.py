@@ -90,9 +90,9 @@ def planning_options(command: Callable[..., None]) -> Callable[..., None]:
             "recompute": recompute,
             "microbatches": parse_microbatches(microbatches),
             "offload": offload,
-            "donate": donate,
+            "donate": donate or None,
         }
-        usual = (None, "auto", "time", False)
+        usual = (None, "auto", "time")
         command(planning={name: value for name, value in chosen.items() if value not in usual}, **others)
 
     for option in reversed(_PLANNING):
