@@ -214,7 +214,7 @@ class CostModel:
             local = products.local(len(self.class_of))
             part = (local / products.sizes).prod(axis=1)
             known = self._products.of(dtype, linear, _sizes(local))[:, self._in_products]
-            compute[np.ix_(products.at, self._modelled)] = known / part[:, None]
+            compute[products.at[:, None], self._modelled] = known / part[:, None]
         cut, trips = some.sharded, some.trips
         launch = np.where(trips, self._trip_s, self._launch_s) * some.launches
         byte_per_s = np.where(some.contracts, self._product_byte_per_s, self._stream_byte_per_s)

@@ -294,7 +294,7 @@ def signatures(rule: Rule, equation: Equation, units: Mapping[str, int] | None =
 def _admitted(equation: Equation, signature: Signature) -> bool:
     tensors = (*equation.input_types, *equation.output_types)
     placements = (*signature.ins, *signature.outs)
-    return all([admits(t, p) for t, p in zip(tensors, placements, strict=True) if isinstance(p, Partial)])
+    return all(admits(t, p) for t, p in zip(tensors, placements, strict=True) if isinstance(p, Partial))
 
 
 def paired(across: Signature, within: Signature, nodes: tuple[int, ...]) -> Signature | None:

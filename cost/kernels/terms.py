@@ -275,7 +275,7 @@ def correction_basis(table: str, card: Card, shape: Sequence[Array]) -> Array:
 
 
 def _hats_of(table: str, card: Card, shape: Sequence[Array]) -> list[tuple[NDArray[np.intp], Array, int]]:
-    """Of each of a table's log2 sizes: the knot to the left, the weight of the one to the right, and knots."""
+    """Of each of a table's log2 sizes: the knot to the left, the weight of the next, how many there are."""
     if len(shape) == 4:
         b, m, n, k = shape
         blocks = b * np.ceil(m / 64) * np.ceil(n / 64) / card.sms

@@ -93,7 +93,7 @@ class Fusion:
             if not self._needed[number] or (node.group is not None and node.group != number):
                 continue
             users = [user.number for user in node.users]
-            written = alone[number] or number in self._out or any([alone[user] for user in users])
+            written = alone[number] or number in self._out or True in [alone[user] for user in users]
             if not written:
                 # A kernel that many others fuse is one of their roots; only costly ones care how many.
                 reaching = roots[users[0]]

@@ -179,7 +179,7 @@ class Lowering:
     def _elementwise(self, equation: Equation) -> Node:
         primitive, out = equation.primitive, equation.outputs[0].type
         ins = self._whole(equation)
-        if all([node.kind == "constant" for node in ins]):
+        if {node.kind for node in ins} == {"constant"}:
             values = (primitive, *[str(node.value) for node in ins])
             zero = primitive in ("square", "mul") and all(is_zero(node) for node in ins)
             return self._repeated(0.0 if zero else values, out, equation)

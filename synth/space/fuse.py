@@ -135,11 +135,11 @@ def fuse(graph: Graph, may_sum: Callable[[Value], bool]) -> Fusion:
         if len(using) == 1 and type(using[0]) is FusedClass and value not in of_value:
             merged = using[0]
             mine = [e for e in readers[value] if of_equation.get(e) is merged]
-            if all([value in same_shape(e) for e in mine]):
+            if all(value in same_shape(e) for e in mine):
                 of_value[value] = merged
     for value, using in users.items():
         inside = of_value.get(value)
-        if any([type(user) is FusedClass and inside is not user for user in using]):
+        if True in [type(user) is FusedClass and inside is not user for user in using]:
             each = (inside if of_equation.get(e) is inside else e for e in readers[value])
             users[value] = (*dict.fromkeys(each), *(None,) * (value in handed_out))
     return Fusion(of_equation, of_value, users)
@@ -159,9 +159,9 @@ def _passing(
             continue
         inputs = equation.inputs
         together: tuple[Value, ...] = tuple([inputs[k] for k in like.together])  # pyright: ignore[reportAssignmentType]  (no literals)
-        if like.joins and any([len(readers[v]) + (v in handed_out) > 1 for v in together]):
+        if like.joins and any(len(readers[v]) + (v in handed_out) > 1 for v in together):
             continue
-        passes = like.passes and any([may_sum(v) for v in together])
+        passes = like.passes and any(map(may_sum, together))
         result = equation.outputs[0]
         using = readers.get(result, ())
         if passes and using and result not in handed_out and len(set(together)) == 1:

@@ -24,7 +24,6 @@ from shardwright.synth.space.fuse import FusedClass, Fusion, alike, fuse, same_s
 from shardwright.synth.space.units import Units, lettered, letters
 from shardwright.synth.space.vocabulary import Vocabulary
 
-
 #: Signatures of an equation, what its results may have outstanding, and numbers that stand for the results.
 _Found: TypeAlias = tuple[tuple[Signature, ...], tuple[frozenset[ReduceOp], ...], tuple[int, ...]]
 
