@@ -34,7 +34,7 @@ from bench.record import EXAMPLES, markdown, show, table, write
 from shardwright import Fleet
 from shardwright.backends.launch import launch, rank_environment
 
-ROUNDS = 25
+ROUNDS = 41
 #: Long enough to be timed, short enough for many rounds.
 SAMPLE_S = 0.3
 DEVICES = 4

@@ -80,7 +80,8 @@ def ours(args: tuple[Any, ...], comm: Any, latency_s: float) -> Contestant:
     traced = trace(model().train_step, *args)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        plan = synthesize_traced(traced, fleet=fleet(comm.size, f"{1e6 * latency_s:.0f} us"), time_limit_s=0, devices="all")
+        equal = fleet(comm.size, f"{1e6 * latency_s:.0f} us")
+        plan = synthesize_traced(traced, fleet=equal, time_limit_s=0, devices="all")
     even = next(b for b in data_parallel(traced, plan.fleet) if b.name.startswith("even"))
     plan = bucketed(replace(plan, program=even.program, ratios=even.ratios, iteration_s=even.iteration_s))
     *state, batch = args
