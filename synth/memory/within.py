@@ -255,10 +255,10 @@ def shortage(ratios: Sequence[float], memory: Footprint | Peaks, model: CostMode
     peaks = memory.peak(np.asarray(ratios))
     limits = np.array([device.type.memory_bytes for device in devices])
     worst = int((peaks / limits).argmax())
-    name = f"{devices[worst].name} ({devices[worst].type.name})"
+    name, over = f"{devices[worst].name} ({devices[worst].type.name})", (peaks / limits).max()
     return (
         "no program found fits into every device's memory: of those searched, the one that lacks least needs "
-        f"{size(peaks[worst])} on {name}, which has {size(limits[worst])}; with {(peaks / limits).max():.3g} times the "
+        f"{size(peaks[worst])} on {name}, which has {size(limits[worst])}; with {over:.3g} times the "
         "memory everywhere it would fit"
     )
 

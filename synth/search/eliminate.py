@@ -354,11 +354,11 @@ def _sliced(
         size //= rest[looped]
         looped += 1
     slice_ = np.empty((*fronts, *rest[looped:]))
-    ahead = (slice(None),) * front
+    ahead, axes = (slice(None),) * front, slice(front + 1, front + 1 + looped)
     for at in itertools.product(*map(range, rest[:looped])):
         low = lowest[(*ahead, *at)]
         mine = [
-            table[(*ahead, slice(None), *[i if n > 1 else 0 for i, n in zip(at, table.shape[front + 1 :])])]
+            table[(*ahead, slice(None), *[min(i, n - 1) for i, n in zip(at, table.shape[axes], strict=True)])]
             for table in spread
         ]
         for value in range(shape[0]):

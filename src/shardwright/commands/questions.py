@@ -24,7 +24,7 @@ remedies_option = click.option(
     "--remedies/--no-remedies",
     "with_remedies",
     default=None,
-    help="Where nothing fits, plan what would help, and say at which price. Done unless --time-limit is given.",
+    help="Where nothing fits, plan what would help, and say at which price; so it is without --time-limit.",
 )
 
 

@@ -24,8 +24,8 @@ _FEW = 8
 #: Rungs of a longer one that are tried at most, each time.
 _TRIES = 3
 
-#: Part of the memory that what is alive as traced should fill at most, see `Ladder._next`: about as much goes to
-#: what devices hold alike, and to what exchanges pack.
+#: Part of the memory that what is alive as traced should fill at most, see `Ladder._next`: about as much goes
+#: to what devices hold alike, and to what exchanges pack.
 _ROOM = 0.5
 
 #: Part of its cost that a rewriting should promise to save to be planned beside a plan that fits.

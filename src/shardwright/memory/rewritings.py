@@ -158,12 +158,12 @@ def best_plan(
 
 
 def _impossible(graph: Graph, limits: Sequence[float]) -> bool:
-    """Whether no program of a step as it is can fit; where that is not plain from its tensors, it is planned."""
+    """Whether it is plain from its tensors that no program of a step as it is can fit."""
     return all_bytes(graph) > 2 * sum(limits) and too_small(graph, limits)
 
 
 def _free_s(base: Plan | None, best: Plan) -> float:
-    """About what the step as it is costs without a limit of memory; by a plan of it changed, if by no other."""
+    """About what the step as it is costs without a limit of memory, if need be by a plan of it changed."""
     return unlimited_s(best) - best.again_s - best.host_s if base is None else unlimited_s(base)
 
 
@@ -205,7 +205,10 @@ def _policies(recompute: Recompute, offload: Offload, fleet: Fleet) -> tuple[Pol
 
 
 def _compared(best: Plan, base: Plan | None) -> Plan:
-    """The best plan; it says what changing the step was for. `base` is None where the step can fit in no way."""
+    """The best plan; it says what changing the step was for.
+
+    `base` is None where no program of the step can fit.
+    """
     if base is None:
         found = "no program fits"
     elif best.rewriting == base.rewriting:
