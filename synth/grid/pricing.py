@@ -99,7 +99,7 @@ class GridPriceList:
         """Numbers of further costs, (costs, features, rows, classes)."""
         self._blocks.append(terms)
         known = len(self._varies)
-        self._varies += terms[:, 1:].any(axis=(1, 2, 3)).tolist()
+        self._varies += (np.abs(terms[:, 1:]).max(axis=(1, 2, 3)) > 0).tolist()
         return range(known, len(self._varies))
 
     def _line(self, cost: int, cut: int) -> int:
