@@ -65,6 +65,7 @@ class CostModel:
         counts: devices of every class.
         class_of: class of every device.
         topology: how the devices reach each other.
+        fitted: whether links were measured, so that what a strategy takes on them depends on the bytes.
     """
 
     fleet: Fleet
@@ -86,7 +87,7 @@ class CostModel:
     _in_products: NDArray[np.intp] = field(init=False)
     _moves: dict[Exchange, ShareCost] = field(init=False)
     _transfers: dict[tuple[str, str, int], ShareCost] = field(init=False)
-    _fitted: bool = field(init=False)
+    fitted: bool = field(init=False)
     _free: ShareCost = field(init=False)
     _never: ShareCost = field(init=False)
     _kernels: dict[Kernel, ShareCost] = field(init=False)
@@ -102,7 +103,7 @@ class CostModel:
             self.class_of[list(c.members)] = c.index
         self.topology = Topology.of(self.fleet)
         links = (self.fleet.network, *(node.link for node in self.fleet.nodes))
-        self._fitted = any(link is not None and link.strategies for link in links)
+        self.fitted = any(link is not None and link.strategies for link in links)
         self._free = ShareCost.free(len(classes))
         self._never = ShareCost.fixed([np.inf] * len(classes))
         self._moves, self._transfers, self._of_form = {}, {}, {}
@@ -193,7 +194,7 @@ class CostModel:
             free = np.zeros((len(some.which), 1, len(self.types)))
             return CostStack(free, free, free)
         entry = strategies()[some.kind, some.strategy]
-        if self._fitted:
+        if self.fitted:
             stack = CostStack.of([self._transfer(some.kind, some.strategy, each) for each in some.nbytes])
         else:
             stack = entry.prices(self.topology, list(some.nbytes), len(self.types))
@@ -253,32 +254,33 @@ class CostModel:
         return launch, self._product_byte_per_s if contracts else self._stream_byte_per_s
 
     def arithmetic_s(
-        self, equation: Equation, flop: float, cuts: Sequence[tuple[Signature, float]]
+        self, equation: Equation, flop: float, ways: Sequence[Sequence[tuple[Signature, float]]]
     ) -> Floats:
-        """Seconds of arithmetic of the whole equation on every class, at the rates that its parts have.
+        """Seconds of arithmetic of the whole equation at the rates that its parts have: (ways, classes).
 
         Args:
             equation: what is computed.
             flop: how many operations it has.
-            cuts: how it is cut, one mesh axis after another: the signature, and the share that is left.
+            ways: to cut it, each one mesh axis after another: the signature, and the share that is left.
         """
         given = precision(equation)
         dtype = equation.input_types[0].dtype if equation.inputs else "float32"
         found = op_class(equation)
         rates = np.array([self._rate(device, dtype, given, found) for device in self.types])
-        seconds = flop / rates + turned_elements(equation) / self._turned_per_s
+        seconds = np.tile(flop / rates + turned_elements(equation) / self._turned_per_s, (len(ways), 1))
         sizes = product_sizes(equation, flop) if self._modelled else None
         used = kernel_dtype(dtype, given) if sizes else None
         if sizes is None or used is None:
             return seconds
-        local, ways = sizes, {sizes}
-        for signature, share in cuts:
-            local = local_sizes(local, sharded_size(signature), share)
-            ways = {local_sizes(way, k, share) for way in ways for k in (None, *range(len(sizes)))} | {local}
-        # All ways to cut a product are asked for sooner or later: one call prices them.
-        priced = self._products.of(used, like_linear(equation), [local, *sorted(ways)])[0]
-        part = float(np.prod([a / b for a, b in zip(local, sizes, strict=True)]))
-        seconds[list(self._modelled)] = priced[self._in_products] / part
+        shapes: list[Sizes] = []
+        for cuts in ways:
+            local = sizes
+            for signature, share in cuts:
+                local = local_sizes(local, sharded_size(signature), share)
+            shapes.append(local)
+        priced = self._products.of(used, like_linear(equation), shapes)[:, self._in_products]
+        parts = (np.array(shapes) / np.array(sizes)).prod(axis=1)
+        seconds[:, list(self._modelled)] = priced / parts[:, None]
         return seconds
 
     def _rate(self, device: DeviceType, dtype: str, given: str | None, found: str) -> float:
@@ -318,11 +320,22 @@ class CostModel:
             found = self._moves[line] = self._transfer(kind, strategy, nbytes) if supported else self._never
         return found
 
+    def exchanges(
+        self, kind: str, strategy: str, nbytes: Sequence[int], ends: tuple[Placement, Placement]
+    ) -> CostStack:
+        """Costs of one move of many tensors; see `move`."""
+        if self.fitted or collectives()[kind].local or len(self.class_of) == 1:
+            return CostStack.of([self.move(kind, strategy, each, *ends) for each in nbytes])
+        entry = strategies()[kind, strategy]
+        if not entry.supported(self.topology, ends):
+            return CostStack.of([self._never] * len(nbytes))
+        return entry.prices(self.topology, nbytes, len(self.types))
+
     def _transfer(self, kind: str, strategy: str, nbytes: int) -> ShareCost:
         key = kind, strategy, nbytes
         if key not in self._transfers:
             topology = self.topology
-            if self._fitted:
+            if self.fitted:
                 topology = Topology.of(self.fleet.under(f"{kind}.{strategy}", nbytes))
             self._transfers[key] = strategies()[kind, strategy].price(topology, nbytes, len(self.types))
         return self._transfers[key]

@@ -19,8 +19,8 @@ from shardwright.backends.layout import holds, to_numpy
 from shardwright.backends.local import filled, operand, written
 from shardwright.backends.mpi.moves import lowerings
 from shardwright.backends.runner import iterate
+from shardwright.backends.schedule.acts import Act, Land, Launch, Order, Repeat
 from shardwright.backends.schedule.document import wire_type
-from shardwright.backends.schedule.order import Act, Land, Launch, Order, Repeat
 from shardwright.backends.wire import to_jax, to_segment
 from shardwright.backends.world import World
 from shardwright.ir.dtypes import is_key

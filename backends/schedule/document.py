@@ -21,10 +21,10 @@ import jsonschema
 import numpy as np
 
 from shardwright.backends.layout import members, stretches, wire_type
+from shardwright.backends.schedule.acts import Launch, Order, Repeat
 from shardwright.backends.schedule.geometry import Geometry, Member
 from shardwright.backends.schedule.grid import is_by_node, routine_on_grid
 from shardwright.backends.schedule.ops import Combine, Copy, Local, Routine, Slot, Transfer, View
-from shardwright.backends.schedule.order import Launch, Order, Repeat
 from shardwright.backends.schedule.table import builders, routine_of
 from shardwright.ir.collectives import step
 from shardwright.ir.errors import PlanError

@@ -1,11 +1,5 @@
 """The order in which a rank computes and exchanges: exchanges leave early, arrive late, and travel together.
 
-    order ::= step*
-    step  ::= segment     instructions that every device runs alone, as one compiled function
-            | launch      a message leaves: the exchanges in it are started
-            | land        it has arrived: its results may be read
-            | loop        a loop whose body exchanges: its orders, run iteration by iteration
-
 Without buckets that is the program's order, every message holds one exchange and lands as soon as it was
 launched. With buckets, an exchange leaves as soon as its operand is there, in one message with others of its
 kind; computation that waits for no message goes on first; and a message lands when nothing else is left to
@@ -17,119 +11,25 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
+from shardwright.backends.schedule.acts import Act, Land, Launch, Message, Order, Repeat
 from shardwright.backends.schedule.geometry import MERGED
 from shardwright.ir.collectives import gathered_as, together
 from shardwright.ir.dtypes import is_key
 from shardwright.ir.flow import Flow, is_local, outputs
-from shardwright.ir.graph import Graph, TensorType
+from shardwright.ir.graph import Graph
 from shardwright.ir.hoist import hoisted
 from shardwright.ir.late import Run, late
 from shardwright.ir.placement import Grid, Partial, Placement
-from shardwright.ir.program import Instruction, Loop, Move, Program, Property
+from shardwright.ir.program import Loop, Program, Property
 from shardwright.ir.repeated import begins_again
-from shardwright.ir.segments import Away, Back, Segment
+from shardwright.ir.segments import Segment
 
 #: Messages under way at most; another one lands the first. They keep operands and results alive.
 UNDER_WAY = 16
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Message:
-    """Exchanges that travel together.
-
-    Attributes:
-        number: in the order of the whole step, loop bodies included.
-        first: position of the first exchange in its program.
-        positions: of all of them.
-        moves: the exchanges, all by the strategy of the message.
-        needs: operands, one per exchange.
-        gives: results, one per exchange.
-        after: numbers of messages of the same program whose results its operands were made from.
-    """
-
-    number: int
-    first: int
-    positions: tuple[int, ...]
-    moves: tuple[Move, ...]
-    needs: tuple[Property, ...]
-    gives: tuple[Property, ...]
-    after: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Launch:
-    """A message leaves."""
-
-    message: Message
-    needs: tuple[Property, ...]
-    gives: tuple[Property, ...] = ()
-    drops: tuple[Property, ...] = ()
-
-    @property
-    def first(self) -> int:
-        return self.message.first
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Land:
-    """A message has arrived."""
-
-    message: Message
-    gives: tuple[Property, ...]
-    needs: tuple[Property, ...] = ()
-    drops: tuple[Property, ...] = ()
-
-    @property
-    def first(self) -> int:
-        return self.message.first
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Repeat:
-    """A loop run by the host; `bodies` are in the order of the equation's regions."""
-
-    first: int
-    loop: Loop
-    bodies: tuple[Order, ...]
-    needs: tuple[Property, ...]
-    gives: tuple[Property, ...]
-    drops: tuple[Property, ...] = ()
-
-
-#: `Away` and `Back` are there once `segments.with_host` put them there.
-Act: TypeAlias = Segment | Launch | Land | Repeat | Away | Back
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Order:
-    """The steps of `program` over `graph`.
-
-    Attributes:
-        program: the plan's, but for exchanges that changed places with their readers (`ir/hoist.py`).
-        graph: what it computes.
-        steps: in the order in which they are run.
-        types: global types of the graph's values by index.
-        stood: positions that the program's instructions have in the plan's.
-    """
-
-    program: Program
-    graph: Graph
-    steps: tuple[Act, ...]
-    types: Mapping[int, TensorType]
-    stood: tuple[int, ...]
-
-    def messages(self) -> Iterator[tuple[Order, Message]]:
-        """All messages, those of loop bodies where the loop is, with the order that they are in."""
-        for step in self.steps:
-            if isinstance(step, Launch):
-                yield self, step.message
-            elif isinstance(step, Repeat):
-                for body in step.bodies:
-                    yield from body.messages()
 
 
 def arrange(program: Program, graph: Graph, bucket_bytes: int | None = None, *, near: bool = False) -> Order:
@@ -401,12 +301,3 @@ def _with_lifetimes(steps: Sequence[Act], kept: Iterable[Property]) -> tuple[Act
         live.update(step.needs)
     result.reverse()
     return tuple(result)
-
-
-def instructions_of(step: Act) -> tuple[Instruction, ...]:
-    """What a step carries out."""
-    if isinstance(step, Segment | Back):
-        return step.instructions
-    if isinstance(step, Away):
-        return ()
-    return (step.loop,) if isinstance(step, Repeat) else step.message.moves

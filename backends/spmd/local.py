@@ -18,7 +18,7 @@ import numpy as np
 from shardwright.backends.compile import Device, Env
 from shardwright.backends.layout import holds, members, shares, stretches
 from shardwright.backends.local import evaluate, extents, filled, neutral, operand
-from shardwright.backends.schedule.order import Order
+from shardwright.backends.schedule.acts import Order
 from shardwright.backends.spmd.layout import Layout, starts
 from shardwright.ir.flow import find, reads
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType

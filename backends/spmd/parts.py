@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.backends.schedule.order import Order
+from shardwright.backends.schedule.acts import Order
 from shardwright.backends.spmd.layout import Layout
 from shardwright.backends.spmd.local import Classes, classes
 from shardwright.backends.spmd.strips import levels, strips_of

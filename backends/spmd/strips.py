@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from shardwright.backends.local import evaluate, extents, operand
-from shardwright.backends.schedule.order import Order
+from shardwright.backends.schedule.acts import Order
 from shardwright.backends.spmd.layout import Layout
 from shardwright.ir.flow import reads, writes
 from shardwright.ir.graph import Graph, Literal, TensorType

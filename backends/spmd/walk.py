@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from shardwright.backends.local import neutral, operand
 from shardwright.backends.runner import At
-from shardwright.backends.schedule.order import Land, Launch, Order, Repeat
+from shardwright.backends.schedule.acts import Land, Launch, Order, Repeat
 from shardwright.backends.spmd.layout import AXIS, Layout
 from shardwright.backends.spmd.local import Branches
 from shardwright.backends.spmd.moves import moved

@@ -16,7 +16,8 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.grid.model import GridModel, Ways
+from shardwright.cost.grid.kernels import KnownWays
+from shardwright.cost.grid.model import GridModel
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Graph
@@ -38,6 +39,9 @@ from shardwright.synth.timer import Timer
 
 #: Parts of a fleet that are considered on two axes at most, the whole included.
 MOST_PARTS = 4
+
+#: Alike devices come before others whose bound by arithmetic is less, but not by more than this factor.
+_FAR_ABOVE = 1.5
 
 #: What the plan says of the space that was searched.
 _BOTH = "programs of one mesh axis and of two were searched, and the bound is of both"
@@ -73,9 +77,9 @@ class _Part:
         return tuple(len(node.devices) for node in self.fleet.nodes)
 
     @property
-    def ready(self) -> bool:
-        """Whether it is bounded by the best program at its floors, and its devices are alike."""
-        return self.looked >= 2 and self.search is not None and self.search.alike
+    def alike(self) -> bool:
+        """Whether it is known that its devices are alike."""
+        return self.search is not None and self.search.alike
 
     @property
     def limits(self) -> list[int]:
@@ -104,7 +108,7 @@ class Common:
     def __init__(self) -> None:
         self._listed: dict[Members, GridPriceList] = {}
         self._words: dict[tuple[int, ...], Vocabulary] = {}
-        self._ways: Ways = {}
+        self._ways: KnownWays = {}
 
     def listed(self, members: Members, fleet: Fleet) -> GridPriceList:
         """Prices on a part of the fleet."""
@@ -184,12 +188,12 @@ class GridChoosing:
             least_s = best.cost_s if best is not None and best.fits else math.inf
             if bound_s >= target_s or bound_s >= least_s * (1 - 1e-9):
                 break
-            ready = self._ready(queue, part, target_s) if best is None and part.looked < 2 else None
-            if ready is not None:
+            ahead = self._ahead(queue, part, target_s) if best is None and part.looked == 1 else None
+            if ahead is not None:
                 heapq.heappush(queue, (bound_s, number))
-                queue.remove(ready)
+                queue.remove(ahead)
                 heapq.heapify(queue)
-                number = ready[1]
+                number = ahead[1]
                 part = made[number]
             if number and not briefly and too_small(self._graph, part.limits):
                 part.impossible = True
@@ -210,16 +214,20 @@ class GridChoosing:
                 best = part if part.found is not None and part.beats(best) else best
         return self._chosen(best, rival)
 
-    def _ready(
+    def _ahead(
         self, queue: Sequence[tuple[float, int]], part: _Part, target_s: float
     ) -> tuple[float, int] | None:
-        """What is planned before a part of fewer devices is bounded better, to know how well it has to be.
+        """What is bounded and planned before a part is bounded better, to know how well it has to be.
 
-        The plan of alike devices is mostly that of its bound, and no other work.
+        The plan of alike devices is mostly that of its bound, and no other work; that of others is.
         """
         for bound_s, number in sorted(queue):
             other = self._parts[number]
-            if bound_s < target_s and other.ready and len(other.members) > len(part.members):
+            if bound_s >= target_s or not other.alike:
+                continue
+            if other.looked >= 2 and not (part.alike and len(other.members) <= len(part.members)):
+                return bound_s, number
+            if other.looked == 1 and not part.alike and bound_s <= part.bound_s * _FAR_ABOVE:
                 return bound_s, number
         return None
 

@@ -16,10 +16,13 @@ from numpy.typing import NDArray
 
 from shardwright.cost.share_cost import Floats
 from shardwright.synth.search.fold import Folded
-from shardwright.synth.search.prune import Kept, compared
+from shardwright.synth.search.prune import HUGE, Kept
 
 #: Values left may be more than last time by this part before all of them are compared again.
 _MORE = 0.1
+
+#: Entries compared at once.
+_CELLS = 1 << 18
 
 #: Values of a class that went, and the value that each gave way to (itself where it is impossible).
 _Went: TypeAlias = tuple[NDArray[np.intp], NDArray[np.intp]]
@@ -48,17 +51,50 @@ class Dominated:
 
 def _compared(whole: Kept, kind: int) -> _Went:
     """Values that are impossible or dominated, each by one that is neither."""
-    worst, possible = compared(whole, kind, {})
+    dominates, possible = _dominating(whole, kind)
     if not possible.any():
         possible[0] = True  # no assignment is possible at all; the search will find that out
-    dominates = (worst <= 0) & possible[:, None]
-    np.fill_diagonal(dominates, val=False)
     keep = possible.copy()
     for b in np.flatnonzero(dominates.any(axis=0) & possible)[::-1]:  # keeps the first of equals
         keep[b] = not (dominates[:, b] & keep).any()
     went = np.flatnonzero(~keep)
     by = np.where(possible[went], (dominates & keep[:, None])[:, went].argmax(axis=0), went)
     return went, by
+
+
+def _dominating(whole: Kept, kind: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """[a, b]: whether value a of a class is possible and nowhere dearer than b; and which are possible.
+
+    Most pairs are told apart by the few contexts that suit some value best, which are compared first.
+    """
+    size = whole.size(kind)
+    least, possible = np.zeros((size, size)), np.ones(size, dtype=np.bool_)
+    terms: list[tuple[Floats, Floats, int]] = []
+    for (recipe, kinds, axis), times in whole.folded.incident[kind].items():
+        rows = np.moveaxis(whole.table(recipe, kinds), axis, 0).reshape(size, -1)
+        finite = np.isfinite(rows)
+        left = right = rows
+        if not finite.all():
+            possible &= finite.any(axis=1)
+            left, right = np.where(finite, rows, HUGE), np.where(finite, rows, 3 * HUGE)
+        if rows.shape[1] > 2 * size:
+            some = np.union1d(right.argmin(axis=1), (right - left.min(axis=0)).argmin(axis=1))
+            mine, other = left[:, some], right[:, some]
+        else:
+            mine, other = left, right
+        least += times * (mine[:, None] - other[None]).max(axis=2)
+        terms.append((left, right, times))
+    dominates = (least <= 0) & possible[:, None] & possible
+    np.fill_diagonal(dominates, val=False)
+    a, b = dominates.nonzero()
+    worst = np.zeros(len(a))
+    for left, right, times in terms:
+        step = max(1, _CELLS // left.shape[1])
+        for at in range(0, len(a), step):
+            part = slice(at, at + step)
+            worst[part] += times * (left[a[part]] - right[b[part]]).max(axis=1)
+    dominates[a, b] = worst <= 0
+    return dominates, possible
 
 
 def _still(whole: Kept, kind: int, went: NDArray[np.intp], by: NDArray[np.intp]) -> NDArray[np.bool_]:

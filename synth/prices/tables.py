@@ -21,12 +21,16 @@ from shardwright.cost.share_cost import CostStack, Floats, ShareCost
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Placement
-from shardwright.synth.prices.lists import Listed, Moves, PriceList
+from shardwright.synth.prices.lists import Listed, PriceList
 from shardwright.synth.space.conversions import Domain, Routes
 from shardwright.synth.space.factors import EquationFactor, Factor, Needs, TableFactor
 
 #: Seconds of lines of a price list, given their costs and how each is cut (see `PriceList.fresh`).
 Evaluate: TypeAlias = Callable[..., Floats]
+
+
+#: Larger sums of what signatures need are not made as one array.
+_LARGE = 1 << 17
 
 
 class Several:
@@ -38,8 +42,7 @@ class Several:
         assert len(self.lists) == len(prices), "on two axes there is no catalogue"
         first = self.lists[0]
         self.model, self.catalogue = first.model, first.catalogue
-        self.kernels, self.steps, self.step = first.kernels, first.steps, first.step
-        self.moves = first.moves
+        self.kernels, self.moves, self.step = first.kernels, first.moves, first.step
 
     def __len__(self) -> int:
         return len(self.catalogue.lines)
@@ -183,7 +186,7 @@ class Prices:
         fresh = tuple([r for r in dict.fromkeys(routes) if r not in self._ways])
         if not fresh:
             return
-        moves = _moves_of(self.list, fresh)
+        moves = self.list.moves(fresh)
         n = max(len(r.placements) for r in fresh)
         seconds = self.seconds
         cost = np.full((*seconds.shape[:-1], len(fresh), n, n), np.inf)
@@ -276,10 +279,7 @@ class Prices:
         for factor in fresh:
             if isinstance(factor, EquationFactor):
                 self.list.kernels(factor)
-        routes = list(dict.fromkeys(domain.routes for factor in fresh for domain in factor.domains))
-        for r in routes:
-            self.list.steps(r)
-        self._learn(routes)
+        self._learn(domain.routes for factor in fresh for domain in factor.domains)
 
     def table(self, factor: Factor) -> Floats:
         """The table of one factor."""
@@ -297,6 +297,8 @@ class Prices:
                 found = self._conversions(domain, mode).take(where, axis=-2)
                 vector = found if vector is None else vector + found
             assert vector is not None, "a choice in scope is some operand's or result's"
+            if total.size * len(domain) > _LARGE and total.ndim == position + 1 == len(factor.domains):
+                return _least(total, vector) * factor.weight
             wide = (*vector.shape[:-1], *(1,) * position, vector.shape[-1])
             total = total[..., None] + vector.reshape(wide)
         return total.min(axis=-1 - len(factor.domains)) * factor.weight
@@ -349,21 +351,17 @@ def _moves(factor: EquationFactor, at: tuple[int, ...], needs: Needs, number: in
     return count
 
 
-def _moves_of(listed: Listed, routes: tuple[Routes, ...]) -> Moves:
-    """Remembered per catalogue: all prices of a space ask for the same."""
-    found = listed.moves.get(routes)
-    if found is None:
-        flat = [(k, r, step) for k, r in enumerate(routes) for step in listed.steps(r)]
-        counts = [len(step.lines) for _, _, step in flat]
-        found = listed.moves[routes] = Moves(
-            np.array([line for _, _, step in flat for line in step.lines], dtype=np.intp),
-            np.cumsum([0, *counts[:-1]], dtype=np.intp),
-            tuple([step.kind for _, _, step in flat]),
-            np.array([k for k, _, _ in flat], dtype=np.intp),
-            np.array([r.index[step.pre] for _, r, step in flat], dtype=np.intp),
-            np.array([r.index[step.post] for _, r, step in flat], dtype=np.intp),
-        )
-    return found
+def _least(total: Floats, last: Floats) -> Floats:
+    """The least over signatures of (signatures, ...) + (signatures, holdings), with holdings as last axis.
+
+    Holding by holding, so that what is added up stays in the cache.
+    """
+    room = np.empty_like(total)
+    found = np.empty((last.shape[1], *total.shape[1:]))
+    for k, column in enumerate(last.T):
+        np.add(total, column.reshape(-1, *(1,) * (total.ndim - 1)), out=room)
+        room.min(axis=0, out=found[k])
+    return np.ascontiguousarray(np.moveaxis(found, 0, -1))
 
 
 def _rounded_range(low: float, high: float, units: NDArray[np.int64], devices: int) -> tuple[Floats, Floats]:

@@ -21,7 +21,7 @@ from shardwright.synth.search.fold import ROUNDS, Folded, Scope
 
 #: Stands for infinity on the left of a difference; on the right it is three times as large, so that
 #: contexts which are impossible for b never speak for b.
-_HUGE = 1e30
+HUGE = 1e30
 
 #: Larger arrays of differences are not made at once.
 _LARGE = 1 << 16
@@ -138,7 +138,7 @@ def _differences(table: Floats, axis: int) -> tuple[Floats, NDArray[np.bool_]]:
         possible = np.ones(size, dtype=np.bool_)
     else:
         possible = np.logical_or.reduce(finite, axis=0)
-        left, right = np.where(finite, rows, _HUGE), np.where(finite, rows, 3 * _HUGE)
+        left, right = np.where(finite, rows, HUGE), np.where(finite, rows, 3 * HUGE)
     if rows.size * size <= _LARGE:
         return np.maximum.reduce(left[:, :, None] - right[:, None, :], axis=0), possible
     # Value by value, so that what is compared stays in the cache.

@@ -16,8 +16,9 @@ from steps import STEPS
 
 from shardwright import Fleet, Plan, api, bucketed, synthesize
 from shardwright.backends.launch import find_mpiexec, rank_environment
+from shardwright.backends.schedule.acts import Land, Launch
 from shardwright.backends.schedule.document import Planned, check_schedule, emit
-from shardwright.backends.schedule.order import Land, Launch, arrange
+from shardwright.backends.schedule.order import arrange
 from shardwright.backends.schedule.table import builders
 from shardwright.cli import main
 from shardwright.ir.collectives import IN_PARTS_BYTES, together
