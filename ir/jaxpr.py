@@ -262,7 +262,12 @@ def source_text(source: Any) -> str:
 
 
 def summary(source: Any) -> str:
-    """`file:line (function)` of JAX's source information, "" where no frame of it is the user's."""
+    """`file:line (function)` of JAX's source information, "" without one, or without a frame of the user's.
+
+    What a rewriting adds to a step (`ir/rewrites`) stands in no line of it.
+    """
+    if source is None:
+        return ""
     from jax._src import source_info_util  # (no public name for it)
 
     return source_info_util.summarize(source)

@@ -198,7 +198,7 @@ def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = Fals
     search_gap = max(0.0, 1 - least / (solution.seconds if same else best.cost_s)) if least > 0 else 0.0
     notes: list[str] = []
     if not best.fits:
-        notes.append(shortage(best, memory, model))
+        notes.append(shortage(best.ratios, memory, model))
     if solution.bound_s < solution.seconds:
         notes.append(f"the search stopped early: at these ratios a program could be {search_gap:.1%} cheaper")
     if stop():

@@ -8,13 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.cost.bill import charges
-from shardwright.cost.memory.liveness import footprint
+from shardwright.cost.memory.liveness import Footprint, Peaks, footprint
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Synthesis
-from shardwright.synth.baselines import Workshop
+from shardwright.synth.baselines import Draft, Workshop
 from shardwright.synth.memory.rent import too_small
+from shardwright.synth.memory.within import shortage
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Judge, Look
 from shardwright.synth.search.solve import bound
@@ -78,7 +79,8 @@ def fitting(
 ) -> Synthesis:
     """What was found if it fits and memory did not make it dearer; else the best baseline if that is better.
 
-    Under tight budgets the search may miss programs, so that a baseline on all devices may be cheaper.
+    Under tight budgets the search may miss programs, so that a baseline on all devices may be cheaper. Where
+    nothing fits, it is what lacks least.
 
     Args:
         graph: the step.
@@ -94,15 +96,23 @@ def fitting(
     if (fitted and found.search_gap == 0.0) or too_small(graph, limits):
         return found
     judge = Judge(graph, model, look)
+    least = 1.0 if fitted else fullest(found, model)
+    chosen: tuple[Draft, Footprint | Peaks] | None = None
     with timer.search():
         most_s = min(below_s, found.cost_s) if fitted else below_s
         for best in Workshop(graph, space, model).cheaper(most_s):
             memory = judge.peaks(best.program, best.ratios, judge.footprint(best.program))
-            if judge.excess(memory) <= 1:
+            over = judge.excess(memory)
+            if over <= 1 or (over < least and below_s == math.inf):
+                chosen, least = (best, memory), over
+            if over <= 1:
                 break
-        else:
-            return found
+    if chosen is None:
+        return found
+    best, memory = chosen
     missing = "is dearer within memory" if fitted else "does not fit into memory"
+    if least > 1:
+        missing = f"lacks more; {shortage(best.ratios, memory, model)}"
     note = f"what was searched {missing}; this is {best.name}"
     notes = (*(n for n in found.notes if "fits into every device" not in n), note)
     return replace(

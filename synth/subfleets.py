@@ -23,7 +23,7 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Free, Synthesis, freely, within_memory
-from shardwright.synth.fallback import best_baseline, fits, fitting
+from shardwright.synth.fallback import best_baseline, fits, fitting, fullest
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.parts import Members, candidates, unused
 from shardwright.synth.prices.lists import Catalogue, PriceList
@@ -85,9 +85,14 @@ class _Part:
         return other.whole and other.bound_s <= _FAR_ABOVE * self.bound_s
 
     def beats(self, other: _Part) -> bool:
-        """Whether its plan is better: one that fits into memory is better than any that does not."""
+        """Whether its plan is better: one that fits into memory is better than any that does not.
+
+        Of those that do not, whatever was searched for, what lacks least is.
+        """
         if self.fits != other.fits:
             return self.fits
+        if not (self.fits or self.unfinished or other.unfinished) and self.found and other.found:
+            return fullest(self.found, self.model) < fullest(other.found, other.model)
         return self.cost_s < other.cost_s * (1 - 1e-9)
 
 

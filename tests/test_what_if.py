@@ -198,6 +198,30 @@ def test_the_command_answers_in_words_and_as_json(tmp_path: Path) -> None:
     assert refused.exit_code == 2 and "there is no n9" in refused.output
 
 
+def test_a_script_can_tell_that_nothing_fits(tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(
+        "import jax\nimport jax.numpy as jnp\n\n\ndef make():\n"
+        "    args = (jax.ShapeDtypeStruct((16, 16), 'float32'), jax.ShapeDtypeStruct((32, 16), 'float32'))\n"
+        "    return (lambda w, x: w - jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w)))(w)), args\n"
+    )
+    (tmp_path / "fleet.json").write_text(json.dumps(with_memory(fleet(), 1e-6).to_dict()))
+
+    def run(*more: str) -> Any:
+        arguments = ["plan", f"{tmp_path}/small.py:make", "--fleet", f"{tmp_path}/fleet.json", *more]
+        return CliRunner().invoke(main, arguments)
+
+    told = run("-o", f"{tmp_path}/plan.json")
+    assert told.exit_code == 3, told.output
+    assert "DOES NOT FIT" in told.output and "times the memory on every device" in told.output
+    assert json.loads((tmp_path / "plan.json").read_text())["fits"] is False
+    brief = run("--no-remedies", "--json")
+    assert brief.exit_code == 3
+    data = json.loads(brief.output)
+    assert data["fits"] is False and "shortage" not in data
+    assert "shortage" not in json.loads(run("--time-limit", "0", "--json").output)
+    assert json.loads(run("--json").output)["shortage"]["factor"] > 1
+
+
 @pytest.mark.parametrize(
     ("more", "reason"),
     [

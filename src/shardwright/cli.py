@@ -1,6 +1,6 @@
 """The command line: which commands there are. Each is imported when it is used.
 
-Exit codes: 0 done, 1 a check failed, 2 bad input, 130 interrupted.
+Exit codes: 0 done, 1 a check failed, 2 bad input, 3 a plan that does not fit, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from shardwright.commands.lazy import Commands, LazyCommand, with_voice
 
 _EPILOG = (
     "Exit codes: 0 done; 1 a check failed (verify), or a bug of ours; 2 bad input, one line on standard "
-    "error says where, why and what to do; 130 interrupted."
+    "error says where, why and what to do; 3 no plan was found that fits into memory (plan); 130 interrupted."
 )
 
 

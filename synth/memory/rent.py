@@ -213,11 +213,11 @@ def _fills(graph: Graph, limits: Sequence[float]) -> bool:
     if all_bytes(graph) <= sum(limits):
         return False
     constants = sum(value.type.nbytes for value in graph.constants)
-    return _most_alive(graph) > sum(limits) - constants * len(limits)
+    return most_alive(graph) > sum(limits) - constants * len(limits)
 
 
 @per_graph
-def _most_alive(graph: Graph) -> int:
+def most_alive(graph: Graph) -> int:
     """Bytes of inputs and of what is in memory at the fullest moment of the order as traced.
 
     What lives in every order (`must_live`) lives in this one.

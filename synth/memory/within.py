@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -249,16 +249,16 @@ def _again(turns: Turns, found: Candidate) -> Candidate:
     return replace(found, over=over, fits=over <= 1)
 
 
-def shortage(best: Candidate, memory: Footprint | Peaks, model: CostModel) -> str:
+def shortage(ratios: Sequence[float], memory: Footprint | Peaks, model: CostModel) -> str:
     """What the smallest program found would need."""
     devices = model.fleet.devices
-    peaks = memory.peak(np.asarray(best.ratios))
+    peaks = memory.peak(np.asarray(ratios))
     limits = np.array([device.type.memory_bytes for device in devices])
     worst = int((peaks / limits).argmax())
-    name = f"{devices[worst].name} ({devices[worst].type.name})"
+    name, over = f"{devices[worst].name} ({devices[worst].type.name})", (peaks / limits).max()
     return (
         "no program found fits into every device's memory: of those searched, the one that lacks least needs "
-        f"{size(peaks[worst])} on {name}, which has {size(limits[worst])}; with {best.over:.3g} times the "
+        f"{size(peaks[worst])} on {name}, which has {size(limits[worst])}; with {over:.3g} times the "
         "memory everywhere it would fit"
     )
 

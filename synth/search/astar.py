@@ -260,13 +260,13 @@ class _Tree:
 
     def dive(self, node: Node) -> Node | None:
         """A complete assignment below `node`, by the most promising successors; None if there is none."""
-        open_nodes = [node]
-        while open_nodes:
-            current = open_nodes.pop()
-            if current.depth == len(self.decide):
-                return current
-            # Where the most promising one turns out to be impossible, the next best is tried.
-            count = len(self.successors(current))
-            children = (self.child(current, rank) for rank in reversed(range(count)))
-            open_nodes.extend(child for child in children if child is not None)
-        return None
+        current = node
+        while current.depth < len(self.decide):
+            following = self.child(current, 0)
+            while following is None:
+                # Where the most promising one turns out to be impossible, the next best is tried.
+                if current is node or current.parent is None:
+                    return None
+                following, current = self.sibling(current), current.parent
+            current = following
+        return current

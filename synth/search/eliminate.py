@@ -13,6 +13,7 @@ themselves (the turnpike property), so that even a chain is worked out for its e
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -267,8 +268,8 @@ def eliminate(tape: Tape, kept: Kept) -> Elimination:
     return Elimination(tape, tuple(done), tuple([read(source) for source, _ in tape.left]), constant, cells)
 
 
-#: Tables larger than this are added up and minimised slice by slice, so that they stay in the cache.
-_LARGE = 1 << 15
+#: Tables larger than this are minimised in slices of at most so many cells, which stay in the cache.
+_LARGE, _SLICE = 1 << 15, 1 << 18
 
 
 def _apart(table: Floats, axes: int) -> tuple[Floats, Floats]:
@@ -282,6 +283,22 @@ def _apart(table: Floats, axes: int) -> tuple[Floats, Floats]:
 
 
 @cache
+def _layout(axes: tuple[tuple[int, ...], ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """An order of axes in which tables over some of them are added up in long strides; the first stays so.
+
+    Axes that are in the same tables stand together, those of the most cells last: numpy then walks over all
+    of them at once. A table over all axes is left as it lies.
+    """
+    if any(len(mine) == len(shape) for mine in axes):
+        return tuple(range(len(shape)))
+    groups: dict[tuple[bool, ...], list[int]] = {}
+    for axis in range(1, len(shape)):
+        groups.setdefault(tuple([axis in mine for mine in axes]), []).append(axis)
+    ordered = sorted(groups.values(), key=lambda group: math.prod([shape[axis] for axis in group]))
+    return (0, *[axis for group in ordered for axis in group])
+
+
+@cache
 def _spread(axes: tuple[int, ...], rank: int) -> tuple[tuple[int, ...] | None, tuple[Any, ...]]:
     """How a table over some of `rank` axes is spread over all: the order of its own, if another; an index."""
     order = tuple(sorted(range(len(axes)), key=axes.__getitem__))
@@ -291,36 +308,66 @@ def _spread(axes: tuple[int, ...], rank: int) -> tuple[tuple[int, ...] | None, t
 
 def _minimum(sources: Sequence[tuple[Floats, tuple[int, ...]]], shape: tuple[int, ...]) -> tuple[Floats, int]:
     """The sum of tables over axes of `shape`, minimised over the first axis; and cells added up."""
-    spread: list[Floats] = []
     rank = len(shape)
-    fronts: tuple[int, ...] = ()
-    for table, axes in sources:
-        order, index = _spread(axes, rank)
-        front = table.ndim - len(axes)
-        if front:
-            fronts = table.shape[:front]
-        if order is not None:
-            table = table.transpose(*range(front), *[front + k for k in order])
-        spread.append(table[index])
+    fronts: tuple[int, ...] = next((t.shape[: t.ndim - len(a)] for t, a in sources if t.ndim > len(a)), ())
     cells = math.prod(shape) * math.prod(fronts)
-    first = -rank
-    if cells <= _LARGE or len(spread) == 1:
-        if len(spread) > 2:
-            spread.sort(key=lambda table: table.size)
-        total = spread[0]
-        for table in spread[1:]:
-            total = total + table
-        if total.size < cells:
-            total = np.broadcast_to(total, (*fronts, *shape))
-        return np.minimum.reduce(total, axis=first), cells
+    if cells > _LARGE and len(sources) > 1:
+        return _sliced(sources, shape, fronts), cells
+    spread = [_over(table, axes, rank) for table, axes in sources]
+    if len(spread) > 2:
+        spread.sort(key=lambda table: table.size)
+    total = spread[0]
+    for table in spread[1:]:
+        total = total + table
+    if total.size < cells:
+        total = np.broadcast_to(total, (*fronts, *shape))
+    return np.minimum.reduce(total, axis=-rank), cells
+
+
+def _over(table: Floats, axes: tuple[int, ...], rank: int) -> Floats:
+    """A table over some of `rank` axes, with axes of length one for the others."""
+    order, index = _spread(axes, rank)
+    if order is not None:
+        front = table.ndim - len(axes)
+        table = table.transpose(*range(front), *[front + k for k in order])
+    return table[index]
+
+
+def _sliced(
+    sources: Sequence[tuple[Floats, tuple[int, ...]]], shape: tuple[int, ...], fronts: tuple[int, ...]
+) -> Floats:
+    """`_minimum` of what is large, slice by slice, so that what is added up stays in the cache."""
+    rank, front = len(shape), len(fronts)
+    layout = _layout(tuple([axes for _, axes in sources]), shape)
+    place = {axis: k for k, axis in enumerate(layout)}
+    spread: list[Floats] = []
+    for table, axes in sources:
+        laid = _over(table, tuple([place[axis] for axis in axes]), rank)
+        # What is read again and again lies in the order in which it is read.
+        spread.append(np.ascontiguousarray(laid).reshape((1,) * (front + rank - laid.ndim) + laid.shape))
     spread.sort(key=lambda table: table.size)
-    lowest, slice_ = np.full((*fronts, *shape[1:]), np.inf), np.empty((*fronts, *shape[1:]))
-    others = (slice(None),) * (len(shape) - 1)
-    for k in range(shape[0]):
-        parts = [table[(..., k, *others)] for table in spread]
-        total = parts[0]
-        for table in parts[1:-1]:
-            total = total + table
-        np.add(total, parts[-1], out=slice_)
-        np.minimum(lowest, slice_, out=lowest)
-    return lowest, cells
+    rest = tuple([shape[axis] for axis in layout[1:]])
+    lowest = np.empty((*fronts, *rest))
+    # One value of each of the first axes at a time, until what is left over the others is small.
+    looped, size = 0, math.prod(rest) * math.prod(fronts)
+    while size > _SLICE:
+        size //= rest[looped]
+        looped += 1
+    slice_ = np.empty((*fronts, *rest[looped:]))
+    ahead, axes = (slice(None),) * front, slice(front + 1, front + 1 + looped)
+    for at in itertools.product(*map(range, rest[:looped])):
+        low = lowest[(*ahead, *at)]
+        mine = [
+            table[(*ahead, slice(None), *[min(i, n - 1) for i, n in zip(at, table.shape[axes], strict=True)])]
+            for table in spread
+        ]
+        for value in range(shape[0]):
+            parts = [table[(*ahead, value)] for table in mine]
+            total = parts[0]
+            for table in parts[1:-1]:
+                total = total + table
+            np.add(total, parts[-1], out=slice_ if value else low)
+            if value:
+                np.minimum(low, slice_, out=low)
+    back = [front + place[axis] - 1 for axis in range(1, rank)]
+    return np.ascontiguousarray(lowest.transpose(*range(front), *back))

@@ -38,9 +38,10 @@ _CELLS = 1 << 12
 #: Tables together no larger than this are filled as they are, where smaller ones might say enough.
 _A_GLANCE = 1 << 22
 
-#: Where a program is wanted, exact tables together no larger than this are filled at once: smaller ones that
-#: A* is not guided well enough by take longer, one after another.
-_EXACT = 1 << 26
+#: Where a program is wanted, and exact tables are together no larger than this, no small ones are tried:
+#: those that A* is not guided well enough by take longer, one after another. Only the few largest tables are
+#: split at first, which loses next to nothing.
+_EXACT, _NEARLY_EXACT = 1 << 26, 1 << 22
 
 #: The same where several prices are worked out together: more parts of a fleet than are worth a closer look.
 _SEVERAL_CELLS = 1 << 14
@@ -211,15 +212,21 @@ class Solver:
 
     def _solved(self, core: Core, kept: Kept, most_nodes: int, stop: Callable[[], bool]) -> Solution | None:
         self.cells = all_cells = core.cells(kept, self._levels[-1])
-        for most_cells in self._levels[-1 if all_cells <= _EXACT else self.level :]:
+        levels = self._levels[self.level :]
+        if all_cells <= _EXACT:
+            levels = (*([_NEARLY_EXACT] if self._levels[-1] > _NEARLY_EXACT else []), self._levels[-1])
+        for most_cells in levels:
             layers = core.finish(kept, most_cells)
             shortest = sum(len(layer.elimination.tape.buckets) for layer in layers)
-            last = most_cells == self._levels[-1]
             # The longer a node's list of choices, the longer a node takes.
             patience = all_cells // (_CELLS + len(core.folded.class_of))
             # All levels together take no more of them.
-            patience = _PATIENCE + patience // (len(self._levels) - 1 or 1)
-            nodes = most_nodes if last else 2 * shortest + patience
+            tried = 2 if all_cells <= _EXACT else len(self._levels) - 1 or 1
+            patience = _PATIENCE + patience // tried
+            nodes = 2 * shortest + patience
+            # Who allows no more nodes than that wants a guess: nearly exact tables do.
+            last = most_cells == self._levels[-1] or (most_cells == _NEARLY_EXACT and most_nodes <= nodes)
+            nodes = most_nodes if last else nodes
             found = a_star(layers, nodes, stop, DIVES if last else 0)
             if found is not None and not found.assignment and stop():
                 found = a_star(layers, 0)
@@ -228,7 +235,8 @@ class Solver:
             if found.assignment or last:
                 width = max(layer.elimination.tape.width for layer in layers)
                 return Solution(found.assignment, found.cost, found.bound, found.expanded, width)
-            self.level = self._levels.index(most_cells) + 1  # other prices will hardly be easier
+            if most_cells in self._levels:
+                self.level = self._levels.index(most_cells) + 1  # other prices will hardly be easier
         raise AssertionError("there is always a last level")
 
 

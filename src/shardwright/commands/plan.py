@@ -23,6 +23,9 @@ from shardwright.plan import Plan
 from shardwright.reports.text import against, baselines_to_json, layout
 from shardwright.synth.baselines import Baseline
 
+#: Exit code of `plan` where no plan was found that fits into the devices' memory.
+DOES_NOT_FIT = 3
+
 
 @click.command()
 @factory_argument
@@ -45,11 +48,14 @@ def plan(
     trace_path: str | None,
     page_path: str | None,
     changes: str | None,
-    with_remedies: bool,
+    with_remedies: bool | None,
     planning: dict[str, Any],
     as_json: bool,
 ) -> None:
-    """Plan the step that FACTORY() returns, as (train_step, args), for a fleet."""
+    """Plan the step that FACTORY() returns, as (train_step, args), for a fleet.
+
+    Exit code 3: the plan does not fit into the memory there is; what would help is part of the answer.
+    """
     fleet = Fleet.load(fleet_path)
     check_writable(output)
     check_writable(trace_path, "--timeline")
@@ -58,7 +64,9 @@ def plan(
         check_change(fleet, changes, planning)
     step, args = load_factory(target)
     made = make_plan(step, args, fleet, **planning)
-    lacking = why_not(made, step, args, planning) if with_remedies else None
+    # Who limits the time to plan asks for no dozen plans more.
+    answer = planning.get("time_limit_s") is None if with_remedies is None else with_remedies
+    lacking = why_not(made, step, args, planning) if answer else None
     asked = None if changes is None else ask(made, changes, planning)
     if output is not None:
         made.save(output)
@@ -77,6 +85,7 @@ def plan(
         if lacking is not None:
             data["shortage"] = lacking.to_dict()
         say_json(data)
+        _leave(made)
         return
     compared: tuple[Baseline, ...] = ()
     if with_baselines:
@@ -90,6 +99,13 @@ def plan(
         click.echo(lacking.text())
     if with_program:
         click.echo(made.text())
+    _leave(made)
+
+
+def _leave(made: Plan) -> None:
+    """End the command with a code of its own where the plan does not fit."""
+    if not made.fits:
+        click.get_current_context().exit(DOES_NOT_FIT)
 
 
 @click.command()

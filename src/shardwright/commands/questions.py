@@ -21,10 +21,10 @@ what_if_option = click.option(
     help="Plan for a changed fleet, too: add=2xA100-40GB,drop=n3.",
 )
 remedies_option = click.option(
-    "--remedies",
+    "--remedies/--no-remedies",
     "with_remedies",
-    is_flag=True,
-    help="Where nothing fits, plan what would help, and say at which price.",
+    default=None,
+    help="Where nothing fits, plan what would help, and say at which price; so it is without --time-limit.",
 )
 
 

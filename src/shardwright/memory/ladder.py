@@ -15,7 +15,7 @@ from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, rewritt
 from shardwright.ir.trace import Traced
 from shardwright.plan import Plan
 from shardwright.synth.combinations import combinations
-from shardwright.synth.memory.rent import too_small
+from shardwright.synth.memory.rent import most_alive, too_small
 from shardwright.synth.stretches import Policy, Rung, rungs_of, seconds_of
 
 #: Rungs of a ladder that are all tried.
@@ -23,6 +23,10 @@ _FEW = 8
 
 #: Rungs of a longer one that are tried at most, each time.
 _TRIES = 3
+
+#: Part of the memory that what is alive as traced should fill at most, see `Ladder._next`: about as much goes
+#: to what devices hold alike, and to what exchanges pack.
+_ROOM = 0.5
 
 #: Part of its cost that a rewriting should promise to save to be planned beside a plan that fits.
 _WORTH = 0.01
@@ -186,19 +190,20 @@ class Ladder:
                     self.known[rung] = self.planner.plan(step, rival_s, baselines=False)
         return self.known[rung]
 
-    def briefly(self, base: Plan) -> Plan | None:
+    def briefly(self, base: Plan | None) -> Plan | None:
         """A plan that fits of a rung that frees what the best program lacks, without a search for what does.
 
         By the model of memory first, then a little more. What is found is a rival for all that takes longer.
+
+        Args:
+            base: the plan of the step as it is; None where no program of it can fit.
         """
         last = len(self.rungs) - 1
         rung, smallest = -1, base
         for _ in range(_TRIES):
             if rung >= last or self.late():
                 break
-            lacks = self._lacks(smallest) + (self.rungs[rung].freed_bytes if rung >= 0 else 0)
-            enough = (n for n in range(rung + 1, last) if self.rungs[n].freed_bytes >= lacks)
-            rung = next(enough, last)
+            rung = self._next(rung, smallest)
             step = rewritten(self.traced, Rewriting(self.rungs[rung].stretches, self.pieces))
             if too_small(step.graph, self.limits):
                 continue
@@ -208,17 +213,18 @@ class Ladder:
                 return smallest
         return None
 
-    def that_fits(self, base: Plan) -> Plan | None:
-        """The plan of a rung that fits: the first that frees what the smallest program lacks, or higher."""
+    def that_fits(self, base: Plan | None) -> Plan | None:
+        """The plan of a rung that fits: the first that frees what the smallest program lacks, or higher.
+
+        Args:
+            base: see `briefly`.
+        """
         last = len(self.rungs) - 1
         rung, smallest = -1, base
         for left in range(_TRIES, 0, -1):
             if rung >= last or self.late():
                 break
-            freed = self.rungs[rung].freed_bytes if rung >= 0 else 0
-            lacks = freed + self._lacks(smallest)
-            enough = (n for n in range(rung + 1, last) if self.rungs[n].freed_bytes >= lacks)
-            rung = last if left == 1 else next(enough, last)
+            rung = last if left == 1 else self._next(rung, smallest)
             plan = self.plan(rung, math.inf)
             if plan is not None and plan.fits:
                 return plan
@@ -226,6 +232,24 @@ class Ladder:
                 smallest = plan
                 self.too_large.append(plan)
         return None
+
+    def _next(self, rung: int, smallest: Plan | None) -> int:
+        """The first rung above one that frees what the smallest program of that lacks; else the last.
+
+        Where no program of the step can fit, none says what it lacks: what is alive in the order as traced,
+        each tensor held once, should then fill no more than half of the memory.
+        """
+        last = len(self.rungs) - 1
+        if smallest is not None:
+            lacks = self._lacks(smallest) + (self.rungs[rung].freed_bytes if rung >= 0 else 0)
+        else:
+            lacks = most_alive(self.graph) - sum(self.limits) * _ROOM
+        found = next((n for n in range(rung + 1, last) if self.rungs[n].freed_bytes >= lacks), last)
+        if smallest is None and found < last:
+            # What two stretches share is freed once, which the sums of a ladder do not say.
+            step = rewritten(self.traced, Rewriting(self.rungs[found].stretches, self.pieces))
+            found = found if most_alive(step.graph) <= sum(self.limits) * _ROOM else last
+        return found
 
     def _lacks(self, plan: Plan) -> float:
         """Bytes, each tensor whole, that a plan would have to keep less."""
@@ -236,15 +260,19 @@ class Ladder:
             return max(0.0, over - 1) * max(self.limits[d] / share for d, share in shares.items())
         return max(0.0, *((plan.memory_bytes[d] - self.limits[d]) / share for d, share in shares.items()))
 
-    def below(self, best: Plan, base: Plan) -> Plan | None:
+    def below(self, best: Plan, free_s: float) -> Plan | None:
         """A plan that fits and is cheaper than one that does.
 
         A rung is worth a plan where what the step costs without a limit of memory, and what the rung computes
         again, are less: from the highest of them downwards, which has the best chance to fit. A rung that was
         planned says how much more that is than was thought.
+
+        Args:
+            best: the plan that fits.
+            free_s: about what the step as it is costs without a limit of memory.
         """
         worth_s = best.cost_s * (1 - _WORTH)
-        worth = [n for n in range(len(self.rungs)) if self._estimate(n, base) < worth_s]
+        worth = [n for n in range(len(self.rungs)) if self._estimate(n, free_s) < worth_s]
         if not worth:
             return None
         few = len(self.rungs) <= _FEW
@@ -254,7 +282,7 @@ class Ladder:
             if self.late():
                 break
             least_s = min(best.cost_s, cost_of(found))
-            if rung in self.known or self._estimate(rung, base) >= least_s * (1 - _WORTH):
+            if rung in self.known or self._estimate(rung, free_s) >= least_s * (1 - _WORTH):
                 continue
             plan = self.plan(rung, least_s * (1 - _WORTH))
             found = better(found, plan)
@@ -262,9 +290,8 @@ class Ladder:
             found = better(found, self._without_one(best if found is None else found))
         return found
 
-    def _estimate(self, rung: int, base: Plan) -> float:
+    def _estimate(self, rung: int, free_s: float) -> float:
         """About what a rung costs without a limit of memory, by what those cost that were planned."""
-        free_s = unlimited_s(base)
         known = [(plan.bound_s, self.rungs[n].seconds) for n, plan in self.known.items() if plan is not None]
         more = min(((bound_s - free_s) / max(s, 1e-12) for bound_s, s in known), default=1.0)
         return free_s + max(more, 1.0) * self.rungs[rung].seconds

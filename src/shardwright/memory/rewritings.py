@@ -20,15 +20,17 @@ from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.memory.liveness import all_bytes
 from shardwright.cost.topology import without_host
 from shardwright.ir.errors import InputError
+from shardwright.ir.graph import Graph
 from shardwright.ir.placement import Shard
 from shardwright.ir.rewrites.pieces import NotInPiecesError, batch_of
 from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced
 from shardwright.memory.ladder import Ladder, Planning, better, cost_of, existing, unlimited_s
 from shardwright.plan import Plan
-from shardwright.synth.memory.rent import too_small
+from shardwright.synth.memory.rent import most_alive, too_small
 from shardwright.synth.stretches import BOTH, OFFLOADING, RECOMPUTING, Policy
 
 #: What may be computed again: whatever makes the plan better, nothing, everything; or what exactly is.
@@ -107,19 +109,24 @@ def best_plan(
     if "all" in (recompute, offload):
         return ladder.top()
     step = rewritten(traced, Rewriting(microbatches=pieces))
-    base = existing(planner.plan(step, briefly=True))
-    if base.fits and late():
-        return base
-    whole = not planner.unfinished(step)
-    if base.fits and whole and not _binds(base):
-        return _compared(better(base, ladder.that_saves(base)) or base, base)
     cut = _Pieces(traced, fleet, planner, late) if microbatches == "auto" else None
+    # What can fit in no way as it is needs no plan: what is changed about it does.
+    impossible = bool(policies or cut) and not late() and _impossible(step.graph, ladder.limits)
+    base = None if impossible else existing(planner.plan(step, briefly=True))
+    whole = impossible or not planner.unfinished(step)
+    if base is not None and base.fits:
+        if late():
+            return base
+        if whole and not _binds(base):
+            return _compared(better(base, ladder.that_saves(base)) or base, base)
     # What fits in pieces without further ado is found quickly, and a rival for all that takes longer.
     best = better(None, base)
     crowded, devices = planner.crowded(step)
+    if impossible:
+        crowded, devices = most_alive(step.graph) / sum(ladder.limits), len(fleet.devices)
     if best is None and planner.thorough and not ladder.every:
         best = ladder.briefly(base)
-        if best is not None and best.cost_s <= unlimited_s(base) * (1 + _NEAR):
+        if best is not None and best.cost_s <= _free_s(base, best) * (1 + _NEAR):
             return _noted(_compared(best, base), ladder.untried)
     # Pieces of fewer rows than there are devices leave some without: they are for what fits no other way.
     last = cut is not None and cut.scarce(crowded, devices)
@@ -129,7 +136,7 @@ def best_plan(
         within = planner.plan(step, cost_of(best))
         base = base if within is None else within
         best = better(best, base)
-    if best is not None and best.cost_s <= unlimited_s(base) * (1 + _NEAR):
+    if best is not None and base is not None and best.cost_s <= unlimited_s(base) * (1 + _NEAR):
         saves = ladder.that_saves(best) if best.rewriting.microbatches == pieces else None
         return _compared(better(best, saves) or best, base)  # whatever else there is saves less
     if ladder.every:
@@ -143,14 +150,37 @@ def best_plan(
         if best is None:
             best = cut.and_again(policies)
     if best is not None and best.rewriting.microbatches == pieces and not ladder.every:
-        best = better(best, ladder.below(best, base))
+        best = better(best, ladder.below(best, _free_s(base, best)))
     if best is None:
-        # Nothing fits: what lacks least says most about what would.
-        if not ladder.too_large and not late():
-            base = ladder.top() if ladder.rungs else existing(planner.plan(step))
-        return _noted(min((base, *ladder.too_large), key=_over), ladder.untried)
+        return _noted(_least_lacking(base, step, ladder, cut, planner, late), ladder.untried)
     pieces_too = "micro-batches of fewer rows than there are devices were not searched" if last else ""
     return _noted(_compared(best, base), ladder.untried, "" if cut is None or cut.tried else pieces_too)
+
+
+def _impossible(graph: Graph, limits: Sequence[float]) -> bool:
+    """Whether it is plain from its tensors that no program of a step as it is can fit."""
+    return all_bytes(graph) > 2 * sum(limits) and too_small(graph, limits)
+
+
+def _free_s(base: Plan | None, best: Plan) -> float:
+    """About what the step as it is costs without a limit of memory, if need be by a plan of it changed."""
+    return unlimited_s(best) - best.again_s - best.host_s if base is None else unlimited_s(base)
+
+
+def _least_lacking(
+    base: Plan | None,
+    step: Traced,
+    ladder: Ladder,
+    cut: _Pieces | None,
+    planner: Planning,
+    late: Callable[[], bool],
+) -> Plan:
+    """Where nothing fits: what lacks least says most about what would."""
+    found = [*ladder.too_large, *([] if cut is None else cut.too_large)]
+    found += [] if base is None else [base]
+    if not found or (not ladder.too_large and not late()):
+        found.append(ladder.top() if ladder.rungs else existing(planner.plan(step)))
+    return min(found, key=_over)
 
 
 def _noted(plan: Plan, *untried: str) -> Plan:
@@ -174,15 +204,19 @@ def _policies(recompute: Recompute, offload: Offload, fleet: Fleet) -> tuple[Pol
     return OFFLOADING if recompute == "off" else BOTH
 
 
-def _compared(best: Plan, base: Plan) -> Plan:
-    """The best plan; it says what changing the step was for."""
-    if best.rewriting == base.rewriting:
+def _compared(best: Plan, base: Plan | None) -> Plan:
+    """The best plan; it says what changing the step was for.
+
+    `base` is None where no program of the step can fit.
+    """
+    if base is None:
+        found = "no program fits"
+    elif best.rewriting == base.rewriting:
         return best
-    found = (
-        f"the best plan found costs {1e3 * base.cost_s:.4g} ms"
-        if base.fits
-        else "no plan was found that fits and costs less"
-    )
+    elif base.fits:
+        found = f"the best plan found costs {1e3 * base.cost_s:.4g} ms"
+    else:
+        found = "no plan was found that fits and costs less"
     note = f"as traced, {found}; the bound is that of the step as it is changed"
     return replace(best, assumptions=(*best.assumptions, note))
 
@@ -195,6 +229,8 @@ class _Pieces:
         #: Steps that memory was in the way of, and what no plan of each costs less than.
         self.open: list[tuple[Traced, float]] = []
         self.tried: list[int] = []
+        #: Plans of what did not fit.
+        self.too_large: list[Plan] = []
         #: See `Planning.crowded`, of the last step.
         self.crowded = 0.0
 
@@ -257,6 +293,7 @@ class _Pieces:
         self.tried.append(pieces)
         plan = self.planner.plan(step, rival_s, briefly=True, baselines=False)
         self.crowded, _ = self.planner.crowded(step)
+        self.too_large += [] if plan is None or plan.fits else [plan]
         if plan is not None and self.planner.unfinished(step):
             self.open.append((step, plan.bound_s))
         return plan
@@ -272,6 +309,7 @@ class _Pieces:
             plan = self.planner.plan(step, min(rival_s, cost_of(best)), baselines=False)
             if best is not None and plan is None:
                 break
+            self.too_large += [] if plan is None or plan.fits else [plan]
             best = better(best, plan)
         return best
 
@@ -283,6 +321,7 @@ class _Pieces:
             found = Ladder(self.traced, self.fleet, policies, pieces, self.planner, self.late).least()
             if found is not None and found.fits:
                 return found
+            self.too_large += [] if found is None else [found]
         return None
 
 
