@@ -31,6 +31,10 @@ _MOST_CELLS = 1500
 _LOOKS, _FEW_LOOKS, _ADJUSTED = 60, 2, 3
 _FEARED = 1.5
 
+#: What the model has need more than so many times the memory is not looked at: it was seen to take programs
+#: for half as large again as they are.
+_TOO_LARGE = 2.0
+
 #: Part of its cost that a program should save for a larger step to be looked at: that takes a while.
 _WORTH_A_LOOK = 0.01
 
@@ -48,6 +52,9 @@ _HIGHER = (1.0, 2.0, 4.0, 8.0)
 
 #: Parts of the memory within which small steps are searched as well.
 _TIGHTER = (0.94, 0.88, 0.82)
+
+#: What takes this part of some device's memory leaves no room for better ratios.
+_FULL = 0.98
 
 #: As many programs, times those, may be passed over because their inputs alone do not fit.
 _PASSED_OVER = 10
@@ -171,7 +178,7 @@ def overlooked(
     distinct = {
         (each.program, each.ratios): each
         for each in cheaper
-        if judge.feared(each.memory, each.ratios) <= _FEARED
+        if judge.feared(each.memory, each.ratios) <= _TOO_LARGE
     }
     for each in sorted(distinct.values(), key=lambda each: each.cost_s):
         if best.fits and each.cost_s >= best.cost_s * (1 - 1e-9):
@@ -191,6 +198,37 @@ def overlooked(
             if near == each.ratios or (best.fits and cost_s >= best.cost_s * (1 - 1e-9)):
                 break
             each = replace(each, ratios=near, cost_s=cost_s)
+    judge.budgets = learned
+    return best, memory
+
+
+def stretched(
+    turns: Turns, best: Candidate, memory: Footprint | Peaks, free_s: float
+) -> tuple[Candidate, Footprint | Peaks]:
+    """A program that fits, at better ratios where the model took it for larger than it is.
+
+    Args:
+        turns: the search so far.
+        best: what it found.
+        memory: of that.
+        free_s: what was found if memory were no limit.
+    """
+    judge, learned = turns.judge, turns.judge.budgets
+    near, peaks = best.ratios, memory
+    for rounds in range(_ADJUSTED):
+        if not isinstance(peaks, Peaks) or not peaks.seen or len(turns.model.types) == 1 or turns.stop():
+            break
+        if best.cost_s <= free_s * (1 + ENOUGH) or _FULL < judge.excess(peaks) <= 1:
+            break
+        with turns.timer.ratios():
+            judge.learn(peaks, near, best.memory, rounds)
+            near, cost_s = turns.best_ratios(list(best.items), best.ratios, best.memory)
+            if near == best.ratios or cost_s >= best.cost_s * (1 - _SETTLED):
+                break
+            peaks = judge.peaks(best.program, near, best.memory)
+            over = judge.excess(peaks)
+        if over <= 1:
+            best, memory = replace(best, ratios=near, cost_s=cost_s, over=over), peaks
     judge.budgets = learned
     return best, memory
 
