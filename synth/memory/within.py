@@ -13,6 +13,8 @@ from shardwright.cost.bill import charges
 from shardwright.cost.memory.liveness import Footprint, Peaks
 from shardwright.cost.model import CostModel
 from shardwright.cost.quantity import size
+from shardwright.ir.graph import Graph
+from shardwright.synth.combinations import SMALL
 from shardwright.synth.memory.budgets import SCALES, Renting
 from shardwright.synth.memory.lean import LITTLE, in_turn, leaner, spared
 from shardwright.synth.memory.rent import too_small
@@ -25,6 +27,9 @@ from shardwright.synth.shares.turns import Candidate, Found, Turns, candidate, s
 #: Steps of no more choices are small (see `_closed`); programs gone through, times choices.
 _FEW_CHOICES = 40
 _MOST_CELLS = 1500
+
+#: See `next_to_nothing`.
+_NOTHING = 1e-3
 
 #: Looks at programs that cost less than the best that fits by the model, at a small step's and at others'; at
 #: each, and at other ratios of it; unless the model has it need more than so many times the memory.
@@ -83,6 +88,7 @@ def judged(
     possible = not too_small(judge.graph, [device.type.memory_bytes for device in turns.model.fleet.devices])
     if best.cost_s <= free_s * (1 + ENOUGH) and judge.ample(best.memory, best.ratios):
         return best, best.memory
+    enough = next_to_nothing(judge.graph)
     fallen: tuple[Candidate, Peaks] | None = None
     fitting: tuple[Candidate, Peaks] | None = None
     for rounds in range(MOST_LOOKS + 1):
@@ -93,7 +99,7 @@ def judged(
         if best.fits:
             if fitting is None or best.cost_s < fitting[0].cost_s:
                 fitting = best, peaks
-            if rounds or best.cost_s <= free_s * (1 + ENOUGH):
+            if rounds or best.cost_s <= free_s * (1 + enough):
                 return fitting
         elif fallen is None or over < fallen[0].over:
             fallen = best, peaks
@@ -111,7 +117,7 @@ def judged(
             small = spared(turns, smaller, sure=not briefly)
             if small is not None and small[0].fits:
                 fitting = small
-                if small[0].cost_s <= free_s * (1 + ENOUGH):
+                if small[0].cost_s <= free_s * (1 + enough):
                     return fitting
             elif small is not None and small[0].over < over:
                 fallen = best, peaks = small
@@ -200,6 +206,11 @@ def overlooked(
             each = replace(each, ratios=near, cost_s=cost_s)
     judge.budgets = learned
     return best, memory
+
+
+def next_to_nothing(graph: Graph) -> float:
+    """By what part memory may make a step dearer without a further search; small ones take a moment."""
+    return _NOTHING if len(graph.equations) <= SMALL else ENOUGH
 
 
 def stretched(
