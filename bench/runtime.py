@@ -34,7 +34,7 @@ from bench.record import EXAMPLES, markdown, show, table, write
 from shardwright import Fleet
 from shardwright.backends.launch import launch, rank_environment
 
-ROUNDS = 25
+ROUNDS = 41
 #: Long enough to be timed, short enough for many rounds.
 SAMPLE_S = 0.3
 DEVICES = 4
@@ -191,6 +191,9 @@ def main(wanted: Sequence[str] = (), rounds: int = ROUNDS) -> Path:
     overhead = found.pop("overhead", None)
     rows = [row for piece in found.values() for row in piece["rows"]]
     compiling = [row for piece in found.values() for row in piece["compile"]]
+    latency_s = {case: each for piece in found.values() for case, each in piece.get("latency_s", {}).items()}
+    for case, each in latency_s.items():
+        print(f"{case}: planned for exchanges of {1e6 * each:.0f} µs")
     for name, some in (("runtime", rows), ("runtime_compile", compiling)):
         if some:
             table(some, header=True)
@@ -201,7 +204,7 @@ def main(wanted: Sequence[str] = (), rounds: int = ROUNDS) -> Path:
         markdown("runtime_overhead", [{"instructions": overhead["instructions"], "µs per instruction": us}])
         show("runtime_overhead", "execution.md")
         print(f"{us:.1f} µs per instruction")
-    return write("runtime", rows, compile=compiling, overhead=overhead, sizes=SIZES)
+    return write("runtime", rows, compile=compiling, overhead=overhead, latency_s=latency_s, sizes=SIZES)
 
 
 if __name__ == "__main__":

@@ -88,9 +88,16 @@ class Strategy:
 
     def prices(self, topology: Topology, nbytes: Sequence[int], classes: int) -> CostStack:
         """`price` of many tensors."""
+        return self._stacked(nbytes, lambda some: self.price(topology, some, classes))
+
+    def transfers(self, topology: Topology, nbytes: Sequence[int]) -> CostStack:
+        """`transfer` of many tensors."""
+        return self._stacked(nbytes, lambda some: self.transfer(topology, some))
+
+    def _stacked(self, nbytes: Sequence[int], priced: Callable[[Any], ShareCost]) -> CostStack:
         if not self.many:
-            return CostStack.of([self.price(topology, each, classes) for each in nbytes])
-        cost = self.price(topology, np.array(nbytes, dtype=np.float64)[:, None, None], classes)
+            return CostStack.of([priced(each) for each in nbytes])
+        cost = priced(np.array(nbytes, dtype=np.float64)[:, None, None])
         arrays = (cost.constant, cost.linear, cost.product)
         shape = (len(nbytes), *np.broadcast_shapes(*(array.shape[-2:] for array in arrays)))
         constant, linear, product = (np.broadcast_to(array, shape) for array in arrays)

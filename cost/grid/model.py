@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.bill import Pricing
 from shardwright.cost.fleet import Fleet, Link, Node
+from shardwright.cost.grid.kernels import Kernels, KnownWays, Ways, grid_cut
 from shardwright.cost.grid.prices import (
     FEATURES,
     ONE,
@@ -21,6 +21,7 @@ from shardwright.cost.grid.prices import (
     R_Q2,
     RQ,
     RQ2,
+    WHOLE,
     GridCost,
     GridCut,
     GridShares,
@@ -29,11 +30,11 @@ from shardwright.cost.grid.prices import (
     R,
     padded_rows,
 )
-from shardwright.cost.kernels.contractions import even_share, sharded_size
+from shardwright.cost.kernels.contractions import even_share
 from shardwright.cost.lines import ALIASES, Traffic
 from shardwright.cost.model import CostModel
 from shardwright.cost.moves import STAGED, strategies
-from shardwright.cost.share_cost import Floats, ShareCost
+from shardwright.cost.share_cost import CostStack, Floats, ShareCost
 from shardwright.cost.subfleet import subfleet
 from shardwright.cost.topology import Topology
 from shardwright.ir.collectives import Step, step
@@ -42,13 +43,7 @@ from shardwright.ir.graph import Equation, TensorType
 from shardwright.ir.placement import Placement, Shard, components, node_members
 from shardwright.ir.program import Program, nodes_of
 from shardwright.ir.registry import registry, rule_of
-from shardwright.ir.rules import Rule, Signature, flop_count, on_axes
-
-#: How an instruction cuts: its cut, of each tensor whether across and within, of a product which size.
-_Way: TypeAlias = tuple[GridCut, tuple[int, ...], tuple[int | None, ...]]
-
-#: By the id of signatures (kept with them), the tensors, and whether they are of a product.
-Ways: TypeAlias = dict[tuple[int, tuple[TensorType, ...], bool], tuple[Sequence[Signature], list[_Way]]]
+from shardwright.ir.rules import Rule, Signature, flop_count
 
 
 class GridModel:
@@ -63,10 +58,12 @@ class GridModel:
         ways: how signatures cut, which is the same on every fleet.
     """
 
-    def __init__(self, model: CostModel, ways: Ways | None = None) -> None:
+    def __init__(self, model: CostModel, ways: KnownWays | None = None) -> None:
         self.model = model
-        self._known_ways: Ways = {} if ways is None else ways
+        self._known_ways: KnownWays = {} if ways is None else ways
         self.mesh = Mesh.of(model)
+        uplinks = (node.uplink for node in model.fleet.nodes)
+        self._fitted = model.fitted or any(link is not None and link.strategies for link in uplinks)
         self._moves: dict[tuple[object, ...], GridCost] = {}
         self._supported: dict[tuple[object, ...], tuple[str, ...]] = {}
         self._axes: dict[tuple[object, ...], tuple[Topology, ...]] = {}
@@ -82,67 +79,41 @@ class GridModel:
 
     def kernels(
         self, equation: Equation, rule: Rule, found: Sequence[Signature], traffic: Traffic
-    ) -> list[tuple[GridCost, GridCut]]:
-        """Cost and cut of one equation under each of its signatures."""
+    ) -> Kernels:
+        """Costs and cuts of one equation under each of its signatures."""
+        if equation.primitive in ALIASES:
+            return Kernels(self._free.terms[None], (WHOLE,), np.zeros(len(found), dtype=np.intp))
         tensors = (*equation.input_types, *equation.output_types)
-        flop = flop_count(rule, equation)
-        launch, byte_per_s = self.model.overheads(equation, traffic)
-        through = (*traffic.ins, *traffic.outs)
-        free = equation.primitive in ALIASES
         product = _is_product(equation)
+        ways = self._ways(tensors, (*traffic.ins, *traffic.outs), found, product)
         # How a product is cut makes its parts faster or slower; of all else only there is less.
-        every = None if product else self.model.arithmetic_s(equation, flop, ())
-        known: dict[tuple[object, ...], GridCost] = {}
-        result: list[tuple[GridCost, GridCut]] = []
-        for signature, (cut, categories, ways) in zip(
-            found, self._ways(tensors, found, product), strict=True
-        ):
-            if free:
-                result.append((self._free, cut))
-                continue
-            nbytes = [0.0] * 4
-            for tensor, category, counts in zip(tensors, categories, through, strict=True):
-                nbytes[category] += tensor.nbytes if counts else 0
-            key = (*nbytes, cut, ways)
-            if key not in known:
-                seconds = every
-                if seconds is None:
-                    seconds = self.model.arithmetic_s(equation, flop, self._cuts(signature, tensors))
-                terms = np.zeros((FEATURES, 2, len(launch)))
-                terms[ONE] = launch
-                terms[(RQ if cut.within else R) if cut.across else (Q if cut.within else ONE), 0] += seconds
-                for feature, count in zip((ONE, R, Q, RQ), nbytes, strict=True):
-                    terms[feature, 1] += count / byte_per_s
-                known[key] = GridCost(terms)
-            result.append((known[key], cut))
-        return result
+        cuts = [self._cuts(axes, tensors) for axes in ways.axes] if product else [()]
+        seconds = self.model.arithmetic_s(equation, flop_count(rule, equation), cuts)
+        return Kernels(ways.terms(seconds, *self.model.overheads(equation, traffic)), ways.cuts, ways.at)
 
     def _ways(
-        self, tensors: tuple[TensorType, ...], found: Sequence[Signature], product: bool
-    ) -> Sequence[_Way]:
-        """How signatures cut, and which of its sizes, if that is a product, on each axis."""
-        key = id(found), tensors, product
+        self,
+        tensors: tuple[TensorType, ...],
+        through: tuple[bool, ...],
+        found: Sequence[Signature],
+        product: bool,
+    ) -> Ways:
+        if len(found) == 1:  # of a program: what it asks for is made for it
+            return Ways.of(tensors, through, found, product)
+        key = id(found), tensors, through, product
         if key not in self._known_ways:
-            ways: list[_Way] = []
-            for signature in found:
-                cut, categories = _cut_of(tensors, (*signature.ins, *signature.outs))
-                sizes = tuple([sharded_size(s) for s in on_axes(signature)]) if product else ()
-                ways.append((cut, categories, sizes))
-            if len(ways) == 1:  # of a program: what it asks for is made for it
-                return ways
             # What is remembered by identity is kept, lest something else comes to have it.
-            self._known_ways[key] = found, ways
+            self._known_ways[key] = found, Ways.of(tensors, through, found, product)
         return self._known_ways[key][1]
 
     def _cuts(
-        self, signature: Signature, tensors: Sequence[TensorType]
+        self, axes: Sequence[Signature], tensors: Sequence[TensorType]
     ) -> tuple[tuple[Signature, float], ...]:
-        """The signature on each axis, with the even share of its devices."""
-        nodes = len(self.model.fleet.nodes)
-        devices = (nodes, max(1, round(len(self.model.class_of) / nodes)))
-        axes = on_axes(signature)
+        """A signature on each of its axes, with the even share of its devices."""
         if len(axes) == 1:  # R and Partial, on all devices alike
             return ((axes[0], 1.0),)
+        nodes = len(self.model.fleet.nodes)
+        devices = (nodes, max(1, round(len(self.model.class_of) / nodes)))
         shares = [
             even_share(tuple(tensors), (*one.ins, *one.outs), count)
             for one, count in zip(axes, devices, strict=True)
@@ -171,98 +142,107 @@ class GridModel:
             )
         return self._supported[key]
 
+    def what(self, kind: str, pre: Placement, post: Placement) -> tuple[object, ...]:
+        """What a move's price depends on besides its strategy and the bytes of the tensor."""
+        if collectives()[kind].local:
+            return ("free",)
+        found = _step(pre, post)
+        if found.axis == "all":
+            return kind, found.axis, found.pre, found.post
+        # On one of the axes it does not matter which dimensions are cut, but whether the other axis cuts any.
+        across, within = components(pre)
+        return kind, found.axis, isinstance(across if found.axis == "within" else within, Shard)
+
     def move(self, kind: str, strategy: str, tensor: TensorType, pre: Placement, post: Placement) -> GridCost:
         """Cost of one move of a tensor: on its axis, what the strategy costs on that axis' own fleet."""
-        found = _step(pre, post)
-        if collectives()[kind].local:
-            return self._free
-        across, within = components(pre)
-        # On one of the axes it does not matter which dimensions are cut, but whether the other axis cuts any.
-        what: object = found
-        if found.axis != "all":
-            what = found.axis, isinstance(across if found.axis == "within" else within, Shard)
-        key = (kind, strategy, tensor.nbytes, what)
+        key = (*self.what(kind, pre, post), strategy, tensor.nbytes)
         if key not in self._moves:
-            if found.axis == "all":
-                self._moves[key] = self._of_all(kind, strategy, tensor, found)
-            elif found.axis == "within":
-                self._moves[key] = self._within(kind, strategy, tensor.nbytes, isinstance(across, Shard))
-            else:
-                self._moves[key] = self._across(kind, strategy, tensor.nbytes, not isinstance(within, Shard))
+            self._moves[key] = GridCost(self.moves(kind, strategy, [tensor.nbytes], pre, post)[0])
         return self._moves[key]
 
-    def _of_all(self, kind: str, strategy: str, tensor: TensorType, found: Step) -> GridCost:
-        classes = np.arange(len(self.model.classes))
-        cost = self.model.move(kind, strategy, tensor, found.pre, found.post)
-        return GridCost(_placed(np.zeros((FEATURES, 1, len(classes))), classes, cost, ONE, RQ, RQ2))
+    def moves(
+        self, kind: str, strategy: str, nbytes: Sequence[int], pre: Placement, post: Placement
+    ) -> Floats:
+        """Costs of one move of many tensors, (tensors, features, rows, classes); see `GridCost`."""
+        if collectives()[kind].local:
+            return np.repeat(self._free.terms[None], len(nbytes), axis=0)
+        # Where links were measured, other bytes may mean other links.
+        alike = [[each] for each in nbytes] if self._fitted else [list(nbytes)]
+        found = _step(pre, post)
+        across, within = (isinstance(p, Shard) for p in components(pre))
+        if found.axis == "all":
+            classes = np.arange(len(self.model.classes))
+            cost = self.model.exchanges(kind, strategy, nbytes, (found.pre, found.post))
+            return _placed(self._nothing(len(nbytes)), classes, cost, ONE, RQ, RQ2)
+        if found.axis == "within":
+            priced = [self._within(kind, strategy, each, across) for each in alike]
+        else:
+            priced = [self._across(kind, strategy, each, not within) for each in alike]
+        return np.concatenate(priced)
 
-    def _within(self, kind: str, strategy: str, nbytes: int, of_share: bool) -> GridCost:
+    def _nothing(self, tensors: int) -> Floats:
+        return np.zeros((tensors, FEATURES, 1, len(self.model.classes)))
+
+    def _within(self, kind: str, strategy: str, nbytes: Sequence[int], of_share: bool) -> Floats:
         """Of what a node has: all of the tensor, or its share; what grows with bytes then grows with r."""
-        entry = strategies()[kind, strategy]
-        terms = np.zeros((FEATURES, 1, len(self.model.classes)))
-        mesh = self.mesh
+        entry, mesh = strategies()[kind, strategy], self.mesh
+        terms = self._nothing(len(nbytes))
         for number, topology in enumerate(
-            self._topologies(kind, strategy, nbytes, "within", by_leaders=False)
+            self._topologies(kind, strategy, nbytes[0], "within", by_leaders=False)
         ):
             mine = np.flatnonzero(mesh.kind_of == number)
             if topology.devices == 1:
                 continue
-            whole = entry.price(topology, nbytes, topology.classes)
+            whole = entry.prices(topology, nbytes, topology.classes)
             if not of_share:
                 terms = _placed(terms, mine, whole, ONE, Q, Q2)
                 continue
-            nothing = entry.price(topology, 0, topology.classes)
+            nothing = entry.prices(topology, [0], topology.classes)
             terms = _placed(terms, mine, nothing, ONE, Q, Q2)
-            grows = ShareCost(
+            grows = CostStack(
                 whole.constant - nothing.constant,
                 whole.linear - nothing.linear,
                 whole.product - nothing.product,
             )
             terms = _placed(terms, mine, grows, R, RQ, R_Q2)
-        return GridCost(terms)
+        return terms
 
-    def _across(self, kind: str, strategy: str, nbytes: int, by_leaders: bool) -> GridCost:
+    def _across(self, kind: str, strategy: str, nbytes: Sequence[int], by_leaders: bool) -> Floats:
         """All devices of a node at once, each with its stretch; or a leader that hands on what it gets."""
-        (topology,) = self._topologies(kind, strategy, nbytes, "across", by_leaders=by_leaders)
+        (topology,) = self._topologies(kind, strategy, nbytes[0], "across", by_leaders=by_leaders)
         entry, mesh = strategies()[kind, strategy], self.mesh
-        links = entry.transfer(topology, nbytes)
-        terms = np.zeros((FEATURES, 1, len(self.model.classes)))
+        links = entry.transfers(topology, nbytes)
         of_kind = self._uplink_class[mesh.kind_of]
-        for k, kind_class in enumerate(of_kind):
-            column = ShareCost(*(a[:, [kind_class]] for a in (links.constant, links.linear, links.product)))
-            terms = _placed(terms, np.array([k]), column, ONE, R, R2)
+        columns = CostStack(*(each[..., of_kind] for each in (links.constant, links.linear, links.product)))
+        terms = _placed(self._nothing(len(nbytes)), np.arange(len(of_kind)), columns, ONE, R, R2)
         # Nodes of unequal size cut a tensor at different points: one exchange per stretch between them.
         if not by_leaders:
             latency = entry.transfer(topology, 0).constant.max(axis=0)[of_kind]
-            terms[ONE] += (self._overlaps - 1) * latency
+            terms[:, ONE] += (self._overlaps - 1) * latency
         # Staging: a device hands its own stretch to the host, a leader all.
         whole, part = STAGED.get(kind, (2, 0))
         flat = self.model.topology
-        copy = nbytes * flat.host_s_per_byte
-        terms[ONE] += (whole + part) * flat.host_latency_s
-        terms[ONE if by_leaders else Q] += whole * copy
-        terms[R if by_leaders else RQ] += part * copy
+        copy = np.array(nbytes, dtype=np.float64)[:, None, None] * flat.host_s_per_byte
+        terms[:, ONE] += (whole + part) * flat.host_latency_s
+        terms[:, ONE if by_leaders else Q] += whole * copy
+        terms[:, R if by_leaders else RQ] += part * copy
         if by_leaders:
-            terms = self._handed_on(kind, nbytes, terms)
-        return GridCost(terms)
+            self._hand_on(kind, nbytes, terms)
+        return terms
 
-    def _handed_on(self, kind: str, nbytes: int, terms: Floats) -> Floats:
-        """With what it takes to broadcast the result in every node, by the strategy that suits it best."""
-        mesh = self.mesh
+    def _hand_on(self, kind: str, nbytes: Sequence[int], terms: Floats) -> None:
+        """Add what it takes to broadcast the result in every node, by the strategy that suits it best."""
         names = collectives()["broadcast"].strategies
+        # Of a reduce-scatter and an all-to-all the result is the node's share of the tensor.
+        feature = R if kind in ("reduce_scatter", "all_to_all") else ONE
         for number, topology in enumerate(self._insides):
-            mine = np.flatnonzero(mesh.kind_of == number)
+            mine = np.flatnonzero(self.mesh.kind_of == number)
             if topology.devices == 1:
                 continue
-            prices = [
-                strategies()["broadcast", name].price(topology, nbytes, topology.classes) for name in names
-            ]
-            cheapest = min(prices, key=lambda price: float(price.constant.max()))
-            if kind in ("reduce_scatter", "all_to_all"):  # the result is the node's share of the tensor
-                terms[R][:, mine] += cheapest.constant.max(axis=0)
-            else:
-                terms[ONE][:, mine] += cheapest.constant.max(axis=0)
-        return terms
+            each = [strategies()["broadcast", n].prices(topology, nbytes, topology.classes) for n in names]
+            seconds = np.stack([price.constant.max(axis=1) for price in each])
+            best = seconds.max(axis=2).argmin(axis=0)
+            terms[:, feature, :, mine] += seconds[best, np.arange(len(nbytes))].T[:, :, None]
 
     # -- the fleets of the axes ----------------------------------------------------------------------
 
@@ -336,43 +316,19 @@ def _by_leaders(placement: Placement) -> bool:
 
 
 def _placed(
-    terms: Floats, mine: NDArray[np.intp], cost: ShareCost, constant: int, linear: int, product: int
+    terms: Floats, mine: NDArray[np.intp], costs: CostStack, constant: int, linear: int, product: int
 ) -> Floats:
-    """`terms` with those of a cost of some classes added."""
-    rows = max(terms.shape[1], len(cost.constant))
+    """`terms` of many instructions with those of costs of some classes added."""
+    rows = max(terms.shape[2], costs.constant.shape[1])
     terms = padded_rows(terms, rows)
-    for feature, array in ((constant, cost.constant), (linear, cost.linear), (product, cost.product)):
-        full = np.concatenate([array, array[:1].repeat(rows - len(array), axis=0)])
-        terms[feature][:, mine] += full
+    for feature, array in ((constant, costs.constant), (linear, costs.linear), (product, costs.product)):
+        terms[:, feature, :, mine] += np.moveaxis(padded_rows(array, rows), 2, 0)
     return terms
 
 
 def _is_product(equation: Equation) -> bool:
     op = registry().get(equation.primitive)
     return op is not None and op.kind == "contraction"
-
-
-def _cut_of(
-    tensors: Sequence[TensorType], placements: Sequence[Placement]
-) -> tuple[GridCut, tuple[int, ...]]:
-    """How an instruction cuts; and per tensor 0: not, 1: across the nodes, 2: within them, 3: both."""
-    across = within = 0
-    nested = False
-    categories: list[int] = []
-    for tensor, placement in zip(tensors, placements, strict=True):
-        a, w = components(placement)
-        categories.append(isinstance(a, Shard) + 2 * isinstance(w, Shard))
-        if isinstance(a, Shard):
-            across = across or tensor.shape[a.dim] // a.unit
-        if isinstance(w, Shard):
-            within = within or tensor.shape[w.dim] // w.unit
-            nested = nested or (isinstance(a, Shard) and a.dim == w.dim)
-    return GridCut(across, within, nested), tuple(categories)
-
-
-def grid_cut(tensors: Sequence[TensorType], placements: Sequence[Placement]) -> GridCut:
-    """How an instruction with these tensors so placed cuts them."""
-    return _cut_of(tensors, placements)[0]
 
 
 class Settled:
@@ -389,8 +345,8 @@ class Settled:
 
     def kernel(self, equation: Equation, signature: Signature, traffic: Traffic) -> ShareCost:
         """Seconds of one equation on every class."""
-        ((cost, cut),) = self._grid.kernels(equation, rule_of(equation), (signature,), traffic)
-        return self._fixed(cost, cut)
+        found = self._grid.kernels(equation, rule_of(equation), (signature,), traffic)
+        return self._fixed(GridCost(found.terms[0]), found.cuts[0])
 
     def move(
         self, kind: str, strategy: str, tensor: TensorType, pre: Placement, post: Placement

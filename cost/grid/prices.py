@@ -192,10 +192,10 @@ class GridStack:
     terms: Floats
 
     @staticmethod
-    def of(costs: Sequence[GridCost]) -> GridStack:
-        """Stack costs of equal classes; those with fewer rows repeat their first."""
-        rows = max((cost.terms.shape[1] for cost in costs), default=1)
-        return GridStack(np.stack([padded_rows(cost.terms, rows) for cost in costs]))
+    def of(blocks: Sequence[Floats]) -> GridStack:
+        """Terms of many instructions, block by block; those of fewer rows repeat their first."""
+        rows = max((terms.shape[2] for terms in blocks), default=1)
+        return GridStack(np.concatenate([padded_rows(terms, rows) for terms in blocks]))
 
     def take(self, which: NDArray[np.intp]) -> GridStack:
         """The stack of some of the instructions."""
@@ -256,10 +256,12 @@ def _level(constant: Floats, linear: Floats, counts: NDArray[np.int64]) -> Float
     return CostStack(constant, linear, np.zeros_like(linear)).floor(counts)
 
 
-def padded_rows(terms: Floats, rows: int) -> Floats:
-    """Terms with so many rows: the first is repeated."""
-    missing = rows - terms.shape[1]
-    return terms if not missing else np.concatenate([terms, terms[:, :1].repeat(missing, axis=1)], axis=1)
+def padded_rows(array: Floats, rows: int) -> Floats:
+    """An array (..., rows, classes) with so many rows: the first is repeated."""
+    missing = rows - array.shape[-2]
+    if not missing:
+        return array
+    return np.concatenate([array, array[..., :1, :].repeat(missing, axis=-2)], axis=-2)
 
 
 def tangent_in_nodes(stack: GridStack, r: Floats, q: Floats) -> tuple[Floats, Floats]:

@@ -16,7 +16,8 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.grid.model import GridModel, Ways
+from shardwright.cost.grid.kernels import KnownWays
+from shardwright.cost.grid.model import GridModel
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Graph
@@ -107,7 +108,7 @@ class Common:
     def __init__(self) -> None:
         self._listed: dict[Members, GridPriceList] = {}
         self._words: dict[tuple[int, ...], Vocabulary] = {}
-        self._ways: Ways = {}
+        self._ways: KnownWays = {}
 
     def listed(self, members: Members, fleet: Fleet) -> GridPriceList:
         """Prices on a part of the fleet."""

@@ -38,8 +38,8 @@ _SLACK, _MORE_SLACK = 0.01, 2.0
 #: What was best at other prices, and is within this part of the bound, is as good as the best of tied layers.
 _DOUBT = 0.02
 
-#: How well the best assignment of tied layers is known.
-_TIED = 1e-4
+#: How well the best assignment of tied layers is known: layers that may differ are searched after it.
+_TIED = 5e-3
 
 #: A way there and back is worth repeating while it leaves out such a part of the values.
 _PROGRESS = 0.02

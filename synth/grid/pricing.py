@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.grid.floor import Ranges, floors
-from shardwright.cost.grid.model import GridModel, grid_cut
-from shardwright.cost.grid.prices import WHOLE, GridCost, GridCut, GridShares, GridStack
+from shardwright.cost.grid.kernels import grid_cut
+from shardwright.cost.grid.model import GridModel
+from shardwright.cost.grid.prices import WHOLE, GridCut, GridShares, GridStack
 from shardwright.cost.model import CostModel, kernel_key
 from shardwright.cost.share_cost import Floats
-from shardwright.ir.collectives import between, step
+from shardwright.ir.collectives import between
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Placement, Shard, components
 from shardwright.ir.rules import flop_count
@@ -23,22 +24,49 @@ from shardwright.synth.prices.tables import Prices
 from shardwright.synth.space.conversions import Routes
 from shardwright.synth.space.factors import EquationFactor
 
-#: A single move: its kind, placements before and after, and numbers of what its price and its cuts depend on.
-_Move: TypeAlias = tuple[str, Placement, Placement, int, int]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pattern:
+    """All single moves between some placements, whatever the tensor.
+
+    Attributes:
+        kinds: of the moves.
+        pre, post: positions of each one's placements.
+        costs: what costs something of its own: what the price depends on, strategy, and a move that takes it.
+        cuts: placements of moves that cut in ways of their own.
+        cost, cut: numbers of these, of every strategy of every move.
+        counts: strategies of every move.
+    """
+
+    kinds: tuple[str, ...]
+    pre: NDArray[np.intp]
+    post: NDArray[np.intp]
+    costs: tuple[tuple[tuple[object, ...], str, str, Placement, Placement], ...]
+    cuts: tuple[tuple[Placement, Placement], ...]
+    cost: NDArray[np.int64]
+    cut: NDArray[np.intp]
+    counts: NDArray[np.intp]
 
 
 class GridPriceList:
-    """The lines of all instructions asked for so far; equal costs of equally cut tensors are one line."""
+    """The lines of all instructions asked for so far; equal costs of equally cut tensors are one line.
+
+    Attributes:
+        cuts: how each line cuts its tensors.
+    """
 
     def __init__(self, grid: GridModel) -> None:
         self.grid = grid
-        self.costs: list[GridCost] = []
         self.cuts: list[GridCut] = []
-        self.moves: dict[tuple[Routes, ...], Moves] = {}
-        self._lines: dict[tuple[int, GridCut], int] = {}
-        self._varies: dict[int, bool] = {}
-        self._steps: dict[Routes, tuple[Step, ...]] = {}
-        self._pairs: dict[tuple[Placement, ...], list[_Move]] = {}
+        self._cost_of: list[int] = []
+        self._blocks: list[Floats] = []
+        self._varies: list[bool] = []
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._ways = [WHOLE]
+        self._known_ways = {WHOLE: 0}
+        self._lines: dict[tuple[int, int], int] = {}
+        self._moves: dict[tuple[Routes, ...], Moves] = {}
+        self._patterns: dict[tuple[Placement, ...], _Pattern] = {}
         self._kernels: dict[tuple[object, ...], NDArray[np.intp]] = {}
         self._stack: GridStack | None = None
 
@@ -53,29 +81,35 @@ class GridPriceList:
         return grid_floors(self)
 
     def __len__(self) -> int:
-        return len(self.costs)
+        return len(self.cuts)
 
     def fresh(self, known: int) -> tuple[GridStack, Sequence[GridCut]]:
         """The lines from number `known` on: their costs, and how each is cut."""
-        return self.stack().take(np.arange(known, len(self.costs))), self.cuts[known:]
+        return self.stack().take(np.arange(known, len(self.cuts))), self.cuts[known:]
 
     def stack(self) -> GridStack:
         """The costs of all lines so far."""
-        if self._stack is None or len(self._stack.terms) < len(self.costs):
-            self._stack = GridStack.of(self.costs)
+        if self._stack is None or len(self._stack.terms) < len(self.cuts):
+            costs = GridStack.of(self._blocks)
+            self._blocks = [costs.terms]
+            self._stack = costs.take(np.array(self._cost_of, dtype=np.intp))
         return self._stack
 
-    def line(self, cost: GridCost, cut: GridCut) -> int:
-        """The line of an instruction that costs `cost` and cuts its tensors so."""
-        varies = self._varies.get(id(cost))
-        if varies is None:
-            varies = self._varies[id(cost)] = cost.varies
-        key = (id(cost), cut if varies else WHOLE)
+    def _add(self, terms: Floats) -> range:
+        """Numbers of further costs, (costs, features, rows, classes)."""
+        self._blocks.append(terms)
+        known = len(self._varies)
+        self._varies += (np.abs(terms[:, 1:]).max(axis=(1, 2, 3)) > 0).tolist()
+        return range(known, len(self._varies))
+
+    def _line(self, cost: int, cut: int) -> int:
+        """The line of an instruction of such a cost and such a cut, by number."""
+        key = cost, cut if self._varies[cost] else 0
         found = self._lines.get(key)
         if found is None:
-            found = self._lines[key] = len(self.costs)
-            self.costs.append(cost)
-            self.cuts.append(key[1])
+            found = self._lines[key] = len(self.cuts)
+            self._cost_of.append(cost)
+            self.cuts.append(self._ways[key[1]])
         return found
 
     def kernels(self, factor: EquationFactor) -> NDArray[np.intp]:
@@ -85,72 +119,126 @@ class GridPriceList:
         key = (*kernel_key(equation, flop), id(factor.signatures), factor.traffic)
         found = self._kernels.get(key)
         if found is None:
-            costs = self.grid.kernels(equation, factor.rule, factor.signatures, factor.traffic)
-            found = self._kernels[key] = np.array(
-                [self.line(cost, cut) for cost, cut in costs], dtype=np.intp
+            priced = self.grid.kernels(equation, factor.rule, factor.signatures, factor.traffic)
+            known = len(self.cuts)
+            costs = self._add(priced.terms)
+            self._cost_of += costs
+            each = zip(costs, priced.cuts, strict=True)
+            self.cuts += [cut if self._varies[cost] else WHOLE for cost, cut in each]
+            found = self._kernels[key] = known + priced.at
+        return found
+
+    def moves(self, routes: tuple[Routes, ...]) -> Moves:
+        """All single moves between placements of some tensors."""
+        found = self._moves.get(routes)
+        if found is None:
+            patterns = [self._pattern(r.placements) for r in routes]
+            self._price(routes, patterns)
+            found = self._moves[routes] = Moves(
+                self._lines_of(routes, patterns),
+                np.cumsum([0, *[count for p in patterns for count in p.counts.tolist()][:-1]], dtype=np.intp),
+                tuple([kind for p in patterns for kind in p.kinds]),
+                np.repeat(np.arange(len(routes)), [len(p.kinds) for p in patterns]),
+                np.concatenate([p.pre for p in patterns]),
+                np.concatenate([p.post for p in patterns]),
             )
         return found
 
-    def steps(self, routes: Routes) -> tuple[Step, ...]:
-        """All single moves between placements of a tensor."""
-        found = self._steps.get(routes)
+    def _pattern(self, placements: tuple[Placement, ...]) -> _Pattern:
+        found = self._patterns.get(placements)
         if found is None:
-            # Moves that are alike in what they cost, or in how they cut, are worked out once.
-            tensor = routes.type
-            costs: dict[int, tuple[tuple[str, ...], list[GridCost]]] = {}
-            cuts: dict[int, GridCut] = {}
-            lines: dict[tuple[int, int], tuple[int, ...]] = {}
-            steps: list[Step] = []
-            for kind, pre, post, cost, cut in self._moves(routes.placements):
-                key = cost, cut
-                if key not in lines:
-                    if cost not in costs:
-                        names = self.grid.strategies(kind, pre, post)
-                        costs[cost] = names, [self.grid.move(kind, n, tensor, pre, post) for n in names]
-                    if cut not in cuts:
-                        cuts[cut] = grid_cut((tensor, tensor), (pre, post))
-                    lines[key] = tuple([self.line(each, cuts[cut]) for each in costs[cost][1]])
-                steps.append(Step(kind, pre, post, costs[cost][0], lines[key]))
-            found = self._steps[routes] = tuple(steps)
+            costs: dict[tuple[tuple[object, ...], str], int] = {}
+            priced: list[tuple[tuple[object, ...], str, str, Placement, Placement]] = []
+            cuts: dict[object, int] = {}
+            cutting: list[tuple[Placement, Placement]] = []
+            names: dict[tuple[object, ...], tuple[str, ...]] = {}
+            moves: list[tuple[str, int, int, int]] = []
+            cost: list[int] = []
+            cut: list[int] = []
+            for i, a in enumerate(placements):
+                for j, b in enumerate(placements):
+                    collective = between(a, b) if i != j else None
+                    if collective is None:
+                        continue
+                    kind, what, way = collective.kind, self.grid.what(collective.kind, a, b), _cutting(a, b)
+                    if (kind, *what) not in names:
+                        names[kind, *what] = self.grid.strategies(kind, a, b)
+                    if way not in cuts:
+                        cuts[way] = len(cuts)
+                        cutting.append((a, b))
+                    for name in names[kind, *what]:
+                        if (what, name) not in costs:
+                            costs[what, name] = len(costs)
+                            priced.append((what, name, kind, a, b))
+                        cost.append(costs[what, name])
+                        cut.append(cuts[way])
+                    moves.append((kind, i, j, len(names[kind, *what])))
+            kinds, pre, post, counts = zip(*moves, strict=True) if moves else ((), (), (), ())
+            found = self._patterns[placements] = _Pattern(
+                kinds,
+                np.array(pre, dtype=np.intp),
+                np.array(post, dtype=np.intp),
+                tuple(priced),
+                tuple(cutting),
+                np.array(cost, dtype=np.int64),
+                np.array(cut, dtype=np.intp),
+                np.array(counts, dtype=np.intp),
+            )
         return found
 
-    def _moves(self, placements: tuple[Placement, ...]) -> list[_Move]:
-        """All single moves between some placements."""
-        found = self._pairs.get(placements)
+    def _price(self, routes: Sequence[Routes], patterns: Sequence[_Pattern]) -> None:
+        """Price moves of all tensors that are new, those that differ in nothing but bytes at once."""
+        wanted: dict[tuple[tuple[object, ...], str], tuple[str, Placement, Placement, dict[int, None]]] = {}
+        for r, pattern in zip(routes, patterns, strict=True):
+            for what, name, kind, pre, post in pattern.costs:
+                if (what, name, r.type.nbytes) not in self._numbers:
+                    wanted.setdefault((what, name), (kind, pre, post, {}))[3][r.type.nbytes] = None
+        for (what, name), (kind, pre, post, nbytes) in wanted.items():
+            numbers = self._add(self.grid.moves(kind, name, list(nbytes), pre, post))
+            self._numbers.update(((what, name, n), k) for n, k in zip(nbytes, numbers, strict=True))
+
+    def _lines_of(self, routes: Sequence[Routes], patterns: Sequence[_Pattern]) -> NDArray[np.intp]:
+        """The lines of all strategies of all moves, route by route."""
+        costs: list[NDArray[np.int64]] = []
+        cuts: list[NDArray[np.intp]] = []
+        for r, pattern in zip(routes, patterns, strict=True):
+            mine = [self._numbers[what, name, r.type.nbytes] for what, name, *_ in pattern.costs]
+            ways = [self._cut(r.type, *placements) for placements in pattern.cuts]
+            costs.append(np.array(mine, dtype=np.int64)[pattern.cost])
+            cuts.append(np.array(ways, dtype=np.intp)[pattern.cut])
+        cost, cut = np.concatenate(costs), np.concatenate(cuts)
+        cut[~np.array(self._varies)[cost]] = 0
+        codes, at = np.unique(cost << 32 | cut, return_inverse=True)
+        lines = [self._line(code >> 32, code & 0xFFFFFFFF) for code in codes.tolist()]
+        return np.array(lines, dtype=np.intp)[at.reshape(-1)]
+
+    def _cut(self, tensor: TensorType, pre: Placement, post: Placement) -> int:
+        """The number of how a move cuts a tensor."""
+        way = grid_cut((tensor, tensor), (pre, post))
+        found = self._known_ways.get(way)
         if found is None:
-            numbers: dict[object, int] = {}
-            found = self._pairs[placements] = []
-            for a in placements:
-                for b in placements:
-                    collective = between(a, b) if a != b else None
-                    if collective is not None:
-                        cost, cut = _what(collective.kind, a, b)
-                        number = numbers.setdefault(cost, len(numbers))
-                        found.append((collective.kind, a, b, number, numbers.setdefault(cut, len(numbers))))
+            found = self._known_ways[way] = len(self._ways)
+            self._ways.append(way)
         return found
 
     def step(self, tensor: TensorType, pre: Placement, post: Placement) -> Step | None:
         """The move from `pre` to `post`, None where there is none."""
         collective = between(pre, post)
-        return None if collective is None else self._step(collective.kind, tensor, pre, post)
-
-    def _step(self, kind: str, tensor: TensorType, pre: Placement, post: Placement) -> Step:
-        cut = grid_cut((tensor, tensor), (pre, post))
-        names = self.grid.strategies(kind, pre, post)
-        lines = tuple([self.line(self.grid.move(kind, name, tensor, pre, post), cut) for name in names])
+        if collective is None:
+            return None
+        kind, what = collective.kind, self.grid.what(collective.kind, pre, post)
+        names, cut = self.grid.strategies(kind, pre, post), self._cut(tensor, pre, post)
+        for name in names:
+            if (what, name, tensor.nbytes) not in self._numbers:
+                (number,) = self._add(self.grid.moves(kind, name, [tensor.nbytes], pre, post))
+                self._numbers[what, name, tensor.nbytes] = number
+        lines = tuple([self._line(self._numbers[what, name, tensor.nbytes], cut) for name in names])
         return Step(kind, pre, post, names, lines)
 
 
-def _what(kind: str, pre: Placement, post: Placement) -> tuple[object, object]:
-    """What a move's price depends on besides the tensor, and what its cuts do."""
-    found = step(pre, post)
-    assert found is not None, "it is a single move"
+def _cutting(pre: Placement, post: Placement) -> object:
+    """What a move's cuts depend on besides the tensor."""
     (across, within), (to_across, to_within) = components(pre), components(post)
-    what: tuple[object, ...] = "all", found
-    if found.axis == "within":
-        what = found.axis, isinstance(across, Shard)
-    elif found.axis == "across":
-        what = found.axis, isinstance(within, Shard)
     nested = any(
         isinstance(a, Shard) and isinstance(w, Shard) and a.dim == w.dim
         for a, w in ((across, within), (to_across, to_within))
@@ -159,7 +247,7 @@ def _what(kind: str, pre: Placement, post: Placement) -> tuple[object, object]:
         across if isinstance(across, Shard) else to_across,
         within if isinstance(within, Shard) else to_within,
     )
-    return (kind, *what), (*[p if isinstance(p, Shard) else None for p in cut], nested)
+    return (*[p if isinstance(p, Shard) else None for p in cut], nested)
 
 
 def grid_prices(listed: GridPriceList, ratios: Sequence[float]) -> Prices:

@@ -57,11 +57,6 @@ class Listed(Protocol):
         """Prices on one axis."""
         ...
 
-    @property
-    def moves(self) -> dict[tuple[Routes, ...], Moves]:
-        """Single moves of several routes, as far as they were asked for."""
-        ...
-
     def __len__(self) -> int:
         """Lines so far."""
         ...
@@ -74,8 +69,8 @@ class Listed(Protocol):
         """The lines of an equation's kernels, one per signature."""
         ...
 
-    def steps(self, routes: Routes) -> tuple[Step, ...]:
-        """All single moves between placements of a tensor."""
+    def moves(self, routes: tuple[Routes, ...]) -> Moves:
+        """All single moves between placements of some tensors."""
         ...
 
     def step(self, tensor: TensorType, pre: Placement, post: Placement) -> Step | None:
@@ -90,7 +85,7 @@ class Catalogue:
         self.lines: list[Line] = []
         self.units: list[int] = []
         self._numbers: dict[tuple[Line, int], int] = {}
-        self.moves: dict[tuple[Routes, ...], Moves] = {}
+        self._moves: dict[tuple[Routes, ...], Moves] = {}
         self._grouped: dict[tuple[int, int], tuple[Grouped, NDArray[np.int64], NDArray[np.bool_]]] = {}
         self._steps: dict[Routes, tuple[Step, ...]] = {}
         self._kernels: dict[EquationFactor, NDArray[np.intp]] = {}
@@ -139,6 +134,22 @@ class Catalogue:
             found = self._steps[routes] = tuple([step for step in steps if step is not None])
         return found
 
+    def moves(self, routes: tuple[Routes, ...]) -> Moves:
+        """All single moves between placements of some tensors; all prices of a space ask for the same."""
+        found = self._moves.get(routes)
+        if found is None:
+            flat = [(k, r, step) for k, r in enumerate(routes) for step in self.steps(r)]
+            counts = [len(step.lines) for _, _, step in flat]
+            found = self._moves[routes] = Moves(
+                np.array([line for _, _, step in flat for line in step.lines], dtype=np.intp),
+                np.cumsum([0, *counts[:-1]], dtype=np.intp),
+                tuple([step.kind for _, _, step in flat]),
+                np.array([k for k, _, _ in flat], dtype=np.intp),
+                np.array([r.index[step.pre] for _, r, step in flat], dtype=np.intp),
+                np.array([r.index[step.post] for _, r, step in flat], dtype=np.intp),
+            )
+        return found
+
     def step(self, tensor: TensorType, pre: Placement, post: Placement) -> Step | None:
         """The move from `pre` to `post`, None where there is none."""
         collective = between(pre, post)
@@ -176,7 +187,6 @@ class PriceList:
         self.model = model
         self.catalogue = catalogue or Catalogue()
         self.kernels = self.catalogue.kernels
-        self.steps = self.catalogue.steps
         self.step = self.catalogue.step
         self.moves = self.catalogue.moves
         self._stack: CostStack | None = None

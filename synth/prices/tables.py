@@ -21,12 +21,16 @@ from shardwright.cost.share_cost import CostStack, Floats, ShareCost
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Placement
-from shardwright.synth.prices.lists import Listed, Moves, PriceList
+from shardwright.synth.prices.lists import Listed, PriceList
 from shardwright.synth.space.conversions import Domain, Routes
-from shardwright.synth.space.factors import EquationFactor, Factor, TableFactor
+from shardwright.synth.space.factors import EquationFactor, Factor, Needs, TableFactor
 
 #: Seconds of lines of a price list, given their costs and how each is cut (see `PriceList.fresh`).
 Evaluate: TypeAlias = Callable[..., Floats]
+
+
+#: Larger sums of what signatures need are not made as one array.
+_LARGE = 1 << 17
 
 
 class Several:
@@ -38,8 +42,7 @@ class Several:
         assert len(self.lists) == len(prices), "on two axes there is no catalogue"
         first = self.lists[0]
         self.model, self.catalogue = first.model, first.catalogue
-        self.kernels, self.steps, self.step = first.kernels, first.steps, first.step
-        self.moves = first.moves
+        self.kernels, self.moves, self.step = first.kernels, first.moves, first.step
 
     def __len__(self) -> int:
         return len(self.catalogue.lines)
@@ -67,6 +70,7 @@ class Prices:
         self._ways: dict[Routes, tuple[Floats, NDArray[np.intp]]] = {}
         self._use: dict[Domain, Floats] = {}
         self._derive: dict[Domain, Floats] = {}
+        self._needing: dict[tuple[Domain, str], Floats] = {}
         self._tables: dict[Factor, Floats] = {}
         self._strategies: dict[tuple[Routes, Placement, Placement], tuple[str, str, int]] = {}
         self._best: dict[tuple[EquationFactor, tuple[int, ...]], int] = {}
@@ -182,7 +186,7 @@ class Prices:
         fresh = tuple([r for r in dict.fromkeys(routes) if r not in self._ways])
         if not fresh:
             return
-        moves = _moves_of(self.list, fresh)
+        moves = self.list.moves(fresh)
         n = max(len(r.placements) for r in fresh)
         seconds = self.seconds
         cost = np.full((*seconds.shape[:-1], len(fresh), n, n), np.inf)
@@ -275,10 +279,7 @@ class Prices:
         for factor in fresh:
             if isinstance(factor, EquationFactor):
                 self.list.kernels(factor)
-        routes = list(dict.fromkeys(domain.routes for factor in fresh for domain in factor.domains))
-        for r in routes:
-            self.list.steps(r)
-        self._learn(routes)
+        self._learn(domain.routes for factor in fresh for domain in factor.domains)
 
     def table(self, factor: Factor) -> Floats:
         """The table of one factor."""
@@ -293,25 +294,31 @@ class Prices:
         for position, domain in enumerate(factor.domains):
             vector: Floats | None = None
             for mode, where in needs.of[position]:
-                found = self._conversion(domain, mode, where)
+                found = self._conversions(domain, mode).take(where, axis=-2)
                 vector = found if vector is None else vector + found
             assert vector is not None, "a choice in scope is some operand's or result's"
+            if total.size * len(domain) > _LARGE and total.ndim == position + 1 == len(factor.domains):
+                return _least(total, vector) * factor.weight
             wide = (*vector.shape[:-1], *(1,) * position, vector.shape[-1])
             total = total[..., None] + vector.reshape(wide)
         return total.min(axis=-1 - len(factor.domains)) * factor.weight
 
-    def _conversion(self, domain: Domain, mode: str, where: NDArray[np.intp]) -> Floats:
-        """[signature, holding]: seconds of bringing the placements needed and the holding together.
+    def _conversions(self, domain: Domain, mode: str) -> Floats:
+        """[placement, holding]: seconds of bringing a placement that is needed and the holding together.
 
-        `where` are the positions of the placements in the routes, -1 for one that the tensor does not know.
+        The last row is for a placement that the tensor does not know (position -1): infinite.
         """
-        if mode == "exact":
-            return np.where(domain.base[None, :] == where[:, None], 0.0, np.inf)
-        costs = self.use(domain) if mode == "use" else self.derive(domain)
-        found = costs[..., where].swapaxes(-1, -2)
-        missing = where < 0
-        if missing.any():
-            found[..., missing, :] = np.inf
+        key = domain, mode
+        found = self._needing.get(key)
+        if found is None:
+            count = len(domain.routes.placements)
+            if mode == "exact":
+                found = np.where(domain.base == np.arange(count + 1)[:, None], 0.0, np.inf)
+            else:
+                costs = self.use(domain) if mode == "use" else self.derive(domain)
+                found = np.full((*costs.shape[:-2], count + 1, len(domain)), np.inf)
+                found[..., :count, :] = costs.swapaxes(-1, -2)
+            self._needing[key] = found
         return found
 
     def best(self, factor: EquationFactor, at: tuple[int, ...]) -> int:
@@ -325,37 +332,36 @@ class Prices:
     def _cheapest(self, factor: EquationFactor, at: tuple[int, ...]) -> int:
         needs = factor.needs()
         seconds = self.seconds[self.list.kernels(factor)[needs.signatures]]
-        moves = np.zeros(len(seconds), dtype=np.intp)
         for domain, holding, slots in zip(factor.domains, at, needs.of, strict=True):
-            base, extra = domain.base[holding], domain.extra[holding]
             for mode, where in slots:
-                if mode == "exact":
-                    seconds = np.where(where == base, seconds, np.inf)
-                else:
-                    costs = self.use(domain) if mode == "use" else self.derive(domain)
-                    seconds = seconds + np.where(where < 0, np.inf, costs[holding, where])
-                moves += (where != base) & (where != extra)
+                seconds = seconds + self._conversions(domain, mode)[where, holding]
         # Prices that differ in the last digits only count as equal.
-        near = np.flatnonzero(seconds <= seconds.min() + 1e-14)
-        best = min(near, key=lambda k: (round(float(seconds[k]), 15), moves[k]))
-        return int(needs.signatures[best])
+        near: list[int] = (seconds <= seconds.min() + 1e-14).nonzero()[0].tolist()
+        if len(near) > 1:
+            near.sort(key=lambda k: (round(float(seconds[k]), 15), _moves(factor, at, needs, k)))
+        return int(needs.signatures[near[0]])
 
 
-def _moves_of(listed: Listed, routes: tuple[Routes, ...]) -> Moves:
-    """Remembered per catalogue: all prices of a space ask for the same."""
-    found = listed.moves.get(routes)
-    if found is None:
-        flat = [(k, r, step) for k, r in enumerate(routes) for step in listed.steps(r)]
-        counts = [len(step.lines) for _, _, step in flat]
-        found = listed.moves[routes] = Moves(
-            np.array([line for _, _, step in flat for line in step.lines], dtype=np.intp),
-            np.cumsum([0, *counts[:-1]], dtype=np.intp),
-            tuple([step.kind for _, _, step in flat]),
-            np.array([k for k, _, _ in flat], dtype=np.intp),
-            np.array([r.index[step.pre] for _, r, step in flat], dtype=np.intp),
-            np.array([r.index[step.post] for _, r, step in flat], dtype=np.intp),
-        )
-    return found
+def _moves(factor: EquationFactor, at: tuple[int, ...], needs: Needs, number: int) -> int:
+    """Placements that a signature needs and that are not held, when the choices in scope are `at`."""
+    count = 0
+    for domain, holding, slots in zip(factor.domains, at, needs.of, strict=True):
+        held = domain.base[holding], domain.extra[holding]
+        count += sum(where[number] not in held for _, where in slots)
+    return count
+
+
+def _least(total: Floats, last: Floats) -> Floats:
+    """The least over signatures of (signatures, ...) + (signatures, holdings), with holdings as last axis.
+
+    Holding by holding, so that what is added up stays in the cache.
+    """
+    room = np.empty_like(total)
+    found = np.empty((last.shape[1], *total.shape[1:]))
+    for k, column in enumerate(last.T):
+        np.add(total, column.reshape(-1, *(1,) * (total.ndim - 1)), out=room)
+        room.min(axis=0, out=found[k])
+    return np.ascontiguousarray(np.moveaxis(found, 0, -1))
 
 
 def _rounded_range(low: float, high: float, units: NDArray[np.int64], devices: int) -> tuple[Floats, Floats]:

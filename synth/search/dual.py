@@ -20,8 +20,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.cost.share_cost import Floats
 from shardwright.synth.search.fold import Scope
@@ -36,18 +38,25 @@ _FEW, _SELDOM = 3, 8
 _PER_ROUND = _SELDOM
 
 
+_Rough: TypeAlias = NDArray[np.float32]
+#: In double or in single precision.
+_Table: TypeAlias = NDArray[Any]
+
+
 @dataclass(slots=True)
 class _Kind:
     """Factors that share their messages.
 
     Attributes:
         table: seconds, by the values of its choices.
+        rough: the same in single precision, which is enough to find messages.
         scope: colours of its choices.
         count: how many there are.
         close: positions of choices that few factors of the kind share.
         damping: part of an update of these that may be made at once, since neighbours move together.
         slow: the same for an update of all.
         messages: to each choice.
+        times: of every choice, how often each shade of its colour gets its message, (shades, 1).
     """
 
     table: Floats
@@ -57,6 +66,11 @@ class _Kind:
     damping: float = 1.0
     slow: float = 1.0
     messages: list[Floats] = field(default_factory=list[Floats])
+    times: list[Floats] = field(default_factory=list[Floats])
+    rough: _Rough = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rough = self.table.astype(np.float32)
 
     def with_messages(self, messages: Sequence[Floats], room: Floats | None = None) -> Floats:
         """The table with a vector added along each axis.
@@ -65,23 +79,27 @@ class _Kind:
             messages: the vectors.
             room: where to write it; by default somewhere new.
         """
-        if not messages:
-            return self.table
-        inner = messages[-1]
-        for axis in range(len(messages) - 2, 0, -1):
-            inner = messages[axis].reshape(-1, *(1,) * inner.ndim) + inner
-        total = np.add(self.table, inner, out=room)
-        if len(messages) > 1:
-            total += messages[0].reshape(-1, *(1,) * inner.ndim)
-        return total
+        return _with_vectors(self.table, messages, room)
 
 
-def marginals(total: Floats, positions: Sequence[int]) -> list[Floats]:
+def _with_vectors(table: _Table, vectors: Sequence[_Table], room: _Table | None) -> _Table:
+    if not vectors:
+        return table
+    inner = vectors[-1]
+    for axis in range(len(vectors) - 2, 0, -1):
+        inner = vectors[axis].reshape(-1, *(1,) * inner.ndim) + inner
+    total = np.add(table, inner, out=room)
+    if len(vectors) > 1:
+        total += vectors[0].reshape(-1, *(1,) * inner.ndim)
+    return total
+
+
+def marginals(total: _Table, positions: Sequence[int]) -> list[_Table]:
     """Of some axes, in ascending order, per value the least of a table.
 
     The least over the first axis, or over all others, is many times faster than over the last.
     """
-    found: list[Floats] = []
+    found: list[_Table] = []
     for axis in range(max(positions, default=-1) + 1):
         if axis in positions:
             found.append(total.reshape(len(total), -1).min(axis=1) if total.ndim > 1 else total)
@@ -137,24 +155,38 @@ class Dual:
             c: np.array([self._counts[s] for s in some]) / sum(self._counts[s] for s in some)
             for c, some in self._of_colour.items()
         }
-        #: Per shade, the messages that its choices get, added up.
-        self._sums = [np.zeros(sizes[first[s]]) for s in range(len(shades))]
+        #: Per colour, the messages that choices of each of its shades get, added up: (shades, values).
+        self._sums = {c: np.zeros((len(some), sizes[first[some[0]]])) for c, some in self._of_colour.items()}
+        self._row = {s: (c, row) for c, some in self._of_colour.items() for row, s in enumerate(some)}
         for k, kind in enumerate(self.kinds):
             touching = [self._touching(k, c) for c in kind.scope]
             kind.close = tuple(p for p, n in enumerate(touching) if n <= _FEW and kind.table.shape[p] > 1)
             kind.damping = 1.0 / max([touching[p] for p in kind.close], default=1)
             kind.slow = 1.0 / max(touching, default=1)
             kind.messages = [np.zeros(size) for size in kind.table.shape]
+            kind.times = [self._times(k, p, c) for p, c in enumerate(kind.scope)]
             if kind.table.ndim == 1:  # says all it has to say at once
-                self._send(k, 0, kind.table)
+                self._send(kind, 0, kind.table)
         self.sweeps = 0
         self._rooms: dict[tuple[int, ...], Floats] = {}
+        self._rough_rooms: dict[tuple[int, ...], _Rough] = {}
 
     def _room(self, shape: tuple[int, ...]) -> Floats:
         """Room for a table that is soon forgotten: new memory takes longer than what is written to it."""
         if shape not in self._rooms:
             self._rooms[shape] = np.empty(shape)
         return self._rooms[shape]
+
+    def _rough_room(self, shape: tuple[int, ...]) -> _Rough:
+        """The same in single precision."""
+        if shape not in self._rough_rooms:
+            self._rough_rooms[shape] = np.empty(shape, dtype=np.float32)
+        return self._rough_rooms[shape]
+
+    def _times(self, kind: int, position: int, colour: int) -> Floats:
+        """How often choices of every shade of a colour get a kind's message: (shades, 1)."""
+        times = [self._incident[shade].get((kind, position), 0) for shade in self._of_colour[colour]]
+        return np.array(times, dtype=np.float64)[:, None]
 
     def _touching(self, kind: int, colour: int) -> int:
         """How many factors of a kind one choice of a colour is in, at most."""
@@ -165,35 +197,35 @@ class Dual:
 
     def _seen(self, colour: int) -> Floats:
         """What choices of a colour get in all, on average over their shades."""
-        shades = self._of_colour[colour]
-        if len(shades) == 1:
-            return self._sums[shades[0]]
-        return self._part_of[colour] @ np.stack([self._sums[s] for s in shades])
+        sums = self._sums[colour]
+        return sums[0] if len(sums) == 1 else self._part_of[colour] @ sums
+
+    def _sums_of(self, shade: int) -> Floats:
+        """What choices of a shade get in all."""
+        colour, row = self._row[shade]
+        return self._sums[colour][row]
 
     def sweep(self) -> None:
         """Update the messages of every kind of factor once."""
-        numbered = list(enumerate(self.kinds))
         everybody = self.sweeps % _SELDOM == _SELDOM - 1
-        for number, kind in numbered if self.sweeps % 2 == 0 else reversed(numbered):
+        for kind in self.kinds if self.sweeps % 2 == 0 else reversed(self.kinds):
             positions = tuple(range(len(kind.scope))) if everybody else kind.close
             if not positions or kind.table.ndim == 1:
                 continue
             damping = kind.slow if everybody else kind.damping
-            incoming = [self._seen(c) - m for c, m in zip(kind.scope, kind.messages, strict=True)]
-            total = kind.with_messages(incoming, self._room(kind.table.shape))
-            for position, marginal in zip(positions, marginals(total, positions), strict=True):
-                new = marginal / len(positions) - incoming[position]
-                self._send(number, position, damping * (new - kind.messages[position]))
+            seen = [self._seen(c) for c in kind.scope]
+            incoming = [(s - m).astype(np.float32) for s, m in zip(seen, kind.messages, strict=True)]
+            total = _with_vectors(kind.rough, incoming, self._rough_room(kind.table.shape))
+            pairs = zip(positions, marginals(total, positions), strict=True)
+            changes = [damping * (marginal / len(positions) - seen[p]) for p, marginal in pairs]
+            for position, change in zip(positions, changes, strict=True):
+                self._send(kind, position, change)
         self.sweeps += 1
 
-    def _send(self, number: int, position: int, change: Floats) -> None:
+    def _send(self, kind: _Kind, position: int, change: Floats) -> None:
         """Change the message of a kind of factor to one of its choices."""
-        kind = self.kinds[number]
         kind.messages[position] = kind.messages[position] + change
-        for shade in self._of_colour[kind.scope[position]]:
-            times = self._incident[shade].get((number, position), 0)
-            if times:
-                self._sums[shade] = self._sums[shade] + times * change
+        self._sums[kind.scope[position]] += kind.times[position] * change
 
     def kind_of_use(self) -> list[int]:
         """The number of every use's kind of factor."""
@@ -201,13 +233,14 @@ class Dual:
 
     def start_from(self, number: int, messages: Sequence[Floats]) -> None:
         """Messages of a kind of factor to begin with, such as those found at other prices."""
-        if self.kinds[number].table.ndim > 1:
+        kind = self.kinds[number]
+        if kind.table.ndim > 1:
             for position, message in enumerate(messages):
-                self._send(number, position, message - self.kinds[number].messages[position])
+                self._send(kind, position, message - kind.messages[position])
 
     def bound(self) -> float:
         """What no assignment costs less than, by these messages."""
-        total = sum(self._counts[s] * float(sums.min()) for s, sums in enumerate(self._sums))
+        total = sum(n * float(self._sums_of(s).min()) for s, n in sorted(self._counts.items()))
         return total + sum(
             kind.count
             * float(kind.with_messages([-m for m in kind.messages], self._room(kind.table.shape)).min())
@@ -216,16 +249,16 @@ class Dual:
 
     def excess(self) -> list[Floats]:
         """Per shade and value, by how much an assignment with that value exceeds the bound at least."""
-        found = [sums - sums.min() for sums in self._sums]
-        for number, kind in enumerate(self.kinds):
+        each = [self._sums_of(s) for s in range(len(self._counts))]
+        found = [sums - sums.min() for sums in each]
+        for kind in self.kinds:
             everywhere = range(len(kind.scope))
             total = kind.with_messages([-m for m in kind.messages], self._room(kind.table.shape))
             for position, marginal in enumerate(marginals(total, everywhere)):
                 over = marginal - marginal.min()
-                for shade in self._of_colour[kind.scope[position]]:
-                    times = self._incident[shade].get((number, position), 0)
-                    if times:
-                        found[shade] = found[shade] + times * over
+                shades = self._of_colour[kind.scope[position]]
+                for shade, times in zip(shades, kind.times[position], strict=True):
+                    found[shade] = found[shade] + times * over
         return found
 
     def reparametrised(self) -> tuple[list[tuple[int, Scope]], list[Floats]]:
@@ -235,7 +268,8 @@ class Dual:
         """
         tables = [kind.with_messages([-m for m in kind.messages]) for kind in self.kinds]
         tables = [np.where(table > _NEVER / 2, np.inf, table) for table in tables]
-        sums = [np.where(mine > _NEVER / 2, np.inf, mine) for mine in self._sums]
+        each = [self._sums_of(s) for s in range(len(self._counts))]
+        sums = [np.where(mine > _NEVER / 2, np.inf, mine) for mine in each]
         alone = [
             (len(tables) + shade, (choice,))
             for choice, shade in enumerate(self.shade_of)
@@ -271,5 +305,6 @@ class Dual:
         while self.sweeps < last and not stop():
             self.sweep()
 
-    def _state(self) -> tuple[list[Floats], list[list[Floats]]]:
-        return list(self._sums), [list(kind.messages) for kind in self.kinds]
+    def _state(self) -> tuple[dict[int, Floats], list[list[Floats]]]:
+        sums = {colour: mine.copy() for colour, mine in self._sums.items()}
+        return sums, [list(kind.messages) for kind in self.kinds]
