@@ -23,7 +23,7 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
 from shardwright.synth.memory.budgets import Limits, Renting
-from shardwright.synth.memory.within import judged, overlooked, shortage
+from shardwright.synth.memory.within import judged, next_to_nothing, overlooked, shortage, stretched
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
@@ -174,7 +174,9 @@ def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = Fals
     renting = cache(lambda: Renting(graph, space, limits, turns.extra, free.ideal, turns.solver))
     first, memory = judged(turns, best, found, renting, rival_s, briefly=briefly)
     best, memory = overlooked(turns, first, memory, found.cost_s, renting, briefly=briefly)
-    dearer = not best.fits or best.cost_s > found.cost_s * (1 + ENOUGH)
+    if best.fits and not briefly:
+        best, memory = stretched(turns, best, memory, found.cost_s)
+    dearer = not best.fits or best.cost_s > found.cost_s * (1 + next_to_nothing(graph))
     given_up = (briefly and dearer) or (not best.fits and rival_s < math.inf)
     # The bound is of plans with several ratios, too.
     settled = best.fits and bound_s >= best.cost_s * (1 - WORTH)

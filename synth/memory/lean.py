@@ -101,13 +101,18 @@ def spared(turns: Turns, found: Candidate, *, sure: bool = True) -> tuple[Candid
         return None
     several, learned = _InTurn(turns, found, sparing), judge.budgets
     count = rounds = 0
+    before: tuple[float, ...] | None = None
     while True:
         count, here = several.fewest(count)
+        # With nothing left to be gathered again, what the model learned may still say better ratios.
+        ended = count >= several.most and before is not None and here.ratios == before
+        before = here.ratios
         with turns.timer.ratios():
             peaks = judge.peaks(here.program, here.ratios, here.memory, sure=sure)
         over = judge.excess(peaks)
         here = replace(here, fits=over <= 1, over=over)
-        if here.fits or count >= several.most or rounds + 1 == _LOOKS or turns.stop():
+        alike = len(turns.model.types) == 1 and count >= several.most
+        if here.fits or alike or ended or not peaks.seen or rounds + 1 == _LOOKS or turns.stop():
             judge.budgets = learned
             return here, peaks
         judge.learn(peaks, here.ratios, here.memory, rounds)

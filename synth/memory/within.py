@@ -13,6 +13,8 @@ from shardwright.cost.bill import charges
 from shardwright.cost.memory.liveness import Footprint, Peaks
 from shardwright.cost.model import CostModel
 from shardwright.cost.quantity import size
+from shardwright.ir.graph import Graph
+from shardwright.synth.combinations import SMALL
 from shardwright.synth.memory.budgets import SCALES, Renting
 from shardwright.synth.memory.lean import LITTLE, in_turn, leaner, spared
 from shardwright.synth.memory.rent import too_small
@@ -26,10 +28,17 @@ from shardwright.synth.shares.turns import Candidate, Found, Turns, candidate, s
 _FEW_CHOICES = 40
 _MOST_CELLS = 1500
 
+#: See `next_to_nothing`.
+_NOTHING = 1e-3
+
 #: Looks at programs that cost less than the best that fits by the model, at a small step's and at others'; at
 #: each, and at other ratios of it; unless the model has it need more than so many times the memory.
 _LOOKS, _FEW_LOOKS, _ADJUSTED = 60, 2, 3
 _FEARED = 1.5
+
+#: What the model has need more than so many times the memory is not looked at: it was seen to take programs
+#: for half as large again as they are.
+_TOO_LARGE = 2.0
 
 #: Part of its cost that a program should save for a larger step to be looked at: that takes a while.
 _WORTH_A_LOOK = 0.01
@@ -48,6 +57,9 @@ _HIGHER = (1.0, 2.0, 4.0, 8.0)
 
 #: Parts of the memory within which small steps are searched as well.
 _TIGHTER = (0.94, 0.88, 0.82)
+
+#: What takes this part of some device's memory leaves no room for better ratios.
+_FULL = 0.98
 
 #: As many programs, times those, may be passed over because their inputs alone do not fit.
 _PASSED_OVER = 10
@@ -76,6 +88,7 @@ def judged(
     possible = not too_small(judge.graph, [device.type.memory_bytes for device in turns.model.fleet.devices])
     if best.cost_s <= free_s * (1 + ENOUGH) and judge.ample(best.memory, best.ratios):
         return best, best.memory
+    enough = next_to_nothing(judge.graph)
     fallen: tuple[Candidate, Peaks] | None = None
     fitting: tuple[Candidate, Peaks] | None = None
     for rounds in range(MOST_LOOKS + 1):
@@ -86,7 +99,7 @@ def judged(
         if best.fits:
             if fitting is None or best.cost_s < fitting[0].cost_s:
                 fitting = best, peaks
-            if rounds or best.cost_s <= free_s * (1 + ENOUGH):
+            if rounds or best.cost_s <= free_s * (1 + enough):
                 return fitting
         elif fallen is None or over < fallen[0].over:
             fallen = best, peaks
@@ -104,7 +117,7 @@ def judged(
             small = spared(turns, smaller, sure=not briefly)
             if small is not None and small[0].fits:
                 fitting = small
-                if small[0].cost_s <= free_s * (1 + ENOUGH):
+                if small[0].cost_s <= free_s * (1 + enough):
                     return fitting
             elif small is not None and small[0].over < over:
                 fallen = best, peaks = small
@@ -171,7 +184,7 @@ def overlooked(
     distinct = {
         (each.program, each.ratios): each
         for each in cheaper
-        if judge.feared(each.memory, each.ratios) <= _FEARED
+        if judge.feared(each.memory, each.ratios) <= _TOO_LARGE
     }
     for each in sorted(distinct.values(), key=lambda each: each.cost_s):
         if best.fits and each.cost_s >= best.cost_s * (1 - 1e-9):
@@ -191,6 +204,42 @@ def overlooked(
             if near == each.ratios or (best.fits and cost_s >= best.cost_s * (1 - 1e-9)):
                 break
             each = replace(each, ratios=near, cost_s=cost_s)
+    judge.budgets = learned
+    return best, memory
+
+
+def next_to_nothing(graph: Graph) -> float:
+    """By what part memory may make a step dearer without a further search; small ones take a moment."""
+    return _NOTHING if len(graph.equations) <= SMALL else ENOUGH
+
+
+def stretched(
+    turns: Turns, best: Candidate, memory: Footprint | Peaks, free_s: float
+) -> tuple[Candidate, Footprint | Peaks]:
+    """A program that fits, at better ratios where the model took it for larger than it is.
+
+    Args:
+        turns: the search so far.
+        best: what it found.
+        memory: of that.
+        free_s: what was found if memory were no limit.
+    """
+    judge, learned = turns.judge, turns.judge.budgets
+    near, peaks = best.ratios, memory
+    for rounds in range(_ADJUSTED):
+        if not isinstance(peaks, Peaks) or not peaks.seen or len(turns.model.types) == 1 or turns.stop():
+            break
+        if best.cost_s <= free_s * (1 + ENOUGH) or _FULL < judge.excess(peaks) <= 1:
+            break
+        with turns.timer.ratios():
+            judge.learn(peaks, near, best.memory, rounds)
+            near, cost_s = turns.best_ratios(list(best.items), best.ratios, best.memory)
+            if near == best.ratios or cost_s >= best.cost_s * (1 - _SETTLED):
+                break
+            peaks = judge.peaks(best.program, near, best.memory)
+            over = judge.excess(peaks)
+        if over <= 1:
+            best, memory = replace(best, ratios=near, cost_s=cost_s, over=over), peaks
     judge.budgets = learned
     return best, memory
 

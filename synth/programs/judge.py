@@ -29,7 +29,7 @@ MOST_LOOKS = 4
 AMPLE = 0.8
 
 #: Beyond this multiple of a budget, by the model, a program is not looked at while there may be others.
-_FAR = 1.5
+_FAR = 2.0
 
 
 class Judge:
