@@ -6,15 +6,17 @@ its price depends on, and every fleet, and every part of one, prices the same li
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.kernels.contractions import Sizes, like_linear, product_sizes, sharded_size
-from shardwright.cost.op_classes import op_class, turned_elements
+from shardwright.cost.kernels.products import kernel_dtype
+from shardwright.cost.op_classes import HOST, PRODUCTS, op_class, turned_elements
 from shardwright.ir.graph import Equation, TensorType
 from shardwright.ir.host import is_reload
 from shardwright.ir.placement import Placement, Shard
@@ -111,6 +113,83 @@ class Exchanges:
         return Exchanges(kind, strategy, tuple(nbytes), numbers[0], tuple(ends), numbers[1])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ProductLines:
+    """Kernels that are matrix products, of one dtype and one layout.
+
+    Attributes:
+        at: their numbers.
+        sizes: (products, 4), of the whole products.
+        cut: which of the sizes is cut; -1 for none.
+        units: of the axis that is cut; 0 if none is.
+    """
+
+    at: NDArray[np.intp]
+    sizes: NDArray[np.int64]
+    cut: NDArray[np.intp]
+    units: NDArray[np.int64]
+
+    def local(self, devices: int) -> NDArray[np.int64]:
+        """(products, 4): sizes on the device that has most units if `devices` have equal ratios."""
+        share = np.where(self.units > 0, -(-self.units // devices) / np.maximum(self.units, 1), 1.0)
+        found, rows = self.sizes.copy(), np.flatnonzero(self.cut >= 0)
+        part = self.sizes[rows, self.cut[rows]] * share[rows]
+        found[rows, self.cut[rows]] = np.maximum(np.ceil(part - 1e-9), 1)
+        return found
+
+
+class Kernels:
+    """Kernels as columns, for all parts of a fleet that price them; arrays are (kernels, 1).
+
+    Attributes:
+        lines: the kernels.
+        kinds: dtype, precision and class, each once.
+        kind: which of these a kernel is.
+        flop, launches, sharded, split_bytes, whole_bytes, turned, turned_split: see `Kernel`.
+        trips, contracts: whether a kernel is a trip to host memory, or a product.
+        products: by dtype of the kernel model and `Kernel.linear`, those that it may price.
+    """
+
+    def __init__(self, lines: Sequence[Kernel]) -> None:
+        self.lines = tuple(lines)
+        columns = list(zip(*lines, strict=True)) or [()] * len(Kernel._fields)
+        by_name = dict(zip(Kernel._fields, columns, strict=True))
+        kinds: dict[tuple[str, str | None, str], int] = {}
+        given = zip(by_name["dtype"], by_name["precision"], by_name["op_class"], strict=True)
+        self.kind = np.array([kinds.setdefault(kind, len(kinds)) for kind in given], dtype=np.intp)
+        self.kinds = tuple(kinds)
+
+        def column(name: str) -> NDArray[Any]:
+            return np.array(by_name[name])[:, None]
+
+        self.flop, self.launches, self.sharded = map(column, ("flop", "launches", "sharded"))
+        self.split_bytes, self.whole_bytes = map(column, ("split_bytes", "whole_bytes"))
+        self.turned, self.turned_split = map(column, ("turned", "turned_split"))
+        self.trips = np.array([kind[2] == HOST for kind in kinds], dtype=np.bool_)[self.kind][:, None]
+        self.contracts = np.array([kind[2] in PRODUCTS for kind in kinds], dtype=np.bool_)[self.kind][:, None]
+        used = [kernel_dtype(dtype, given) for dtype, given, _ in kinds]
+        groups: dict[tuple[str, bool], list[int]] = {}
+        for number, line in enumerate(lines):
+            dtype = None if line.sizes is None else used[self.kind[number]]
+            if dtype is not None:
+                groups.setdefault((dtype, line.linear), []).append(number)
+        self.products = {key: self._products(numbers) for key, numbers in groups.items()}
+
+    def _products(self, numbers: Sequence[int]) -> ProductLines:
+        some = [self.lines[number] for number in numbers]
+        return ProductLines(
+            np.array(numbers, dtype=np.intp),
+            np.array([line.sizes for line in some], dtype=np.int64),
+            np.array([-1 if line.cut is None else line.cut for line in some], dtype=np.intp),
+            np.array([line.units for line in some], dtype=np.int64),
+        )
+
+    @cached_property
+    def numbers(self) -> Mapping[Kernel, int]:
+        """Of every kernel, its number."""
+        return {line: number for number, line in enumerate(self.lines)}
+
+
 @dataclass(frozen=True, slots=True)
 class Grouped:
     """Lines by how they are priced: worked out once, for all parts of a fleet.
@@ -122,7 +201,7 @@ class Grouped:
     """
 
     exchanges: tuple[Exchanges, ...]
-    kernels: tuple[Kernel, ...]
+    kernels: Kernels
     order: NDArray[np.intp]
 
     @staticmethod
@@ -145,7 +224,7 @@ class Grouped:
             places.extend(at)
         order = np.argsort(np.array([*places, *own], dtype=np.intp))
         exchanges = tuple([Exchanges.of(*key, moves) for key, (_, moves) in groups.items()])
-        return Grouped(exchanges, tuple(kernels), order)
+        return Grouped(exchanges, Kernels(kernels), order)
 
 
 def kernel_lines(

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,13 +35,14 @@ from shardwright.cost.lines import (
     Exchanges,
     Grouped,
     Kernel,
+    Kernels,
     Line,
     Traffic,
     kernel_lines,
     precision,
 )
 from shardwright.cost.moves import strategies
-from shardwright.cost.op_classes import HOST, PRODUCTS, op_class, turned_elements
+from shardwright.cost.op_classes import PRODUCTS, op_class, turned_elements
 from shardwright.cost.share_cost import CostStack, Floats, ShareCost
 from shardwright.cost.topology import Topology, host_link
 from shardwright.ir.collectives import registry as collectives
@@ -91,7 +91,7 @@ class CostModel:
     _free: ShareCost = field(init=False)
     _never: ShareCost = field(init=False)
     _kernels: dict[Kernel, ShareCost] = field(init=False)
-    _rows: dict[Kernel, tuple[CostStack, int]] = field(init=False)
+    _priced: list[tuple[Kernels, CostStack]] = field(init=False)
     _of_form: dict[tuple[Form, Signature, Traffic], ShareCost] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class CostModel:
         self._free = ShareCost.free(len(classes))
         self._never = ShareCost.fixed([np.inf] * len(classes))
         self._moves, self._transfers, self._of_form = {}, {}, {}
-        self._kernels, self._rows = {}, {}
+        self._kernels, self._priced = {}, []
         self._modelled = tuple(i for i, device in enumerate(self.types) if follows_kernel_model(device))
         modelled = [self.types[i] for i in self._modelled]
         self._products = self.products or Products(tuple(dict.fromkeys(modelled)))
@@ -173,7 +173,9 @@ class CostModel:
             return self.move(line.kind, line.strategy, line.nbytes, line.pre, line.post)
         found = self._kernels.get(line)
         if found is None:
-            stack, row = self._rows.get(line) or (self.kernels([line]), 0)
+            priced = ((stack, kernels.numbers.get(line)) for kernels, stack in self._priced)
+            known = next(((stack, row) for stack, row in priced if row is not None), None)
+            stack, row = known or (self.kernels(Kernels([line])), 0)
             found = ShareCost(stack.constant[row], stack.linear[row], stack.product[row])
             self._kernels[line] = found
         return found
@@ -183,8 +185,7 @@ class CostModel:
         grouped = lines if isinstance(lines, Grouped) else Grouped.of(lines)
         stacks = [self._exchanges(each) for each in grouped.exchanges]
         stacks.append(self.kernels(grouped.kernels))
-        rows = zip(repeat(stacks[-1]), range(len(grouped.kernels)))
-        self._rows.update(zip(grouped.kernels, rows, strict=True))
+        self._priced.append((grouped.kernels, stacks[-1]))
         return CostStack.joined(stacks).take(grouped.order)
 
     def _exchanges(self, some: Exchanges) -> CostStack:
@@ -203,66 +204,45 @@ class CostModel:
             stack.constant[never], stack.linear[never], stack.product[never] = np.inf, 0.0, 0.0
         return stack
 
-    def kernels(self, lines: Sequence[Kernel]) -> CostStack:
+    def kernels(self, some: Kernels) -> CostStack:
         """Costs of many kernels, as one stack: the rows are arithmetic and memory."""
-        if not lines:
+        if not some.lines:
             nothing = np.zeros((0, 1, len(self.types)))
             return CostStack(nothing, nothing, nothing)
-        columns = list(zip(*lines, strict=True))
-        dtypes, precisions, classes, flop, launches, sharded, split, whole, *_, turned, turned_split = columns
-        kinds: dict[tuple[str, str | None, str], int] = {}
-        which = [kinds.setdefault(k, len(kinds)) for k in zip(dtypes, precisions, classes, strict=True)]
-        rates = np.array([[self._rate(device, *kind) for device in self.types] for kind in kinds])[which]
-        compute = np.array(flop)[:, None] / rates
-        for (dtype, linear), (at, shapes) in self._shapes(lines).items():
-            sizes = np.array([lines[k].sizes for k in at], dtype=np.float64)
-            part = (np.array(shapes) / sizes).prod(axis=1)
-            seconds = self._products.of(dtype, linear, shapes)[:, self._in_products] / part[:, None]
-            compute[np.ix_(at, self._modelled)] = seconds
-        cut = np.array(sharded)[:, None]
-        trips = np.array([found == HOST for found in classes])[:, None]
-        launch = np.where(trips, self._trip_s, self._launch_s) * np.array(launches)[:, None]
-        contracts = np.array([found in PRODUCTS for found in classes])[:, None]
-        byte_per_s = np.where(contracts, self._product_byte_per_s, self._stream_byte_per_s)
-        turning = np.array(turned)[:, None] / self._turned_per_s
-        turning_part = np.where(np.array(turned_split)[:, None], turning, 0.0)
+        rates = np.array([[self._rate(device, *kind) for device in self.types] for kind in some.kinds])
+        compute = some.flop / rates[some.kind]
+        for (dtype, linear), products in some.products.items() if self._modelled else ():
+            local = products.local(len(self.class_of))
+            part = (local / products.sizes).prod(axis=1)
+            known = self._products.of(dtype, linear, _sizes(local))[:, self._in_products]
+            compute[products.at[:, None], self._modelled] = known / part[:, None]
+        cut, trips = some.sharded, some.trips
+        launch = np.where(trips, self._trip_s, self._launch_s) * some.launches
+        byte_per_s = np.where(some.contracts, self._product_byte_per_s, self._stream_byte_per_s)
+        turning = some.turned / self._turned_per_s
+        turning_part = np.where(some.turned_split, turning, 0.0)
         byte_per_s = np.where(trips, self._trip_byte_per_s, byte_per_s)
         constant = np.stack(
             [
                 launch + np.where(cut, 0.0, compute) + (turning - turning_part),
-                launch + np.array(whole)[:, None] / byte_per_s,
+                launch + some.whole_bytes / byte_per_s,
             ],
             axis=1,
         )
-        linear = np.stack(
-            [np.where(cut, compute, 0.0) + turning_part, np.array(split)[:, None] / byte_per_s], axis=1
-        )
+        linear = np.stack([np.where(cut, compute, 0.0) + turning_part, some.split_bytes / byte_per_s], axis=1)
         return CostStack(constant, linear, np.zeros_like(linear))
 
-    def products_of(self, kernels: Sequence[Kernel]) -> dict[tuple[str, bool], list[Sizes]]:
+    def products_of(self, kernels: Kernels) -> dict[tuple[str, bool], list[Sizes]]:
         """The products that `costs` of these will ask for: parts of a fleet `learn` theirs together."""
-        found = self._shapes(kernels)
-        return {key: shapes for key, (_, shapes) in found.items()}
+        if not self._modelled:
+            return {}
+        devices = len(self.class_of)
+        return {key: _sizes(products.local(devices)) for key, products in kernels.products.items()}
 
     def learn(self, wanted: Mapping[tuple[str, bool], Sequence[Sizes]]) -> None:
         """Price products ahead, all of a kind in one go."""
         for (dtype, linear), shapes in wanted.items():
             self._products.of(dtype, linear, shapes)
-
-    def _shapes(self, lines: Sequence[Kernel]) -> dict[tuple[str, bool], tuple[list[int], list[Sizes]]]:
-        """By what is multiplied how: numbers of the lines that the kernel model prices, and local sizes."""
-        found: dict[tuple[str, bool], tuple[list[int], list[Sizes]]] = {}
-        devices = len(self.class_of)
-        for k, line in enumerate(lines if self._modelled else ()):
-            sizes = line.sizes
-            used = kernel_dtype(line.dtype, line.precision) if sizes is not None else None
-            if sizes is None or used is None:
-                continue
-            share = -(-line.units // devices) / line.units if line.units else 1.0
-            at, shapes = found.setdefault((used, line.linear), ([], []))
-            at.append(k)
-            shapes.append(local_sizes(sizes, line.cut, share))
-        return found
 
     def overheads(self, equation: Equation, traffic: Traffic) -> tuple[Floats, Floats]:
         """Seconds of a launch, and bytes per second through memory, on every class."""
@@ -366,6 +346,10 @@ def kernel_key(equation: Equation, flop: float) -> tuple[object, ...]:
     types = (equation.input_types, equation.output_types)
     shape = like_linear(equation), turned_elements(equation)
     return equation.primitive, flop, precision(equation), types, shape, op_class(equation)
+
+
+def _sizes(local: NDArray[np.int64]) -> list[Sizes]:
+    return [(b, m, n, k) for b, m, n, k in local.tolist()]
 
 
 def _kind(equation: Equation) -> str:

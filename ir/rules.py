@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache
 from typing import Literal, TypeAlias
 
 from shardwright.ir.graph import Equation, TensorType, per_form
@@ -76,32 +76,20 @@ class Rule:
     flop_per_point: float = 1.0
     note: str = ""
 
-    @cached_property
+    @property
     def parsed(self) -> tuple[tuple[Axes, ...], tuple[Axes, ...]]:
         """Axes of the operands and of the results."""
-        left, right = self.axes.split("->")
-        return _parse_side(left), _parse_side(right)
+        return _parsed(self.axes)
 
-    @cached_property
+    @property
     def blocked(self) -> frozenset[str]:
         """Letters that are never sharded, by `!` or as minor letters of a merged dimension."""
-        return frozenset(
-            letter for side in self.parsed for axes in side for axis in axes for letter in axis.blocked
-        )
+        return _blocked(self.axes)
 
-    @cached_property
+    @property
     def letters(self) -> tuple[str, ...]:
         """Letters that may be sharded, in order of appearance."""
-        seen: dict[str, None] = {}
-        for side in self.parsed:
-            for axes in side:
-                for axis in axes:
-                    if axis.letters and axis.letters[0] not in self.blocked:
-                        seen[axis.letters[0]] = None
-        if self.reduce is None:
-            produced = {axis.letters[0] for axes in self.parsed[1] for axis in axes if axis.letters}
-            return tuple(letter for letter in seen if letter in produced)
-        return tuple(seen)
+        return _letters(self.axes, self.reduce is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +101,30 @@ class Axis:
 
 
 Axes: TypeAlias = tuple[Axis, ...]
+
+
+# Rules are many, axis strings few: what follows from one alone is worked out once.
+
+
+@cache
+def _parsed(axes: str) -> tuple[tuple[Axes, ...], tuple[Axes, ...]]:
+    left, right = axes.split("->")
+    return _parse_side(left), _parse_side(right)
+
+
+@cache
+def _blocked(axes: str) -> frozenset[str]:
+    sides = _parsed(axes)
+    return frozenset(letter for side in sides for axes in side for axis in axes for letter in axis.blocked)
+
+
+@cache
+def _letters(axes: str, contracts: bool) -> tuple[str, ...]:
+    """Letters that may be sharded; those of operands alone only where the rule `contracts` them."""
+    blocked, (ins, outs) = _blocked(axes), _parsed(axes)
+    found = dict.fromkeys(axis.letters[0] for axes in (*ins, *outs) for axis in axes if axis.letters)
+    produced = {axis.letters[0] for axes in outs for axis in axes if axis.letters}
+    return tuple(letter for letter in found if letter not in blocked and (contracts or letter in produced))
 
 
 def _parse_side(text: str) -> tuple[Axes, ...]:
@@ -151,6 +163,10 @@ class Cut:
     minor: int
 
 
+#: By dimension, a cut at any element.
+_WHOLE_STEPS = tuple([Cut(dim, 1) for dim in range(64)])
+
+
 def letter_sizes(rule: Rule, equation: Equation) -> dict[str, int]:
     """Size of every letter. Of the letters of a merged dimension, all but one are known from elsewhere."""
     sizes: dict[str, int] = {}
@@ -177,33 +193,39 @@ def cuts(
 ) -> tuple[tuple[Cut | None, ...], tuple[Cut | None, ...]]:
     """Where `letter` is cut in every operand and every result; None where it does not appear."""
     known = _known_cuts(equation)
-    found = known.get((rule.axes, letter))
+    found = known.get(rule.axes)
     if found is None:
-        found = known[rule.axes, letter] = _cuts(rule, equation, letter)
-    return found
+        found = known[rule.axes] = _cuts(rule, equation)
+    return found.get(letter) or found[""]
+
+
+#: By letter, where it is cut in the operands and in the results; "" stands for a letter that is in none.
+_Cuts: TypeAlias = dict[str, tuple[tuple[Cut | None, ...], tuple[Cut | None, ...]]]
 
 
 @per_form
-def _known_cuts(
-    equation: Equation,
-) -> dict[tuple[str, str], tuple[tuple[Cut | None, ...], tuple[Cut | None, ...]]]:
-    """By axis string and letter, what `cuts` found for equations of this form."""
+def _known_cuts(equation: Equation) -> dict[str, _Cuts]:
+    """By axis string, what `cuts` found for equations of this form."""
     return {}
 
 
-def _cuts(
-    rule: Rule, equation: Equation, letter: str
-) -> tuple[tuple[Cut | None, ...], tuple[Cut | None, ...]]:
-    sizes = letter_sizes(rule, equation)
-
-    def find(axes: Axes) -> Cut | None:
-        for dim, axis in enumerate(axes):
-            if axis.letters and axis.letters[0] == letter:
-                return Cut(dim, math.prod(sizes[minor] for minor in axis.letters[1:]))
-        return None
-
+def _cuts(rule: Rule, equation: Equation) -> _Cuts:
     ins, outs = rule.parsed
-    return tuple(map(find, ins)), tuple(map(find, outs))
+    sizes: dict[str, int] | None = None
+    places: dict[str, list[Cut | None]] = {"": [None] * (len(ins) + len(outs))}
+    for position, axes in enumerate((*ins, *outs)):
+        for dim, axis in enumerate(axes):
+            if not axis.letters:
+                continue
+            letter, *minors = axis.letters
+            mine = places.setdefault(letter, places[""].copy())
+            if mine[position] is None:
+                if minors:
+                    sizes = letter_sizes(rule, equation) if sizes is None else sizes
+                    mine[position] = Cut(dim, math.prod([sizes[minor] for minor in minors]))
+                else:
+                    mine[position] = _WHOLE_STEPS[dim]
+    return {letter: (tuple(mine[: len(ins)]), tuple(mine[len(ins) :])) for letter, mine in places.items()}
 
 
 def letter_signature(rule: Rule, equation: Equation, letter: str, unit: int = 1) -> Signature:
@@ -271,7 +293,8 @@ def signatures(rule: Rule, equation: Equation, units: Mapping[str, int] | None =
 
 def _admitted(equation: Equation, signature: Signature) -> bool:
     tensors = (*equation.input_types, *equation.output_types)
-    return all(admits(t, p) for t, p in zip(tensors, (*signature.ins, *signature.outs), strict=True))
+    placements = (*signature.ins, *signature.outs)
+    return all(admits(t, p) for t, p in zip(tensors, placements, strict=True) if isinstance(p, Partial))
 
 
 def paired(across: Signature, within: Signature, nodes: tuple[int, ...]) -> Signature | None:

@@ -35,18 +35,21 @@ class Products:
 
     def __init__(self, types: Sequence[DeviceType]) -> None:
         self.types = tuple(types)
-        self._known: dict[tuple[str, bool], dict[Sizes, Floats]] = {}
+        #: By dtype and layout, rows of the shapes known, and these rows.
+        self._known: dict[tuple[str, bool], tuple[dict[Sizes, int], Floats]] = {}
 
     def of(self, dtype: str, linear: bool, shapes: Sequence[Sizes]) -> Floats:
         """(shapes, types): seconds of products of these sizes; all new ones are priced in one go."""
-        known = self._known.setdefault((dtype, linear), {})
-        fresh = [shape for shape in dict.fromkeys(shapes) if shape not in known]
+        rows, table = self._known.setdefault((dtype, linear), ({}, np.zeros((0, len(self.types)))))
+        fresh = [shape for shape in dict.fromkeys(shapes) if shape not in rows]
         if fresh:
             # TF32 is allowed, not demanded: a card without it uses float32.
             used = ["float32" if dtype == "tf32" and t.tf32_flop_per_s is None else dtype for t in self.types]
             prices = products_s(self.types, used, fresh, linear=linear, memory=False)
-            known.update(zip(fresh, prices.T, strict=True))
-        return np.array([known[shape] for shape in shapes])
+            rows.update(zip(fresh, range(len(rows), len(rows) + len(fresh)), strict=True))
+            table = np.concatenate([table, prices.T])
+            self._known[dtype, linear] = rows, table
+        return table[[rows[shape] for shape in shapes]]
 
 
 def local_sizes(sizes: Sizes, cut: int | None, share: float) -> Sizes:

@@ -87,14 +87,18 @@ class Fusion:
         found = [False] * len(self._nodes)
         nobody: frozenset[int] = frozenset()
         roots: list[frozenset[int]] = [nobody] * len(self._nodes)
+        alone = [node.kind not in _FUSED or node.group is not None for node in self._nodes]
         for node in reversed(self._nodes):
             number = node.number
             if not self._needed[number] or (node.group is not None and node.group != number):
                 continue
-            written = self._alone(node) or number in self._out or any(map(self._alone, node.users))
+            users = [user.number for user in node.users]
+            written = alone[number] or number in self._out or True in [alone[user] for user in users]
             if not written:
                 # A kernel that many others fuse is one of their roots; only costly ones care how many.
-                reaching = roots[node.users[0].number].union(*[roots[u.number] for u in node.users[1:]])
+                reaching = roots[users[0]]
+                if len(users) > 1:
+                    reaching = reaching.union(*[roots[user] for user in users[1:]])
                 written = node.kind == "costly" and len(reaching) > 1
                 roots[number] = reaching if len(reaching) < 3 else frozenset(sorted(reaching)[:2])
             if written:

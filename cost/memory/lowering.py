@@ -16,17 +16,22 @@ has it, read off optimised programs and buffer assignments.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from itertools import chain
 from typing import TypeAlias
 
 from shardwright.cost.lines import ALIASES
 from shardwright.cost.memory.nodes import COSTLY, Node, is_square, is_zero
-from shardwright.ir.graph import Equation, Graph, Literal, TensorType, Value
+from shardwright.ir.graph import Equation, Graph, Literal, TensorType, Value, per_form
 from shardwright.ir.regions import boundary
 from shardwright.ir.registry import registry
 
 _RENAMES = ALIASES | {"expand_dims", "name", "sharding_constraint"}
 _SUMS = frozenset({"add", "add_any"})
+#: Carried out in a way of their own; some of them where both operands are tensors.
+_OWN_WAY = frozenset({"random_bits", "broadcast_in_dim"})
+_OF_TWO = frozenset({"dot_general", "conv_general_dilated", "select_and_scatter_add"})
 
 #: Scratch bytes of the bodies of an equation with regions.
 Inner: TypeAlias = Callable[[Equation], int]
@@ -56,10 +61,7 @@ class Lowering:
         self._inner = inner
         self._known: dict[Hashable, Node] = {}
         self._once: set[int] = set()
-        uses: dict[Value, int] = {}
-        for equation in graph.equations:
-            for value in equation.input_values:
-                uses[value] = uses.get(value, 0) + 1
+        uses = Counter(chain.from_iterable([equation.input_values for equation in graph.equations]))
         for value in (*graph.inputs, *graph.constants):
             self.of[value] = self._add(str(value), "input", (), value.type, None)
         for position in sliced:
@@ -67,7 +69,9 @@ class Lowering:
             self.of[value] = self._add("slice", "loop", (self.of[value],), value.type, None)
         for equation in graph.equations:
             self._equation(equation)
-            self._once.update(self.of[v].number for v in equation.outputs if uses.get(v) == 1)
+            for value in equation.outputs:
+                if uses[value] == 1:
+                    self._once.add(self.of[value].number)
         self.outputs: list[Node] = []
         for position, atom in enumerate(graph.outputs):
             if isinstance(atom, Value):
@@ -122,41 +126,27 @@ class Lowering:
             return
         if not equation.outputs:
             return
-        primitive, rules = equation.primitive, registry()
-        kind = rules[primitive].kind if primitive in rules else "unknown"
-        ins = [self.of[value] for value in equation.input_values]
-        special = self._special(equation, ins)
+        of, way = self.of, _way(equation)
+        if way == "elementwise":
+            of[equation.outputs[0]] = self._elementwise(equation)
+            return
+        ins = [of[value] for value in equation.input_values]
         out = equation.outputs[0]
-        if special is not None:
-            self.of[out] = special
-        elif primitive in _RENAMES and ins:
-            self.of[out] = self._renamed(ins[0], out.type, equation)
-        elif kind == "elementwise":
-            self.of[out] = self._elementwise(equation)
-        elif kind in ("movement", "index") and not primitive.startswith("scatter"):
-            self._results(equation, ins, "loop")
-        elif primitive.startswith("scatter"):
-            self._results(equation, ins, "scatter" if isinstance(equation.inputs[0], Value) else "kernel")
-        elif kind == "reduction" and "window" not in primitive and primitive.startswith(("reduce_", "arg")):
-            self._results(equation, ins, "reduction")
-        else:
-            self._results(equation, ins, "kernel")
-
-    def _special(self, equation: Equation, ins: Sequence[Node]) -> Node | None:
-        """The node of an equation that XLA carries out in a way of its own."""
-        match equation.primitive:
-            case "dot_general" if len(ins) == 2:
-                return self._product(equation, ins)
-            case "conv_general_dilated" if len(ins) == 2:
-                return self._convolution(equation, ins)
-            case "select_and_scatter_add" if len(ins) == 2:
-                return self._unpooled(equation, ins)
+        match way:
+            case "rename":
+                of[out] = self._renamed(ins[0], out.type, equation)
+            case "dot_general":
+                of[out] = self._product(equation, ins)
+            case "conv_general_dilated":
+                of[out] = self._convolution(equation, ins)
+            case "select_and_scatter_add":
+                of[out] = self._unpooled(equation, ins)
             case "random_bits":
-                return self._random(equation, ins)
+                of[out] = self._random(equation, ins)
             case "broadcast_in_dim":
-                return self._spread(equation, ins)
+                of[out] = self._spread(equation, ins)
             case _:
-                return None
+                self._results(equation, ins, way)
 
     def _results(self, equation: Equation, ins: Sequence[Node], kind: str) -> None:
         key = self._key(equation, ins)
@@ -171,17 +161,14 @@ class Lowering:
 
     def _whole(self, equation: Equation) -> list[Node]:
         """Operands of an elementwise equation, broadcast to the shape of its result."""
-        shape = equation.output_types[0].shape
-        found: list[Node] = []
-        for atom in equation.inputs:
-            if atom.type.shape == shape and isinstance(atom, Value):
-                found.append(self.of[atom])
-                continue
-            wide = TensorType(shape, atom.type.dtype)
-            if isinstance(atom, Literal):
+        of, found = self.of, list[Node]()
+        for atom, wide in zip(equation.inputs, _wide(equation), strict=True):
+            if wide is None:
+                found.append(of[atom])  # pyright: ignore[reportArgumentType]  (no literal)
+            elif isinstance(atom, Literal):
                 found.append(self._repeated(atom.value, wide, equation))
             else:
-                found.append(self._broadcast(self.of[atom], wide, equation))
+                found.append(self._broadcast(of[atom], wide, equation))
         return found
 
     def _broadcast(self, node: Node, wide: TensorType, equation: Equation) -> Node:
@@ -192,7 +179,7 @@ class Lowering:
     def _elementwise(self, equation: Equation) -> Node:
         primitive, out = equation.primitive, equation.outputs[0].type
         ins = self._whole(equation)
-        if all(node.kind == "constant" for node in ins):
+        if {node.kind for node in ins} == {"constant"}:
             values = (primitive, *[str(node.value) for node in ins])
             zero = primitive in ("square", "mul") and all(is_zero(node) for node in ins)
             return self._repeated(0.0 if zero else values, out, equation)
@@ -343,6 +330,35 @@ class Lowering:
                     waiting.append(operand)
         for node in self.nodes:
             if needed[node.number]:
-                for operand in dict.fromkeys(node.ins):
+                for operand in node.ins if len(node.ins) == 1 else dict.fromkeys(node.ins):
                     operand.users.append(node)
         return needed
+
+
+@per_form
+def _way(equation: Equation) -> str:
+    """How XLA carries out an equation: in a way of its own, else the kind of node that it becomes."""
+    primitive, rules, operands = equation.primitive, registry(), len(equation.input_values)
+    kind = rules[primitive].kind if primitive in rules else "unknown"
+    if primitive in _OWN_WAY or (primitive in _OF_TWO and operands == 2):
+        return primitive
+    if primitive in _RENAMES and operands:
+        return "rename"
+    if primitive.startswith("scatter"):
+        return "scatter" if isinstance(equation.inputs[0], Value) else "kernel"
+    if kind == "elementwise":
+        return kind
+    if kind in ("movement", "index"):
+        return "loop"
+    summing = primitive.startswith(("reduce_", "arg")) and "window" not in primitive
+    return "reduction" if kind == "reduction" and summing else "kernel"
+
+
+@per_form
+def _wide(equation: Equation) -> tuple[TensorType | None, ...]:
+    """What the operands of an elementwise equation are broadcast to; None where they need not be."""
+    shape = equation.output_types[0].shape
+    return tuple(
+        None if atom.type.shape == shape and isinstance(atom, Value) else TensorType(shape, atom.type.dtype)
+        for atom in equation.inputs
+    )

@@ -23,7 +23,7 @@ from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Placement
 from shardwright.synth.prices.lists import Listed, PriceList
 from shardwright.synth.space.conversions import Domain, Routes
-from shardwright.synth.space.factors import EquationFactor, Factor, TableFactor
+from shardwright.synth.space.factors import EquationFactor, Factor, Needs, TableFactor
 
 #: Seconds of lines of a price list, given their costs and how each is cut (see `PriceList.fresh`).
 Evaluate: TypeAlias = Callable[..., Floats]
@@ -70,6 +70,7 @@ class Prices:
         self._ways: dict[Routes, tuple[Floats, NDArray[np.intp]]] = {}
         self._use: dict[Domain, Floats] = {}
         self._derive: dict[Domain, Floats] = {}
+        self._needing: dict[tuple[Domain, str], Floats] = {}
         self._tables: dict[Factor, Floats] = {}
         self._strategies: dict[tuple[Routes, Placement, Placement], tuple[str, str, int]] = {}
         self._best: dict[tuple[EquationFactor, tuple[int, ...]], int] = {}
@@ -293,7 +294,7 @@ class Prices:
         for position, domain in enumerate(factor.domains):
             vector: Floats | None = None
             for mode, where in needs.of[position]:
-                found = self._conversion(domain, mode, where)
+                found = self._conversions(domain, mode).take(where, axis=-2)
                 vector = found if vector is None else vector + found
             assert vector is not None, "a choice in scope is some operand's or result's"
             if total.size * len(domain) > _LARGE and total.ndim == position + 1 == len(factor.domains):
@@ -302,18 +303,22 @@ class Prices:
             total = total[..., None] + vector.reshape(wide)
         return total.min(axis=-1 - len(factor.domains)) * factor.weight
 
-    def _conversion(self, domain: Domain, mode: str, where: NDArray[np.intp]) -> Floats:
-        """[signature, holding]: seconds of bringing the placements needed and the holding together.
+    def _conversions(self, domain: Domain, mode: str) -> Floats:
+        """[placement, holding]: seconds of bringing a placement that is needed and the holding together.
 
-        `where` are the positions of the placements in the routes, -1 for one that the tensor does not know.
+        The last row is for a placement that the tensor does not know (position -1): infinite.
         """
-        if mode == "exact":
-            return np.where(domain.base[None, :] == where[:, None], 0.0, np.inf)
-        costs = self.use(domain) if mode == "use" else self.derive(domain)
-        found = costs[..., where].swapaxes(-1, -2)
-        missing = where < 0
-        if missing.any():
-            found[..., missing, :] = np.inf
+        key = domain, mode
+        found = self._needing.get(key)
+        if found is None:
+            count = len(domain.routes.placements)
+            if mode == "exact":
+                found = np.where(domain.base == np.arange(count + 1)[:, None], 0.0, np.inf)
+            else:
+                costs = self.use(domain) if mode == "use" else self.derive(domain)
+                found = np.full((*costs.shape[:-2], count + 1, len(domain)), np.inf)
+                found[..., :count, :] = costs.swapaxes(-1, -2)
+            self._needing[key] = found
         return found
 
     def best(self, factor: EquationFactor, at: tuple[int, ...]) -> int:
@@ -327,20 +332,23 @@ class Prices:
     def _cheapest(self, factor: EquationFactor, at: tuple[int, ...]) -> int:
         needs = factor.needs()
         seconds = self.seconds[self.list.kernels(factor)[needs.signatures]]
-        moves = np.zeros(len(seconds), dtype=np.intp)
         for domain, holding, slots in zip(factor.domains, at, needs.of, strict=True):
-            base, extra = domain.base[holding], domain.extra[holding]
             for mode, where in slots:
-                if mode == "exact":
-                    seconds = np.where(where == base, seconds, np.inf)
-                else:
-                    costs = self.use(domain) if mode == "use" else self.derive(domain)
-                    seconds = seconds + np.where(where < 0, np.inf, costs[holding, where])
-                moves += (where != base) & (where != extra)
+                seconds = seconds + self._conversions(domain, mode)[where, holding]
         # Prices that differ in the last digits only count as equal.
-        near = np.flatnonzero(seconds <= seconds.min() + 1e-14)
-        best = min(near, key=lambda k: (round(float(seconds[k]), 15), moves[k]))
-        return int(needs.signatures[best])
+        near: list[int] = (seconds <= seconds.min() + 1e-14).nonzero()[0].tolist()
+        if len(near) > 1:
+            near.sort(key=lambda k: (round(float(seconds[k]), 15), _moves(factor, at, needs, k)))
+        return int(needs.signatures[near[0]])
+
+
+def _moves(factor: EquationFactor, at: tuple[int, ...], needs: Needs, number: int) -> int:
+    """Placements that a signature needs and that are not held, when the choices in scope are `at`."""
+    count = 0
+    for domain, holding, slots in zip(factor.domains, at, needs.of, strict=True):
+        held = domain.base[holding], domain.extra[holding]
+        count += sum(where[number] not in held for _, where in slots)
+    return count
 
 
 def _least(total: Floats, last: Floats) -> Floats:

@@ -65,6 +65,12 @@ def _alike(equation: Equation) -> tuple[int, ...]:
     )
 
 
+@per_form
+def alike(equation: Equation) -> frozenset[int]:
+    """Positions of the operands that an elementwise equation could share a class with."""
+    return frozenset(_alike(equation))
+
+
 def same_shape(equation: Equation) -> tuple[Value, ...]:
     """Operands that an elementwise equation could share a class with: shape and width of the result."""
     inputs = equation.inputs
@@ -90,8 +96,10 @@ def fuse(graph: Graph, may_sum: Callable[[Value], bool]) -> Fusion:
     producer: dict[Value, Equation] = {}
     for equation in graph.equations:
         for value in equation.input_values:
-            using = readers.setdefault(value, [])
-            if not using or using[-1] is not equation:
+            using = readers.get(value)
+            if using is None:
+                readers[value] = [equation]
+            elif using[-1] is not equation:
                 using.append(equation)
         for value in equation.outputs:
             producer[value] = equation
@@ -107,10 +115,12 @@ def fuse(graph: Graph, may_sum: Callable[[Value], bool]) -> Fusion:
         return equation
 
     for equation, passes in fusible.items():
+        mine = equation
         for value in same_shape(equation):
             before = producer.get(value)
             if before is not None and fusible.get(before) is passes:
-                parent[find(equation)] = find(before)
+                root = find(before)
+                parent[mine] = mine = root
 
     members: dict[Equation, list[Equation]] = {}
     for equation in fusible:
@@ -122,14 +132,14 @@ def fuse(graph: Graph, may_sum: Callable[[Value], bool]) -> Fusion:
     users = _users(readers, handed_out, of_equation)
     of_value = {v: of_equation[e] for v, e in producer.items() if e in of_equation}
     for value, using in users.items():
-        if value not in of_value and len(using) == 1 and isinstance(using[0], FusedClass):
+        if len(using) == 1 and type(using[0]) is FusedClass and value not in of_value:
             merged = using[0]
             mine = [e for e in readers[value] if of_equation.get(e) is merged]
             if all(value in same_shape(e) for e in mine):
                 of_value[value] = merged
     for value, using in users.items():
-        if any(isinstance(user, FusedClass) and of_value.get(value) is not user for user in using):
-            inside = of_value.get(value)
+        inside = of_value.get(value)
+        if True in [type(user) is FusedClass and inside is not user for user in using]:
             each = (inside if of_equation.get(e) is inside else e for e in readers[value])
             users[value] = (*dict.fromkeys(each), *(None,) * (value in handed_out))
     return Fusion(of_equation, of_value, users)

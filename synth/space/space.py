@@ -8,6 +8,7 @@ factors, so that most of the work is done once per distinct layer.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import shardwright.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (rules, before planning begins)
 from shardwright.cost.lines import Traffic
@@ -19,9 +20,12 @@ from shardwright.ir.registry import registry, rule_of
 from shardwright.ir.rules import Signature, paired, signatures
 from shardwright.synth.space.conversions import Domain, Domains, Routes
 from shardwright.synth.space.factors import Choice, EquationFactor, LinkFactor, Slot, Use
-from shardwright.synth.space.fuse import FusedClass, Fusion, fuse, same_shape
+from shardwright.synth.space.fuse import FusedClass, Fusion, alike, fuse, same_shape
 from shardwright.synth.space.units import Units, lettered, letters
 from shardwright.synth.space.vocabulary import Vocabulary
+
+#: Signatures of an equation, what its results may have outstanding, and numbers that stand for the results.
+_Found: TypeAlias = tuple[tuple[Signature, ...], tuple[frozenset[ReduceOp], ...], tuple[int, ...]]
 
 
 @dataclass(slots=True)
@@ -141,29 +145,36 @@ class Space:
         for value in (*graph.inputs, *graph.constants):
             partials[value] = sums if value in carried and value.type.is_float else none
         # Equations of one form whose tensors have the same units and the same reductions outstanding are one.
-        known: dict[tuple[object, ...], tuple[tuple[Signature, ...], tuple[frozenset[ReduceOp], ...]]] = {}
+        known: dict[tuple[object, ...], _Found] = {}
         numbers: dict[tuple[tuple[int, ...], frozenset[ReduceOp]], int] = {}
 
         def numbered(value: Value) -> int:
             return numbers.setdefault((units.of(value), partials[value]), len(numbers))
 
         code = {value: numbered(value) for value in (*graph.inputs, *graph.constants)}
+        of_equation, unit = self._of_equation, units.numbers()
         for equation in graph.equations:
             if equation.regions:
                 self._find_region_partials(equation)
                 code.update((value, numbered(value)) for value in equation.outputs)
                 continue
-            ins, outs = equation.input_values, equation.outputs
-            key = (equation.form, *[code[value] for value in ins], *[units.of(value) for value in outs])
+            outs = equation.outputs
+            key = (
+                equation.form,
+                *[code[value] for value in equation.input_values],
+                *[unit[value] for value in outs],
+            )
             found = known.get(key)
             if found is None:
                 mine = self.signatures(equation)
                 coming = tuple([partials[a] if isinstance(a, Value) else none for a in equation.inputs])
-                found = known[key] = mine, self._arise(mine, coming, len(outs))
-            self._of_equation[equation] = found[0]
-            for value, ops in zip(outs, found[1], strict=True):
-                partials[value] = ops
-                code[value] = numbers.setdefault((units.of(value), ops), len(numbers))
+                ops = self._arise(mine, coming, len(outs))
+                partials.update(zip(outs, ops, strict=True))
+                found = known[key] = mine, ops, tuple(map(numbered, outs))
+            of_equation[equation] = found[0]
+            for value, some, number in zip(outs, found[1], found[2], strict=True):
+                partials[value] = some
+                code[value] = number
 
     def _arise(
         self, found: tuple[Signature, ...], coming: tuple[frozenset[ReduceOp], ...], results: int
@@ -212,15 +223,14 @@ class Space:
 
     def _use(self, frame: Frame, equation: Equation, through: Traffic) -> Use:
         """The equation's factor with its choices, added to `uses`."""
-        fused = frame.fusion.of_equation.get(equation)
-        alike = same_shape(equation) if fused is not None else ()
+        fusion, choices, exits = frame.fusion, frame.choice, frame.exits
+        fused = fusion.of_equation.get(equation)
         scope: dict[Choice, int] = {}
         slots: list[tuple[int, str] | None] = []
-        choices, exits, of_value = frame.choice, frame.exits, frame.fusion.of_value
-        for atom in equation.inputs:
+        for position, atom in enumerate(equation.inputs):
             if type(atom) is not Value:
                 slots.append(None)
-            elif fused is not None and atom in alike and of_value.get(atom) is fused:
+            elif fused is not None and fusion.of_value.get(atom) is fused and position in alike(equation):
                 slots.append((scope.setdefault(choices[atom], len(scope)), "exact"))
             else:
                 held = exits.get(atom) or choices[atom]
@@ -230,7 +240,7 @@ class Space:
             slots.append((scope.setdefault(choices[value], len(scope)), mode))
         found = self._on_mesh(self.signatures(equation))
         domains = tuple([choice.domain for choice in scope])
-        key = (id(found), through, tuple(slots), domains, frame.weight)
+        key = (id(found), through, *slots, *domains, frame.weight)
         factor = self._factors.get(key)
         if factor is None:
             made = tuple([None if slot is None else Slot(*slot) for slot in slots])
@@ -297,7 +307,7 @@ class Space:
             frame.choice[value] = self._choice(value, domain)
             return
         frame.choice[value] = self._class_choice(frame, fused, value)
-        if sum(user is not fused for user in users) > 1:
+        if len(users) > 1 and sum([user is not fused for user in users]) > 1:
             frame.exits[value] = self._choice(value, self._multiple(value))
             self._link("exit", frame.choice[value], frame.exits[value], weight=frame.weight)
 

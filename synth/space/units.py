@@ -8,7 +8,7 @@ tied to 12 heads of 64 is cut in 12 units of 64, and 768 tied to nothing smaller
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -75,8 +75,7 @@ class Units:
         #: Pairs of dimensions that are tied.
         self._pairs: list[tuple[NDArray[np.intp], NDArray[np.intp]]] = []
         self._settled: tuple[list[int], list[int]] | None = None
-        self._found: dict[Value, tuple[int, ...]] = {}
-        self._interned: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._found: tuple[dict[Value, tuple[int, ...]], dict[Value, int]] | None = None
 
     def add(self, graph: Graph) -> None:
         """Take in a graph; call once for the outermost graph."""
@@ -98,7 +97,7 @@ class Units:
             groups = ties(equations[0])
             if groups:
                 self._tie(groups, equations)
-        self._settled = None
+        self._settled = self._found = None
 
     def _tie(self, groups: Sequence[Sequence[Place]], equations: Sequence[Equation]) -> None:
         """Tie dimensions of all equations of a form."""
@@ -153,12 +152,24 @@ class Units:
 
     def of(self, value: Value) -> tuple[int, ...]:
         """Per dimension, the elements that must stay together; 0 where it cannot be cut at all."""
-        found = self._found.get(value)
-        if found is None:
-            first = self._first[value]
-            found = tuple(self._known()[1][first : first + len(value.type.shape)])
-            found = self._found[value] = self._interned.setdefault(found, found)
-        return found
+        return self._each()[0][value]
+
+    def numbers(self) -> Mapping[Value, int]:
+        """Of every value, a number that stands for its units."""
+        return self._each()[1]
+
+    def _each(self) -> tuple[dict[Value, tuple[int, ...]], dict[Value, int]]:
+        """Of every value, its units, one object for equal ones, and the number of these."""
+        if self._found is None:
+            steps = self._known()[1]
+            interned: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
+            units: dict[Value, tuple[int, ...]] = {}
+            numbers: dict[Value, int] = {}
+            for value, first in self._first.items():
+                mine = tuple(steps[first : first + len(value.type.shape)])
+                numbers[value], units[value] = interned.setdefault(mine, (len(interned), mine))
+            self._found = units, numbers
+        return self._found
 
     def group(self, value: Value, dim: int) -> Dim:
         """One name for all dimensions tied to this one."""
