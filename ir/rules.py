@@ -167,8 +167,22 @@ class Cut:
 _WHOLE_STEPS = tuple([Cut(dim, 1) for dim in range(64)])
 
 
-def letter_sizes(rule: Rule, equation: Equation) -> dict[str, int]:
+def letter_sizes(rule: Rule, equation: Equation) -> Mapping[str, int]:
     """Size of every letter. Of the letters of a merged dimension, all but one are known from elsewhere."""
+    known = _known_sizes(equation)
+    found = known.get(rule.axes)
+    if found is None:
+        found = known[rule.axes] = _letter_sizes(rule, equation)
+    return found
+
+
+@per_form
+def _known_sizes(equation: Equation) -> dict[str, Mapping[str, int]]:
+    """By axis string, what `letter_sizes` found for equations of this form."""
+    return {}
+
+
+def _letter_sizes(rule: Rule, equation: Equation) -> dict[str, int]:
     sizes: dict[str, int] = {}
     merged: list[tuple[Axis, int]] = []
     for side, types in zip(rule.parsed, (equation.input_types, equation.output_types), strict=True):
@@ -211,7 +225,7 @@ def _known_cuts(equation: Equation) -> dict[str, _Cuts]:
 
 def _cuts(rule: Rule, equation: Equation) -> _Cuts:
     ins, outs = rule.parsed
-    sizes: dict[str, int] | None = None
+    sizes = letter_sizes(rule, equation)
     places: dict[str, list[Cut | None]] = {"": [None] * (len(ins) + len(outs))}
     for position, axes in enumerate((*ins, *outs)):
         for dim, axis in enumerate(axes):
@@ -221,7 +235,6 @@ def _cuts(rule: Rule, equation: Equation) -> _Cuts:
             mine = places.setdefault(letter, places[""].copy())
             if mine[position] is None:
                 if minors:
-                    sizes = letter_sizes(rule, equation) if sizes is None else sizes
                     mine[position] = Cut(dim, math.prod([sizes[minor] for minor in minors]))
                 else:
                     mine[position] = _WHOLE_STEPS[dim]

@@ -157,16 +157,15 @@ def matmul_work(
     # Tensor cores have deep pipelines: a step's latency is a share of a large tile's time on every card.
     deep = np.exp(c.get("tensor_latency", 0.0)) * 2 * 128 * 128 / sm_rate
 
-    def cheapest(tiles: Sequence[int], splits: Sequence[int], at: NDArray[np.intp]) -> Array:
-        """The cheapest of all tiles and splits for the products `at`; arrays are (candidates, products)."""
+    def cheapest(tiles: Sequence[int], split: int, at: NDArray[np.intp]) -> Array:
+        """The cheapest of all tiles at a split for the products `at`; arrays are (tiles, products)."""
 
         def of(value: NDArray[Any] | float) -> NDArray[Any]:
             array = np.asarray(value)
             return array[at] if array.ndim else array
 
-        pairs = [(tile, split) for tile in tiles for split in splits]
-        constants = [(*TILES[t], np.exp(c[f"tile{t}"]), np.exp(c[f"latency{t}"]), s) for t, s in pairs]
-        columns, rows, fit, e_tile, tile_latency, split = np.array(constants).T[:, :, None]
+        constants = [(*TILES[t], np.exp(c[f"tile{t}"]), np.exp(c[f"latency{t}"])) for t in tiles]
+        columns, rows, fit, e_tile, tile_latency = np.array(constants).T[:, :, None]
         sms, depth, rate = of(card.sms), np.ceil(k[at] / 8), of(sm_rate)
         # What keeps a library's batched products to larger tiles than would suit them.
         kept = (columns < 128) * of(own["sn"]) + (rows < 128) * of(own["sr"])
@@ -185,14 +184,16 @@ def matmul_work(
         small = 1 + c["small_tile_energy"] * (32 / rows + 32 / columns - 0.5)
         power = 2 * blocks * columns * rows * reduction * of(joule_s) * small
         time_s = _maximum8(compute, power, np.broadcast_to(dram[at], compute.shape))
-        partial_sums = of(itemsize) * (m * n)[at] * split / (0.8 * of(card.byte_per_s))
-        time_s = time_s + np.where(split > 1, c["split_us"] * 1e-6 + partial_sums, 0.0)
-        return np.where((split > 1) & (k[at] < split * 64), np.inf, time_s).min(axis=0)
+        if split > 1:
+            partial_sums = of(itemsize) * (m * n)[at] * split / (0.8 * of(card.byte_per_s))
+            time_s = time_s + (c["split_us"] * 1e-6 + partial_sums)
+        return time_s.min(axis=0)
 
-    best = cheapest(range(len(TILES)), (1,), np.arange(len(b)))
-    alone = np.flatnonzero(single)
-    if len(alone):
-        best[alone] = np.minimum(best[alone], cheapest(_SPLIT_TILES, SPLITS, alone))
+    best = cheapest(range(len(TILES)), 1, np.arange(len(b)))
+    for split in SPLITS:
+        alone = np.flatnonzero(single & (k >= split * 64))
+        if len(alone):
+            best[alone] = np.minimum(best[alone], cheapest(_SPLIT_TILES, split, alone))
     return np.maximum(best, 2 * b * m * n * k / card.matrix)
 
 

@@ -297,7 +297,8 @@ class Prices:
                 found = self._conversions(domain, mode).take(where, axis=-2)
                 vector = found if vector is None else vector + found
             assert vector is not None, "a choice in scope is some operand's or result's"
-            if total.size * len(domain) > _LARGE and total.ndim == position + 1 == len(factor.domains):
+            last = 0 < position == len(factor.domains) - 1
+            if last and total.ndim == position + 1 and total.size * len(domain) > _LARGE:
                 return _least(total, vector) * factor.weight
             wide = (*vector.shape[:-1], *(1,) * position, vector.shape[-1])
             total = total[..., None] + vector.reshape(wide)

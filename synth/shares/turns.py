@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -102,6 +103,7 @@ class Turns:
         """The LP's ratios after rounding, or `ratios` themselves, whichever is better; and the cost there."""
         model, tally = self.model, Tally(items, self.model)
 
+        @cache
         def price(at: tuple[float, ...]) -> tuple[bool, float]:
             return memory is not None and self.judge.over(memory, at) > 1, tally.seconds(at)
 
