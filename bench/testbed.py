@@ -44,7 +44,7 @@ OVERLAP_STEPS = 27
 ROW = 3
 #: Part of a step that exchanges are in that case: its batch is chosen so. Exchanges can only hide behind the
 #: backward pass, two thirds of what is computed, and not behind its first layer, whose gradients end it.
-EXCHANGE_PART = 0.33
+EXCHANGE_PART = 0.37
 #: Of messages that overlap with computation.
 BUCKET_BYTES = 4 << 20
 #: A rank's part of a batch is a multiple of these.

@@ -16,6 +16,8 @@ from pathlib import Path
 PERIOD_US = 10_000
 #: Part of a core that its ranks share; the rest is for the system.
 USABLE = 0.92
+#: TCP's between namespaces.
+CONGESTION_CONTROL = "reno"
 V1 = Path("/sys/fs/cgroup/cpu")
 V2 = Path("/sys/fs/cgroup")
 
@@ -103,6 +105,9 @@ def links(ranks: int, rate: str, folder: Path) -> Generator[tuple[list[str], Map
             ip("-n", space, "addr", "add", f"{subnet}.{i + 1}/24", "dev", "eth0")
             for device in ("eth0", "lo"):
                 ip("-n", space, "link", "set", device, "up")
+            # Which every Linux has and grants; the machine's own choice would be part of what is measured.
+            control = f"echo {CONGESTION_CONTROL} > /proc/sys/net/ipv4/tcp_congestion_control"
+            subprocess.run(["ip", "netns", "exec", space, "sh", "-c", control], check=True)
             shaping = ["qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate]
             shaping += ["burst", "256kb", "latency", "50ms"]
             subprocess.run(["ip", "netns", "exec", space, "tc", *shaping], check=True)

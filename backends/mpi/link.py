@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from shardwright.backends.launch import tcp_pieces
 from shardwright.backends.wire import Array
 from shardwright.ir.errors import InputError
 from shardwright.ir.placement import Placement, ReduceOp
@@ -67,11 +70,13 @@ Lowering: TypeAlias = Callable[[Link, Array], Array]
 
 
 def mpi() -> Any:
-    """The MPI module of mpi4py, whose first import initialises MPI.
+    """The MPI module of mpi4py, whose first import initialises MPI, with `tcp_pieces`.
 
     Raises:
         InputError: there is no mpi4py, or no MPI library that it could load.
     """
+    if "mpi4py.MPI" not in sys.modules:
+        os.environ.update(tcp_pieces())
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError, OSError) as error:

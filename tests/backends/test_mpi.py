@@ -1,6 +1,7 @@
 """The MPI backend on real ranks: collectives against their definition, programs against `reference`."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from greedy import build, several
 from steps import STEPS, starts
 
 from shardwright import Fleet, synthesize
-from shardwright.backends.launch import find_mpiexec, launch, rank_environment, under_mpi
+from shardwright.backends.launch import TCP_PIECES, find_mpiexec, launch, rank_environment, under_mpi
 from shardwright.backends.mpi.moves import lowerings
 from shardwright.backends.reference import ReferenceExecutable
 from shardwright.backends.schedule.table import builders
@@ -143,6 +144,22 @@ def test_importing_shardwright_does_not_start_mpi() -> None:
     code = "import sys, shardwright.backends.mpi.executable; print('mpi4py.MPI' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_pieces_of_tcp_are_large_unless_the_user_says_otherwise() -> None:
+    assert rank_environment(2, {}).items() >= TCP_PIECES.items()
+    smaller = {"UCX_TCP_RX_SEG_SIZE": "32k"}
+    found = rank_environment(2, smaller)
+    assert {name: found[name] for name in TCP_PIECES if name in found} == smaller
+    code = "import os; from shardwright.backends.mpi.link import mpi; mpi(); print(os.environ.get('{}'))"
+    own = {key: value for key, value in os.environ.items() if key not in TCP_PIECES}
+    for chosen, expected in (({}, TCP_PIECES), (smaller, smaller)):
+        for name in TCP_PIECES:
+            done = subprocess.run(
+                [sys.executable, "-c", code.format(name)],
+                capture_output=True, text=True, timeout=60, env=own | chosen, check=True,
+            )  # fmt: skip
+            assert done.stdout.strip() == str(expected.get(name))
 
 
 def test_missing_mpiexec_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
