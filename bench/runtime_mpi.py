@@ -85,7 +85,8 @@ def ours(args: tuple[Any, ...], comm: Any, latency_s: float) -> Contestant:
     even = next(b for b in data_parallel(traced, plan.fleet) if b.name.startswith("even"))
     plan = bucketed(replace(plan, program=even.program, ratios=even.ratios, iteration_s=even.iteration_s))
     *state, batch = args
-    print(f"{len(plan.planned_messages() or ())} messages") if comm.rank == 0 else None
+    if comm.rank == 0:
+        print(f"messages of a step: {len(plan.planned_messages() or ())}")
     step = plan.compile_traced(traced, "mpi", donate=True)
     return Contestant(step, tuple(state), (batch,), comm.Barrier)
 
