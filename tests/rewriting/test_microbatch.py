@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,12 +14,15 @@ import numpy as np
 import pytest
 from rewriting_cases import compiled_bytes, evaluated, fleet, layered, on_reference
 
-from shardwright import Plan, synthesize
+from shardwright import Fleet, Plan, synthesize
 from shardwright.backends.verify import evaluate_graph
+from shardwright.cost.fleet import Node
 from shardwright.ir.errors import InputError
 from shardwright.ir.rewrites.microbatch import microbatched
 from shardwright.ir.rewrites.pieces import NotInPiecesError
 from shardwright.ir.trace import trace
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def normal(*sizes: int, seed: int = 0) -> Any:
@@ -162,3 +169,23 @@ def test_a_plan_in_pieces_is_verified_saved_and_needs_less(tmp_path: Any) -> Non
     assert compiled_bytes(both) < compiled_bytes(plan) < compiled_bytes(whole)
     for got, expected in zip(on_reference(both, args), on_reference(plan, args), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_pieces_are_found_where_one_device_of_several_is_worth_using(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers of GPT-2 that fit nowhere whole, on a quick card beside three slow ones."""
+    inventory = Fleet.load(EXAMPLES / "fleets" / "a100_t4.yaml")
+
+    def quarter(node: Node) -> Node:
+        kinds = (replace(kind, memory_bytes=kind.memory_bytes // 4) for kind in node.devices)
+        return replace(node, devices=tuple(kinds))
+
+    scarce = replace(inventory, nodes=tuple(map(quarter, inventory.nodes)))
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    gpt2 = importlib.import_module("gpt2")
+    sizes = {"batch": 64, "vocabulary": 50257, "sequence": 1024, "layers": 2, "d": 768, "heads": 12}
+    args = jax.eval_shape(partial(gpt2.arguments, **sizes))
+    plan = synthesize(gpt2.train_step, *args, fleet=scarce)
+    eight = synthesize(gpt2.train_step, *args, fleet=scarce, microbatches=8)
+    assert eight.fits
+    assert plan.fits
+    assert plan.cost_s <= eight.cost_s * (1 + 1e-9)

@@ -31,6 +31,7 @@ from shardwright.ir.trace import Traced
 from shardwright.memory.ladder import Ladder, Planning, better, cost_of, existing, unlimited_s
 from shardwright.plan import Plan
 from shardwright.synth.memory.rent import most_alive, too_small
+from shardwright.synth.parts import candidates
 from shardwright.synth.stretches import BOTH, OFFLOADING, RECOMPUTING, Policy
 
 #: What may be computed again: whatever makes the plan better, nothing, everything; or what exactly is.
@@ -110,8 +111,10 @@ def best_plan(
         return ladder.top()
     step = rewritten(traced, Rewriting(microbatches=pieces))
     cut = _Pieces(traced, fleet, planner, late) if microbatches == "auto" else None
-    # What can fit in no way as it is needs no plan: what is changed about it does.
-    impossible = bool(policies or cut) and not late() and _impossible(step.graph, ladder.limits)
+    # What can fit in no way as it is needs no plan: what is changed about it does. But of a fleet of several
+    # parts that plan says which devices are worth using, and thus how small pieces may be.
+    alike = cut is None or len(candidates(fleet)) == 1
+    impossible = alike and bool(policies or cut) and not late() and _impossible(step.graph, ladder.limits)
     base = None if impossible else existing(planner.plan(step, briefly=True))
     whole = impossible or not planner.unfinished(step)
     if base is not None and base.fits:
