@@ -23,11 +23,12 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
 from shardwright.synth.memory.budgets import Limits, Renting
-from shardwright.synth.memory.within import judged, next_to_nothing, overlooked, shortage, stretched
+from shardwright.synth.memory.stretched import stretched
+from shardwright.synth.memory.within import judged, next_to_nothing, overlooked
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
-from shardwright.synth.programs.judge import Judge, Look
+from shardwright.synth.programs.judge import Judge, Look, shortage
 from shardwright.synth.search.solve import Solution, SpaceSolver
 from shardwright.synth.segments import WORTH, Segmented, apart
 from shardwright.synth.shares.bounds import ENOUGH, Certificate

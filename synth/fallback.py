@@ -15,9 +15,8 @@ from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.baselines import Draft, Workshop
 from shardwright.synth.memory.rent import too_small
-from shardwright.synth.memory.within import shortage
 from shardwright.synth.prices.tables import Prices
-from shardwright.synth.programs.judge import Judge, Look
+from shardwright.synth.programs.judge import Judge, Look, shortage
 from shardwright.synth.search.solve import bound
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer

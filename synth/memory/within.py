@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from shardwright.cost.bill import charges
 from shardwright.cost.memory.liveness import Footprint, Peaks
-from shardwright.cost.model import CostModel
-from shardwright.cost.quantity import size
 from shardwright.ir.graph import Graph
 from shardwright.synth.combinations import SMALL
 from shardwright.synth.memory.budgets import SCALES, Renting
@@ -57,9 +55,6 @@ _HIGHER = (1.0, 2.0, 4.0, 8.0)
 
 #: Parts of the memory within which small steps are searched as well.
 _TIGHTER = (0.94, 0.88, 0.82)
-
-#: What takes this part of some device's memory leaves no room for better ratios.
-_FULL = 0.98
 
 #: As many programs, times those, may be passed over because their inputs alone do not fit.
 _PASSED_OVER = 10
@@ -213,37 +208,6 @@ def next_to_nothing(graph: Graph) -> float:
     return _NOTHING if len(graph.equations) <= SMALL else ENOUGH
 
 
-def stretched(
-    turns: Turns, best: Candidate, memory: Footprint | Peaks, free_s: float
-) -> tuple[Candidate, Footprint | Peaks]:
-    """A program that fits, at better ratios where the model took it for larger than it is.
-
-    Args:
-        turns: the search so far.
-        best: what it found.
-        memory: of that.
-        free_s: what was found if memory were no limit.
-    """
-    judge, learned = turns.judge, turns.judge.budgets
-    near, peaks = best.ratios, memory
-    for rounds in range(_ADJUSTED):
-        if not isinstance(peaks, Peaks) or not peaks.seen or len(turns.model.types) == 1 or turns.stop():
-            break
-        if best.cost_s <= free_s * (1 + ENOUGH) or _FULL < judge.excess(peaks) <= 1:
-            break
-        with turns.timer.ratios():
-            judge.learn(peaks, near, best.memory, rounds)
-            near, cost_s = turns.best_ratios(list(best.items), best.ratios, best.memory)
-            if near == best.ratios or cost_s >= best.cost_s * (1 - _SETTLED):
-                break
-            peaks = judge.peaks(best.program, near, best.memory)
-            over = judge.excess(peaks)
-        if over <= 1:
-            best, memory = replace(best, ratios=near, cost_s=cost_s, over=over), peaks
-    judge.budgets = learned
-    return best, memory
-
-
 def hopeless(turns: Turns, renting: Callable[[], Renting], free_s: float, rival_s: float) -> bool:
     """Whether a bound proves that no program that fits costs less than a rival."""
     if rival_s == math.inf or rival_s > free_s * _FAR_ABOVE:
@@ -296,20 +260,6 @@ def _again(turns: Turns, found: Candidate) -> Candidate:
     """The same by the model's present budgets."""
     over = turns.judge.over(found.memory, found.ratios)
     return replace(found, over=over, fits=over <= 1)
-
-
-def shortage(ratios: Sequence[float], memory: Footprint | Peaks, model: CostModel) -> str:
-    """What the smallest program found would need."""
-    devices = model.fleet.devices
-    peaks = memory.peak(np.asarray(ratios))
-    limits = np.array([device.type.memory_bytes for device in devices])
-    worst = int((peaks / limits).argmax())
-    name, over = f"{devices[worst].name} ({devices[worst].type.name})", (peaks / limits).max()
-    return (
-        "no program found fits into every device's memory: of those searched, the one that lacks least needs "
-        f"{size(peaks[worst])} on {name}, which has {size(limits[worst])}; with {over:.3g} times the "
-        "memory everywhere it would fit"
-    )
 
 
 def _smallest(turns: Turns, found: Candidate, renting: Renting) -> Candidate:

@@ -14,6 +14,7 @@ import numpy as np
 
 from shardwright.cost.memory.liveness import Footprint, Peaks, all_bytes, footprint
 from shardwright.cost.model import CostModel
+from shardwright.cost.quantity import size
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program
@@ -114,3 +115,17 @@ class Judge:
         part = memory.peak(np.asarray(ratios)) / np.maximum(np.asarray(peaks.bytes, dtype=np.float64), 1.0)
         scale = np.array([part[self._class_of == c].min() for c in range(len(self.limits))])
         self.budgets = self.limits * scale * 0.98**rounds
+
+
+def shortage(ratios: Sequence[float], memory: Footprint | Peaks, model: CostModel) -> str:
+    """What the smallest program found would need."""
+    devices = model.fleet.devices
+    peaks = memory.peak(np.asarray(ratios))
+    limits = np.array([device.type.memory_bytes for device in devices])
+    worst = int((peaks / limits).argmax())
+    name, over = f"{devices[worst].name} ({devices[worst].type.name})", (peaks / limits).max()
+    return (
+        "no program found fits into every device's memory: of those searched, the one that lacks least needs "
+        f"{size(peaks[worst])} on {name}, which has {size(limits[worst])}; with {over:.3g} times the "
+        "memory everywhere it would fit"
+    )

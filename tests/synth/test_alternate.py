@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from seeded import printed
 from synth_cases import FLEETS, STEPS, fleet, model, ratios, sgd, shape, space, traced
 
 from shardwright.cost.bill import bill, seconds
@@ -205,20 +202,6 @@ for name in ("three", "slow-links"):
 
 
 def test_plans_do_not_depend_on_the_hash_seed() -> None:
-    def plan(seed: str) -> str:
-        path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
-        run = subprocess.run(
-            [sys.executable, "-c", _SCRIPT],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-        assert run.returncode == 0, run.stderr
-        return run.stdout
-
-    first = plan("0")
+    first = printed(_SCRIPT, "0")
     assert first.count("program {") == 2
-    assert first == plan("4242")
+    assert first == printed(_SCRIPT, "4242")

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeded import printed
 from test_grid import FLEETS, listed
 
 from shardwright.cost.fleet import Fleet
@@ -116,20 +112,6 @@ for name in ("1 + 3", "2 + 3, one of them mixed"):
 
 
 def test_plans_do_not_depend_on_the_hash_seed() -> None:
-    def plan(seed: str) -> str:
-        path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
-        run = subprocess.run(
-            [sys.executable, "-c", _SCRIPT],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-        assert run.returncode == 0, run.stderr
-        return run.stdout
-
-    first = plan("0")
+    first = printed(_SCRIPT, "0")
     assert "across=Replicate()" in first, "some tensor lies otherwise across the nodes than within them"
-    assert first == plan("4242")
+    assert first == printed(_SCRIPT, "4242")
