@@ -2,9 +2,10 @@
 
 Branch and bound over parts of a fleet, one full synthesis for each that a bound cannot rule out. All parts
 are priced and bounded together first, without large tables: what each costs at least at the floors of all its
-prices. Parts wait in a queue by their bounds. The least one is planned; once there is a plan, those that it does not
-rule out are bounded together more closely, and each that is left is first bounded exactly, and planned if that does not rule it out. When the least bound is no less than the
-cost of the best plan, nothing is left to find.
+prices. Parts wait in a queue by their bounds. The least one is planned; once there is a plan, those that it
+does not rule out are bounded together more closely, and each that is left is first bounded exactly, and
+planned if that does not rule it out. When the least bound is no less than the cost of the best plan, nothing
+is left to find.
 
 Bounds are taken under the part's own prices. They may not be carried over from one part to another: the rate
 of a kernel is taken at the even share, and thus depends on how many devices there are.
@@ -241,9 +242,8 @@ class Choosing:
         together = [part for part in fresh if part.whole or not self._too_small(part)]
         with self._timer.search():
             if len(together) > 1 and not waiting[0].looked_at:
-                for part, bound_s in zip(
-                    together, self._solver.closer([p.floors for p in together]), strict=True
-                ):
+                closer = self._solver.closer([part.floors for part in together])
+                for part, bound_s in zip(together, closer, strict=True):
                     part.bound_s, part.looked_at = max(part.bound_s, float(bound_s)), True
                 return
             # The program itself is looked for where its bound does not rule the part out.
