@@ -24,7 +24,7 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
 from shardwright.synth.memory.budgets import Limits, Renting
 from shardwright.synth.memory.stretched import stretched
-from shardwright.synth.memory.within import is_small, judged, next_to_nothing, overlooked
+from shardwright.synth.memory.within import judged, next_to_nothing, overlooked
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
@@ -178,7 +178,7 @@ def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = Fals
     if best.fits and not briefly:
         best, memory = stretched(turns, best, memory, found.cost_s)
     dearer = not best.fits or best.cost_s > found.cost_s * (1 + next_to_nothing(graph))
-    given_up = (briefly and dearer) or (not best.fits and rival_s < math.inf and not is_small(graph))
+    given_up = (briefly and dearer) or (not best.fits and rival_s < math.inf)
     # The bound is of plans with several ratios, too.
     settled = best.fits and bound_s >= best.cost_s * (1 - WORTH)
     several = None if given_up or settled else apart(turns, best, found, renting)

@@ -81,8 +81,6 @@ def judged(
     """
     judge, stop, free_s = turns.judge, turns.stop, free.cost_s
     possible = not too_small(judge.graph, [device.type.memory_bytes for device in turns.model.fleet.devices])
-    # Of a small step a rival ends the search where a bound says so, and leaves it alone otherwise.
-    feared_s = math.inf if is_small(judge.graph) else rival_s
     if best.cost_s <= free_s * (1 + ENOUGH) and judge.ample(best.memory, best.ratios):
         return best, best.memory
     enough = next_to_nothing(judge.graph)
@@ -104,7 +102,7 @@ def judged(
             if hopeless(turns, renting, free_s, rival_s):
                 break
             # Beside a plan that fits, nobody wants to know by how much the smallest program does not.
-            if feared_s < math.inf and over > _FEARED and _smallest(turns, best, renting()).over > _FEARED:
+            if rival_s < math.inf and over > _FEARED and _smallest(turns, best, renting()).over > _FEARED:
                 break
         if not best.fits and not rounds and (possible or not briefly):
             # The same, or nearly so, in another order may do; what the model learns is about the smaller one.
@@ -121,13 +119,12 @@ def judged(
         if rounds == MOST_LOOKS or (rounds and stop()) or briefly or not (best.fits or possible):
             break
         dearer = not best.fits or best.cost_s > rival_s
-        fitting_s = math.inf if fitting is None else fitting[0].cost_s
-        rival_s, feared_s = min(rival_s, fitting_s), min(feared_s, fitting_s)
+        rival_s = min(rival_s, math.inf if fitting is None else fitting[0].cost_s)
         if not rounds and dearer and hopeless(turns, renting, free_s, rival_s):
             break
         # The model takes some programs too large: what it learns from one that fits makes room for others.
         judge.learn(peaks, best.ratios, best.memory, rounds)
-        found = _within(turns, _again(turns, best), renting(), feared_s)
+        found = _within(turns, _again(turns, best), renting(), rival_s)
         found = _closed(turns, found, renting(), free)
         if not found.fits and found.over > (1.1 if rounds else _FEARED):
             break
@@ -137,7 +134,7 @@ def judged(
     assert fallen is not None
     best, peaks = fallen
     # Beside a plan that fits nobody will see this one: a look is for what may fit after all.
-    wanted = feared_s == math.inf or judge.feared(best.memory, best.ratios) <= _FEARED
+    wanted = rival_s == math.inf or judge.feared(best.memory, best.ratios) <= _FEARED
     if not peaks.seen and wanted and not (briefly and not possible):
         peaks = judge.peaks(best.program, best.ratios, best.memory, sure=True)
         over = judge.excess(peaks)
@@ -166,20 +163,19 @@ def overlooked(
         renting: makes programs smaller.
         briefly: look at one program, and search for no other.
     """
-    little = len(turns.space.choices) <= _FEW_CHOICES
+    small = len(turns.space.choices) <= _FEW_CHOICES
     judge, learned = turns.judge, turns.judge.budgets
-    if little and not briefly and best.fits and best.cost_s > free_s * (1 + ENOUGH):
+    if small and not briefly and best.fits and best.cost_s > free_s * (1 + ENOUGH):
         # What is found for less memory fits as well, and may be cheaper: rent finds corners, and misses some.
         helped = renting().helped
         for part in _TIGHTER:
             judge.budgets = learned * part
             _within(turns, _again(turns, best), renting())
         judge.budgets, renting().helped = learned, helped
-    if not little and best.fits and best.cost_s <= free_s * (1 + ENOUGH):
+    if not small and best.fits and best.cost_s <= free_s * (1 + ENOUGH):
         return best, memory
-    few, worth = (_LOOKS, 1e-9) if little else (_FEW_LOOKS, _WORTH_A_LOOK)
-    few = 1 if briefly else few
-    cheaper = [each for each in turns.weighed if not best.fits or each.cost_s < best.cost_s * (1 - worth)]
+    few, worth = 1 if briefly else (_LOOKS if small else _FEW_LOOKS), 1 - (1e-9 if small else _WORTH_A_LOOK)
+    cheaper = [each for each in turns.weighed if not best.fits or each.cost_s < best.cost_s * worth]
     distinct = {
         (each.program, each.ratios): each
         for each in cheaper
@@ -209,12 +205,7 @@ def overlooked(
 
 def next_to_nothing(graph: Graph) -> float:
     """By what part memory may make a step dearer without a further search; small ones take a moment."""
-    return _NOTHING if is_small(graph) else ENOUGH
-
-
-def is_small(graph: Graph) -> bool:
-    """Whether a step is so small that it is searched to the end."""
-    return len(graph.equations) <= SMALL
+    return _NOTHING if len(graph.equations) <= SMALL else ENOUGH
 
 
 def hopeless(turns: Turns, renting: Callable[[], Renting], free_s: float, rival_s: float) -> bool:

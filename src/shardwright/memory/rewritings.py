@@ -185,7 +185,8 @@ class _Asked:
         if sum(value.type.nbytes for value in self.traced.graph.inputs) > sum(limits):
             return found
         best, least = better(None, found), found
-        for pieces in counts_of(self.traced):
+        # In one piece it was planned beside a rival, if anything fitted in more.
+        for pieces in (*([1] if found.rewriting.microbatches > 1 else []), *counts_of(self.traced)):
             if self.late():
                 return _noted(
                     best or least, f"{pieces} micro-batches and more were not searched for want of time"
