@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwright.backends.faults import agree, check_finite, take_down, the_watch, timeout_of
+from shardwright.backends.faults import agree, check_finite, look_after, take_down, timeout_of
 from shardwright.backends.layout import as_array, check_inputs, cut
 from shardwright.backends.mpi.drift import Drift, resync
 from shardwright.backends.mpi.link import mpi
@@ -77,11 +77,10 @@ class MpiExecutable:
         self.traced = traced
         self.program = program
         whole = mpi().COMM_WORLD if comm is None else comm
+        self.timeout_s = timeout_of(self.options.timeout_s)
+        self.watch = look_after(whole, self.timeout_s)
         agree(whole, facts(traced, program, ratios, self.options))
         self.world = World(ratios, comm, seats=seats, poll=poll)
-        self.watch = the_watch()
-        timeout_s = timeout_of() if self.options.timeout_s is None else self.options.timeout_s
-        self.watch.start(whole, self.world.lane, timeout_s)
         self.machine = MpiMachine(traced, self.world, self.watch, finite=self.options.finite)
         self.script: Script | None = None
         if not self.world.idle:
@@ -127,7 +126,7 @@ class MpiExecutable:
                 if isinstance(leaf, ShardedArray):
                     self._check_placed(i, leaf)
         self.warm_up()
-        with self.watch.during("step"):
+        with self.watch.stepping(self.world.lane, self.timeout_s):
             pairs = enumerate(zip(flat, graph.inputs, program.inputs, strict=True))
             held = [self._enter(i, leaf, value.type, placement) for i, (leaf, value, placement) in pairs]
             results = [None] * len(graph.outputs) if self.script is None else self._run(self.script, held)

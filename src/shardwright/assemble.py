@@ -81,6 +81,7 @@ def assembled(
             lambda: _exchanges(items, patterns(found.program, traced.graph), model, found.ratios)
         ),
         held={name: str(p) for name, p in zip(names, found.program.inputs, strict=True)},
+        arguments={name: str(v.type) for name, v in zip(names, traced.graph.inputs, strict=True)},
         state=traced.state_names,
         state_override=state,
         assumptions=(*model.assumptions, *space.assumptions, *found.notes),
