@@ -39,7 +39,7 @@ TIMEOUT_S = 8.0
 BEAT_S = 0.2
 CONNECT_S = 2.0
 #: How long other ranks than the first hold back what they have to say of their end.
-FIRST_SPEAKS_S = 0.6
+FIRST_SPEAKS_S = 1.0
 
 
 class NonFiniteError(ShardwrightError):
@@ -257,7 +257,8 @@ def take_down(comm: Any, error: BaseException) -> None:
     What is wrong with a plan, every rank finds at once: the first one says so before the others would.
     """
     if comm.rank:
-        time.sleep(FIRST_SPEAKS_S)
+        with patient():
+            time.sleep(FIRST_SPEAKS_S)
     where = "; ".join(getattr(error, "__notes__", []))
     message = f"rank {comm.rank}{' ' + where if where else ''}: {type(error).__name__}: {error}"
     if not isinstance(error, (ShardwrightError, SystemExit, KeyboardInterrupt)):
