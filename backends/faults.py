@@ -38,6 +38,8 @@ from shardwright.ir.errors import PlanError, ShardwrightError
 TIMEOUT_S = 8.0
 BEAT_S = 0.2
 CONNECT_S = 2.0
+#: How long other ranks than the first hold back what they have to say of their end.
+FIRST_SPEAKS_S = 1.0
 
 
 class NonFiniteError(ShardwrightError):
@@ -250,7 +252,13 @@ def patient() -> Generator[None]:
 
 
 def take_down(comm: Any, error: BaseException) -> None:
-    """One message that names rank, instruction and cause; then the job ends."""
+    """One message that names rank, instruction and cause; then the job ends.
+
+    What is wrong with a plan, every rank finds at once: the first one says so before the others would.
+    """
+    if comm.rank:
+        with patient():
+            time.sleep(FIRST_SPEAKS_S)
     where = "; ".join(getattr(error, "__notes__", []))
     message = f"rank {comm.rank}{' ' + where if where else ''}: {type(error).__name__}: {error}"
     if not isinstance(error, (ShardwrightError, SystemExit, KeyboardInterrupt)):

@@ -274,6 +274,11 @@ class ShardedArray:
         """The global array, on every rank. A collective call: all ranks must make it."""
         return self.world.replicate(self.local, self.tensor, self.placement)
 
+    def block_until_ready(self) -> ShardedArray:
+        """Wait until what this rank holds is computed; `jax.block_until_ready` does so for pytrees."""
+        jax.block_until_ready(self.local)
+        return self
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if not isinstance(self.placement, Replicate) or self.local is None:
             raise PlanError(
@@ -283,8 +288,17 @@ class ShardedArray:
             )
         return np.array(self.local, dtype=dtype, copy=copy) if copy else np.asarray(self.local, dtype=dtype)
 
+    def __bool__(self) -> bool:
+        return bool(self.__array__())
+
+    def __int__(self) -> int:
+        return int(self.__array__())
+
     def __float__(self) -> float:
         return float(self.__array__())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.__array__()[()], spec) if spec else repr(self)
 
     def __jax_array__(self) -> jax.Array:
         return jnp.asarray(self.__array__())

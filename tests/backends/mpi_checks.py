@@ -198,6 +198,10 @@ def check_arrays() -> None:
         check("gather()" in str(error), "the remedy names gather()")
     scalar = ShardedArray(jax.numpy.float32(2.5), R, TensorType((), "float32"), world)
     check(float(scalar) == 2.5 and np.asarray(scalar) == 2.5, "a replicated scalar converts")
+    check(int(scalar) == 2 and f"{scalar:.2f}" == "2.50" and str(scalar) == f"{scalar}", "as it is asked to")
+    done = ShardedArray(jax.numpy.asarray(False), R, TensorType((), "bool"), world)
+    check(not done, "False is not true because it is an array")
+    check(jax.block_until_ready([sharded])[0] is sharded, "there is a way to wait for it")
     try:
         World((1.0,) * (comm.size + 1), comm)
         check(False, "a plan for more devices must be refused")
