@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from shardwright import messages
-from shardwright.attach import attached
+from shardwright.attach import as_planned, attached
 from shardwright.backends.schedule.document import Planned
 from shardwright.cost.bill import Item, bill
 from shardwright.cost.drift import with_comparisons
@@ -185,7 +185,7 @@ class Plan(PlanRecord):
         Raises:
             PlanError: the step is another one, or its arguments have other shapes.
         """
-        return self.attach_traced(trace(train_step, *args, state=self.state_override))
+        return self.attach_traced(trace(train_step, *as_planned(self, args), state=self.state_override))
 
     def attach_traced(self, traced: Traced) -> Traced:
         """`attach` for a step that is traced already, with the plan's own `state_override`.

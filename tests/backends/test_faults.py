@@ -197,5 +197,7 @@ def test_donated_state_is_gone_and_says_so() -> None:
     with pytest.raises(InputError, match=r"w: was passed to an earlier step, .* donate=False"):
         run(first, x)
     kept, _ = alone()
+    with pytest.raises(InputError, match=r"w: was passed to an earlier step, .* donate=False"):
+        kept(first.local, x)
     (first,) = kept(w, x)
     assert np.array_equal(kept(first, x)[0].gather(), kept(first, x)[0].gather())
