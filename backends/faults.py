@@ -5,8 +5,8 @@ five times a second, where the rank is. A rank whose connection breaks was kille
 stopped; one that stands still while others wait for it hangs. Without that process the survivors would wait
 forever, or the launcher would end them before anybody could say at which instruction.
 
-It begins where a step is compiled for ranks (`look_after`), long before the first step: a rank that fails
-while it reads its data is missed by the others just as well.
+It begins where a step is made for ranks (`look_after_job`), before the first step: a rank that fails while it
+reads its data is missed by the others just as well.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from shardwright.backends.launch import under_mpi
 from shardwright.backends.layout import to_numpy
 from shardwright.ir.errors import PlanError, ShardwrightError
 
@@ -113,7 +114,7 @@ class Watch:
     def here(self) -> str:
         """Where this rank is, in words."""
         if self.phase == "meeting":
-            return "before the first step, where ranks compare plans and versions"
+            return "before the first step with such arguments, where ranks compare what they run"
         at = self.at
         if at is None or self.phase in ("outside", "patient"):
             return "outside of the step"
@@ -274,6 +275,17 @@ def look_after(comm: Any, timeout_s: float) -> Watch:
         _take_down_on_errors(comm)
     _WATCH.start(comm, timeout_s)
     return _WATCH
+
+
+def look_after_job(timeout_s: float | None = None) -> None:
+    """`look_after` for the MPI job that this process is a rank of; nothing outside of one.
+
+    Called where a step is made for ranks, so that none is waited for that fails before its first step.
+    """
+    if under_mpi():
+        from shardwright.backends.mpi.link import mpi
+
+        look_after(mpi().COMM_WORLD, timeout_of(timeout_s))
 
 
 def _take_down_on_errors(comm: Any) -> None:

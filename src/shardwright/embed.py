@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from shardwright import shards
-from shardwright.backends.faults import agree, look_after, timeout_of
+from shardwright.backends.faults import agree, look_after_job
 from shardwright.backends.launch import under_mpi
 from shardwright.calls import MODULES, Call, Callee
 from shardwright.cost.fleet import Fleet
@@ -109,6 +109,8 @@ def parallelize(
         )
     if backend == "auto":
         backend = "mpi" if under_mpi() else "jit"
+    if backend == "mpi":
+        look_after_job()
     return Parallel(
         Callee(train_step, _several(static_argnums), _several(static_argnames)),
         Fleet.load(fleet) if not isinstance(fleet, Fleet) else fleet,
@@ -256,7 +258,6 @@ class Parallel:
             from shardwright.backends.mpi.link import mpi
 
             comm = mpi().COMM_WORLD
-            look_after(comm, timeout_of())
         state = self._state
         if MODULES in call.names:
             # Beside modules, which are updated in place, nothing is state that is not said to be.

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 import jax
 
-from shardwright.backends.faults import look_after, timeout_of
-from shardwright.backends.launch import under_mpi
+from shardwright.backends.faults import look_after_job
 from shardwright.backends.reference import ReferenceExecutable
 from shardwright.backends.run_options import RunOptions
 from shardwright.ir.errors import InputError, PlanError
@@ -122,11 +121,8 @@ class CompiledStep:
         self._options = options
         self._donate = donate
         self._ready: tuple[Traced, Executable] | None = None
-        if backend == "mpi" and under_mpi():
-            # Before the first call: a rank that fails until then would be waited for.
-            from shardwright.backends.mpi.link import mpi
-
-            look_after(mpi().COMM_WORLD, timeout_of(options.timeout_s if options else None))
+        if backend == "mpi":
+            look_after_job(options.timeout_s if options else None)
 
     def __call__(self, *args: Any) -> Any:
         """The step's outputs: global arrays on `reference`, `ShardedArray` leaves on `mpi`; on `spmd` global

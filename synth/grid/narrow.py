@@ -25,7 +25,7 @@ from shardwright.synth.search.stages import Core, Stage
 
 #: Most sweeps of messages, from nothing and from messages that were right at other prices; and the part of
 #: the bound that a round of them must add to go on.
-MOST_SWEEPS, FEW_SWEEPS, ENOUGH = 64, 16, 5e-4
+MOST_SWEEPS, FEW_SWEEPS, ENOUGH = 64, 16, 5e-3
 
 #: Largest tables of the ways there and back, the next where one no longer leaves out much; and rounds of
 #: messages at most.
@@ -40,6 +40,9 @@ _DOUBT = 0.02
 
 #: How well the best assignment of tied layers is known: layers that may differ are searched after it.
 _TIED = 5e-3
+
+#: While values are left out quickly, the bound is to meet the best assignment as many times better.
+_STRICTER = 0.1
 
 #: A way there and back is worth repeating while it leaves out such a part of the values.
 _PROGRESS = 0.02
@@ -119,11 +122,13 @@ class Search:
         for number in range(rounds):
             dual = self._swept(sweeps, on=number > 0, target_s=target_s)
             self._prove(self.core.constant + dual.bound())
-            if self.proven >= target_s:
-                break  # whatever the best assignment is
+            if self.proven >= target_s or self._done(enough):
+                break  # whatever the best assignment is, or hardly dearer than that
             known = bool(self.best)
             if not number and not known:
                 self._tied(dual)
+                if self._done(enough):
+                    break
             rest = _Rest(self.core, self.kept, dual, self.memory)
             self._look_at(rest, rest.some, _CELLS[0], self.seconds)
             if not number and known and self.seconds > self.proven * (1 + _DOUBT):
@@ -132,15 +137,15 @@ class Search:
                 sweeps = MOST_SWEEPS
                 continue  # values are left out by what the best assignment costs: more messages say more
             settled = True
-            while settled and not (self._done(enough) or self.proven >= target_s or self._late()):
+            while settled and not (self._done(enough * _STRICTER) or self.proven >= target_s or self._late()):
                 assumed = self.proven + slack * max(abs(self.proven), rest.scale * 1e-6)
                 assumed = min(self.seconds, assumed if assumed < rest.scale else math.inf)
                 looks = self._looks
-                settled = self._assume(rest, assumed)
+                settled = self._assume(rest, assumed, enough)
                 if settled:  # up to the rounding of tables, some 1e-8 of the cost at most
                     self._prove(assumed)
                 slack *= _MORE_SLACK if self._looks == looks + 1 else 1.0
-            if settled or self._late():
+            if settled or self._late() or self._done(enough * _STRICTER):
                 break
             rest.leave_out(self.kept)
             sweeps = MOST_SWEEPS
@@ -200,8 +205,8 @@ class Search:
             self._messages = {name: [m.copy() for m in full] for name, full in self._messages.items()}
         return dual
 
-    def _assume(self, rest: _Rest, assumed: float) -> bool:
-        """Look for the best assignment that costs no more than assumed.
+    def _assume(self, rest: _Rest, assumed: float, enough: float) -> bool:
+        """Look for the best assignment that costs no more than assumed, or one that is good enough.
 
         Returns:
             Whether it was found, or there is none.
@@ -215,7 +220,7 @@ class Search:
                 before = sum(map(len, some.values))
                 if self._look_at(rest, some, cells, assumed):
                     return True
-                if self._late():
+                if self._late() or self._done(enough * _STRICTER):
                     return False
         bound, settled = self._searched(rest, some)
         self._prove(min(bound, assumed))

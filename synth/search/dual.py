@@ -20,6 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -38,9 +39,22 @@ _FEW, _SELDOM = 3, 8
 _PER_ROUND = _SELDOM
 
 
+#: What part of a factor's say goes to choices that other factors hear of in the same sweep, and in how many
+#: sweeps: that is quick at first, and later gets stuck.
+_ONWARD, _HURRY = 0.5, 24
+
 _Rough: TypeAlias = NDArray[np.float32]
 #: In double or in single precision.
 _Table: TypeAlias = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """Messages that a sweep updates: to which positions, what part of the marginal each gets, and damping."""
+
+    positions: tuple[int, ...]
+    parts: tuple[float, ...]
+    damping: float
 
 
 @dataclass(slots=True)
@@ -57,6 +71,8 @@ class _Kind:
         slow: the same for an update of all.
         messages: to each choice.
         times: of every choice, how often each shade of its colour gets its message, (shades, 1).
+        heard: of every choice, the part of the kind's factors that meet each shade of its colour.
+        updates: for sweeps of everybody or not, onward or back.
     """
 
     table: Floats
@@ -67,6 +83,8 @@ class _Kind:
     slow: float = 1.0
     messages: list[Floats] = field(default_factory=list[Floats])
     times: list[Floats] = field(default_factory=list[Floats])
+    heard: list[Floats] = field(default_factory=list[Floats])
+    updates: dict[tuple[bool, int], _Update] = field(default_factory=dict[tuple[bool, int], _Update])
     rough: _Rough = field(init=False)
 
     def __post_init__(self) -> None:
@@ -150,11 +168,6 @@ class Dual:
         self._of_colour: dict[int, list[int]] = {}
         for s in range(len(shades)):
             self._of_colour.setdefault(colour[first[s]], []).append(s)
-        #: Per colour, the part of its choices that each of its shades has.
-        self._part_of = {
-            c: np.array([self._counts[s] for s in some]) / sum(self._counts[s] for s in some)
-            for c, some in self._of_colour.items()
-        }
         #: Per colour, the messages that choices of each of its shades get, added up: (shades, values).
         self._sums = {c: np.zeros((len(some), sizes[first[some[0]]])) for c, some in self._of_colour.items()}
         self._row = {s: (c, row) for c, some in self._of_colour.items() for row, s in enumerate(some)}
@@ -165,8 +178,11 @@ class Dual:
             kind.slow = 1.0 / max(touching, default=1)
             kind.messages = [np.zeros(size) for size in kind.table.shape]
             kind.times = [self._times(k, p, c) for p, c in enumerate(kind.scope)]
+            kind.heard = [self._heard(c, times) for c, times in zip(kind.scope, kind.times, strict=True)]
             if kind.table.ndim == 1:  # says all it has to say at once
                 self._send(kind, 0, kind.table)
+        self._in_order: list[_Kind] = []
+        self._plan_updates()
         self.sweeps = 0
         self._rooms: dict[tuple[int, ...], Floats] = {}
         self._rough_rooms: dict[tuple[int, ...], _Rough] = {}
@@ -188,6 +204,11 @@ class Dual:
         times = [self._incident[shade].get((kind, position), 0) for shade in self._of_colour[colour]]
         return np.array(times, dtype=np.float64)[:, None]
 
+    def _heard(self, colour: int, times: Floats) -> Floats:
+        """Of factors that meet choices of a colour so often, the part that meets each of its shades."""
+        meetings = np.array([self._counts[s] for s in self._of_colour[colour]]) * times[:, 0]
+        return meetings / meetings.sum()
+
     def _touching(self, kind: int, colour: int) -> int:
         """How many factors of a kind one choice of a colour is in, at most."""
         return max(
@@ -195,32 +216,61 @@ class Dual:
             for s in self._of_colour[colour]
         )
 
-    def _seen(self, colour: int) -> Floats:
-        """What choices of a colour get in all, on average over their shades."""
-        sums = self._sums[colour]
-        return sums[0] if len(sums) == 1 else self._part_of[colour] @ sums
-
     def _sums_of(self, shade: int) -> Floats:
         """What choices of a shade get in all."""
         colour, row = self._row[shade]
         return self._sums[colour][row]
 
     def sweep(self) -> None:
-        """Update the messages of every kind of factor once."""
+        """Update the messages of every kind of factor once, from the first choices to the last or back."""
         everybody = self.sweeps % _SELDOM == _SELDOM - 1
-        for kind in self.kinds if self.sweeps % 2 == 0 else reversed(self.kinds):
-            positions = tuple(range(len(kind.scope))) if everybody else kind.close
-            if not positions or kind.table.ndim == 1:
+        onward, hurry = self.sweeps % 2 == 0, self.sweeps < _HURRY
+        for kind in self._in_order if onward else reversed(self._in_order):
+            update = kind.updates[everybody, hurry * (1 if onward else -1)]
+            if not update.positions:
                 continue
-            damping = kind.slow if everybody else kind.damping
-            seen = [self._seen(c) for c in kind.scope]
+            seen = [
+                sums[0] if len(sums) == 1 else part @ sums
+                for sums, part in zip(map(self._sums.__getitem__, kind.scope), kind.heard, strict=True)
+            ]
             incoming = [(s - m).astype(np.float32) for s, m in zip(seen, kind.messages, strict=True)]
             total = _with_vectors(kind.rough, incoming, self._rough_room(kind.table.shape))
-            pairs = zip(positions, marginals(total, positions), strict=True)
-            changes = [damping * (marginal / len(positions) - seen[p]) for p, marginal in pairs]
-            for position, change in zip(positions, changes, strict=True):
+            least = marginals(total, update.positions)
+            changes = [
+                part * marginal - update.damping * seen[p]
+                for p, part, marginal in zip(update.positions, update.parts, least, strict=True)
+            ]
+            for position, change in zip(update.positions, changes, strict=True):
                 self._send(kind, position, change)
         self.sweeps += 1
+
+    def _plan_updates(self) -> None:
+        """Which messages of a kind are updated in each sort of sweep, and what part of its say each gets.
+
+        As in sequential tree-reweighted passing (Kolmogorov 2006, 2015) most goes to where it is taken on in
+        the same sweep. Any parts that add up to one keep the bound from falling.
+        """
+        several = [kind for kind in self.kinds if kind.table.ndim > 1]
+        # The latest choice of a kind says when all that comes before it has been told.
+        self._in_order = sorted(several, key=lambda kind: (max(kind.scope), min(kind.scope)))
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for place, kind in enumerate(self._in_order):
+            for c in kind.scope:
+                first.setdefault(c, place)
+                last[c] = place
+        for place, kind in enumerate(self._in_order):
+            for everybody, way in product((False, True), (-1, 0, 1)):
+                positions = tuple(range(len(kind.scope))) if everybody else kind.close
+                damping = kind.slow if everybody else kind.damping
+                mine = [kind.scope[p] for p in positions]
+                taken_on = [last[c] > place if way > 0 else first[c] < place for c in mine]
+                ahead = _ONWARD if way and 0 < sum(taken_on) < len(mine) else 0.0
+                parts = tuple(
+                    damping * ((1 - ahead) / len(mine) + (ahead / sum(taken_on) if here else 0.0))
+                    for here in taken_on
+                )
+                kind.updates[everybody, way] = _Update(positions, parts, damping)
 
     def _send(self, kind: _Kind, position: int, change: Floats) -> None:
         """Change the message of a kind of factor to one of its choices."""

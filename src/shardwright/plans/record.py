@@ -39,7 +39,7 @@ class PlanRecord:
         fits: whether that is within every device's memory.
         exchanges: exchanges by strategy.
         held: where state and the other inputs lie, by name.
-        arguments: their types, such as "float32[64,512]" or "weak float32[]" (a weak type of JAX), by name and
+        arguments: their types, such as "float32[64,512]" or "weak float32[]" (weak type of JAX), by name and
             in order; {} in files of earlier versions.
         state: argument -> output that continues it.
         state_override: what the user said about state, None if it was inferred.
