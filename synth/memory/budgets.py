@@ -31,7 +31,7 @@ SCALES = tuple(4.0**k for k in range(-4, 8))
 _ASCENTS = 10
 
 #: Nodes expanded at most for a program at some rent: what memory costs there is a guess in any case.
-_NODES = 3000
+_NODES = 1000
 
 #: Where no rents can raise a bound by more than this part of it, it is left at that.
 _SETTLED = 0.002
@@ -164,9 +164,11 @@ class Renting:
             at = self._ascent.at * self._unit
             found, value = self._reached(floors, at, _FEW_NODES, stop)
             self._cut(found, value + found.seconds - found.bound_s)
+            loose = found.bound_s < found.seconds * (1 - _LOOSE)
             if value > self._best_s:
-                self._best_s, best = float(value), at
-                wide = found.bound_s < found.seconds * (1 - _LOOSE)
+                self._best_s, best, wide = float(value), at, loose
+            elif loose:
+                break  # so few nodes say nothing about rents near these
         if wide and self._best_s < enough and not stop():
             self._best_s = max(self._best_s, float(self._reached(floors, best, MOST_NODES, stop)[1]))
         return min(self._best_s, cost_s)

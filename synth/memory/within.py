@@ -296,7 +296,7 @@ def _within(turns: Turns, found: Candidate, renting: Renting, rival_s: float = m
         """Whether a program fits at that rent; the best so far is kept."""
         nonlocal under_s
         fits, least_s = turns_from(best.ratios, scale)
-        if not fits and not best.fits:
+        if not fits and not best.fits and by_memory != best.ratios:
             fits, other_s = turns_from(by_memory, scale)
             least_s = min(least_s, other_s)
         if not fits:
