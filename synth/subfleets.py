@@ -121,8 +121,8 @@ def _parts_of(fleet: Fleet, parts: Sequence[Members] | None) -> list[_Part]:
 def _joined(parts: Sequence[_Part], favourite: Members | None) -> list[_Part]:
     """The parts that are bounded at once, as if each instruction ran on the one that it likes best.
 
-    All but the whole fleet, what lies in one node and the favourite, if they are more than two. The more kinds of
-    nodes there are, the less such a bound says: with more than two kinds, none.
+    All but the whole fleet, what lies in one node and the favourite, if they are more than two. The more
+    kinds of nodes there are, the less such a bound says: with more than two kinds, none.
     """
     if len({node.kind for node in parts[0].model.fleet.nodes}) > _KINDS:
         return []
