@@ -38,6 +38,9 @@ from shardwright.synth.timer import Timer
 #: More parts than this are bounded at once (see `_joined`).
 _TOGETHER = 2
 
+#: Kinds of nodes up to which they are.
+_KINDS = 2
+
 #: A part is bounded far above another one at this multiple.
 _FAR_ABOVE = 1.2
 
@@ -118,8 +121,11 @@ def _parts_of(fleet: Fleet, parts: Sequence[Members] | None) -> list[_Part]:
 def _joined(parts: Sequence[_Part], favourite: Members | None) -> list[_Part]:
     """The parts that are bounded at once, as if each instruction ran on the one that it likes best.
 
-    All but the whole fleet, what lies in one node and the favourite, if they are more than two.
+    All but the whole fleet, what lies in one node and the favourite, if they are more than two. The more
+    kinds of nodes there are, the less such a bound says: with more than two kinds, none.
     """
+    if len({node.kind for node in parts[0].model.fleet.nodes}) > _KINDS:
+        return []
     several = [part for part in parts if not part.whole and len(part.model.fleet.nodes) > 1]
     found = [part for part in several if part.members != favourite]
     return found if len(found) > _TOGETHER else []

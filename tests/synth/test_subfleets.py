@@ -134,7 +134,7 @@ def test_parts_that_share_a_bound_are_not_lost(
     network: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph, space = problem()
-    whole = fleet(node(5, 5, count=3), node(1, 1, 1, count=2), node(3, 3), network=network)
+    whole = fleet(node(5, 5, count=3), node(1, 1, 1, count=2), network=network)
     found: list[tuple[float, float]] = []
     for together in (0, 100):
         monkeypatch.setattr(subfleets, "_TOGETHER", together)
