@@ -4,6 +4,9 @@ Rank 0 starts a small process that outlives the ranks (`faults_watch.py`); a thr
 five times a second, where the rank is. A rank whose connection breaks was killed; one that falls silent was
 stopped; one that stands still while others wait for it hangs. Without that process the survivors would wait
 forever, or the launcher would end them before anybody could say at which instruction.
+
+It begins where a step is made for ranks (`look_after_job`), before the first step: a rank that fails while it
+reads its data is missed by the others just as well.
 """
 
 from __future__ import annotations
@@ -19,13 +22,14 @@ import threading
 import time
 import traceback
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
 
+from shardwright.backends.launch import under_mpi
 from shardwright.backends.layout import to_numpy
 from shardwright.ir.errors import PlanError, ShardwrightError
 
@@ -46,12 +50,20 @@ class Where(Protocol):
     def describe(self, position: int) -> str: ...
 
 
-def timeout_of(environment: Mapping[str, str] = os.environ) -> float:
-    """Seconds that a rank may stand still.
+class Waits(Protocol):
+    """Something that knows whether it waits for other ranks."""
+
+    waiting: bool
+
+
+def timeout_of(given_s: float | None = None, environment: Mapping[str, str] = os.environ) -> float:
+    """Seconds that a rank may stand still: those given, SHARDWRIGHT_TIMEOUT_S, or `TIMEOUT_S`; 0: forever.
 
     Raises:
         PlanError: SHARDWRIGHT_TIMEOUT_S is no number.
     """
+    if given_s is not None:
+        return given_s
     text = environment.get("SHARDWRIGHT_TIMEOUT_S", "")
     try:
         return float(text) if text else TIMEOUT_S
@@ -66,14 +78,18 @@ class Watch:
 
     Attributes:
         at: the script that runs and the position of its step.
-        phase: "outside" the step, "compiling", in a "step", or "patient": nobody minds how long it takes.
+        phase: "outside" the step, "meeting" the other ranks before the first step, "compiling", in a "step",
+            or "patient": nobody minds how long it takes.
+        lane: the exchanges of the step that runs.
+        timeout_s: how long that step lets a rank stand still while others wait for it; 0: forever.
     """
 
     def __init__(self) -> None:
         self.at: tuple[Where, int] | None = None
         self.phase = "outside"
-        self.waiting: Any = None
-        self._compiling = ""
+        self.lane: Waits | None = None
+        self.timeout_s = 0.0
+        self._started = False
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
 
@@ -83,29 +99,46 @@ class Watch:
 
     @contextmanager
     def during(self, phase: str) -> Generator[None]:
-        """In a phase, until it ends or an error escapes."""
+        """In a phase, until it ends."""
         before, self.phase = self.phase, phase
-        yield
-        self.phase = before
+        try:
+            yield
+        finally:
+            self.phase = before
+
+    def stepping(self, lane: Waits, timeout_s: float) -> AbstractContextManager[None]:
+        """In a step, whose exchanges are these: a process may run several steps in turn."""
+        self.lane, self.timeout_s = lane, timeout_s
+        return self.during("step")
 
     def here(self) -> str:
         """Where this rank is, in words."""
+        if self.phase == "meeting":
+            return "before the first step with such arguments, where ranks compare what they run"
         at = self.at
         if at is None or self.phase in ("outside", "patient"):
             return "outside of the step"
         text = at[0].describe(at[1])
         return f"compiling {text}" if self.phase == "compiling" else text
 
-    def start(self, comm: Any, lane: Any, timeout_s: float) -> None:
-        """Begin to watch; all ranks of `comm` call it, and a rank that cannot be watched is not."""
-        if comm.size == 1 or timeout_s <= 0 or self._socket is not None:
+    @property
+    def waiting(self) -> bool:
+        """Whether this rank waits for others."""
+        return self.phase == "meeting" or (
+            self.phase == "step" and self.lane is not None and self.lane.waiting
+        )
+
+    def start(self, comm: Any, timeout_s: float) -> None:
+        """Begin to watch; a collective call the first time. A rank that cannot be watched is not."""
+        if comm.size == 1 or self._started:
             return
-        self.waiting = lane
+        self._started = True
         token = secrets.token_hex(8)
         address: tuple[list[str], int, str] | None = None
         if comm.rank == 0:
-            address = _start_watcher(comm.size, timeout_s, token)
+            address = _start_watcher(comm.size, token)
         hosts, port, token = comm.bcast(address)
+        self.timeout_s = timeout_s
         self._socket = _connect(hosts, port)
         if self._socket is not None:
             hello = {"token": token, "rank": comm.rank, "host": _machine(), "pid": os.getpid()}
@@ -113,7 +146,6 @@ class Watch:
             threading.Thread(target=self._beat, daemon=True, name="shardwright-watch").start()
             threading.Thread(target=self._listen, daemon=True, name="shardwright-listen").start()
             atexit.register(self._send, {"bye": True})
-            _take_down_on_errors(comm)
 
     def failed(self) -> None:
         """This rank has said itself what is wrong: nobody else need."""
@@ -129,18 +161,18 @@ class Watch:
             pass  # the watcher is gone: the job is ending
 
     def _beat(self) -> None:
-        last, since = self.at, time.monotonic()
+        last, since = (self.at, self.phase), time.monotonic()
         while True:
-            at, now = self.at, time.monotonic()
-            if at is not last:
+            at, now = (self.at, self.phase), time.monotonic()
+            if at[0] is not last[0] or at[1] != last[1]:
                 last, since = at, now
-            lane = self.waiting
             self._send(
                 {
                     "where": self.here(),
                     "phase": self.phase,
-                    "waiting": bool(lane is not None and lane.waiting) and self.phase == "step",
+                    "waiting": self.waiting,
                     "still_s": now - since,
+                    "timeout_s": self.timeout_s,
                 }
             )
             time.sleep(BEAT_S)
@@ -164,12 +196,12 @@ def _machine() -> str:
         return socket.gethostname()
 
 
-def _start_watcher(ranks: int, timeout_s: float, token: str) -> tuple[list[str], int, str]:
+def _start_watcher(ranks: int, token: str) -> tuple[list[str], int, str]:
     """Start the process; where it listens."""
     listening = socket.create_server(("", 0), backlog=ranks)
     port: int = listening.getsockname()[1]
     script = str(Path(__file__).with_name("faults_watch.py"))
-    command = [sys.executable, "-S", "-E", script, str(listening.fileno()), str(ranks), str(timeout_s), token]
+    command = [sys.executable, "-S", "-E", script, str(listening.fileno()), token]
     process = subprocess.Popen(
         command, pass_fds=[listening.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
     )
@@ -206,12 +238,8 @@ def _connect(hosts: list[str], port: int) -> socket.socket | None:
     return None
 
 
+#: This process's: a process is one rank, whatever it runs.
 _WATCH = Watch()
-
-
-def the_watch() -> Watch:
-    """This process's: a process is one rank, whatever it runs."""
-    return _WATCH
 
 
 @contextmanager
@@ -236,6 +264,30 @@ def take_down(comm: Any, error: BaseException) -> None:
     os._exit(code)  # Abort may come back before the launcher has ended this process
 
 
+def look_after(comm: Any, timeout_s: float) -> Watch:
+    """From now on the ranks of `comm` end together; a collective call the first time.
+
+    Args:
+        comm: a communicator.
+        timeout_s: how long a rank may stand still while others wait for it, until a step says otherwise.
+    """
+    if comm.size > 1:
+        _take_down_on_errors(comm)
+    _WATCH.start(comm, timeout_s)
+    return _WATCH
+
+
+def look_after_job(timeout_s: float | None = None) -> None:
+    """`look_after` for the MPI job that this process is a rank of; nothing outside of one.
+
+    Called where a step is made for ranks, so that none is waited for that fails before its first step.
+    """
+    if under_mpi():
+        from shardwright.backends.mpi.link import mpi
+
+        look_after(mpi().COMM_WORLD, timeout_of(timeout_s))
+
+
 def _take_down_on_errors(comm: Any) -> None:
     """An error that nobody catches ends the whole job, not this rank alone."""
 
@@ -255,7 +307,8 @@ def agree(comm: Any, facts: Mapping[str, str]) -> None:
     Raises:
         PlanError: on every rank, naming what differs on which.
     """
-    everyone: list[Mapping[str, str]] = comm.allgather(dict(facts))
+    with _WATCH.during("meeting"):
+        everyone: list[Mapping[str, str]] = comm.allgather(dict(facts))
     for name in facts:
         told = [mine.get(name, "nothing") for mine in everyone]
         if len(set(told)) > 1:

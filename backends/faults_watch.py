@@ -1,4 +1,4 @@
-"""`python faults_watch.py FD RANKS TIMEOUT_S TOKEN`: watches the ranks of a job, from outside of them.
+"""`python faults_watch.py FD TOKEN`: watches the ranks of a job, from outside of them.
 
 Started by rank 0 and by path, like `pin.py`: nothing but the standard library is at hand. It listens on the
 socket FD; every rank connects, says who it is, and then where it is. When one is killed, stopped or hangs,
@@ -28,10 +28,16 @@ class Rank:
         self.connection = connection
         self.rank, self.host, self.pid = -1, "", 0
         self.where, self.phase, self.waiting = "before the first step", "outside", False
-        self.still_s = 0.0
+        self.still_s = self.timeout_s = 0.0
         self.heard = now
-        self.left = self.failed = self.closed = False
+        self.left = self.failed = False
+        #: When its connection broke.
+        self.closed_at: float | None = None
         self.rest = b""
+
+    @property
+    def closed(self) -> bool:
+        return self.closed_at is not None
 
     @property
     def gone(self) -> bool:
@@ -46,40 +52,45 @@ def machine() -> str:
         return socket.gethostname()
 
 
-def verdict(ranks: list[Rank], now: float, timeout_s: float) -> str:
+def verdict(ranks: list[Rank], now: float) -> str:
     """What is wrong with the job, "" if nothing is."""
+    # Launchers kill the others at once: the first is the one that something else has killed.
+    for one in sorted((r for r in ranks if r.closed and not r.left), key=lambda r: r.closed_at or 0.0):
+        return (
+            f"rank {one.rank} was last seen {one.where}; it was killed, or left without a word "
+            f"(process {one.pid})"
+        )
     for one in ranks:
-        if one.closed and not one.left:
+        if not one.gone and one.timeout_s and now - one.heard > one.timeout_s:
             return (
-                f"rank {one.rank} was last seen {one.where}; it was killed, or left without a word "
-                f"(process {one.pid})"
+                f"rank {one.rank} {one.where}: has not been heard of for {one.timeout_s:g} s: it was "
+                f"stopped, or something keeps it from running Python (process {one.pid})"
             )
-    for one in ranks:
-        if not one.gone and now - one.heard > timeout_s:
-            return (
-                f"rank {one.rank} {one.where}: has not been heard of for {timeout_s:g} s: it was stopped, or "
-                f"something keeps it from running Python (process {one.pid})"
-            )
-    waiting = [one for one in ranks if not one.gone and one.waiting and one.still_s > timeout_s]
+    waiting = [one for one in ranks if not one.gone and one.waiting and 0 < one.timeout_s < one.still_s]
     if not waiting:
         return ""
     first = waiting[0]
     others = [one for one in ranks if one is not first]
     awaits = f"while rank {first.rank} waits {first.where}"
-    if any(one.phase in ("compiling", "patient") and not one.gone for one in others):
+    # Before the first step ranks may load and build as long as they like, as long as they are there.
+    if first.phase != "meeting" and any(
+        one.phase in ("compiling", "patient") and not one.gone for one in others
+    ):
         return ""
     for one in others:
         if one.left:
             return f"rank {one.rank} has finished {awaits}"
+    if first.phase == "meeting":
+        return ""
     for one in others:
-        if not one.waiting and one.still_s > timeout_s:
+        if not one.waiting and one.still_s > first.timeout_s:
             return (
-                f"rank {one.rank} {one.where}: hangs: it has not moved for {timeout_s:g} s {awaits} "
+                f"rank {one.rank} {one.where}: hangs: it has not moved for {first.timeout_s:g} s {awaits} "
                 f"(process {one.pid}; SHARDWRIGHT_TIMEOUT_S allows more)"
             )
     if len(waiting) == len(ranks):
         lines = "; ".join(f"rank {one.rank} {one.where}" for one in waiting)
-        return f"all ranks have waited for one another for {timeout_s:g} s: {lines}"
+        return f"all ranks have waited for one another for {first.timeout_s:g} s: {lines}"
     return ""
 
 
@@ -101,6 +112,7 @@ def hear(one: Rank, data: bytes, token: str, now: float) -> None:
         elif one.rank >= 0:
             one.where, one.phase = told["where"], told["phase"]
             one.waiting, one.still_s = told["waiting"], told["still_s"]
+            one.timeout_s = told["timeout_s"]
 
 
 def end(ranks: list[Rank]) -> None:
@@ -110,7 +122,7 @@ def end(ranks: list[Rank]) -> None:
             try:
                 one.connection.send(b"x")
             except OSError:
-                one.closed = True
+                one.closed_at = time.monotonic()
     time.sleep(LEAVE_S)
     here = machine()
     for one in ranks:
@@ -121,7 +133,7 @@ def end(ranks: list[Rank]) -> None:
                 continue
 
 
-def main(fd: int, count: int, timeout_s: float, token: str) -> int:
+def main(fd: int, token: str) -> int:
     """Watch until all ranks are gone; 1 if they had to be ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever interrupts the job interrupts the ranks
     selector = selectors.DefaultSelector()
@@ -145,7 +157,7 @@ def main(fd: int, count: int, timeout_s: float, token: str) -> int:
             if data:
                 hear(one, data, token, now)
             else:
-                one.closed = True
+                one.closed_at = time.monotonic()
                 selector.unregister(one.connection)
         now = time.monotonic()
         known = [one for one in ranks if one.rank >= 0]
@@ -153,7 +165,7 @@ def main(fd: int, count: int, timeout_s: float, token: str) -> int:
             time.sleep(LEAVE_S)  # it speaks for itself, and takes the others with it
             end(known)
             return 1
-        if problem := verdict(known, now, timeout_s):
+        if problem := verdict(known, now):
             sys.stderr.write(f"shardwright: {problem}\n")
             sys.stderr.flush()
             end(known)
@@ -165,4 +177,4 @@ def main(fd: int, count: int, timeout_s: float, token: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2]))

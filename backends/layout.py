@@ -106,6 +106,16 @@ def check_inputs(flat: Sequence[Any], graph: Graph) -> None:
             )
 
 
+def check_there(array: Any, graph: Graph, number: int) -> None:
+    """Raises InputError where the array of a flat argument was donated to an earlier step."""
+    if isinstance(array, jax.Array) and array.is_deleted():
+        raise InputError(
+            place=graph.input_names[number] if number < len(graph.input_names) else f"argument leaf {number}",
+            reason="was passed to an earlier step, which took its memory",
+            remedy="Pass what that step returned, or compile with donate=False",
+        )
+
+
 def type_of(leaf: Any) -> TensorType:
     """Type of a leaf as jax.jit would see it (64 bit becomes 32 bit unless x64 is enabled)."""
     dtype = getattr(leaf, "dtype", None)
@@ -117,8 +127,15 @@ def type_of(leaf: Any) -> TensorType:
 
 
 def as_array(leaf: Any, tensor: TensorType) -> jax.Array:
-    """A leaf of the arguments as an array of the planned dtype."""
-    return jnp.asarray(leaf) if is_key(tensor.dtype) else jnp.asarray(leaf, dtype=dtype_of(tensor.dtype))
+    """A leaf of the arguments as an array of the planned dtype.
+
+    What is not JAX's is copied: whoever reads batches into one buffer writes to it again, and told a dtype,
+    `jnp.asarray` takes aligned memory as it is.
+    """
+    if is_key(tensor.dtype):
+        return jnp.asarray(leaf)
+    make = jnp.asarray if isinstance(leaf, jax.Array) else jnp.array
+    return make(leaf, dtype=dtype_of(tensor.dtype))
 
 
 def cut(

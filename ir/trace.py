@@ -37,13 +37,14 @@ class Traced:
         graph: the flattened program.
         in_tree: structure of the positional arguments (a tuple).
         out_tree: structure of the result.
-        input_types: abstract values of the flat arguments.
         state_names: argument -> output that continues it, for the printout.
         trace_s: seconds that JAX took to trace (make_jaxpr alone).
         graph_s: seconds of the rest: to check the arguments, and to make a graph of what JAX traced.
         primitives: JAX primitive objects by name, for the backends.
         origin, rewriting: of a step that was changed since, the step as it was traced and how it was changed
             (see `shardwright.ir.rewrites.rewriting`); None of any other.
+        weak: flat arguments that JAX types weakly, Python's numbers for instance: they take the dtype of what
+            they meet.
     """
 
     graph: Graph
@@ -55,6 +56,7 @@ class Traced:
     graph_s: float = 0.0
     origin: Traced | None = None
     rewriting: object = None
+    weak: frozenset[int] = frozenset()
 
     @property
     def fingerprint(self) -> str:
@@ -114,6 +116,7 @@ def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -
         trace_s=trace_s,
         primitives=builder.primitives,
         graph_s=time.perf_counter() - begun - trace_s,
+        weak=frozenset(i for i, aval in enumerate(closed.in_avals) if aval.weak_type),
     )
 
 

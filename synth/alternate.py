@@ -281,7 +281,7 @@ def _settle(graph: Graph, turns: Turns, found: Found) -> tuple[Candidate, float]
         searched = ratios
         solution, prices = turns.search(ratios)
         with turns.timer.ratios():
-            program = emit(turns.space, solution.assignment, prices)
+            program = emit(turns.space, solution.assignment, prices, turns.extra)
             items, memory = charges(program, graph, turns.model), turns.judge.footprint(program)
             here = candidate(turns, program, ratios, items, memory)
             over = over if turn else here.over

@@ -173,7 +173,7 @@ class Workshop:
         solution = solve(space, prices, extra=extra)
         if leaning := leanings(recipe, space, self._roles, _LARGE * solution.seconds):
             solution = solve(space, prices, extra=(*extra, *leaning))
-        program = emit(space, solution.assignment, prices)
+        program = emit(space, solution.assignment, prices, extra)
         if recipe.placed:
             program = just_in_time(program, self.graph, self._roles.weights, again=recipe.again)
         return self._drafted(recipe.name, program, ratios, self.model)

@@ -119,7 +119,7 @@ def apart(
         for rent_s in rents:
             if not stop():
                 prices = Prices.at(turns.listed, free.ratios)
-                program = emit(turns.space, search(prices, rent_s).assignment, prices)
+                program = emit(turns.space, search(prices, rent_s).assignment, prices, turns.extra)
                 if consider(program, free.ratios, charges(program, graph, model)):
                     rents = (rent_s,)
     least_s = 0.0
@@ -129,7 +129,7 @@ def apart(
         solution = search(prices, 0.0)
         least_s = solution.bound_s
         rented = search(prices, rents[0]) if short else solution
-        program = emit(turns.space, rented.assignment, prices)
+        program = emit(turns.space, rented.assignment, prices, turns.extra)
         if stop() or not consider(program, found.ratios, charges(program, graph, model)):
             break
     return None if found is None else (found, least_s)

@@ -2,9 +2,10 @@
 
 Branch and bound over parts of a fleet, one full synthesis for each that a bound cannot rule out. All parts
 are priced and bounded together first, without large tables: what each costs at least at the floors of all its
-prices. Parts wait in a queue by their bounds. The least one is planned; once there is a plan it
-is first bounded exactly, and planned if that does not rule it out. When the least bound is no less than the
-cost of the best plan, nothing is left to find.
+prices. Parts wait in a queue by their bounds. The least one is planned; once there is a plan, those that it
+does not rule out are bounded together more closely, and each that is left is first bounded exactly, and
+planned if that does not rule it out. When the least bound is no less than the cost of the best plan, nothing
+is left to find.
 
 Bounds are taken under the part's own prices. They may not be carried over from one part to another: the rate
 of a kernel is taken at the even share, and thus depends on how many devices there are.
@@ -64,7 +65,7 @@ class _Part:
         self.model = model
         self.floors = Prices.floors(PriceList(model, catalogue))
         self.bound_s = 0.0
-        self.bounded = False
+        self.looked_at = self.bounded = False
         self.free: Free | None = None
         self.found: Synthesis | None = None
         self.fits = False
@@ -207,9 +208,7 @@ class Choosing:
                 if part.members == self._favourite:
                     continue  # it came before its turn
                 break
-            if number and too_small(
-                self._graph, [device.type.memory_bytes for device in part.model.fleet.devices]
-            ):
+            if number and self._too_small(part):
                 part.impossible = True
             elif briefly and looked and not looked[0].fits and not looked[0].gives_way(part):
                 continue  # what to do about memory on that part comes first
@@ -219,12 +218,10 @@ class Choosing:
                 first = False
                 best = part if best is None or part.beats(best) else best
             else:
-                # The program itself is looked for where its bound does not rule the part out.
-                with timer.search():
-                    bound_s = self._solver.bound(part.floors, timer.late, least_s)
-                    part.bound_s = max(part.bound_s, bound_s)
-                    part.bounded = True
-                heapq.heappush(queue, part.turn(number))
+                waiting = [made[k] for *_, k in queue if made[k].bound_s < least_s * (1 - 1e-9)]
+                self._bound([part, *waiting], least_s)
+                queue = [part.turn(number), *[made[k].turn(k) for *_, k in queue]]
+                heapq.heapify(queue)
         if best is None:
             return None
         if baselines and made[0].found is not None and not self._extra and (best.fits or not briefly):
@@ -234,6 +231,26 @@ class Choosing:
         with timer.search():
             _settle(made, best)
         return _choice(best, made, self._fleet, ended=bool(queue) and timer.late())
+
+    def _too_small(self, part: _Part) -> bool:
+        """Whether the step fits into the memory of a part in no way."""
+        return too_small(self._graph, [device.type.memory_bytes for device in part.model.fleet.devices])
+
+    def _bound(self, waiting: Sequence[_Part], least_s: float) -> None:
+        """Raise the bounds of parts that are not ruled out: those of several, or else that of the first."""
+        fresh = [part for part in waiting if not (part.looked_at or part.bounded or part.free)]
+        together = [part for part in fresh if part.whole or not self._too_small(part)]
+        with self._timer.search():
+            if len(together) > 1 and not waiting[0].looked_at:
+                closer = self._solver.closer([part.floors for part in together])
+                for part, bound_s in zip(together, closer, strict=True):
+                    part.bound_s, part.looked_at = max(part.bound_s, float(bound_s)), True
+                return
+            # The program itself is looked for where its bound does not rule the part out.
+            part = waiting[0]
+            enough = math.inf if part.looked_at else least_s
+            part.bound_s = max(part.bound_s, self._solver.bound(part.floors, self._timer.late, enough))
+            part.bounded = True
 
     @property
     def unfinished(self) -> bool:

@@ -262,7 +262,7 @@ PLANS = {
     ("future.json", "good"): "future.json: format: is 2, this version of Shardwright reads 1",
     ("bad_step.py", "good"): "bad_step.py: is no JSON",
     ("plan.json", "other"): "was made for another step",
-    ("plan.json", "larger"): "was made for another step",
+    ("plan.json", "larger"): ", it was planned for float32[",
     ("plan.json", "missing"): "has no function 'missing'",
     (
         "plan.json",

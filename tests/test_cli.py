@@ -1,7 +1,6 @@
 """The command line: what it prints, what it writes, what it returns."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 import jax
 import jsonschema
 import pytest
+from cli_cases import FLEET, STEP, shell
 from click.testing import CliRunner, Result
 
 import shardwright
@@ -19,52 +19,6 @@ from shardwright import Plan, api, profile_api
 from shardwright.backends.verify import VerifyResult
 from shardwright.cli import main
 
-STEP = """
-import jax, jax.numpy as jnp, numpy as np
-
-def array(*shape, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-def loss_of(params, x, y):
-    hidden = jnp.tanh(x @ params["w1"] + params["b1"])
-    return jnp.mean((hidden @ params["w2"] - y) ** 2)
-
-def train_step(params, momentum, x, y):
-    loss, gradients = jax.value_and_grad(loss_of)(params, x, y)
-    momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradients)
-    return jax.tree.map(lambda p, m: p - 0.01 * m, params, momentum), momentum, loss
-
-def mlp():
-    params = {"w1": array(8, 16), "b1": array(16, seed=1), "w2": array(16, 4, seed=2)}
-    momentum = jax.tree.map(np.zeros_like, params)
-    return train_step, (params, momentum, array(12, 8, seed=3), array(12, 4, seed=4))
-
-def unknown():
-    def step(x):
-        return jnp.linalg.cholesky(x @ x.T + 20 * jnp.eye(8)).sum()
-    return step, (array(8, 8),)
-
-def talkative():
-    print("reading the data")
-    def step(w, x):
-        print("tracing")
-        return w * 0.9, jnp.sum(x @ w) / 0.0
-    return step, (np.zeros((8, 8), np.float32), array(12, 8))
-
-def keyed():
-    def step(w, x, key):
-        key, use = jax.random.split(key)
-        return w * 0.9, jnp.sum(x @ w * jax.random.bernoulli(use, 0.5)), key, x
-    return step, (array(8, 8), array(12, 8), jax.random.key(0))
-"""
-FLEET = """
-name: slow
-nodes:
-  - devices:
-      - {type: {name: slow-3, flops: 3 MFLOP/s, memory_bandwidth: 6 MB/s, memory: 1 GB}}
-      - {type: {name: slow-1, flops: 1 MFLOP/s, memory_bandwidth: 2 MB/s, memory: 1 GB}}
-    link: {bandwidth: 400 GB/s, latency: 100 ns}
-"""
 FIELDS = {"iteration_s", "cost_s", "bound_s", "gap", "ratios", "devices", "program", "stats"}
 STATS = {"trace_s", "search_s", "ratio_s", "expanded", "equations", "choices", "replicated"}
 
@@ -82,17 +36,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.stderr == "", "silent in a pipe"
     assert done.stdout == str(Plan.load(path / "plan.json")) + "\n"
     return path
-
-
-def shell(
-    cwd: Path, *arguments: str, seed: str = "0", timeout: float = 300
-) -> "subprocess.CompletedProcess[str]":
-    """The command in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "shardwright", *arguments],
-        capture_output=True, text=True, check=False, cwd=cwd, timeout=timeout,
-        env={**os.environ, "PYTHONHASHSEED": seed},
-    )  # fmt: skip
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from shardwright.fleets.summary import summary
 from shardwright.ir.errors import PlanError
 from shardwright.reports.facts import COLUMNS, Facts, facts
 from shardwright.reports.page import area, page
-from shardwright.reports.text import duration
+from shardwright.reports.units import duration
 
 ROOT = Path(__file__).resolve().parent.parent
 SECTIONS = [

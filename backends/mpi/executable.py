@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwright.backends.faults import agree, check_finite, take_down, the_watch, timeout_of
-from shardwright.backends.layout import as_array, check_inputs, cut
+from shardwright.backends.faults import agree, check_finite, look_after, take_down, timeout_of
+from shardwright.backends.layout import as_array, check_inputs, check_there, cut
 from shardwright.backends.mpi.drift import Drift, resync
 from shardwright.backends.mpi.link import mpi
 from shardwright.backends.mpi.script import MpiMachine, Script
@@ -29,7 +29,7 @@ from shardwright.backends.transport_mpi import cuda_aware
 from shardwright.backends.wire import on_host
 from shardwright.backends.world import ShardedArray, World
 from shardwright.ir.dtypes import dtype_of, is_key
-from shardwright.ir.errors import InputError, PlanError
+from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Placement, R, cuts, owns, region
 from shardwright.ir.program import Move, Program, Property
@@ -77,11 +77,10 @@ class MpiExecutable:
         self.traced = traced
         self.program = program
         whole = mpi().COMM_WORLD if comm is None else comm
+        self.timeout_s = timeout_of(self.options.timeout_s)
+        self.watch = look_after(whole, self.timeout_s)
         agree(whole, facts(traced, program, ratios, self.options))
         self.world = World(ratios, comm, seats=seats, poll=poll)
-        self.watch = the_watch()
-        timeout_s = timeout_of() if self.options.timeout_s is None else self.options.timeout_s
-        self.watch.start(whole, self.world.lane, timeout_s)
         self.machine = MpiMachine(traced, self.world, self.watch, finite=self.options.finite)
         self.script: Script | None = None
         if not self.world.idle:
@@ -115,7 +114,7 @@ class MpiExecutable:
             flat: global arrays, the same on every rank, or what an earlier call returned.
 
         Raises:
-            InputError: an argument is of another shape or dtype than planned for.
+            InputError: an argument is of another shape or dtype than planned for, or was donated.
             PlanError: one lies as another plan placed it.
         """
         graph, program = self.traced.graph, self.program
@@ -127,7 +126,7 @@ class MpiExecutable:
                 if isinstance(leaf, ShardedArray):
                     self._check_placed(i, leaf)
         self.warm_up()
-        with self.watch.during("step"):
+        with self.watch.stepping(self.world.lane, self.timeout_s):
             pairs = enumerate(zip(flat, graph.inputs, program.inputs, strict=True))
             held = [self._enter(i, leaf, value.type, placement) for i, (leaf, value, placement) in pairs]
             results = [None] * len(graph.outputs) if self.script is None else self._run(self.script, held)
@@ -154,7 +153,7 @@ class MpiExecutable:
 
     def _run(self, script: Script, held: list[Any]) -> list[Any]:
         if self.options.donate:
-            self._check_donated(held)
+            self._give_each_its_own(held)
         results = script(held)
         self.calls += 1
         if self.resync_every and self.calls % self.resync_every == 0:
@@ -167,24 +166,18 @@ class MpiExecutable:
         graph = self.traced.graph
         return {Property(graph.inputs[i].index, self.program.inputs[i]) for i in graph.state.values()}
 
-    def _check_donated(self, held: list[Any]) -> None:
-        """Give every donated array memory of its own, and complain of those that are gone."""
-        graph = self.traced.graph
+    def _give_each_its_own(self, held: list[Any]) -> None:
+        """Give every donated array memory of its own: arguments may be one and the same array."""
         seen: set[int] = set()
-        for i in graph.state.values():
+        for i in self.traced.graph.state.values():
             value = held[i]
-            if value.is_deleted():
-                raise InputError(
-                    place=_name(graph.input_names, i),
-                    reason="was passed to an earlier step, which took its memory",
-                    remedy="Pass what that step returned, or compile with donate=False",
-                )
             if id(value) in seen:
                 held[i] = jnp.copy(value)
             seen.add(id(value))
 
     def _enter(self, number: int, leaf: Any, tensor: TensorType, placement: Placement) -> Any:
         """This rank's part of an argument; nothing is sent where it already lies as wanted."""
+        check_there(leaf.local if isinstance(leaf, ShardedArray) else leaf, self.traced.graph, number)
         if isinstance(leaf, ShardedArray):
             if leaf.placement == placement and leaf.world.alike(self.world):
                 return self._checked(number, leaf.local)

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from shardwright.backends.layout import check_inputs
+from shardwright.backends.layout import check_inputs, check_there
 from shardwright.backends.schedule.order import arrange
 from shardwright.backends.spmd.layout import Layout, PaddedArray, mesh_of, obstacle, spec_of
 from shardwright.backends.spmd.moves import lowerings
@@ -125,7 +125,7 @@ class SpmdExecutable:
             flat: global arrays, or what an earlier call returned; these stay on the devices.
 
         Raises:
-            InputError: they are not of the planned shapes and dtypes.
+            InputError: they are not of the planned shapes and dtypes, or one was donated.
             PlanError: one lies as another plan placed it.
         """
         return [slot.handed_out(x) for slot, x in zip(self._outs, self._step(*self.held(flat)), strict=True)]
@@ -135,6 +135,8 @@ class SpmdExecutable:
         if len(flat) != len(self._ins) or not all(map(Slot.fits, self._ins, flat)):
             # Right all the same, or an error: numbers, and dtypes that JAX narrows.
             check_inputs(flat, self.traced.graph)
+        for i, leaf in enumerate(flat):
+            check_there(leaf.stored if isinstance(leaf, PaddedArray) else leaf, self.traced.graph, i)
         return [*map(Slot.stored, self._ins, flat), *self._constants]
 
     def lower(self, *flat: Any) -> Any:

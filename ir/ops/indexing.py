@@ -153,16 +153,19 @@ def _localize_gather(local: Local, operand: Any, indices: Any) -> Any:
     cut = [d for d in layout.single if not extents[d].whole]
     if not cut:
         return local.bind(operand, indices, **{**params, "slice_sizes": tuple(sizes)})
-    jnp, (d,) = local.jax.numpy, cut
+    jnp = local.jax.numpy
     limits = {column: extents[e].size - params["slice_sizes"][e] for e, column in layout.indexed.items()}
     columns, valid = _columns(local.jax, indices, limits)
-    extent = extents[d]
-    if d in layout.indexed:
-        here = columns[layout.indexed[d]] - extent.offset
-        held = (here >= 0) & (here < extent.length)
-        columns[layout.indexed[d]] = jnp.clip(here, 0, extent.length - 1)
-    else:
-        held = jnp.full(indices.shape[:-1], extent.offset == 0)
+    held, first = jnp.ones(indices.shape[:-1], bool), jnp.ones((), bool)
+    for d in cut:  # two of them on two mesh axes
+        extent = extents[d]
+        first = first & (extent.offset == 0)
+        if d in layout.indexed:
+            here = columns[layout.indexed[d]] - extent.offset
+            held = held & (here >= 0) & (here < extent.length)
+            columns[layout.indexed[d]] = jnp.clip(here, 0, extent.length - 1)
+        else:
+            held = held & (extent.offset == 0)
     clip = {
         **params,
         "slice_sizes": tuple(sizes),
@@ -182,7 +185,7 @@ def _localize_gather(local: Local, operand: Any, indices: Any) -> Any:
     zero = jnp.zeros((), operand.dtype)
     if params["mode"].name != "FILL_OR_DROP":
         return jnp.where(spread(held), taken, zero)
-    fill = jnp.where(extent.offset == 0, jnp.asarray(params["fill_value"], operand.dtype), zero)
+    fill = jnp.where(first, jnp.asarray(params["fill_value"], operand.dtype), zero)
     return jnp.where(spread(valid), jnp.where(spread(held), taken, zero), fill)
 
 
@@ -247,16 +250,18 @@ def _localize_scatter(local: Local, operand: Any, indices: Any, updates: Any) ->
     cut = [d for d in layout.single if not extents[d].whole]
     if not cut:
         return local.bind(operand, indices, updates, **params)
-    jnp, (d,) = local.jax.numpy, cut
+    jnp = local.jax.numpy
     taken = {e: local.inputs[2][out].size for e, out in layout.window.items()}
     limits = {column: extents[e].size - taken.get(e, 1) for e, column in layout.indexed.items()}
     columns, valid = _columns(local.jax, indices, limits)
-    here = columns[layout.indexed[d]] - extents[d].offset
-    held = (here >= 0) & (here < extents[d].length)
-    if params["mode"].name != "CLIP":
-        held = held & valid
-    # An index past the end is dropped.
-    columns[layout.indexed[d]] = jnp.where(held, here, extents[d].length)
+    held = jnp.ones(indices.shape[:-1], bool) if params["mode"].name == "CLIP" else valid
+    for d in cut:  # two of them on two mesh axes
+        here = columns[layout.indexed[d]] - extents[d].offset
+        held = held & (here >= 0) & (here < extents[d].length)
+        columns[layout.indexed[d]] = here
+    for d in cut:  # An index past the end is dropped.
+        column = layout.indexed[d]
+        columns[column] = jnp.where(held, columns[column], extents[d].length)
     drop = {
         **params,
         "mode": type(params["mode"]).FILL_OR_DROP,

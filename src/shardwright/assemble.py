@@ -9,6 +9,7 @@ from importlib.metadata import version
 
 import jax
 
+from shardwright.attach import types_of
 from shardwright.cost.bill import Item
 from shardwright.cost.drift import comparing_s, with_comparisons
 from shardwright.cost.fleet import Fleet
@@ -81,6 +82,7 @@ def assembled(
             lambda: _exchanges(items, patterns(found.program, traced.graph), model, found.ratios)
         ),
         held={name: str(p) for name, p in zip(names, found.program.inputs, strict=True)},
+        arguments=types_of(traced),
         state=traced.state_names,
         state_override=state,
         assumptions=(*model.assumptions, *space.assumptions, *found.notes),

@@ -8,7 +8,6 @@ they have traced. Outside of an MPI job the step runs in this process alone, und
 from __future__ import annotations
 
 import os
-import sys
 import time
 import warnings
 import weakref
@@ -16,13 +15,13 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, update_wrapper
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from shardwright import shards
+from shardwright.backends.faults import agree, look_after_job
 from shardwright.backends.launch import under_mpi
 from shardwright.calls import MODULES, Call, Callee
 from shardwright.cost.fleet import Fleet
@@ -110,6 +109,8 @@ def parallelize(
         )
     if backend == "auto":
         backend = "mpi" if under_mpi() else "jit"
+    if backend == "mpi":
+        look_after_job()
     return Parallel(
         Callee(train_step, _several(static_argnums), _several(static_argnames)),
         Fleet.load(fleet) if not isinstance(fleet, Fleet) else fleet,
@@ -257,7 +258,6 @@ class Parallel:
             from shardwright.backends.mpi.link import mpi
 
             comm = mpi().COMM_WORLD
-            _end_together()
         state = self._state
         if MODULES in call.names:
             # Beside modules, which are updated in place, nothing is state that is not said to be.
@@ -266,7 +266,7 @@ class Parallel:
         traced = donating(traced, self._donates(call, traced))
         if comm is None:
             return _Planned(call, traced, self._planned_here(traced, state))
-        self._compare(traced, comm)
+        agree(comm, self._facts(traced))
         told: Any = None
         if comm.rank == 0:
             try:
@@ -281,25 +281,15 @@ class Parallel:
         plan = Plan.from_dict(told, checked=True)
         return _Planned(call, traced, replace(plan, traced=plan.attach_traced(traced)))
 
-    def _compare(self, traced: Traced, comm: Any) -> None:
-        """Whether all ranks have traced the same step, with the same versions, for the same fleet."""
-        facts = {
+    def _facts(self, traced: Traced) -> dict[str, str]:
+        """What must be the same on all ranks before one of them plans, by name."""
+        options = sorted((name, str(value)) for name, value in self._planning.items() if not callable(value))
+        return {
             "step": traced.fingerprint[:12],
             "fleet": self.fleet.fingerprint()[:12],
-            "planning options": str(
-                sorted((k, str(v)) for k, v in self._planning.items() if not callable(v))
-            ),
+            "planning options": str(options),
             **plan_cache.versions(),
         }
-        others = comm.allgather(facts)
-        for what, mine in others[0].items():
-            unlike = [rank for rank, theirs in enumerate(others) if theirs[what] != mine]
-            if unlike:
-                raise PlanError(
-                    place=f"rank {unlike[0]}",
-                    reason=f"has another {what} than rank 0 ({others[unlike[0]][what]}, not {mine})",
-                    remedy="Start the same script with the same versions and files on every rank",
-                )
 
     def _planned_here(self, traced: Traced, state: StateMap | None) -> Plan:
         """The plan from the cache, or a new one, which then goes there."""
@@ -377,27 +367,3 @@ def _shape_of(leaf: Any) -> Hashable:
     if isinstance(leaf, (np.ndarray, np.generic)):
         dtype = jax.dtypes.canonicalize_dtype(dtype)
     return tuple(leaf.shape), str(dtype)
-
-
-# ---------------------------------------------------------------------------------------------------
-# Ranks end together
-
-_ended_together = False
-
-
-def _end_together() -> None:
-    """From now on an error that nobody catches ends all ranks, which would wait for this one."""
-    global _ended_together
-    if _ended_together:
-        return
-    _ended_together = True
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        from shardwright.backends.mpi.executable import abort_on_error
-
-        if not isinstance(error, ShardwrightError):
-            before(kind, error, trace)
-        abort_on_error().__exit__(kind, error, trace)
-
-    sys.excepthook = hook

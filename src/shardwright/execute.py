@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import jax
 
+from shardwright.backends.faults import look_after_job
 from shardwright.backends.reference import ReferenceExecutable
 from shardwright.backends.run_options import RunOptions
 from shardwright.ir.errors import InputError, PlanError
@@ -120,6 +121,8 @@ class CompiledStep:
         self._options = options
         self._donate = donate
         self._ready: tuple[Traced, Executable] | None = None
+        if backend == "mpi":
+            look_after_job(options.timeout_s if options else None)
 
     def __call__(self, *args: Any) -> Any:
         """The step's outputs: global arrays on `reference`, `ShardedArray` leaves on `mpi`; on `spmd` global

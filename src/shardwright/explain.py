@@ -26,7 +26,7 @@ from shardwright.ir.trace import Traced
 from shardwright.outline import outline
 from shardwright.plan import Plan
 from shardwright.reports.facts import facts
-from shardwright.reports.text import duration
+from shardwright.reports.units import duration
 from shardwright.reports.words import placed
 from shardwright.synth.alternate import synthesize as search
 from shardwright.synth.grid.alternate import GridSearch, is_mesh

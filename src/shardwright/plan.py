@@ -13,21 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from shardwright.backends.schedule.document import Planned, emit, planned
-from shardwright.backends.schedule.order import arrange
+from shardwright import messages
+from shardwright.attach import as_planned, attached
+from shardwright.backends.schedule.document import Planned
 from shardwright.cost.bill import Item, bill
 from shardwright.cost.drift import with_comparisons
 from shardwright.cost.grid.model import pricing
 from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import Timeline, timed_bill, timeline
-from shardwright.cost.topology import Topology
 from shardwright.execute import CompiledStep, concrete, run_options
 from shardwright.files import write_whole
 from shardwright.ir.donation import donating
-from shardwright.ir.errors import PlanError, ProgramError
-from shardwright.ir.flow import is_local
-from shardwright.ir.program import Move
-from shardwright.ir.program import verify as check_program
+from shardwright.ir.errors import PlanError
 from shardwright.ir.rewrites.rewriting import rewritten
 from shardwright.ir.text import format_program
 from shardwright.ir.trace import Traced, trace
@@ -88,28 +85,11 @@ class Plan(PlanRecord):
             PlanError: there is no such rank, a strategy of the plan cannot be written down, or the plan comes
                 from a file that does not have its messages.
         """
-        messages = self.planned_messages()
-        if messages is None:
-            raise PlanError(
-                place="plan",
-                reason="has no messages: it was written by an earlier version",
-                remedy="Make the plan again with `shardwright plan`",
-            )
-        return emit(
-            messages,
-            self.used_ratios,
-            Topology.of(self.part).wiring,
-            devices=self.used_devices,
-            plan=self.fingerprint,
-            ranks=ranks,
-        )
+        return messages.schedule(self, ranks)
 
     def planned_messages(self) -> tuple[Planned, ...] | None:
         """What travels together; None where neither the step nor the file says."""
-        if self.traced is not None:
-            return planned(arrange(self.program, self.traced.graph, self.bucket_bytes, near=self.near))
-        has_none = not any(isinstance(i, Move) and not is_local(i) for i in self.program.all_instructions())
-        return self.messages if self.messages or has_none else None
+        return messages.planned_messages(self)
 
     def bill(self, traced: Traced | None = None) -> tuple[list[Item], CostModel]:
         """Every instruction with its cost, in order, and the model of the part of the fleet that is used.
@@ -205,7 +185,7 @@ class Plan(PlanRecord):
         Raises:
             PlanError: the step is another one, or its arguments have other shapes.
         """
-        return self.attach_traced(trace(train_step, *args, state=self.state_override))
+        return self.attach_traced(trace(train_step, *as_planned(self, args), state=self.state_override))
 
     def attach_traced(self, traced: Traced) -> Traced:
         """`attach` for a step that is traced already, with the plan's own `state_override`.
@@ -213,24 +193,7 @@ class Plan(PlanRecord):
         Raises:
             PlanError: the step is another one, or its arguments have other shapes.
         """
-        if traced.fingerprint != self.fingerprint:
-            mine, theirs = self.fingerprint[:12], traced.fingerprint[:12]
-            made_with = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-            raise PlanError(
-                place="plan",
-                reason=f"was made for another step (plan {mine}, step {theirs})",
-                remedy=f"Use the step, shapes and versions it was made with ({made_with}), or plan again",
-            )
-        traced = rewritten(donating(traced, self.donate), self.rewriting)
-        try:
-            check_program(self.program, traced.graph)
-        except ProgramError as error:
-            raise PlanError(
-                place=f"plan: {error.place}",
-                reason=error.reason,
-                remedy="The plan was changed by hand: plan again",
-            ) from error
-        return traced
+        return attached(self, traced)
 
     def verify(self, train_step: Callable[..., Any], *args: Any) -> VerifyResult:
         """Run the program on the reference backend with concrete arguments and compare with one device.

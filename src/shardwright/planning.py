@@ -22,6 +22,7 @@ from shardwright.ir.trace import Traced
 from shardwright.memory.device_memory import peaks
 from shardwright.plan import Plan
 from shardwright.plans.parts import Stats
+from shardwright.synth.combinations import SMALL
 from shardwright.synth.fallback import fits, fullest
 from shardwright.synth.grid.alternate import is_mesh
 from shardwright.synth.grid.choice import Common, GridChoosing, on_grid
@@ -136,7 +137,8 @@ class _Step:
         # With "auto", parts of the fleet on two axes are for those who ask for two: each takes as long.
         self.meshes = () if none else on_grid(fleet, self.parts)[: 1 if axes == "auto" else None]
         self.favourite: Members | None = None
-        if like is not None and "choosing" in vars(like):
+        # Small steps are planned alike whatever was planned before.
+        if like is not None and "choosing" in vars(like) and len(traced.graph.equations) > SMALL:
             self.parts, self.favourite = like.choosing.promising
 
     @cached_property

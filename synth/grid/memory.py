@@ -169,7 +169,9 @@ class GridRenting:
 
     def candidate(self, solution: Solution, prices: Prices, ratios: tuple[float, ...]) -> GridCandidate:
         """A solution as a program at some ratios."""
-        return self._weighed(solution, prices, emit(self.space, solution.assignment, prices), ratios)
+        return self._weighed(
+            solution, prices, emit(self.space, solution.assignment, prices, self._extra), ratios
+        )
 
     def _weighed(
         self, solution: Solution, prices: Prices, program: Program, ratios: tuple[float, ...]

@@ -37,7 +37,7 @@ def leaner(turns: Turns, found: Candidate, renting: Renting) -> Candidate:
         solution = renting.solve(prices, found.ratios, rent_s, turns.stop)
         turns.searches, turns.expanded = turns.searches + 1, turns.expanded + solution.expanded
     with turns.timer.ratios():
-        program = emit(turns.space, solution.assignment, prices)
+        program = emit(turns.space, solution.assignment, prices, turns.extra)
         items, memory = bill(program, renting.graph, turns.model), turns.judge.footprint(program)
         return candidate(turns, program, found.ratios, items, memory)
 

@@ -17,7 +17,7 @@ Memory also bounds ratios directly (`most_shares`): of every tensor a device hol
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -25,9 +25,9 @@ import numpy as np
 
 from shardwright.cost.lines import ALIASES
 from shardwright.cost.memory.liveness import all_bytes, stored
-from shardwright.cost.memory.written import written
+from shardwright.cost.memory.written import Written, written
 from shardwright.cost.share_cost import Floats
-from shardwright.ir.graph import Graph, Value, per_graph
+from shardwright.ir.graph import Equation, Graph, Value, per_graph
 from shardwright.ir.host import is_reload
 from shardwright.ir.placement import Placement, Shard
 from shardwright.ir.regions import boundary
@@ -110,7 +110,7 @@ class Rents:
         self._factors = tuple(made.values())
         self._constant_bytes = sum(value.type.nbytes for value in graph.constants)
         self._input_bytes = sum(value.type.nbytes for value in graph.inputs)
-        self._sure_bytes = sum(value.type.nbytes for value in must_live(graph))
+        self._sure_bytes = sure_bytes(graph)
 
     def tables(self, all_s: float, smallest_s: float, devices: int, share: float) -> Mapping[Factor, Floats]:
         """Rent in seconds by holding.
@@ -197,7 +197,7 @@ def most_shares(graph: Graph, limits: Sequence[float]) -> Floats:
         limits: bytes of memory per device.
     """
     constants = sum(value.type.nbytes for value in graph.constants)
-    certain = sum(value.type.nbytes for value in (*graph.inputs, *must_live(graph)))
+    certain = sum(value.type.nbytes for value in graph.inputs) + sure_bytes(graph)
     room = np.maximum(np.asarray(limits, dtype=np.float64) - constants, 0.0)
     return np.minimum(room / max(certain, 1), 1.0)
 
@@ -213,7 +213,17 @@ def _fills(graph: Graph, limits: Sequence[float]) -> bool:
     if all_bytes(graph) <= sum(limits):
         return False
     constants = sum(value.type.nbytes for value in graph.constants)
-    return most_alive(graph) > sum(limits) - constants * len(limits)
+    return most_alive(graph) + _most_inside(graph) > sum(limits) - constants * len(limits)
+
+
+def _most_inside(graph: Graph) -> int:
+    """Bytes at most of what is in memory within a loop or branch, beside its operands and results."""
+    return max((_most_stored(region) for e in graph.equations for region in e.regions), default=0)
+
+
+def _most_stored(region: Graph) -> int:
+    made = sum(value.type.nbytes for equation in region.equations for value in equation.outputs)
+    return made + _most_inside(region)
 
 
 @per_graph
@@ -242,31 +252,34 @@ class _Rented:
 @per_graph
 def kept_values(graph: Graph) -> tuple[Value, ...]:
     """What the forward part keeps for the backward part in memory; of tensors that share it, one."""
-    return _apart(graph, [value for _, value in graph.residuals if value is not None])
+    return _apart(graph, [value for _, value in graph.residuals if value is not None], stored(graph))
 
 
-def _apart(graph: Graph, values: Iterable[Value]) -> tuple[Value, ...]:
-    """Those that equations make and that are in memory; of tensors that share it, one."""
-    written = stored(graph)
+def _apart(
+    graph: Graph, values: Iterable[Value], kept: Collection[int], elsewhere: Iterable[Value] = ()
+) -> tuple[Value, ...]:
+    """Those that equations make and that are in memory; of tensors that share it, or that of others, one."""
     made = {value: equation for equation in graph.equations for value in equation.outputs}
     found: dict[Value, None] = {}
-    roots: set[Value] = set()
-
-    def root_of(value: Value) -> Value:
-        while value in made and made[value].primitive in ALIASES and made[value].input_values:
-            value = made[value].input_values[0]
-        return value
-
+    roots = {_root(value, made) for value in elsewhere}
     if graph.donated:  # what continues state lies where that lay, which is counted
-        roots.update(root_of(atom) for out in graph.state if isinstance(atom := graph.outputs[out], Value))
+        state = [graph.outputs[out] for out in graph.state]
+        roots.update(_root(atom, made) for atom in state if isinstance(atom, Value))
     for value in values:
-        if value.index not in written:
+        if value.index not in kept:
             continue
-        root = root_of(value)
+        root = _root(value, made)
         if root in made and root not in roots:
             roots.add(root)
             found[value] = None
     return tuple(found)
+
+
+def _root(value: Value, made: Mapping[Value, Equation]) -> Value:
+    """The tensor whose memory another one shares."""
+    while value in made and made[value].primitive in ALIASES and made[value].input_values:
+        value = made[value].input_values[0]
+    return value
 
 
 @per_graph
@@ -277,12 +290,82 @@ def must_live(graph: Graph) -> tuple[Value, ...]:
     z is not freed; nor is what z is made of, unless z may be written over it. Of the moments when large
     tensors are made, or the last that the backward part needs, the fullest counts.
     """
+    alive = _alive(graph, written(graph), _large_or_late(graph, written(graph)))
+    return max(alive, key=_nbytes, default=())
+
+
+@per_graph
+def sure_bytes(graph: Graph) -> int:
+    """Bytes beside the inputs in memory at some moment in every order, those within a loop included."""
+    return _sure_bytes(graph, written(graph), ())
+
+
+def _sure_bytes(graph: Graph, held: Written, elsewhere: Collection[Value]) -> int:
+    """The same; `elsewhere` are results of a loop's body that may lie where those of the loop do."""
+    loops = [equation for equation in graph.equations if equation.regions and equation.outputs]
+    makers = [max(loop.outputs, key=lambda value: value.type.nbytes) for loop in loops]
+    large = _large_or_late(graph, held)
+    inside = [_inside(loop, held.regions[loop.index]) for loop in loops]
+    alive = _alive(graph, held, (*large, *makers), elsewhere)
+    found = max(map(_nbytes, alive[: len(large)]), default=0)
+    for loop, own, mine in zip(loops, inside, alive[len(large) :], strict=True):
+        # What a loop carries may be written over what it begins with.
+        begins = _begins(loop)
+        found = max(found, _nbytes(value for value in mine if value not in begins) + own)
+    return found
+
+
+def _inside(loop: Equation, held: Sequence[Written]) -> int:
+    """Bytes that a loop's body has in memory at some moment, beside its operands and results."""
+    if loop.primitive != "scan" or not loop.params["length"]:
+        return 0  # of a branch it is not known whether it runs
+    (body,), (own,) = loop.regions, held
+    return _sure_bytes(body, own, [atom for atom in body.outputs if isinstance(atom, Value)])
+
+
+def _begins(loop: Equation) -> set[object]:
+    """The operands that a loop carries on."""
+    wiring = boundary(loop)
+    carried = {(region, into) for _, _, region, into in wiring.carries}
+    return {loop.inputs[port.outer] for port in wiring.ins if (port.region, port.inner) in carried}
+
+
+def _large_or_late(graph: Graph, held: Written) -> tuple[Value, ...]:
+    """Values at whose making memory may be full: the largest, and the last that the backward part needs."""
+    makers = {value: equation for equation in graph.equations for value in equation.outputs}
+    made = _apart(graph, list(makers), held.values)
+    large = sorted(made, key=lambda v: (-v.type.nbytes, v.index))[:_MOMENTS]
+    backward = {v for e in graph.equations if e.part == "backward" for v in e.input_values}
+    kept = (
+        kept_values(graph)
+        if graph.residuals
+        else [v for v in made if v in backward and makers[v].part != "backward"]
+    )
+    late = sorted(kept, key=lambda v: makers[v].index)[-_MOMENTS:]
+    return tuple(dict.fromkeys((*large, *late)))
+
+
+def _nbytes(values: Iterable[Value]) -> int:
+    return sum(value.type.nbytes for value in values)
+
+
+def _alive(
+    graph: Graph, held: Written, moments: Sequence[Value], elsewhere: Collection[Value] = ()
+) -> list[tuple[Value, ...]]:
+    """What lives in every order of the equations when each of some values is made.
+
+    Args:
+        graph: the step, or the body of a loop.
+        held: what of it is in memory.
+        moments: the values.
+        elsewhere: values that do not count: their memory is another's.
+    """
     equations = graph.equations
-    values = _apart(graph, [value for equation in equations for value in equation.outputs])
+    made = {value: equation for equation in equations for value in equation.outputs}
+    values = _apart(graph, list(made), held.values, elsewhere)
     makers = {value: equation.index for equation in equations for value in equation.outputs}
     before_of = [[makers[v] for v in equation.input_values if v in makers] for equation in equations]
     last_readers: dict[Value, list[int]] = {}
-    held = written(graph)
     for equation in equations:
         if equation.outputs and all(value.index in held.same for value in equation.outputs):
             continue  # computed already
@@ -290,9 +373,6 @@ def must_live(graph: Graph) -> tuple[Value, ...]:
             continue  # what it reads may be in host memory until then
         for value in equation.input_values:
             last_readers.setdefault(value, []).append(equation.index)
-    large = sorted(values, key=lambda v: (-v.type.nbytes, v.index))[:_MOMENTS]
-    late = sorted(kept_values(graph), key=lambda v: makers[v])[-_MOMENTS:]
-    moments = tuple(dict.fromkeys((*large, *late)))
     # Sets of moments as bits: those before which an equation must have run, and those that it waits for.
     before, over = [0] * len(equations), [0] * len(equations)
     for bit, z in enumerate(moments):
@@ -317,5 +397,4 @@ def must_live(graph: Graph) -> tuple[Value, ...]:
             for bit, mine in enumerate(alive):
                 if both >> bit & 1:
                     mine.append(value)
-    nbytes = [sum(value.type.nbytes for value in mine) for mine in alive]
-    return tuple(alive[nbytes.index(max(nbytes))]) if alive else ()
+    return [tuple(mine) for mine in alive]

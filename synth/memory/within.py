@@ -248,7 +248,7 @@ def _closed(turns: Turns, best: Candidate, renting: Renting, free: Found) -> Can
             if sum([table[assignment[choice]] for choice, table in whole]) > room:
                 continue  # what every device holds of the inputs leaves no room for its share of the rest
             left -= 1
-            program = emit(turns.space, assignment, prices)
+            program = emit(turns.space, assignment, prices, turns.extra)
             memory = turns.judge.footprint(program)
             items = charges(program, renting.graph, model)
             here = candidate(turns, program, ratios, items, memory)
@@ -270,7 +270,7 @@ def _smallest(turns: Turns, found: Candidate, renting: Renting) -> Candidate:
         solution = renting.solve(prices, ratios, SCALES[-1] * found.cost_s / sum(limits), turns.stop)
         turns.searches, turns.expanded = turns.searches + 1, turns.expanded + solution.expanded
     with turns.timer.ratios():
-        program = emit(turns.space, solution.assignment, prices)
+        program = emit(turns.space, solution.assignment, prices, turns.extra)
         items, memory = charges(program, renting.graph, turns.model), turns.judge.footprint(program)
         here = candidate(turns, program, ratios, items, memory)
     there = None if here.fits else in_turn(turns, here)
@@ -324,7 +324,7 @@ def _within(turns: Turns, found: Candidate, renting: Renting, rival_s: float = m
                 fits, least_s = fits or tried[key][0], min(least_s, tried[key][1])
                 break
             with turns.timer.ratios():
-                program = emit(turns.space, solution.assignment, prices)
+                program = emit(turns.space, solution.assignment, prices, turns.extra)
                 items, memory = charges(program, graph, model), turns.judge.footprint(program)
                 near, cost_s = turns.best_ratios(items, ratios, memory)
                 here = candidate(turns, program, near, items, memory, cost_s)

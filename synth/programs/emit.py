@@ -9,7 +9,8 @@ exchanges that wait for the same segment stand side by side.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.ir.collectives import registry as collectives
@@ -18,15 +19,23 @@ from shardwright.ir.placement import Placement, R, reduction
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
 from shardwright.ir.regions import boundary, outer_placement
 from shardwright.ir.rules import Signature
-from shardwright.ir.wires import Number, Wires, wired, with_wires
+from shardwright.ir.wires import Number, Wires, wired, wires, with_wires
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.space.conversions import Holding, Routes
-from shardwright.synth.space.factors import Choice, EquationFactor
+from shardwright.synth.space.factors import Choice, EquationFactor, Use
+from shardwright.synth.space.pins import pinned
 from shardwright.synth.space.space import Frame, Space
 
 
-def emit(space: Space, assignment: Sequence[int], prices: Prices) -> Program:
-    """The program that an assignment stands for, at the prices under which it was found."""
+def emit(space: Space, assignment: Sequence[int], prices: Prices, extra: Sequence[Use] = ()) -> Program:
+    """The program that an assignment stands for, at the prices under which it was found.
+
+    Args:
+        space: all programs.
+        assignment: a holding for each of its choices.
+        prices: under which it was found.
+        extra: factors under which it was found; arguments that they pin are held as assigned.
+    """
     frame = space.root
     wanted: list[Placement | None] = [None] * len(frame.graph.outputs)
     for out, atom in enumerate(frame.graph.outputs):
@@ -35,7 +44,8 @@ def emit(space: Space, assignment: Sequence[int], prices: Prices) -> Program:
             wanted[out] = source.domain.holdings[assignment[source.index]].base
         elif atom.type.rank == 0 or not isinstance(atom, Value):
             wanted[out] = R
-    return _Emitter(space, assignment, prices, frame).program(wanted)
+    program = _Emitter(space, assignment, prices, frame).program(wanted)
+    return _handed_in_as_read(program, frame, pinned(extra))
 
 
 @dataclass(slots=True)
@@ -172,6 +182,41 @@ class _Emitter:
         self.results(equation, signature)
 
 
+def _handed_in_as_read(program: Program, frame: Frame, pinned: Collection[int]) -> Program:
+    """The program with arguments handed in as the part that is read of them, where only one is.
+
+    To cut a part out of a whole tensor costs nothing by the model, so that an assignment may do either; but
+    the whole would be held, and the part be copied in every step. State comes back as it went in and stays.
+    """
+    graph = frame.graph
+    found = wires(program, graph)
+    inputs, dropped = list(program.inputs), set[int]()
+    wanted = _ends(program, graph, found)
+    state = set(graph.state.values())
+    places = {value.index: place for place, value in enumerate(graph.inputs) if place not in state}
+    readers: Counter[Number] | None = None
+    for position, move in enumerate(program.instructions):
+        if not isinstance(move, Move) or move.kind != "slice" or move.value not in places:
+            continue
+        readers = readers or Counter(number for reads in found.reads for number in set(reads))
+        place, number = places[move.value], found.number(move.value, move.pre)
+        choice = frame.choice[graph.inputs[place]]
+        if (
+            inputs[place] == move.pre
+            and readers[number] == 1
+            and number not in wanted
+            and choice.index not in pinned
+            and any(holding.base == move.post for holding in choice.domain.holdings)
+        ):
+            inputs[place] = move.post
+            dropped.add(position)
+    if not dropped:
+        return program
+    left = [position for position in range(len(program.instructions)) if position not in dropped]
+    instructions = tuple([program.instructions[position] for position in left])
+    return with_wires(Program(tuple(inputs), instructions, program.outputs), graph, found.taken(left))
+
+
 # ---------------------------------------------------------------------------------------------------
 # Order
 
@@ -189,11 +234,16 @@ def _ordered(program: Program, graph: Graph) -> Program:
     A round is local instructions first, then its exchanges.
     """
     found = wired(program.instructions, graph)
-    ends = zip(graph.outputs, program.outputs, strict=True)
-    kept = _live(found, {found.number(atom.index, p) for atom, p in ends if isinstance(atom, Value)})
+    kept = _live(found, _ends(program, graph, found))
     order = _in_rounds(program.instructions, kept, found, graph)
     instructions = tuple([program.instructions[position] for position in order])
     return with_wires(Program(program.inputs, instructions, program.outputs), graph, found.taken(order))
+
+
+def _ends(program: Program, graph: Graph, found: Wires) -> set[Number]:
+    """The outputs in the placements that they are given back in."""
+    ends = zip(graph.outputs, program.outputs, strict=True)
+    return {found.number(atom.index, p) for atom, p in ends if isinstance(atom, Value)}
 
 
 def _live(found: Wires, needed: set[Number]) -> list[int]:

@@ -6,25 +6,35 @@ value of the same choice costs no more in every factor combined, whatever the ne
     sum over terms of  max over contexts of  term[a, context] - term[b, context]  <=  0,
 
 so that some optimum does without b (dead-end elimination, Desmet et al. 1992; soft neighbourhood
-substitutability). Choices of one class keep the same values, so this is done once per class.
+substitutability). Choices of one class keep the same values, so this is done once per class. Where prices
+are several, what goes is impossible or dominated at each of them.
+
+Comparing all pairs of values in all contexts would take longer than what follows. A few contexts tell most
+pairs apart; of the others, every value is compared with those that look best.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.share_cost import Floats
-from shardwright.synth.search.fold import ROUNDS, Folded, Scope
+from shardwright.synth.search.fold import Folded, Scope
 
 #: Stands for infinity on the left of a difference; on the right it is three times as large, so that
 #: contexts which are impossible for b never speak for b.
 HUGE = 1e30
 
-#: Larger arrays of differences are not made at once.
-_LARGE = 1 << 16
+#: Contexts of a term in which values are compared before they are in all of them.
+_SAMPLE = 24
+
+#: Values with which one that may be dominated is compared, one after another.
+_TRIES = 4
 
 
 class Kept:
@@ -65,84 +75,129 @@ class Kept:
 
 
 def prune(folded: Folded, sizes: Sequence[int], cooked: Sequence[Floats]) -> Kept:
-    """Drop impossible and dominated values until nothing changes, at most `fold.ROUNDS` times.
+    """Drop values that are impossible, or seen to be dominated.
+
+    All classes are judged by what there was before: what survives then depends on no more of a choice's
+    surroundings than `fold.ROUNDS` of refinement have told apart.
 
     Args:
         folded: the problem.
         sizes: values of every class.
-        cooked: table of every recipe.
+        cooked: table of every recipe; where prices are several, with an axis of them in front.
     """
-    kept = Kept(folded, sizes, cooked)
-    known: dict[tuple[tuple[int, ...], int], tuple[Floats, NDArray[np.bool_]]] = {}
-    changed = set(range(len(folded.classes)))
-    for _ in range(ROUNDS):
-        # All classes are judged by what was left before the round: what survives then depends on no more
-        # of a choice's surroundings than the rounds of refinement have told apart.
-        alive: dict[int, NDArray[np.bool_]] = {}
-        for kind in sorted(changed):
-            if not folded.incident[kind]:
-                kept.keep(kind, kept.values[kind][:1])  # decided in another stage: any value will do
-            elif kept.size(kind) > 1:
-                survivors = _survivors(kept, kind, known)
-                if not survivors.all():
-                    alive[kind] = survivors
-        if not alive:
-            break
-        for kind, survivors in alive.items():
-            kept.keep(kind, kept.values[kind][survivors])
-        changed = {k for kind in alive for _, kinds, _ in folded.incident[kind] for k in kinds}
+    kept, compared = Kept(folded, sizes, cooked), _Compared(folded, cooked)
+    for kind, size in enumerate(sizes):
+        if not folded.incident[kind]:
+            kept.keep(kind, kept.values[kind][:1])  # decided in another stage: any value will do
+        elif size > 1:
+            survivors = compared.survivors(kind, size)
+            if not survivors.all():
+                kept.keep(kind, survivors.nonzero()[0])
     return kept
 
 
-def _survivors(
-    kept: Kept, kind: int, known: dict[tuple[tuple[int, ...], int], tuple[Floats, NDArray[np.bool_]]]
-) -> NDArray[np.bool_]:
-    """Which values of a class are neither impossible nor dominated."""
-    worst, possible = compared(kept, kind, known)
-    if not possible.any():
-        possible[0] = True  # no assignment is possible at all; the search will find that out
-    dominates = worst <= 0
-    dominates &= possible[:, None]
-    np.fill_diagonal(dominates, val=False)
-    keep = possible
-    # b goes if a living a is nowhere worse; walking from the last value keeps the first of equals.
-    for b in (dominates.any(axis=0) & possible).nonzero()[0][::-1].tolist():
-        keep[b] = not (dominates[:, b] & keep).any()
-    return keep
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """Values of one axis of a table.
+
+    Attributes:
+        rows: the table as [contexts before, values, contexts after], prices coming first.
+        prices: how many there are.
+        finite: of `rows`; None where all of it is.
+        possible: [price, value], whether a value is possible; None where all are.
+        sampled: [a, b]: what a costs more than b at most, in a few contexts.
+    """
+
+    rows: Floats
+    prices: int
+    finite: NDArray[np.bool_] | None
+    possible: NDArray[np.bool_] | None
+    sampled: Floats
+
+    def exceeds(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Floats:
+        """[price, pair]: max of what a value costs more than another, over contexts possible for that."""
+        left, right = self.rows[:, a], self.rows[:, b]
+        if self.finite is not None:
+            left = np.where(self.finite[:, a], left, HUGE)
+            right = np.where(self.finite[:, b], right, 3 * HUGE)
+        more = left - right
+        if more.shape[2] > 1:
+            more = np.maximum.reduce(more, axis=2)
+        return np.maximum.reduce(more.reshape(self.prices, -1, len(a)), axis=1)
 
 
-def compared(
-    kept: Kept, kind: int, known: dict[tuple[tuple[int, ...], int], tuple[Floats, NDArray[np.bool_]]]
-) -> tuple[Floats, NDArray[np.bool_]]:
-    """[a, b]: what value a of a class costs more than b at most; and which values are possible."""
-    size = kept.size(kind)
-    worst, possible = np.zeros((size, size)), np.ones(size, dtype=np.bool_)
-    for (recipe, kinds, axis), times in kept.folded.incident[kind].items():
-        key = (kept.key(recipe, kinds), axis)
-        found = known.get(key)
-        if found is None:
-            found = known[key] = _differences(kept.table(recipe, kinds), axis)
-        worst += found[0] if times == 1 else found[0] * times
-        possible &= found[1]
-    return worst, possible
+class _Compared:
+    """Values of classes, compared in the terms that they are in."""
+
+    def __init__(self, folded: Folded, cooked: Sequence[Floats]) -> None:
+        self._folded, self._cooked = folded, cooked
+        self._finite: dict[int, NDArray[np.bool_] | None] = {}
+        self._terms: dict[tuple[int, int], _Term] = {}
+
+    def survivors(self, kind: int, size: int) -> NDArray[np.bool_]:
+        """Which of so many values of a class are left."""
+        terms: list[tuple[_Term, int]] = []
+        sampled, possible = np.zeros((size, size)), None
+        for (recipe, kinds, axis), times in self._folded.incident[kind].items():
+            term = self._terms.get((recipe, axis)) or self._term(recipe, len(kinds), axis)
+            terms.append((term, times))
+            sampled += term.sampled if times == 1 else term.sampled * times
+            if term.possible is not None:
+                possible = term.possible if possible is None else possible & term.possible
+        candidates = sampled <= 0
+        if possible is None:
+            keep = np.ones(size, dtype=np.bool_)
+        else:
+            keep = np.logical_or.reduce(possible, axis=0)
+            candidates &= keep[:, None]
+            if not keep.any():
+                keep[0] = True  # no assignment is possible at all; the search will find that out
+        # Of equals the first is kept.
+        candidates &= ~(candidates.T & _not_before(size))
+        for _ in range(_TRIES):
+            b = (np.logical_or.reduce(candidates, axis=0) & keep).nonzero()[0]
+            if not len(b):
+                break
+            a = np.where(candidates, sampled, np.inf).argmin(axis=0)[b]
+            more = sum(term.exceeds(a, b) * times for term, times in terms)
+            dearer = more > 0 if possible is None else (more > 0) & possible[:, b]
+            # What dominates need not survive itself: what dominates it dominates both.
+            keep[b[~np.logical_or.reduce(dearer, axis=0)]] = False
+            candidates[a, b] = False
+        return keep
+
+    def _term(self, recipe: int, rank: int, axis: int) -> _Term:
+        table = self._cooked[recipe]
+        front = table.ndim - rank
+        prices, size = table.shape[0] if front else 1, table.shape[front + axis]
+        after = math.prod(table.shape[front + axis + 1 :])
+        rows = table.reshape(-1, size, after)
+        if recipe not in self._finite:
+            finite = np.isfinite(table)
+            self._finite[recipe] = None if np.logical_and.reduce(finite, axis=None) else finite
+        finite, possible = self._finite[recipe], None
+        if finite is not None:
+            finite = finite.reshape(rows.shape)
+            possible = np.logical_or.reduce(finite, axis=2).reshape(prices, -1, size)
+            possible = np.logical_or.reduce(possible, axis=1)
+        before, after = _contexts(len(rows), after)
+        left = right = rows[before, :, after]
+        if finite is not None:
+            some = finite[before, :, after]
+            left, right = np.where(some, left, HUGE), np.where(some, right, 3 * HUGE)
+        sampled = np.maximum.reduce(left[:, :, None] - right[:, None, :], axis=0)
+        found = self._terms[recipe, axis] = _Term(rows, prices, finite, possible, sampled)
+        return found
 
 
-def _differences(table: Floats, axis: int) -> tuple[Floats, NDArray[np.bool_]]:
-    """[a, b]: max of table[a] - table[b] over contexts possible for b; and which values are possible."""
-    size = table.shape[axis]
-    rest = [k for k in range(table.ndim) if k != axis]
-    rows = table.transpose(*rest, axis).reshape(-1, size)
-    finite = np.isfinite(rows)
-    left = right = rows
-    if np.logical_and.reduce(finite, axis=None):
-        possible = np.ones(size, dtype=np.bool_)
-    else:
-        possible = np.logical_or.reduce(finite, axis=0)
-        left, right = np.where(finite, rows, HUGE), np.where(finite, rows, 3 * HUGE)
-    if rows.size * size <= _LARGE:
-        return np.maximum.reduce(left[:, :, None] - right[:, None, :], axis=0), possible
-    # Value by value, so that what is compared stays in the cache.
-    found = np.empty((size, size))
-    for a in range(size):
-        np.maximum.reduce(left[:, a, None] - right, axis=0, out=found[a])
-    return found, possible
+@cache
+def _not_before(size: int) -> NDArray[np.bool_]:
+    """[a, b]: whether a does not come before b."""
+    return np.tri(size, dtype=np.bool_)
+
+
+@cache
+def _contexts(before: int, after: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """A few contexts, spread over all: where they lie before the axis and after it."""
+    stride = max(1, before * after // _SAMPLE) | 1  # odd, as sizes are often even
+    return np.divmod(np.arange(0, before * after, stride), after)

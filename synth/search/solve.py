@@ -20,7 +20,7 @@ from shardwright.synth.prices.tables import Prices, Several
 from shardwright.synth.search.astar import DIVES, MOST_NODES, Layer, a_star, in_order
 from shardwright.synth.search.eliminate import eliminate
 from shardwright.synth.search.fold import Scope, cook, fold, rounded
-from shardwright.synth.search.prune import Kept, prune
+from shardwright.synth.search.prune import Kept
 from shardwright.synth.search.stages import AT_ONCE, Core, Stage, distinct, original
 from shardwright.synth.space.factors import Factor, Use
 from shardwright.synth.space.space import Space
@@ -123,7 +123,7 @@ class Solver:
         """All stages at the prices of `tables`, with buckets of at most `most_cells`."""
         most_cells = self._most_cells if most_cells is None else most_cells
         core = self.core(tables, most_cells)
-        return core.finish(prune(core.folded, core.sizes, core.cooked), most_cells)
+        return core.finish(core.pruned(), most_cells)
 
     def in_order(self, tables: Sequence[Floats]) -> Iterator[tuple[tuple[int, ...], float]]:
         """All assignments with their costs, the cheapest first; dominated values are not dropped.
@@ -155,7 +155,7 @@ class Solver:
             found = self._solutions[known]
             return math.inf if found is None else found.bound_s
         core = core or self.core(tables)
-        kept = prune(core.folded, core.sizes, core.cooked)
+        kept = core.pruned()
         all_cells = core.cells(kept, self._most_cells)
         glances = self._levels[:1] if enough < math.inf and all_cells > _A_GLANCE else ()
         for most_cells in (*glances, *(self._levels[-1:] if all_cells <= AT_ONCE else ())):
@@ -179,7 +179,7 @@ class Solver:
             The bounds, and the core of all prices together, of which `Core.one` makes that of one.
         """
         core = self.core(tables)
-        # Values that none of several prices wants are few; looking for them takes longer than it saves.
+        # That much the tables say of most prices. Looking for values that none wants would take longer.
         layers = core.finish(Kept(core.folded, core.sizes, core.cooked), most_cells)
         bounds = sum((layer.elimination.constant for layer in layers), np.zeros(()))
         return np.asarray(bounds), core
@@ -195,7 +195,7 @@ class Solver:
         known = self._known(tables)
         if known not in self._solutions:
             core = core or self.core(tables)
-            kept = prune(core.folded, core.sizes, core.cooked)
+            kept = core.pruned()
             found = self._solved(core, kept, most_nodes, stop)
             if found is not None and found.bound_s < found.seconds:
                 return found  # more nodes, or more time, would say more
@@ -304,6 +304,16 @@ class SpaceSolver:
         assert isinstance(prices.list, Several), "these prices are not several"
         self._together = prices.list.prices, core
         return found
+
+    def closer(self, prices: Sequence[Prices]) -> Floats:
+        """Better bounds at some of the prices that were bounded together last, one after another.
+
+        Larger tables are filled for fewer prices, over those values only that matter at any of them.
+        """
+        assert self._together is not None, "bounds come first"
+        several, core = self._together
+        numbers = [next(k for k, each in enumerate(several) if each is one) for one in prices]
+        return np.broadcast_to(core.bounds(numbers, _SMALLER[0]), len(numbers))
 
     def _core(self, prices: Prices) -> Core | None:
         """The core at prices that were bounded together with others; None at any other prices."""

@@ -17,7 +17,7 @@ from shardwright.synth.search.astar import Layer
 from shardwright.synth.search.eliminate import Elimination, Tape, eliminate, live, record
 from shardwright.synth.search.fold import Folded, fold
 from shardwright.synth.search.order import full_order, simple_order
-from shardwright.synth.search.prune import Kept
+from shardwright.synth.search.prune import Kept, prune
 
 #: Exact tables that are together no larger than this are filled without trying smaller ones first.
 AT_ONCE = 1 << 24
@@ -128,6 +128,23 @@ class Core:
             self.stage,
             cooked,
         )
+
+    def pruned(self) -> Kept:
+        """The values that matter."""
+        return prune(self.folded, self.sizes, self.cooked)
+
+    def bounds(self, numbers: Sequence[int], most_cells: int) -> Floats:
+        """Where prices are several: what no assignment costs less than at some of them, by small tables.
+
+        Values that matter at none of them are left out.
+        """
+        some, cooked = list(numbers), list[Floats]()
+        for table, recipe in zip(self.cooked, self.folded.recipes, strict=True):
+            cooked.append(table[some] if table.ndim > len(recipe[0][1]) else table)
+        kept = prune(self.folded, self.sizes, cooked)
+        tape = self.stage.prepare([len(values) for values in kept.values], None, most_cells)
+        done = sum((layer.elimination.constant for layer in self.done), np.zeros(()))
+        return eliminate(tape, kept).constant + (done[some] if done.ndim else done)
 
     def cells(self, kept: Kept, most_cells: int) -> int:
         """Cells of all tables of `finish`."""

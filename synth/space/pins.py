@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -56,6 +56,13 @@ def pin(choice: Choice, allowed: Allowed, otherwise_s: float = np.inf) -> Use:
     bases = frozenset(holding.base for holding in choice.domain.holdings)
     factor = PinFactor(choice.domain, frozenset(filter(allowed, bases)), otherwise_s)
     return Use(factor, (choice.index,))
+
+
+def pinned(uses: Iterable[Use]) -> frozenset[int]:
+    """The indices of the choices that pins among some factors must be kept for."""
+    return frozenset(
+        use.scope[0] for use in uses if isinstance(use.factor, PinFactor) and np.isinf(use.factor.otherwise_s)
+    )
 
 
 def is_shard(placement: Placement) -> bool:

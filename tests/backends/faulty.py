@@ -1,4 +1,4 @@
-"""Runs under mpiexec: `python faulty.py FAULT`. Rank 1 does FAULT in the third step."""
+"""Runs under mpiexec: `python faulty.py FAULT`. Rank 1 does FAULT in the third step, or before the first."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from steps import starts
 
 from shardwright.backends.mpi.executable import MpiExecutable, abort_on_error
 from shardwright.backends.run_options import RunOptions
+from shardwright.execute import CompiledStep
 from shardwright.ir.trace import trace
 
 comm = MPI.COMM_WORLD
@@ -41,6 +42,13 @@ def main() -> None:
     traced = trace(lambda w, x: w - 0.1 * x.sum(axis=0), *args)
     program = build(traced.graph, starts(traced.graph)["data"], None)
     options = RunOptions(timeout_s=1.5)
+    if fault in ("no data", "no batch"):
+        step = CompiledStep(lambda *args: traced, program, (0.5, 0.5), "mpi", options=options)
+        if mine and fault == "no data":
+            raise ValueError(fault)
+        if not mine:
+            step(*args)
+        return
     run = MpiExecutable(traced, program, (0.5, 0.5), comm, options=options)
     flat: list[Any] = jax.tree.leaves(args)
     assert run.script is not None

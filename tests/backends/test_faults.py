@@ -6,8 +6,9 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +16,8 @@ import pytest
 from greedy import build
 from steps import starts
 
-from shardwright.backends.faults import NonFiniteError, agree, timeout_of
+from shardwright.backends.faults import NonFiniteError, Watch, agree, timeout_of
+from shardwright.backends.faults_watch import Rank, verdict
 from shardwright.backends.launch import find_mpiexec, rank_environment
 from shardwright.backends.mpi.executable import MpiExecutable
 from shardwright.backends.run_options import RunOptions
@@ -41,6 +43,8 @@ def alive(pid: int) -> bool:
         ("stopped", r"rank 1 .*: has not been heard of for 1.5 s: it was stopped"),
         ("hangs", rf"rank 1 {SEGMENT}.*: hangs: it has not moved for 1.5 s while rank 0 waits at"),
         ("leaves", r"rank 1 has finished while rank 0 waits at instruction"),
+        ("no data", r"rank 1: ValueError: no data"),
+        ("no batch", r"rank 1 has finished while rank 0 waits before the first step"),
     ],
 )
 def test_a_fault_ends_the_job_with_one_message(fault: str, said: str) -> None:
@@ -82,11 +86,62 @@ def watchers() -> set[int]:
     return found
 
 
+def known(number: int, *, where: str = "at instruction 3", phase: str = "step", **told: Any) -> Rank:
+    """A rank as the watcher knows it at second 100, quiet for 9 of the 8 that its step allows."""
+    found = Rank(cast(Any, None), 100.0)
+    found.rank, found.pid, found.where, found.phase = number, number, where, phase
+    found.still_s, found.timeout_s = 9.0, 8.0
+    for name, value in told.items():
+        setattr(found, name, value)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        ((known(0, waiting=True), known(1, where="there")), "rank 1 there: hangs: .* for 8 s while rank 0"),
+        ((known(0, waiting=True), known(1, still_s=1.0)), "^$"),
+        ((known(0, waiting=True, timeout_s=60.0), known(1)), "^$"),
+        ((known(0, waiting=True, timeout_s=0.0), known(1)), "^$"),
+        ((known(0, waiting=True), known(1, phase="patient")), "^$"),
+        ((known(0, waiting=True), known(1, waiting=True)), "all ranks have waited"),
+        ((known(0, waiting=True, phase="meeting"), known(1, phase="outside")), "^$"),
+        ((known(0, waiting=True, phase="meeting"), known(1, left=True)), "rank 1 has finished"),
+        ((known(0, heard=91.0), known(1)), "rank 0 .* has not been heard of for 8 s"),
+        ((known(0, heard=91.0, timeout_s=0.0), known(1)), "^$"),
+        ((known(0, closed_at=99.2), known(1, closed_at=99.1)), "rank 1 was last seen at instruction 3"),
+        ((known(0, timeout_s=0.0, closed_at=99.2), known(1)), "rank 0 was last seen"),
+    ],
+)
+def test_what_is_wrong_with_a_job(ranks: tuple[Rank, Rank], said: str) -> None:
+    assert re.search(said, verdict(list(ranks), 100.0))
+
+
+@dataclass
+class Lane:
+    waiting: bool
+
+
+def test_a_rank_waits_where_the_step_that_runs_does() -> None:
+    """A process may train by one step and evaluate by another, with exchanges and patience of its own."""
+    watch, training, evaluating = Watch(), Lane(waiting=False), Lane(waiting=True)
+    with watch.stepping(training, 8.0):
+        assert not watch.waiting
+    try:
+        with watch.stepping(evaluating, 60.0):
+            assert watch.waiting and watch.timeout_s == 60.0
+            raise KeyError
+    except KeyError:
+        pass
+    assert not watch.waiting and watch.here() == "outside of the step"
+
+
 def test_the_timeout_can_be_set() -> None:
-    assert timeout_of({"SHARDWRIGHT_TIMEOUT_S": "30"}) == 30
-    assert timeout_of({}) <= 10
+    assert timeout_of(None, {"SHARDWRIGHT_TIMEOUT_S": "30"}) == 30
+    assert timeout_of(0, {"SHARDWRIGHT_TIMEOUT_S": "30"}) == 0
+    assert timeout_of(None, {}) <= 10
     with pytest.raises(PlanError, match="SHARDWRIGHT_TIMEOUT_S: is 'soon'"):
-        timeout_of({"SHARDWRIGHT_TIMEOUT_S": "soon"})
+        timeout_of(None, {"SHARDWRIGHT_TIMEOUT_S": "soon"})
 
 
 class Everyone:
@@ -142,5 +197,7 @@ def test_donated_state_is_gone_and_says_so() -> None:
     with pytest.raises(InputError, match=r"w: was passed to an earlier step, .* donate=False"):
         run(first, x)
     kept, _ = alone()
+    with pytest.raises(InputError, match=r"w: was passed to an earlier step, .* donate=False"):
+        kept(first.local, x)
     (first,) = kept(w, x)
     assert np.array_equal(kept(first, x)[0].gather(), kept(first, x)[0].gather())

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from shardwright.backends import transport
+from shardwright.backends.layout import as_array
 from shardwright.backends.schedule.geometry import Geometry, Member
 from shardwright.backends.schedule.ops import Copy, Transfer
 from shardwright.backends.schedule.table import routine_of
 from shardwright.backends.transport import Exchanger, Lane, Pool
 from shardwright.backends.wire import to_jax, to_segment
+from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Partial, R
 
 
@@ -45,6 +47,15 @@ def test_memory_is_shared_with_xla_and_used_again_only_when_nobody_reads_it(dtyp
         jnp.square(held).block_until_ready()
         del array, held
     assert pool.nbytes <= 3 << 12, "steps alternate between buffers, and there are no more"
+
+
+def test_what_users_hand_in_is_no_memory_of_theirs() -> None:
+    """Whoever reads batches into one buffer fills it again while arrays made of it live."""
+    batch = array_on(Pool(), 256)
+    batch[:] = 1
+    held = as_array(batch, TensorType((256,), "float32"))
+    batch[:] = 7
+    assert np.asarray(held == 1).all()
 
 
 @pytest.mark.parametrize("entering", [to_jax, to_segment])

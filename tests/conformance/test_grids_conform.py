@@ -120,6 +120,23 @@ def check(primitive: str, most: int, meshes: tuple[tuple[Nodes, Ratios], ...]) -
     return tried
 
 
+@pytest.mark.parametrize("primitive", ["gather", "scatter-add"])
+def test_what_is_indexed_along_two_dimensions_may_be_cut_along_both(primitive: str) -> None:
+    """Each device has a block of it: an index is its own where both coordinates are."""
+    rng = np.random.default_rng(3)
+    sample = next(s for s in SAMPLES if s.primitive == primitive and s.make.__name__ == "two_indices")
+    case = cases(*sample.make(Draw(0)), primitive)[0]
+    single = list(signatures(rule_of(case.equation), case.equation))
+    for nodes, ratios in MESHES:
+        tried = 0
+        for across, within in itertools.permutations(single, 2):
+            signature = paired(across, within, nodes)
+            if signature is not None and {across.ins[0], within.ins[0]} == {Shard(0), Shard(2)}:
+                assert not (found := wrong(case, signature, nodes, ratios, rng)), f"{signature}: {found}"
+                tried += 1
+        assert tried
+
+
 COMMON = (
     "dot_general",
     "add",

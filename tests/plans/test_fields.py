@@ -12,6 +12,7 @@ import pytest
 from plan_cases import array, fleet, mlp
 
 from shardwright import (
+    Fleet,
     InputError,
     Plan,
     synthesize,
@@ -67,6 +68,17 @@ def test_the_printout_says_when_there_is_no_state() -> None:
     plan = synthesize(lambda x: x.sum(), array(4, 4), fleet=fleet(2, 1))
     assert plan.state == {}
     assert re.search(r"state\s+none found", str(plan))
+
+
+def test_the_printout_says_which_exchanges_pass_through_the_host(made: Plan) -> None:
+    data = made.fleet.to_dict()
+    assert "staged" not in str(made), "their memory is the host's"
+    first, second, *_ = data["nodes"][0]["devices"]
+    first["host_link"] = {"bandwidth": "24 GB/s", "latency": "5 us"}
+    second["type"]["sms"] = 40
+    said = "staged through host memory (host-mpi): slow-30 at 24 GB/s, 5 µs; slow-20 at 12 GB/s, 10 µs"
+    assert f"{said} (assumed)" in str(replace(made, fleet=Fleet.from_dict(data)))
+    assert "staged" not in str(replace(made, fleet=Fleet.from_dict(data | {"transport": "cuda-mpi"})))
 
 
 def test_planning_runs_nothing_and_shapes_will_do(made: Plan) -> None:

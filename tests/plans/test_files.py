@@ -46,7 +46,7 @@ def test_what_is_written_follows_the_schema(made: Plan) -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     jsonschema.validate(json.loads(json.dumps(made.to_dict(), allow_nan=False)), SCHEMA)
     later = {"search_gap", "axes", "pins", "used", "unused", "bucket_bytes", "resync_every", "messages"}
-    later |= {"rewriting", "donate", "again_s", "host_s", "comparing_s"}
+    later |= {"rewriting", "donate", "again_s", "host_s", "comparing_s", "arguments"}
     assert set(SCHEMA["required"]) == set(made.to_dict()) - later
     assert set(SCHEMA["properties"]) == set(made.to_dict())
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from synth_cases import FLEETS, STEPS, model, ratios, shape, space, traced
 
 from shardwright.cost.bill import bill, seconds
-from shardwright.ir.placement import Partial, R
+from shardwright.ir.placement import Partial, Placement, R, Shard
 from shardwright.ir.program import Loop, Move, Program, verify
 from shardwright.ir.serialize import program_from_json, program_to_json
 from shardwright.ir.text import format_program, parse_program
@@ -140,3 +140,51 @@ def test_a_sum_that_one_class_reads_twice_is_added_up_once() -> None:
     sums = [i for i in program.instructions if isinstance(i, Move) and i.value == joined.index]
     assert [move.pre for move in sums] == [Partial("sum")]
     assert seconds(bill(program, graph, costs), costs, shares) == pytest.approx(solution.seconds, rel=1e-9)
+
+
+def perceptron(
+    weights: tuple[jax.Array, ...], x: jax.Array, y: jax.Array
+) -> tuple[tuple[jax.Array, ...], jax.Array]:
+    """A step that reads its inputs `x` in several products, forwards and backwards."""
+
+    def loss(weights: tuple[jax.Array, ...]) -> jax.Array:
+        h = x
+        for w in weights:
+            h = jnp.tanh(h @ w)
+        return jnp.mean((h - y) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(weights)
+    return tuple(w - 0.01 * g for w, g in zip(weights, gradients, strict=True)), value
+
+
+@pytest.mark.parametrize("pinned", [None, R])
+def test_an_argument_of_which_one_part_is_read_is_handed_in_as_that_part(pinned: Placement | None) -> None:
+    rows = shape(4096, 64)
+    graph = trace(perceptron, (shape(64, 64), shape(64, 64)), rows, rows).graph
+    x, y = (graph.inputs[i] for i in (2, 3))
+    whole, prices = Space(graph), Prices.at(model("slow-links"), (0.5, 0.3, 0.2))
+    held_whole = [pin(whole.root.choice[x], lambda p: p == R)]
+    assignment = solve(whole, prices, extra=held_whole).assignment
+    program = emit(whole, assignment, prices, held_whole if pinned else ())
+    verify(program, graph)
+    cut = [
+        i for i in program.instructions if isinstance(i, Move) and i.kind == "slice" and i.value == x.index
+    ]
+    assert program.inputs[graph.inputs.index(y)] == Shard(0)
+    assert program.inputs[graph.inputs.index(x)] == (R if pinned else Shard(0))
+    assert len(cut) == (1 if pinned else 0)
+    costs = model("slow-links")
+    cost_s = seconds(bill(program, graph, costs), costs, (0.5, 0.3, 0.2))
+    assert cost_s == pytest.approx(solve(whole, prices).seconds, rel=1e-9)
+
+
+def test_an_argument_that_is_also_read_whole_is_handed_in_whole() -> None:
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return w - 0.1 * (x.T @ jnp.tanh(x @ w)), x
+
+    graph = trace(step, shape(64, 64), shape(4096, 64)).graph
+    everything, prices = Space(graph), Prices.at(model("slow-links"), (0.5, 0.3, 0.2))
+    x = everything.root.choice[graph.inputs[1]]
+    program = emit(everything, solve(everything, prices, extra=[pin(x, lambda p: p == R)]).assignment, prices)
+    verify(program, graph)
+    assert program.inputs[1] == program.outputs[1] == R

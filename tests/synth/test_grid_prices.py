@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from seeded import printed
 from test_grid import FLEETS, listed
 
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.grid.model import GridModel
 from shardwright.cost.model import CostModel
+from shardwright.cost.share_cost import Floats
 from shardwright.ir.collectives import between
 from shardwright.ir.graph import TensorType
 from shardwright.ir.rules import flop_count
@@ -19,7 +23,7 @@ from shardwright.synth.grid import prune
 from shardwright.synth.grid.pricing import GridPriceList, grid_floors
 from shardwright.synth.prices import tables
 from shardwright.synth.search.fold import cook, fold
-from shardwright.synth.search.prune import Kept, compared
+from shardwright.synth.search.prune import Kept
 from shardwright.synth.space.factors import EquationFactor
 
 SIZES = (40, 3_000, 70_000_000)
@@ -81,6 +85,20 @@ def test_large_tables_are_those_that_small_ones_would_be(name: str, monkeypatch:
         assert np.array_equal(a, b)
 
 
+def compared(kept: Kept, kind: int) -> tuple[Floats, NDArray[np.bool_]]:
+    """[a, b]: what value a of a class costs more than b at most, where b is possible; which values are."""
+    size = kept.size(kind)
+    worst, possible = np.zeros((size, size)), np.ones(size, dtype=np.bool_)
+    for (recipe, kinds, axis), times in kept.folded.incident[kind].items():
+        rows = np.moveaxis(kept.table(recipe, kinds), axis, 0).reshape(size, -1)
+        possible &= np.isfinite(rows).any(axis=1)
+        for a, b in itertools.product(range(size), repeat=2):
+            contexts = np.isfinite(rows[b])
+            if contexts.any():
+                worst[a, b] += times * (rows[a] - np.where(contexts, rows[b], 0.0))[contexts].max()
+    return worst, possible
+
+
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), rare=st.sampled_from([0.0, 0.2, 0.9]))
 def test_values_are_dominated_as_by_comparing_everything(seed: int, rare: float) -> None:
@@ -93,7 +111,7 @@ def test_values_are_dominated_as_by_comparing_everything(seed: int, rare: float)
     folded = fold(range(4), uses)
     kept = Kept(folded, [sizes[members[0]] for members in folded.classes], cook(folded, made))
     for kind in range(len(folded.classes)):
-        worst, possible = compared(kept, kind, {})
+        worst, possible = compared(kept, kind)
         whole = (worst <= 0) & possible[:, None] & possible
         np.fill_diagonal(whole, val=False)
         dominates, again = prune._dominating(kept, kind)  # pyright: ignore[reportPrivateUsage]

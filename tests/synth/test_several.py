@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from synth_cases import FLEETS, STEPS, model, space
 
 from shardwright.cost.model import CostModel
 from shardwright.cost.moves import strategies
 from shardwright.cost.subfleet import subfleet
 from shardwright.synth.prices.lists import Catalogue, PriceList
-from shardwright.synth.prices.tables import Prices
+from shardwright.synth.prices.tables import Prices, Several
+from shardwright.synth.search.fold import cook, fold
+from shardwright.synth.search.prune import prune
 from shardwright.synth.search.solve import SpaceSolver
 
 
@@ -47,6 +54,42 @@ def test_bounds_without_large_tables_are_exact_for_small_steps() -> None:
     solver, _, several = together("mlp")
     least = [solver.bound(several.one(number)) for number in range(len(solver.bounds(several)))]
     np.testing.assert_allclose(solver.bounds(several), least, rtol=1e-9)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_closer_bounds_are_bounds(step: str) -> None:
+    solver, models, several = together(step)
+    first = solver.bounds(several)
+    assert isinstance(several.list, Several)
+    some = range(1, len(models))
+    closer = solver.closer([several.list.prices[number] for number in some])
+    assert len(closer) == len(some)
+    for number, bound_s in zip(some, closer, strict=True):
+        assert first[number] * (1 - 1e-9) <= bound_s <= solver.bound(several.one(number)) * (1 + 1e-9)
+
+
+@given(seed=st.integers(0, 2**32 - 1), rare=st.sampled_from([0.0, 0.2, 0.9]), kinds=st.integers(2, 4))
+@settings(deadline=None)
+def test_what_matters_at_any_of_several_prices_is_kept(seed: int, rare: float, kinds: int) -> None:
+    rng = np.random.default_rng(seed)
+    uses, sizes = [(0, (0, 1, 2)), (1, (0, 2)), (2, (1, 2)), (3, (1,))], [kinds, 5, 3]
+    made = [rng.integers(0, 3, [6, *[sizes[v] for v in scope]]).astype(float) for _, scope in uses]
+    made = [np.where(rng.random(table.shape) < rare, np.inf, table) for table in made]
+    made[1] = made[1][0]  # the same at all prices
+    folded = fold(range(3), uses)
+    cooked = cook(folded, made)
+    kept = prune(folded, sizes, cooked)
+
+    def best(number: int, values: Sequence[Sequence[int]]) -> float:
+        tables = [t[number] if t.ndim > len(scope) else t for t, (_, scope) in zip(made, uses, strict=True)]
+        pairs = list(zip(tables, uses, strict=True))
+        return min(
+            sum(float(table[tuple([at[v] for v in scope])]) for table, (_, scope) in pairs)
+            for at in itertools.product(*values)
+        )
+
+    for number in range(6):
+        assert best(number, [left.tolist() for left in kept.values]) == best(number, list(map(range, sizes)))
 
 
 @pytest.mark.parametrize("name", FLEETS)

@@ -22,7 +22,7 @@ from shardwright.cost.quantity import size
 from shardwright.files import check_writable, write_whole
 from shardwright.fleets.calibrate import Calibration, calibrate
 from shardwright.ir.errors import InputError
-from shardwright.reports.text import duration
+from shardwright.reports.units import duration
 
 MOST_RANKS_PER_CORE = 8
 

@@ -14,7 +14,7 @@ from shardwright.explain import Explanation
 from shardwright.explain import explain as answer
 from shardwright.factory import load_factory
 from shardwright.plan import Plan
-from shardwright.reports.text import duration
+from shardwright.reports.units import duration
 from shardwright.reports.words import placed
 
 

@@ -22,7 +22,7 @@ from shardwright.files import check_writable, write_whole
 from shardwright.fleets.detect import SOURCES, Detected, detect
 from shardwright.fleets.summary import Narrowest, NodeRun, Summary, matrix_rate, summary
 from shardwright.ir.errors import InputError
-from shardwright.reports.text import bandwidth, duration, flop_rate
+from shardwright.reports.units import bandwidth, duration, flop_rate
 
 
 @click.group()

@@ -23,7 +23,7 @@ from shardwright.factory import check_concrete, load_factory
 from shardwright.ir.errors import InputError
 from shardwright.ir.graph import TensorType
 from shardwright.plan import Plan
-from shardwright.reports.text import duration
+from shardwright.reports.units import duration
 
 
 @click.command()

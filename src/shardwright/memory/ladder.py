@@ -29,7 +29,7 @@ _TRIES = 3
 _ROOM = 0.5
 
 #: Part of its cost that a rewriting should promise to save to be planned beside a plan that fits.
-_WORTH = 0.01
+WORTH = 0.01
 
 
 class Planning(Protocol):
@@ -260,7 +260,7 @@ class Ladder:
             return max(0.0, over - 1) * max(self.limits[d] / share for d, share in shares.items())
         return max(0.0, *((plan.memory_bytes[d] - self.limits[d]) / share for d, share in shares.items()))
 
-    def below(self, best: Plan, free_s: float) -> Plan | None:
+    def below(self, best: Plan, free_s: float, rival_s: float = math.inf) -> Plan | None:
         """A plan that fits and is cheaper than one that does.
 
         A rung is worth a plan where what the step costs without a limit of memory, and what the rung computes
@@ -270,8 +270,9 @@ class Ladder:
         Args:
             best: the plan that fits.
             free_s: about what the step as it is costs without a limit of memory.
+            rival_s: what another plan that fits costs.
         """
-        worth_s = best.cost_s * (1 - _WORTH)
+        worth_s = best.cost_s * (1 - WORTH)
         worth = [n for n in range(len(self.rungs)) if self._estimate(n, free_s) < worth_s]
         if not worth:
             return None
@@ -281,10 +282,10 @@ class Ladder:
         for rung in dict.fromkeys(tries):
             if self.late():
                 break
-            least_s = min(best.cost_s, cost_of(found))
-            if rung in self.known or self._estimate(rung, free_s) >= least_s * (1 - _WORTH):
+            least_s = min(best.cost_s, rival_s, cost_of(found))
+            if rung in self.known or self._estimate(rung, free_s) >= least_s * (1 - WORTH):
                 continue
-            plan = self.plan(rung, least_s * (1 - _WORTH))
+            plan = self.plan(rung, least_s * (1 - WORTH))
             found = better(found, plan)
         if few:
             found = better(found, self._without_one(best if found is None else found))
@@ -308,7 +309,7 @@ class Ladder:
         found: Plan | None = None
         for i, part in enumerate(self._parts(again)):
             # It saves what it took, and needs more memory.
-            if len(again) > 1 and part * took_s > _WORTH * best.cost_s and not self.late():
+            if len(again) > 1 and part * took_s > WORTH * best.cost_s and not self.late():
                 other = (*again[:i], *again[i + 1 :])
                 step = rewritten(self.traced, Rewriting(other, self.pieces))
                 if too_small(step.graph, self.limits):

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from shardwright.cost.quantity import size
 from shardwright.plan import Plan
-from shardwright.reports.text import duration
+from shardwright.reports.units import duration
 from shardwright.reports.words import placed
 
 #: What the cost is made of beside exchanges.

@@ -54,6 +54,7 @@ def plain(plan: Plan) -> dict[str, Any]:
         "fits": plan.fits,
         "exchanges": [_exchange(e) for e in plan.exchanges],
         "held": dict(plan.held),
+        "arguments": dict(plan.arguments),
         "state": dict(plan.state),
         "state_override": None if plan.state_override is None else _entries(plan.state_override),
         "assumptions": list(plan.assumptions),
@@ -158,6 +159,7 @@ def fields(data: Any, place: str, *, checked: bool = False) -> dict[str, Any]:
         "again_s": data.get("again_s", 0.0),
         "host_s": data.get("host_s", 0.0),
         "comparing_s": data.get("comparing_s", 0.0),
+        "arguments": data.get("arguments", {}),
         "messages": tuple(Planned.from_dict(entry) for entry in data.get("messages", ())),
     }
 

@@ -39,6 +39,8 @@ class PlanRecord:
         fits: whether that is within every device's memory.
         exchanges: exchanges by strategy.
         held: where state and the other inputs lie, by name.
+        arguments: their types, such as "float32[64,512]" or "weak float32[]" (weak type of JAX), by name and
+            in order; {} in files of earlier versions.
         state: argument -> output that continues it.
         state_override: what the user said about state, None if it was inferred.
         assumptions: what was assumed rather than measured or known, in words.
@@ -101,6 +103,7 @@ class PlanRecord:
     again_s: float = 0.0
     host_s: float = 0.0
     comparing_s: float = 0.0
+    arguments: Mapping[str, str] = field(default_factory=dict[str, str])
     messages: tuple[Planned, ...] = field(default=(), compare=False, repr=False)
     traced: Traced | None = field(default=None, compare=False, repr=False)
     free_s: float | None = field(default=None, compare=False, repr=False)

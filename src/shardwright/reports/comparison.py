@@ -15,7 +15,7 @@ from shardwright.compare import Crossover, StrategyRow
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.quantity import size
 from shardwright.reports.picture import figure, save
-from shardwright.reports.text import duration
+from shardwright.reports.units import duration
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import jinja2
 
 from shardwright.cost.quantity import size
 from shardwright.reports.facts import COLUMNS, Facts, Run, facts
-from shardwright.reports.text import bandwidth, duration, flop_rate
+from shardwright.reports.units import bandwidth, duration, flop_rate
 from shardwright.reports.words import exchanged, placed
 
 if TYPE_CHECKING:

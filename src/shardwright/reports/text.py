@@ -16,10 +16,12 @@ from rich.text import Text
 
 from shardwright.cost.fleet import Device
 from shardwright.cost.quantity import size
+from shardwright.cost.topology import host_link
 from shardwright.ir.placement import Shard
 from shardwright.ir.program import Move, own_ratios
 from shardwright.ir.rules import Signature
 from shardwright.ir.serialize import program_to_json
+from shardwright.reports.units import bandwidth, duration
 
 if TYPE_CHECKING:
     from shardwright.plan import Plan
@@ -50,7 +52,7 @@ def layout(plan: Plan, baselines: Sequence[Baseline] = ()) -> Group:
     parts: list[Text | Padding] = [_head(plan), _section(_shares(plan))]
     if plan.unused:
         parts.append(_section(_unused(plan)))
-    parts.append(_section(_exchanges(plan)))
+    parts.append(_section(Group(_exchanges(plan), *_staged(plan))))
     parts.append(_section(_spent(plan)))
     if baselines:
         parts.append(_section(_compared(plan, baselines)))
@@ -80,8 +82,8 @@ def anything_sharded(plan: Plan) -> bool:
     return any(isinstance(p, Shard) for p in placed)
 
 
-def _section(table: Table) -> Padding:
-    return Padding(table, (0, 0, 1, 0))
+def _section(content: Table | Group) -> Padding:
+    return Padding(content, (0, 0, 1, 0))
 
 
 def _head(plan: Plan) -> Text:
@@ -229,6 +231,20 @@ def _exchanges(plan: Plan) -> Table:
     return table
 
 
+def _staged(plan: Plan) -> list[Text]:
+    """Which devices exchange through their host's memory, and at which speed they reach it."""
+    if plan.fleet.transport != "host-mpi" or not plan.exchanges:
+        return []
+    links: dict[str, None] = {}
+    for device in _used(plan):
+        link = host_link(device.type, device.host_link)
+        if link is not None:
+            speed = f"{bandwidth(link.bandwidth_byte_per_s)}, {duration(link.latency_s)}"
+            assumed = " (assumed)" if device.host_link is None else ""
+            links[f"{device.type.name} at {speed}{assumed}"] = None
+    return [Text(f"staged through host memory (host-mpi): {'; '.join(links)}")] if links else []
+
+
 def _spent(plan: Plan) -> Table:
     """Devices of one type with the same times, in three digits, share a row."""
     table = Table(title="time per step", title_justify="left", box=None, pad_edge=False)
@@ -371,28 +387,3 @@ def _pins(plan: Plan) -> Table:
 def _argument(name: str) -> str:
     """`params` of `params['blocks'][0]`."""
     return re.split(r"[\[.]", name, maxsplit=1)[0]
-
-
-def duration(seconds: float) -> str:
-    """Seconds with three digits and a fitting unit; below a picosecond, rounding left it of nothing."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)):
-        if seconds >= 0.9995 * scale or (unit == "ns" and seconds >= 1e-12):
-            return f"{seconds / scale:.3g} {unit}"
-    return "0 s"
-
-
-def flop_rate(flop_per_s: float) -> str:
-    """FLOP/s with three digits and a fitting unit."""
-    return f"{_decimal(flop_per_s)}FLOP/s"
-
-
-def bandwidth(byte_per_s: float) -> str:
-    """Bytes per second with three digits and a fitting decimal unit."""
-    return f"{_decimal(byte_per_s)}B/s"
-
-
-def _decimal(value: float) -> str:
-    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= scale:
-            return f"{value / scale:.3g} {prefix}"
-    return f"{value:.3g} "

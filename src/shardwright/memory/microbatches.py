@@ -1,0 +1,129 @@
+"""Plans of a step in 2, 4, 8, … micro-batches, the quick ones first, for `rewritings.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from shardwright.cost.fleet import Fleet
+from shardwright.ir.errors import InputError
+from shardwright.ir.placement import Shard
+from shardwright.ir.rewrites.pieces import NotInPiecesError, batch_of
+from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
+from shardwright.ir.trace import Traced
+from shardwright.memory.ladder import Planning, better, cost_of
+from shardwright.plan import Plan
+
+#: A plan this near what it costs without a limit of memory is not planned again in other ways.
+NEAR = 0.03
+
+#: Pieces in which a step should take more than so many times the memory are not planned beside more that fit.
+_HARDLY = 1.1
+
+#: Micro-batches tried at most.
+MOST_PIECES = 64
+
+
+def counts_of(traced: Traced) -> Iterator[int]:
+    """In how many pieces "auto" takes a step: those of 2, 4, 8, … that it comes in, the fewest first."""
+    pieces = 2
+    while pieces <= MOST_PIECES:
+        try:
+            rewritten(traced, Rewriting(microbatches=pieces))
+        except InputError:
+            return  # what does not come in two halves does not come in four quarters
+        yield pieces
+        pieces *= 2
+
+
+class Pieces:
+    """Plans of 2, 4, 8, … micro-batches."""
+
+    def __init__(self, traced: Traced, fleet: Fleet, planner: Planning, late: Callable[[], bool]) -> None:
+        self.traced, self.fleet, self.planner, self.late = traced, fleet, planner, late
+        #: Steps that memory was in the way of, and what no plan of each costs less than.
+        self.open: list[tuple[Traced, float]] = []
+        self.tried: list[int] = []
+        #: Plans of what did not fit.
+        self.too_large: list[Plan] = []
+        #: See `Planning.crowded`, of the last step.
+        self.crowded = 0.0
+
+    def scarce(self, crowded: float, devices: int) -> bool:
+        """Whether as many pieces as should fit have fewer rows than there are devices."""
+        try:
+            batch = batch_of(self.traced.graph, 1)
+        except NotInPiecesError:
+            return False
+        pairs = zip(self.traced.graph.inputs, batch, strict=True)
+        rows = next(value.type.shape[0] for value, kind in pairs if isinstance(kind, Shard))
+        return rows < devices * self._first(crowded)
+
+    @staticmethod
+    def _first(crowded: float) -> int:
+        """As many pieces as should fit."""
+        return min(2 ** max(1, math.ceil(math.log2(max(crowded, 1.0)))), MOST_PIECES)
+
+    def briefly(self, rival_s: float, crowded: float) -> Plan | None:
+        """The cheapest plan that fits without a search for what does.
+
+        First as many pieces as should fit, and more of them until they do; then fewer, which take less time.
+
+        Args:
+            rival_s: what a plan that fits costs.
+            crowded: the part of a device's memory that the step in one piece takes without a limit.
+        """
+        first = self._first(crowded)
+        best: Plan | None = None
+        stays = 0.0
+        pieces = first
+        while pieces <= MOST_PIECES and not self.late():
+            plan = self._brief(pieces, min(rival_s, cost_of(best)))
+            if plan is None or (best is not None and not plan.fits):
+                break
+            best = better(best, plan)
+            # Of what is there in one piece, so much is there in however many.
+            stays = (pieces * self.crowded - crowded) / (pieces - 1)
+            if best is not None and best.cost_s <= best.bound_s * (1 + NEAR):
+                break  # the bound of more pieces is no less than that of these
+            if best is None and stays > 1:
+                break
+            pieces *= 2
+        pieces = first // 2
+        while pieces > 1 and best is not None and not self.late():
+            if max(stays, 0.0) + (crowded - max(stays, 0.0)) / pieces > _HARDLY:
+                break
+            plan = self._brief(pieces, min(rival_s, cost_of(best)))
+            if plan is None or not plan.fits:
+                break
+            best = better(best, plan)
+            pieces //= 2
+        return best
+
+    def _brief(self, pieces: int, rival_s: float) -> Plan | None:
+        try:
+            step = rewritten(self.traced, Rewriting(microbatches=pieces))
+        except NotInPiecesError:
+            return None
+        self.tried.append(pieces)
+        plan = self.planner.plan(step, rival_s, briefly=True, baselines=False)
+        self.crowded, _ = self.planner.crowded(step)
+        self.too_large += [] if plan is None or plan.fits else [plan]
+        if plan is not None and self.planner.unfinished(step):
+            self.open.append((step, plan.bound_s))
+        return plan
+
+    def within(self, rival_s: float) -> Plan | None:
+        """The cheapest plan within memory of those that did not fit, the fewest pieces first."""
+        best: Plan | None = None
+        for step, bound_s in sorted(self.open, key=lambda each: each[1]):
+            if self.late():
+                break
+            if bound_s >= min(rival_s, cost_of(best)) * (1 - NEAR):
+                continue
+            plan = self.planner.plan(step, min(rival_s, cost_of(best)), baselines=False)
+            if best is not None and plan is None:
+                break
+            self.too_large += [] if plan is None or plan.fits else [plan]
+            best = better(best, plan)
+        return best
