@@ -2,10 +2,10 @@
 
 Branch and bound over parts of a fleet, one full synthesis for each that a bound cannot rule out. All parts
 are priced and bounded together first, without large tables: what each costs at least at the floors of all its
-prices. Parts wait in a queue by their bounds. The least one is planned; once there is a plan, those that it
-does not rule out are bounded together more closely, and each that is left is first bounded exactly, and
-planned if that does not rule it out. When the least bound is no less than the cost of the best plan, nothing
-is left to find.
+prices, parts of several nodes at the least of all their floors. Parts wait in a queue by their bounds. The
+least one is planned; once there is a plan, those that it does not rule out are bounded together more closely,
+and each that is left is first bounded exactly, and planned if that does not rule it out. When the least bound
+is no less than the cost of the best plan, nothing is left to find.
 
 Bounds are taken under the part's own prices. They may not be carried over from one part to another: the rate
 of a kernel is taken at the even share, and thus depends on how many devices there are.
@@ -34,6 +34,9 @@ from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.space.factors import EquationFactor, Use
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
+
+#: More parts than this are bounded at once (see `_joined`).
+_TOGETHER = 2
 
 #: A part is bounded far above another one at this multiple.
 _FAR_ABOVE = 1.2
@@ -65,6 +68,8 @@ class _Part:
         self.model = model
         self.floors = Prices.floors(PriceList(model, catalogue))
         self.bound_s = 0.0
+        #: Prices of several parts at once that its bound is taken under; None once it is under its own.
+        self.joined: Prices | None = None
         self.looked_at = self.bounded = False
         self.free: Free | None = None
         self.found: Synthesis | None = None
@@ -108,6 +113,16 @@ def _parts_of(fleet: Fleet, parts: Sequence[Members] | None) -> list[_Part]:
             model = CostModel(subfleet(fleet, members, fleet.name), whole.known_products)
             made.append(_Part(members, model, catalogue, whole=False))
     return made
+
+
+def _joined(parts: Sequence[_Part], favourite: Members | None) -> list[_Part]:
+    """The parts that are bounded at once, as if each instruction ran on the one that it likes best.
+
+    All but the whole fleet, what lies in one node and the favourite, if they are more than two.
+    """
+    several = [part for part in parts if not part.whole and len(part.model.fleet.nodes) > 1]
+    found = [part for part in several if part.members != favourite]
+    return found if len(found) > _TOGETHER else []
 
 
 def arithmetic_s(space: Space, floors: Prices) -> float:
@@ -168,9 +183,8 @@ class Choosing:
         with timer.search():
             self._solver = solver or SpaceSolver(space, extra)
             self._parts = made = _parts_of(fleet, parts)
-            several = Prices.of_all([part.floors for part in made])
-            for number, bound_s in enumerate(self._solver.bounds(several) if len(made) > 1 else ()):
-                made[number].bound_s, made[number].floors = float(bound_s), several.one(number)
+            if len(made) > 1:
+                self._bound_first(made, _joined(made, favourite))
 
     def below(self, rival_s: float, *, briefly: bool = False, baselines: bool = True) -> Choice | None:
         """The best plan, None where none can cost less than a rival.
@@ -189,6 +203,8 @@ class Choosing:
         first = all(part.free is None for part in made)
         queue = [part.turn(number) for number, part in enumerate(made) if part not in done]
         if first:
+            # The first one has a bound under its own prices; it is the favourite if there is one.
+            queue = [(math.inf, *turn[1:]) if made[turn[2]].joined else turn for turn in queue]
             queue = [(0.0, *turn[1:]) if made[turn[2]].members == self._favourite else turn for turn in queue]
         looked: list[_Part] = []
         best: _Part | None = None
@@ -215,8 +231,10 @@ class Choosing:
             elif part.bounded or part.free is not None or (first and rival_s == math.inf):
                 self._plan(part, least_s, briefly=briefly)
                 looked.append(part)
-                first = False
                 best = part if best is None or part.beats(best) else best
+                if first:
+                    first, queue = False, [made[k].turn(k) for *_, k in queue]
+                    heapq.heapify(queue)
             else:
                 waiting = [made[k] for *_, k in queue if made[k].bound_s < least_s * (1 - 1e-9)]
                 self._bound([part, *waiting], least_s)
@@ -236,21 +254,39 @@ class Choosing:
         """Whether the step fits into the memory of a part in no way."""
         return too_small(self._graph, [device.type.memory_bytes for device in part.model.fleet.devices])
 
+    def _bound_first(self, some: Sequence[_Part], joined: Sequence[_Part] = ()) -> None:
+        """First bounds of parts, worked out together; those of `joined` under the least of their prices."""
+        alone = [part for part in some if part not in joined]
+        prices = [part.floors for part in alone]
+        if joined:
+            prices.append(Prices.least_of([part.floors for part in joined]))
+        several = Prices.of_all(prices)
+        bounds = self._solver.bounds(several).tolist()
+        for number, part in enumerate(alone):
+            part.bound_s, part.floors = max(part.bound_s, bounds[number]), several.one(number)
+            part.joined, part.looked_at = None, False
+        for part in joined:
+            part.bound_s, part.joined = bounds[-1], prices[-1]
+
     def _bound(self, waiting: Sequence[_Part], least_s: float) -> None:
         """Raise the bounds of parts that are not ruled out: those of several, or else that of the first."""
-        fresh = [part for part in waiting if not (part.looked_at or part.bounded or part.free)]
-        together = [part for part in fresh if part.whole or not self._too_small(part)]
+        part = waiting[0]
+        possible = [each for each in waiting if each.whole or not self._too_small(each)]
+        fresh = [each for each in possible if not (each.looked_at or each.bounded or each.free)]
         with self._timer.search():
-            if len(together) > 1 and not waiting[0].looked_at:
-                closer = self._solver.closer([part.floors for part in together])
-                for part, bound_s in zip(together, closer, strict=True):
-                    part.bound_s, part.looked_at = max(part.bound_s, float(bound_s)), True
-                return
-            # The program itself is looked for where its bound does not rule the part out.
-            part = waiting[0]
-            enough = math.inf if part.looked_at else least_s
-            part.bound_s = max(part.bound_s, self._solver.bound(part.floors, self._timer.late, enough))
-            part.bounded = True
+            if part.joined and part.looked_at:
+                self._bound_first([each for each in possible if each.joined])
+            elif not part.looked_at and (len(fresh) > 1 or part.joined):
+                prices = list(dict.fromkeys([each.joined or each.floors for each in fresh]))
+                closer = dict(zip(prices, self._solver.closer(prices), strict=True))
+                for each in fresh:
+                    bound_s = closer[each.joined or each.floors]
+                    each.bound_s, each.looked_at = max(each.bound_s, bound_s), True
+            else:
+                # The program itself is looked for where its bound does not rule the part out.
+                enough = math.inf if part.looked_at else least_s
+                bound_s = self._solver.bound(part.floors, self._timer.late, enough)
+                part.bound_s, part.bounded = max(part.bound_s, bound_s), True
 
     @property
     def unfinished(self) -> bool:

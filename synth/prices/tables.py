@@ -8,7 +8,7 @@ together (`Prices.of_all`): everything then has an axis in front, one entry per 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -33,12 +33,17 @@ Evaluate: TypeAlias = Callable[..., Floats]
 _LARGE = 1 << 17
 
 
+#: The costs of lines; of several prices, those of each.
+Stacked: TypeAlias = "CostStack | list[Stacked]"
+
+
 class Several:
-    """Prices of one catalogue, to be evaluated together."""
+    """Prices of one catalogue, to be evaluated together; each may itself be of several."""
 
     def __init__(self, prices: Sequence[Prices]) -> None:
         self.prices = tuple(prices)
-        self.lists = tuple([each.list for each in prices if isinstance(each.list, PriceList)])
+        listed = [each.list for each in prices]
+        self.lists = tuple([each for each in listed if isinstance(each, (PriceList, Several))])
         assert len(self.lists) == len(prices), "on two axes there is no catalogue"
         first = self.lists[0]
         self.model, self.catalogue = first.model, first.catalogue
@@ -47,15 +52,26 @@ class Several:
     def __len__(self) -> int:
         return len(self.catalogue.lines)
 
-    def fresh(self, known: int) -> tuple[list[CostStack], NDArray[np.int64], NDArray[np.bool_]]:
+    def fresh(self, known: int) -> tuple[list[Stacked], NDArray[np.int64], NDArray[np.bool_]]:
         """See `PriceList.fresh`: a stack for each."""
         wanted: dict[tuple[str, bool], list[Sizes]] = {}
-        for each in self.lists:
-            for key, shapes in each.model.products_of(self.catalogue.since(known)[0].kernels).items():
+        lines, units, tied = self.catalogue.since(known)
+        for each in self._single():
+            for key, shapes in each.model.products_of(lines.kernels).items():
                 wanted.setdefault(key, []).extend(shapes)
         self.model.learn(wanted)
-        found = [each.fresh(known) for each in self.lists]
-        return [stack for stack, *_ in found], *found[0][1:]
+        return self._stacks(known), units, tied
+
+    def _single(self) -> Iterator[PriceList]:
+        for each in self.lists:
+            if isinstance(each, Several):
+                yield from each._single()
+            else:
+                yield each
+
+    def _stacks(self, known: int) -> list[Stacked]:
+        some = self.lists
+        return [each._stacks(known) if isinstance(each, Several) else each.fresh(known)[0] for each in some]
 
 
 class Prices:
@@ -132,11 +148,19 @@ class Prices:
     def of_all(some: Sequence[Prices]) -> Prices:
         """Several prices of one catalogue at once; whatever is asked of them has an axis in front."""
 
-        def evaluate(
-            stacks: Sequence[CostStack], units: NDArray[np.int64], tied: NDArray[np.bool_]
-        ) -> Floats:
+        def evaluate(stacks: Sequence[Stacked], units: NDArray[np.int64], tied: NDArray[np.bool_]) -> Floats:
             pairs = zip(some, stacks, strict=True)
             return np.stack([each.work_out(stack, units, tied) for each, stack in pairs])
+
+        return Prices(Several(some), evaluate)
+
+    @staticmethod
+    def least_of(some: Sequence[Prices]) -> Prices:
+        """The least of several prices of one catalogue, line by line: nothing costs less at any."""
+
+        def evaluate(stacks: Sequence[Stacked], units: NDArray[np.int64], tied: NDArray[np.bool_]) -> Floats:
+            pairs = zip(some, stacks, strict=True)
+            return np.minimum.reduce([each.work_out(stack, units, tied) for each, stack in pairs])
 
         return Prices(Several(some), evaluate)
 

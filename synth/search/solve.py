@@ -260,8 +260,8 @@ class SpaceSolver:
         domains = [choice.domain for choice in space.choices]
         self.factors = tuple(numbers)
         self.solver = Solver(domains, [len(domain) for domain in domains], uses, most_cells, stages)
-        #: Of prices that were bounded together last: these, and the core of all.
-        self._together: tuple[tuple[Prices, ...], Core] | None = None
+        #: Of prices that were bounded together: these, and the core of all.
+        self._together: list[tuple[tuple[Prices, ...], Core]] = []
 
     def in_order(
         self, prices: Prices, rents: Mapping[Factor, Floats] | None = None
@@ -302,26 +302,29 @@ class SpaceSolver:
         """A lower bound on the cost of every program at each of several prices (`Prices.of_all`)."""
         found, core = self.solver.bounds(prices.tables(self.factors), _SEVERAL_CELLS)
         assert isinstance(prices.list, Several), "these prices are not several"
-        self._together = prices.list.prices, core
+        self._together.append((prices.list.prices, core))
         return found
 
-    def closer(self, prices: Sequence[Prices]) -> Floats:
-        """Better bounds at some of the prices that were bounded together last, one after another.
+    def closer(self, prices: Sequence[Prices]) -> list[float]:
+        """Better bounds at some of the prices that were bounded together, one after another.
 
         Larger tables are filled for fewer prices, over those values only that matter at any of them.
         """
-        assert self._together is not None, "bounds come first"
-        several, core = self._together
-        numbers = [next(k for k, each in enumerate(several) if each is one) for one in prices]
-        return np.broadcast_to(core.bounds(numbers, _SMALLER[0]), len(numbers))
+        found: dict[int, float] = {}
+        for several, core in reversed(self._together):
+            numbers = [k for k, each in enumerate(several) if id(each) not in found and each in prices]
+            if numbers:
+                bounds = np.broadcast_to(core.bounds(numbers, _SMALLER[0]), len(numbers)).tolist()
+                found.update(zip([id(several[k]) for k in numbers], bounds, strict=True))
+        return [found[id(each)] for each in prices]
 
     def _core(self, prices: Prices) -> Core | None:
         """The core at prices that were bounded together with others; None at any other prices."""
-        if self._together is None:
-            return None
-        several, core = self._together
-        number = next((k for k, each in enumerate(several) if each is prices), None)
-        return None if number is None else core.one(number)
+        for several, core in reversed(self._together):
+            for number, each in enumerate(several):
+                if each is prices:
+                    return core.one(number)
+        return None
 
     def bound(
         self, prices: Prices, stop: Callable[[], bool] = lambda: False, enough: float = math.inf

@@ -68,6 +68,19 @@ def test_closer_bounds_are_bounds(step: str) -> None:
         assert first[number] * (1 - 1e-9) <= bound_s <= solver.bound(several.one(number)) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("step", STEPS)
+def test_the_least_of_several_prices_bounds_each(step: str) -> None:
+    solver, models, several = together(step)
+    assert isinstance(several.list, Several)
+    some = several.list.prices
+    joined = Prices.of_all([some[0], Prices.least_of(some[1:])])
+    first, other = solver.bounds(joined)
+    assert first == pytest.approx(solver.bounds(several)[0], rel=1e-9)
+    lines = np.minimum.reduce([several.seconds[number] for number in range(1, len(models))])
+    np.testing.assert_allclose(joined.seconds[1], lines[: joined.seconds.shape[1]], rtol=1e-12)
+    assert other <= min(solver.bound(several.one(number)) for number in range(1, len(models))) * (1 + 1e-9)
+
+
 @given(seed=st.integers(0, 2**32 - 1), rare=st.sampled_from([0.0, 0.2, 0.9]), kinds=st.integers(2, 4))
 @settings(deadline=None)
 def test_what_matters_at_any_of_several_prices_is_kept(seed: int, rare: float, kinds: int) -> None:

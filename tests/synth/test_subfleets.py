@@ -18,6 +18,7 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Graph
 from shardwright.ir.trace import trace
+from shardwright.synth import subfleets
 from shardwright.synth.alternate import synthesize as search
 from shardwright.synth.parts import MOST_PARTS, candidates
 from shardwright.synth.prices.tables import Prices
@@ -126,6 +127,24 @@ def test_the_best_part_is_chosen_and_the_bounds_are_bounds(where: str) -> None:
     assert chosen.found.bound_s <= chosen.found.cost_s
     unused = [d for some, _ in chosen.unused for d in some]
     assert sorted((*chosen.members, *unused)) == list(range(len(whole.devices)))
+
+
+@pytest.mark.parametrize("network", [SLOW, FAST, {"bandwidth": "2 MB/s", "latency": "100 us"}])
+def test_parts_that_share_a_bound_are_not_lost(
+    network: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, space = problem()
+    whole = fleet(node(5, 5, count=3), node(1, 1, 1, count=2), node(3, 3), network=network)
+    found: list[tuple[float, float]] = []
+    for together in (0, 100):
+        monkeypatch.setattr(subfleets, "_TOGETHER", together)
+        choosing = Choosing(graph, space, whole, Timer())
+        shared = [part for part in choosing._parts if part.joined]  # pyright: ignore[reportPrivateUsage]
+        assert bool(shared) == (together == 0)
+        chosen = choosing.below(math.inf)
+        assert chosen is not None
+        found.append((chosen.found.cost_s, chosen.found.bound_s))
+    assert found[0] == pytest.approx(found[1], rel=1e-9)
 
 
 def test_a_slow_network_leaves_nodes_out_and_a_quick_one_does_not() -> None:
