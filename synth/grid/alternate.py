@@ -171,7 +171,7 @@ class GridSearch:
         turns, judge, renting = self._turns, self._judge, self._renting
         free = self._unlimited(best)
         bound_s = self.bound_s
-        fitted = free if judge.ample(free.memory, free.ratios) else renting.looked_at(free)
+        fitted = free if judge.ample(free.memory, free.ratios) else renting.looked_at(free, briefly=briefly)
         near_free = fitted.over <= 1 and fitted.cost_s <= free.cost_s * (1 + NEARLY_FREE)
         if not near_free and not briefly and free.cost_s < most_s:
             below_s = min(most_s, fitted.cost_s) if fitted.over <= 1 else most_s

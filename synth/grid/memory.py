@@ -225,9 +225,18 @@ class GridRenting:
         with self.timer.ratios():
             return self._weighed(found.solution, found.prices, sparing.again(count), found.ratios)
 
-    def looked_at(self, found: GridCandidate) -> GridCandidate:
-        """A program as it will run, with gathers done again so that it fits, if that is enough."""
+    def looked_at(self, found: GridCandidate, *, briefly: bool = False) -> GridCandidate:
+        """A program as it will run, with gathers done again so that it fits, if that is enough.
+
+        Args:
+            found: by the model.
+            briefly: what is far from fitting by the model even so is not looked at.
+        """
         judge, budgets = self.judge, self.judge.budgets
+        if briefly and found.over > _HOPELESS:
+            _, less = self.spared(found)
+            if less.over > _HOPELESS:
+                return less
         count, here = 0, found
         best: GridCandidate | None = None
         for rounds in range(MOST_LOOKS):

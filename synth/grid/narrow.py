@@ -35,6 +35,9 @@ _CELLS, MOST_ROUNDS = (1 << 14, 1 << 16, 1 << 18), 4
 #: where it was easily settled.
 _SLACK, _MORE_SLACK = 0.01, 2.0
 
+#: Further from the bound, messages have to say more before values are left out.
+_FAR = 0.02
+
 #: What was best at other prices, and is within this part of the bound, is as good as the best of tied layers.
 _DOUBT = 0.02
 
@@ -133,7 +136,7 @@ class Search:
             self._look_at(rest, rest.some, _CELLS[0], self.seconds)
             if not number and known and self.seconds > self.proven * (1 + _DOUBT):
                 self._tied(dual)
-            if self.best and number < min(rounds - 1, 2) and self.seconds > self.proven * (1 + _SLACK):
+            if self.best and number < min(rounds - 1, 2) and self.seconds > self.proven * (1 + _FAR):
                 sweeps = MOST_SWEEPS
                 continue  # values are left out by what the best assignment costs: more messages say more
             settled = True
@@ -181,15 +184,11 @@ class Search:
             target_s: a bound at which they end.
         """
         dual, names = _dual(self.core.folded, self.kept)
-        nothing = dual.bound()
         for number, (name, kinds) in enumerate(names):
             if name in self._messages:
                 full = self._messages[name]
                 values = [self.kept.values[kind] for kind in kinds]
                 dual.start_from(number, [m[v] for m, v in zip(full, values, strict=True)])
-        if dual.bound() < nothing:  # the other prices were too different
-            dual, names = _dual(self.core.folded, self.kept)
-            sweeps = max(sweeps, MOST_SWEEPS if sweeps else 0)
         # Messages of other prices are nearly right everywhere: no round of sweeps adds much at once.
         if on:
             # What buckets make of messages goes on rising when the bound by messages alone does not.

@@ -40,8 +40,8 @@ _PER_ROUND = _SELDOM
 
 
 #: What part of a factor's say goes to choices that other factors hear of in the same sweep, and in how many
-#: sweeps: that is quick at first, and later gets stuck.
-_ONWARD, _HURRY = 0.5, 24
+#: sweeps where messages are shared by choices that hear different ones: that is quick, but then gets stuck.
+_ONWARD, _HURRY = 0.8, 8
 
 _Rough: TypeAlias = NDArray[np.float32]
 #: In double or in single precision.
@@ -183,6 +183,8 @@ class Dual:
                 self._send(kind, 0, kind.table)
         self._in_order: list[_Kind] = []
         self._plan_updates()
+        #: Whether choices of one colour hear the same: then no update lowers the bound.
+        self._alike = all(len(some) == 1 for some in self._of_colour.values())
         self.sweeps = 0
         self._rooms: dict[tuple[int, ...], Floats] = {}
         self._rough_rooms: dict[tuple[int, ...], _Rough] = {}
@@ -224,7 +226,7 @@ class Dual:
     def sweep(self) -> None:
         """Update the messages of every kind of factor once, from the first choices to the last or back."""
         everybody = self.sweeps % _SELDOM == _SELDOM - 1
-        onward, hurry = self.sweeps % 2 == 0, self.sweeps < _HURRY
+        onward, hurry = self.sweeps % 2 == 0, self._alike or self.sweeps < _HURRY
         for kind in self._in_order if onward else reversed(self._in_order):
             update = kind.updates[everybody, hurry * (1 if onward else -1)]
             if not update.positions:
