@@ -60,8 +60,11 @@ def verdict(ranks: list[Rank], now: float) -> str:
             f"rank {one.rank} was last seen {one.where}; it was killed, or left without a word "
             f"(process {one.pid})"
         )
+    in_step = any(one.waiting and one.phase != "meeting" and not one.gone for one in ranks)
     for one in ranks:
-        if not one.gone and one.timeout_s and now - one.heard > one.timeout_s:
+        # Outside of a step something may keep Python busy, such as a large file, until somebody waits for it.
+        at_work = one.phase in ("outside", "patient") and not in_step
+        if not (one.gone or at_work) and one.timeout_s and now - one.heard > one.timeout_s:
             return (
                 f"rank {one.rank} {one.where}: has not been heard of for {one.timeout_s:g} s: it was "
                 f"stopped, or something keeps it from running Python (process {one.pid})"
