@@ -37,9 +37,7 @@ from shardwright import Fleet, Plan, bucketed, synthesize
 from shardwright.api import data_parallel
 from shardwright.backends.launch import find_mpiexec, rank_environment
 
-STEPS = 15
-#: Of the case that measures overlap, whose result is a quotient of differences of medians.
-OVERLAP_STEPS = 27
+STEPS = 27
 #: Steps in a row that are timed as one: ranks leave the barrier before them as their quotas let them.
 ROW = 3
 #: Part of a step that exchanges are in that case: its batch is chosen so. Exchanges can only hide behind the
@@ -205,7 +203,7 @@ def balanced(case: Case, cores: Fleet) -> Case:
     return replace(case, model=f"{case.model}@{ROWS * ranks * max(1, round(batch / ROWS / ranks))}")
 
 
-def overlap_row(case: Case, cores: Fleet, steps: int = OVERLAP_STEPS) -> dict[str, Any] | None:
+def overlap_row(case: Case, cores: Fleet, steps: int = STEPS) -> dict[str, Any] | None:
     """Even data parallelism, every exchange by itself and waited for, against buckets beside computation.
 
     What is exposed is what a step takes beyond what the slowest rank computes in it, which is measured in the
