@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from cli_cases import FLEET
 from click.testing import CliRunner
 
 from shardwright import Plan
@@ -92,14 +93,6 @@ def mismatched():
 
 def wants_two():
     return lambda x, y: x, (X,)
-"""
-FLEET = """
-name: slow
-nodes:
-  - devices:
-      - {type: {name: slow-3, flops: 3 MFLOP/s, memory_bandwidth: 6 MB/s, memory: 1 GB}}
-      - {type: {name: slow-1, flops: 1 MFLOP/s, memory_bandwidth: 2 MB/s, memory: 1 GB}}
-    link: {bandwidth: 400 GB/s, latency: 100 ns}
 """
 FILES = {
     "bad_step.py": STEP,
