@@ -28,10 +28,8 @@ from shardwright.synth.space.factors import EquationFactor, Factor, Needs, Table
 #: Seconds of lines of a price list, given their costs and how each is cut (see `PriceList.fresh`).
 Evaluate: TypeAlias = Callable[..., Floats]
 
-
 #: Larger sums of what signatures need are not made as one array.
 _LARGE = 1 << 17
-
 
 #: The costs of lines; of several prices, those of each.
 Stacked: TypeAlias = "CostStack | list[Stacked]"
