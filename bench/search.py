@@ -56,7 +56,7 @@ BUDGETS = (40, 24, 16)
 #: tokens a sequence: what a device keeps of one sequence of 1,024 tokens in 48 layers is more than its 16 GB.
 BATCH, TOKENS = 16, 256
 #: In 96 layers memory binds all the same, by their state. Of layers so wide it does not; and size of a head.
-WIDTH, HEAD = 512, 64
+WIDTH, HEAD = 256, 64
 
 PICTURE = ROOT / "docs" / "planning-time.svg"
 PAGE = ROOT / "docs" / "benchmarks.md"
