@@ -156,9 +156,7 @@ class _Region:
         literal = jex.Literal
         for eqn in jaxpr.eqns:
             name = eqn.primitive.name
-            operands = tuple(
-                [self.read(a, env) if isinstance(a, literal) else env[a] for a in eqn.invars]
-            )
+            operands = tuple([self.read(a, env) if isinstance(a, literal) else env[a] for a in eqn.invars])
             part, before = builder.part_of(eqn, around), len(types)
             if part == "backward" and around != part:
                 # What JAX hands over is read off its own equations, calls as a whole: the backward part of a
@@ -236,12 +234,11 @@ class _Region:
         form_of = self.builder.forms.of
         for met in reversed(kept):
             ins = tuple([values[atom] if type(atom) is int else name(atom) for atom in met.ins])
-            outs = []
             for number in met.outs:
-                value = values[number] = Value(len(values), types[number])
-                outs.append(value)
+                values[number] = Value(len(values), types[number])
+            outs = tuple([values[number] for number in met.outs])
             form = form_of(met.name, met.params, ins, outs)
-            equations.append(Equation(len(equations), form, ins, tuple(outs), met.regions, met.source, met.part))
+            equations.append(Equation(len(equations), form, ins, outs, met.regions, met.source, met.part))
         results = tuple([name(atom) for atom in outputs])
         residuals = tuple([(self.types[number], values.get(number)) for number in self.residuals])
         return Graph(new_inputs, new_constants, tuple(equations), results, residuals=residuals)

@@ -221,7 +221,7 @@ def verify(program: Program, graph: Graph) -> None:
                 problem = _missing(instruction, equation, established)
             established.whole.update(found.makes[line])
         if problem:
-            _expect(False, program, graph, line, problem)  # noqa: FBT003
+            _expect(False, program, graph, line, problem)
     for atom, placement in zip(graph.outputs, program.outputs, strict=True):
         held = isinstance(atom, Literal) and placement == R
         held = held or (isinstance(atom, Value) and Property(atom.index, placement) in established)

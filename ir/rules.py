@@ -31,8 +31,19 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, TypeAlias
 
+from shardwright.ir.axis_strings import Axes, Axis, blocked_letters, cut_letters, merges, parsed
 from shardwright.ir.graph import Equation, TensorType, per_form
-from shardwright.ir.placement import REDUCE_OPS, Grid, Partial, Placement, R, ReduceOp, Shard, components, grid
+from shardwright.ir.placement import (
+    REDUCE_OPS,
+    Grid,
+    Partial,
+    Placement,
+    R,
+    ReduceOp,
+    Shard,
+    components,
+    grid,
+)
 
 Operands: TypeAlias = tuple[tuple[int, ...], ...]
 Passing: TypeAlias = Literal["each", "joint"] | Operands
@@ -79,80 +90,17 @@ class Rule:
     @property
     def parsed(self) -> tuple[tuple[Axes, ...], tuple[Axes, ...]]:
         """Axes of the operands and of the results."""
-        return _parsed(self.axes)
+        return parsed(self.axes)
 
     @property
     def blocked(self) -> frozenset[str]:
         """Letters that are never sharded, by `!` or as minor letters of a merged dimension."""
-        return _blocked(self.axes)
+        return blocked_letters(self.axes)
 
     @property
     def letters(self) -> tuple[str, ...]:
         """Letters that may be sharded, in order of appearance."""
-        return _letters(self.axes, self.reduce is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """One dimension in an axis string: its letters, major first, and which of them are blocked."""
-
-    letters: tuple[str, ...]
-    blocked: tuple[str, ...] = ()
-
-
-Axes: TypeAlias = tuple[Axis, ...]
-
-
-# Rules are many, axis strings few: what follows from one alone is worked out once.
-
-
-@cache
-def _parsed(axes: str) -> tuple[tuple[Axes, ...], tuple[Axes, ...]]:
-    left, right = axes.split("->")
-    return _parse_side(left), _parse_side(right)
-
-
-@cache
-def _blocked(axes: str) -> frozenset[str]:
-    sides = _parsed(axes)
-    return frozenset(letter for side in sides for axes in side for axis in axes for letter in axis.blocked)
-
-
-@cache
-def _letters(axes: str, contracts: bool) -> tuple[str, ...]:
-    """Letters that may be sharded; those of operands alone only where the rule `contracts` them."""
-    blocked, (ins, outs) = _blocked(axes), _parsed(axes)
-    found = dict.fromkeys(axis.letters[0] for axes in (*ins, *outs) for axis in axes if axis.letters)
-    produced = {axis.letters[0] for axes in outs for axis in axes if axis.letters}
-    return tuple(letter for letter in found if letter not in blocked and (contracts or letter in produced))
-
-
-def _parse_side(text: str) -> tuple[Axes, ...]:
-    return tuple(_parse_operand(part) for part in text.split(",")) if text.strip() else ()
-
-
-def _parse_operand(text: str) -> Axes:
-    axes: list[Axis] = []
-    group: list[str] | None = None
-    for token in text.replace("(", " ( ").replace(")", " ) ").split():
-        if token == "(":
-            group = []
-        elif token == ")":
-            assert group is not None, f"unbalanced parenthesis in axis string operand {text!r}"
-            names = tuple(name.rstrip("!") for name in group)
-            minor = tuple(name.rstrip("!") for i, name in enumerate(group) if i > 0 or name.endswith("!"))
-            axes.append(Axis(names, minor))
-            group = None
-        elif group is not None:
-            group.append(token)
-        elif token == ".":
-            continue
-        elif token == "1":
-            axes.append(Axis(()))
-        else:
-            name = token.rstrip("!")
-            axes.append(Axis((name,), (name,) if token.endswith("!") else ()))
-    return tuple(axes)
+        return cut_letters(self.axes, self.reduce is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,13 +160,8 @@ def cuts(
 
 def _all_cuts(rule: Rule, equation: Equation) -> _Cuts:
     """`cuts` of all letters: they depend on the sizes of merged dimensions, and beside them on nothing."""
-    sizes = _merged_sizes(rule, equation) if _merges(rule.axes) else ()
+    sizes = _merged_sizes(rule, equation) if merges(rule.axes) else ()
     return _cuts(rule.axes, sizes)
-
-
-@cache
-def _merges(axes: str) -> bool:
-    return any(len(axis.letters) > 1 for side in _parsed(axes) for axes in side for axis in axes)
 
 
 def _merged_sizes(rule: Rule, equation: Equation) -> tuple[tuple[str, int], ...]:
@@ -229,7 +172,7 @@ def _merged_sizes(rule: Rule, equation: Equation) -> tuple[tuple[str, int], ...]
 
 @cache
 def _cuts(axes: str, minors: tuple[tuple[str, int], ...]) -> _Cuts:
-    (ins, outs), sizes = _parsed(axes), dict(minors)
+    (ins, outs), sizes = parsed(axes), dict(minors)
     places: dict[str, list[Cut | None]] = {"": [None] * (len(ins) + len(outs))}
     for position, each in enumerate((*ins, *outs)):
         for dim, axis in enumerate(each):
@@ -297,7 +240,7 @@ def signatures(
     """
     letters = rule.letters
     steps = (1,) * len(letters) if units is None else tuple([units.get(letter, 1) for letter in letters])
-    minors = _merged_sizes(rule, equation) if _merges(rule.axes) else ()
+    minors = _merged_sizes(rule, equation) if merges(rule.axes) else ()
     passing = (rule.linear, rule.monotone, rule.upper, rule.lower)
     return _signatures(rule.axes, minors, steps, rule.reduce, rule.accumulator, passing, _lacking(equation))
 
@@ -323,10 +266,10 @@ def _signatures(
         passing: operands through which sums, both orders, maxima alone and minima alone pass.
         lacking: see `_lacking`.
     """
-    ins, outs = _parsed(axes)
+    ins, outs = parsed(axes)
     found = [Signature((R,) * len(ins), (R,) * len(outs))]
     where = _cuts(axes, minors)
-    for letter, unit in zip(_letters(axes, reduce is not None), steps, strict=True):
+    for letter, unit in zip(cut_letters(axes, reduce is not None), steps, strict=True):
         if unit:
             found.append(_letter_signature(*where[letter], reduce, accumulator, unit))
     reductions: tuple[tuple[ReduceOp, ...], ...] = (("sum",), ("max", "min"), ("max",), ("min",))

@@ -123,7 +123,7 @@ class Space:
             same = (*same, rule.axes, rule.flop_per_point, str(equation.params.get("precision")))
             found = self._signatures.get(same)
             if found is None:
-                found = self._signatures[same] = tuple([signature for signature in listed])
+                found = self._signatures[same] = tuple(signature for signature in listed)
             self._signatures[key] = found
         self._of_equation[equation] = found
         return found
