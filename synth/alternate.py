@@ -23,6 +23,7 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
 from shardwright.synth.memory.budgets import Limits, Renting
+from shardwright.synth.memory.crowded import WIDE, uncrowded
 from shardwright.synth.memory.stretched import stretched
 from shardwright.synth.memory.within import judged, next_to_nothing, overlooked
 from shardwright.synth.prices.lists import PriceList
@@ -175,6 +176,10 @@ def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = Fals
     renting = cache(lambda: Renting(graph, space, limits, turns.extra, free.ideal, turns.solver))
     first, memory = judged(turns, best, found, renting, rival_s, briefly=briefly)
     best, memory = overlooked(turns, first, memory, found.cost_s, renting, briefly=briefly)
+    if not briefly and _wide(turns, best, bound_s, rival_s, renting):
+        cheaper, theirs = uncrowded(turns, best, memory, rival_s)
+        first = first if cheaper is best else cheaper
+        best, memory = cheaper, theirs
     if best.fits and not briefly:
         best, memory = stretched(turns, best, memory, found.cost_s)
     dearer = not best.fits or best.cost_s > found.cost_s * (1 + next_to_nothing(graph))
@@ -220,6 +225,19 @@ def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = Fals
         certificate,
         dearer,
     )
+
+
+def _wide(
+    turns: Turns, best: Candidate, bound_s: float, rival_s: float, renting: Callable[[], Renting]
+) -> bool:
+    """Whether memory leaves a wide gap between what was found and what nothing can cost less than."""
+    least_s = min(rival_s, best.cost_s if best.fits else math.inf)
+    if turns.judge.roomy or bound_s >= least_s * (1 - WIDE):
+        return False
+    if least_s < math.inf:
+        with turns.timer.search():
+            bound_s = renting().bound_within(turns.listed, bound_s, least_s, turns.stop)
+    return bound_s < least_s * (1 - WIDE)
 
 
 def _several(

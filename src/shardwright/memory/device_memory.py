@@ -8,6 +8,7 @@ donated (`shardwright/ir/donation.py`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from shardwright.backends.local_graph import LocalGraphs
 from shardwright.cost.memory.buffers import layout_apart, scratch_bytes
 from shardwright.cost.memory.exchange_buffers import exchange_bytes, held_bytes
 from shardwright.ir.donation import taken_over
+from shardwright.ir.flow import writes
 from shardwright.ir.graph import Equation, Graph, TensorType, Value, value_types
 from shardwright.ir.jaxpr import source_text
 from shardwright.ir.placement import Grid, Shard, cuts, lengths, seat
@@ -136,6 +138,44 @@ def fullest(
         rest = sum(row.nbytes for row in rows[most - 1 :])
         rows = [*rows[: most - 1], Held(f"{len(found) - most + 1} others", rest)]
     return tuple(rows)
+
+
+def crowds(
+    program: Program, graph: Graph, ratios: Sequence[float], device: int, limit: float
+) -> tuple[tuple[int, Mapping[int, int]], ...]:
+    """The steps of a device's schedule that take more than `limit` bytes: bytes, and whose they are.
+
+    Returns:
+        Of every such step its bytes, and how many of them belong to which value (by index): inputs, what is
+        held, results, and what was made of a value in scratch when that is fullest.
+    """
+    planned = schedule(program, graph)
+    graphs = LocalGraphs(device, ratios)
+    steps = _device_memory(planned, ratios, device).moments
+    found: list[tuple[int, Mapping[int, int]]] = []
+    alive: dict[Property, None] = {}
+    for step, moment in zip(planned.steps, steps, strict=True):
+        alive.update(() if isinstance(step, Away) else dict.fromkeys(step.gives))
+        if moment.nbytes > limit:
+            mine: Counter[int] = Counter()
+            for value, placement in zip(graph.inputs, program.inputs, strict=True):
+                mine[value.index] += held_bytes(value.type, placement, device, ratios)
+            for prop in alive:
+                mine[prop.value] += held_bytes(planned.types[prop.value], prop.placement, device, ratios)
+            if isinstance(step, Segment):
+                own = layout_apart(graphs.segment(step, graph))
+                at = own.peak_kernel
+                for buffer in own.buffers:
+                    if buffer.equation is not None and buffer.first <= at <= buffer.last:
+                        # Equations of a segment's graph are numbered as its instructions.
+                        made = writes(step.instructions[buffer.equation.index], graph)
+                        mine[made[0].value] += buffer.nbytes
+            elif isinstance(step, Exchange):
+                mine[step.move.value] += moment.own_bytes
+            found.append((moment.nbytes, mine))
+        for prop in step.needs if isinstance(step, Away) else step.drops:
+            alive.pop(prop, None)
+    return tuple(found)
 
 
 def _made_by(equation: Equation | None, role: str) -> str:
