@@ -74,9 +74,9 @@ class ShareCost:
         """Affine rows `(constant, linear)` nowhere above the cost, for shares between zero and one."""
         return self.constant, self.linear
 
-    def floor(self, counts: NDArray[np.int64], most: float = 1.0) -> float:
+    def floor(self, counts: NDArray[np.int64], most: float = 1.0, units: int = 0) -> float:
         """The least the instruction can cost under any shares; see `CostStack.floor`."""
-        return float(CostStack.of([self]).floor(counts, most)[0])
+        return float(CostStack.of([self]).floor(counts, most, np.array([units]))[0])
 
     def floor_within(self, counts: NDArray[np.int64], least: float, most: float) -> float:
         """The least it can cost if the largest share is in a range; see `CostStack.floor_within`."""
@@ -145,7 +145,9 @@ class CostStack:
         product = self.product[:, :, class_of]
         return (constant + linear * shares + product * (shares * (1 - shares))).max(axis=1)
 
-    def floor(self, counts: NDArray[np.int64], most: Floats | float = 1.0) -> Floats:
+    def floor(
+        self, counts: NDArray[np.int64], most: Floats | float = 1.0, units: NDArray[np.int64] | None = None
+    ) -> Floats:
         """The least every instruction can cost under any shares of all devices, zeros included.
 
         The minimum over { s >= 0, counts . s = 1 } of the minorant's maximum: a water level. With rows
@@ -153,17 +155,31 @@ class CostStack:
         the level is where the rooms cover the axis. With rows that fall (a ring sends all but the own
         stretch), s_c must reach need_c(t), and the level is where the needs use the axis up. Rooms are
         concave and needs convex in t, so Newton's steps from below never pass the level: stopping early
-        leaves a bound.
+        leaves a bound. An axis is dealt in whole units: from there on the level rises to where the next
+        device could take one unit more (or do with one less), until they are all dealt.
 
         Args:
             counts: devices per class.
             most: no device has a larger share than this; one number, or one per instruction.
+            units: of the axis that each instruction cuts; 0, or None for all, for shares of any size.
         """
         level = np.where(self.linear < 0, self.constant + self.linear, self.constant).max(axis=(1, 2))
         most = np.broadcast_to(np.asarray(most, dtype=np.float64), level.shape)
-        return np.maximum(self._rising_level(counts, level, most), self._falling_level(counts, level))
+        level = np.maximum(self._rising_level(counts, level, most), self._falling_level(counts, level))
+        if units is None:
+            return level
+        few = np.flatnonzero((units > 0) & (units <= FEW * counts.sum()) & np.isfinite(level))
+        if len(few):
+            level[few] = self.take(few)._level_in_units(counts, level[few], most[few], units[few])
+        return level
 
-    def floor_within(self, counts: NDArray[np.int64], least: Floats | float, most: Floats | float) -> Floats:
+    def floor_within(
+        self,
+        counts: NDArray[np.int64],
+        least: Floats | float,
+        most: Floats | float,
+        units: NDArray[np.int64] | None = None,
+    ) -> Floats:
         """The least every instruction can cost if the largest share of a device is within a range.
 
         Some device has a share between `least` and `most` (one number, or one per instruction), and no
@@ -181,7 +197,7 @@ class CostStack:
         at_most = rows(most)
         somebody = np.minimum(rows(least), at_most).max(axis=1).min(axis=1)
         everybody = np.minimum(self.constant, at_most).max(axis=(1, 2))
-        return np.maximum(np.maximum(somebody, everybody), self.floor(counts, most))
+        return np.maximum(np.maximum(somebody, everybody), self.floor(counts, most, units))
 
     def _rising_level(self, counts: NDArray[np.int64], level: Floats, most: Floats) -> Floats:
         rising = self.linear > 0
@@ -232,5 +248,41 @@ class CostStack:
             result[steep] = found[active] + excess[active] / fall[active]
         return result
 
+    def _level_in_units(
+        self, counts: NDArray[np.int64], level: Floats, most: Floats, units: NDArray[np.int64]
+    ) -> Floats:
+        """The level, raised until the axes can be dealt in whole units.
+
+        Below it, a device of a class takes no more units than its rising rows allow, and no fewer than its
+        falling rows ask for.
+        """
+        level, left = level.copy(), np.arange(len(level))
+        for _ in range(_STEPS):
+            whole, top = units[left, None], np.floor(units[left, None] * most[left, None] + 1e-9)
+            constant, linear = self.constant[left], self.linear[left]
+            rising, falling = linear > 0, linear < 0
+            crossing = (
+                (level[left, None, None] - constant) / np.where(linear == 0, 1.0, linear) * whole[:, None]
+            )
+            room = np.floor(np.where(rising, crossing, np.inf).min(axis=1) + 1e-9)
+            room = np.minimum(room, top)
+            need = np.maximum(np.ceil(np.where(falling, crossing, 0.0).max(axis=1) - 1e-9), 0.0)
+            # What each would take with one unit more, and with one less, than the level lets it have.
+            more = np.where(rising, constant + linear * ((room + 1) / whole)[:, None], -np.inf).max(axis=1)
+            less = np.where(falling, constant + linear * ((need - 1) / whole)[:, None], -np.inf).max(axis=1)
+            short, over = room @ counts < whole[:, 0], need @ counts > whole[:, 0]
+            taken = np.where(room < top, more, np.inf).min(axis=1)
+            spared = np.where(need > 0, less, np.inf).min(axis=1)
+            higher = np.maximum(np.where(short, taken, -np.inf), np.where(over, spared, -np.inf))
+            active = np.isfinite(higher) & (higher > level[left])
+            if not active.any():
+                break
+            left = left[active]
+            level[left] = higher[active]
+        return level
+
 
 _STEPS = 16
+
+#: Axes of up to so many units per device are dealt in whole units; with more the error is small.
+FEW = 16

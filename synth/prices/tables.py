@@ -133,11 +133,12 @@ class Prices:
 
         def evaluate(costs: CostStack, units: NDArray[np.int64], tied: NDArray[np.bool_]) -> Floats:
             if largest is None:
-                return costs.floor_within(counts, *_rounded_range(0.0, 1.0, units, devices))
+                return costs.floor_within(counts, *_rounded_range(0.0, 1.0, units, devices), units)
             found, own = np.empty(len(units)), np.flatnonzero(tied)
             free = np.flatnonzero(~tied)
-            found[free] = costs.take(free).floor(counts)
-            found[own] = costs.take(own).floor_within(counts, *_rounded_range(*largest, units[own], devices))
+            found[free] = costs.take(free).floor(counts, units=units[free])
+            within = _rounded_range(*largest, units[own], devices)
+            found[own] = costs.take(own).floor_within(counts, *within, units[own])
             return found
 
         return Prices(listed, evaluate)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -162,6 +164,49 @@ def test_what_a_fast_device_may_not_take_the_slow_ones_must() -> None:
     assert cost.floor(counts, most=0.5) == pytest.approx(0.25 * 10)
     assert cost.floor_within(counts, 0.4, 0.5) == pytest.approx(0.25 * 10)
     assert cost.floor_within(counts, 0.9, 1.0) == pytest.approx(0.9)
+
+
+def dealt(cost: ShareCost, counts: np.ndarray, units: int, most: int) -> float:
+    """The least maximum over all ways to deal whole units to devices, each of which takes up to `most`."""
+    class_of = np.repeat(np.arange(len(counts)), counts)
+    ways = itertools.product(range(most + 1), repeat=len(class_of))
+    shares = [np.array(way) / units for way in ways if sum(way) == units]
+    return min((float(cost.per_device(each, class_of).max()) for each in shares), default=float("inf"))
+
+
+@st.composite
+def deals(draw: st.DrawFn, cost: ShareCost) -> tuple[np.ndarray, int, int]:
+    """Devices per class, four at most; units of an axis, and how many of them a device takes at most."""
+    classes = cost.constant.shape[1]
+    counts = np.array(draw(st.lists(st.integers(1, 4 // classes), min_size=classes, max_size=classes)))
+    units = draw(st.integers(1, 6))
+    return counts, units, draw(st.integers(1, units))
+
+
+@given(st.data())
+def test_floor_in_units_is_below_every_way_to_deal_them(data: st.DataObject) -> None:
+    cost = data.draw(costs())
+    counts, units, most = data.draw(deals(cost))
+    least = dealt(cost, counts, units, most)
+    assert cost.floor(counts, most / units, units) <= least * (1 + 1e-9) + 1e-9
+    assert cost.floor(counts, most / units, units) >= cost.floor(counts, most / units)
+
+
+@given(st.data(), st.sampled_from(["rising", "falling"]))
+def test_floor_in_units_is_the_best_way_to_deal_them(data: st.DataObject, kind: str) -> None:
+    whole = data.draw(costs({"rising": st.floats(0.01, 10.0), "falling": st.floats(-5.0, -0.01)}[kind]))
+    cost = ShareCost(whole.constant, whole.linear, np.zeros_like(whole.product))
+    counts, units, _ = data.draw(deals(cost))
+    assert cost.floor(counts, 1.0, units) == pytest.approx(dealt(cost, counts, units, units), rel=1e-9)
+
+
+def test_few_units_cost_more_than_any_fraction() -> None:
+    # A fast device and three slow ones: sixteen units in fractions balance at 9.6 : 2.13 each.
+    cost = ShareCost(np.zeros((1, 2)), np.array([[2.0, 9.0]]), np.zeros((1, 2)))
+    counts = np.array([1, 3])
+    assert cost.floor(counts) == pytest.approx(1.2)
+    assert cost.floor(counts, 1.0, 16) == pytest.approx(10 / 16 * 2.0)
+    assert cost.floor(counts, 9 / 16, 16) == pytest.approx(3 / 16 * 9.0)
 
 
 @given(st.data())
