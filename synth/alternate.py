@@ -24,6 +24,7 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
 from shardwright.synth.memory.budgets import Limits, Renting
 from shardwright.synth.memory.crowded import WIDE, uncrowded
+from shardwright.synth.memory.pool import FEW_CHOICES, pooled
 from shardwright.synth.memory.stretched import stretched
 from shardwright.synth.memory.within import judged, next_to_nothing, overlooked
 from shardwright.synth.prices.lists import PriceList
@@ -37,6 +38,9 @@ from shardwright.synth.shares.turns import MOST_TURNS, Candidate, Found, Turns, 
 from shardwright.synth.space.factors import Use
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
+
+#: Costs that differ by less than this part are the same.
+_SAME = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,15 +178,21 @@ def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = Fals
     bound_s = certificate.bound_s
     limits = Limits.of(model)
     renting = cache(lambda: Renting(graph, space, limits, turns.extra, free.ideal, turns.solver))
-    first, memory = judged(turns, best, found, renting, rival_s, briefly=briefly)
-    best, memory = overlooked(turns, first, memory, found.cost_s, renting, briefly=briefly)
-    if not briefly and _wide(turns, best, bound_s, rival_s, renting):
-        cheaper, theirs = uncrowded(turns, best, memory, rival_s)
-        first = first if cheaper is best else cheaper
-        best, memory = cheaper, theirs
-    if best.fits and not briefly:
-        best, memory = stretched(turns, best, memory, found.cost_s)
-    dearer = not best.fits or best.cost_s > found.cost_s * (1 + next_to_nothing(graph))
+    small = len(space.choices) <= FEW_CHOICES and not turns.judge.roomy
+    within = pooled(turns, found, renting, rival_s) if small and not briefly else None
+    if within is not None:
+        first, memory = best, memory = within
+    else:
+        first, memory = judged(turns, best, found, renting, rival_s, briefly=briefly)
+        best, memory = overlooked(turns, first, memory, found.cost_s, briefly=briefly)
+        if not briefly and _wide(turns, best, bound_s, rival_s, renting):
+            cheaper, theirs = uncrowded(turns, best, memory, rival_s)
+            first = first if cheaper is best else cheaper
+            best, memory = cheaper, theirs
+        if best.fits and not briefly:
+            best, memory = stretched(turns, best, memory, found.cost_s)
+    little = _SAME if small else next_to_nothing(graph)
+    dearer = not best.fits or best.cost_s > found.cost_s * (1 + little)
     given_up = (briefly and dearer) or (not best.fits and rival_s < math.inf)
     # The bound is of plans with several ratios, too.
     settled = best.fits and bound_s >= best.cost_s * (1 - WORTH)

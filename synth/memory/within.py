@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
-
-import numpy as np
 
 from shardwright.cost.bill import charges
 from shardwright.cost.memory.liveness import Footprint, Peaks
@@ -20,25 +17,21 @@ from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
 from shardwright.synth.programs.judge import MOST_LOOKS
 from shardwright.synth.shares.bounds import ENOUGH
-from shardwright.synth.shares.turns import Candidate, Found, Turns, candidate, starts
-
-#: Steps of no more choices are small (see `_closed`); programs gone through, times choices.
-_FEW_CHOICES = 40
-_MOST_CELLS = 1500
+from shardwright.synth.shares.turns import Candidate, Found, Turns, candidate
 
 #: See `next_to_nothing`.
 _NOTHING = 1e-3
 
-#: Looks at programs that cost less than the best that fits by the model, at a small step's and at others'; at
-#: each, and at other ratios of it; unless the model has it need more than so many times the memory.
-_LOOKS, _FEW_LOOKS, _ADJUSTED = 60, 2, 3
+#: Looks at programs that cost less than the best that fits by the model; at each, and at other ratios of it;
+#: unless the model has it need more than so many times the memory.
+_LOOKS, _ADJUSTED = 2, 3
 _FEARED = 1.5
 
 #: What the model has need more than so many times the memory is not looked at: it was seen to take programs
 #: for half as large again as they are.
 _TOO_LARGE = 2.0
 
-#: Part of its cost that a program should save for a larger step to be looked at: that takes a while.
+#: Part of its cost that a program should save to be looked at: that takes a while.
 _WORTH_A_LOOK = 0.01
 
 #: Beyond this multiple of the cost without a limit of memory, no bound is tried against a rival.
@@ -49,15 +42,6 @@ _SETTLED = 0.005
 
 #: Rents tried at most between none and one that makes a program fit; two of them this near are the same.
 _MOST_RENTS, _NARROW = 8, 1.05
-
-#: Multiples of the least rent that helps at which small steps are searched from other ratios as well.
-_HIGHER = (1.0, 2.0, 4.0, 8.0)
-
-#: Parts of the memory within which small steps are searched as well.
-_TIGHTER = (0.94, 0.88, 0.82)
-
-#: As many programs, times those, may be passed over because their inputs alone do not fit.
-_PASSED_OVER = 10
 
 
 def judged(
@@ -125,7 +109,6 @@ def judged(
         # The model takes some programs too large: what it learns from one that fits makes room for others.
         judge.learn(peaks, best.ratios, best.memory, rounds)
         found = _within(turns, _again(turns, best), renting(), rival_s)
-        found = _closed(turns, found, renting(), free)
         if not found.fits and found.over > (1.1 if rounds else _FEARED):
             break
         best = found
@@ -147,7 +130,6 @@ def overlooked(
     best: Candidate,
     memory: Footprint | Peaks,
     free_s: float,
-    renting: Callable[[], Renting],
     *,
     briefly: bool = False,
 ) -> tuple[Candidate, Footprint | Peaks]:
@@ -160,21 +142,12 @@ def overlooked(
         best: what it found.
         memory: of that.
         free_s: what was found if memory were no limit.
-        renting: makes programs smaller.
-        briefly: look at one program, and search for no other.
+        briefly: look at one program.
     """
-    small = len(turns.space.choices) <= _FEW_CHOICES
     judge, learned = turns.judge, turns.judge.budgets
-    if small and not briefly and best.fits and best.cost_s > free_s * (1 + ENOUGH):
-        # What is found for less memory fits as well, and may be cheaper: rent finds corners, and misses some.
-        helped = renting().helped
-        for part in _TIGHTER:
-            judge.budgets = learned * part
-            _within(turns, _again(turns, best), renting())
-        judge.budgets, renting().helped = learned, helped
-    if not small and best.fits and best.cost_s <= free_s * (1 + ENOUGH):
+    if best.fits and best.cost_s <= free_s * (1 + ENOUGH):
         return best, memory
-    few, worth = 1 if briefly else (_LOOKS if small else _FEW_LOOKS), 1 - (1e-9 if small else _WORTH_A_LOOK)
+    few, worth = 1 if briefly else _LOOKS, 1 - _WORTH_A_LOOK
     cheaper = [each for each in turns.weighed if not best.fits or each.cost_s < best.cost_s * worth]
     distinct = {
         (each.program, each.ratios): each
@@ -215,45 +188,6 @@ def hopeless(turns: Turns, renting: Callable[[], Renting], free_s: float, rival_
     with turns.timer.search():
         wanted_s = rival_s * (1 - 1e-3)
         return renting().bound_within(turns.listed, 0.0, rival_s, turns.stop, wanted_s) >= wanted_s
-
-
-def _closed(turns: Turns, best: Candidate, renting: Renting, free: Found) -> Candidate:
-    """The best that fits, after a small step's programs were gone through by what they cost with little rent.
-
-    Rent finds the corners of what cost and memory allow, and misses what lies between. At the ratios that are
-    likely to be good, those of the best without a limit among them, programs come until no cheaper one that
-    fits is left, or too many have come.
-    """
-    choices = len(turns.space.choices)
-    model, limits = turns.model, renting.limits.nbytes
-    if choices > _FEW_CHOICES or too_small(renting.graph, limits):
-        return best
-    whole = renting.rents.whole_tables()
-    inputs = renting.rents.input_bytes
-    budgets = turns.judge.budgets[model.class_of]
-    shares = [best.ratios, free.ratios, tuple(limit / sum(limits) for limit in limits)]
-    shares += [tuple(float(each[c]) for c in model.class_of) for each in starts(model)]
-    # Of programs that cost about the same the smallest comes first; what fits pays for all memory at most.
-    most_s = SCALES[0] * free.cost_s
-    rent_s = most_s / sum(limits)
-    for ratios in dict.fromkeys(shares):
-        with turns.timer.search():
-            prices = Prices.at(turns.listed, ratios)
-            programs = renting.in_order(prices, ratios, rent_s)
-        left = _MOST_CELLS // max(choices, 1)
-        room = float(((budgets - inputs * np.array(ratios)) / np.maximum(1 - np.array(ratios), 1e-9)).min())
-        for assignment, with_rent_s in itertools.islice(programs, _PASSED_OVER * left):
-            if left < 0 or turns.stop() or (best.fits and with_rent_s >= best.cost_s + most_s):
-                break
-            if sum([table[assignment[choice]] for choice, table in whole]) > room:
-                continue  # what every device holds of the inputs leaves no room for its share of the rest
-            left -= 1
-            program = emit(turns.space, assignment, prices, turns.extra)
-            memory = turns.judge.footprint(program)
-            items = charges(program, renting.graph, model)
-            here = candidate(turns, program, ratios, items, memory)
-            best = here if here.beats(best) and (here.fits or here.over < best.over) else best
-    return best
 
 
 def _again(turns: Turns, found: Candidate) -> Candidate:
@@ -382,10 +316,4 @@ def _within(turns: Turns, found: Candidate, renting: Renting, rival_s: float = m
         if known and again:
             break
     renting.helped = next(number for number, scale in enumerate(SCALES) if scale >= most or number == last)
-    if len(turns.space.choices) <= _FEW_CHOICES:
-        # A smaller program is dearer at the same ratios, but leaves more room for better ones.
-        vectors = [best.ratios, *(tuple(float(each[c]) for c in model.class_of) for each in starts(model))]
-        for ratios, times in itertools.product(dict.fromkeys(vectors), _HIGHER):
-            if not stop():
-                turns_from(ratios, times * most)
     return best

@@ -1,0 +1,258 @@
+"""Programs of a small step within memory: one pool of them, whatever the memory.
+
+Which programs there are to choose from, and at which ratios, follows from the step, its prices, and how the
+devices' memories compare with each other; from how large they are it does not. Less memory only takes pairs
+of a program and ratios away, and so never makes the best that is left cheaper.
+
+    with rent   programs that rents from next to none to far too much find, at ratios that are likely to be
+                good: those of the best without a limit, those to start from, and by memory; then at the
+                ratios that are best by the model within ever less memory
+    in order    programs by what they cost with next to no rent: rent finds corners, and misses some between
+    in turn     the same with less in memory at a time (`sparing.py`)
+    ratios      all that deal whole units (`dealt.py`)
+
+The cheapest pair that fits as it will run is taken. Which pairs are worth a look the model says, once a look
+at the program where it costs least has said how far the model is off.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.cost.bill import Item, charges
+from shardwright.cost.memory.liveness import Footprint, Peaks
+from shardwright.cost.share_cost import Floats
+from shardwright.ir.program import Program
+from shardwright.synth.memory.budgets import SCALES, Renting
+from shardwright.synth.memory.dealt import Dealt
+from shardwright.synth.memory.rent import too_small
+from shardwright.synth.memory.sparing import Sparing
+from shardwright.synth.memory.within import hopeless
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.emit import emit
+from shardwright.synth.search.solve import Solution
+from shardwright.synth.shares.turns import Candidate, Found, Turns, starts
+
+#: Steps of no more choices are small.
+FEW_CHOICES = 40
+
+#: Rents, as multiples of what the best program costs over the bytes that it takes on all devices.
+_RENTS = tuple(2.0**k for k in range(-8, 10))
+
+#: A rent that helps, by its number among `SCALES`: where ratios of its own for a part of a program are tried.
+_TYPICAL = SCALES.index(1.0)
+
+#: Programs in order, at each of the ratios to start from.
+_IN_ORDER = 40
+
+#: Parts of what the best program takes for which the best ratios are searched from.
+_LEVELS = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5)
+
+#: Axes whose units are dealt: those on which most time is spent.
+_AXES = 2
+
+#: The model takes programs for so much larger than they are at most; and at some ratios for so much more than
+#: at others.
+_FEARED, _UNEVENLY = 2.0, 1.1
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """A program of the pool.
+
+    Attributes:
+        program: in some order of its instructions.
+        items: its bill.
+        memory: its footprint.
+        seconds: (vectors,): what it costs at all ratios.
+        peaks: (vectors, classes): what it takes there by the model.
+        cheapest: where it costs least.
+        spared: whether it is another one with less in memory at a time.
+        left: ratios at which it may fit, the cheapest first.
+        alive: ratios at which no look has shown yet that it does not.
+    """
+
+    program: Program
+    items: list[Item]
+    memory: Footprint
+    seconds: Floats
+    peaks: Floats
+    cheapest: int
+    spared: bool
+    left: Iterator[int] = field(default_factory=lambda: iter(()))
+    alive: NDArray[np.bool_] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.alive = np.ones(len(self.seconds), dtype=bool)
+
+
+def pooled(
+    turns: Turns, free: Found, renting: Callable[[], Renting], rival_s: float = math.inf
+) -> tuple[Candidate, Peaks] | None:
+    """The best of a small step that fits as it will run, and what it takes; None where nothing was found.
+
+    Args:
+        turns: the search so far.
+        free: what it found if memory were no limit.
+        renting: makes programs smaller.
+        rival_s: what a plan that fits costs already: nobody looks for a dearer one.
+    """
+    limits = [device.type.memory_bytes for device in turns.model.fleet.devices]
+    if too_small(turns.judge.graph, limits) or hopeless(turns, renting, free.cost_s, rival_s):
+        return None
+    renting().helped = _TYPICAL
+    return Pool(turns, free, renting()).cheapest(rival_s)
+
+
+class Pool:
+    """The programs; see the module's docstring.
+
+    Args:
+        turns: the search so far.
+        free: what it found if memory were no limit.
+        renting: makes programs smaller.
+    """
+
+    def __init__(self, turns: Turns, free: Found, renting: Renting) -> None:
+        self._turns, self._renting, self._limits = turns, renting, turns.judge.limits
+        model, memory = turns.model, renting.limits.nbytes
+        self._known: dict[Program, _Member] = {}
+        solution, prices = turns.search(free.ratios)
+        program = emit(turns.space, solution.assignment, prices, turns.extra)
+        spent: dict[int, float] = {}
+        for item in charges(program, renting.graph, model):
+            if item.cut is not None:
+                spent[item.cut.units] = spent.get(item.cut.units, 0.0) + item.seconds(model, free.ratios)
+        axes = sorted(spent, key=lambda units: (-spent[units], units))[:_AXES]
+        by_speed = [tuple(float(each[c]) for c in model.class_of) for each in starts(model)]
+        by_memory = tuple(limit / sum(memory) for limit in memory)
+        self._first = list(dict.fromkeys([free.ratios, by_memory, *by_speed]))
+        units = {size for value in renting.graph.values() for size in value.type.shape if size > 1}
+        self._dealt = Dealt(model, axes, sorted(units | set(axes)) or [1], self._first)
+        self._best = self._add(program)
+        self._unit_s = free.cost_s / float(self._best.peaks[0] @ model.counts)
+
+    def cheapest(self, rival_s: float = math.inf) -> tuple[Candidate, Peaks] | None:
+        """The cheapest pair that fits as it will run; None if there is none, or none cheaper than a rival."""
+        # The best program of all where it is, if it fits: nothing else need be searched.
+        peaks = self._look(self._best, 0)
+        if self._turns.judge.excess(peaks) <= 1:
+            return self._candidate(self._best, 0, peaks)
+        self._fill()
+        number = itertools.count()
+        queue = [(float(m.seconds[m.cheapest]), next(number), m, -1) for m in self._known.values()]
+        heapq.heapify(queue)
+        while queue and not self._turns.stop():
+            cost_s, _, member, at = heapq.heappop(queue)
+            if cost_s >= rival_s:
+                break
+            if at < 0:
+                member.left = self._worth_a_look(member)
+                for other in self._in_turn(member):
+                    entry = float(other.seconds[other.cheapest]), next(number), other, -1
+                    heapq.heappush(queue, entry)
+            elif self._turns.judge.excess(peaks := self._look(member, at)) <= 1:
+                return self._candidate(member, at, peaks)
+            at = next((at for at in member.left if member.alive[at]), -1)
+            if at >= 0:
+                heapq.heappush(queue, (float(member.seconds[at]), next(number), member, at))
+        return None
+
+    def _fill(self) -> None:
+        """Search for programs, see the module's docstring."""
+        most = float((self._best.peaks[0] / self._limits).max())
+        for ratios in self._first:
+            self._search(ratios, in_order=True)
+        done = set(self._first)
+        for level in _LEVELS:
+            ratios = self._likely(most * level)
+            if not self._turns.stop() and ratios is not None and ratios not in done:
+                done.add(ratios)
+                self._search(ratios)
+
+    def _search(self, ratios: tuple[float, ...], *, in_order: bool = False) -> None:
+        """Programs that rents find, and those in order."""
+        turns, renting = self._turns, self._renting
+        found: list[tuple[int, ...]] = []
+        with turns.timer.search():
+            prices = Prices.at(turns.listed, ratios)
+            for scale in _RENTS:
+                solution: Solution = renting.solve(prices, ratios, scale * self._unit_s, turns.stop)
+                turns.searches, turns.expanded = turns.searches + 1, turns.expanded + solution.expanded
+                found.append(solution.assignment)
+            if in_order:
+                for scale in _RENTS[:9:8]:
+                    cheap = renting.in_order(prices, ratios, scale * self._unit_s)
+                    found += [assignment for assignment, _ in itertools.islice(cheap, _IN_ORDER)]
+        with turns.timer.ratios():
+            for assignment in dict.fromkeys(found):
+                self._add(emit(turns.space, assignment, prices, turns.extra))
+
+    def _likely(self, most: float) -> tuple[float, ...] | None:
+        """The ratios of the cheapest pair that takes no more than this part of the memory by the model."""
+        best: tuple[float, int] | None = None
+        for member in self._known.values():
+            within = np.flatnonzero((member.peaks / self._limits).max(axis=1) <= most)
+            if len(within):
+                at = int(within[member.seconds[within].argmin()])
+                best = min(best or (math.inf, 0), (float(member.seconds[at]), at))
+        return None if best is None else self._dealt.vectors[best[1]]
+
+    def _in_turn(self, member: _Member) -> Iterator[_Member]:
+        """The same with less in memory at a time."""
+        sparing = None if member.spared else Sparing(member.program, self._renting.graph)
+        if sparing is not None and sparing.possible:
+            for count in range(len(sparing.gathers) + 1):
+                program = sparing.again(count)
+                if program not in self._known:
+                    yield self._add(program, spared=True)
+
+    def _add(self, program: Program, *, spared: bool = False) -> _Member:
+        if program not in self._known:
+            items = charges(program, self._renting.graph, self._turns.model)
+            memory = self._turns.judge.footprint(program)
+            seconds, peaks = self._dealt.seconds(items), self._dealt.peaks(memory)
+            cheapest = int(seconds.argmin())
+            self._known[program] = _Member(program, items, memory, seconds, peaks, cheapest, spared)
+        return self._known[program]
+
+    def _worth_a_look(self, member: _Member) -> Iterator[int]:
+        """Ratios at which a program may fit, the cheapest first."""
+        if float((member.peaks / self._limits).max(axis=1).min()) > _FEARED:
+            return
+        part = self._by_class(self._look(member, member.cheapest)) / np.maximum(
+            member.peaks[member.cheapest], 1.0
+        )
+        may = np.flatnonzero((member.peaks * part <= self._limits * _UNEVENLY).all(axis=1))
+        yield from may[np.argsort(member.seconds[may], kind="stable")].tolist()
+
+    def _look(self, member: _Member, at: int) -> Peaks:
+        """What a program takes at some ratios, as it will run."""
+        turns, ratios = self._turns, self._dealt.vectors[at]
+        with turns.timer.ratios():
+            peaks = turns.judge.peaks(member.program, ratios, member.memory, sure=True)
+        seen = self._by_class(peaks) / self._limits
+        worst = int(seen.argmax())
+        if seen[worst] > 1:
+            # A device with a larger share takes no less.
+            member.alive &= self._dealt.largest[:, worst] < self._dealt.largest[at, worst]
+        return peaks
+
+    def _by_class(self, peaks: Peaks) -> Floats:
+        """The most that a device of every class takes."""
+        taken, class_of = np.asarray(peaks.bytes, dtype=np.float64), self._turns.model.class_of
+        return np.array([taken[class_of == c].max() for c in range(len(self._limits))])
+
+    def _candidate(self, member: _Member, at: int, peaks: Peaks) -> tuple[Candidate, Peaks]:
+        ratios, cost_s = self._dealt.vectors[at], float(member.seconds[at])
+        over = self._turns.judge.excess(peaks)
+        return Candidate(
+            member.program, ratios, cost_s, True, tuple(member.items), member.memory, over
+        ), peaks
