@@ -26,13 +26,13 @@ The idea of deriving placements from an axis string is nnScaler's (OSDI'24) dimo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 from shardwright.ir.graph import Equation, TensorType, per_form
-from shardwright.ir.placement import Grid, Partial, Placement, R, ReduceOp, Shard, components, grid
+from shardwright.ir.placement import Grid, Partial, Placement, R, ReduceOp, Shard, Single, components, grid
 
 Operands: TypeAlias = tuple[tuple[int, ...], ...]
 Passing: TypeAlias = Literal["each", "joint"] | Operands
@@ -310,18 +310,42 @@ def _admitted(equation: Equation, signature: Signature) -> bool:
     return all(admits(t, p) for t, p in zip(tensors, placements, strict=True) if isinstance(p, Partial))
 
 
-def paired(across: Signature, within: Signature, nodes: tuple[int, ...]) -> Signature | None:
-    """The signature that is `across` over the nodes and `within` in each; None where a pair is no placement.
+def paired(found: Sequence[Signature], nodes: tuple[int, ...]) -> tuple[Signature, ...]:
+    """All signatures that are one of these over the nodes and one within each, as far as such are placements.
 
     What the nodes compute is the equation on their shards: its own devices may share that out as they like.
     """
-    both: list[Placement] = []
-    for a, b in zip((*across.ins, *across.outs), (*within.ins, *within.outs), strict=True):
-        assert not isinstance(a, Grid) and not isinstance(b, Grid), "each is of one axis"
-        if isinstance(a, Partial) and isinstance(b, Partial) and a != b:
-            return None
-        both.append(grid(a, b, nodes))
-    return Signature(tuple(both[: len(across.ins)]), tuple(both[len(across.ins) :]))
+    once = tuple(dict.fromkeys(found))
+    numbers: dict[Single, int] = {}
+    codes: list[list[int]] = []
+    for signature in once:
+        placements = (*signature.ins, *signature.outs)
+        assert not any(isinstance(p, Grid) for p in placements), "each is of one axis"
+        codes.append([numbers.setdefault(cast("Single", p), len(numbers)) for p in placements])
+    singles, both = list(numbers), dict[tuple[int, int], Placement | None]()
+    made: list[Signature] = []
+    for one, across in zip(once, codes, strict=True):
+        ins = len(one.ins)
+        for within in codes:
+            whole: list[Placement] = []
+            for pair in zip(across, within, strict=True):
+                if pair not in both:
+                    both[pair] = _both(singles[pair[0]], singles[pair[1]], nodes)
+                placement = both[pair]
+                if placement is None:
+                    break
+                whole.append(placement)
+            else:
+                made.append(Signature(tuple(whole[:ins]), tuple(whole[ins:])))
+    return tuple(made)
+
+
+@cache
+def _both(across: Single, within: Single, nodes: tuple[int, ...]) -> Placement | None:
+    """The placement over the nodes and within them; None where two reductions would be left to be done."""
+    if isinstance(across, Partial) and isinstance(within, Partial) and across != within:
+        return None
+    return grid(across, within, nodes)
 
 
 def on_axes(signature: Signature) -> tuple[Signature, ...]:

@@ -129,8 +129,7 @@ class Space:
         if self.nodes is None:
             return found
         if id(found) not in self._pairs:
-            pairs = [paired(a, b, self.nodes) for a in found for b in found]
-            self._pairs[id(found)] = tuple(dict.fromkeys(pair for pair in pairs if pair is not None))
+            self._pairs[id(found)] = paired(found, self.nodes)
         return self._pairs[id(found)]
 
     def routes(self, value: Value) -> Routes:
