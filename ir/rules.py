@@ -310,25 +310,33 @@ def _admitted(equation: Equation, signature: Signature) -> bool:
     return all(admits(t, p) for t, p in zip(tensors, placements, strict=True) if isinstance(p, Partial))
 
 
-def paired(found: Sequence[Signature], nodes: tuple[int, ...]) -> tuple[Signature, ...]:
-    """All signatures that are one of these over the nodes and one within each, as far as such are placements.
+def paired(across: Signature, within: Signature, nodes: tuple[int, ...]) -> Signature | None:
+    """The signature that is `across` over the nodes and `within` in each; None where a pair is no placement.
 
     What the nodes compute is the equation on their shards: its own devices may share that out as they like.
     """
-    once = tuple(dict.fromkeys(found))
+    return next(iter(pairs((across,), (within,), nodes)), None)
+
+
+def pairs(
+    across: Sequence[Signature], within: Sequence[Signature], nodes: tuple[int, ...]
+) -> tuple[Signature, ...]:
+    """All that are one signature of `across` over the nodes and one of `within` in each (see `paired`)."""
     numbers: dict[Single, int] = {}
-    codes: list[list[int]] = []
-    for signature in once:
+
+    def coded(signature: Signature) -> list[int]:
         placements = (*signature.ins, *signature.outs)
         assert not any(isinstance(p, Grid) for p in placements), "each is of one axis"
-        codes.append([numbers.setdefault(cast("Single", p), len(numbers)) for p in placements])
+        return [numbers.setdefault(cast("Single", p), len(numbers)) for p in placements]
+
+    over_nodes = [(len(one.ins), coded(one)) for one in dict.fromkeys(across)]
+    in_each = [coded(one) for one in dict.fromkeys(within)]
     singles, both = list(numbers), dict[tuple[int, int], Placement | None]()
     made: list[Signature] = []
-    for one, across in zip(once, codes, strict=True):
-        ins = len(one.ins)
-        for within in codes:
+    for ins, code in over_nodes:
+        for other in in_each:
             whole: list[Placement] = []
-            for pair in zip(across, within, strict=True):
+            for pair in zip(code, other, strict=True):
                 if pair not in both:
                     both[pair] = _both(singles[pair[0]], singles[pair[1]], nodes)
                 placement = both[pair]
