@@ -29,7 +29,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 from shardwright.ir.axis_strings import Axes, Axis, blocked_letters, cut_letters, merges, parsed
 from shardwright.ir.graph import Equation, TensorType, per_form
@@ -41,6 +41,7 @@ from shardwright.ir.placement import (
     R,
     ReduceOp,
     Shard,
+    Single,
     components,
     grid,
 )
@@ -299,13 +300,45 @@ def paired(across: Signature, within: Signature, nodes: tuple[int, ...]) -> Sign
 
     What the nodes compute is the equation on their shards: its own devices may share that out as they like.
     """
-    both: list[Placement] = []
-    for a, b in zip((*across.ins, *across.outs), (*within.ins, *within.outs), strict=True):
-        assert not isinstance(a, Grid) and not isinstance(b, Grid), "each is of one axis"
-        if isinstance(a, Partial) and isinstance(b, Partial) and a != b:
-            return None
-        both.append(grid(a, b, nodes))
-    return Signature(tuple(both[: len(across.ins)]), tuple(both[len(across.ins) :]))
+    return next(iter(pairs((across,), (within,), nodes)), None)
+
+
+def pairs(
+    across: Sequence[Signature], within: Sequence[Signature], nodes: tuple[int, ...]
+) -> tuple[Signature, ...]:
+    """All that are one signature of `across` over the nodes and one of `within` in each (see `paired`)."""
+    numbers: dict[Single, int] = {}
+
+    def coded(signature: Signature) -> list[int]:
+        placements = (*signature.ins, *signature.outs)
+        assert not any(isinstance(p, Grid) for p in placements), "each is of one axis"
+        return [numbers.setdefault(cast("Single", p), len(numbers)) for p in placements]
+
+    over_nodes = [(len(one.ins), coded(one)) for one in dict.fromkeys(across)]
+    in_each = [coded(one) for one in dict.fromkeys(within)]
+    singles, both = list(numbers), dict[tuple[int, int], Placement | None]()
+    made: list[Signature] = []
+    for ins, code in over_nodes:
+        for other in in_each:
+            whole: list[Placement] = []
+            for pair in zip(code, other, strict=True):
+                if pair not in both:
+                    both[pair] = _both(singles[pair[0]], singles[pair[1]], nodes)
+                placement = both[pair]
+                if placement is None:
+                    break
+                whole.append(placement)
+            else:
+                made.append(Signature(tuple(whole[:ins]), tuple(whole[ins:])))
+    return tuple(made)
+
+
+@cache
+def _both(across: Single, within: Single, nodes: tuple[int, ...]) -> Placement | None:
+    """The placement over the nodes and within them; None where two reductions would be left to be done."""
+    if isinstance(across, Partial) and isinstance(within, Partial) and across != within:
+        return None
+    return grid(across, within, nodes)
 
 
 def on_axes(signature: Signature) -> tuple[Signature, ...]:

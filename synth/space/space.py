@@ -17,7 +17,7 @@ from shardwright.ir.graph import Atom, Equation, Graph, Value
 from shardwright.ir.placement import Partial, ReduceOp, Shard
 from shardwright.ir.regions import Boundary, boundary
 from shardwright.ir.registry import registry, rule_of
-from shardwright.ir.rules import Signature, paired, signatures
+from shardwright.ir.rules import Signature, pairs, signatures
 from shardwright.synth.space.conversions import Domain, Domains, Routes
 from shardwright.synth.space.factors import Choice, EquationFactor, LinkFactor, Slot, Use
 from shardwright.synth.space.fuse import FusedClass, Fusion, alike, fuse, same_shape
@@ -133,8 +133,7 @@ class Space:
         if self.nodes is None:
             return found
         if id(found) not in self._pairs:
-            pairs = [paired(a, b, self.nodes) for a in found for b in found]
-            self._pairs[id(found)] = tuple(dict.fromkeys(pair for pair in pairs if pair is not None))
+            self._pairs[id(found)] = pairs(found, found, self.nodes)
         return self._pairs[id(found)]
 
     def routes(self, value: Value) -> Routes:

@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from shardwright.backends.layout import holds
 from shardwright.backends.local_graph import LocalGraphs
 from shardwright.cost.memory.buffers import layout_apart, scratch_bytes
 from shardwright.cost.memory.exchange_buffers import exchange_bytes, held_bytes
 from shardwright.ir.donation import taken_over
-from shardwright.ir.flow import writes
+from shardwright.ir.flow import find, reads, writes
 from shardwright.ir.graph import Equation, Graph, TensorType, Value, value_types
 from shardwright.ir.jaxpr import source_text
 from shardwright.ir.placement import Grid, Shard, cuts, lengths, seat
@@ -236,21 +237,44 @@ def _device_memory(planned: Schedule, ratios: Sequence[float], device: int) -> D
 
 def _scratch(segment: Segment, graphs: LocalGraphs, graph: Graph, known: dict[Hashable, int]) -> int:
     """Scratch of a segment; those that are alike but for names, as repeated layers are, count once."""
-    own = graphs.segment(segment, graph)
-    if any(equation.regions for equation in own.equations):
-        return scratch_bytes(own)
-
-    def name(atom: object) -> Hashable:
-        return atom.index if isinstance(atom, Value) else str(atom)
-
-    key = (
-        tuple([value.type for value in own.inputs]),
-        tuple([(id(e.form), e.part, tuple(map(name, e.inputs))) for e in own.equations]),
-        tuple(map(name, own.outputs)),
-    )
+    key = _likeness(segment, graph, graphs.device)
+    if key is None:
+        return scratch_bytes(graphs.segment(segment, graph))
     if key not in known:
-        known[key] = scratch_bytes(own)
+        known[key] = scratch_bytes(graphs.segment(segment, graph))
     return known[key]
+
+
+def _likeness(segment: Segment, graph: Graph, device: int) -> Hashable | None:
+    """Equal for segments that a device runs as equal graphs (`LocalGraphs.segment`); None where loops are."""
+    types = value_types(graph)
+    numbers: dict[Property, int] = {}
+    made = 0
+    key: list[Hashable] = []
+    for prop in segment.needs:
+        if holds(prop, device):
+            key.append((types[prop.value], prop.placement))
+            numbers[prop], made = made, made + 1
+    key.append(made)
+    for instruction in segment.instructions:
+        written = writes(instruction, graph)
+        if isinstance(instruction, Move):
+            if not holds(written[0], device):
+                continue
+            (wanted,) = reads(instruction, graph)
+            source = numbers[wanted if wanted in numbers else find(wanted, numbers)]
+            key.append((source, types[written[0].value], written[0].placement))
+        else:
+            equation = graph.equations[instruction.equation]
+            if equation.regions:
+                return None
+            pairs = zip(equation.inputs, instruction.signature.ins, strict=True)
+            ins = [numbers[Property(a.index, p)] if isinstance(a, Value) else str(a) for a, p in pairs]
+            key.append((id(equation.form), equation.part, instruction.signature, *ins))
+        for prop in written:
+            numbers[prop], made = made, made + 1
+    key += [numbers[prop] for prop in segment.gives if holds(prop, device)]
+    return tuple(key)
 
 
 def _moments(
