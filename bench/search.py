@@ -55,6 +55,8 @@ BUDGETS = (40, 24, 16)
 #: Sequences per step at which GPT-2 of 12 layers fits the testbed's memory; by depth, 96 layers and so many
 #: tokens a sequence: what a device keeps of one sequence of 1,024 tokens in 48 layers is more than its 16 GB.
 BATCH, TOKENS = 16, 256
+#: In 96 layers memory binds all the same, by their state. Of layers so wide it does not; and size of a head.
+WIDTH, HEAD = 256, 64
 
 PICTURE = ROOT / "docs" / "planning-time.svg"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -75,6 +77,7 @@ class Case:
     scan: bool = False
     batch: int | None = None
     tokens: int | None = None
+    width: int | None = None
     axes: Literal[1, 2] = 1
     factory: str | None = None
 
@@ -84,9 +87,10 @@ class Case:
         layers = "" if self.layers is None else f" {self.layers}"
         batch = "" if self.batch is None else f", batch {self.batch}"
         tokens = "" if self.tokens is None else f" of {self.tokens} tokens"
+        width = "" if self.width is None else f", {self.width} wide"
         axes = ", two axes" * (self.axes == 2)
         model = self.factory or self.model
-        return f"{model}{layers}{' scanned' * self.scan}{batch}{tokens}{axes}"
+        return f"{model}{layers}{' scanned' * self.scan}{batch}{tokens}{width}{axes}"
 
 
 CASES = (
@@ -94,6 +98,10 @@ CASES = (
     Case("models", "gpt2", "hap_testbed", 12, batch=BATCH),
     *(Case("depth", "gpt2", "hap_testbed", layers, False, BATCH, TOKENS) for layers in UNROLLED),
     *(Case("depth scanned", "gpt2", "hap_testbed", layers, True, BATCH, TOKENS) for layers in SCANNED),
+    *(
+        Case("depth with room", "gpt2", "hap_testbed", layers, True, BATCH, TOKENS, WIDTH)
+        for layers in SCANNED
+    ),
     Case("memory", "gpt2", "hap_testbed", 48),
     *(Case("devices", "gpt2", f"{devices} devices") for devices in DEVICES),
     *(Case("axes", "gpt2", fleet, axes=2) for fleet in ("2 x 4", "8 x 8")),
@@ -144,6 +152,7 @@ def plan_once(case: Case) -> dict[str, Any]:
         sizes = example.SMALL | {"layers": case.layers, "scan": case.scan}
         sizes |= {} if case.batch is None else {"batch": case.batch}
         sizes |= {} if case.tokens is None else {"sequence": case.tokens}
+        sizes |= {} if case.width is None else {"d": case.width, "heads": case.width // HEAD}
         args = jax.eval_shape(partial(example.arguments, **sizes))
     start = time.perf_counter()
     with warnings.catch_warnings():

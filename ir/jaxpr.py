@@ -153,11 +153,10 @@ class _Region:
     ) -> None:
         """Append the equations of a jaxpr; `caller` and `around` are source and part of the call or loop."""
         builder, types, met = self.builder, self.types, self.met
+        literal = jex.Literal
         for eqn in jaxpr.eqns:
             name = eqn.primitive.name
-            operands = tuple(
-                [self.read(a, env) if isinstance(a, jex.Literal) else env[a] for a in eqn.invars]
-            )
+            operands = tuple([self.read(a, env) if isinstance(a, literal) else env[a] for a in eqn.invars])
             part, before = builder.part_of(eqn, around), len(types)
             if part == "backward" and around != part:
                 # What JAX hands over is read off its own equations, calls as a whole: the backward part of a
@@ -215,7 +214,7 @@ class _Region:
                 used[atom] = True
         kept: list[_Met] = []
         for met in reversed(self.met):
-            if any(used[number] for number in met.outs):
+            if True in [used[number] for number in met.outs]:
                 kept.append(met)
                 for atom in met.ins:
                     if type(atom) is int:
@@ -235,7 +234,9 @@ class _Region:
         form_of = self.builder.forms.of
         for met in reversed(kept):
             ins = tuple([values[atom] if type(atom) is int else name(atom) for atom in met.ins])
-            outs = tuple([made(number) for number in met.outs])
+            for number in met.outs:
+                values[number] = Value(len(values), types[number])
+            outs = tuple([values[number] for number in met.outs])
             form = form_of(met.name, met.params, ins, outs)
             equations.append(Equation(len(equations), form, ins, outs, met.regions, met.source, met.part))
         results = tuple([name(atom) for atom in outputs])

@@ -115,6 +115,10 @@ class Grid:
     within: Single
     nodes: tuple[int, ...]
 
+    def __hash__(self) -> int:
+        # Those that are kept together mostly have the nodes in common.
+        return hash((self.across, self.within))
+
     def __str__(self) -> str:
         return f"{self.across}/{self.within}"
 

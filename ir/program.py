@@ -184,9 +184,18 @@ def verify(program: Program, graph: Graph) -> None:
     own_ratios(program)
     _expect(len(program.inputs) == len(graph.inputs), program, graph, 0, "places another number of inputs")
     _expect(len(program.outputs) == len(graph.outputs), program, graph, 0, "places another number of outputs")
+    # Equations of one form under one signature are judged once; the program keeps the signatures.
+    formed: set[tuple[int, int]] = set()
+    count, equations = len(graph.equations), graph.equations
     for line, instruction in enumerate(program.instructions):
-        problem = "" if isinstance(instruction, Move) else _malformed(instruction, graph)
-        _expect(not problem, program, graph, line, problem)
+        if isinstance(instruction, Move):
+            continue
+        number = instruction.equation
+        key = (id(equations[number].form) if 0 <= number < count else 0), id(instruction.signature)
+        if key not in formed:
+            problem = _malformed(instruction, graph)
+            _expect(not problem, program, graph, line, problem)
+            formed.add(key)
     from shardwright.ir.wires import wires
 
     found, types = wires(cast(Any, program), graph), value_types(graph)
@@ -195,7 +204,6 @@ def verify(program: Program, graph: Graph) -> None:
         established.whole.add(found.number(value.index, placement))
     for value in graph.constants:
         established.whole.add(found.number(value.index, R))
-    # Equations of one form under one signature are judged once; the program keeps the signatures.
     judged: dict[tuple[int, int], str] = {}
     for line, instruction in enumerate(program.instructions):
         if isinstance(instruction, Move):
@@ -212,7 +220,8 @@ def verify(program: Program, graph: Graph) -> None:
             if not problem and not established.whole.issuperset(found.reads[line]):
                 problem = _missing(instruction, equation, established)
             established.whole.update(found.makes[line])
-        _expect(not problem, program, graph, line, problem)
+        if problem:
+            _expect(False, program, graph, line, problem)
     for atom, placement in zip(graph.outputs, program.outputs, strict=True):
         held = isinstance(atom, Literal) and placement == R
         held = held or (isinstance(atom, Value) and Property(atom.index, placement) in established)

@@ -26,13 +26,25 @@ The idea of deriving placements from an axis string is nnScaler's (OSDI'24) dimo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
+from shardwright.ir.axis_strings import Axes, Axis, blocked_letters, cut_letters, merges, parsed
 from shardwright.ir.graph import Equation, TensorType, per_form
-from shardwright.ir.placement import Grid, Partial, Placement, R, ReduceOp, Shard, components, grid
+from shardwright.ir.placement import (
+    REDUCE_OPS,
+    Grid,
+    Partial,
+    Placement,
+    R,
+    ReduceOp,
+    Shard,
+    Single,
+    components,
+    grid,
+)
 
 Operands: TypeAlias = tuple[tuple[int, ...], ...]
 Passing: TypeAlias = Literal["each", "joint"] | Operands
@@ -79,80 +91,17 @@ class Rule:
     @property
     def parsed(self) -> tuple[tuple[Axes, ...], tuple[Axes, ...]]:
         """Axes of the operands and of the results."""
-        return _parsed(self.axes)
+        return parsed(self.axes)
 
     @property
     def blocked(self) -> frozenset[str]:
         """Letters that are never sharded, by `!` or as minor letters of a merged dimension."""
-        return _blocked(self.axes)
+        return blocked_letters(self.axes)
 
     @property
     def letters(self) -> tuple[str, ...]:
         """Letters that may be sharded, in order of appearance."""
-        return _letters(self.axes, self.reduce is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """One dimension in an axis string: its letters, major first, and which of them are blocked."""
-
-    letters: tuple[str, ...]
-    blocked: tuple[str, ...] = ()
-
-
-Axes: TypeAlias = tuple[Axis, ...]
-
-
-# Rules are many, axis strings few: what follows from one alone is worked out once.
-
-
-@cache
-def _parsed(axes: str) -> tuple[tuple[Axes, ...], tuple[Axes, ...]]:
-    left, right = axes.split("->")
-    return _parse_side(left), _parse_side(right)
-
-
-@cache
-def _blocked(axes: str) -> frozenset[str]:
-    sides = _parsed(axes)
-    return frozenset(letter for side in sides for axes in side for axis in axes for letter in axis.blocked)
-
-
-@cache
-def _letters(axes: str, contracts: bool) -> tuple[str, ...]:
-    """Letters that may be sharded; those of operands alone only where the rule `contracts` them."""
-    blocked, (ins, outs) = _blocked(axes), _parsed(axes)
-    found = dict.fromkeys(axis.letters[0] for axes in (*ins, *outs) for axis in axes if axis.letters)
-    produced = {axis.letters[0] for axes in outs for axis in axes if axis.letters}
-    return tuple(letter for letter in found if letter not in blocked and (contracts or letter in produced))
-
-
-def _parse_side(text: str) -> tuple[Axes, ...]:
-    return tuple(_parse_operand(part) for part in text.split(",")) if text.strip() else ()
-
-
-def _parse_operand(text: str) -> Axes:
-    axes: list[Axis] = []
-    group: list[str] | None = None
-    for token in text.replace("(", " ( ").replace(")", " ) ").split():
-        if token == "(":
-            group = []
-        elif token == ")":
-            assert group is not None, f"unbalanced parenthesis in axis string operand {text!r}"
-            names = tuple(name.rstrip("!") for name in group)
-            minor = tuple(name.rstrip("!") for i, name in enumerate(group) if i > 0 or name.endswith("!"))
-            axes.append(Axis(names, minor))
-            group = None
-        elif group is not None:
-            group.append(token)
-        elif token == ".":
-            continue
-        elif token == "1":
-            axes.append(Axis(()))
-        else:
-            name = token.rstrip("!")
-            axes.append(Axis((name,), (name,) if token.endswith("!") else ()))
-    return tuple(axes)
+        return cut_letters(self.axes, self.reduce is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +110,6 @@ class Cut:
 
     dim: int
     minor: int
-
-
-#: By dimension, a cut at any element.
-_WHOLE_STEPS = tuple([Cut(dim, 1) for dim in range(64)])
 
 
 def letter_sizes(rule: Rule, equation: Equation) -> Mapping[str, int]:
@@ -202,67 +147,77 @@ def _letter_sizes(rule: Rule, equation: Equation) -> dict[str, int]:
     return sizes
 
 
-def cuts(
-    rule: Rule, equation: Equation, letter: str
-) -> tuple[tuple[Cut | None, ...], tuple[Cut | None, ...]]:
-    """Where `letter` is cut in every operand and every result; None where it does not appear."""
-    known = _known_cuts(equation)
-    found = known.get(rule.axes)
-    if found is None:
-        found = known[rule.axes] = _cuts(rule, equation)
-    return found.get(letter) or found[""]
-
-
 #: By letter, where it is cut in the operands and in the results; "" stands for a letter that is in none.
 _Cuts: TypeAlias = dict[str, tuple[tuple[Cut | None, ...], tuple[Cut | None, ...]]]
 
 
-@per_form
-def _known_cuts(equation: Equation) -> dict[str, _Cuts]:
-    """By axis string, what `cuts` found for equations of this form."""
-    return {}
+def cuts(
+    rule: Rule, equation: Equation, letter: str
+) -> tuple[tuple[Cut | None, ...], tuple[Cut | None, ...]]:
+    """Where `letter` is cut in every operand and every result; None where it does not appear."""
+    found = _all_cuts(rule, equation)
+    return found.get(letter) or found[""]
 
 
-def _cuts(rule: Rule, equation: Equation) -> _Cuts:
-    ins, outs = rule.parsed
+def _all_cuts(rule: Rule, equation: Equation) -> _Cuts:
+    """`cuts` of all letters: they depend on the sizes of merged dimensions, and beside them on nothing."""
+    sizes = _merged_sizes(rule, equation) if merges(rule.axes) else ()
+    return _cuts(rule.axes, sizes)
+
+
+def _merged_sizes(rule: Rule, equation: Equation) -> tuple[tuple[str, int], ...]:
     sizes = letter_sizes(rule, equation)
+    minors = (name for side in rule.parsed for axes in side for axis in axes for name in axis.letters[1:])
+    return tuple((name, sizes[name]) for name in minors)
+
+
+@cache
+def _cuts(axes: str, minors: tuple[tuple[str, int], ...]) -> _Cuts:
+    (ins, outs), sizes = parsed(axes), dict(minors)
     places: dict[str, list[Cut | None]] = {"": [None] * (len(ins) + len(outs))}
-    for position, axes in enumerate((*ins, *outs)):
-        for dim, axis in enumerate(axes):
-            if not axis.letters:
-                continue
-            letter, *minors = axis.letters
-            mine = places.setdefault(letter, places[""].copy())
-            if mine[position] is None:
-                if minors:
-                    mine[position] = Cut(dim, math.prod([sizes[minor] for minor in minors]))
-                else:
-                    mine[position] = _WHOLE_STEPS[dim]
+    for position, each in enumerate((*ins, *outs)):
+        for dim, axis in enumerate(each):
+            if axis.letters:
+                mine = places.setdefault(axis.letters[0], places[""].copy())
+                if mine[position] is None:
+                    mine[position] = Cut(dim, math.prod([sizes[minor] for minor in axis.letters[1:]]))
     return {letter: (tuple(mine[: len(ins)]), tuple(mine[len(ins) :])) for letter, mine in places.items()}
 
 
 def letter_signature(rule: Rule, equation: Equation, letter: str, unit: int = 1) -> Signature:
     """The signature that shards `letter`, cut at multiples of `unit` of its own steps."""
-    cut_ins, cut_outs = cuts(rule, equation, letter)
+    return _letter_signature(*cuts(rule, equation, letter), rule.reduce, rule.accumulator, unit)
 
+
+def _letter_signature(
+    cut_ins: Sequence[Cut | None],
+    cut_outs: Sequence[Cut | None],
+    reduce: ReduceOp | None,
+    accumulator: int | None,
+    unit: int,
+) -> Signature:
     def place(cut: Cut | None, otherwise: Placement) -> Placement:
         return otherwise if cut is None else Shard(cut.dim, cut.minor * unit)
 
     contracted = all(cut is None for cut in cut_outs)
     ins = [place(cut, R) for cut in cut_ins]
-    missing: Placement = Partial(rule.reduce) if rule.reduce else R
-    if contracted and rule.accumulator is not None and cut_ins[rule.accumulator] is None:
-        ins[rule.accumulator] = missing
+    missing: Placement = Partial(reduce) if reduce else R
+    if contracted and accumulator is not None and cut_ins[accumulator] is None:
+        ins[accumulator] = missing
     return Signature(tuple(ins), tuple(place(cut, missing) for cut in cut_outs))
 
 
 def admits(tensor: TensorType, placement: Placement) -> bool:
     """Whether the dtype has the all-reduce that completes a Partial: booleans no sum, complex no order."""
-    if not isinstance(placement, Partial):
-        return True
-    if placement.op == "sum":
-        return tensor.dtype != "bool" and not tensor.dtype.startswith("key<")
-    return not tensor.dtype.startswith(("complex", "key<"))
+    return not isinstance(placement, Partial) or placement.op not in _without(tensor.dtype)
+
+
+@cache
+def _without(dtype: str) -> tuple[ReduceOp, ...]:
+    """Reductions that a dtype does not have."""
+    if dtype.startswith("key<"):
+        return REDUCE_OPS
+    return ("sum",) if dtype == "bool" else ("max", "min") if dtype.startswith("complex") else ()
 
 
 def _passing(passing: Passing, operands: int) -> Operands:
@@ -273,7 +228,9 @@ def _passing(passing: Passing, operands: int) -> Operands:
     return passing
 
 
-def signatures(rule: Rule, equation: Equation, units: Mapping[str, int] | None = None) -> Iterator[Signature]:
+def signatures(
+    rule: Rule, equation: Equation, units: Mapping[str, int] | None = None
+) -> tuple[Signature, ...]:
     """All signatures of an equation: replicated, one per shardable letter, and the passing Partials.
 
     Args:
@@ -282,32 +239,60 @@ def signatures(rule: Rule, equation: Equation, units: Mapping[str, int] | None =
         units: steps of a letter that must stay together, by letter; one where absent, none where the
             letter cannot be cut at all.
     """
-    n_in, n_out = len(equation.inputs), len(equation.outputs)
-    yield Signature((R,) * n_in, (R,) * n_out)
-    for letter in rule.letters:
-        unit = (units or {}).get(letter, 1)
-        found = letter_signature(rule, equation, letter, unit) if unit else None
-        if found is not None and _admitted(equation, found):
-            yield found
-    reductions: tuple[tuple[Passing, tuple[ReduceOp, ...]], ...] = (
-        (rule.linear, ("sum",)),
-        (rule.monotone, ("max", "min")),
-        (rule.upper, ("max",)),
-        (rule.lower, ("min",)),
-    )
-    for passing, ops in reductions:
-        for operands in _passing(passing, n_in):
+    letters = rule.letters
+    steps = (1,) * len(letters) if units is None else tuple([units.get(letter, 1) for letter in letters])
+    minors = _merged_sizes(rule, equation) if merges(rule.axes) else ()
+    passing = (rule.linear, rule.monotone, rule.upper, rule.lower)
+    return _signatures(rule.axes, minors, steps, rule.reduce, rule.accumulator, passing, _lacking(equation))
+
+
+@cache
+def _signatures(
+    axes: str,
+    minors: tuple[tuple[str, int], ...],
+    steps: tuple[int, ...],
+    reduce: ReduceOp | None,
+    accumulator: int | None,
+    passing: tuple[Passing, Passing, Passing, Passing],
+    lacking: frozenset[tuple[int, ReduceOp]],
+) -> tuple[Signature, ...]:
+    """`signatures`, one object for what is equal in all that counts: equations differ in less than it seems.
+
+    Args:
+        axes: axis string.
+        minors: sizes of the minor letters of merged dimensions.
+        steps: of every letter that may be sharded, steps that must stay together.
+        reduce: see `Rule`.
+        accumulator: see `Rule`.
+        passing: operands through which sums, both orders, maxima alone and minima alone pass.
+        lacking: see `_lacking`.
+    """
+    ins, outs = parsed(axes)
+    found = [Signature((R,) * len(ins), (R,) * len(outs))]
+    where = _cuts(axes, minors)
+    for letter, unit in zip(cut_letters(axes, reduce is not None), steps, strict=True):
+        if unit:
+            found.append(_letter_signature(*where[letter], reduce, accumulator, unit))
+    reductions: tuple[tuple[ReduceOp, ...], ...] = (("sum",), ("max", "min"), ("max",), ("min",))
+    for operands, ops in zip(passing, reductions, strict=True):
+        for some in _passing(operands, len(ins)):
             for op in ops:
-                ins = tuple(Partial(op) if i in operands else R for i in range(n_in))
-                found = Signature(ins, (Partial(op),) * n_out)
-                if _admitted(equation, found):
-                    yield found
+                partial: Placement = Partial(op)
+                placed = tuple(partial if i in some else R for i in range(len(ins)))
+                found.append(Signature(placed, (partial,) * len(outs)))
+    return tuple([signature for signature in found if not lacking or _admitted(signature, lacking)])
 
 
-def _admitted(equation: Equation, signature: Signature) -> bool:
+@per_form
+def _lacking(equation: Equation) -> frozenset[tuple[int, ReduceOp]]:
+    """Operands and results, by position, and the reductions that these do not have."""
     tensors = (*equation.input_types, *equation.output_types)
+    return frozenset((k, op) for k, tensor in enumerate(tensors) for op in _without(tensor.dtype))
+
+
+def _admitted(signature: Signature, lacking: Collection[tuple[int, ReduceOp]]) -> bool:
     placements = (*signature.ins, *signature.outs)
-    return all(admits(t, p) for t, p in zip(tensors, placements, strict=True) if isinstance(p, Partial))
+    return not any(isinstance(p, Partial) and (k, p.op) in lacking for k, p in enumerate(placements))
 
 
 def paired(across: Signature, within: Signature, nodes: tuple[int, ...]) -> Signature | None:
@@ -315,13 +300,45 @@ def paired(across: Signature, within: Signature, nodes: tuple[int, ...]) -> Sign
 
     What the nodes compute is the equation on their shards: its own devices may share that out as they like.
     """
-    both: list[Placement] = []
-    for a, b in zip((*across.ins, *across.outs), (*within.ins, *within.outs), strict=True):
-        assert not isinstance(a, Grid) and not isinstance(b, Grid), "each is of one axis"
-        if isinstance(a, Partial) and isinstance(b, Partial) and a != b:
-            return None
-        both.append(grid(a, b, nodes))
-    return Signature(tuple(both[: len(across.ins)]), tuple(both[len(across.ins) :]))
+    return next(iter(pairs((across,), (within,), nodes)), None)
+
+
+def pairs(
+    across: Sequence[Signature], within: Sequence[Signature], nodes: tuple[int, ...]
+) -> tuple[Signature, ...]:
+    """All that are one signature of `across` over the nodes and one of `within` in each (see `paired`)."""
+    numbers: dict[Single, int] = {}
+
+    def coded(signature: Signature) -> list[int]:
+        placements = (*signature.ins, *signature.outs)
+        assert not any(isinstance(p, Grid) for p in placements), "each is of one axis"
+        return [numbers.setdefault(cast("Single", p), len(numbers)) for p in placements]
+
+    over_nodes = [(len(one.ins), coded(one)) for one in dict.fromkeys(across)]
+    in_each = [coded(one) for one in dict.fromkeys(within)]
+    singles, both = list(numbers), dict[tuple[int, int], Placement | None]()
+    made: list[Signature] = []
+    for ins, code in over_nodes:
+        for other in in_each:
+            whole: list[Placement] = []
+            for pair in zip(code, other, strict=True):
+                if pair not in both:
+                    both[pair] = _both(singles[pair[0]], singles[pair[1]], nodes)
+                placement = both[pair]
+                if placement is None:
+                    break
+                whole.append(placement)
+            else:
+                made.append(Signature(tuple(whole[:ins]), tuple(whole[ins:])))
+    return tuple(made)
+
+
+@cache
+def _both(across: Single, within: Single, nodes: tuple[int, ...]) -> Placement | None:
+    """The placement over the nodes and within them; None where two reductions would be left to be done."""
+    if isinstance(across, Partial) and isinstance(within, Partial) and across != within:
+        return None
+    return grid(across, within, nodes)
 
 
 def on_axes(signature: Signature) -> tuple[Signature, ...]:

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from shardwright.ir.graph import Graph, Value
 from shardwright.ir.placement import Placement
 from shardwright.ir.program import Instruction, Move, Program
+from shardwright.ir.rules import Signature
 
 #: A tensor in a placement.
 Number: TypeAlias = int
@@ -30,8 +31,8 @@ class Wires:
         numbers: of placements, as they are part of the numbers of tensors.
     """
 
-    reads: Sequence[Sequence[Number]]
-    makes: Sequence[Sequence[Number]]
+    reads: list[list[Number]]
+    makes: list[list[Number]]
     numbers: dict[Placement, int]
 
     def number(self, value: int, placement: Placement) -> Number:
@@ -62,29 +63,50 @@ def with_wires(program: Program, graph: Graph, found: Wires) -> Program:
     return program
 
 
+class Recorder:
+    """Writes down who reads and who makes what, instruction by instruction, in the order they are told.
+
+    Attributes:
+        wires: what was written down so far.
+    """
+
+    def __init__(self) -> None:
+        self.wires = Wires([], [], {})
+        # Many equations share one signature, which is kept lest another comes to have its id.
+        self._known: dict[int, tuple[Signature, list[Number], list[Number]]] = {}
+
+    def codes(self, signature: Signature) -> tuple[Signature, list[Number], list[Number]]:
+        """A signature and its placements' part in the numbers of operands and of results."""
+        found = self._known.get(id(signature))
+        if found is None:
+            number = self.wires.number
+            ins, outs = [number(0, p) for p in signature.ins], [number(0, p) for p in signature.outs]
+            found = self._known[id(signature)] = signature, ins, outs
+        return found
+
+    def move(self, move: Move) -> Number:
+        """Note a move; what it makes."""
+        made = self.wires.number(move.value, move.post)
+        self.note([self.wires.number(move.value, move.pre)], [made])
+        return made
+
+    def note(self, reads: list[Number], makes: list[Number]) -> None:
+        """Note an instruction."""
+        self.wires.reads.append(reads)
+        self.wires.makes.append(makes)
+
+
 def wired(instructions: Iterable[Instruction], graph: Graph) -> Wires:
     """What instructions read and make."""
-    equations = graph.equations
-    reads: list[list[int]] = []
-    makes: list[list[int]] = []
-    numbers: dict[Placement, int] = {}
-
-    def coded(placements: Iterable[Placement]) -> list[int]:
-        return [numbers.setdefault(placement, len(numbers) << _SHIFT) for placement in placements]
-
-    # Many equations share one signature.
-    known: dict[int, tuple[list[int], list[int]]] = {}
+    equations, recorder = graph.equations, Recorder()
     for instruction in instructions:
         if isinstance(instruction, Move):
-            pre, post = coded((instruction.pre, instruction.post))
-            reads.append([instruction.value + pre])
-            makes.append([instruction.value + post])
+            recorder.move(instruction)
             continue
-        equation, signature = equations[instruction.equation], instruction.signature
-        codes = known.get(id(signature))
-        if codes is None:
-            codes = known[id(signature)] = coded(signature.ins), coded(signature.outs)
-        ins, outs = codes
-        reads.append([a.index + c for a, c in zip(equation.inputs, ins, strict=True) if type(a) is Value])
-        makes.append([v.index + c for v, c in zip(equation.outputs, outs, strict=True)])
-    return Wires(reads, makes, numbers)
+        equation = equations[instruction.equation]
+        _, ins, outs = recorder.codes(instruction.signature)
+        recorder.note(
+            [a.index + c for a, c in zip(equation.inputs, ins, strict=True) if type(a) is Value],
+            [v.index + c for v, c in zip(equation.outputs, outs, strict=True)],
+        )
+    return recorder.wires

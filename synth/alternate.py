@@ -23,6 +23,7 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
 from shardwright.synth.memory.budgets import SCALES, Limits, Renting
+from shardwright.synth.memory.crowded import WIDE, uncrowded
 from shardwright.synth.memory.pool import FEW_CHOICES, Pool
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.memory.stretched import stretched
@@ -202,6 +203,10 @@ def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = Fals
         brief = briefly or (pool is not None and rival_s < math.inf)
         first, memory = judged(turns, best, found, renting, rival_s, briefly=brief)
         best, memory = overlooked(turns, first, memory, found.cost_s, briefly=brief)
+        if not brief and _wide(turns, best, bound_s, rival_s, renting):
+            cheaper, theirs = uncrowded(turns, best, memory, rival_s)
+            first = first if cheaper is best else cheaper
+            best, memory = cheaper, theirs
         if best.fits and not brief:
             best, memory = stretched(turns, best, memory, found.cost_s)
     little = next_to_nothing(graph) if pool is None else _SAME
@@ -261,6 +266,19 @@ def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = Fals
         certificate,
         dearer,
     )
+
+
+def _wide(
+    turns: Turns, best: Candidate, bound_s: float, rival_s: float, renting: Callable[[], Renting]
+) -> bool:
+    """Whether memory leaves a wide gap between what was found and what nothing can cost less than."""
+    least_s = min(rival_s, best.cost_s if best.fits else math.inf)
+    if turns.judge.roomy or bound_s >= least_s * (1 - WIDE):
+        return False
+    if least_s < math.inf:
+        with turns.timer.search():
+            bound_s = renting().bound_within(turns.listed, bound_s, least_s, turns.stop)
+    return bound_s < least_s * (1 - WIDE)
 
 
 def _several(

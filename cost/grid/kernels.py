@@ -57,19 +57,32 @@ class Ways:
         axes: list[tuple[Signature, ...]] = []
         cuts: list[GridCut] = []
         at = np.empty(len(found), dtype=np.intp)
+        # Signatures have few placements in common: by identity, which is quicker than what is in them.
+        known: list[dict[int, tuple[int, GridCut]]] = [{} for _ in tensors]
         for k, signature in enumerate(found):
-            cut, categories = _cut_of(tensors, (*signature.ins, *signature.outs))
+            across = within = 0
+            nested = False
             held = [0] * 4
-            for tensor, category, counts in zip(tensors, categories, through, strict=True):
-                held[category] += tensor.nbytes if counts else 0
-            here = on_axes(signature) if product else ()
-            key = (*held, cut, *map(sharded_size, here))
-            if key not in numbers:
-                numbers[key] = len(numbers)
+            placements = (*signature.ins, *signature.outs)
+            for mine, tensor, placement, counts in zip(known, tensors, placements, through, strict=True):
+                cut = mine.get(id(placement))
+                if cut is None:
+                    cut = mine[id(placement)] = _cut_of(tensor, placement)
+                category, here = cut
+                if counts:
+                    held[category] += tensor.nbytes
+                if category:
+                    across, within = across or here.across, within or here.within
+                    nested = nested or here.nested
+            on = on_axes(signature) if product else ()
+            key = (*held, across, within, nested, *map(sharded_size, on))
+            number = numbers.get(key)
+            if number is None:
+                number = numbers[key] = len(numbers)
                 nbytes.append(tuple(held))
-                axes.append(here)
-                cuts.append(cut)
-            at[k] = numbers[key]
+                axes.append(on)
+                cuts.append(GridCut(across, within, nested))
+            at[k] = number
         return Ways(tuple(cuts), tuple(axes), np.array(nbytes, dtype=np.float64).reshape(-1, 4), at)
 
     def terms(self, seconds: Floats, launch: Floats, byte_per_s: Floats) -> Floats:
@@ -111,24 +124,20 @@ class Kernels:
     at: NDArray[np.intp]
 
 
-def _cut_of(
-    tensors: Sequence[TensorType], placements: Sequence[Placement]
-) -> tuple[GridCut, tuple[int, ...]]:
-    """How an instruction cuts; and per tensor 0: not, 1: across the nodes, 2: within them, 3: both."""
-    across = within = 0
-    nested = False
-    categories: list[int] = []
-    for tensor, placement in zip(tensors, placements, strict=True):
-        a, w = components(placement)
-        categories.append(isinstance(a, Shard) + 2 * isinstance(w, Shard))
-        if isinstance(a, Shard):
-            across = across or tensor.shape[a.dim] // a.unit
-        if isinstance(w, Shard):
-            within = within or tensor.shape[w.dim] // w.unit
-            nested = nested or (isinstance(a, Shard) and a.dim == w.dim)
-    return GridCut(across, within, nested), tuple(categories)
+def _cut_of(tensor: TensorType, placement: Placement) -> tuple[int, GridCut]:
+    """How a placement cuts a tensor; before that 0: not, 1: across the nodes, 2: within them, 3: both."""
+    a, w = components(placement)
+    across = tensor.shape[a.dim] // a.unit if isinstance(a, Shard) else 0
+    within = tensor.shape[w.dim] // w.unit if isinstance(w, Shard) else 0
+    nested = isinstance(a, Shard) and isinstance(w, Shard) and a.dim == w.dim
+    return isinstance(a, Shard) + 2 * isinstance(w, Shard), GridCut(across, within, nested)
 
 
 def grid_cut(tensors: Sequence[TensorType], placements: Sequence[Placement]) -> GridCut:
     """How an instruction with these tensors so placed cuts them."""
-    return _cut_of(tensors, placements)[0]
+    across = within = 0
+    nested = False
+    for tensor, placement in zip(tensors, placements, strict=True):
+        _, cut = _cut_of(tensor, placement)
+        across, within, nested = across or cut.across, within or cut.within, nested or cut.nested
+    return GridCut(across, within, nested)

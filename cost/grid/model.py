@@ -39,7 +39,7 @@ from shardwright.cost.subfleet import subfleet
 from shardwright.cost.topology import Topology
 from shardwright.ir.collectives import Step, step
 from shardwright.ir.collectives import registry as collectives
-from shardwright.ir.graph import Equation, TensorType
+from shardwright.ir.graph import Equation, Form, TensorType
 from shardwright.ir.placement import Placement, Shard, components, node_members
 from shardwright.ir.program import Program, nodes_of
 from shardwright.ir.registry import registry, rule_of
@@ -332,7 +332,9 @@ def _is_product(equation: Equation) -> bool:
 
 
 class Settled:
-    """Prices at ratios that are settled, as a bill asks for them: seconds of every class.
+    """Prices at ratios that are settled, as bills of a step's programs ask for them: seconds of every class.
+
+    Equal instructions, as repeated layers have them, are priced once.
 
     Args:
         grid: prices.
@@ -342,18 +344,30 @@ class Settled:
     def __init__(self, grid: GridModel, ratios: Sequence[float]) -> None:
         self._grid = grid
         self._shares = GridShares(ratios, grid.mesh)
+        self._kernels: dict[tuple[int, Signature, Traffic], tuple[Form, ShareCost]] = {}
+        self._moves: dict[tuple[str, str, TensorType, Placement, Placement], ShareCost] = {}
 
     def kernel(self, equation: Equation, signature: Signature, traffic: Traffic) -> ShareCost:
         """Seconds of one equation on every class."""
-        found = self._grid.kernels(equation, rule_of(equation), (signature,), traffic)
-        return self._fixed(GridCost(found.terms[0]), found.cuts[0])
+        key = id(equation.form), signature, traffic
+        known = self._kernels.get(key)
+        if known is None:
+            found = self._grid.kernels(equation, rule_of(equation), (signature,), traffic)
+            # What is remembered by identity is kept, lest something else comes to have it.
+            known = equation.form, self._fixed(GridCost(found.terms[0]), found.cuts[0])
+            self._kernels[key] = known
+        return known[1]
 
     def move(
         self, kind: str, strategy: str, tensor: TensorType, pre: Placement, post: Placement
     ) -> ShareCost:
         """Seconds of one move on every class."""
-        cost = self._grid.move(kind, strategy, tensor, pre, post)
-        return self._fixed(cost, grid_cut((tensor, tensor), (pre, post)))
+        key = kind, strategy, tensor, pre, post
+        found = self._moves.get(key)
+        if found is None:
+            cost = self._grid.move(kind, strategy, tensor, pre, post)
+            found = self._moves[key] = self._fixed(cost, grid_cut((tensor, tensor), (pre, post)))
+        return found
 
     def _fixed(self, cost: GridCost, cut: GridCut) -> ShareCost:
         slowest = np.zeros(cost.terms.shape[2])

@@ -41,14 +41,9 @@ def front(rows: Floats) -> Floats:
         for row in found.copy():
             found = found[~((found <= row).all(axis=1) & (found < row).any(axis=1))]
         return found
-    order = np.lexsort((-rows[:, 1], -rows[:, 0]))
-    best = -np.inf
-    kept: list[int] = []
-    for row in order:
-        if rows[row, 1] > best:
-            kept.append(int(row))
-            best = float(rows[row, 1])
-    return rows[kept]
+    ordered = rows[np.lexsort((-rows[:, 1], -rows[:, 0]))]
+    best = np.maximum.accumulate(np.concatenate([[-np.inf], ordered[:-1, 1]]))
+    return ordered[ordered[:, 1] > best]
 
 
 def keys_read(instruction: Instruction, graph: Graph) -> list[Key]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Literal, TypeAlias
@@ -17,9 +17,10 @@ from shardwright.cost.memory.liveness import Peaks
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Graph
+from shardwright.ir.program import Program
 from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced
-from shardwright.memory.device_memory import peaks
+from shardwright.memory.device_memory import crowds, peaks
 from shardwright.plan import Plan
 from shardwright.plans.parts import Stats
 from shardwright.synth.combinations import SMALL
@@ -27,7 +28,7 @@ from shardwright.synth.fallback import fits, fullest
 from shardwright.synth.grid.alternate import is_mesh
 from shardwright.synth.grid.choice import Common, GridChoosing, on_grid
 from shardwright.synth.parts import Members, candidates
-from shardwright.synth.programs.judge import AMPLE, Look
+from shardwright.synth.programs.judge import AMPLE, CloseLook
 from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.space.space import Space
 from shardwright.synth.subfleets import Choice, Choosing, unsearched
@@ -268,6 +269,21 @@ def _looked_at(chosen: Choice, traced: Traced, timer: Timer) -> tuple[Choice, bo
     return replace(chosen, found=replace(found, memory=seen)), False
 
 
-def looking(traced: Traced) -> Look:
+@dataclass(frozen=True, slots=True)
+class _Looking:
+    """See `looking`."""
+
+    graph: Graph
+
+    def __call__(self, program: Program, ratios: Sequence[float]) -> tuple[int, ...]:
+        return peaks(program, self.graph, ratios)
+
+    def crowds(
+        self, program: Program, ratios: Sequence[float], device: int, limit: float
+    ) -> tuple[tuple[int, Mapping[int, int]], ...]:
+        return crowds(program, self.graph, ratios, device, limit)
+
+
+def looking(traced: Traced) -> CloseLook:
     """What says how much memory a program of a step takes on every device, as the MPI backend runs it."""
-    return lambda program, ratios: peaks(program, traced.graph, ratios)
+    return _Looking(traced.graph)

@@ -23,7 +23,7 @@ from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Equation, Graph, Value
 from shardwright.ir.placement import Placement, R, Shard, components
 from shardwright.ir.program import verify
-from shardwright.ir.rules import Signature, paired
+from shardwright.ir.rules import Signature, pairs
 from shardwright.synth.baselines import Baseline, Baselines
 from shardwright.synth.grid.pricing import GridPriceList
 from shardwright.synth.grid.solve import GridSolver
@@ -98,8 +98,7 @@ class _Restricted(Space):
         key = (id(found), *flags)
         if key not in self._kept:
             across, within = ([s for s, stays in zip(found, mine, strict=True) if stays] for mine in flags)
-            pairs = [paired(a, b, nodes) for a in across for b in within]
-            self._kept[key] = tuple(dict.fromkeys(pair for pair in pairs if pair is not None))
+            self._kept[key] = pairs(across, within, nodes)
         return self._kept[key]
 
 

@@ -159,6 +159,7 @@ class GridRenting:
         self._crowd: tuple[Value, ...] = ()
         self._made: GridSolver | None = None
         self._latest: tuple[int, ...] | None = None
+        self._settled: dict[tuple[float, ...], Settled] = {}
 
     @property
     def rents(self) -> GridRents:
@@ -177,7 +178,9 @@ class GridRenting:
         self, solution: Solution, prices: Prices, program: Program, ratios: tuple[float, ...]
     ) -> GridCandidate:
         """A program of a solution at some ratios."""
-        items = bill(program, self.graph, Settled(self.grid, ratios))
+        if ratios not in self._settled:
+            self._settled[ratios] = Settled(self.grid, ratios)
+        items = bill(program, self.graph, self._settled[ratios])
         cost_s = sum(item.weight * float(item.cost.constant.max()) for item in items)
         memory = self._memory(program, ratios)
         over = self.judge.over(memory, ratios)

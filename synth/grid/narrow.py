@@ -36,13 +36,14 @@ _CELLS, MOST_ROUNDS = (1 << 14, 1 << 16, 1 << 18), 4
 _SLACK, _MORE_SLACK = 0.01, 2.0
 
 #: Further from the bound, messages have to say more before values are left out.
-_FAR = 0.02
+_FAR = 0.01
 
 #: What was best at other prices, and is within this part of the bound, is as good as the best of tied layers.
 _DOUBT = 0.02
 
-#: How well the best assignment of tied layers is known: layers that may differ are searched after it.
-_TIED = 5e-3
+#: How well the best assignment of tied layers is known at least, and mostly `_STRICTER` times better: what it
+#: costs is only what values are left out by, and layers that may differ are searched after it.
+_TIED = 0.2
 
 #: While values are left out quickly, the bound is to meet the best assignment as many times better.
 _STRICTER = 0.1

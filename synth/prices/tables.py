@@ -210,26 +210,29 @@ class Prices:
         if not fresh:
             return
         moves = self.list.moves(fresh)
-        n = max(len(r.placements) for r in fresh)
         seconds = self.seconds
-        cost = np.full((*seconds.shape[:-1], len(fresh), n, n), np.inf)
-        cost[..., range(n), range(n)] = 0.0
+        sizes = np.array([len(r.placements) for r in fresh])
+        # Of equally many placements together: where one has more, all others would be as large.
+        place = np.empty(len(fresh), dtype=np.intp)
+        costs: dict[int, Floats] = {}
+        for n in np.unique(sizes).tolist():
+            mine = np.flatnonzero(sizes == n)
+            place[mine] = np.arange(len(mine))
+            costs[n] = np.full((*seconds.shape[:-1], len(mine), n, n), np.inf)
+            costs[n][..., range(n), range(n)] = 0.0
         if len(moves.lines):
             cheapest = np.minimum.reduceat(seconds[..., moves.lines], moves.starts, axis=-1)
             if self._allowed is not None:
                 barred = [not self._may(kind) for kind in moves.kinds]
                 cheapest = np.where(barred, np.inf, cheapest)
-            cost[..., moves.routes, moves.pre, moves.post] = cheapest
-        follow = np.broadcast_to(np.arange(n), cost.shape).copy()
-        for k in range(n):
-            through = cost[..., k, None] + cost[..., None, k, :]
-            shorter = np.nonzero(through < cost - 1e-15)
-            if len(shorter[0]):
-                follow[shorter] = follow[(*shorter[:-1], np.full_like(shorter[-1], k))]
-                cost[shorter] = through[shorter]
-        for k, r in enumerate(fresh):
-            size = len(r.placements)
-            self._ways[r] = cost[..., k, :size, :size], follow[..., k, :size, :size]
+            of_move = sizes[moves.routes]
+            for n, cost in costs.items():
+                mine = np.flatnonzero(of_move == n)
+                at = place[moves.routes[mine]], moves.pre[mine], moves.post[mine]
+                cost[(..., *at)] = cheapest[..., mine]
+        follow = {n: _shorten(cost) for n, cost in costs.items()}
+        for r, k, n in zip(fresh, place.tolist(), sizes.tolist(), strict=True):
+            self._ways[r] = costs[n][..., k, :, :], follow[n][..., k, :, :]
 
     def _may(self, kind: str) -> bool:
         return self._allowed is None or collectives()[kind].local or kind in self._allowed
@@ -364,6 +367,19 @@ class Prices:
         if len(near) > 1:
             near.sort(key=lambda k: (round(float(seconds[k]), 15), _moves(factor, at, needs, k)))
         return int(needs.signatures[near[0]])
+
+
+def _shorten(cost: Floats) -> NDArray[np.intp]:
+    """Make costs, (..., from, to), those of the cheapest ways; where each of these goes first."""
+    n = cost.shape[-1]
+    follow = np.broadcast_to(np.arange(n), cost.shape).copy()
+    for k in range(n):
+        through = cost[..., k, None] + cost[..., None, k, :]
+        shorter = through < cost - 1e-15
+        if shorter.any():
+            np.copyto(follow, follow[..., k, None], where=shorter)
+            np.copyto(cost, through, where=shorter)
+    return follow
 
 
 def _moves(factor: EquationFactor, at: tuple[int, ...], needs: Needs, number: int) -> int:

@@ -9,7 +9,6 @@ exchanges that wait for the same segment stand side by side.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +18,7 @@ from shardwright.ir.placement import Placement, R, reduction
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
 from shardwright.ir.regions import boundary, outer_placement
 from shardwright.ir.rules import Signature
-from shardwright.ir.wires import Number, Wires, wired, wires, with_wires
+from shardwright.ir.wires import Number, Recorder, Wires, wires, with_wires
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.space.conversions import Holding, Routes
 from shardwright.synth.space.factors import Choice, EquationFactor, Use
@@ -50,14 +49,27 @@ def emit(space: Space, assignment: Sequence[int], prices: Prices, extra: Sequenc
 
 @dataclass(slots=True)
 class _Emitter:
-    """Writes the program of one frame."""
+    """Writes the program of one frame.
+
+    Attributes:
+        instructions: so far.
+        recorder: who reads and makes what in them.
+        established: the placements in which every value is there, the one that it was made in first.
+        there: the same as numbers.
+        kept: by choice, what is held of a value, where that is one placement: as part of its number; else -1.
+        known: the signature of every factor at every assignment met so far, as `Recorder.codes` has it.
+    """
 
     space: Space
     assignment: Sequence[int]
     prices: Prices
     frame: Frame
     instructions: list[Instruction] = field(default_factory=list[Instruction])
+    recorder: Recorder = field(default_factory=Recorder)
     established: dict[Value, list[Placement]] = field(default_factory=dict[Value, list[Placement]])
+    there: set[Number] = field(default_factory=set[Number])
+    kept: dict[int, Number] = field(default_factory=dict[int, Number])
+    known: dict[tuple[int, ...], tuple[Signature, list[Number], list[Number]]] = field(default_factory=dict)
 
     def holding(self, choice: Choice) -> Holding:
         return choice.domain.holdings[self.assignment[choice.index]]
@@ -67,10 +79,10 @@ class _Emitter:
         graph = self.frame.graph
         inputs = tuple(self.holding(self.frame.choice[value]).base for value in graph.inputs)
         for value, placement in zip(graph.inputs, inputs, strict=True):
-            self.established[value] = [placement]
+            self.establish(value, placement)
             self.hold(value)
         for value in graph.constants:
-            self.established[value] = [R]
+            self.establish(value, R)
         for equation in graph.equations:
             if equation.regions:
                 self.region(equation)
@@ -79,27 +91,53 @@ class _Emitter:
         outputs = tuple(
             self.output(atom, placement) for atom, placement in zip(graph.outputs, wanted, strict=True)
         )
-        return _ordered(Program(inputs, tuple(self.instructions), outputs), graph)
+        return _ordered(Program(inputs, tuple(self.instructions), outputs), graph, self.recorder.wires)
 
     def equation(self, equation: Equation) -> None:
-        use = self.frame.uses[equation]
-        assert isinstance(use.factor, EquationFactor)
-        best = self.prices.best(use.factor, tuple([self.assignment[c] for c in use.scope]))
-        signature = use.factor.signatures[best]
-        self.operands(equation, signature)
-        self.instructions.append(Compute(equation.index, signature))
-        self.results(equation, signature)
+        use, assignment = self.frame.uses[equation], self.assignment
+        at = [assignment[choice] for choice in use.scope]
+        key = (id(use.factor), *at)
+        coded = self.known.get(key)
+        if coded is None:
+            assert isinstance(use.factor, EquationFactor)
+            best = self.prices.best(use.factor, tuple(at))
+            coded = self.known[key] = self.recorder.codes(use.factor.signatures[best])
+        self.write(Compute(equation.index, coded[0]), equation, coded)
 
-    def operands(self, equation: Equation, signature: Signature) -> None:
-        established = self.established
-        for atom, placement in zip(equation.inputs, signature.ins, strict=True):
-            if type(atom) is Value and placement not in established[atom]:
-                self.need(atom, placement)
+    def write(
+        self,
+        instruction: Compute | Loop,
+        equation: Equation,
+        coded: tuple[Signature, list[Number], list[Number]],
+    ) -> None:
+        """Write an instruction between the moves that bring what it needs, and those into what is held."""
+        signature, ins, outs = coded
+        reads = [a.index + c for a, c in zip(equation.inputs, ins, strict=True) if type(a) is Value]
+        if not self.there.issuperset(reads):
+            for atom, placement in zip(equation.inputs, signature.ins, strict=True):
+                if type(atom) is Value:
+                    self.need(atom, placement)
+        makes = [value.index + code for value, code in zip(equation.outputs, outs, strict=True)]
+        self.instructions.append(instruction)
+        self.recorder.note(reads, makes)
+        self.there.update(makes)
+        established, kept = self.established, self.kept
+        choices, exits = self.frame.choice, self.frame.exits
+        for value, placement, code in zip(equation.outputs, signature.outs, outs, strict=True):
+            established[value] = [placement]
+            choice = choices[value]
+            wanted = kept.get(choice.index)
+            if wanted is None:
+                holding = self.holding(choice)
+                one = holding.extra is None
+                wanted = kept[choice.index] = self.recorder.wires.number(0, holding.base) if one else -1
+            if wanted != code or value in exits:
+                self.hold(value)
 
-    def results(self, equation: Equation, signature: Signature) -> None:
-        for value, placement in zip(equation.outputs, signature.outs, strict=True):
-            self.established[value] = [placement]
-            self.hold(value)
+    def establish(self, value: Value, placement: Placement) -> None:
+        """A value is there, first in this placement."""
+        self.established[value] = [placement]
+        self.there.add(self.recorder.wires.number(value.index, placement))
 
     def hold(self, value: Value) -> None:
         """Bring a value into all placements it is to be held in, the nearer one first."""
@@ -134,7 +172,9 @@ class _Emitter:
         for pre, post in self.prices.path(routes, source, placement):
             if post not in held:
                 kind, strategy, _ = self.prices.strategy(routes, pre, post)
-                self.instructions.append(Move(kind, value.index, pre, post, strategy))
+                move = Move(kind, value.index, pre, post, strategy)
+                self.instructions.append(move)
+                self.there.add(self.recorder.move(move))
                 held.append(post)
 
     def output(self, atom: Atom, wanted: Placement | None) -> Placement:
@@ -177,9 +217,7 @@ class _Emitter:
             for child, outputs in zip(frames, wanted, strict=True)
         )
         signature = Signature(tuple(ins), tuple(outs))
-        self.operands(equation, signature)
-        self.instructions.append(Loop(equation.index, signature, bodies))
-        self.results(equation, signature)
+        self.write(Loop(equation.index, signature, bodies), equation, self.recorder.codes(signature))
 
 
 def _handed_in_as_read(program: Program, frame: Frame, pinned: Collection[int]) -> Program:
@@ -191,20 +229,25 @@ def _handed_in_as_read(program: Program, frame: Frame, pinned: Collection[int]) 
     graph = frame.graph
     found = wires(program, graph)
     inputs, dropped = list(program.inputs), set[int]()
-    wanted = _ends(program, graph, found)
     state = set(graph.state.values())
     places = {value.index: place for place, value in enumerate(graph.inputs) if place not in state}
-    readers: Counter[Number] | None = None
+    #: By what it reads, the last slice of an argument, and where it is.
+    cuts: dict[Number, tuple[int, Move]] = {}
     for position, move in enumerate(program.instructions):
-        if not isinstance(move, Move) or move.kind != "slice" or move.value not in places:
-            continue
-        readers = readers or Counter(number for reads in found.reads for number in set(reads))
-        place, number = places[move.value], found.number(move.value, move.pre)
+        if isinstance(move, Move) and move.kind == "slice" and move.value in places:
+            cuts[found.number(move.value, move.pre)] = position, move
+    several = _ends(program, graph, found)
+    if cuts:
+        for position, reads in enumerate(found.reads):
+            for number in reads:
+                if number in cuts and cuts[number][0] != position:
+                    several.add(number)
+    for number, (position, move) in cuts.items():
+        place = places[move.value]
         choice = frame.choice[graph.inputs[place]]
         if (
             inputs[place] == move.pre
-            and readers[number] == 1
-            and number not in wanted
+            and number not in several
             and choice.index not in pinned
             and any(holding.base == move.post for holding in choice.domain.holdings)
         ):
@@ -228,12 +271,11 @@ def exchanges(instruction: Instruction) -> bool:
     return isinstance(instruction, Move) and not collectives()[instruction.kind].local
 
 
-def _ordered(program: Program, graph: Graph) -> Program:
+def _ordered(program: Program, graph: Graph, found: Wires) -> Program:
     """The program without what nobody needs, in stable order by round.
 
-    A round is local instructions first, then its exchanges.
+    A round is local instructions first, then its exchanges. `found`: what they read and make.
     """
-    found = wired(program.instructions, graph)
     kept = _live(found, _ends(program, graph, found))
     order = _in_rounds(program.instructions, kept, found, graph)
     instructions = tuple([program.instructions[position] for position in order])

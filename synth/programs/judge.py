@@ -7,8 +7,8 @@ otherwise, the model's budgets are scaled by how much the two differ, and the se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -19,8 +19,25 @@ from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program
 
-#: Peak bytes of every device of a program at some ratios.
-Look: TypeAlias = Callable[[Program, Sequence[float]], tuple[int, ...]]
+
+class Look(Protocol):
+    """Looks at programs as they will run."""
+
+    def __call__(self, program: Program, ratios: Sequence[float], /) -> tuple[int, ...]:
+        """Peak bytes of every device of a program at some ratios."""
+        ...
+
+
+@runtime_checkable
+class CloseLook(Look, Protocol):
+    """Also says whose the bytes are."""
+
+    def crowds(
+        self, program: Program, ratios: Sequence[float], device: int, limit: float
+    ) -> Sequence[tuple[int, Mapping[int, int]]]:
+        """The moments at which a device needs more than `limit` bytes: these, and those of each value."""
+        ...
+
 
 #: How often the search may go on after a look.
 MOST_LOOKS = 4

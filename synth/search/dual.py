@@ -19,15 +19,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.share_cost import Floats
 from shardwright.synth.search.fold import Scope
+from shardwright.synth.search.wires import Bench, Kind, Update, Wires
 
 #: Seconds that stand for "impossible": far beyond any program, and small enough to be added up.
 _NEVER = 1e9
@@ -43,81 +42,13 @@ _PER_ROUND = _SELDOM
 #: sweeps where messages are shared by choices that hear different ones: that is quick, but then gets stuck.
 _ONWARD, _HURRY = 0.8, 8
 
-_Rough: TypeAlias = NDArray[np.float32]
-#: In double or in single precision.
-_Table: TypeAlias = NDArray[Any]
 
-
-@dataclass(frozen=True, slots=True)
-class _Update:
-    """Messages that a sweep updates: to which positions, what part of the marginal each gets, and damping."""
-
-    positions: tuple[int, ...]
-    parts: tuple[float, ...]
-    damping: float
-
-
-@dataclass(slots=True)
-class _Kind:
-    """Factors that share their messages.
-
-    Attributes:
-        table: seconds, by the values of its choices.
-        rough: the same in single precision, which is enough to find messages.
-        scope: colours of its choices.
-        count: how many there are.
-        close: positions of choices that few factors of the kind share.
-        damping: part of an update of these that may be made at once, since neighbours move together.
-        slow: the same for an update of all.
-        messages: to each choice.
-        times: of every choice, how often each shade of its colour gets its message, (shades, 1).
-        heard: of every choice, the part of the kind's factors that meet each shade of its colour.
-        updates: for sweeps of everybody or not, onward or back.
-    """
-
-    table: Floats
-    scope: Scope
-    count: int
-    close: tuple[int, ...] = ()
-    damping: float = 1.0
-    slow: float = 1.0
-    messages: list[Floats] = field(default_factory=list[Floats])
-    times: list[Floats] = field(default_factory=list[Floats])
-    heard: list[Floats] = field(default_factory=list[Floats])
-    updates: dict[tuple[bool, int], _Update] = field(default_factory=dict[tuple[bool, int], _Update])
-    rough: _Rough = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.rough = self.table.astype(np.float32)
-
-    def with_messages(self, messages: Sequence[Floats], room: Floats | None = None) -> Floats:
-        """The table with a vector added along each axis.
-
-        Args:
-            messages: the vectors.
-            room: where to write it; by default somewhere new.
-        """
-        return _with_vectors(self.table, messages, room)
-
-
-def _with_vectors(table: _Table, vectors: Sequence[_Table], room: _Table | None) -> _Table:
-    if not vectors:
-        return table
-    inner = vectors[-1]
-    for axis in range(len(vectors) - 2, 0, -1):
-        inner = vectors[axis].reshape(-1, *(1,) * inner.ndim) + inner
-    total = np.add(table, inner, out=room)
-    if len(vectors) > 1:
-        total += vectors[0].reshape(-1, *(1,) * inner.ndim)
-    return total
-
-
-def marginals(total: _Table, positions: Sequence[int]) -> list[_Table]:
+def marginals(total: Floats, positions: Sequence[int]) -> list[Floats]:
     """Of some axes, in ascending order, per value the least of a table.
 
     The least over the first axis, or over all others, is many times faster than over the last.
     """
-    found: list[_Table] = []
+    found: list[Floats] = []
     for axis in range(max(positions, default=-1) + 1):
         if axis in positions:
             found.append(total.reshape(len(total), -1).min(axis=1) if total.ndim > 1 else total)
@@ -152,7 +83,7 @@ class Dual:
         self._uses = [(k, scope) for k, (_, scope) in zip(number, uses, strict=True)]
         counts = Counter(number)
         finite = [np.where(np.isfinite(table), table, _NEVER) for table in tables]
-        self.kinds = [_Kind(finite[f], scope, counts[k]) for (f, scope), k in numbers.items()]
+        self.kinds = [Kind(finite[f], scope, counts[k]) for (f, scope), k in numbers.items()]
         incident: list[Counter[tuple[int, int]]] = [Counter() for _ in colour]
         for k, (_, scope) in zip(number, uses, strict=True):
             for position, choice in enumerate(scope):
@@ -168,38 +99,47 @@ class Dual:
         self._of_colour: dict[int, list[int]] = {}
         for s in range(len(shades)):
             self._of_colour.setdefault(colour[first[s]], []).append(s)
-        #: Per colour, the messages that choices of each of its shades get, added up: (shades, values).
-        self._sums = {c: np.zeros((len(some), sizes[first[some[0]]])) for c, some in self._of_colour.items()}
+        places: dict[int, NDArray[np.intp]] = {}
+        used = 1  # the first is nobody's
+        for c, some in self._of_colour.items():
+            end = used + len(some) * sizes[first[some[0]]]
+            places[c] = np.arange(used, end).reshape(len(some), -1)
+            used = end
+        #: What choices of each shade get, all messages added up, colour by colour.
+        self._got = np.zeros(used)
+        #: Its stretches, per colour: (shades, values).
+        self._sums = {
+            c: self._got[place[0, 0] : place[-1, -1] + 1].reshape(place.shape) for c, place in places.items()
+        }
         self._row = {s: (c, row) for c, some in self._of_colour.items() for row, s in enumerate(some)}
+        ends = np.cumsum([0, *[sum(kind.table.shape) for kind in self.kinds]]).tolist()
+        #: Messages of all kinds in turn.
+        self._said = np.zeros(ends[-1])
         for k, kind in enumerate(self.kinds):
             touching = [self._touching(k, c) for c in kind.scope]
             kind.close = tuple(p for p, n in enumerate(touching) if n <= _FEW and kind.table.shape[p] > 1)
             kind.damping = 1.0 / max([touching[p] for p in kind.close], default=1)
             kind.slow = 1.0 / max(touching, default=1)
-            kind.messages = [np.zeros(size) for size in kind.table.shape]
+            kind.said = self._said[ends[k] : ends[k + 1]]
+            kind.messages = np.split(kind.said, np.cumsum(kind.table.shape)[:-1]) if kind.scope else []
             kind.times = [self._times(k, p, c) for p, c in enumerate(kind.scope)]
             kind.heard = [self._heard(c, times) for c, times in zip(kind.scope, kind.times, strict=True)]
+            kind.wires = Wires([places[c] for c in kind.scope], kind)
             if kind.table.ndim == 1:  # says all it has to say at once
                 self._send(kind, 0, kind.table)
-        self._in_order: list[_Kind] = []
+        self._in_order: list[Kind] = []
         self._plan_updates()
         #: Whether choices of one colour hear the same: then no update lowers the bound.
         self._alike = all(len(some) == 1 for some in self._of_colour.values())
         self.sweeps = 0
         self._rooms: dict[tuple[int, ...], Floats] = {}
-        self._rough_rooms: dict[tuple[int, ...], _Rough] = {}
+        self._benches: dict[tuple[int, ...], Bench] = {}
 
     def _room(self, shape: tuple[int, ...]) -> Floats:
         """Room for a table that is soon forgotten: new memory takes longer than what is written to it."""
         if shape not in self._rooms:
             self._rooms[shape] = np.empty(shape)
         return self._rooms[shape]
-
-    def _rough_room(self, shape: tuple[int, ...]) -> _Rough:
-        """The same in single precision."""
-        if shape not in self._rough_rooms:
-            self._rough_rooms[shape] = np.empty(shape, dtype=np.float32)
-        return self._rough_rooms[shape]
 
     def _times(self, kind: int, position: int, colour: int) -> Floats:
         """How often choices of every shade of a colour get a kind's message: (shades, 1)."""
@@ -227,23 +167,27 @@ class Dual:
         """Update the messages of every kind of factor once, from the first choices to the last or back."""
         everybody = self.sweeps % _SELDOM == _SELDOM - 1
         onward, hurry = self.sweeps % 2 == 0, self._alike or self.sweeps < _HURRY
+        got = self._got
         for kind in self._in_order if onward else reversed(self._in_order):
             update = kind.updates[everybody, hurry * (1 if onward else -1)]
             if not update.positions:
                 continue
-            seen = [
-                sums[0] if len(sums) == 1 else part @ sums
-                for sums, part in zip(map(self._sums.__getitem__, kind.scope), kind.heard, strict=True)
-            ]
-            incoming = [(s - m).astype(np.float32) for s, m in zip(seen, kind.messages, strict=True)]
-            total = _with_vectors(kind.rough, incoming, self._rough_room(kind.table.shape))
-            least = marginals(total, update.positions)
-            changes = [
-                part * marginal - update.damping * seen[p]
-                for p, part, marginal in zip(update.positions, update.parts, least, strict=True)
-            ]
-            for position, change in zip(update.positions, changes, strict=True):
-                self._send(kind, position, change)
+            wires = kind.wires
+            each = got[wires.at]
+            seen = each[0] if len(each) == 1 else (wires.heard * each).sum(axis=0)
+            np.subtract(seen, kind.said, out=wires.rough)
+            shape = kind.table.shape
+            if shape not in self._benches:
+                self._benches[shape] = Bench(shape)
+            kind.ask(update.positions, self._benches[shape])
+            change = update.part * wires.least
+            change -= update.damping * seen
+            kind.said += change
+            if wires.twice:
+                np.add.at(got, wires.at, wires.times * change)
+            else:
+                each += wires.times * change
+                got[wires.at] = each
         self.sweeps += 1
 
     def _plan_updates(self) -> None:
@@ -268,15 +212,16 @@ class Dual:
                 mine = [kind.scope[p] for p in positions]
                 taken_on = [last[c] > place if way > 0 else first[c] < place for c in mine]
                 ahead = _ONWARD if way and 0 < sum(taken_on) < len(mine) else 0.0
-                parts = tuple(
-                    damping * ((1 - ahead) / len(mine) + (ahead / sum(taken_on) if here else 0.0))
-                    for here in taken_on
-                )
-                kind.updates[everybody, way] = _Update(positions, parts, damping)
+                part, damp = np.zeros((2, len(kind.said)))
+                for position, here in zip(positions, taken_on, strict=True):
+                    own = slice(*kind.wires.ends[position : position + 2])
+                    part[own] = damping * ((1 - ahead) / len(mine) + (ahead / sum(taken_on) if here else 0.0))
+                    damp[own] = damping
+                kind.updates[everybody, way] = Update(positions, part, damp)
 
-    def _send(self, kind: _Kind, position: int, change: Floats) -> None:
+    def _send(self, kind: Kind, position: int, change: Floats) -> None:
         """Change the message of a kind of factor to one of its choices."""
-        kind.messages[position] = kind.messages[position] + change
+        kind.messages[position] += change
         self._sums[kind.scope[position]] += kind.times[position] * change
 
     def kind_of_use(self) -> list[int]:
@@ -346,9 +291,7 @@ class Dual:
                 best, kept = here, self._state()
             if done:
                 break
-        self._sums, messages = kept
-        for kind, mine in zip(self.kinds, messages, strict=True):
-            kind.messages = mine
+        self._got[:], self._said[:] = kept
         return best
 
     def move(self, sweeps: int, stop: Callable[[], bool]) -> None:
@@ -357,6 +300,5 @@ class Dual:
         while self.sweeps < last and not stop():
             self.sweep()
 
-    def _state(self) -> tuple[dict[int, Floats], list[list[Floats]]]:
-        sums = {colour: mine.copy() for colour, mine in self._sums.items()}
-        return sums, [list(kind.messages) for kind in self.kinds]
+    def _state(self) -> tuple[Floats, Floats]:
+        return self._got.copy(), self._said.copy()

@@ -121,6 +121,7 @@ class Domains:
         self.nodes = nodes
         self._routes: dict[tuple[object, ...], Routes] = {}
         self._made: dict[tuple[object, ...], Domain] = {}
+        self._met: dict[tuple[object, ...], tuple[TensorType, Domain]] = {}
 
     def routes(self, tensor: TensorType, units: tuple[int, ...], partials: Iterable[ReduceOp]) -> Routes:
         """The routes of tensors of this type and these units.
@@ -159,6 +160,10 @@ class Domains:
     def _domain(
         self, what: str, tensor: TensorType, units: tuple[int, ...], partials: Iterable[ReduceOp]
     ) -> Domain:
+        quick = (what, id(tensor), units, partials)
+        known = self._met.get(quick)
+        if known is not None:
+            return known[1]
         routes = self.routes(tensor, units, partials)
         key = (what, id(routes), partials)
         found = self._made.get(key)
@@ -173,6 +178,8 @@ class Domains:
             same = (holdings, id(routes))
             found = Domain(routes, holdings, np.array(base, dtype=np.intp), np.array(extra, dtype=np.intp))
             found = self._made[key] = self._made.setdefault(same, found)
+        # What is remembered by identity is kept, lest something else comes to have it.
+        self._met[quick] = tensor, found
         return found
 
 

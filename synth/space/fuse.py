@@ -82,7 +82,7 @@ def passes_sum(equation: Equation) -> bool:
     """Whether Partial(sum) passes through all same-shape operands at once, the others being replicated."""
     together = _alike(equation)
     ins = tuple(_SUM if k in together else R for k in range(len(equation.inputs)))
-    return Signature(ins, (_SUM,)) in list(signatures(rule_of(equation), equation))
+    return Signature(ins, (_SUM,)) in signatures(rule_of(equation), equation)
 
 
 def fuse(graph: Graph, may_sum: Callable[[Value], bool]) -> Fusion:

@@ -17,7 +17,7 @@ from shardwright.ir.graph import Atom, Equation, Graph, Value
 from shardwright.ir.placement import Partial, ReduceOp, Shard
 from shardwright.ir.regions import Boundary, boundary
 from shardwright.ir.registry import registry, rule_of
-from shardwright.ir.rules import Signature, paired, signatures
+from shardwright.ir.rules import Signature, pairs, signatures
 from shardwright.synth.space.conversions import Domain, Domains, Routes
 from shardwright.synth.space.factors import Choice, EquationFactor, LinkFactor, Slot, Use
 from shardwright.synth.space.fuse import FusedClass, Fusion, alike, fuse, same_shape
@@ -116,11 +116,15 @@ class Space:
         if found is None:
             rule = rule_of(equation)
             by_letter = dict.fromkeys(rule.letters, 0) | dict(zip(lettered(equation), units, strict=True))
-            found = tuple(signatures(rule, equation, by_letter))
-            # Forms that differ in what does not matter here share one list: factors compare it by identity.
-            same = (equation.primitive, equation.input_types, equation.output_types, found)
+            listed = signatures(rule, equation, by_letter)
+            # Forms that differ in what does not matter here share one list, which no others have: factors
+            # compare it by identity.
+            same = (equation.primitive, equation.input_types, equation.output_types, id(listed))
             same = (*same, rule.axes, rule.flop_per_point, str(equation.params.get("precision")))
-            found = self._signatures[key] = self._signatures.setdefault(same, found)
+            found = self._signatures.get(same)
+            if found is None:
+                found = self._signatures[same] = tuple(signature for signature in listed)
+            self._signatures[key] = found
         self._of_equation[equation] = found
         return found
 
@@ -129,8 +133,7 @@ class Space:
         if self.nodes is None:
             return found
         if id(found) not in self._pairs:
-            pairs = [paired(a, b, self.nodes) for a in found for b in found]
-            self._pairs[id(found)] = tuple(dict.fromkeys(pair for pair in pairs if pair is not None))
+            self._pairs[id(found)] = pairs(found, found, self.nodes)
         return self._pairs[id(found)]
 
     def routes(self, value: Value) -> Routes:
@@ -225,12 +228,13 @@ class Space:
         """The equation's factor with its choices, added to `uses`."""
         fusion, choices, exits = frame.fusion, frame.choice, frame.exits
         fused = fusion.of_equation.get(equation)
+        together = () if fused is None else alike(equation)
         scope: dict[Choice, int] = {}
         slots: list[tuple[int, str] | None] = []
         for position, atom in enumerate(equation.inputs):
             if type(atom) is not Value:
                 slots.append(None)
-            elif fused is not None and fusion.of_value.get(atom) is fused and position in alike(equation):
+            elif position in together and fusion.of_value.get(atom) is fused:
                 slots.append((scope.setdefault(choices[atom], len(scope)), "exact"))
             else:
                 held = exits.get(atom) or choices[atom]
@@ -238,7 +242,8 @@ class Space:
         mode = "derive" if fused is None else "exact"
         for value in equation.outputs:
             slots.append((scope.setdefault(choices[value], len(scope)), mode))
-        found = self._on_mesh(self.signatures(equation))
+        found = self._of_equation[equation]
+        found = found if self.nodes is None else self._on_mesh(found)
         domains = tuple([choice.domain for choice in scope])
         key = (id(found), through, *slots, *domains, frame.weight)
         factor = self._factors.get(key)

@@ -8,13 +8,16 @@ donated (`shardwright/ir/donation.py`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from shardwright.backends.layout import holds
 from shardwright.backends.local_graph import LocalGraphs
 from shardwright.cost.memory.buffers import layout_apart, scratch_bytes
 from shardwright.cost.memory.exchange_buffers import exchange_bytes, held_bytes
 from shardwright.ir.donation import taken_over
+from shardwright.ir.flow import find, reads, writes
 from shardwright.ir.graph import Equation, Graph, TensorType, Value, value_types
 from shardwright.ir.jaxpr import source_text
 from shardwright.ir.placement import Grid, Shard, cuts, lengths, seat
@@ -138,6 +141,44 @@ def fullest(
     return tuple(rows)
 
 
+def crowds(
+    program: Program, graph: Graph, ratios: Sequence[float], device: int, limit: float
+) -> tuple[tuple[int, Mapping[int, int]], ...]:
+    """The steps of a device's schedule that take more than `limit` bytes: bytes, and whose they are.
+
+    Returns:
+        Of every such step its bytes, and how many of them belong to which value (by index): inputs, what is
+        held, results, and what was made of a value in scratch when that is fullest.
+    """
+    planned = schedule(program, graph)
+    graphs = LocalGraphs(device, ratios)
+    steps = _device_memory(planned, ratios, device).moments
+    found: list[tuple[int, Mapping[int, int]]] = []
+    alive: dict[Property, None] = {}
+    for step, moment in zip(planned.steps, steps, strict=True):
+        alive.update(() if isinstance(step, Away) else dict.fromkeys(step.gives))
+        if moment.nbytes > limit:
+            mine: Counter[int] = Counter()
+            for value, placement in zip(graph.inputs, program.inputs, strict=True):
+                mine[value.index] += held_bytes(value.type, placement, device, ratios)
+            for prop in alive:
+                mine[prop.value] += held_bytes(planned.types[prop.value], prop.placement, device, ratios)
+            if isinstance(step, Segment):
+                own = layout_apart(graphs.segment(step, graph))
+                at = own.peak_kernel
+                for buffer in own.buffers:
+                    if buffer.equation is not None and buffer.first <= at <= buffer.last:
+                        # Equations of a segment's graph are numbered as its instructions.
+                        made = writes(step.instructions[buffer.equation.index], graph)
+                        mine[made[0].value] += buffer.nbytes
+            elif isinstance(step, Exchange):
+                mine[step.move.value] += moment.own_bytes
+            found.append((moment.nbytes, mine))
+        for prop in step.needs if isinstance(step, Away) else step.drops:
+            alive.pop(prop, None)
+    return tuple(found)
+
+
 def _made_by(equation: Equation | None, role: str) -> str:
     if equation is None:
         return "copies of inputs"
@@ -196,21 +237,44 @@ def _device_memory(planned: Schedule, ratios: Sequence[float], device: int) -> D
 
 def _scratch(segment: Segment, graphs: LocalGraphs, graph: Graph, known: dict[Hashable, int]) -> int:
     """Scratch of a segment; those that are alike but for names, as repeated layers are, count once."""
-    own = graphs.segment(segment, graph)
-    if any(equation.regions for equation in own.equations):
-        return scratch_bytes(own)
-
-    def name(atom: object) -> Hashable:
-        return atom.index if isinstance(atom, Value) else str(atom)
-
-    key = (
-        tuple([value.type for value in own.inputs]),
-        tuple([(id(e.form), e.part, tuple(map(name, e.inputs))) for e in own.equations]),
-        tuple(map(name, own.outputs)),
-    )
+    key = _likeness(segment, graph, graphs.device)
+    if key is None:
+        return scratch_bytes(graphs.segment(segment, graph))
     if key not in known:
-        known[key] = scratch_bytes(own)
+        known[key] = scratch_bytes(graphs.segment(segment, graph))
     return known[key]
+
+
+def _likeness(segment: Segment, graph: Graph, device: int) -> Hashable | None:
+    """Equal for segments that a device runs as equal graphs (`LocalGraphs.segment`); None where loops are."""
+    types = value_types(graph)
+    numbers: dict[Property, int] = {}
+    made = 0
+    key: list[Hashable] = []
+    for prop in segment.needs:
+        if holds(prop, device):
+            key.append((types[prop.value], prop.placement))
+            numbers[prop], made = made, made + 1
+    key.append(made)
+    for instruction in segment.instructions:
+        written = writes(instruction, graph)
+        if isinstance(instruction, Move):
+            if not holds(written[0], device):
+                continue
+            (wanted,) = reads(instruction, graph)
+            source = numbers[wanted if wanted in numbers else find(wanted, numbers)]
+            key.append((source, types[written[0].value], written[0].placement))
+        else:
+            equation = graph.equations[instruction.equation]
+            if equation.regions:
+                return None
+            pairs = zip(equation.inputs, instruction.signature.ins, strict=True)
+            ins = [numbers[Property(a.index, p)] if isinstance(a, Value) else str(a) for a, p in pairs]
+            key.append((id(equation.form), equation.part, instruction.signature, *ins))
+        for prop in written:
+            numbers[prop], made = made, made + 1
+    key += [numbers[prop] for prop in segment.gives if holds(prop, device)]
+    return tuple(key)
 
 
 def _moments(

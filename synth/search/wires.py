@@ -1,0 +1,157 @@
+"""What message passing (`shardwright.synth.search.dual`) keeps of factors that share their messages.
+
+All messages of a kind are one vector, and so is what the choices that it meets get; `Wires` says where. A
+sweep is then a few operations on whole vectors per kind, and as few on its table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.cost.share_cost import Floats
+from shardwright.synth.search.fold import Scope
+
+#: In single precision.
+Rough: TypeAlias = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Messages that a sweep updates: to which positions; per value, what part of the marginal; and damping.
+
+    The last two are one vector over the values of all positions in turn, nothing where none is updated.
+    """
+
+    positions: tuple[int, ...]
+    part: Floats
+    damping: Floats
+
+
+class Bench:
+    """Room to work with tables of one shape in single precision, with what is left of it axis after axis.
+
+    Attributes:
+        sums: for vectors of the last axes added up, from the last two on to all but the first.
+        total: for the whole table.
+        left: tables over the axes from each one on; the first is `total`.
+        rows: the same, as tables of two axes.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.sums = [np.empty(shape[axis:], dtype=np.float32) for axis in range(len(shape) - 2, 0, -1)]
+        self.left = [np.empty(shape[axis:], dtype=np.float32) for axis in range(len(shape))]
+        self.total = self.left[0]
+        self.rows = [table.reshape(len(table), -1) for table in self.left]
+
+
+class Wires:
+    """Where a kind's messages go, as vectors over the values of all of its positions in turn.
+
+    Attributes:
+        at: places in what all choices get, per shade: (shades, values); 0 where there is no such shade.
+        heard, times: see `Kind`, likewise: (shades, values).
+        twice: whether a place is in it more than once.
+        rough: room for what the choices say, in single precision; `columns` are its stretches, one per
+            position, each shaped so that it can be added to tables over its axis and those after it.
+        least, stretches: likewise for what the factor says.
+    """
+
+    def __init__(self, places: Sequence[NDArray[np.intp]], kind: Kind) -> None:
+        shape = kind.table.shape
+        ends = np.cumsum([0, *shape]).tolist()
+        shades = max((len(place) for place in places), default=1)
+        self.at = np.zeros((shades, ends[-1]), dtype=np.intp)
+        self.heard, self.times = np.zeros((2, shades, ends[-1]))
+        self.rough, self.least = np.zeros((2, ends[-1]), dtype=np.float32)
+        self.columns: list[Rough] = []
+        self.stretches: list[Rough] = []
+        self.ends = ends
+        for axis, place in enumerate(places):
+            mine = slice(ends[axis], ends[axis + 1])
+            self.at[: len(place), mine] = place
+            self.heard[: len(place), mine] = kind.heard[axis][:, None]
+            self.times[: len(place), mine] = kind.times[axis]
+            self.columns.append(self.rough[mine].reshape(-1, *(1,) * (len(shape) - 1 - axis)))
+            self.stretches.append(self.least[mine])
+        self.twice = len(set(kind.scope)) < len(kind.scope)
+
+
+@dataclass(slots=True)
+class Kind:
+    """Factors that share their messages.
+
+    Attributes:
+        table: seconds, by the values of its choices.
+        rough: the same in single precision, which is enough to find messages.
+        scope: colours of its choices.
+        count: how many there are.
+        close: positions of choices that few factors of the kind share.
+        damping: part of an update of these that may be made at once, since neighbours move together.
+        slow: the same for an update of all.
+        said: messages to all choices in turn, one vector.
+        messages: its stretches, one for each choice.
+        times: of every choice, how often each shade of its colour gets its message, (shades, 1).
+        heard: of every choice, the part of the kind's factors that meet each shade of its colour.
+        updates: for sweeps of everybody or not, onward or back.
+    """
+
+    table: Floats
+    scope: Scope
+    count: int
+    close: tuple[int, ...] = ()
+    damping: float = 1.0
+    slow: float = 1.0
+    said: Floats = field(default_factory=lambda: np.zeros(0))
+    messages: list[Floats] = field(default_factory=list[Floats])
+    times: list[Floats] = field(default_factory=list[Floats])
+    heard: list[Floats] = field(default_factory=list[Floats])
+    updates: dict[tuple[bool, int], Update] = field(default_factory=dict[tuple[bool, int], Update])
+    rough: Rough = field(init=False)
+    wires: Wires = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rough = self.table.astype(np.float32)
+
+    def with_messages(self, messages: Sequence[Floats], room: Floats | None = None) -> Floats:
+        """The table with a vector added along each axis.
+
+        Args:
+            messages: the vectors.
+            room: where to write it; by default somewhere new.
+        """
+        if not messages:
+            return self.table
+        inner = messages[-1]
+        for axis in range(len(messages) - 2, 0, -1):
+            inner = messages[axis].reshape(-1, *(1,) * inner.ndim) + inner
+        total = np.add(self.table, inner, out=room)
+        if len(messages) > 1:
+            total += messages[0].reshape(-1, *(1,) * inner.ndim)
+        return total
+
+    def ask(self, positions: Sequence[int], bench: Bench) -> None:
+        """Write to the wires, per value of some positions, the least of the table with what the choices say.
+
+        The least over the first axis, or over all others, is many times faster than over the last.
+
+        Args:
+            positions: in ascending order.
+            bench: room for tables of its shape.
+        """
+        columns, stretches = self.wires.columns, self.wires.stretches
+        inner = columns[-1]
+        for room, column in zip(bench.sums, columns[-2:0:-1], strict=True):
+            inner = np.add(column, inner, out=room)
+        np.add(self.rough, inner, out=bench.total)
+        bench.total += columns[0]
+        last = positions[-1]
+        for axis in range(last + 1):
+            if axis in positions:
+                np.minimum.reduce(bench.rows[axis], axis=1, out=stretches[axis])
+            if axis < last:
+                np.minimum.reduce(bench.left[axis], axis=0, out=bench.left[axis + 1])
