@@ -15,18 +15,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from shardwright.cost.bill import Item, charges
 from shardwright.cost.memory.liveness import Footprint, Peaks
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
-from shardwright.synth.memory.budgets import Limits, Renting
+from shardwright.synth.memory.budgets import SCALES, Limits, Renting
 from shardwright.synth.memory.crowded import WIDE, uncrowded
-from shardwright.synth.memory.pool import FEW_CHOICES, pooled
+from shardwright.synth.memory.pool import FEW_CHOICES, Pool
+from shardwright.synth.memory.rent import too_small
 from shardwright.synth.memory.stretched import stretched
-from shardwright.synth.memory.within import judged, next_to_nothing, overlooked
+from shardwright.synth.memory.within import hopeless, judged, next_to_nothing, overlooked
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
@@ -76,7 +77,7 @@ class Synthesis:
     dearer: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Free:
     """What is found before memory is looked at, and what found it.
 
@@ -95,6 +96,21 @@ class Free:
     over: float
     certificate: Certificate
     ideal: Solution
+
+    @cached_property
+    def pool(self) -> Pool | None:
+        """Programs within whatever memory, of a small step that may not fit."""
+        turns, judge = self.turns, self.turns.judge
+        limits = Limits.of(turns.model)
+        small = len(turns.space.choices) <= FEW_CHOICES
+        if not small or judge.roomy or too_small(judge.graph, limits.nbytes):
+            return None
+        return Pool(turns, self.found, self.renting(limits))
+
+    def renting(self, limits: Limits) -> Renting:
+        """What makes programs smaller."""
+        turns = self.turns
+        return Renting(turns.judge.graph, turns.space, limits, turns.extra, self.ideal, turns.solver)
 
 
 def synthesize(
@@ -174,29 +190,44 @@ def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = Fals
         briefly: do not search for what fits at all.
     """
     turns, found, best, certificate = free.turns, free.found, free.best, free.certificate
-    graph, space, model, stop = turns.judge.graph, turns.space, turns.model, turns.stop
+    graph, model, stop = turns.judge.graph, turns.model, turns.stop
     bound_s = certificate.bound_s
-    limits = Limits.of(model)
-    renting = cache(lambda: Renting(graph, space, limits, turns.extra, free.ideal, turns.solver))
-    small = len(space.choices) <= FEW_CHOICES and not turns.judge.roomy
-    within = pooled(turns, found, renting, rival_s) if small and not briefly else None
+    renting = cache(lambda: free.renting(Limits.of(model)))
+    pool, within = free.pool, None
+    if pool is not None and not hopeless(turns, renting, found.cost_s, rival_s):
+        within = pool.cheapest(rival_s)
     if within is not None:
         first, memory = best, memory = within
+        renting().helped = SCALES.index(1.0)
     else:
-        first, memory = judged(turns, best, found, renting, rival_s, briefly=briefly)
-        best, memory = overlooked(turns, first, memory, found.cost_s, briefly=briefly)
-        if not briefly and _wide(turns, best, bound_s, rival_s, renting):
+        brief = briefly or (pool is not None and rival_s < math.inf)
+        first, memory = judged(turns, best, found, renting, rival_s, briefly=brief)
+        best, memory = overlooked(turns, first, memory, found.cost_s, briefly=brief)
+        if not brief and _wide(turns, best, bound_s, rival_s, renting):
             cheaper, theirs = uncrowded(turns, best, memory, rival_s)
             first = first if cheaper is best else cheaper
             best, memory = cheaper, theirs
-        if best.fits and not briefly:
+        if best.fits and not brief:
             best, memory = stretched(turns, best, memory, found.cost_s)
-    little = _SAME if small else next_to_nothing(graph)
+    little = next_to_nothing(graph) if pool is None else _SAME
     dearer = not best.fits or best.cost_s > found.cost_s * (1 + little)
     given_up = (briefly and dearer) or (not best.fits and rival_s < math.inf)
     # The bound is of plans with several ratios, too.
     settled = best.fits and bound_s >= best.cost_s * (1 - WORTH)
-    several = None if given_up or settled else apart(turns, best, found, renting)
+    several: tuple[Segmented, float] | None = None
+    others = () if within is None or pool is None else pool.below(best.cost_s * (1 - WORTH))
+
+    def cut_apart(one: Candidate) -> None:
+        nonlocal several
+        found_apart = apart(turns, one, found, renting, others)
+        if found_apart is not None and (several is None or found_apart[0].cost_s < several[0].cost_s):
+            several = found_apart
+
+    if not (given_up or settled):
+        cut_apart(best)
+        if others and pool is not None:
+            # What is found within less memory fits as well, and may be cheaper.
+            pool.tighter(cut_apart)
     if several is None and not given_up and first is not best:
         several = apart(turns, first, found, renting)
     if several is not None and (several[0].cost_s < best.cost_s or not best.fits):

@@ -16,7 +16,7 @@ no memory that is short, keeps the plan's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,7 +71,11 @@ class Segmented:
 
 
 def apart(
-    turns: Turns, best: Candidate, free: Found, renting: Callable[[], Renting]
+    turns: Turns,
+    best: Candidate,
+    free: Found,
+    renting: Callable[[], Renting],
+    others: Iterable[tuple[Program, Sequence[Item]]] = (),
 ) -> tuple[Segmented, float] | None:
     """A plan with several ratios that is better than one with one.
 
@@ -84,6 +88,7 @@ def apart(
         best: what it found with one vector of ratios.
         free: what it found if memory were no limit.
         renting: makes programs smaller.
+        others: programs that are tried as well, with their bills.
 
     Returns:
         The plan, and what no program at its ratios can be cheaper than; None where there is none.
@@ -112,6 +117,9 @@ def apart(
             return turns.solver.solve(prices, stop=stop)
 
     consider(best.program, best.ratios, best.items)
+    for program, items in others if short else ():
+        if not stop():
+            consider(program, free.ratios, items)
     rents: Sequence[float] = (0.0,)
     if short:
         unit, near = best.cost_s / float(judge.limits[model.class_of].sum()), renting().helped

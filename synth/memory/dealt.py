@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from shardwright.cost.bill import Item, counted
 from shardwright.cost.memory.liveness import Footprint
 from shardwright.cost.model import CostModel
-from shardwright.cost.share_cost import CostStack, Floats, ShareCost
+from shardwright.cost.share_cost import Floats, ShareCost
 from shardwright.ir.placement import lengths
 
 #: Vectors on a grid at most: a finer one is made coarser; with so few, it is made finer, so many times.
@@ -42,7 +41,7 @@ class Dealt:
     ) -> None:
         self._class_of = model.class_of
         members = [list(each.members) for each in model.classes]
-        every = list(dict.fromkeys(itertools.chain(more, *(_on_grid(axis, members) for axis in axes))))
+        every = list(dict.fromkeys(itertools.chain(more, *(_on_grid(axis, members, more) for axis in axes))))
         self._dealt: dict[int, NDArray[np.int64]] = {}
         self._ratios: Floats = np.array(every)
         _, kept = np.unique(np.hstack([self._deal(each) for each in units]), axis=0, return_index=True)
@@ -69,19 +68,12 @@ class Dealt:
         """Seconds of the slowest device for an instruction that cuts so many units (0: none)."""
         key = cost.constant.tobytes(), cost.linear.tobytes(), cost.product.tobytes(), units
         if key not in self._seconds:
-            if units:
-                shares = np.arange(units + 1) / units
-                each = [
-                    ShareCost(cost.constant[:, [c]], cost.linear[:, [c]], cost.product[:, [c]])
-                    for c in range(cost.constant.shape[1])
-                ]
-                table = np.stack([one.per_class(shares) for one in each])
-                self._seconds[key] = table[self._class_of, self._deal(units)].max(axis=1)
-            else:
-                stack = CostStack.of([cost])
-                self._seconds[key] = np.array(
-                    [stack.exact(ratios, self._class_of)[0] for ratios in self._ratios]
-                )
+            shares = self._deal(units) / units if units else self._ratios
+            constant, linear, product = (
+                each[:, None, self._class_of] for each in (cost.constant, cost.linear, cost.product)
+            )
+            rows = constant + linear * shares + product * shares * (1 - shares)
+            self._seconds[key] = rows.max(axis=(0, 2))
         return self._seconds[key]
 
     def _deal(self, units: int) -> NDArray[np.int64]:
@@ -94,26 +86,48 @@ class Dealt:
         return self._dealt[units]
 
 
-def _on_grid(units: int, classes: Sequence[Sequence[int]]) -> Iterator[tuple[float, ...]]:
-    """All ways to deal so many units, or as many as can be dealt in few enough ways, as shares per device."""
-    more = len(classes) - 1
+def _on_grid(
+    units: int, classes: Sequence[Sequence[int]], more: Sequence[tuple[float, ...]]
+) -> Iterator[tuple[float, ...]]:
+    """Ways to deal so many units as shares per device: all, or those between some vectors.
+
+    If need be of fewer units: of as many as can be dealt in few enough ways.
+    """
+    counts = np.array([len(some) for some in classes])
+    held = np.array([[sum(ratios[device] for device in some) for some in classes] for ratios in more])
     # Axes of other sizes round otherwise: between the vectors of one there are others.
-    units = next(
-        (units * k for k in range(_FINER, 1, -1) if math.comb(units * k + more, more) <= _FEW), units
-    )
-    while math.comb(units + more, more) > _MOST:
-        units -= 1
+    all_of_them = np.zeros(len(counts)), np.ones(len(counts))
+    ways = [(units * times, *all_of_them, _FEW) for times in range(_FINER, 1, -1)]
+    ways.append((units, *all_of_them, _MOST))
+    fewer = [int(units * 0.9**times) for times in range(100)]
+    ways += [(max(each, 1), held.min(axis=0), held.max(axis=0), _MOST) for each in fewer]
+    many, found = 1, None
+    for many, least, most, limit in ways:
+        found = _deals(many, least, most, limit)
+        if found is not None:
+            break
     even = [
-        [
-            tuple(part / units for part in lengths(total, 1, (1 / len(some),) * len(some)))
-            for total in range(units + 1)
-        ]
-        for some in classes
+        [tuple(part / many for part in lengths(total, 1, (1 / count,) * count)) for total in range(many + 1)]
+        for count in counts
     ]
     order = np.argsort([device for some in classes for device in some])
-    for bars in itertools.combinations(range(units + more), more):
-        ends = itertools.pairwise((-1, *bars, units + more))
-        flat = [
-            share for kind, (left, right) in zip(even, ends, strict=True) for share in kind[right - left - 1]
-        ]
+    for totals in found or ():
+        flat = [share for kind, total in zip(even, totals, strict=True) for share in kind[total]]
         yield tuple([flat[place] for place in order])
+
+
+def _deals(units: int, least: Floats, most: Floats, limit: int) -> list[tuple[int, ...]] | None:
+    """Ways to deal units to classes whose shares lie between these, a unit more or less; None if too many."""
+    low = np.maximum(np.floor(least * units) - 1, 0).astype(int).tolist()
+    high = np.minimum(np.ceil(most * units) + 1, units).astype(int).tolist()
+    found: list[tuple[int, ...]] = [()]
+    for c in range(len(low)):
+        last, longer = c == len(low) - 1, []
+        for some in found:
+            left = units - sum(some)
+            first = max(low[c], left if last else left - sum(high[c + 1 :]))
+            longer += [(*some, n) for n in range(first, min(high[c], left - sum(low[c + 1 :])) + 1)]
+            if len(longer) > limit:
+                return None
+        found = longer
+    return found

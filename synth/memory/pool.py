@@ -30,11 +30,9 @@ from shardwright.cost.bill import Item, charges
 from shardwright.cost.memory.liveness import Footprint, Peaks
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.program import Program
-from shardwright.synth.memory.budgets import SCALES, Renting
+from shardwright.synth.memory.budgets import Renting
 from shardwright.synth.memory.dealt import Dealt
-from shardwright.synth.memory.rent import too_small
 from shardwright.synth.memory.sparing import Sparing
-from shardwright.synth.memory.within import hopeless
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
 from shardwright.synth.search.solve import Solution
@@ -46,21 +44,21 @@ FEW_CHOICES = 40
 #: Rents, as multiples of what the best program costs over the bytes that it takes on all devices.
 _RENTS = tuple(2.0**k for k in range(-8, 10))
 
-#: A rent that helps, by its number among `SCALES`: where ratios of its own for a part of a program are tried.
-_TYPICAL = SCALES.index(1.0)
-
 #: Programs in order, at each of the ratios to start from.
 _IN_ORDER = 40
 
 #: Parts of what the best program takes for which the best ratios are searched from.
 _LEVELS = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5)
 
+#: See `Pool.tighter`.
+_STEP = 0.95
+
 #: Axes whose units are dealt: those on which most time is spent.
 _AXES = 2
 
 #: The model takes programs for so much larger than they are at most; and at some ratios for so much more than
 #: at others.
-_FEARED, _UNEVENLY = 2.0, 1.1
+_FEARED, _UNEVENLY = 2.0, 1.07
 
 
 @dataclass(slots=True, eq=False)
@@ -93,24 +91,6 @@ class _Member:
         self.alive = np.ones(len(self.seconds), dtype=bool)
 
 
-def pooled(
-    turns: Turns, free: Found, renting: Callable[[], Renting], rival_s: float = math.inf
-) -> tuple[Candidate, Peaks] | None:
-    """The best of a small step that fits as it will run, and what it takes; None where nothing was found.
-
-    Args:
-        turns: the search so far.
-        free: what it found if memory were no limit.
-        renting: makes programs smaller.
-        rival_s: what a plan that fits costs already: nobody looks for a dearer one.
-    """
-    limits = [device.type.memory_bytes for device in turns.model.fleet.devices]
-    if too_small(turns.judge.graph, limits) or hopeless(turns, renting, free.cost_s, rival_s):
-        return None
-    renting().helped = _TYPICAL
-    return Pool(turns, free, renting()).cheapest(rival_s)
-
-
 class Pool:
     """The programs; see the module's docstring.
 
@@ -140,20 +120,25 @@ class Pool:
         self._unit_s = free.cost_s / float(self._best.peaks[0] @ model.counts)
 
     def cheapest(self, rival_s: float = math.inf) -> tuple[Candidate, Peaks] | None:
-        """The cheapest pair that fits as it will run; None if there is none, or none cheaper than a rival."""
+        """The cheapest pair that fits as it will run; None if there is none, or none as cheap as a rival.
+
+        The judge then knows how far the model is off about it.
+        """
         # The best program of all where it is, if it fits: nothing else need be searched.
         peaks = self._look(self._best, 0)
         if self._turns.judge.excess(peaks) <= 1:
             return self._candidate(self._best, 0, peaks)
-        self._fill()
+        if len(self._known) == 1:
+            self._fill()
         number = itertools.count()
         queue = [(float(m.seconds[m.cheapest]), next(number), m, -1) for m in self._known.values()]
         heapq.heapify(queue)
         while queue and not self._turns.stop():
             cost_s, _, member, at = heapq.heappop(queue)
-            if cost_s >= rival_s:
+            if cost_s > rival_s * (1 + 1e-9):
                 break
             if at < 0:
+                member.alive[:] = True
                 member.left = self._worth_a_look(member)
                 for other in self._in_turn(member):
                     entry = float(other.seconds[other.cheapest]), next(number), other, -1
@@ -164,6 +149,27 @@ class Pool:
             if at >= 0:
                 heapq.heappush(queue, (float(member.seconds[at]), next(number), member, at))
         return None
+
+    def below(self, cost_s: float) -> list[tuple[Program, list[Item]]]:
+        """Programs that cost less at some ratios, and their bills; in leaner orders if they are known."""
+        every = self._known.values()
+        some = [member for member in every if member.spared] or every
+        return [(each.program, each.items) for each in some if each.seconds[each.cheapest] < cost_s]
+
+    def tighter(self, look: Callable[[Candidate], None]) -> None:
+        """Look at the cheapest within less memory: the next power of `_STEP` of what the best needs.
+
+        Meanwhile the judge judges by that memory.
+        """
+        judge = self._turns.judge
+        limits, budgets = judge.limits, judge.budgets
+        over = judge.excess(self._look(self._best, 0))
+        power = math.floor(math.log(1 / over) / math.log(_STEP) + 1)
+        judge.limits = judge.budgets = self._limits = limits * (_STEP**power * over)
+        found = self.cheapest()
+        if found is not None:
+            look(found[0])
+        judge.limits, judge.budgets, self._limits = limits, budgets, limits
 
     def _fill(self) -> None:
         """Search for programs, see the module's docstring."""
