@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from shardwright.api import synthesize_traced
 from shardwright.backends.reference import ReferenceExecutable
 from shardwright.cost.fleet import Fleet
+from shardwright.ir.program import own_ratios
 from shardwright.ir.trace import Traced, trace
 from shardwright.memory.device_memory import device_memory, peaks
 from shardwright.plan import Plan
@@ -101,6 +102,27 @@ def check(shape: Shape, speeds: tuple[int, ...], part: float, uneven: float, don
             assert moment.held_bytes <= held <= moment.nbytes
         if plan.fits:
             assert max(counted) <= said[position] <= limits[d]
+
+
+@pytest.mark.parametrize("seed", [2, *(pytest.param(each, marks=pytest.mark.full) for each in range(3, 11))])
+def test_less_memory_never_makes_a_plan_of_one_vector_of_ratios_cheaper(seed: int) -> None:
+    choose = random.Random(seed)
+    widths = tuple(choose.choice((16, 40, 96)) for _ in range(choose.randint(2, 4)))
+    shape = (
+        widths,
+        choose.choice((24, 64, 128)),
+        choose.choice(("relu", "gelu", "tanh")),
+        choose.random() < 0.5,
+    )
+    speeds, uneven = choose.choice(FLEETS), choose.choice((1.0, 1.0, 0.8))
+    most = max(roomy(shape, speeds).memory_bytes)
+    least_s = roomy(shape, speeds).cost_s
+    for part in (1.0, 0.9, 0.8, 0.7) if seed == 2 else (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.62, 0.55):
+        limits = tuple(int(part * most * uneven**i) for i in range(len(speeds)))
+        plan = synthesize_traced(made(shape)[0], fleet=fleet_of(speeds, limits), **AS_IT_IS)
+        cost_s = plan.cost_s if plan.fits else float("inf")
+        assert own_ratios(plan.program) or cost_s >= least_s * (1 - 1e-9), (part, cost_s, least_s)
+        least_s = max(least_s, cost_s)
 
 
 @example(((16, 96), 64, "tanh", False), (50, 30, 10), 0.8118970848141451, 0.9484189835211696, False)

@@ -132,8 +132,8 @@ def test_a_plan_that_fits_is_preferred_and_its_absence_is_said() -> None:
     tight = CostModel(fleet((4, 2, 1), memory="10 kB"))
     found = synthesize(graph, space("mlp"), tight, Timer())
     assert any("memory" in note for note in found.notes)
-    # A little less memory than the plan takes on its fullest device: that device gets less, others more.
-    least = int(max(peak_bytes(ample.program, graph, ample.ratios)) * 0.97)
+    # Less memory than the plan takes on its fullest device in any order of its instructions.
+    least = int(max(peak_bytes(ample.program, graph, ample.ratios)) * 0.9)
     snug = CostModel(fleet((4, 2, 1), memory=f"{least} B"))
     fitting = synthesize(graph, space("mlp"), snug, Timer())
     assert not fitting.notes
