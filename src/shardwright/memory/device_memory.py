@@ -235,9 +235,19 @@ def _device_memory(planned: Schedule, ratios: Sequence[float], device: int) -> D
     return DeviceMemory(arguments, tuple(moments))
 
 
-def _scratch(segment: Segment, graphs: LocalGraphs, graph: Graph, known: dict[Hashable, int]) -> int:
-    """Scratch of a segment; those that are alike but for names, as repeated layers are, count once."""
-    key = _likeness(segment, graph, graphs.device)
+def _scratch(
+    segment: Segment, graphs: LocalGraphs, graph: Graph, alike: int, known: dict[Hashable, int]
+) -> int:
+    """Scratch of a segment; those that are alike but for names, as repeated layers are, count once.
+
+    Args:
+        segment: of the schedule.
+        graphs: makes what a device runs of it.
+        graph: of the step, or of a loop's body.
+        alike: segments of as many instructions as this one.
+        known: scratch of those met so far that have others beside them.
+    """
+    key = _likeness(segment, graph, graphs.device) if alike > 1 else None
     if key is None:
         return scratch_bytes(graphs.segment(segment, graph))
     if key not in known:
@@ -293,13 +303,15 @@ def _moments(
         return sizes[prop]
 
     over = taken_over(planned)
+    as_long = Counter(len(step.instructions) for step in planned.steps if isinstance(step, Segment))
     made: dict[Property, int] = {}
     found: list[Moment] = []
     for step in planned.steps:
         for prop in over.get(step, ()):
             sizes[prop] = 0  # it lies where the old state lay
         if isinstance(step, Segment):
-            own = _scratch(step, graphs, planned.graph, known) + sum(map(size, step.gives))
+            alike = as_long[len(step.instructions)]
+            own = _scratch(step, graphs, planned.graph, alike, known) + sum(map(size, step.gives))
             what = "compute"
         elif isinstance(step, Exchange):
             own = exchange_bytes(step.move, types[step.move.value], device, ratios)
