@@ -168,7 +168,7 @@ class CostStack:
         level = np.maximum(self._rising_level(counts, level, most), self._falling_level(counts, level))
         if units is None:
             return level
-        few = np.flatnonzero((units > 0) & (units <= FEW * counts.sum()) & np.isfinite(level))
+        few = np.flatnonzero((units > 0) & (units <= _FEW * counts.sum()) & np.isfinite(level))
         if len(few):
             level[few] = self.take(few)._level_in_units(counts, level[few], most[few], units[few])
         return level
@@ -285,4 +285,4 @@ class CostStack:
 _STEPS = 16
 
 #: Axes of up to so many units per device are dealt in whole units; with more the error is small.
-FEW = 16
+_FEW = 16

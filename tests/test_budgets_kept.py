@@ -75,6 +75,14 @@ SHAPES = st.tuples(
     st.sampled_from(["relu", "gelu", "tanh"]),
     st.booleans(),
 )
+
+
+def some_shape(chance: random.Random) -> Shape:
+    widths = tuple(chance.choice((16, 40, 96)) for _ in range(chance.randint(2, 4)))
+    batch, activation = chance.choice((24, 64, 128)), chance.choice(("relu", "gelu", "tanh"))
+    return widths, batch, activation, chance.random() < 0.5
+
+
 FLEETS: tuple[tuple[int, ...], ...] = ((50, 30, 10), (10, 10), (80, 20), (20, 20, 5, 5))
 SPEEDS = st.sampled_from(FLEETS)
 
@@ -107,15 +115,8 @@ def check(shape: Shape, speeds: tuple[int, ...], part: float, uneven: float, don
 @pytest.mark.parametrize("seed", [2, *(pytest.param(each, marks=pytest.mark.full) for each in range(3, 11))])
 def test_less_memory_never_makes_a_plan_of_one_vector_of_ratios_cheaper(seed: int) -> None:
     """Wherever memory binds; where it does not, the search ends within the gap that is certified."""
-    choose = random.Random(seed)
-    widths = tuple(choose.choice((16, 40, 96)) for _ in range(choose.randint(2, 4)))
-    shape = (
-        widths,
-        choose.choice((24, 64, 128)),
-        choose.choice(("relu", "gelu", "tanh")),
-        choose.random() < 0.5,
-    )
-    speeds, uneven = choose.choice(FLEETS), choose.choice((1.0, 1.0, 0.8))
+    chance = random.Random(seed)
+    shape, speeds, uneven = some_shape(chance), chance.choice(FLEETS), chance.choice((1.0, 1.0, 0.8))
     most = max(roomy(shape, speeds).memory_bytes)
     least_s = 0.0
     for part in (0.95, 0.9, 0.8, 0.7) if seed == 2 else (0.98, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.62, 0.55):
@@ -146,14 +147,7 @@ def test_no_plan_exceeds_a_budget_in_five_hundred_cases(piece: int) -> None:
     """In pieces that run one by one: `pytest tests/test_budgets_kept.py -m full -k "hundred and [7]"`."""
     chance = random.Random(piece)
     for _ in range(500 // PIECES):
-        widths = tuple(chance.choice((16, 40, 96)) for _ in range(chance.randint(2, 4)))
-        shape = (
-            widths,
-            chance.choice((24, 64, 128)),
-            chance.choice(("relu", "gelu", "tanh")),
-            chance.random() < 0.5,
-        )
-        speeds = chance.choice(FLEETS)
+        shape, speeds = some_shape(chance), chance.choice(FLEETS)
         part, uneven = chance.uniform(0.2, 1.2), chance.uniform(0.7, 1.0)
         donated = chance.random() < 0.5
         try:

@@ -151,16 +151,6 @@ class Rents:
         whole = (use.factor.whole(kept=False)[assignment[use.scope[0]]] for use in self._rented())
         return float(sum(whole)) + self._constant_bytes
 
-    def whole_tables(self) -> list[tuple[int, Floats]]:
-        """Bytes of inputs that every device holds: by choice, and of each of its holdings."""
-        tables = [(use.scope[0], use.factor.whole(kept=False)) for use in self._rented()]
-        return [(choice, table) for choice, table in tables if table.any()]
-
-    @property
-    def input_bytes(self) -> int:
-        """Of all inputs."""
-        return self._input_bytes
-
     def excess_bytes(self, assignment: Sequence[int], limits: Sequence[float]) -> tuple[float, float]:
         """By how much an assignment exceeds all memory, and the smallest device's: the subgradient."""
         whole = self.whole_bytes(assignment)
