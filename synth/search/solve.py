@@ -38,10 +38,10 @@ _CELLS = 1 << 12
 #: Tables together no larger than this are filled as they are, where smaller ones might say enough.
 _A_GLANCE = 1 << 22
 
-#: Where a program is wanted, tables that lose next to nothing (only the few largest are split) are filled at
-#: once if they are together no larger than this. A* is often not guided well enough by smaller ones, which
-#: take longer, one after another.
-_ENOUGH, _NEARLY_EXACT = 1 << 26, 1 << 21
+#: Where a program is wanted, and exact tables are together no larger than this, no small ones are tried:
+#: those that A* is not guided well enough by take longer, one after another. Only the few largest tables are
+#: split at first, which loses next to nothing.
+_EXACT, _NEARLY_EXACT = 1 << 26, 1 << 22
 
 #: The same where several prices are worked out together: more parts of a fleet than are worth a closer look.
 _SEVERAL_CELLS = 1 << 14
@@ -82,6 +82,7 @@ class Solver:
 
     Attributes:
         level: the least size of tables that was not seen to be too small, by its number.
+        cells: of all exact tables, when a program was looked for last.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Solver:
         self._start = Stage(self.first, [sizes[members[0]] for members in self.first.classes])
         self._most_cells = most_cells
         self._levels = (*(cells for cells in _SMALLER if cells < most_cells), most_cells)
-        self.level = 0
+        self.level = self.cells = 0
         self._solutions: dict[bytes, Solution | None] = {}
         self._stages = tuple((degree, min(cells, most_cells)) for degree, cells in stages)
 
@@ -210,21 +211,21 @@ class Solver:
         return digest.digest()
 
     def _solved(self, core: Core, kept: Kept, most_nodes: int, stop: Callable[[], bool]) -> Solution | None:
-        nearly = min(_NEARLY_EXACT, self._levels[-1])
-        at_once = core.cells(kept, nearly) <= _ENOUGH
-        all_cells = core.cells(kept, self._levels[-1])
-        levels = tuple(dict.fromkeys((nearly, self._levels[-1]))) if at_once else self._levels[self.level :]
+        self.cells = all_cells = core.cells(kept, self._levels[-1])
+        levels = self._levels[self.level :]
+        if all_cells <= _EXACT:
+            levels = (*([_NEARLY_EXACT] if self._levels[-1] > _NEARLY_EXACT else []), self._levels[-1])
         for most_cells in levels:
             layers = core.finish(kept, most_cells)
             shortest = sum(len(layer.elimination.tape.buckets) for layer in layers)
             # The longer a node's list of choices, the longer a node takes.
             patience = all_cells // (_CELLS + len(core.folded.class_of))
             # All levels together take no more of them.
-            tried = 2 if at_once else len(self._levels) - 1 or 1
+            tried = 2 if all_cells <= _EXACT else len(self._levels) - 1 or 1
             patience = _PATIENCE + patience // tried
             nodes = 2 * shortest + patience
             # Who allows no more nodes than that wants a guess: nearly exact tables do.
-            last = most_cells == self._levels[-1] or (most_cells == nearly and most_nodes <= nodes)
+            last = most_cells == self._levels[-1] or (most_cells == _NEARLY_EXACT and most_nodes <= nodes)
             nodes = most_nodes if last else nodes
             found = a_star(layers, nodes, stop, DIVES if last else 0)
             if found is not None and not found.assignment and stop():

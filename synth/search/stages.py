@@ -22,9 +22,6 @@ from shardwright.synth.search.prune import Kept, prune
 #: Exact tables that are together no larger than this are filled without trying smaller ones first.
 AT_ONCE = 1 << 24
 
-#: An order that was made for other prices serves until tables are together larger than this.
-_SERVES = 1 << 26
-
 
 @dataclass(slots=True)
 class Stage:
@@ -57,8 +54,8 @@ class Stage:
             self.order, self.made_for = self._ordered(left, simple), tuple(left)
         tape = record(self.folded, self.sizes, left, self.order, most_cells)
         if simple is None and self.made_for not in ((), tuple(left)):
-            # Finding another takes about as long as filling a quarter of so many cells, and may gain nothing.
-            if self.cells(tape, left) > _SERVES:
+            # Finding an order takes about as long as filling so many cells, and one is found already.
+            if self.cells(tape, left) > AT_ONCE:
                 self.order = self._ordered(left, simple)
                 tape = record(self.folded, self.sizes, left, self.order, most_cells)
             self.made_for = ()
