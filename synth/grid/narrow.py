@@ -45,8 +45,8 @@ _DOUBT = 0.02
 #: costs is only what values are left out by, and layers that may differ are searched after it.
 _TIED = 0.2
 
-#: What messages are likely to add to the bound, as a part of it, when assignments are guessed by what they say;
-#: how often; of how many values per class; and of how many where messages will not do.
+#: What messages are likely to add to the bound, as a part of it, when assignments are guessed by what they
+#: say; how often; of how many values per class; and of how many where messages will not do.
 _SOON, _GUESSES, _FEW_LIKELY, _LIKELY = 1e-3, 2, 3, 8
 
 #: While values are left out quickly, the bound is to meet the best assignment as many times better.
@@ -133,7 +133,7 @@ class Search:
         sweeps, slack = sweeps or (FEW_SWEEPS if self.memory.messages else MOST_SWEEPS), _SLACK
         known = bool(self.best)
         for number in range(rounds):
-            dual = self._swept(sweeps, enough, target_s, on=number > 0)
+            dual = self._swept(sweeps, enough, on=number > 0)
             self._prove(self.core.constant + dual.bound())
             if self.proven >= target_s or self._done(enough):
                 break  # whatever the best assignment is, or hardly dearer than that
@@ -197,7 +197,6 @@ class Search:
         at = buckets.greedy()
         self.offer(untied(folded, left, [at.get(kind, 0) for kind in range(len(left))]))
 
-
     def _done(self, enough: float) -> bool:
         if self.seconds <= self.proven * (1 + _CLOSE):
             self.proven = self.seconds
@@ -205,13 +204,12 @@ class Search:
             return self.proven == self.seconds
         return self.proven >= self.seconds * (1 - enough)
 
-    def _swept(self, sweeps: int, enough: float = 0.0, target_s: float = math.inf, *, on: bool = False) -> Dual:
+    def _swept(self, sweeps: int, enough: float = 0.0, *, on: bool = False) -> Dual:
         """Messages of what is left, as those of the last time after some sweeps; so many if they go `on`.
 
         Args:
             sweeps: at most.
             enough: part of the best cost by which a bound that ends them may miss it.
-            target_s: another bound that ends them.
             on: so many.
         """
         dual, names = _dual(self.core.folded, self.kept)
@@ -234,7 +232,7 @@ class Search:
                 if close and guesses < _GUESSES and not self._done(enough):
                     guesses += 1
                     self._guess(dual, _FEW_LIKELY)
-                return self.proven >= target_s or self._done(enough)
+                return self.proven >= self._target_s or self._done(enough)
 
             dual.rise(sweeps, -1.0 if sweeps == FEW_SWEEPS else ENOUGH, self.stop, settled)
         for number, (name, kinds) in enumerate(names):
