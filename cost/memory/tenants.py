@@ -135,12 +135,12 @@ class _Walk:
                 tenants.write(number, 0, self.size(self.types[index], placement))
         self.given.update(current)
         stretch_of, leaves, read_last = tenants.stretch, tenants.leaves, self.read_last
-        #: What is cheaply made of what is given: what it reads, and which stretches read it; -1: exchanges.
+        #: Cheaply made of what is given: what it reads, and which stretches read it; -1: exchanges, loops.
         light: dict[int, tuple[tuple[int, ...], set[int]]] = {}
         lines = zip(program.instructions, self.stretches, self.wires.reads, self.wires.makes, strict=True)
         for time, (instruction, stretch, reads, makes) in enumerate(lines):
             read = tuple([current[key] for key in reads if key in current])
-            of_given = self.top
+            of_given, plain = self.top, not isinstance(instruction, Loop)
             for number in read:
                 made_in = stretch_of[number]
                 if made_in != stretch:
@@ -150,7 +150,7 @@ class _Walk:
                 else:
                     of_given = False
                     if number in light:
-                        talks = not isinstance(instruction, Compute) and _exchanges(instruction, graph)
+                        talks = not plain or _exchanges(instruction, graph)
                         light[number][1].add(-1 if talks else stretch)
             self.reads.append(read)
             made = range(len(stretch_of), len(stretch_of) + len(makes))
