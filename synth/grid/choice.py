@@ -149,7 +149,7 @@ class GridChoosing:
         self._known = Common() if known is None else known
         self._graph, self._fleet, self._timer = graph, fleet, timer
         self._pinned, self._look = pinned, look
-        self._spaces: dict[tuple[int, ...], Space] = {}
+        self._made: Space | None = None
         self._solvers: Solvers = {}
         self._parts = [_Part(fleet, members) for members in parts]
 
@@ -233,10 +233,11 @@ class GridChoosing:
 
     @property
     def space(self) -> Space:
-        """The programs on the whole fleet, or the first part that was looked at."""
-        if not self._spaces:
-            self._look_at(self._parts[0], math.inf)
-        return next(iter(self._spaces.values()))
+        """The programs on the first part, by which all others are searched (see `grid/parts.py`)."""
+        if self._made is None:
+            nodes = self._parts[0].nodes
+            self._made = Space(self._graph, nodes, self._known.vocabulary(nodes))
+        return self._made
 
     @property
     def unfinished(self) -> bool:
@@ -265,12 +266,8 @@ class GridChoosing:
         """A better bound of a part."""
         if part.search is None:
             with self._timer.search():
-                listed = self._known.listed(part.members, part.fleet)
-                if part.nodes not in self._spaces:
-                    words = self._known.vocabulary(part.nodes)
-                    self._spaces[part.nodes] = Space(self._graph, part.nodes, words)
+                listed, space = self._known.listed(part.members, part.fleet), self.space
             part.grid = listed.grid
-            space = self._spaces[part.nodes]
             pinned = tuple(self._pinned(space))
             part.search = GridSearch(
                 self._graph, space, listed, self._timer, pinned, self._look, self._solvers
