@@ -24,7 +24,7 @@ from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid.alternate import GridSearch, is_mesh
-from shardwright.synth.grid.pricing import GridPriceList
+from shardwright.synth.grid.pricing import GridPriceList, KnownMoves
 from shardwright.synth.grid.solve import Solvers
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.parts import Members, unused
@@ -109,11 +109,12 @@ class Common:
         self._listed: dict[Members, GridPriceList] = {}
         self._words: dict[tuple[int, ...], Vocabulary] = {}
         self._ways: KnownWays = {}
+        self._between: KnownMoves = {}
 
     def listed(self, members: Members, fleet: Fleet) -> GridPriceList:
         """Prices on a part of the fleet."""
         if members not in self._listed:
-            self._listed[members] = GridPriceList(GridModel(CostModel(fleet), self._ways))
+            self._listed[members] = GridPriceList(GridModel(CostModel(fleet), self._ways), self._between)
         return self._listed[members]
 
     def vocabulary(self, nodes: tuple[int, ...]) -> Vocabulary:
