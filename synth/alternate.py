@@ -27,7 +27,7 @@ from shardwright.synth.memory.crowded import WIDE, uncrowded
 from shardwright.synth.memory.pool import FEW_CHOICES, Pool
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.memory.stretched import stretched
-from shardwright.synth.memory.within import hopeless, judged, next_to_nothing, overlooked
+from shardwright.synth.memory.within import FAR_DEARER, hopeless, judged, next_to_nothing, overlooked
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
@@ -223,12 +223,14 @@ def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = Fals
         if found_apart is not None and (several is None or found_apart[0].cost_s < several[0].cost_s):
             several = found_apart
 
-    if not (given_up or settled):
+    # Several ratios save less than that of what memory made so much dearer than a plan there is.
+    beaten = pool is None and best.cost_s > rival_s * FAR_DEARER
+    if not (given_up or settled or beaten):
         cut_apart(best)
         if others and pool is not None:
             # What is found within less memory fits as well, and may be cheaper.
             pool.tighter(cut_apart)
-    if several is None and not given_up and first is not best:
+    if several is None and not (given_up or beaten) and first is not best:
         several = apart(turns, first, found, renting)
     if several is not None and (several[0].cost_s < best.cost_s or not best.fits):
         return _several(turns, *several, found, certificate, renting)

@@ -34,6 +34,10 @@ _TOO_LARGE = 2.0
 #: Part of its cost that a program should save to be looked at: that takes a while.
 _WORTH_A_LOOK = 0.01
 
+#: What costs more than this multiple of a plan that fits is not made to fit by other means: ratios of its own
+#: save less.
+FAR_DEARER = 1.2
+
 #: Beyond this multiple of the cost without a limit of memory, no bound is tried against a rival.
 _FAR_ABOVE = 1.5
 
@@ -93,7 +97,9 @@ def judged(
             smaller = best if briefly else leaner(turns, best, renting())
             if not briefly and smaller.fits:
                 renting().enough = True
-            small = spared(turns, smaller, sure=not briefly)
+            # In another order it is no cheaper.
+            beaten = smaller.cost_s > rival_s * FAR_DEARER
+            small = None if beaten else spared(turns, smaller, sure=not briefly)
             if small is not None and small[0].fits:
                 fitting = small
                 if small[0].cost_s <= free_s * (1 + enough):
