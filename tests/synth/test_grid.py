@@ -218,8 +218,11 @@ def test_programs_cost_what_the_search_says(name: str, data: st.DataObject) -> N
 def scanned_step(params: Any, batch: Any) -> Any:
     x, y = batch
 
+    def layer(hidden: Any, weights: Any) -> tuple[Any, None]:
+        return jnp.tanh(hidden @ weights), None
+
     def loss_of(weights: Any) -> Any:
-        hidden, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, weights)
+        hidden, _ = jax.lax.scan(layer, x, weights)
         return jnp.mean((hidden - y) ** 2)
 
     loss, gradient = jax.value_and_grad(loss_of)(params)
