@@ -134,25 +134,31 @@ class _Walk:
             if not self.top and index in self.held.values:
                 tenants.write(number, 0, self.size(self.types[index], placement))
         self.given.update(current)
-        stretch_of, leaves, given_last = tenants.stretch, tenants.leaves, len(tenants.stretch) - 1
+        stretch_of, leaves, read_last = tenants.stretch, tenants.leaves, self.read_last
         #: What is cheaply made of what is given: what it reads, and which stretches read it; -1: exchanges.
         light: dict[int, tuple[tuple[int, ...], set[int]]] = {}
         lines = zip(program.instructions, self.stretches, self.wires.reads, self.wires.makes, strict=True)
         for time, (instruction, stretch, reads, makes) in enumerate(lines):
             read = tuple([current[key] for key in reads if key in current])
+            of_given = self.top
             for number in read:
-                if stretch_of[number] != stretch:
+                made_in = stretch_of[number]
+                if made_in != stretch:
                     leaves.add(number)
-                    if stretch_of[number] < 0:
-                        self.read_last[number] = stretch
-                if number in light:
-                    talks = not isinstance(instruction, Compute) and _exchanges(instruction, graph)
-                    light[number][1].add(-1 if talks else stretch)
+                if made_in < 0:
+                    read_last[number] = stretch
+                else:
+                    of_given = False
+                    if number in light:
+                        talks = not isinstance(instruction, Compute) and _exchanges(instruction, graph)
+                        light[number][1].add(-1 if talks else stretch)
             self.reads.append(read)
-            made = [tenants.add(stretch) for _ in makes]
-            if self.top and max(read, default=-1) <= given_last and self._light(instruction):
+            made = range(len(stretch_of), len(stretch_of) + len(makes))
+            for number, key in zip(made, makes, strict=True):
+                stretch_of.append(stretch)
+                current[key] = number
+            if of_given and self._light(instruction):
                 light.update((number, (read, set())) for number in made)
-            current.update(zip(makes, made, strict=True))
             self.made.append(made)
             if not isinstance(instruction, Move):
                 self.time_of.setdefault(instruction.equation, time)
@@ -164,7 +170,7 @@ class _Walk:
                 if apart and number not in handed_out:
                     tenants.later.add(number)
                     # What it reads is read when that stretch runs: nothing takes its memory before.
-                    self.read_last |= dict.fromkeys(read, -1)
+                    read_last |= dict.fromkeys(read, -1)
 
     def _light(self, instruction: Instruction) -> bool:
         """Whether an instruction is cheap enough for `shardwright/ir/late.py` to move it."""
