@@ -32,6 +32,8 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.placement import Grid, Shard, region
 from shardwright.ir.program import nodes_of, verify
 from shardwright.ir.trace import trace
+from shardwright.ir.wires import wired, wires
+from shardwright.synth.grid.parts import on_nodes
 from shardwright.synth.grid.pricing import GridPriceList, grid_floors, grid_prices
 from shardwright.synth.grid.ratios import GridBill, per_class
 from shardwright.synth.grid.solve import GridSolver
@@ -211,6 +213,45 @@ def test_programs_cost_what_the_search_says(name: str, data: st.DataObject) -> N
     assert paid >= 0.8 * found.seconds
     floor = solver.solve(grid_floors(prices))
     assert floor.bound_s <= found.seconds * (1 + 1e-9)
+
+
+def scanned_step(params: Any, batch: Any) -> Any:
+    x, y = batch
+
+    def layer(hidden: Any, weights: Any) -> tuple[Any, None]:
+        return jnp.tanh(hidden @ weights), None
+
+    def loss_of(weights: Any) -> Any:
+        hidden, _ = jax.lax.scan(layer, x, weights)
+        return jnp.mean((hidden - y) ** 2)
+
+    loss, gradient = jax.value_and_grad(loss_of)(params)
+    return params - 0.1 * gradient, loss
+
+
+@pytest.mark.parametrize("looped", [False, True])
+@pytest.mark.parametrize("name", FLEETS)
+def test_spaces_on_other_nodes_have_the_same_prices_and_programs(name: str, *, looped: bool) -> None:
+    """What parts of a fleet are searched by the space of the whole for."""
+    model = GridModel(CostModel(FLEETS[name]))
+    mine = model.mesh.nodes
+    x = jax.ShapeDtypeStruct((48, 24), "float32")
+    weights = jax.ShapeDtypeStruct((3, 24, 24), "float32")
+    step = trace(scanned_step, weights, (x, x)).graph if looped else graph()
+    made: list[Any] = []
+    for nodes in (mine, (4, 4, 4)):
+        space, prices = Space(step, nodes), grid_floors(GridPriceList(model))
+        solver = GridSolver(space)
+        solution = solver.solve(prices)
+        program = on_nodes(emit(space, solution.assignment, prices), step, mine)
+        verify(program, step)
+        made.append((prices.tables(solver.factors), solution, program))
+    (tables, solution, program), (others, other, same) = made
+    assert all(np.array_equal(a, b) for a, b in zip(tables, others, strict=True))
+    assert other.assignment == solution.assignment and same == program
+    known, fresh = wires(same, step), wired(same.instructions, step)
+    assert list(map(known.keys, known.makes)) == list(map(fresh.keys, fresh.makes))
+    assert list(map(known.keys, known.reads)) == list(map(fresh.keys, fresh.reads))
 
 
 @pytest.mark.parametrize("name", FLEETS)
