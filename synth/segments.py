@@ -42,9 +42,16 @@ from shardwright.synth.shares.turns import Candidate, Found, Turns
 #: Part of the cost that ratios of their own have to save: programs with several are searched less well.
 WORTH = 0.02
 
+#: Part of the cost that one program with several should save over another.
+_BETTER = 1e-3
+
+#: The same where memory is short: what memory costs less than that is not looked at.
+_LITTLE = 0.005
+
 #: How often budgets are corrected by what a look at the program says, by how much more each time, and which
-#: difference does not matter.
+#: difference does not matter; the model takes programs for so much larger than they are at most.
 _LOOKS = 3
+_FEARED = 1.5
 _STRICTER = 0.98
 _NEAR = 0.05
 
@@ -75,7 +82,7 @@ def apart(
     best: Candidate,
     free: Found,
     renting: Callable[[], Renting],
-    others: Iterable[tuple[Program, Sequence[Item]]] = (),
+    others: Iterable[tuple[Program, tuple[float, ...], Sequence[Item]]] = (),
 ) -> tuple[Segmented, float] | None:
     """A plan with several ratios that is better than one with one.
 
@@ -88,7 +95,7 @@ def apart(
         best: what it found with one vector of ratios.
         free: what it found if memory were no limit.
         renting: makes programs smaller.
-        others: programs that are tried as well, with their bills.
+        others: programs that are tried as well where memory is short, with ratios to start from, and bills.
 
     Returns:
         The plan, and what no program at its ratios can be cheaper than; None where there is none.
@@ -96,13 +103,13 @@ def apart(
     model, judge, graph, stop = turns.model, turns.judge, turns.judge.graph, turns.stop
     if len(model.counts) == 1 or stop():
         return None
-    short = not judge.roomy and not (best.fits and best.cost_s <= free.cost_s * (1 + WORTH))
+    short = not judge.roomy and not (best.fits and best.cost_s <= free.cost_s * (1 + _LITTLE))
     found: Segmented | None = None
 
     def consider(program: Program, ratios: tuple[float, ...], items: Sequence[Item]) -> bool:
         nonlocal found
         fits, cost_s = (best.fits, best.cost_s) if found is None else (found.fits, found.cost_s)
-        worth_s = cost_s * (1 - WORTH) if fits else np.inf
+        worth_s = cost_s * (1 - ((_LITTLE if short else WORTH) if found is None else _BETTER)) if fits else np.inf
         with turns.timer.ratios():
             here = segmented(graph, model, judge, program, ratios, items, short=short, worth_s=worth_s)
         if here is None or not here.fits or here.cost_s >= worth_s:
@@ -117,14 +124,16 @@ def apart(
             return turns.solver.solve(prices, stop=stop)
 
     consider(best.program, best.ratios, best.items)
-    for program, items in others if short else ():
+    tried = False
+    for program, ratios, items in others if short else ():
+        tried = True
         if not stop():
-            consider(program, free.ratios, items)
+            consider(program, ratios, items)
     rents: Sequence[float] = (0.0,)
     if short:
         unit, near = best.cost_s / float(judge.limits[model.class_of].sum()), renting().helped
         rents = [scale * unit for scale in SCALES[max(near - 2, 0) : near + 2]]
-        for rent_s in rents:
+        for rent_s in () if tried else rents:
             if not stop():
                 prices = Prices.at(turns.listed, free.ratios)
                 program = emit(turns.space, search(prices, rent_s).assignment, prices, turns.extra)
@@ -178,10 +187,13 @@ def segmented(
     if len(parts) == 1:
         return None
     attempt = _Attempt(graph, model, judge, program, found, kinds, parts)
-    budgets = judge.budgets
+    budgets = judge.limits
     best: Segmented | None = None
     for rounds in range(_LOOKS):
         tried = attempt.at(ratios, at, budgets, worth_s)
+        if tried is None and not rounds and not judge.roomy:
+            # The model may take the program for larger than it is: the look then says by how much.
+            tried = attempt.at(ratios, at, budgets * _FEARED, worth_s)
         if tried is None:
             break
         here, part = tried
