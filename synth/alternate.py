@@ -26,7 +26,6 @@ from shardwright.synth.memory.budgets import SCALES, Limits, Renting
 from shardwright.synth.memory.crowded import WIDE, uncrowded
 from shardwright.synth.memory.pool import FEW_CHOICES, Pool
 from shardwright.synth.memory.rent import too_small
-from shardwright.synth.memory.rented import rented
 from shardwright.synth.memory.stretched import stretched
 from shardwright.synth.memory.within import hopeless, judged, next_to_nothing, overlooked
 from shardwright.synth.prices.lists import PriceList
@@ -217,12 +216,12 @@ def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = Fals
     settled = best.fits and bound_s >= best.cost_s * (1 - WORTH)
     several: tuple[Segmented, float] | None = None
     others = () if within is None or pool is None else pool.below(best.cost_s * (1 - WORTH), found.ratios)
-    small = pool is not None or turns.judge.roomy
+
+    larger = len(turns.space.choices) > FEW_CHOICES and not too_small(graph, Limits.of(model).nbytes)
 
     def cut_apart(one: Candidate) -> None:
         nonlocal several
-        more = others if small else rented(turns, found, renting())
-        found_apart = apart(turns, one, found, renting, more)
+        found_apart = apart(turns, one, found, renting, others, larger=larger)
         if found_apart is not None and (several is None or found_apart[0].cost_s < several[0].cost_s):
             several = found_apart
 

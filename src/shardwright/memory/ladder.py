@@ -223,7 +223,9 @@ class Ladder:
         """
         found: Plan | None = None
         count = len(self.rungs)
-        some = range(count) if count <= _FEW else [count * part // _TRIES - 1 for part in range(1, _TRIES + 1)]
+        some = (
+            range(count) if count <= _FEW else [count * part // _TRIES - 1 for part in range(1, _TRIES + 1)]
+        )
         for rung in some:
             if self.late():
                 break
