@@ -83,6 +83,7 @@ def apart(
     others: Iterable[tuple[Program, tuple[float, ...], Sequence[Item]]] = (),
     *,
     larger: bool = False,
+    rival_s: float = np.inf,
 ) -> tuple[Segmented, float] | None:
     """A plan with several ratios that is better than one with one.
 
@@ -97,6 +98,7 @@ def apart(
         renting: makes programs smaller.
         others: programs that are tried as well where memory is short, with ratios to start from, and bills.
         larger: whether programs that rents find whatever the memory are tried there, too.
+        rival_s: what a plan that fits costs already: of these, none that is dearer is looked at.
 
     Returns:
         The plan, and what no program at its ratios can be cheaper than; None where there is none.
@@ -114,6 +116,7 @@ def apart(
         fits, cost_s = (best.fits, best.cost_s) if found is None else (found.fits, found.cost_s)
         less = WORTH if found is None else _BETTER
         worth_s = cost_s * (1 - less) if fits else np.inf
+        worth_s = min(worth_s, rival_s) if feared else worth_s
         with turns.timer.ratios():
             here = segmented(
                 graph, model, judge, program, ratios, items, short=short, worth_s=worth_s, feared=feared

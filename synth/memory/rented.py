@@ -24,7 +24,7 @@ from shardwright.synth.programs.emit import emit
 from shardwright.synth.shares.turns import Found, Turns, starts
 
 #: Rents, as multiples of what the best program costs over the bytes that it takes on all devices.
-_RENTS = tuple(2.0**k for k in (-8, -4, -2, 0, 2, 4))
+_RENTS = tuple(2.0**k for k in (-8, -2, 0, 3))
 
 
 class Rented(NamedTuple):
