@@ -28,13 +28,14 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import groupby
 from os import PathLike
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from shardwright.cost.catalogue import catalogue, device_type
 from shardwright.cost.device import DeviceType
 from shardwright.cost.document import Entry, load_yaml
 from shardwright.cost.quantity import BANDWIDTH, DURATION, format_quantity
 from shardwright.cost.strategy_links import StrategyLink, plain_strategy_links, read_strategy_links
+from shardwright.ir.errors import InputError
 
 MOST_DEVICES = 4096
 MOST_RAILS = 64
@@ -42,6 +43,9 @@ MOST_RAILS = 64
 #: What moves the bytes of an exchange. `host-mpi` is what `backend="mpi"` does: from the device into the
 #: host's memory, over MPI, and back; with the others, devices send from their own memory.
 TRANSPORTS = ("host-mpi", "cuda-mpi", "nccl")
+
+#: What functions that need a fleet accept: one, or the path of a fleet file (see `Fleet.of`).
+FleetLike: TypeAlias = "Fleet | str | PathLike[str]"
 
 _T = TypeVar("_T")
 
@@ -159,6 +163,23 @@ class Fleet:
             InputError: the file cannot be used; the place names the file and the key.
         """
         return _read_fleet(load_yaml(path))
+
+    @classmethod
+    def of(cls, given: FleetLike) -> Fleet:
+        """The fleet itself, or the one that the file at a path describes.
+
+        Raises:
+            InputError: it is neither, or the file cannot be used.
+        """
+        if isinstance(given, Fleet):
+            return given
+        if isinstance(given, (str, PathLike)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return cls.load(given)
+        raise InputError(
+            place="fleet",
+            reason=f"is a {type(given).__name__}",
+            remedy="Pass a shardwright.Fleet or the path of a fleet file",
+        )
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> Fleet:

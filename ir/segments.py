@@ -24,7 +24,7 @@ from shardwright.ir.graph import Graph, TensorType
 from shardwright.ir.hoist import hoisted
 from shardwright.ir.host import reloads
 from shardwright.ir.late import as_they_are, late
-from shardwright.ir.program import Instruction, Loop, Move, Program, Property
+from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, Property
 from shardwright.ir.repeated import begins_again
 
 
@@ -187,15 +187,22 @@ def schedule(program: Program, graph: Graph, *, inspect: bool = False, early: bo
             program, flow = moved, Flow(moved, graph)
     runs: list[list[int]] = [[]]
     barriers: list[int] = []
+    # What one function computes twice, a compiler computes once.
+    computed: set[Instruction] = set()
     for position, instruction in enumerate(program.instructions):
         if is_local(instruction, graph) and not (isinstance(instruction, Loop) and inspect):
-            if runs[-1] and begins_again(instruction, graph, (program.instructions[i] for i in runs[-1])):
+            pending = (program.instructions[i] for i in runs[-1])
+            if runs[-1] and (instruction in computed or begins_again(instruction, graph, pending)):
                 barriers.append(_CUT)
                 runs.append([])
+                computed.clear()
             runs[-1].append(position)
+            if isinstance(instruction, Compute):
+                computed.add(instruction)
         else:
             barriers.append(position)
             runs.append([])
+            computed.clear()
     between = [() if position == _CUT else (position,) for position in barriers]
     found = as_they_are(runs) if inspect or early else late(flow, runs, between)
     steps: list[Step] = []

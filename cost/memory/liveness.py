@@ -7,6 +7,7 @@ exchange reads or makes. All else is computed where it is read, so that what it 
   ends, and what it hands on has its place from its beginning.
 - A buffer lives from the instruction that writes it to the last that reads it; an elementwise result is
   written over an operand of its size that nobody reads afterwards.
+- What is cheaply made of arguments alone, for one later stretch, is made there.
 - Arguments and constants are there throughout: the caller may read the old state again, unless it is
   donated (`shardwright/ir/donation.py`).
 

@@ -17,6 +17,7 @@ from shardwright.ir.host import is_reload, uses_host
 from shardwright.ir.placement import Placement, R, cuts
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
 from shardwright.ir.regions import entering
+from shardwright.ir.registry import registry as operations
 from shardwright.ir.repeated import begins_again, repeats
 from shardwright.ir.wires import Number, wires
 
@@ -72,6 +73,8 @@ class _Tenants:
         first, last: when its buffer is there; -1, -1 without one.
         size: of its buffer, as `Size` has it.
         leaves: tenants that another stretch reads, or that are handed out.
+        later: those of them that one other stretch computes itself, from what is given: that is there anyway
+            (`shardwright/ir/late.py`).
         over: tenants that may be written over operands, with these and the moment.
     """
 
@@ -82,6 +85,7 @@ class _Tenants:
         self.last = [-1] * count
         self.size: list[Bytes] = [(0.0, 0.0)] * count
         self.leaves: set[int] = set()
+        self.later: set[int] = set()
         self.over: list[_Over] = []
 
     def add(self, stretch: int) -> int:
@@ -130,23 +134,50 @@ class _Walk:
             if not self.top and index in self.held.values:
                 tenants.write(number, 0, self.size(self.types[index], placement))
         self.given.update(current)
-        stretch_of, leaves = tenants.stretch, tenants.leaves
-        for stretch, reads, makes in zip(self.stretches, self.wires.reads, self.wires.makes, strict=True):
+        stretch_of, leaves, read_last = tenants.stretch, tenants.leaves, self.read_last
+        #: What is cheaply made of what is given: what it reads, and which stretches read it; -1: exchanges.
+        light: dict[int, tuple[tuple[int, ...], set[int]]] = {}
+        lines = zip(program.instructions, self.stretches, self.wires.reads, self.wires.makes, strict=True)
+        for time, (instruction, stretch, reads, makes) in enumerate(lines):
             read = tuple([current[key] for key in reads if key in current])
+            of_given = self.top
             for number in read:
-                if stretch_of[number] != stretch:
+                made_in = stretch_of[number]
+                if made_in != stretch:
                     leaves.add(number)
-                    if stretch_of[number] < 0:
-                        self.read_last[number] = stretch
+                if made_in < 0:
+                    read_last[number] = stretch
+                else:
+                    of_given = False
+                    if number in light:
+                        talks = not isinstance(instruction, Compute) and _exchanges(instruction, graph)
+                        light[number][1].add(-1 if talks else stretch)
             self.reads.append(read)
-            made = [tenants.add(stretch) for _ in makes]
-            current.update(zip(makes, made, strict=True))
+            made = range(len(stretch_of), len(stretch_of) + len(makes))
+            for number, key in zip(made, makes, strict=True):
+                stretch_of.append(stretch)
+                current[key] = number
+            if of_given and self._light(instruction):
+                light.update((number, (read, set())) for number in made)
             self.made.append(made)
-        for time, instruction in enumerate(program.instructions):
             if not isinstance(instruction, Move):
                 self.time_of.setdefault(instruction.equation, time)
         if self.top:
-            leaves.update(current[key] for key in self._handed_out() if key in current)
+            handed_out = {current[key] for key in self._handed_out() if key in current}
+            leaves |= handed_out
+            for number, (read, readers) in light.items():
+                apart = len(readers) == 1 and readers.isdisjoint((-1, stretch_of[number]))
+                if apart and number not in handed_out:
+                    tenants.later.add(number)
+                    # What it reads is read when that stretch runs: nothing takes its memory before.
+                    read_last |= dict.fromkeys(read, -1)
+
+    def _light(self, instruction: Instruction) -> bool:
+        """Whether an instruction is cheap enough for `shardwright/ir/late.py` to move it."""
+        if not isinstance(instruction, Compute):
+            return False
+        rule = operations().get(self.graph.equations[instruction.equation].primitive)
+        return rule is not None and rule.kind in ("elementwise", "movement")
 
     def _handed_out(self) -> Iterator[Number]:
         for atom, placement in zip(self.graph.outputs, self.program.outputs, strict=True):
@@ -204,7 +235,9 @@ class _Walk:
             leaves = number in tenants.leaves
             if equal is not None and tenants.stretch[equal] == self.stretches[time] and not leaves:
                 tenants.sources[number] = tenants.sources[equal]
-            elif index in held.values or (leaves and not (equation.primitive in ALIASES and sources)):
+            elif index in held.values or (
+                leaves and number not in tenants.later and not (equation.primitive in ALIASES and sources)
+            ):
                 self._write(number, time, (index, outs[number - made[0]]), sources)
                 if index in held.over and not leaves:
                     tenants.over.append((number, sources, time))

@@ -5,8 +5,7 @@ import shardwright
 step = shardwright.parallelize(train_step, fleet="fleet.yaml")
 state, loss = step(state, batch)
 
-fleet = shardwright.Fleet.load("fleet.yaml")
-plan = shardwright.synthesize(train_step, params, opt_state, batch, fleet=fleet)
+plan = shardwright.synthesize(train_step, params, opt_state, batch, fleet="fleet.yaml")
 print(plan)
 step = plan.compile(train_step, backend="reference")
 

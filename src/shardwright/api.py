@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from shardwright.buckets import suggested
 from shardwright.constraints import Constraints
-from shardwright.cost.fleet import Fleet
+from shardwright.cost.fleet import Fleet, FleetLike
 from shardwright.cost.model import CostModel
 from shardwright.ir.donation import donating
 from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
@@ -36,7 +36,7 @@ Objective: TypeAlias = Literal["time", "cost"]
 def synthesize(
     train_step: Callable[..., Any],
     *args: Any,
-    fleet: Fleet,
+    fleet: FleetLike,
     state: StateMap | None = None,
     constraints: Constraints | None = None,
     time_limit_s: float | None = None,
@@ -55,7 +55,7 @@ def synthesize(
         train_step: a function of pytrees of arrays that returns pytrees of arrays: forward, backward and
             optimizer, as one would pass to jax.jit.
         args: its positional arguments, as arrays or `jax.ShapeDtypeStruct`; nothing is executed.
-        fleet: the devices.
+        fleet: the devices, or the path of a fleet file.
         state: argument (position or name) -> output path, where the outputs that continue the arguments
             are not simply the leading ones in the same order; `{}` for none.
         constraints: placements of arguments that are fixed: path pattern -> placement, such as
@@ -94,7 +94,7 @@ def synthesize(
     Warns:
         ReplicatedWarning: a primitive has no rule and runs replicated.
     """
-    _check_fleet(fleet)
+    fleet = Fleet.of(fleet)
     tick("tracing the step")
     with collector_paused():
         traced = trace(train_step, *args, state=state)
@@ -118,7 +118,7 @@ def synthesize(
 def synthesize_traced(
     traced: Traced,
     *,
-    fleet: Fleet,
+    fleet: FleetLike,
     state: StateMap | None = None,
     constraints: Constraints | None = None,
     time_limit_s: float | None = None,
@@ -157,7 +157,7 @@ def synthesize_traced(
     Warns:
         ReplicatedWarning: see `synthesize`.
     """
-    _check_fleet(fleet)
+    fleet = Fleet.of(fleet)
     _check_limit(time_limit_s, constraints)
     if devices not in ("auto", "all"):
         raise InputError(place="devices", reason=f"is {devices!r}", remedy="Pass 'auto' or 'all'")
@@ -193,7 +193,7 @@ def synthesize_traced(
 def baselines(
     train_step: Callable[..., Any],
     *args: Any,
-    fleet: Fleet,
+    fleet: FleetLike,
     state: StateMap | None = None,
     axes: Axes = "auto",
     plan: Plan | None = None,
@@ -204,7 +204,7 @@ def baselines(
     Args:
         train_step: see `synthesize`.
         args: see `synthesize`.
-        fleet: the devices.
+        fleet: the devices, or the path of a fleet file.
         state: see `synthesize`.
         axes: mesh axes of the programs. With 2 they treat nodes and the devices of each apart; else they use
             one, which is a special case of two.
@@ -219,7 +219,7 @@ def baselines(
         PlanError: `plan` is of another step or fleet.
         TraceError: the step cannot be traced or has side effects.
     """
-    _check_fleet(fleet)
+    fleet = Fleet.of(fleet)
     _check_axes(axes)
     tick("tracing the step")
     if plan is not None and plan.fleet != fleet:
@@ -253,15 +253,6 @@ def on_the_whole_fleet(
 
 def _workshop(traced: Traced, fleet: Fleet, tick: Callable[[str], None] = lambda what: None) -> Workshop:
     return Workshop(traced.graph, Space(traced.graph), CostModel(fleet), tick, looking(traced))
-
-
-def _check_fleet(fleet: object) -> None:
-    if not isinstance(fleet, Fleet):
-        raise InputError(
-            place="fleet",
-            reason=f"is a {type(fleet).__name__}",
-            remedy="Pass shardwright.Fleet.load('fleet.yaml')",
-        )
 
 
 def _check_axes(axes: object) -> None:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from os import PathLike
 from statistics import median
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from shardwright.backends.launch import under_mpi
 from shardwright.backends.measuring.job import measure_on
 from shardwright.backends.measuring.timing import ExchangeCase, Request, Tick, example, measure
-from shardwright.cost.fleet import Fleet
+from shardwright.cost.fleet import Fleet, FleetLike
 from shardwright.cost.model import CostModel
 from shardwright.cost.moves import strategies
 from shardwright.cost.quantity import MEMORY, parse_quantity
@@ -55,7 +54,7 @@ class Crossover:
 
 
 def compare_collectives(
-    fleet: Fleet | str | PathLike[str],
+    fleet: FleetLike,
     collective: str,
     nbytes: int | str = 64 << 20,
     ratios: Sequence[float] | None = None,
@@ -79,7 +78,7 @@ def compare_collectives(
 
 
 def sweep_collectives(
-    fleet: Fleet | str | PathLike[str],
+    fleet: FleetLike,
     collective: str,
     sizes: Sequence[int | str],
     ratios: Sequence[float] | None = None,
@@ -87,7 +86,7 @@ def sweep_collectives(
     tick: Tick = lambda done, total: None,
 ) -> tuple[tuple[StrategyRow, ...], ...]:
     """`compare_collectives` for several sizes, with one start of the ranks."""
-    inventory = fleet if isinstance(fleet, Fleet) else Fleet.load(fleet)
+    inventory = Fleet.of(fleet)
     shares = _checked_ratios(ratios, inventory)
     kind = _checked_kind(collective)
     checked = [_checked_bytes(size) for size in sizes]
@@ -104,13 +103,14 @@ def sweep_collectives(
 
 
 def crossovers(
-    fleet: Fleet, collective: str, low: int, high: int, ratios: Sequence[float] | None = None
+    fleet: FleetLike, collective: str, low: int, high: int, ratios: Sequence[float] | None = None
 ) -> tuple[Crossover, ...]:
     """Where between two sizes the strategy predicted fastest changes, to the byte.
 
     The sizes are looked at in eighths of an octave; a strategy that leads for less than that may be missed.
     """
-    predict = _predictor(fleet, _checked_kind(collective), _checked_ratios(ratios, fleet))
+    inventory = Fleet.of(fleet)
+    predict = _predictor(inventory, _checked_kind(collective), _checked_ratios(ratios, inventory))
 
     def fastest(nbytes: int) -> str:
         return min(predict(nbytes), key=lambda row: row.predicted_s).strategy

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.backends.launch import find_mpiexec, rank_command, rank_environment
-from shardwright.cost.fleet import Fleet
+from shardwright.cost.fleet import Fleet, FleetLike
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.program import nodes_of
@@ -40,7 +40,7 @@ def without(fleet: Fleet, devices: Collection[str | int]) -> Fleet:
     return subfleet(fleet, [d for d, name in enumerate(names) if name not in lost], fleet.name)
 
 
-def replan(plan: Plan, fleet: Fleet, *, traced: Traced | None = None, **planning: Any) -> Plan:
+def replan(plan: Plan, fleet: FleetLike, *, traced: Traced | None = None, **planning: Any) -> Plan:
     """A plan of the same step for another fleet.
 
     It starts warm: the step is not traced again, and the search for ratios begins with the shares that the
@@ -48,7 +48,7 @@ def replan(plan: Plan, fleet: Fleet, *, traced: Traced | None = None, **planning
 
     Args:
         plan: the old plan.
-        fleet: the new fleet.
+        fleet: the new fleet, or the path of a fleet file.
         traced: the step of a plan that was loaded from a file (see `Plan.attach`).
         planning: further arguments of `synthesize`, such as `devices`, `constraints`, `time_limit_s`.
 
@@ -60,6 +60,7 @@ def replan(plan: Plan, fleet: Fleet, *, traced: Traced | None = None, **planning
 
     # Two mesh axes only where the old plan has them: what ran it then runs the new one.
     planning = {"axes": 1 if nodes_of(plan.program) is None else "auto"} | planning
+    fleet = Fleet.of(fleet)
     first = shares(plan, fleet)
     return synthesize_traced(
         plan.step(traced), fleet=fleet, state=plan.state_override, first=first, **planning

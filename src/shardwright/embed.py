@@ -24,7 +24,7 @@ from shardwright import shards
 from shardwright.backends.faults import agree, look_after_job
 from shardwright.backends.launch import under_mpi
 from shardwright.calls import MODULES, Call, Callee
-from shardwright.cost.fleet import Fleet
+from shardwright.cost.fleet import Fleet, FleetLike
 from shardwright.execute import BACKENDS
 from shardwright.ir.donation import donating
 from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning, ShardwrightError, TraceError
@@ -47,7 +47,7 @@ class SingleProcessWarning(UserWarning):
 def parallelize(
     train_step: Callable[..., Any] | None = None,
     *,
-    fleet: Fleet | str | os.PathLike[str],
+    fleet: FleetLike,
     static_argnums: Numbers = None,
     static_argnames: Names = None,
     donate_argnums: Numbers = None,
@@ -113,7 +113,7 @@ def parallelize(
         look_after_job()
     return Parallel(
         Callee(train_step, _several(static_argnums), _several(static_argnames)),
-        Fleet.load(fleet) if not isinstance(fleet, Fleet) else fleet,
+        Fleet.of(fleet),
         state=state,
         backend=backend,
         gather=gather,

@@ -11,7 +11,7 @@ from typing import Any
 from shardwright.api import synthesize, synthesize_traced
 from shardwright.cost.catalogue import device_type
 from shardwright.cost.device import DeviceType
-from shardwright.cost.fleet import MOST_DEVICES, Fleet, Node
+from shardwright.cost.fleet import MOST_DEVICES, Fleet, FleetLike, Node
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.errors import InputError
 from shardwright.ir.rewrites.rewriting import original
@@ -93,7 +93,7 @@ def changed(fleet: Fleet, changes: str) -> Fleet:
     """A fleet with devices added and dropped.
 
     Args:
-        fleet: as it is.
+        fleet: as it is, or the path of its file.
         changes: separated by commas: `drop=` a node (`n3`), a device (`n0.d1`), so many of a type (`2xT4`,
             the last ones) or all of it (`T4`); `add=` so many of a type of the fleet or the catalogue
             (`2xA100-40GB`), into a node (`A100-40GB@n0`), or without that into the only node, or else as a
@@ -214,7 +214,7 @@ def _with(nodes: Sequence[Node], count: int, kind: DeviceType, name: str, fleet:
 def what_if(
     train_step: Callable[..., Any],
     *args: Any,
-    fleet: Fleet,
+    fleet: FleetLike,
     changes: str,
     tick: Callable[[str], None] = lambda what: None,
     **planning: Any,
@@ -224,7 +224,7 @@ def what_if(
     Args:
         train_step: see `synthesize`.
         args: see `synthesize`.
-        fleet: as it is.
+        fleet: as it is, or the path of its file.
         changes: separated by commas, such as "add=2xA100-40GB,drop=n3": `drop=` a node (`n3`), a device
             (`n0.d1`), so many of a type (`2xT4`, the last ones) or all of it (`T4`); `add=` so many of a type
             of the fleet or the catalogue, into a node (`A100-40GB@n0`), or without that into the only node,
@@ -238,6 +238,7 @@ def what_if(
             `synthesize`.
         TraceError: the step cannot be traced or has side effects.
     """
+    fleet = Fleet.of(fleet)
     check_change(fleet, changes, planning)
     now = synthesize(train_step, *args, fleet=fleet, tick=tick, **planning)
     return beside(now, changes, tick, **planning)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from shardwright.api import synthesize
-from shardwright.cost.fleet import Fleet
+from shardwright.cost.fleet import FleetLike
 from shardwright.cost.profile import ROLES, EquationRow, LayerRow, StepProfile, profile_step
 from shardwright.ir.errors import InputError
 from shardwright.ir.jaxpr import source_text
@@ -93,7 +93,7 @@ def _plain(row: EquationRow | LayerRow) -> dict[str, Any]:
 def profile(
     train_step: Callable[..., Any],
     *args: Any,
-    fleet: Fleet | None = None,
+    fleet: FleetLike | None = None,
     plan: Plan | None = None,
     state: StateMap | None = None,
     tick: Callable[[str], None] = lambda what: None,
@@ -104,7 +104,7 @@ def profile(
     Args:
         train_step: see `synthesize`.
         args: its positional arguments, as arrays or `jax.ShapeDtypeStruct`.
-        fleet: devices to plan the step for; their memory is profiled, too.
+        fleet: devices to plan the step for, or the path of a fleet file; their memory is profiled, too.
         plan: a plan of this step, in place of a fleet.
         state: see `synthesize`.
         tick: told what begins (for progress displays).

@@ -24,7 +24,7 @@ from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid.alternate import GridSearch, is_mesh
-from shardwright.synth.grid.pricing import GridPriceList
+from shardwright.synth.grid.pricing import GridPriceList, KnownMoves
 from shardwright.synth.grid.solve import Solvers
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.parts import Members, unused
@@ -109,11 +109,12 @@ class Common:
         self._listed: dict[Members, GridPriceList] = {}
         self._words: dict[tuple[int, ...], Vocabulary] = {}
         self._ways: KnownWays = {}
+        self._between: KnownMoves = {}
 
     def listed(self, members: Members, fleet: Fleet) -> GridPriceList:
         """Prices on a part of the fleet."""
         if members not in self._listed:
-            self._listed[members] = GridPriceList(GridModel(CostModel(fleet), self._ways))
+            self._listed[members] = GridPriceList(GridModel(CostModel(fleet), self._ways), self._between)
         return self._listed[members]
 
     def vocabulary(self, nodes: tuple[int, ...]) -> Vocabulary:
@@ -149,7 +150,7 @@ class GridChoosing:
         self._known = Common() if known is None else known
         self._graph, self._fleet, self._timer = graph, fleet, timer
         self._pinned, self._look = pinned, look
-        self._spaces: dict[tuple[int, ...], Space] = {}
+        self._made: Space | None = None
         self._solvers: Solvers = {}
         self._parts = [_Part(fleet, members) for members in parts]
 
@@ -233,10 +234,11 @@ class GridChoosing:
 
     @property
     def space(self) -> Space:
-        """The programs on the whole fleet, or the first part that was looked at."""
-        if not self._spaces:
-            self._look_at(self._parts[0], math.inf)
-        return next(iter(self._spaces.values()))
+        """The programs on the first part, by which all others are searched (see `grid/parts.py`)."""
+        if self._made is None:
+            nodes = self._parts[0].nodes
+            self._made = Space(self._graph, nodes, self._known.vocabulary(nodes))
+        return self._made
 
     @property
     def unfinished(self) -> bool:
@@ -265,12 +267,8 @@ class GridChoosing:
         """A better bound of a part."""
         if part.search is None:
             with self._timer.search():
-                listed = self._known.listed(part.members, part.fleet)
-                if part.nodes not in self._spaces:
-                    words = self._known.vocabulary(part.nodes)
-                    self._spaces[part.nodes] = Space(self._graph, part.nodes, words)
+                listed, space = self._known.listed(part.members, part.fleet), self.space
             part.grid = listed.grid
-            space = self._spaces[part.nodes]
             pinned = tuple(self._pinned(space))
             part.search = GridSearch(
                 self._graph, space, listed, self._timer, pinned, self._look, self._solvers

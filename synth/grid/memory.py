@@ -26,6 +26,7 @@ from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph, Value, value_types
 from shardwright.ir.placement import Placement, region
 from shardwright.ir.program import Loop, Move, Program
+from shardwright.synth.grid.parts import on_nodes
 from shardwright.synth.grid.rent import GridRents, Portion, least_portions, portions
 from shardwright.synth.grid.solve import GridSolver, Solvers
 from shardwright.synth.memory.budgets import Limits
@@ -170,9 +171,10 @@ class GridRenting:
 
     def candidate(self, solution: Solution, prices: Prices, ratios: tuple[float, ...]) -> GridCandidate:
         """A solution as a program at some ratios."""
-        return self._weighed(
-            solution, prices, emit(self.space, solution.assignment, prices, self._extra), ratios
-        )
+        program = emit(self.space, solution.assignment, prices, self._extra)
+        if self.space.nodes != self.grid.mesh.nodes:
+            program = on_nodes(program, self.graph, self.grid.mesh.nodes)
+        return self._weighed(solution, prices, program, ratios)
 
     def _weighed(
         self, solution: Solution, prices: Prices, program: Program, ratios: tuple[float, ...]

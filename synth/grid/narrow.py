@@ -16,7 +16,7 @@ from shardwright.synth.grid.buckets import Bounds, Buckets
 from shardwright.synth.grid.prune import Dominated
 from shardwright.synth.grid.tied import repeats, tied, untied
 from shardwright.synth.search.astar import MOST_NODES, Layer, a_star
-from shardwright.synth.search.dual import Dual
+from shardwright.synth.search.dual import PER_ROUND, Dual
 from shardwright.synth.search.eliminate import eliminate, live, record
 from shardwright.synth.search.fold import Folded, Scope, cook, fold
 from shardwright.synth.search.order import full_order
@@ -25,7 +25,7 @@ from shardwright.synth.search.stages import Core, Stage
 
 #: Most sweeps of messages, from nothing and from messages that were right at other prices; and the part of
 #: the bound that a round of them must add to go on.
-MOST_SWEEPS, FEW_SWEEPS, ENOUGH = 64, 16, 5e-3
+MOST_SWEEPS, FEW_SWEEPS, ENOUGH = 64, 24, 1e-3
 
 #: Largest tables of the ways there and back, the next where one no longer leaves out much; and rounds of
 #: messages at most.
@@ -44,6 +44,10 @@ _DOUBT = 0.02
 #: How well the best assignment of tied layers is known at least, and mostly `_STRICTER` times better: what it
 #: costs is only what values are left out by, and layers that may differ are searched after it.
 _TIED = 0.2
+
+#: What messages are likely to add to the bound, as a part of it, when assignments are guessed by what they
+#: say; how often; of how many values per class; and of how many where messages will not do.
+_SOON, _GUESSES, _FEW_LIKELY, _LIKELY = 1e-3, 2, 3, 8
 
 #: While values are left out quickly, the bound is to meet the best assignment as many times better.
 _STRICTER = 0.1
@@ -71,12 +75,14 @@ class Memory:
         self.stage: Stage | None = None
         self.messages: dict[tuple[object, ...], list[Floats]] = {}
         self.order: list[int] = []
+        self.guess_order: list[int] = []
         self.dominated = Dominated()
 
     def of(self, stage: Stage) -> Memory:
         """The memory, empty if it was of something else."""
         if self.stage is not stage:
-            self.stage, self.messages, self.order, self.dominated = stage, {}, [], Dominated()
+            self.stage, self.messages, self.dominated = stage, {}, Dominated()
+            self.order, self.guess_order = [], []
         return self
 
 
@@ -98,6 +104,7 @@ class Search:
         self._messages, self._looks = self.memory.messages, 0
         #: Whether any program is better than none.
         self._eager = False
+        self._target_s = math.inf
         self.expanded = self.width = 0
 
     def offer(self, values: Sequence[int]) -> None:
@@ -122,18 +129,24 @@ class Search:
             rounds: of messages at most.
             sweeps: of the first round at most; 0 for as many as seem useful.
         """
+        self._target_s = target_s
         sweeps, slack = sweeps or (FEW_SWEEPS if self.memory.messages else MOST_SWEEPS), _SLACK
+        known = bool(self.best)
         for number in range(rounds):
-            dual = self._swept(sweeps, on=number > 0, target_s=target_s)
+            dual = self._swept(sweeps, enough, on=number > 0)
             self._prove(self.core.constant + dual.bound())
             if self.proven >= target_s or self._done(enough):
                 break  # whatever the best assignment is, or hardly dearer than that
-            known = bool(self.best)
             if not number and not known:
-                self._tied(dual)
+                if not self.best:
+                    self._guess(dual, _LIKELY)
+                if self.seconds > self.proven * (1 + _DOUBT):
+                    self._tied(dual)
                 if self._done(enough):
                     break
             rest = _Rest(self.core, self.kept, dual, self.memory)
+            if self.best:
+                rest.without(dual, self.seconds * (1 + _CLOSE) - self.core.constant)
             self._look_at(rest, rest.some, _CELLS[0], self.seconds)
             if not number and known and self.seconds > self.proven * (1 + _DOUBT):
                 self._tied(dual)
@@ -165,24 +178,39 @@ class Search:
         folded = self.core.folded
         if not repeats(folded):
             return
-        core = tied(folded, self.kept, dual)
+        core, left = tied(folded, self.kept, dual)
         search = Search(core, Kept(core.folded, core.sizes, core.cooked), Memory(), self.stop)
         search.run(_TIED, math.inf, 1, sweeps=FEW_SWEEPS)
         if search.best:
-            self.offer(untied(folded, self.kept, search.best))
+            self.offer(untied(folded, left, search.best))
+
+    def _guess(self, dual: Dual, most: int) -> None:
+        """Offer a good assignment of so many values per class that look best by the messages, layers tied."""
+        folded = self.core.folded
+        core, left = tied(folded, self.kept, dual, most)
+        if not self.memory.guess_order:
+            self.memory.guess_order = full_order(core.sizes, live(core.folded, [2] * len(core.sizes)))
+        scale = sum(float(np.where(np.isfinite(t), np.abs(t), 0.0).max()) for t in core.cooked)
+        some = Kept(core.folded, core.sizes, core.cooked)
+        buckets = Buckets(some, self.memory.guess_order, _CELLS[1], (scale or 1.0) * _NEVER)
+        buckets.there()
+        at = buckets.greedy()
+        self.offer(untied(folded, left, [at.get(kind, 0) for kind in range(len(left))]))
 
     def _done(self, enough: float) -> bool:
         if self.seconds <= self.proven * (1 + _CLOSE):
             self.proven = self.seconds
+        if self.proven < self._target_s <= self.seconds:
+            return self.proven == self.seconds
         return self.proven >= self.seconds * (1 - enough)
 
-    def _swept(self, sweeps: int, *, on: bool = False, target_s: float = math.inf) -> Dual:
+    def _swept(self, sweeps: int, enough: float = 0.0, *, on: bool = False) -> Dual:
         """Messages of what is left, as those of the last time after some sweeps; so many if they go `on`.
 
         Args:
             sweeps: at most.
+            enough: part of the best cost by which a bound that ends them may miss it.
             on: so many.
-            target_s: a bound at which they end.
         """
         dual, names = _dual(self.core.folded, self.kept)
         for number, (name, kinds) in enumerate(names):
@@ -193,10 +221,20 @@ class Search:
         # Messages of other prices are nearly right everywhere: no round of sweeps adds much at once.
         if on:
             # What buckets make of messages goes on rising when the bound by messages alone does not.
-            dual.move(sweeps, self.stop)
+            dual.move(sweeps // PER_ROUND, self.stop)
         else:
-            enough, target = -1.0 if sweeps == FEW_SWEEPS else ENOUGH, target_s - self.core.constant
-            dual.rise(sweeps, enough, self.stop, target)
+            guesses = 0
+
+            def settled(bound: float, more: float) -> bool:
+                nonlocal guesses
+                self._prove(self.core.constant + bound)
+                close = more < _SOON * (abs(self.core.constant) + abs(bound))
+                if close and guesses < _GUESSES and not self._done(enough):
+                    guesses += 1
+                    self._guess(dual, _FEW_LIKELY)
+                return self.proven >= self._target_s or self._done(enough)
+
+            dual.rise(sweeps, -1.0 if sweeps == FEW_SWEEPS else ENOUGH, self.stop, settled)
         for number, (name, kinds) in enumerate(names):
             full = self._messages.setdefault(name, [np.zeros(self.core.sizes[k]) for k in kinds])
             for whole, kind, message in zip(full, kinds, dual.kinds[number].messages, strict=True):
@@ -297,6 +335,14 @@ class _Rest:
         if any(v not in placed for scope in scopes for v in scope):
             memory.order = full_order([sizes[kind] for kind in folded.class_of], scopes)
         self.order = memory.order
+
+    def without(self, dual: Dual, most_s: float) -> None:
+        """Leave out values with which all assignments cost more than so much, as messages say."""
+        above, excess = most_s - dual.bound(), dual.excess()
+        for kind, members in enumerate(self.stage.folded.classes):
+            mine = np.flatnonzero(excess[dual.shade_of[members[0]]] <= above)
+            if 0 < len(mine) < len(self.values[kind]):
+                self.some.keep(kind, mine)
 
     def copy(self) -> Kept:
         """The values that still matter, to be narrowed down further."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,15 +49,38 @@ class _Pattern:
     counts: NDArray[np.intp]
 
 
+@dataclass(frozen=True, slots=True)
+class _Single:
+    """One single move: its kind, placements and their positions, what its price depends on, and its cut."""
+
+    kind: str
+    pre: Placement
+    post: Placement
+    at: tuple[int, int]
+    what: tuple[object, ...]
+    cut: int
+
+
+#: All single moves between some placements, whatever the fleet and the tensor, and a move of every cut.
+KnownMoves: TypeAlias = dict[
+    tuple[Placement, ...], tuple[Sequence[_Single], tuple[tuple[Placement, Placement], ...]]
+]
+
+
 class GridPriceList:
     """The lines of all instructions asked for so far; equal costs of equally cut tensors are one line.
 
     Attributes:
         cuts: how each line cuts its tensors.
+
+    Args:
+        grid: prices them.
+        between: single moves found by other lists, and by this one.
     """
 
-    def __init__(self, grid: GridModel) -> None:
+    def __init__(self, grid: GridModel, between: KnownMoves | None = None) -> None:
         self.grid = grid
+        self._between: KnownMoves = {} if between is None else between
         self.cuts: list[GridCut] = []
         self._cost_of: list[int] = []
         self._blocks: list[Floats] = []
@@ -147,43 +171,59 @@ class GridPriceList:
     def _pattern(self, placements: tuple[Placement, ...]) -> _Pattern:
         found = self._patterns.get(placements)
         if found is None:
+            singles, cutting = self._singles(placements)
             costs: dict[tuple[tuple[object, ...], str], int] = {}
             priced: list[tuple[tuple[object, ...], str, str, Placement, Placement]] = []
-            cuts: dict[object, int] = {}
-            cutting: list[tuple[Placement, Placement]] = []
             names: dict[tuple[object, ...], tuple[str, ...]] = {}
             moves: list[tuple[str, int, int, int]] = []
             cost: list[int] = []
             cut: list[int] = []
-            for i, a in enumerate(placements):
-                for j, b in enumerate(placements):
-                    collective = between(a, b) if i != j else None
-                    if collective is None:
-                        continue
-                    kind, what, way = collective.kind, self.grid.what(collective.kind, a, b), _cutting(a, b)
-                    if (kind, *what) not in names:
-                        names[kind, *what] = self.grid.strategies(kind, a, b)
-                    if way not in cuts:
-                        cuts[way] = len(cuts)
-                        cutting.append((a, b))
-                    for name in names[kind, *what]:
-                        if (what, name) not in costs:
-                            costs[what, name] = len(costs)
-                            priced.append((what, name, kind, a, b))
-                        cost.append(costs[what, name])
-                        cut.append(cuts[way])
-                    moves.append((kind, i, j, len(names[kind, *what])))
+            for one in singles:
+                kind, what = one.kind, one.what
+                if (kind, *what) not in names:
+                    names[kind, *what] = self.grid.strategies(kind, one.pre, one.post)
+                mine = names[kind, *what]
+                for name in mine:
+                    if (what, name) not in costs:
+                        costs[what, name] = len(costs)
+                        priced.append((what, name, kind, one.pre, one.post))
+                    cost.append(costs[what, name])
+                cut += [one.cut] * len(mine)
+                moves.append((kind, *one.at, len(mine)))
             kinds, pre, post, counts = zip(*moves, strict=True) if moves else ((), (), (), ())
             found = self._patterns[placements] = _Pattern(
                 kinds,
                 np.array(pre, dtype=np.intp),
                 np.array(post, dtype=np.intp),
                 tuple(priced),
-                tuple(cutting),
+                cutting,
                 np.array(cost, dtype=np.int64),
                 np.array(cut, dtype=np.intp),
                 np.array(counts, dtype=np.intp),
             )
+        return found
+
+    def _singles(
+        self, placements: tuple[Placement, ...]
+    ) -> tuple[Sequence[_Single], tuple[tuple[Placement, Placement], ...]]:
+        """See `KnownMoves`."""
+        found = self._between.get(placements)
+        if found is None:
+            cuts: dict[object, int] = {}
+            cutting: list[tuple[Placement, Placement]] = []
+            singles: list[_Single] = []
+            for i, a in enumerate(placements):
+                for j, b in enumerate(placements):
+                    collective = between(a, b) if i != j else None
+                    if collective is None:
+                        continue
+                    way = _cutting(a, b)
+                    if way not in cuts:
+                        cuts[way] = len(cuts)
+                        cutting.append((a, b))
+                    what = self.grid.what(collective.kind, a, b)
+                    singles.append(_Single(collective.kind, a, b, (i, j), what, cuts[way]))
+            found = self._between[placements] = singles, tuple(cutting)
         return found
 
     def _price(self, routes: Sequence[Routes], patterns: Sequence[_Pattern]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from string import ascii_lowercase
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.cost.share_cost import Floats
 from shardwright.synth.search.dual import Dual
@@ -26,16 +27,22 @@ def repeats(folded: Folded) -> bool:
     return len({folded.class_of[v] for v in present}) < len(present)
 
 
-def tied(folded: Folded, kept: Kept, dual: Dual) -> Core:
+def tied(folded: Folded, kept: Kept, dual: Dual, most: int = 0) -> tuple[Core, list[NDArray[np.intp]]]:
     """The problem with one choice per class, over the values left, with costs where messages moved them.
 
     Args:
         folded: the whole problem.
         kept: its values left.
         dual: its messages.
+        most: so many values at most, those that look best by the messages; 0 for all.
+
+    Returns:
+        Also the values of every class that its tables are over.
     """
     counts: dict[tuple[int, Scope], int] = {}
-    uses, tables = dual.reparametrised()
+    # Colours are numbered in the order in which choices have them, and so are classes.
+    likely = dual.likely(most) if most else None
+    uses, tables = dual.reparametrised(likely)
     for factor, scope in uses:
         key = factor, tuple([folded.class_of[v] for v in scope])
         counts[key] = counts.get(key, 0) + 1
@@ -43,13 +50,14 @@ def tied(folded: Folded, kept: Kept, dual: Dual) -> Core:
     scopes = [tuple(dict.fromkeys(kinds)) for _, kinds in counts]
     once = fold(range(len(folded.classes)), list(enumerate(scopes)))
     present = {kind for scope in scopes for kind in scope}
-    sizes = [kept.size(members) if members in present else 1 for members in range(len(folded.classes))]
-    return Core([], Stage(once, sizes), cook(once, summed))
+    left = kept.values if likely is None else [mine[likely[kind]] for kind, mine in enumerate(kept.values)]
+    sizes = [len(mine) if kind in present else 1 for kind, mine in enumerate(left)]
+    return Core([], Stage(once, sizes), cook(once, summed)), left
 
 
-def untied(folded: Folded, kept: Kept, values: Sequence[int]) -> list[int]:
-    """The value of every choice of the whole problem, from that of its class among the values left."""
-    return [int(kept.values[kind][values[kind]]) for kind in folded.class_of]
+def untied(folded: Folded, left: Sequence[NDArray[np.intp]], values: Sequence[int]) -> list[int]:
+    """The value of every choice of the whole problem, from that of its class among those left."""
+    return [int(left[kind][values[kind]]) for kind in folded.class_of]
 
 
 def _diagonal(table: Floats, kinds: Scope) -> Floats:

@@ -3,6 +3,7 @@
 Of programs that cost alike rent of next to nothing picks the smaller one (`leaner`). The order of its
 instructions, and gathers done again, then make it as small as need be (`synth/memory/sparing.py`): by the
 model alone (`in_turn`), or as the program will run, with what the model learns from each look (`spared`).
+Where that is not enough, less is handed on between compiled segments (`synth/memory/joined.py`, `anew.py`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from dataclasses import replace
 
 from shardwright.cost.bill import Item, bill
 from shardwright.cost.memory.liveness import Footprint, Peaks
+from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program
+from shardwright.synth.memory.anew import anew
 from shardwright.synth.memory.budgets import Renting
+from shardwright.synth.memory.joined import joined
 from shardwright.synth.memory.sparing import Sparing
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
@@ -27,6 +31,9 @@ _NEARLY = 32
 
 #: Looks at programs with less in memory at a time.
 _LOOKS = 4
+
+#: What needs more than so many times the memory that there is does not fit by handing on less.
+_HANDED_ON = 1.5
 
 
 def leaner(turns: Turns, found: Candidate, renting: Renting) -> Candidate:
@@ -43,7 +50,7 @@ def leaner(turns: Turns, found: Candidate, renting: Renting) -> Candidate:
 
 
 class _InTurn:
-    """A program with so many gathers done again."""
+    """A program with so many gathers done again; `most` is how many there are."""
 
     def __init__(self, turns: Turns, found: Candidate, sparing: Sparing) -> None:
         self.turns, self.found, self.sparing = turns, found, sparing
@@ -75,6 +82,24 @@ class _InTurn:
             here = self.weighed(middle)
             low, less, high, more = (low, less, middle, here) if here.fits else (middle, here, high, more)
         return high, more
+
+    def looked_at(self, program: Program, ratios: tuple[float, ...]) -> tuple[Candidate, Peaks]:
+        """Another order of it as it will run, at ratios or those at which it should fit by that look."""
+        turns, judge, learned = self.turns, self.turns.judge, self.turns.judge.budgets
+        with turns.timer.ratios():
+            items, memory = bill(program, judge.graph, turns.model), judge.footprint(program)
+            here = candidate(turns, program, ratios, items, memory)
+            peaks = judge.peaks(program, ratios, memory, sure=True)
+            over = judge.excess(peaks)
+            if over > 1 and len(turns.model.types) > 1:
+                judge.learn(peaks, ratios, memory, 0)
+                near, cost_s = turns.best_ratios(items, ratios, memory)
+                there = candidate(turns, program, near, items, memory, cost_s)
+                judge.budgets = learned
+                seen = judge.peaks(program, near, memory, sure=True)
+                if judge.excess(seen) < over:
+                    here, peaks, over = there, seen, judge.excess(seen)
+        return replace(here, fits=over <= 1, over=over), peaks
 
 
 def in_turn(turns: Turns, found: Candidate) -> Candidate | None:
@@ -114,6 +139,33 @@ def spared(turns: Turns, found: Candidate, *, sure: bool = True) -> tuple[Candid
         alike = len(turns.model.types) == 1 and count >= several.most
         if here.fits or alike or ended or not peaks.seen or rounds + 1 == _LOOKS or turns.stop():
             judge.budgets = learned
-            return here, peaks
+            return (here, peaks) if here.fits or not peaks.seen else _handing_on(several, here, peaks)
         judge.learn(peaks, here.ratios, here.memory, rounds)
         rounds += 1
+
+
+def _handing_on(several: _InTurn, found: Candidate, peaks: Peaks) -> tuple[Candidate, Peaks]:
+    """The same, handing on less from one compiled segment to the next; or what was found, if that is smaller.
+
+    First in another order, which costs nothing, then computing cheap results anew; the latter is tried with
+    fewer gathers again where it fits by as much.
+    """
+    turns, judge = several.turns, several.turns.judge
+    part = 1 / len(turns.model.class_of)
+    if found.over > _HANDED_ON:
+        return found, peaks
+    for rearranged in (joined, _joined_anew, anew):
+        here, theirs = several.looked_at(rearranged(found.program, judge.graph, part), found.ratios)
+        if here.over < found.over:
+            found, peaks = here, theirs
+        if here.fits:
+            fewer = rearranged(several.sparing.again(0), judge.graph, part)
+            other, seen = several.looked_at(fewer, here.ratios)
+            return (other, seen) if other.fits and other.cost_s < here.cost_s else (here, theirs)
+        if turns.stop():
+            break
+    return found, peaks
+
+
+def _joined_anew(program: Program, graph: Graph, part: float) -> Program:
+    return anew(joined(program, graph, part), graph, part)

@@ -64,9 +64,9 @@ def judged(
         briefly: look at the candidate, and for no other one.
     """
     judge, stop, free_s = turns.judge, turns.stop, free.cost_s
-    possible = not too_small(judge.graph, [device.type.memory_bytes for device in turns.model.fleet.devices])
     if best.cost_s <= free_s * (1 + ENOUGH) and judge.ample(best.memory, best.ratios):
         return best, best.memory
+    possible = not too_small(judge.graph, [device.type.memory_bytes for device in turns.model.fleet.devices])
     enough = next_to_nothing(judge.graph)
     fallen: tuple[Candidate, Peaks] | None = None
     fitting: tuple[Candidate, Peaks] | None = None

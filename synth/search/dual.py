@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import product
 
 import numpy as np
@@ -35,12 +35,16 @@ _NEVER = 1e9
 _FEW, _SELDOM = 3, 8
 
 #: Sweeps between two looks at the bound: all choices have moved.
-_PER_ROUND = _SELDOM
+PER_ROUND = _SELDOM
 
 
 #: What part of a factor's say goes to choices that other factors hear of in the same sweep, and in how many
 #: sweeps where messages are shared by choices that hear different ones: that is quick, but then gets stuck.
-_ONWARD, _HURRY = 0.8, 8
+_ONWARD, _HURRY = 0.8, 6
+
+#: From which sweep on messages are moved on, between two sweeps, in the direction in which they went, and by
+#: what part of their way; that part is halved where a round no longer adds such a part of the bound.
+_START, _MOMENTUM, _STALLED = 8, 0.8, 5e-3
 
 
 def marginals(total: Floats, positions: Sequence[int]) -> list[Floats]:
@@ -132,6 +136,7 @@ class Dual:
         #: Whether choices of one colour hear the same: then no update lowers the bound.
         self._alike = all(len(some) == 1 for some in self._of_colour.values())
         self.sweeps = 0
+        self._momentum, self._before = _MOMENTUM, self._state()
         self._rooms: dict[tuple[int, ...], Floats] = {}
         self._benches: dict[tuple[int, ...], Bench] = {}
 
@@ -258,14 +263,29 @@ class Dual:
                     found[shade] = found[shade] + times * over
         return found
 
-    def reparametrised(self) -> tuple[list[tuple[int, Scope]], list[Floats]]:
+    def likely(self, most: int) -> dict[int, NDArray[np.intp]]:
+        """Per colour, so many values at most that exceed the bound least, in ascending order."""
+        least: dict[int, Floats] = {}
+        for shade, excess in enumerate(self.excess()):
+            colour, _ = self._row[shade]
+            least[colour] = np.minimum(least[colour], excess) if colour in least else excess
+        return {colour: np.sort(excess.argsort(kind="stable")[:most]) for colour, excess in least.items()}
+
+    def reparametrised(
+        self, values: Mapping[int, NDArray[np.intp]] | None = None
+    ) -> tuple[list[tuple[int, Scope]], list[Floats]]:
         """The same problem with what the messages moved: factors with the choices they tie, and tables.
 
         Every assignment costs the same; but what each factor says is now close to what all of it costs.
+
+        Args:
+            values: per colour, those that tables are cut down to; all by default.
         """
-        tables = [kind.with_messages([-m for m in kind.messages]) for kind in self.kinds]
+        tables = [_cut(kind, values) for kind in self.kinds]
         tables = [np.where(table > _NEVER / 2, np.inf, table) for table in tables]
         each = [self._sums_of(s) for s in range(len(self._counts))]
+        if values is not None:
+            each = [sums[values[self._row[s][0]]] for s, sums in enumerate(each)]
         sums = [np.where(mine > _NEVER / 2, np.inf, mine) for mine in each]
         alone = [
             (len(tables) + shade, (choice,))
@@ -275,30 +295,68 @@ class Dual:
         return [*self._uses, *alone], [*tables, *sums]
 
     def rise(
-        self, most_sweeps: int, enough: float, stop: Callable[[], bool], target: float = math.inf
+        self,
+        most_sweeps: int,
+        enough: float,
+        stop: Callable[[], bool],
+        settled: Callable[[float, float], bool] = lambda bound, more: False,
     ) -> float:
-        """Sweep until a round raises the bound by less than `enough`, as a part of it, or it is at a target.
+        """Sweep until a round raises the bound by less than `enough`, as a part of it, or that is settled.
 
         Shared messages may lower it in the end: those of the best round are the ones that stay.
+
+        Args:
+            most_sweeps: at most.
+            enough: see above.
+            stop: whether to stop before that.
+            settled: whether a bound will do, which goes on rising by about so much more if every round adds
+                such a part of what the one before did.
         """
         best, kept = self.bound(), self._state()
-        while self.sweeps < most_sweeps and best < target and not stop():
-            for _ in range(_PER_ROUND):
-                self.sweep()
+        gain, end = math.inf, settled(best, math.inf)
+        while self.sweeps < most_sweeps and not end and not stop():
+            self._round()
             here = self.bound()
-            done = here < best + enough * abs(here)
+            if here < best + _STALLED * abs(here):
+                self._momentum /= 2
+            # Where messages were moved on too far, the next round is better.
+            fell = here < best and self._momentum > _MOMENTUM / 4
+            done, before, gain = not fell and here < best + enough * abs(here), gain, max(here - best, 0.0)
             if here > best:
                 best, kept = here, self._state()
-            if done:
-                break
-        self._got[:], self._said[:] = kept
+            more = gain * gain / (before - gain) if 0 < gain < before < math.inf else math.inf
+            end = settled(best, more) or done
+        self._got[:], self._said[:] = self._before = kept
         return best
 
-    def move(self, sweeps: int, stop: Callable[[], bool]) -> None:
-        """Sweep so often, whether the bound rises or not."""
-        last = self.sweeps + sweeps
-        while self.sweeps < last and not stop():
+    def move(self, rounds: int, stop: Callable[[], bool]) -> None:
+        """Sweep so many rounds, whether the bound rises or not."""
+        for _ in range(rounds):
+            if stop():
+                break
+            self._round()
+
+    def _round(self) -> None:
+        """Sweeps onward and back, between which messages move on as they went (Polyak's heavy ball)."""
+        for _ in range(PER_ROUND // 2):
+            now = self._state()
+            if self.sweeps >= _START:
+                self._got += self._momentum * (now[0] - self._before[0])
+                self._said += self._momentum * (now[1] - self._before[1])
+            self._before = now
+            self.sweep()
             self.sweep()
 
     def _state(self) -> tuple[Floats, Floats]:
         return self._got.copy(), self._said.copy()
+
+
+def _cut(kind: Kind, values: Mapping[int, NDArray[np.intp]] | None) -> Floats:
+    """The table of a kind without its messages, for some values of its colours."""
+    if values is None or not kind.scope:
+        return kind.with_messages([-m for m in kind.messages])
+    mine = [values[colour] for colour in kind.scope]
+    total = kind.table[np.ix_(*mine)]
+    for axis, (message, some) in enumerate(zip(kind.messages, mine, strict=True)):
+        total = total - message[some].reshape(-1, *(1,) * (total.ndim - 1 - axis))
+    return total

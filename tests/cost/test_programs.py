@@ -20,6 +20,7 @@ from shardwright.ir.placement import R
 from shardwright.ir.program import Compute, Loop, Move, Program, verify
 from shardwright.ir.rules import Signature
 from shardwright.ir.trace import trace
+from shardwright.memory.device_memory import peaks
 
 # ---------------------------------------------------------------------------------------------------
 # Traffic
@@ -185,6 +186,37 @@ def test_registers_take_no_memory_and_renaming_takes_none_either() -> None:
     steps = tuple(Compute(e.index, Signature((R,) * len(e.inputs), (R,))) for e in renamed.equations)
     assert [e.primitive for e in renamed.equations] == ["dot_general", "reshape", "dot_general"]
     assert peak_bytes(Program((R, R, R), steps, (R,)), renamed, (1.0,)) == (4 * (100 + 200 + 120 + 200 + 15),)
+
+
+@pytest.mark.parametrize(
+    ("step", "kept"),
+    [
+        (lambda m, x, w: 0.9 * m + x @ w, False),
+        (lambda m, x, w: (m @ m) + x @ w, True),  # a product stays where it is
+    ],
+)
+def test_what_is_made_of_arguments_for_a_later_stretch_is_made_there(step: Any, kept: bool) -> None:
+    graph = graph_of(step, *(f32(64, 64),) * 3)
+    _, x, w = graph.inputs
+    product = next(e for e in graph.equations if e.input_values == (x, w))
+    (y,) = product.outputs
+    # All that needs no gradient comes first, as rounds have it; then the gradient and its all-reduce.
+    after = [e for e in graph.equations if y in e.input_values]
+    first = [e for e in graph.equations if e is not product and e not in after]
+
+    def whole(some: Any) -> list[Compute]:
+        return [Compute(e.index, Signature((R,) * len(e.inputs), (R,))) for e in some]
+
+    reduced = (
+        Compute(product.index, Signature((S1, S0), (SUM,))),
+        Move("all_reduce", y.index, SUM, R, "ring"),
+    )
+    program = Program((R, S1, S0), (*whole(first), *reduced, *whole(after)), (R,))
+    verify(program, graph)
+    one = 4 * 64 * 64
+    # One whole argument and two halves; the gradient before and after it is added up, or it and the result.
+    assert peak_bytes(program, graph, (0.5, 0.5)) == ((4 + kept) * one,) * 2
+    assert peaks(program, graph, (0.5, 0.5)) == ((4 + kept) * one,) * 2
 
 
 def test_constants_are_held_by_every_device_all_along() -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
+import yaml
 from plan_cases import array, fleet, mlp
 
 from shardwright import (
     Fleet,
     InputError,
     Plan,
+    baselines,
     synthesize,
 )
 from shardwright.ir.program import Compute, Move
@@ -98,6 +101,15 @@ def test_progress_is_told() -> None:
     assert "searching programs" in told
 
 
-def test_a_path_is_no_fleet() -> None:
-    with pytest.raises(InputError, match=r"fleet: is a str\. Pass shardwright\.Fleet\.load"):
-        synthesize(jnp.sin, array(4), fleet="fleet.yaml")  # type: ignore[arg-type]
+def test_a_fleet_may_be_given_as_the_path_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(yaml.safe_dump(fleet(1, 2).to_dict()))
+    given = (fleet(1, 2), path, str(path))
+    assert {synthesize(jnp.sin, array(4), fleet=each).fleet for each in given} == {fleet(1, 2)}
+    costs = [[b.cost_s for b in baselines(jnp.sin, array(4), fleet=each)] for each in given]
+    assert costs[0] and costs == costs[:1] * 3
+
+
+def test_what_is_no_fleet_is_named() -> None:
+    with pytest.raises(InputError, match=r"fleet: is a dict\. Pass a shardwright\.Fleet or the path"):
+        synthesize(jnp.sin, array(4), fleet={})  # type: ignore[arg-type]
