@@ -31,6 +31,7 @@ from shardwright.ir.program import Program, own_ratios, verify
 from shardwright.ir.registry import registry
 from shardwright.ir.ties import Stretches, cut_by, stretches
 from shardwright.synth.memory.budgets import SCALES, Renting
+from shardwright.synth.memory.rented import rented
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
 from shardwright.synth.programs.judge import Judge
@@ -42,9 +43,13 @@ from shardwright.synth.shares.turns import Candidate, Found, Turns
 #: Part of the cost that ratios of their own have to save: programs with several are searched less well.
 WORTH = 0.02
 
+#: Part of the cost that one program with several should save over another.
+_BETTER = 1e-3
+
 #: How often budgets are corrected by what a look at the program says, by how much more each time, and which
-#: difference does not matter.
+#: difference does not matter; the model takes programs for so much larger than they are at most.
 _LOOKS = 3
+_FEARED = 1.5
 _STRICTER = 0.98
 _NEAR = 0.05
 
@@ -75,7 +80,10 @@ def apart(
     best: Candidate,
     free: Found,
     renting: Callable[[], Renting],
-    others: Iterable[tuple[Program, Sequence[Item]]] = (),
+    others: Iterable[tuple[Program, tuple[float, ...], Sequence[Item]]] = (),
+    *,
+    larger: bool = False,
+    rival_s: float = np.inf,
 ) -> tuple[Segmented, float] | None:
     """A plan with several ratios that is better than one with one.
 
@@ -88,7 +96,9 @@ def apart(
         best: what it found with one vector of ratios.
         free: what it found if memory were no limit.
         renting: makes programs smaller.
-        others: programs that are tried as well, with their bills.
+        others: programs that are tried as well where memory is short, with ratios to start from, and bills.
+        larger: whether programs that rents find whatever the memory are tried there, too.
+        rival_s: what a plan that fits costs already: of these, none that is dearer is looked at.
 
     Returns:
         The plan, and what no program at its ratios can be cheaper than; None where there is none.
@@ -99,12 +109,18 @@ def apart(
     short = not judge.roomy and not (best.fits and best.cost_s <= free.cost_s * (1 + WORTH))
     found: Segmented | None = None
 
-    def consider(program: Program, ratios: tuple[float, ...], items: Sequence[Item]) -> bool:
+    def consider(
+        program: Program, ratios: tuple[float, ...], items: Sequence[Item], *, feared: bool = False
+    ) -> bool:
         nonlocal found
         fits, cost_s = (best.fits, best.cost_s) if found is None else (found.fits, found.cost_s)
-        worth_s = cost_s * (1 - WORTH) if fits else np.inf
+        less = WORTH if found is None else _BETTER
+        worth_s = cost_s * (1 - less) if fits else np.inf
+        worth_s = min(worth_s, rival_s) if feared else worth_s
         with turns.timer.ratios():
-            here = segmented(graph, model, judge, program, ratios, items, short=short, worth_s=worth_s)
+            here = segmented(
+                graph, model, judge, program, ratios, items, short=short, worth_s=worth_s, feared=feared
+            )
         if here is None or not here.fits or here.cost_s >= worth_s:
             return False
         found = here
@@ -117,14 +133,16 @@ def apart(
             return turns.solver.solve(prices, stop=stop)
 
     consider(best.program, best.ratios, best.items)
-    for program, items in others if short else ():
+    for program, ratios, items in others if short else ():
         if not stop():
-            consider(program, free.ratios, items)
+            consider(program, ratios, items)
+    for each in rented(turns, free, renting()) if short and larger else ():
+        consider(each.program, each.ratios, each.items, feared=True)
     rents: Sequence[float] = (0.0,)
     if short:
         unit, near = best.cost_s / float(judge.limits[model.class_of].sum()), renting().helped
         rents = [scale * unit for scale in SCALES[max(near - 2, 0) : near + 2]]
-        for rent_s in rents:
+        for rent_s in () if larger else rents:
             if not stop():
                 prices = Prices.at(turns.listed, free.ratios)
                 program = emit(turns.space, search(prices, rent_s).assignment, prices, turns.extra)
@@ -132,12 +150,12 @@ def apart(
                     rents = (rent_s,)
     least_s = 0.0
     while found is not None:
-        others = [own.shares for own in own_ratios(found.program).values()]
-        prices = Prices.at(turns.listed, found.ratios, others=others)
+        own = [each.shares for each in own_ratios(found.program).values()]
+        prices = Prices.at(turns.listed, found.ratios, others=own)
         solution = search(prices, 0.0)
         least_s = solution.bound_s
-        rented = search(prices, rents[0]) if short else solution
-        program = emit(turns.space, rented.assignment, prices, turns.extra)
+        smaller = search(prices, rents[0]) if short else solution
+        program = emit(turns.space, smaller.assignment, prices, turns.extra)
         if stop() or not consider(program, found.ratios, charges(program, graph, model)):
             break
     return None if found is None else (found, least_s)
@@ -153,6 +171,7 @@ def segmented(
     *,
     short: bool,
     worth_s: float,
+    feared: bool = False,
 ) -> Segmented | None:
     """The program with ratios of their own for the kinds of its stretches, where that pays; else None.
 
@@ -165,6 +184,7 @@ def segmented(
         items: the program's bill.
         short: whether memory is short: then all kinds get their own.
         worth_s: what a program must cost less than.
+        feared: whether budgets are as if the model took the program for far too large, until a look at it.
     """
     if len(model.counts) == 1:
         return None
@@ -178,7 +198,8 @@ def segmented(
     if len(parts) == 1:
         return None
     attempt = _Attempt(graph, model, judge, program, found, kinds, parts)
-    budgets = judge.budgets
+    # The model may take the program for larger than it is: the look then says by how much.
+    budgets = judge.limits * _FEARED if feared else judge.budgets
     best: Segmented | None = None
     for rounds in range(_LOOKS):
         tried = attempt.at(ratios, at, budgets, worth_s)

@@ -150,11 +150,13 @@ class Pool:
                 heapq.heappush(queue, (float(member.seconds[at]), next(number), member, at))
         return None
 
-    def below(self, cost_s: float) -> list[tuple[Program, list[Item]]]:
+    def below(
+        self, cost_s: float, ratios: tuple[float, ...]
+    ) -> list[tuple[Program, tuple[float, ...], list[Item]]]:
         """Programs that cost less at some ratios, and their bills; in leaner orders if they are known."""
         every = self._known.values()
         some = [member for member in every if member.spared] or every
-        return [(each.program, each.items) for each in some if each.seconds[each.cheapest] < cost_s]
+        return [(each.program, ratios, each.items) for each in some if each.seconds[each.cheapest] < cost_s]
 
     def tighter(self, look: Callable[[Candidate], None]) -> None:
         """Look at the cheapest within less memory: the next power of `_STEP` of what the best needs.

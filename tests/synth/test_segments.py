@@ -74,7 +74,7 @@ def plan(several: bool) -> shardwright.Plan:
     made = odd_couple("430 kB", "3900 kB")
     with pytest.MonkeyPatch.context() as patch:
         if not several:
-            patch.setattr(alternate, "apart", lambda *_: None)
+            patch.setattr(alternate, "apart", lambda *_, **__: None)
         return shardwright.synthesize(
             adam, *arguments(), fleet=made, devices="all", axes=1, recompute="off", microbatches=1
         )

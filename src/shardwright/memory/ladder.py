@@ -97,6 +97,8 @@ class Ladder:
         self.fleet, self.policies = fleet, policies
         self.limits = [device.type.memory_bytes for device in fleet.devices]
         self.known: dict[int, Plan | None] = {}
+        #: What rungs cost if memory were no limit; infinite where that is no less than a rival.
+        self.free_s: dict[int, float] = {}
         #: Rungs up to this one keep more than one of which no program fits.
         self._full = -1
         self.too_large: list[Plan] = []
@@ -213,6 +215,30 @@ class Ladder:
                 return smallest
         return None
 
+    def freely(self, rival_s: float) -> Plan | None:
+        """The cheapest plan that fits of some rungs without a search for what does; None if none is a rival.
+
+        Which rungs does not depend on the memory: all of a short ladder, some of a longer one. What they cost
+        without a limit then says which others are worth a search, see `below`.
+        """
+        found: Plan | None = None
+        count = len(self.rungs)
+        some = (
+            range(count) if count <= _FEW else [count * part // _TRIES - 1 for part in range(1, _TRIES + 1)]
+        )
+        for rung in some:
+            if self.late():
+                break
+            step = rewritten(self.traced, Rewriting(self.rungs[rung].stretches, self.pieces))
+            if too_small(step.graph, self.limits):
+                continue
+            plan = self.planner.plan(step, min(rival_s, cost_of(found)), briefly=True, baselines=False)
+            self.free_s[rung] = math.inf if plan is None else unlimited_s(plan)
+            if plan is not None and plan.fits and not self.planner.unfinished(step):
+                self.known[rung] = plan
+            found = better(found, plan)
+        return found
+
     def that_fits(self, base: Plan | None) -> Plan | None:
         """The plan of a rung that fits: the first that frees what the smallest program lacks, or higher.
 
@@ -293,9 +319,16 @@ class Ladder:
 
     def _estimate(self, rung: int, free_s: float) -> float:
         """About what a rung costs without a limit of memory, by what those cost that were planned."""
-        known = [(plan.bound_s, self.rungs[n].seconds) for n, plan in self.known.items() if plan is not None]
-        more = min(((bound_s - free_s) / max(s, 1e-12) for bound_s, s in known), default=1.0)
-        return free_s + max(more, 1.0) * self.rungs[rung].seconds
+        if rung in self.free_s:
+            return self.free_s[rung]
+        known = [(cost_s, self.rungs[n].seconds) for n, cost_s in self.free_s.items() if cost_s < math.inf]
+        known += [
+            (plan.bound_s, self.rungs[n].seconds)
+            for n, plan in self.known.items()
+            if plan is not None and n not in self.free_s
+        ]
+        more = min(((cost_s - free_s) / max(s, 1e-12) for cost_s, s in known), default=1.0)
+        return free_s + max(more, 0.0) * self.rungs[rung].seconds
 
     def _parts(self, again: Sequence[Stretch]) -> list[float]:
         """About what part of the time that stretches take again each of them has."""

@@ -141,10 +141,12 @@ class _Asked:
         crowded, devices = planner.crowded(step)
         if impossible:
             crowded, devices = most_alive(step.graph) / sum(ladder.limits), len(self.fleet.devices)
-        if best is None and planner.thorough and not ladder.every:
-            best = ladder.briefly(base)
+        if planner.thorough and not ladder.every:
+            best = best or ladder.briefly(base)
             if best is not None and best.cost_s <= _free_s(base, best) * (1 + NEAR):
                 return _noted(_compared(best, base), ladder.untried)
+        elif not ladder.every:
+            best = better(best, ladder.freely(cost_of(best)))
         # Pieces of fewer rows than there are devices leave some without: they are for what fits no other way.
         last = cut is not None and cut.scarce(crowded, devices)
         if cut is not None and not last:
@@ -153,7 +155,8 @@ class _Asked:
             within = planner.plan(step, cost_of(best))
             base = base if within is None else within
             best = better(best, base)
-        if best is not None and base is not None and best.cost_s <= unlimited_s(base) * (1 + NEAR):
+        free_s = min(0.0 if base is None else unlimited_s(base), *ladder.free_s.values(), math.inf)
+        if best is not None and best.cost_s <= free_s * (1 + NEAR):
             saves = ladder.that_saves(best) if best.rewriting.microbatches == pieces else None
             return _compared(better(best, saves) or best, base)  # whatever else there is saves less
         if ladder.every:
