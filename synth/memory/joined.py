@@ -67,17 +67,15 @@ class _Order:
         low = cuts[number - 1] if number else -1
         high = cuts[number + 1] if number + 1 < len(cuts) else self.blocks.last + 1
         of: list[int] = self.of.tolist()  # one number at a time is read much faster from it
-        sooner: dict[int, set[int]] = {}
-        later: dict[int, set[int]] = {}
-        for move in here:
-            if low > 0 and low not in self.blocks.barriers:
-                found = _with_it(of, move, self.blocks.flow.producers, low, low, cut)
-                sooner |= {} if found is None else {move: found}
-            if high < self.blocks.last and high not in self.blocks.barriers:
-                found = _with_it(of, move, self.blocks.flow.consumers, high, cut, high)
-                later |= {} if found is None else {move: found}
-            if move not in sooner and move not in later:
-                return None
+        flow, sooner, later = self.blocks.flow, dict[int, set[int]](), dict[int, set[int]]()
+        if low > 0 and low not in self.blocks.barriers:
+            between = np.flatnonzero((self.of > low) & (self.of < cut)).tolist()
+            sooner = _with_them(of, here, flow.producers, low, between)
+        if high < self.blocks.last and high not in self.blocks.barriers:
+            between = np.flatnonzero((self.of > cut) & (self.of < high))[::-1].tolist()
+            later = _with_them(of, here, flow.consumers, high, between)
+        if not all(move in sooner or move in later for move in here):
+            return None
         limit = float(self.there[low + 1 : high].max())
         best: _Order | None = None
         least = np.inf
@@ -122,21 +120,36 @@ class _Order:
         return _Order(self.blocks, of, self.blocks.there(of))
 
 
-def _with_it(
-    of: Sequence[int], move: int, beside: Sequence[Sequence[int] | set[int]], wall: int, low: int, high: int
-) -> set[int] | None:
-    """What must move with an exchange, between two cuts; None if it would have to pass the `wall`.
+def _with_them(
+    of: Sequence[int],
+    moves: Sequence[int],
+    beside: Sequence[Sequence[int] | set[int]],
+    wall: int,
+    between: Sequence[int],
+) -> dict[int, set[int]]:
+    """What must move with each exchange of a cut beside those of another; without those that cannot.
 
-    `of`: the block of every instruction.
+    Args:
+        of: the block of every instruction.
+        moves: the exchanges.
+        beside: of every instruction, those that must stay on the side to which it moves.
+        wall: the other cut.
+        between: what is between the two cuts, what lies nearest to the wall first.
     """
-    found: set[int] = set()
-    waiting, own = [move], of[move]
-    while waiting:
-        for other in beside[waiting.pop()]:
-            block = of[other]
-            if block == wall or (block == own and other != move):
-                return None
-            if low < block < high and other not in found:
-                found.add(other)
-                waiting.append(other)
+    stuck: set[int] = set()
+    for position in between:
+        if any(of[other] == wall or other in stuck for other in beside[position]):
+            stuck.add(position)
+    free = set(between) - stuck
+    found: dict[int, set[int]] = {}
+    for move in moves:
+        if any(other in stuck or of[other] in (wall, of[move]) for other in beside[move]):
+            continue
+        mine: set[int] = set()
+        waiting = [move]
+        while waiting:
+            more = free.intersection(beside[waiting.pop()]) - mine
+            mine |= more
+            waiting += more
+        found[move] = mine
     return found
