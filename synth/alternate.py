@@ -209,15 +209,16 @@ def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = Fals
             best, memory = cheaper, theirs
         if best.fits and not brief:
             best, memory = stretched(turns, best, memory, found.cost_s)
-    little = min(next_to_nothing(graph), WORTH) if pool is None else _SAME
+    mixed = len(model.types) > 1
+    little = _SAME if pool is not None else min(next_to_nothing(graph), WORTH if mixed else math.inf)
     dearer = not best.fits or best.cost_s > found.cost_s * (1 + little)
     given_up = (briefly and dearer) or (not best.fits and rival_s < math.inf)
     # The bound is of plans with several ratios, too.
     settled = best.fits and bound_s >= best.cost_s * (1 - WORTH)
     several: tuple[Segmented, float] | None = None
     others = () if within is None or pool is None else pool.below(best.cost_s * (1 - WORTH), found.ratios)
-
-    larger = len(turns.space.choices) > FEW_CHOICES and not too_small(graph, Limits.of(model).nbytes)
+    larger = mixed and len(turns.space.choices) > FEW_CHOICES
+    larger = larger and not too_small(graph, Limits.of(model).nbytes)
 
     def cut_apart(one: Candidate) -> None:
         nonlocal several

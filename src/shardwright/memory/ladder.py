@@ -96,6 +96,8 @@ class Ladder:
         self.traced, self.pieces, self.planner, self.late = traced, pieces, planner, late
         self.fleet, self.policies = fleet, policies
         self.limits = [device.type.memory_bytes for device in fleet.devices]
+        #: Whether devices differ: which programs are good then depends on how memory compares with speed.
+        self.mixed = len({device.type for device in fleet.devices}) > 1
         self.known: dict[int, Plan | None] = {}
         #: What rungs cost if memory were no limit; infinite where that is no less than a rival.
         self.free_s: dict[int, float] = {}
@@ -328,7 +330,7 @@ class Ladder:
             if plan is not None and n not in self.free_s
         ]
         more = min(((cost_s - free_s) / max(s, 1e-12) for cost_s, s in known), default=1.0)
-        return free_s + max(more, 0.0) * self.rungs[rung].seconds
+        return free_s + max(more, 0.0 if self.free_s else 1.0) * self.rungs[rung].seconds
 
     def _parts(self, again: Sequence[Stretch]) -> list[float]:
         """About what part of the time that stretches take again each of them has."""

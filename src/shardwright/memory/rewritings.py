@@ -145,7 +145,7 @@ class _Asked:
             best = best or ladder.briefly(base)
             if best is not None and best.cost_s <= _free_s(base, best) * (1 + NEAR):
                 return _noted(_compared(best, base), ladder.untried)
-        elif not ladder.every:
+        elif ladder.mixed and not ladder.every:
             best = better(best, ladder.freely(cost_of(best)))
         # Pieces of fewer rows than there are devices leave some without: they are for what fits no other way.
         last = cut is not None and cut.scarce(crowded, devices)
