@@ -1,11 +1,11 @@
 """Programs of a larger step that rents find, whatever the memory: what `synth/segments.py` cuts apart.
 
 Rents from next to none to far too much, at the ratios that are likely to be good, find programs from the
-cheapest to the smallest; each is put in the orders that hold least at a time (`sparing.py`). None of this
-asks how much memory there is, but for how the devices' memories compare with each other: within less of it
-the linear program of several ratios chooses among the same programs, and does not find a cheaper plan there
-(but for rounding, and for what looks at a program correct). Small steps have a pool (`pool.py`), of more
-programs and all ratios.
+cheapest to the smallest; each is put in the orders that hold least at a time (`sparing.py`). Where memory is
+short, none of this asks how much of it there is, but for how the devices' memories compare with each other:
+within less of it the linear program of several ratios chooses among the same programs, and does not find a
+cheaper plan there (but for rounding, and for what looks at a program correct). Small steps have a pool
+(`pool.py`), of more programs and all ratios.
 """
 
 from __future__ import annotations

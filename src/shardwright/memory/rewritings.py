@@ -155,7 +155,7 @@ class _Asked:
             within = planner.plan(step, cost_of(best))
             base = base if within is None else within
             best = better(best, base)
-        free_s = min(0.0 if base is None else unlimited_s(base), *ladder.free_s.values(), math.inf)
+        free_s = min([0.0 if base is None else unlimited_s(base), *ladder.free_s.values()])
         if best is not None and best.cost_s <= free_s * (1 + NEAR):
             saves = ladder.that_saves(best) if best.rewriting.microbatches == pieces else None
             return _compared(better(best, saves) or best, base)  # whatever else there is saves less
