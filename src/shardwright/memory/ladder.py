@@ -31,14 +31,14 @@ _ROOM = 0.5
 #: Part of its cost that a rewriting should promise to save to be planned beside a plan that fits.
 WORTH = 0.01
 
-#: A step of no more equations times devices is planned in about a second, and nothing left out to save time.
-_IN_A_MOMENT, _SAME = 6_000, 1e-6
+#: A step of no more equations on no more devices is planned in about a second, and nothing is left out.
+_EQUATIONS, _DEVICES, _SAME = 1_500, 4, 1e-6
 
 
 def tolerance(traced: Traced, fleet: Fleet, usual: float) -> float:
     """The part of a step's cost for which nothing more is planned: next to none where that takes a moment."""
-    count = sum(1 for _ in traced.graph.all_equations()) * len(fleet.devices)
-    return _SAME if count <= _IN_A_MOMENT else usual
+    few = sum(1 for _ in traced.graph.all_equations()) <= _EQUATIONS and len(fleet.devices) <= _DEVICES
+    return _SAME if few else usual
 
 
 class Planning(Protocol):
