@@ -177,7 +177,7 @@ def freely(
             break
     assert found is not None
     free = Free(turns, found, *_settle(graph, turns, found), certificate, ideal)
-    # What a pool of programs has to offer within less memory is no cheaper than what is found without a limit.
+    # What a pool has to offer within less memory is then no cheaper than what is found without a limit.
     while free.pool is not None and not stop() and free.found.cost_s > bound_s * (1 + _SAME):
         found = turns.take(free.pool.likes())
         if found.cost_s >= free.found.cost_s * (1 - _SAME):

@@ -11,9 +11,9 @@ of a program and ratios away, and so never makes the best that is left cheaper.
     in turn     the same with less in memory at a time (`sparing.py`)
     ratios      all that deal whole units (`dealt.py`)
 
-Where memory does not bind, the cheapest pair of all is what the search without a limit has to match
-(`Pool.likes`). Within memory, the cheapest pair that fits as it will run is taken. Which pairs are worth a look the model says, once a look
-at the program where it costs least has said how far the model is off.
+Where memory does not bind, the search without a limit goes on from the cheapest pair of all (`Pool.likes`).
+Within memory, the cheapest pair that fits as it will run is taken. Which pairs are worth a look the model
+says, once a look at the program where it costs least has said how far the model is off.
 """
 
 from __future__ import annotations
