@@ -310,7 +310,7 @@ class Choosing:
             bound_s, number = heapq.heappop(queue)
             part = made[number]
             raised = bound_s
-            if part.free is not None:
+            if part.free is not None and len(part.model.counts) > 1:
                 # Memory aside, nothing is bounded above what costs least without a limit of it.
                 wanted = (1 - ENOUGH) * min(cost_s, part.free.found.cost_s)
                 with self._timer.search():

@@ -106,7 +106,9 @@ class Planner:
 
     def certified(self, plan: Plan) -> Plan:
         """A plan that was found, with a bound found with more effort where it is far below the cost."""
-        step = next((each for each in self._known.values() if rewriting_of(each.traced) == plan.rewriting), None)
+        step = next(
+            (each for each in self._known.values() if rewriting_of(each.traced) == plan.rewriting), None
+        )
         return plan if step is None else step.certified(plan)
 
     @property

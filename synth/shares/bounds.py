@@ -29,7 +29,7 @@ _ENDS = (1.0, 1.2, 2.0, 4.0)
 ENOUGH = 0.05
 
 #: Pieces into which ranges are cut at most where prices have labels, and ends of a piece that is not cut.
-_MOST_LABELLED, _NARROW = 16, 1.001
+_MOST_LABELLED, _NARROW = 16, 1.02
 
 
 class Certificate:

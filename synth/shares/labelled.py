@@ -157,7 +157,9 @@ class _Tables:
                 assert vector is not None, "a choice in scope is some operand's or result's"
                 if 0 < position == len(factor.domains) - 1:
                     columns = vector.reshape(len(total), *(1,) * (total.ndim - 1), -1)
-                    total = np.stack([(total + columns[..., k]).min(axis=0) for k in range(vector.shape[1])], -1)
+                    total = np.stack(
+                        [(total + column).min(axis=0) for column in np.moveaxis(columns, -1, 0)], -1
+                    )
                 else:
                     total = total[..., None] + vector.reshape(len(total), *(1,) * position, -1)
             if len(factor.domains) < 2:
