@@ -226,30 +226,36 @@ class Space:
 
     def _use(self, frame: Frame, equation: Equation, through: Traffic) -> Use:
         """The equation's factor with its choices, added to `uses`."""
-        fusion, choices, exits = frame.fusion, frame.choice, frame.exits
-        fused = fusion.of_equation.get(equation)
+        inside, choices, exits = frame.fusion.of_value, frame.choice, frame.exits
+        fused = frame.fusion.of_equation.get(equation)
         together = () if fused is None else alike(equation)
         scope: dict[Choice, int] = {}
-        slots: list[tuple[int, str] | None] = []
+        #: Of every slot its place in the scope, twice, and whether its mode is "exact"; -1 for a literal.
+        slots: list[int] = []
         for position, atom in enumerate(equation.inputs):
             if type(atom) is not Value:
-                slots.append(None)
-            elif position in together and fusion.of_value.get(atom) is fused:
-                slots.append((scope.setdefault(choices[atom], len(scope)), "exact"))
+                slots.append(-1)
+            elif position in together and inside.get(atom) is fused:
+                slots.append(2 * scope.setdefault(choices[atom], len(scope)) + 1)
             else:
-                held = exits.get(atom) or choices[atom]
-                slots.append((scope.setdefault(held, len(scope)), "use"))
-        mode = "derive" if fused is None else "exact"
+                slots.append(2 * scope.setdefault(exits.get(atom) or choices[atom], len(scope)))
         for value in equation.outputs:
-            slots.append((scope.setdefault(choices[value], len(scope)), mode))
+            slots.append(2 * scope.setdefault(choices[value], len(scope)) + (fused is not None))
         found = self._of_equation[equation]
         found = found if self.nodes is None else self._on_mesh(found)
-        domains = tuple([choice.domain for choice in scope])
-        key = (id(found), through, *slots, *domains, frame.weight)
+        domains = [choice.domain for choice in scope]
+        key = (id(found), through, frame.weight, *slots, *domains)
         factor = self._factors.get(key)
         if factor is None:
-            made = tuple([None if slot is None else Slot(*slot) for slot in slots])
-            factor = EquationFactor(equation, rule_of(equation), through, found, made, domains, frame.weight)
+            modes = ["use"] * len(equation.inputs) + ["derive"] * len(equation.outputs)
+            made = tuple(
+                [
+                    None if slot < 0 else Slot(slot >> 1, "exact" if slot & 1 else mode)
+                    for slot, mode in zip(slots, modes, strict=True)
+                ]
+            )
+            rule = rule_of(equation)
+            factor = EquationFactor(equation, rule, through, found, made, tuple(domains), frame.weight)
             self._factors[key] = factor
         use = Use(factor, tuple([choice.index for choice in scope]))
         self.uses.append(use)
@@ -282,14 +288,15 @@ class Space:
     def _class_choice(self, frame: Frame, fused: FusedClass, value: Value) -> Choice:
         """The placement in which a class is computed, made when the first of its values is met."""
         first = fused.equations[0].outputs[0]
-        if first not in frame.choice:
+        found = frame.choice.get(first)
+        if found is None:
             may_sum = fused.passes and any(
                 "sum" in self._partials[v] for e in fused.equations for v in (*same_shape(e), *e.outputs)
             )
             partials: tuple[ReduceOp, ...] = ("sum",) if may_sum else ()
             domain = self.domains.single(value.type, self.units.of(value), partials)
-            frame.choice[first] = self._choice(first, domain)
-        return frame.choice[first]
+            found = frame.choice[first] = self._choice(first, domain)
+        return found
 
     def _add_input(self, frame: Frame, value: Value) -> None:
         fused = frame.fusion.of_value.get(value)
@@ -305,14 +312,14 @@ class Space:
             frame.choice[value] = self._choice(value, self._single(value))
 
     def _add_result(self, frame: Frame, value: Value) -> None:
-        users = frame.fusion.users.get(value, ())
-        fused = frame.fusion.of_value.get(value)
+        fusion = frame.fusion
+        users, fused = fusion.users.get(value, ()), fusion.of_value.get(value)
         if fused is None:
             domain = self._multiple(value) if len(users) > 1 else self._single(value)
             frame.choice[value] = self._choice(value, domain)
             return
         frame.choice[value] = self._class_choice(frame, fused, value)
-        if len(users) > 1 and sum([user is not fused for user in users]) > 1:
+        if len(users) > 1 and len(users) - users.count(fused) > 1:
             frame.exits[value] = self._choice(value, self._multiple(value))
             self._link("exit", frame.choice[value], frame.exits[value], weight=frame.weight)
 
