@@ -73,10 +73,11 @@ def through_memory(
             # The loops of one fusion read a tensor once between them.
             ins: list[bool] = []
             for atom in inputs:
-                fresh = type(atom) is Value and atom not in read
-                ins.append(fresh and stored[atom])
-                if fresh:
+                if type(atom) is Value and atom not in read:
                     read.add(atom)
+                    ins.append(stored[atom])
+                else:
+                    ins.append(False)
         else:
             ins = [type(atom) is Value and stored[atom] for atom in inputs]
         found[equation] = Traffic(tuple(ins), tuple([stored[value] for value in outputs]))

@@ -183,11 +183,9 @@ class Lowering:
 
     def _elementwise(self, equation: Equation, shape: _Shape) -> Node:
         primitive, out, of = shape.primitive, shape.out, self.of
-        if shape.wide:
-            ins = self._whole(equation, shape)
-        else:
-            ins = tuple([of[atom] for atom in equation.inputs])  # pyright: ignore[reportArgumentType]
-        if ins[0].kind == "constant" and all([node.kind == "constant" for node in ins]):
+        # Where nothing need be broadcast there is no literal.
+        ins = self._whole(equation, shape) if shape.wide else tuple([of[v] for v in equation.input_values])
+        if ins[0].kind == "constant" and all(node.kind == "constant" for node in ins):
             values = (primitive, *[str(node.value) for node in ins])
             zero = primitive in ("square", "mul") and all(is_zero(node) for node in ins)
             return self._repeated(0.0 if zero else values, out, equation)

@@ -164,7 +164,7 @@ def _passing(
             continue
         inputs = equation.inputs
         together: tuple[Value, ...] = tuple([inputs[k] for k in like.together])  # pyright: ignore[reportAssignmentType]  (no literals)
-        if like.joins and any([len(readers[v]) + (v in handed_out) > 1 for v in together]):
+        if like.joins and any(len(readers[v]) + (v in handed_out) > 1 for v in together):
             continue
         of[equation] = together
         passes = like.passes and any(map(may_sum, together))

@@ -7,7 +7,6 @@ factors, so that most of the work is done once per distinct layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import shardwright.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (rules, before planning begins)
@@ -20,42 +19,13 @@ from shardwright.ir.registry import registry, rule_of
 from shardwright.ir.rules import Signature, pairs, signatures
 from shardwright.synth.space.conversions import Domain, Domains, Routes
 from shardwright.synth.space.factors import Choice, EquationFactor, LinkFactor, Slot, Use
-from shardwright.synth.space.fuse import FusedClass, Fusion, alike, fuse, same_shape
+from shardwright.synth.space.frame import Frame
+from shardwright.synth.space.fuse import FusedClass, alike, fuse, same_shape
 from shardwright.synth.space.units import Units, lettered, letters
 from shardwright.synth.space.vocabulary import Vocabulary
 
 #: Signatures of an equation, what its results may have outstanding, and numbers that stand for the results.
 _Found: TypeAlias = tuple[tuple[Signature, ...], tuple[frozenset[ReduceOp], ...], tuple[int, ...]]
-
-
-@dataclass(slots=True)
-class Frame:
-    """One graph of the space (the step itself, or the body of a region) and its choices.
-
-    Attributes:
-        graph: the graph.
-        weight: how often it runs per step.
-        fusion: its fused classes.
-        choice: what each value is held in, for a value of a class that class's placement.
-        exits: values computed in a class that have a holding of their own for users outside of it.
-        uses: the factor of every equation without regions, and the choices it ties.
-        children: frames of an equation's regions.
-        ports: placement in which each result of an equation with regions leaves them, by result;
-            carries leave as they are carried.
-    """
-
-    graph: Graph
-    weight: float
-    fusion: Fusion
-    choice: dict[Value, Choice] = field(default_factory=dict[Value, Choice])
-    exits: dict[Value, Choice] = field(default_factory=dict[Value, Choice])
-    uses: dict[Equation, Use] = field(default_factory=dict[Equation, Use])
-    children: dict[Equation, tuple[Frame, ...]] = field(default_factory=dict)
-    ports: dict[Equation, dict[int, Choice]] = field(default_factory=dict[Equation, dict[int, Choice]])
-
-    def held(self, value: Value) -> Choice:
-        """The choice from which users outside of its class get a value."""
-        return self.exits.get(value) or self.choice[value]
 
 
 class Space:
