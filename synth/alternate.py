@@ -100,9 +100,11 @@ class Free:
     @cached_property
     def pool(self) -> Pool | None:
         """Programs within whatever memory, of a small step that may fit."""
-        turns, limits = self.turns, Limits.of(self.turns.model)
-        small = len(turns.space.choices) <= FEW_CHOICES and len(turns.model.class_of) > 1
-        if not small or too_small(turns.judge.graph, limits.nbytes):
+        turns = self.turns
+        if len(turns.space.choices) > FEW_CHOICES or len(turns.model.class_of) == 1:
+            return None
+        limits = Limits.of(turns.model)
+        if too_small(turns.judge.graph, limits.nbytes):
             return None
         return Pool(turns, self.found, self.renting(limits))
 

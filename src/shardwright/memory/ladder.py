@@ -37,8 +37,9 @@ _EQUATIONS, _DEVICES, _SAME = 1_500, 4, 1e-6
 
 def tolerance(traced: Traced, fleet: Fleet, usual: float) -> float:
     """The part of a step's cost for which nothing more is planned: next to none where that takes a moment."""
-    few = sum(1 for _ in traced.graph.all_equations()) <= _EQUATIONS and len(fleet.devices) <= _DEVICES
-    return _SAME if few else usual
+    if len(fleet.devices) > _DEVICES or sum(1 for _ in traced.graph.all_equations()) > _EQUATIONS:
+        return usual
+    return _SAME
 
 
 class Planning(Protocol):
