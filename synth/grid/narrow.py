@@ -312,7 +312,6 @@ class _Rest:
         stage: choices and terms that are left.
         values: per class, values of the core that its tables are over.
         some: of these, the values that still matter, and tables over them.
-        order: in which choices are eliminated.
         scale: seconds that no useful program costs more than.
     """
 
@@ -329,12 +328,20 @@ class _Rest:
         self._cooked = cooked
         finite = [float(np.where(np.isfinite(table), np.abs(table), 0.0).max()) for table in core.cooked]
         self.scale = max(finite, default=0.0) + abs(core.constant) + abs(dual.bound()) or 1.0
+        self._memory = memory
+        self._ordered_for: list[int] = []
+
+    @property
+    def order(self) -> list[int]:
+        """In which choices are eliminated, those at least that have several values left."""
         sizes = [self.some.size(kind) for kind in range(len(self.values))]
-        scopes = live(folded, sizes)
-        placed = set(memory.order)
-        if any(v not in placed for scope in scopes for v in scope):
-            memory.order = full_order([sizes[kind] for kind in folded.class_of], scopes)
-        self.order = memory.order
+        if self._ordered_for != sizes:
+            scopes = live(self.stage.folded, sizes)
+            placed = set(self._memory.order)
+            if any(v not in placed for scope in scopes for v in scope):
+                self._memory.order = full_order([sizes[kind] for kind in self.stage.folded.class_of], scopes)
+            self._ordered_for = sizes
+        return self._memory.order
 
     def without(self, dual: Dual, most_s: float) -> None:
         """Leave out values with which all assignments cost more than so much, as messages say."""
