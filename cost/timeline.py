@@ -23,19 +23,18 @@ were measured; of others, what a segment's ends cost is not known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TypeAlias
 
 import numpy as np
 
 from shardwright.cost.bill import Cut, Item, Pricing, Shares, Token, bill, bill_as_run, counted
 from shardwright.cost.device import DeviceType
+from shardwright.cost.messages import Step, gathered, seconds_of
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import CostStack, Floats
-from shardwright.ir.collectives import gathered_as, together
-from shardwright.ir.graph import Graph, TensorType
+from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program
 
 
@@ -119,15 +118,15 @@ def timeline(
     """
     shares = Shares(ratios, model.class_of)
     types = [model.types[c] for c in model.class_of]
-    seconds = {id(item): _seconds(item, shares) for item in items}
-    program = _resumed((_Step((item,), seconds[id(item)]) for item in items), types)
+    seconds = {id(item): seconds_of(item, shares) for item in items}
+    program = _resumed((Step((item,), seconds[id(item)]) for item in items), types)
     if bucket_bytes:
         return _laid_out(
-            _resumed(_gathered(items, model, shares, seconds, bucket_bytes), types), len(types), overlap
+            _resumed(gathered(items, model, shares, seconds, bucket_bytes), types), len(types), overlap
         )
     if not overlap:
         return _laid_out(program, len(types), overlap)
-    early = _resumed(_gathered(items, model, shares, seconds, 0), types)
+    early = _resumed(gathered(items, model, shares, seconds, 0), types)
     return min(
         (_laid_out(steps, len(types), overlap) for steps in (program, early)),
         key=lambda found: found.iteration_s,
@@ -189,125 +188,21 @@ def resuming_s(kernels_s: Floats, types: Sequence[DeviceType]) -> Floats:
     return np.where(over > 0, least + (most - least) * part, most)
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A kernel, or the exchanges of one message, sent by `strategy`; seconds by device."""
-
-    items: tuple[Item, ...]
-    seconds: Floats
-    strategy: str = ""
-
-    @property
-    def label(self) -> str:
-        """Of its span."""
-        first = self.items[0]
-        if first.move is None or len(self.items) == 1:
-            return first.label
-        return f"{first.move.kind}.{self.strategy} × {len(self.items)}"
-
-
-_Kind: TypeAlias = tuple[object, ...]
-
-
-def _seconds(item: Item, shares: Shares) -> Floats:
-    return item.weight * shares.per_device(item.cost, item.cut)
-
-
-def _resumed(steps: Iterable[_Step], types: Sequence[DeviceType]) -> list[_Step]:
+def _resumed(steps: Iterable[Step], types: Sequence[DeviceType]) -> list[Step]:
     """The steps, with what it takes to begin a segment in its first kernel."""
-    found: list[_Step] = []
+    found: list[Step] = []
     for exchange, stretch in groupby(steps, lambda step: step.items[0].exchange):
         segment = list(stretch)
         first = next((i for i, step in enumerate(segment) if step.seconds.any()), None)
         if not exchange and first is not None:
             kernels_s = np.sum([step.seconds for step in segment], axis=0)
             begun = segment[first].seconds + resuming_s(kernels_s, types)
-            segment[first] = _Step(segment[first].items, begun)
+            segment[first] = Step(segment[first].items, begun)
         found += segment
     return found
 
 
-def _gathered(
-    items: Sequence[Item],
-    model: CostModel,
-    shares: Shares,
-    seconds: Mapping[int, Floats],
-    bucket_bytes: int,
-) -> Iterator[_Step]:
-    """The items with every exchange moved up to where its input is ready, and gathered into messages."""
-    waiting: dict[Token, list[Item]] = {}
-    free: list[Item] = []
-    made = {token for item in items for token in item.writes}
-    exchange_of = {token: item for item in items if item.exchange for token in item.writes}
-    for item in items:
-        if item.exchange:
-            (source,) = item.reads or (-1,)
-            waiting.setdefault(source, []).append(item) if source in made else free.append(item)
-    open_buckets: dict[_Kind, list[Item]] = {}
-    bucket_of: dict[Token, _Kind] = {}
-
-    def close(kind: _Kind) -> Iterator[_Step]:
-        members = tuple(open_buckets.pop(kind, ()))
-        if members:
-            yield _message(members, model, shares)
-            for member in members:
-                bucket_of.pop(member.writes[0], None)
-            for member in members:
-                yield from ready(member)
-
-    def add(item: Item) -> Iterator[_Step]:
-        assert item.move is not None
-        strategy = gathered_as(item.move.kind, item.move.strategy)
-        kind = (item.move.kind, strategy, item.move.pre, item.move.post, item.weight)
-        held = sum(member.nbytes for member in open_buckets.get(kind, ()))
-        if held + item.nbytes > bucket_bytes:
-            yield from close(kind)
-        open_buckets.setdefault(kind, []).append(item)
-        bucket_of[item.writes[0]] = kind
-        if item.nbytes >= bucket_bytes:
-            yield from close(kind)
-
-    def ready(item: Item) -> Iterator[_Step]:
-        for token in item.writes:
-            for follower in waiting.pop(token, ()):
-                yield from add(follower)
-
-    def need(token: Token) -> Iterator[_Step]:
-        """What a kernel reads must have left; what was exchanged twice leaves twice."""
-        if token in exchange_of:
-            for source in exchange_of[token].reads:
-                yield from need(source)
-        if token in bucket_of:
-            yield from close(bucket_of[token])
-
-    for item in free:
-        yield from add(item)
-    for item in items:
-        if item.exchange:
-            continue
-        for token in item.reads:
-            yield from need(token)
-        for kind in [kind for kind in open_buckets if kind[-1] != item.weight]:
-            yield from close(kind)  # a loop begins or ends
-        yield _Step((item,), seconds[id(item)])
-        yield from ready(item)
-    while open_buckets:
-        yield from close(next(iter(open_buckets)))
-
-
-def _message(members: tuple[Item, ...], model: CostModel, shares: Shares) -> _Step:
-    """One message with the bytes of all its members."""
-    first = members[0]
-    if len(members) == 1 or first.move is None:
-        return _Step(members, _seconds(first, shares))
-    move, nbytes = first.move, sum(member.nbytes for member in members)
-    exchanges = [(m.move.strategy, m.nbytes) for m in members if m.move is not None]
-    strategy = together(move.kind, exchanges, near=len(model.fleet.nodes) == 1)
-    cost = model.move(move.kind, strategy, TensorType((nbytes,), "uint8"), move.pre, move.post)
-    return _Step(members, first.weight * shares.per_device(cost, first.cut), strategy)
-
-
-def _laid_out(steps: Sequence[_Step], devices: int, overlap: bool) -> Timeline:
+def _laid_out(steps: Sequence[Step], devices: int, overlap: bool) -> Timeline:
     """Every step as early as the streams and what it reads allow, in the order given."""
     compute, stream = np.zeros(devices), 0.0
     there: dict[Token, Floats] = {}

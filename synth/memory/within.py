@@ -11,7 +11,8 @@ from shardwright.cost.memory.liveness import Footprint, Peaks
 from shardwright.ir.graph import Graph
 from shardwright.synth.combinations import SMALL
 from shardwright.synth.memory.budgets import SCALES, Renting
-from shardwright.synth.memory.lean import LITTLE, in_turn, leaner, spared
+from shardwright.synth.memory.lean import in_turn, leaner, spared
+from shardwright.synth.memory.least import LeastRent
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
@@ -40,12 +41,6 @@ FAR_DEARER = 1.2
 
 #: Beyond this multiple of the cost without a limit of memory, no bound is tried against a rival.
 _FAR_ABOVE = 1.5
-
-#: What fits is this near, as a fraction, to what does not by less rent: near enough.
-_SETTLED = 0.005
-
-#: Rents tried at most between none and one that makes a program fit; two of them this near are the same.
-_MOST_RENTS, _NARROW = 8, 1.05
 
 
 def judged(
@@ -114,7 +109,7 @@ def judged(
             break
         # The model takes some programs too large: what it learns from one that fits makes room for others.
         judge.learn(peaks, best.ratios, best.memory, rounds)
-        found = _within(turns, _again(turns, best), renting(), rival_s)
+        found = LeastRent(turns, _again(turns, best), renting(), rival_s).search()
         if not found.fits and found.over > (1.1 if rounds else _FEARED):
             break
         best = found
@@ -215,111 +210,3 @@ def _smallest(turns: Turns, found: Candidate, renting: Renting) -> Candidate:
         here = candidate(turns, program, ratios, items, memory)
     there = None if here.fits else in_turn(turns, here)
     return there if there is not None and there.over < here.over else here
-
-
-def _within(turns: Turns, found: Candidate, renting: Renting, rival_s: float = math.inf) -> Candidate:
-    """The cheapest program found under rent that fits, or else the smallest."""
-    model, stop, graph = turns.model, turns.stop, renting.graph
-    limits = renting.limits.nbytes
-    unit = renting.unit_s = renting.unit_s or found.cost_s / sum(limits)
-    by_memory = tuple(limit / sum(limits) for limit in limits)
-    best = found
-    tried: dict[tuple[tuple[int, ...], tuple[float, ...]], tuple[bool, float]] = {}
-    # What programs cost that are too large at the highest rent so far: those that fit cost no less, at these
-    # ratios (a program of fewer bytes that cost less would have been found).
-    under_s = 0.0
-    # Ratios, cost and bytes of the program that was found last under rent; whether it was known.
-    point = best.ratios, math.inf, math.inf
-    again = False
-
-    def rented(scale: float) -> bool:
-        """Whether a program fits at that rent; the best so far is kept."""
-        nonlocal under_s
-        fits, least_s = turns_from(best.ratios, scale)
-        if not fits and not best.fits and by_memory != best.ratios:
-            fits, other_s = turns_from(by_memory, scale)
-            least_s = min(least_s, other_s)
-        if not fits:
-            under_s = max(under_s, least_s)
-        return fits
-
-    def settled() -> bool:
-        """Whether more of this finds nothing that is worth it."""
-        return stop() or under_s >= (1 - _SETTLED) * (best.cost_s if best.fits else rival_s)
-
-    def turns_from(ratios: tuple[float, ...], scale: float) -> tuple[bool, float]:
-        """Whether a program fits, and the least cost of one."""
-        nonlocal best, point, again
-        fits, least_s = False, math.inf
-        for turn in range(2):
-            with turns.timer.search():
-                prices = Prices.at(turns.listed, ratios)
-                solution = renting.solve(prices, ratios, scale * unit, stop)
-                turns.searches, turns.expanded = turns.searches + 1, turns.expanded + solution.expanded
-            key = solution.assignment, ratios
-            if not turn:
-                nbytes = renting.nbytes(solution.assignment, ratios)
-                point, again = (ratios, solution.seconds - scale * unit * nbytes, nbytes), key in tried
-            if key in tried:
-                fits, least_s = fits or tried[key][0], min(least_s, tried[key][1])
-                break
-            with turns.timer.ratios():
-                program = emit(turns.space, solution.assignment, prices, turns.extra)
-                items, memory = charges(program, graph, model), turns.judge.footprint(program)
-                near, cost_s = turns.best_ratios(items, ratios, memory)
-                here = candidate(turns, program, near, items, memory, cost_s)
-            if not here.fits and near != ratios:
-                # Nothing in the linear program keeps the ratios small where its program cannot fit.
-                there = candidate(turns, program, ratios, items, memory)
-                here = there if there.over < here.over else here
-            if not here.fits:
-                there = in_turn(turns, here)
-                here = there if there is not None and there.over < here.over else here
-            fits = fits or here.fits
-            least_s = min(least_s, here.cost_s)
-            tried[key] = here.fits, here.cost_s
-            better = here.beats(best) if here.fits or best.fits else here.over < best.over
-            best = here if better else best
-            if near == ratios:
-                break
-            ratios = near
-        return fits, least_s
-
-    possible = not too_small(graph, limits)
-    if not possible:
-        for scale in SCALES[3:5]:
-            if stop() or rented(scale):
-                break
-        return best
-    last = len(SCALES) - 1
-    top = min(renting.helped + 1, last) if renting.helped else last
-    if renting.enough:
-        top = SCALES.index(LITTLE)
-    if not rented(SCALES[top]):
-        # Where the highest rent makes nothing small enough, a lower one hardly does.
-        if top == last or not rented(SCALES[last]):
-            return best
-        top = last
-    above = point
-    # Without rent the best program is known, and too large.
-    with turns.timer.search():
-        solution, _ = turns.search(found.ratios)
-        below = found.ratios, solution.seconds, renting.nbytes(solution.assignment, found.ratios)
-    least, most = 0.0, SCALES[top]
-    # What is best at a rent between these two lies below the line through their costs and bytes, if there is
-    # anything: the slope of that line is the rent to ask for. Lines are of programs at the same ratios.
-    for _ in range(_MOST_RENTS):
-        if settled() or most <= least * _NARROW:
-            break
-        scale, known = (least * most) ** 0.5 if least else most / 16, False
-        if below[0] == above[0] and below[2] > above[2]:
-            slope = (above[1] - below[1]) / (below[2] - above[2]) / unit
-            scale, known = (slope, True) if least < slope < most else (scale, False)
-        if rented(scale):
-            most, above = scale, point
-        else:
-            least, below = scale, point
-        if known and again:
-            break
-    renting.helped = next(number for number, scale in enumerate(SCALES) if scale >= most or number == last)
-    return best
