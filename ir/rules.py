@@ -310,50 +310,12 @@ class Paired(tuple[Signature, ...]):
     """Signatures on two mesh axes, all pairs of some on one, with what they say tensor by tensor.
 
     Attributes:
-        columns: see `Columns`; None of those that were not made by `pairs`.
-    """
-
-    columns: Columns
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Columns:
-    """What some signatures say of every operand and result: few placements, each of many of them.
-
-    Attributes:
-        placements: of every operand and result, the different ones.
-        shards: of these, rows of the dimension cut over the nodes (-1: none) and its unit, the same within
-            them, and whether the two placements differ.
+        placements: of every operand and result, the different ones, which are few.
         at: (operands and results, signatures), which of them each signature has.
     """
 
     placements: tuple[tuple[Placement, ...], ...]
-    shards: tuple[NDArray[np.int64], ...]
     at: NDArray[np.intp]
-
-    @staticmethod
-    def of(found: Sequence[Signature]) -> Columns:
-        """The columns of signatures, which are known already of pairs."""
-        if isinstance(found, Paired):
-            return found.columns
-        different: list[tuple[Placement, ...]] = []
-        at: list[list[int]] = []
-        for column in zip(*[(*one.ins, *one.outs) for one in found], strict=True):
-            numbers: dict[Placement, int] = {}
-            at.append([numbers.setdefault(placement, len(numbers)) for placement in column])
-            different.append(tuple(numbers))
-        numbered = np.array(at, dtype=np.intp).reshape(len(at), len(found))
-        return Columns(tuple(different), tuple(map(_shards, different)), numbered)
-
-
-def _shards(placements: Sequence[Placement]) -> NDArray[np.int64]:
-    """See `Columns`."""
-    rows: list[tuple[int, ...]] = []
-    for placement in placements:
-        pair = components(placement)
-        cut = [(p.dim, p.unit) if isinstance(p, Shard) else (-1, 1) for p in pair]
-        rows.append((*cut[0], *cut[1], isinstance(placement, Grid)))
-    return np.array(rows, dtype=np.int64).reshape(-1, 5)
 
 
 def pairs(across: Sequence[Signature], within: Sequence[Signature], nodes: tuple[int, ...]) -> Paired:
@@ -363,13 +325,13 @@ def pairs(across: Sequence[Signature], within: Sequence[Signature], nodes: tuple
     each = [_crossed(a, w, nodes) for (a, _), (w, _) in zip(over_nodes, in_each, strict=True)]
     codes = [
         table[rows[:, None], columns].reshape(-1)
-        for (*_, table), (_, rows), (_, columns) in zip(each, over_nodes, in_each, strict=True)
+        for (_, table), (_, rows), (_, columns) in zip(each, over_nodes, in_each, strict=True)
     ]
     at = np.stack(codes) if codes else np.zeros((0, 0), dtype=np.intp)
     at = at[:, (at >= 0).all(axis=0)]
-    listed = [[some[code] for code in row] for (some, *_), row in zip(each, at.tolist(), strict=True)]
+    listed = [[some[code] for code in row] for (some, _), row in zip(each, at.tolist(), strict=True)]
     made = Paired([Signature(whole[:ins], whole[ins:]) for whole in zip(*listed, strict=True)])
-    made.columns = Columns(tuple([some for some, *_ in each]), tuple([cut for _, cut, _ in each]), at)
+    made.placements, made.at = tuple([some for some, _ in each]), at
     return made
 
 
@@ -392,8 +354,8 @@ def _coded(found: tuple[Signature, ...]) -> tuple[_Coded, ...]:
 @cache
 def _crossed(
     across: tuple[Single, ...], within: tuple[Single, ...], nodes: tuple[int, ...]
-) -> tuple[tuple[Placement, ...], NDArray[np.int64], NDArray[np.intp]]:
-    """Pairs of placements, what they cut (see `Columns`), and [across, within]: which is which, or -1."""
+) -> tuple[tuple[Placement, ...], NDArray[np.intp]]:
+    """Pairs of placements, and [across, within]: which is which; -1 where a pair is no placement."""
     numbers: dict[Placement, int] = {}
     table = np.full((len(across), len(within)), -1, dtype=np.intp)
     for i, a in enumerate(across):
@@ -401,8 +363,7 @@ def _crossed(
             both = _both(a, w, nodes)
             if both is not None:
                 table[i, j] = numbers.setdefault(both, len(numbers))
-    placements = tuple(numbers)
-    return placements, _shards(placements), table
+    return tuple(numbers), table
 
 
 @cache

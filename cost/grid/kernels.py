@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.grid.prices import FEATURES, ONE, RQ, GridCut, Q, R
+from shardwright.cost.kernels.contractions import sharded_size
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Placement, Shard, components
-from shardwright.ir.rules import Columns, Signature, on_axes
-
-_FIRST = np.zeros(1, dtype=np.intp)
+from shardwright.ir.rules import Signature, on_axes
 
 #: What shrinks with what: by how a tensor is cut (0: not, 1: across the nodes, 2: within them, 3: both).
 _SHRINKS = (ONE, R, Q, RQ)
@@ -53,42 +52,38 @@ class Ways:
             found: the signatures.
             product: whether it matters for the speed of its parts how the equation is cut.
         """
-        if len(found) == 1:  # of a program: what it asks for is made for it
-            return Ways._single(tensors, through, found[0], product)
-        columns = Columns.of(found)
-        cuts = zip(tensors, columns.shards, columns.at, strict=True)
-        # (tensors, signatures, what `_cuts_of` says): signatures have few placements in common.
-        each = np.stack([_cuts_of(tensor, shards)[at] for tensor, shards, at in cuts])
-        category, across, within = each[..., 0], each[..., 1], each[..., 2]
-        counted = np.array([t.nbytes * counts for t, counts in zip(tensors, through, strict=True)])
-        held = np.stack([np.where(category == c, counted[:, None], 0).sum(axis=0) for c in range(4)])
-        key = [*held, _first_of(across), _first_of(within), each[..., 3].max(axis=0)]
-        if product:
-            key += _product_cuts(each)
-        ways: dict[tuple[int, ...], int] = {}
-        way = [ways.setdefault(one, len(ways)) for one in zip(*map(np.ndarray.tolist, key), strict=True)]
-        at = np.array(way, dtype=np.intp)
-        first = np.unique(at, return_index=True)[1]
-        return Ways(
-            tuple([GridCut(one[4], one[5], bool(one[6])) for one in ways]),
-            tuple([on_axes(found[k]) if product else () for k in first.tolist()]),
-            np.array([one[:4] for one in ways], dtype=np.float64).reshape(-1, 4),
-            at,
-        )
-
-    @staticmethod
-    def _single(
-        tensors: Sequence[TensorType], through: Sequence[bool], one: Signature, product: bool
-    ) -> Ways:
-        """The way of one signature."""
-        held = [0] * 4
-        placements = (*one.ins, *one.outs)
-        for tensor, placement, counts in zip(tensors, placements, through, strict=True):
-            if counts:
-                across, within = components(placement)
-                held[isinstance(across, Shard) + 2 * isinstance(within, Shard)] += tensor.nbytes
-        on = (on_axes(one) if product else (),)
-        return Ways((grid_cut(tensors, placements),), on, np.array([held], dtype=np.float64), _FIRST)
+        numbers: dict[tuple[object, ...], int] = {}
+        nbytes: list[tuple[int, ...]] = []
+        axes: list[tuple[Signature, ...]] = []
+        cuts: list[GridCut] = []
+        at = np.empty(len(found), dtype=np.intp)
+        # Signatures have few placements in common: by identity, which is quicker than what is in them.
+        known: list[dict[int, tuple[int, GridCut]]] = [{} for _ in tensors]
+        for k, signature in enumerate(found):
+            across = within = 0
+            nested = False
+            held = [0] * 4
+            placements = (*signature.ins, *signature.outs)
+            for mine, tensor, placement, counts in zip(known, tensors, placements, through, strict=True):
+                cut = mine.get(id(placement))
+                if cut is None:
+                    cut = mine[id(placement)] = _cut_of(tensor, placement)
+                category, here = cut
+                if counts:
+                    held[category] += tensor.nbytes
+                if category:
+                    across, within = across or here.across, within or here.within
+                    nested = nested or here.nested
+            on = on_axes(signature) if product else ()
+            key = (*held, across, within, nested, *map(sharded_size, on))
+            number = numbers.get(key)
+            if number is None:
+                number = numbers[key] = len(numbers)
+                nbytes.append(tuple(held))
+                axes.append(on)
+                cuts.append(GridCut(across, within, nested))
+            at[k] = number
+        return Ways(tuple(cuts), tuple(axes), np.array(nbytes, dtype=np.float64).reshape(-1, 4), at)
 
     def terms(self, seconds: Floats, launch: Floats, byte_per_s: Floats) -> Floats:
         """Terms of every way's cost, (ways, features, rows, classes); the rows are arithmetic and memory.
@@ -129,32 +124,13 @@ class Kernels:
     at: NDArray[np.intp]
 
 
-def _first_of(units: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of (tensors, signatures) units, those of the first tensor that has any."""
-    return np.take_along_axis(units, (units > 0).argmax(axis=0)[None], axis=0)[0]
-
-
-def _product_cuts(each: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Equal for signatures that cut a product alike, across the nodes and within (see `sharded_size`)."""
-    category = each[..., 0]
-    found = [each[..., 4].max(axis=0)]
-    for axis in (1, 2):
-        left, right, result = (category[:3] & axis) > 0
-        found.append(np.where(left | right, np.where(result, 2 + left + 2 * right, 1), 0))
-    return found
-
-
-def _cuts_of(tensor: TensorType, shards: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How placements cut a tensor, a row each; `shards` as `Columns` has them.
-
-    A row is 0 (not), 1 (across the nodes), 2 (within them) or 3 (both); what `GridCut` says of that; and
-    whether the placements across the nodes and within them are different.
-    """
-    shape = np.array((*tensor.shape, 0), dtype=np.int64)  # what is not cut has no units
-    dim, unit = shards[:, 0:4:2], shards[:, 1:4:2]
-    units, cut = shape[dim] // unit, dim >= 0
-    nested = cut[:, 0] & (dim[:, 0] == dim[:, 1])
-    return np.column_stack([cut[:, 0] + 2 * cut[:, 1], units, nested, shards[:, 4]])
+def _cut_of(tensor: TensorType, placement: Placement) -> tuple[int, GridCut]:
+    """How a placement cuts a tensor; before that 0: not, 1: across the nodes, 2: within them, 3: both."""
+    a, w = components(placement)
+    across = tensor.shape[a.dim] // a.unit if isinstance(a, Shard) else 0
+    within = tensor.shape[w.dim] // w.unit if isinstance(w, Shard) else 0
+    nested = isinstance(a, Shard) and isinstance(w, Shard) and a.dim == w.dim
+    return isinstance(a, Shard) + 2 * isinstance(w, Shard), GridCut(across, within, nested)
 
 
 def grid_cut(tensors: Sequence[TensorType], placements: Sequence[Placement]) -> GridCut:
@@ -162,10 +138,6 @@ def grid_cut(tensors: Sequence[TensorType], placements: Sequence[Placement]) -> 
     across = within = 0
     nested = False
     for tensor, placement in zip(tensors, placements, strict=True):
-        a, w = components(placement)
-        if isinstance(a, Shard):
-            across = across or tensor.shape[a.dim] // a.unit
-            nested = nested or (isinstance(w, Shard) and a.dim == w.dim)
-        if isinstance(w, Shard):
-            within = within or tensor.shape[w.dim] // w.unit
+        _, cut = _cut_of(tensor, placement)
+        across, within, nested = across or cut.across, within or cut.within, nested or cut.nested
     return GridCut(across, within, nested)

@@ -49,6 +49,9 @@ _TIED = 0.2
 #: say; how often; of how many values per class; and of how many where messages will not do.
 _SOON, _GUESSES, _FEW_LIKELY, _LIKELY = 1e-3, 2, 3, 8
 
+#: By what part of the way to the last guess the bound must have risen for another.
+_NEWS = 0.1
+
 #: While values are left out quickly, the bound is to meet the best assignment as many times better.
 _STRICTER = 0.1
 
@@ -223,14 +226,16 @@ class Search:
             # What buckets make of messages goes on rising when the bound by messages alone does not.
             dual.move(sweeps // PER_ROUND, self.stop)
         else:
-            guesses = 0
+            guesses, guessed_at = 0, -math.inf
 
             def settled(bound: float, more: float) -> bool:
-                nonlocal guesses
+                nonlocal guesses, guessed_at
                 self._prove(self.core.constant + bound)
                 close = more < _SOON * (abs(self.core.constant) + abs(bound))
-                if close and guesses < _GUESSES and not self._done(enough):
-                    guesses += 1
+                # Messages that have hardly changed lead to the same guess.
+                news = not self.proven < guessed_at + _NEWS * (self.seconds - guessed_at)
+                if close and news and guesses < _GUESSES and not self._done(enough):
+                    guesses, guessed_at = guesses + 1, self.proven
                     self._guess(dual, _FEW_LIKELY)
                 return self.proven >= self._target_s or self._done(enough)
 

@@ -33,7 +33,7 @@ from shardwright.synth.space.factors import Factor, Use
 from shardwright.synth.space.space import Space
 
 #: Most ties of a choice to eliminate before messages are passed, and its largest table.
-_STAGES = ((3, 1 << 17), (4, 1 << 20), (4, 1 << 20))
+_STAGES = ((3, 1 << 17), (4, 1 << 20))
 
 
 class DualSolver:

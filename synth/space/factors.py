@@ -107,8 +107,7 @@ def _operand(domain: Domain, signatures: Sequence[Signature], number: int) -> ND
     found = memo.get(key)
     if found is None:
         if isinstance(signatures, Paired):
-            columns = signatures.columns
-            where = positions(domain, columns.placements[number])[columns.at[number]]
+            where = positions(domain, signatures.placements[number])[signatures.at[number]]
         else:
             first = len(signatures[0].ins)
             if number < first:
