@@ -46,9 +46,12 @@ def through_memory(
     uncontracted: set[Value] = set()
     unlooped: set[Value] = set()
     for equation, kind in zip(equations, kinds, strict=True):
-        (contracted if kind == "contraction" else uncontracted).update(equation.input_values)
-        if kind not in _CONSUMERS:
+        if kind in _CONSUMERS:
+            uncontracted.update(equation.input_values)
+        else:
+            (contracted if kind == "contraction" else uncontracted).update(equation.input_values)
             unlooped.update(equation.input_values)
+    in_memory = unlooped.union(handed_out)
     stored: dict[Value, bool] = dict.fromkeys(given, True)
     found: dict[Equation, Traffic] = {}
     read: set[Value] = set()
@@ -65,14 +68,16 @@ def through_memory(
         else:
             loop = kind in _PRODUCERS
             for value in outputs:
-                stored[value] = not loop or value in handed_out or value in unlooped
+                stored[value] = not loop or value in in_memory
         if kind in _CONSUMERS:
             # The loops of one fusion read a tensor once between them.
             ins: list[bool] = []
             for atom in inputs:
-                ins.append(type(atom) is Value and stored[atom] and atom not in read)
-                if type(atom) is Value:
+                if type(atom) is Value and atom not in read:
                     read.add(atom)
+                    ins.append(stored[atom])
+                else:
+                    ins.append(False)
         else:
             ins = [type(atom) is Value and stored[atom] for atom in inputs]
         found[equation] = Traffic(tuple(ins), tuple([stored[value] for value in outputs]))

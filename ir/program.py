@@ -185,41 +185,42 @@ def verify(program: Program, graph: Graph) -> None:
     _expect(len(program.inputs) == len(graph.inputs), program, graph, 0, "places another number of inputs")
     _expect(len(program.outputs) == len(graph.outputs), program, graph, 0, "places another number of outputs")
     # Equations of one form under one signature are judged once; the program keeps the signatures.
-    formed: set[tuple[int, int]] = set()
+    #: None for loops, each of which is judged by itself.
+    judged: dict[tuple[int, int], str | None] = {}
+    keys: list[tuple[int, int] | None] = []
     count, equations = len(graph.equations), graph.equations
     for line, instruction in enumerate(program.instructions):
         if isinstance(instruction, Move):
+            keys.append(None)
             continue
         number = instruction.equation
         key = (id(equations[number].form) if 0 <= number < count else 0), id(instruction.signature)
-        if key not in formed:
+        if key not in judged:
             problem = _malformed(instruction, graph)
             _expect(not problem, program, graph, line, problem)
-            formed.add(key)
+            plain = isinstance(instruction, Compute) and not equations[number].regions
+            judged[key] = _check(instruction, equations[number]) if plain else None
+        keys.append(key)
     from shardwright.ir.wires import wires
 
     found, types = wires(cast(Any, program), graph), value_types(graph)
     established = _Established(found)
+    whole = established.whole
     for value, placement in zip(graph.inputs, program.inputs, strict=True):
-        established.whole.add(found.number(value.index, placement))
+        whole.add(found.number(value.index, placement))
     for value in graph.constants:
-        established.whole.add(found.number(value.index, R))
-    judged: dict[tuple[int, int], str] = {}
-    for line, instruction in enumerate(program.instructions):
-        if isinstance(instruction, Move):
-            problem = _check_move(instruction, types, established)
+        whole.add(found.number(value.index, R))
+    for line, (instruction, key) in enumerate(zip(program.instructions, keys, strict=True)):
+        if key is None:
+            problem = _check_move(cast(Move, instruction), types, established)
         else:
-            equation = graph.equations[instruction.equation]
-            plain = isinstance(instruction, Compute) and not equation.regions
-            key = id(equation.form), id(instruction.signature)
-            problem = judged.get(key) if plain else None
+            instruction = cast(Compute | Loop, instruction)
+            problem = judged[key]
             if problem is None:
-                problem = _check(instruction, equation)
-                if plain:
-                    judged[key] = problem
-            if not problem and not established.whole.issuperset(found.reads[line]):
-                problem = _missing(instruction, equation, established)
-            established.whole.update(found.makes[line])
+                problem = _check(instruction, equations[instruction.equation])
+            if not problem and not whole.issuperset(found.reads[line]):
+                problem = _missing(instruction, equations[instruction.equation], established)
+            whole.update(found.makes[line])
         if problem:
             _expect(False, program, graph, line, problem)
     for atom, placement in zip(graph.outputs, program.outputs, strict=True):

@@ -17,8 +17,32 @@ from shardwright.ir.rules import Signature
 
 #: A tensor in a placement.
 Number: TypeAlias = int
+#: The same, spelled out: the value by index.
+Key: TypeAlias = tuple[int, Placement]
 _SHIFT = 32
 _MASK = (1 << _SHIFT) - 1
+
+
+def apart(number: Number) -> tuple[int, int]:
+    """The value, and the number of the placement, of a tensor in a placement."""
+    return number & _MASK, number >> _SHIFT
+
+
+def keys_read(instruction: Instruction, graph: Graph) -> list[Key]:
+    """What an instruction reads, as (value, placement)."""
+    if isinstance(instruction, Move):
+        return [(instruction.value, instruction.pre)]
+    equation = graph.equations[instruction.equation]
+    pairs = zip(equation.inputs, instruction.signature.ins, strict=True)
+    return [(a.index, p) for a, p in pairs if isinstance(a, Value)]
+
+
+def keys_made(instruction: Instruction, graph: Graph) -> list[Key]:
+    """What an instruction makes, as (value, placement)."""
+    if isinstance(instruction, Move):
+        return [(instruction.value, instruction.post)]
+    outputs = graph.equations[instruction.equation].outputs
+    return [(v.index, p) for v, p in zip(outputs, instruction.signature.outs, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

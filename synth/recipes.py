@@ -15,10 +15,11 @@ from shardwright.ir.graph import Equation, Graph, Value
 from shardwright.ir.placement import Placement, R, Shard
 from shardwright.ir.rules import Signature
 from shardwright.synth.space.factors import Choice, Use
+from shardwright.synth.space.frame import Frame
 from shardwright.synth.space.pins import is_shard, pin, shardable
 from shardwright.synth.space.restrict import RestrictedSpace
 from shardwright.synth.space.roles import Roles
-from shardwright.synth.space.space import Frame, Space
+from shardwright.synth.space.space import Space
 from shardwright.synth.space.units import Dim, Units
 
 #: Along what the operands of forward and backward pass may be cut.

@@ -18,6 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
@@ -31,6 +32,8 @@ from shardwright.synth.prices.lists import Catalogue, PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Look
 from shardwright.synth.search.solve import SpaceSolver
+from shardwright.synth.shares.bounds import ENOUGH
+from shardwright.synth.shares.labelled import LabelledSolver
 from shardwright.synth.space.factors import EquationFactor, Use
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
@@ -293,6 +296,36 @@ class Choosing:
                 enough = math.inf if part.looked_at else least_s
                 bound_s = self._solver.bound(part.floors, self._timer.late, enough)
                 part.bound_s, part.bounded = max(part.bound_s, bound_s), True
+
+    def sharpened(self, cost_s: float) -> float:
+        """What no plan that fits costs less than, found with more effort where that is far below `cost_s`.
+
+        Args:
+            cost_s: of a plan that fits.
+        """
+        made = [part for part in self._parts if not part.impossible]
+        queue = [(part.bound_s, number) for number, part in enumerate(made)]
+        heapq.heapify(queue)
+        while queue[0][0] < cost_s * (1 - ENOUGH):
+            bound_s, number = heapq.heappop(queue)
+            part = made[number]
+            raised = bound_s
+            if part.free is not None and len(part.model.counts) > 1:
+                # Memory aside, nothing is bounded above what costs least without a limit of it.
+                wanted = (1 - ENOUGH) * min(cost_s, part.free.found.cost_s)
+                with self._timer.search():
+                    raised = max(bound_s, part.free.certificate.sharpen(self._labelled, wanted))
+            part.bound_s = raised
+            heapq.heappush(queue, (raised, number))
+            if raised <= bound_s:
+                break
+        return min(cost_s, queue[0][0])
+
+    @cached_property
+    def _labelled(self) -> LabelledSolver:
+        """What bounds programs at prices with labels."""
+        domains = [choice.domain for choice in self._space.choices]
+        return LabelledSolver((*self._space.uses, *self._extra), domains)
 
     @property
     def unfinished(self) -> bool:

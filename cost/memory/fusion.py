@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shardwright.cost.memory.lowering import Lowering
 from shardwright.cost.memory.nodes import Node
 
@@ -19,6 +21,10 @@ _LIBRARY_REDUCTIONS = frozenset({"reduce_sum", "reduce_max"})
 
 #: Kinds of nodes that are computed where they are used.
 _FUSED = frozenset({"loop", "costly", "rename", "constant", "store"})
+
+
+#: In place of the number of a kernel.
+_NOBODY, _MANY = -1, -2
 
 
 class Fusion:
@@ -38,8 +44,10 @@ class Fusion:
                 self._grow(node)
         self._buffered = self._find_buffers()
         self._alias: dict[int, Node] = {}
-        self.reads = {node.number: self._operands(node) for node in self._nodes if self._runs(node)}
-        self._find_aliases()
+        running = [n for n, buffered in zip(self._nodes, self._buffered, strict=True) if buffered]
+        running = [node for node in running if node.kind != "input"]
+        self.reads = {node.number: self._operands(node) for node in running}
+        self._find_aliases(running)
         self.kernels = self._order()
 
     # -- library fusions ---------------------------------------------------------------------------
@@ -85,29 +93,28 @@ class Fusion:
     def _find_buffers(self) -> list[bool]:
         """By number, whether a node is written to memory."""
         found = [False] * len(self._nodes)
-        nobody: frozenset[int] = frozenset()
-        roots: list[frozenset[int]] = [nobody] * len(self._nodes)
+        #: The only kernel that computes what is not written; `_NOBODY`, or `_MANY`: only costly ones care.
+        roots = [_NOBODY] * len(self._nodes)
         alone = [node.kind not in _FUSED or node.group is not None for node in self._nodes]
+        out, needed = self._out, self._needed
         for node in reversed(self._nodes):
             number = node.number
-            if not self._needed[number] or (node.group is not None and node.group != number):
+            if not needed[number] or (node.group is not None and node.group != number):
                 continue
-            users = [user.number for user in node.users]
-            written = alone[number] or number in self._out or True in [alone[user] for user in users]
-            if not written:
-                # A kernel that many others fuse is one of their roots; only costly ones care how many.
-                reaching = roots[users[0]]
-                if len(users) > 1:
-                    reaching = reaching.union(*[roots[user] for user in users[1:]])
-                written = node.kind == "costly" and len(reaching) > 1
-                roots[number] = reaching if len(reaching) < 3 else frozenset(sorted(reaching)[:2])
-            if written:
-                found[number] = True
-                roots[number] = frozenset((number,))
+            written, root = alone[number] or number in out, _NOBODY
+            for user in node.users:
+                if alone[user.number]:
+                    written = True
+                    break
+                theirs = roots[user.number]
+                if root == _NOBODY:
+                    root = theirs
+                elif theirs not in (root, _NOBODY):
+                    root = _MANY
+            if written or (root == _MANY and node.kind == "costly"):
+                found[number], root = True, number
+            roots[number] = root
         return found
-
-    def _runs(self, node: Node) -> bool:
-        return self._buffered[node.number] and node.kind != "input"
 
     def _operands(self, node: Node) -> tuple[Node, ...]:
         """What a kernel reads from memory."""
@@ -115,7 +122,7 @@ class Fusion:
         if members is not None:
             outside = (o for member in members.values() for o in member.ins if o.number not in members)
             return tuple(dict.fromkeys(outside))
-        found: dict[Node, None] = {}
+        buffered, found = self._buffered, dict[Node, None]()
         seen: set[int] = set()
         waiting = list(node.ins)
         while waiting:
@@ -123,16 +130,14 @@ class Fusion:
             if operand.number in seen:
                 continue
             seen.add(operand.number)
-            if self._buffered[operand.number]:
+            if buffered[operand.number]:
                 found[operand] = None
             else:
                 waiting.extend(operand.ins)
         return tuple(found)
 
-    def _find_aliases(self) -> None:
-        for node in self._nodes:
-            if not self._runs(node):
-                continue
+    def _find_aliases(self, running: Sequence[Node]) -> None:
+        for node in running:
             if node.kind == "view":
                 self._alias[node.number] = node.ins[1]
             elif node.kind == "rename" and node.group is None:
@@ -150,7 +155,7 @@ class Fusion:
         return node
 
     def _order(self) -> list[Node]:
-        level = [0] * len(self._nodes)
+        level, nodes = [0] * len(self._nodes), self._nodes
         for number, operands in self.reads.items():
             level[number] = 1 + max([level[operand.number] for operand in operands], default=0)
-        return [self._nodes[number] for number in sorted(self.reads, key=lambda n: (level[n], n))]
+        return [nodes[number] for number in sorted(self.reads, key=level.__getitem__)]  # which is stable

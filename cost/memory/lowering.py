@@ -19,16 +19,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from itertools import chain
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from shardwright.cost.lines import ALIASES
 from shardwright.cost.memory.nodes import COSTLY, Node, is_square, is_zero
-from shardwright.ir.graph import Equation, Graph, Literal, TensorType, Value, per_form
+from shardwright.ir.graph import Equation, Form, Graph, Literal, TensorType, Value, per_form
 from shardwright.ir.regions import boundary
 from shardwright.ir.registry import registry
 
 _RENAMES = ALIASES | {"expand_dims", "name", "sharding_constraint"}
 _SUMS = frozenset({"add", "add_any"})
+_REWRITTEN = frozenset({"exp", "erfc", "mul", "integer_pow", "square"})
 #: Carried out in a way of their own; some of them where both operands are tensors.
 _OWN_WAY = frozenset({"random_bits", "broadcast_in_dim"})
 _OF_TWO = frozenset({"dot_general", "conv_general_dilated", "select_and_scatter_add"})
@@ -60,6 +61,7 @@ class Lowering:
         self.of: dict[Value, Node] = {}
         self._inner = inner
         self._known: dict[Hashable, Node] = {}
+        self._literals: dict[tuple[Form, int], Node] = {}
         self._once: set[int] = set()
         uses = Counter(chain.from_iterable([equation.input_values for equation in graph.equations]))
         for value in (*graph.inputs, *graph.constants):
@@ -67,11 +69,17 @@ class Lowering:
         for position in sliced:
             value = graph.inputs[position]
             self.of[value] = self._add("slice", "loop", (self.of[value],), value.type, None)
+        of = self.of
         for equation in graph.equations:
-            self._equation(equation)
+            shape = _shape(equation)
+            if shape is not None:
+                of[equation.outputs[0]] = self._elementwise(equation, shape)
+            else:
+                self._equation(equation)
             for value in equation.outputs:
-                if uses[value] == 1:
-                    self._once.add(self.of[value].number)
+                node = of[value]
+                if node.kind == "scatter" and uses[value] == 1:
+                    self._once.add(node.number)
         self.outputs: list[Node] = []
         for position, atom in enumerate(graph.outputs):
             if isinstance(atom, Value):
@@ -127,9 +135,6 @@ class Lowering:
         if not equation.outputs:
             return
         of, way = self.of, _way(equation)
-        if way == "elementwise":
-            of[equation.outputs[0]] = self._elementwise(equation)
-            return
         ins = [of[value] for value in equation.input_values]
         out = equation.outputs[0]
         match way:
@@ -154,51 +159,69 @@ class Lowering:
             self.of[value] = self._make((*key, position), equation.primitive, kind, ins, value.type, equation)
 
     def _key(self, equation: Equation, ins: Sequence[Node]) -> tuple[Hashable, ...]:
-        literals: tuple[str | None, ...] = ()
-        if len(equation.input_values) < len(equation.inputs):  # which depends on the form
-            literals = tuple([str(a.value) if isinstance(a, Literal) else None for a in equation.inputs])
-        return (id(equation.form), literals, *[node.number for node in ins])
+        return (equation.form, *[node.number for node in ins])
 
-    def _whole(self, equation: Equation) -> list[Node]:
+    def _whole(self, equation: Equation, shape: _Shape) -> tuple[Node, ...]:
         """Operands of an elementwise equation, broadcast to the shape of its result."""
         of, found = self.of, list[Node]()
-        for atom, wide in zip(equation.inputs, _wide(equation), strict=True):
-            if wide is None:
-                found.append(of[atom])  # pyright: ignore[reportArgumentType]  (no literal)
-            elif isinstance(atom, Literal):
-                found.append(self._repeated(atom.value, wide, equation))
+        for place, (atom, wide) in enumerate(zip(equation.inputs, shape.wide, strict=True)):
+            if isinstance(atom, Literal):
+                key = equation.form, place  # equations of one form have equal literals
+                node = self._literals.get(key)
+                if node is None:
+                    assert wide is not None, "a literal has no shape"
+                    node = self._literals[key] = self._repeated(atom.value, wide, equation)
+                found.append(node)
             else:
-                found.append(self._broadcast(of[atom], wide, equation))
-        return found
+                found.append(of[atom] if wide is None else self._broadcast(of[atom], wide, equation))
+        return tuple(found)
 
     def _broadcast(self, node: Node, wide: TensorType, equation: Equation) -> Node:
         if node.kind == "constant":
             return self._repeated(node.value, wide, equation)
         return self._make(("broadcast", node.number, wide), "broadcast", "loop", (node,), wide, equation)
 
-    def _elementwise(self, equation: Equation) -> Node:
-        primitive, out = equation.primitive, equation.outputs[0].type
-        ins = self._whole(equation)
-        if {node.kind for node in ins} == {"constant"}:
+    def _elementwise(self, equation: Equation, shape: _Shape) -> Node:
+        primitive, out, of = shape.primitive, shape.out, self.of
+        # Where nothing need be broadcast there is no literal.
+        ins = self._whole(equation, shape) if shape.wide else tuple([of[v] for v in equation.input_values])
+        if ins[0].kind == "constant" and all(node.kind == "constant" for node in ins):
             values = (primitive, *[str(node.value) for node in ins])
             zero = primitive in ("square", "mul") and all(is_zero(node) for node in ins)
             return self._repeated(0.0 if zero else values, out, equation)
+        if shape.rewritten:
+            found = self._rewritten(equation, ins, out)
+            if found is not None:
+                return found
+            if primitive == "erfc":  # a select between two expansions, of which one needs exp(-x²)
+                square = self._squared(ins[0], out, equation)
+                ins = (*ins, self._gauss(square, out, equation))
+        # Inlined from `_make`: most nodes are made here.
+        key = (equation.form, *[node.number for node in ins])
+        made = self._known.get(key)
+        if made is None:
+            nodes = self.nodes
+            made = self._known[key] = Node(len(nodes), primitive, shape.kind, ins, out, equation)
+            nodes.append(made)
+        return made
+
+    def _rewritten(self, equation: Equation, ins: Sequence[Node], out: TensorType) -> Node | None:
+        """What XLA makes of an elementwise equation in its place, if it does."""
+        primitive, first = equation.primitive, ins[0]
         if primitive in _SUMS:
-            for one, other in ((ins[0], ins[1]), (ins[1], ins[0])):
-                if is_zero(other):
+            for one, other in ((first, ins[1]), (ins[1], first)):
+                if other.kind == "constant" and is_zero(other):
                     return one
                 if one.kind == "scatter" and is_zero(one.ins[0]) and one.number in self._once:
                     return self._add(one.what, "scatter", (other, *one.ins[1:]), out, equation)
-        if primitive == "div" and out.is_float:
+        elif primitive == "div":
             return self._divided(ins, out, equation)
-        if is_square(equation, ins):
-            return self._squared(ins[0], out, equation)
-        if primitive == "exp" and ins[0].what == "neg" and ins[0].ins[0].what == "square":
-            return self._gauss(ins[0].ins[0], out, equation)
-        if primitive == "erfc":  # a select between two expansions, of which one needs exp(-x²)
-            ins = [*ins, self._gauss(self._squared(ins[0], out, equation), out, equation)]
-        kind = "costly" if primitive in COSTLY and out.is_float else "loop"
-        return self._make(self._key(equation, ins), primitive, kind, ins, out, equation)
+        elif primitive == "exp":
+            if first.what == "neg" and first.ins[0].what == "square":
+                return self._gauss(first.ins[0], out, equation)
+        elif is_square(equation, ins):
+            return self._squared(first, out, equation)
+        return None
 
     def _divided(self, ins: Sequence[Node], out: TensorType, equation: Equation) -> Node:
         by = ins[1]
@@ -247,7 +270,7 @@ class Lowering:
                 moved = self._transposed(node, order, equation)
                 node = self._renamed(node, node.type, equation) if moved is node and not batch else moved
             operands.append(node)
-        key = (id(equation.form), *[node.number for node in operands])
+        key = (equation.form, *[node.number for node in operands])
         return self._make(key, "dot", "product", operands, equation.output_types[0], equation)
 
     def _convolution(self, equation: Equation, ins: Sequence[Node]) -> Node:
@@ -258,7 +281,7 @@ class Lowering:
             self._transposed(ins[0], (batch, *space, features), equation),
             self._transposed(ins[1], (*window, in_features, out_features), equation),
         ]
-        key = (id(equation.form), *[node.number for node in operands])
+        key = (equation.form, *[node.number for node in operands])
         return self._make(key, "conv", "kernel", operands, equation.output_types[0], equation)
 
     def _unpooled(self, equation: Equation, ins: Sequence[Node]) -> Node:
@@ -354,11 +377,35 @@ def _way(equation: Equation) -> str:
     return "reduction" if kind == "reduction" and summing else "kernel"
 
 
+class _Shape(NamedTuple):
+    """What the form of an elementwise equation says of its node.
+
+    Attributes:
+        primitive, out: of the equation; type of its result.
+        kind: of the node, where nothing else is made of it.
+        wide: what operands are broadcast to, None where they need not be; empty if none need.
+        rewritten: whether XLA may make something else of it (`Lowering._rewritten`).
+    """
+
+    primitive: str
+    out: TensorType
+    kind: str
+    wide: tuple[TensorType | None, ...]
+    rewritten: bool
+
+
 @per_form
-def _wide(equation: Equation) -> tuple[TensorType | None, ...]:
-    """What the operands of an elementwise equation are broadcast to; None where they need not be."""
-    shape = equation.output_types[0].shape
-    return tuple(
-        None if atom.type.shape == shape and isinstance(atom, Value) else TensorType(shape, atom.type.dtype)
+def _shape(equation: Equation) -> _Shape | None:
+    """None for what is not elementwise."""
+    if equation.regions or not equation.outputs or _way(equation) != "elementwise":
+        return None
+    primitive, out = equation.primitive, equation.output_types[0]
+    wide = tuple(
+        None
+        if atom.type.shape == out.shape and isinstance(atom, Value)
+        else TensorType(out.shape, atom.type.dtype)
         for atom in equation.inputs
     )
+    kind = "costly" if primitive in COSTLY and out.is_float else "loop"
+    rewritten = primitive in _REWRITTEN or primitive in _SUMS or (primitive == "div" and out.is_float)
+    return _Shape(primitive, out, kind, wide if any(wide) else (), rewritten)

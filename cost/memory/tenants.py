@@ -19,9 +19,8 @@ from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
 from shardwright.ir.regions import entering
 from shardwright.ir.registry import registry as operations
 from shardwright.ir.repeated import begins_again, repeats
-from shardwright.ir.wires import Number, wires
+from shardwright.ir.wires import Number, apart, wires
 
-Key: TypeAlias = tuple[int, Placement]
 #: Bytes of a tensor in a placement: fixed, and times a device's share (one for each of a program's ratios).
 Bytes: TypeAlias = tuple[float, ...]
 Size: TypeAlias = Callable[[TensorType, Placement], Bytes]
@@ -45,23 +44,6 @@ def front(rows: Floats) -> Floats:
     ordered = rows[np.lexsort((-rows[:, 1], -rows[:, 0]))]
     best = np.maximum.accumulate(np.concatenate([[-np.inf], ordered[:-1, 1]]))
     return ordered[ordered[:, 1] > best]
-
-
-def keys_read(instruction: Instruction, graph: Graph) -> list[Key]:
-    """What an instruction reads, as (value, placement)."""
-    if isinstance(instruction, Move):
-        return [(instruction.value, instruction.pre)]
-    equation = graph.equations[instruction.equation]
-    pairs = zip(equation.inputs, instruction.signature.ins, strict=True)
-    return [(a.index, p) for a, p in pairs if isinstance(a, Value)]
-
-
-def keys_made(instruction: Instruction, graph: Graph) -> list[Key]:
-    """What an instruction makes, as (value, placement)."""
-    if isinstance(instruction, Move):
-        return [(instruction.value, instruction.post)]
-    outputs = graph.equations[instruction.equation].outputs
-    return [(v.index, p) for v, p in zip(outputs, instruction.signature.outs, strict=True)]
 
 
 class _Tenants:
@@ -94,6 +76,7 @@ class _Tenants:
 
     def write(self, number: int, time: int, size: Bytes) -> None:
         self.first[number] = self.last[number] = time
+        self.sources[number] = (number,)
         self.size[number] = size
 
     def read(self, numbers: tuple[int, ...], time: int) -> None:
@@ -124,6 +107,9 @@ class _Walk:
         self.beside: list[tuple[int, int, Bytes]] = []
         self.inner: list[tuple[int, Floats]] = []
         self._establish()
+        #: By number; and bytes by type and number.
+        self.placements = list(self.wires.numbers)
+        self.sizes: dict[tuple[int, int], Bytes] = {}
         self._follow()
 
     def _establish(self) -> None:
@@ -140,7 +126,7 @@ class _Walk:
         lines = zip(program.instructions, self.stretches, self.wires.reads, self.wires.makes, strict=True)
         for time, (instruction, stretch, reads, makes) in enumerate(lines):
             read = tuple([current[key] for key in reads if key in current])
-            of_given, plain = self.top, not isinstance(instruction, Loop)
+            of_given = self.top
             for number in read:
                 made_in = stretch_of[number]
                 if made_in != stretch:
@@ -150,7 +136,7 @@ class _Walk:
                 else:
                     of_given = False
                     if number in light:
-                        talks = not plain or _exchanges(instruction, graph)
+                        talks = isinstance(instruction, Loop) or _exchanges(instruction, graph)
                         light[number][1].add(-1 if talks else stretch)
             self.reads.append(read)
             made = range(len(stretch_of), len(stretch_of) + len(makes))
@@ -185,34 +171,36 @@ class _Walk:
                 yield self.wires.number(atom.index, placement)
 
     def _follow(self) -> None:
-        tenants = self.tenants
-        canonical: dict[Number, int] = {}
+        tenants, makes, canonical = self.tenants, self.wires.makes, dict[Number, int]()
         for time, instruction in enumerate(self.program.instructions):
             read, made = self.reads[time], self.made[time]
             if isinstance(instruction, Compute):
                 self._compute(time, instruction, read, made, canonical)
                 continue
             sources = _union([tenants.sources[number] for number in read])
-            keys = keys_made(instruction, self.graph)
             if isinstance(instruction, Move) and registry()[instruction.kind].local:
-                (number,), (key,) = made, keys
+                (number,), (code,) = made, makes[time]
                 tenants.sources[number] = sources
                 if number in tenants.leaves:
-                    self._write(number, time, key, sources)
+                    self._write(number, time, code, sources)
                 continue
-            for number, key in zip(made, keys, strict=True):
-                self._write(number, time, key, sources)
+            for number, code in zip(made, makes[time], strict=True):
+                self._write(number, time, code, sources)
             tenants.read(sources, time)
             if isinstance(instruction, Move):
                 self._pack(time, instruction)
             else:
                 self._bodies(time, instruction)
 
-    def _write(self, number: int, time: int, key: Key, sources: tuple[int, ...]) -> None:
-        tenants = self.tenants
-        tenants.write(number, time, self.size(self.types[key[0]], key[1]))
-        tenants.sources[number] = (number,)
-        tenants.read(sources, time)
+    def _write(self, number: int, time: int, code: Number, sources: tuple[int, ...]) -> None:
+        index, placement = apart(code)
+        tensor = self.types[index]
+        key = id(tensor), placement
+        size = self.sizes.get(key)
+        if size is None:
+            size = self.sizes[key] = self.size(tensor, self.placements[placement])
+        self.tenants.write(number, time, size)
+        self.tenants.read(sources, time)
 
     def _compute(
         self,
@@ -223,22 +211,22 @@ class _Walk:
         canonical: dict[Number, int],
     ) -> None:
         tenants, held, same = self.tenants, self.held, self.held.same
-        equation, outs = self.graph.equations[instruction.equation], instruction.signature.outs
+        equation, makes = self.graph.equations[instruction.equation], self.wires.makes[time]
         if self.host and is_reload(equation):  # what it reads is in host memory until it is read
-            for number, value, placement in zip(made, equation.outputs, outs, strict=True):
-                self._write(number, time, (value.index, placement), ())
+            for number, code in zip(made, makes, strict=True):
+                self._write(number, time, code, ())
             return
         sources = tenants.sources[read[0]] if len(read) == 1 else _union([tenants.sources[n] for n in read])
-        for number, code, value in zip(made, self.wires.makes[time], equation.outputs, strict=True):
+        for number, code, value in zip(made, makes, equation.outputs, strict=True):
             index = value.index
-            equal = canonical.get(code - index + same.get(index, index))
+            equal = canonical.get(code - index + same[index] if index in same else code)
             leaves = number in tenants.leaves
             if equal is not None and tenants.stretch[equal] == self.stretches[time] and not leaves:
                 tenants.sources[number] = tenants.sources[equal]
             elif index in held.values or (
                 leaves and number not in tenants.later and not (equation.primitive in ALIASES and sources)
             ):
-                self._write(number, time, (index, outs[number - made[0]]), sources)
+                self._write(number, time, code, sources)
                 if index in held.over and not leaves:
                     tenants.over.append((number, sources, time))
             else:
@@ -246,8 +234,9 @@ class _Walk:
                 if leaves:  # another name for what must then stay
                     tenants.leaves.update(sources)
             canonical[code] = number
-        for temporary in held.temporaries.get(equation.index, ()):
-            self._temporary(time, instruction, temporary.like, temporary.part, temporary.readers)
+        if equation.index in held.temporaries:
+            for temporary in held.temporaries[equation.index]:
+                self._temporary(time, instruction, temporary.like, temporary.part, temporary.readers)
 
     def _temporary(
         self, time: int, instruction: Compute, like: int, part: float, readers: tuple[int, ...]

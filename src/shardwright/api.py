@@ -170,7 +170,8 @@ def synthesize_traced(
 
     def planned(asked: Request) -> Plan:
         planner = Planner(asked, timer)
-        return best_plan(step, asked.fleet, recompute, microbatches, offload, planner, timer.late)
+        best = best_plan(step, asked.fleet, recompute, microbatches, offload, planner, timer.late)
+        return planner.certified(best)
 
     def on_all_of(part: Fleet) -> Plan:
         tick(f"planning for {part}")

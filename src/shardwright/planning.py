@@ -18,6 +18,7 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program
+from shardwright.ir.rewrites.rewriting import rewriting_of
 from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced
 from shardwright.memory.device_memory import crowds, peaks
@@ -30,6 +31,7 @@ from shardwright.synth.grid.choice import Common, GridChoosing, on_grid
 from shardwright.synth.parts import Members, candidates
 from shardwright.synth.programs.judge import AMPLE, CloseLook
 from shardwright.synth.search.solve import SpaceSolver
+from shardwright.synth.shares.bounds import ENOUGH
 from shardwright.synth.space.space import Space
 from shardwright.synth.subfleets import Choice, Choosing, unsearched
 from shardwright.synth.timer import Timer
@@ -101,6 +103,13 @@ class Planner:
             like = next(iter(self._known.values()), None)
             step = self._known[id(traced)] = _Step(traced, self.asked, self.timer, self._grids, like)
         return step.plan(rival_s, briefly=briefly, baselines=baselines)
+
+    def certified(self, plan: Plan) -> Plan:
+        """A plan that was found, with a bound found with more effort where it is far below the cost."""
+        step = next(
+            (each for each in self._known.values() if rewriting_of(each.traced) == plan.rewriting), None
+        )
+        return plan if step is None else step.certified(plan)
 
     @property
     def thorough(self) -> bool:
@@ -238,6 +247,14 @@ class _Step:
             ample=ample,
             free_s=min((made.free_s for made in self._searches), default=None),
         )
+
+    def certified(self, plan: Plan) -> Plan:
+        """See `Planner.certified`; of programs on one mesh axis."""
+        wide = plan.fits and plan.bound_s < plan.cost_s * (1 - ENOUGH)
+        if self.meshes or "choosing" not in vars(self) or not wide:
+            return plan
+        bound_s = self.choosing.sharpened(plan.cost_s)
+        return replace(plan, bound_s=max(plan.bound_s, bound_s))
 
     def _chosen(self, rival_s: float, *, briefly: bool, baselines: bool) -> Choice | None:
         asked, meshes = self.asked, self.meshes

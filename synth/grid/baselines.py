@@ -31,10 +31,11 @@ from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
 from shardwright.synth.recipes import Along
 from shardwright.synth.space.factors import Choice, Use
+from shardwright.synth.space.frame import Frame
 from shardwright.synth.space.pins import pin
 from shardwright.synth.space.restrict import Keep
 from shardwright.synth.space.roles import Roles, roles
-from shardwright.synth.space.space import Frame, Space
+from shardwright.synth.space.space import Space
 
 #: Where a kind of state is cut, if it can be: nowhere, on one of the axes, or on both.
 Cut: TypeAlias = Literal["whole", "within", "across", "both", "free"]

@@ -21,11 +21,11 @@ import numpy as np
 from shardwright.cost.bill import Item, bill
 from shardwright.cost.grid.model import GridModel, Settled
 from shardwright.cost.memory.liveness import Peaks, peaks_by_device, stored
-from shardwright.cost.memory.tenants import keys_made, keys_read
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph, Value, value_types
 from shardwright.ir.placement import Placement, region
 from shardwright.ir.program import Loop, Move, Program
+from shardwright.ir.wires import keys_made, keys_read
 from shardwright.synth.grid.parts import on_nodes
 from shardwright.synth.grid.rent import GridRents, Portion, least_portions, portions
 from shardwright.synth.grid.solve import GridSolver, Solvers

@@ -33,7 +33,8 @@ from shardwright.ir.placement import Placement, Shard
 from shardwright.ir.regions import boundary
 from shardwright.synth.space.conversions import Domain
 from shardwright.synth.space.factors import Conversion, Factor, Matrices, Use
-from shardwright.synth.space.space import Frame, Space
+from shardwright.synth.space.frame import Frame
+from shardwright.synth.space.space import Space
 
 #: Moments looked at of each kind, see `must_live`.
 _MOMENTS = 8

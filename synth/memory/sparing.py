@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwright.cost.memory.tenants import Key, keys_made, keys_read
 from shardwright.ir.graph import Graph, Value
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
+from shardwright.ir.wires import Key, keys_made, keys_read
 
 
 class Sparing:

@@ -28,6 +28,9 @@ _NOTHING = 1e-3
 _LOOKS, _ADJUSTED = 2, 3
 _FEARED = 1.5
 
+#: What was found under rent by budgets that a look corrected is not looked at beyond so many times them.
+_NEARLY = 1.1
+
 #: What the model has need more than so many times the memory is not looked at: it was seen to take programs
 #: for half as large again as they are.
 _TOO_LARGE = 2.0
@@ -62,68 +65,117 @@ def judged(
         rival_s: what a plan that fits costs already: nobody looks for a dearer one.
         briefly: look at the candidate, and for no other one.
     """
-    judge, stop, free_s = turns.judge, turns.stop, free.cost_s
-    if best.cost_s <= free_s * (1 + ENOUGH) and judge.ample(best.memory, best.ratios):
+    if best.cost_s <= free.cost_s * (1 + ENOUGH) and turns.judge.ample(best.memory, best.ratios):
         return best, best.memory
-    possible = not too_small(judge.graph, [device.type.memory_bytes for device in turns.model.fleet.devices])
-    enough = next_to_nothing(judge.graph)
-    fallen: tuple[Candidate, Peaks] | None = None
-    fitting: tuple[Candidate, Peaks] | None = None
-    for rounds in range(MOST_LOOKS + 1):
-        with turns.timer.ratios():
-            peaks = judge.peaks(best.program, best.ratios, best.memory, never=briefly and not possible)
-        over = judge.excess(peaks)
-        best = replace(best, fits=over <= 1, over=over)
-        if best.fits:
-            if fitting is None or best.cost_s < fitting[0].cost_s:
-                fitting = best, peaks
-            if rounds or best.cost_s <= free_s * (1 + enough):
-                return fitting
-        elif fallen is None or over < fallen[0].over:
-            fallen = best, peaks
-        if not (best.fits or rounds or briefly):
-            if hopeless(turns, renting, free_s, rival_s):
+    return _Judging(turns, free.cost_s, renting, rival_s, briefly=briefly).search(best)
+
+
+class _Judging:
+    """The search of `judged`, and the best that it looked at: what fits, and what lacks least."""
+
+    def __init__(
+        self, turns: Turns, free_s: float, renting: Callable[[], Renting], rival_s: float, *, briefly: bool
+    ) -> None:
+        self._turns, self._judge, self._renting = turns, turns.judge, renting
+        self._free_s, self._rival_s, self._briefly = free_s, rival_s, briefly
+        limits = [device.type.memory_bytes for device in turns.model.fleet.devices]
+        self._possible = not too_small(turns.judge.graph, limits)
+        self._fitting: tuple[Candidate, Peaks] | None = None
+        self._fallen: tuple[Candidate, Peaks] | None = None
+
+    def search(self, best: Candidate) -> tuple[Candidate, Footprint | Peaks]:
+        """See `judged`."""
+        start = self._start(best)
+        if start is not None:
+            self._go_on(*start)
+        return self._fitting or self._least_lacking()
+
+    def _start(self, best: Candidate) -> tuple[Candidate, Peaks] | None:
+        """Where the search for what fits begins; None where there is no need of it, or no use."""
+        best, peaks = self._look(best)
+        if not best.fits:
+            if not self._briefly and self._beaten(best):
+                return None
+            if self._possible or not self._briefly:
+                best, peaks = self._spared(best, peaks)
+        dearer = not best.fits or best.cost_s > self._rival_s
+        if self._fitting is not None:
+            if self._fitting[0].cost_s <= self._free_s * (1 + next_to_nothing(self._judge.graph)):
+                return None
+            self._rival_s = min(self._rival_s, self._fitting[0].cost_s)
+        if self._briefly or not (best.fits or self._possible) or (dearer and self._hopeless()):
+            return None
+        return best, peaks
+
+    def _go_on(self, best: Candidate, peaks: Peaks) -> None:
+        """Search for what fits by the model of memory, which learns from one look after the other."""
+        judge, turns = self._judge, self._turns
+        for rounds in range(MOST_LOOKS):
+            # The model takes some programs too large: one that fits then makes room for others.
+            judge.learn(peaks, best.ratios, best.memory, rounds)
+            over = judge.over(best.memory, best.ratios)
+            best = replace(best, over=over, fits=over <= 1)
+            best = LeastRent(turns, best, self._renting(), self._rival_s).search()
+            if not best.fits and best.over > (_NEARLY if rounds else _FEARED):
                 break
-            # Beside a plan that fits, nobody wants to know by how much the smallest program does not.
-            if rival_s < math.inf and over > _FEARED and _smallest(turns, best, renting()).over > _FEARED:
+            best, peaks = self._look(best)
+            if best.fits or not self._possible or turns.stop():
                 break
-        if not best.fits and not rounds and (possible or not briefly):
-            # The same, or nearly so, in another order may do; what the model learns is about the smaller one.
-            smaller = best if briefly else leaner(turns, best, renting())
-            if not briefly and smaller.fits:
-                renting().enough = True
-            # In another order it is no cheaper.
-            beaten = smaller.cost_s > rival_s * FAR_DEARER
-            small = None if beaten else spared(turns, smaller, sure=not briefly)
-            if small is not None and small[0].fits:
-                fitting = small
-                if small[0].cost_s <= free_s * (1 + enough):
-                    return fitting
-            elif small is not None and small[0].over < over:
-                fallen = best, peaks = small
-        if rounds == MOST_LOOKS or (rounds and stop()) or briefly or not (best.fits or possible):
-            break
-        dearer = not best.fits or best.cost_s > rival_s
-        rival_s = min(rival_s, math.inf if fitting is None else fitting[0].cost_s)
-        if not rounds and dearer and hopeless(turns, renting, free_s, rival_s):
-            break
-        # The model takes some programs too large: what it learns from one that fits makes room for others.
-        judge.learn(peaks, best.ratios, best.memory, rounds)
-        found = LeastRent(turns, _again(turns, best), renting(), rival_s).search()
-        if not found.fits and found.over > (1.1 if rounds else _FEARED):
-            break
-        best = found
-    if fitting is not None:
-        return fitting
-    assert fallen is not None
-    best, peaks = fallen
-    # Beside a plan that fits nobody will see this one: a look is for what may fit after all.
-    wanted = rival_s == math.inf or judge.feared(best.memory, best.ratios) <= _FEARED
-    if not peaks.seen and wanted and not (briefly and not possible):
-        peaks = judge.peaks(best.program, best.ratios, best.memory, sure=True)
-        over = judge.excess(peaks)
+
+    def _look(self, best: Candidate) -> tuple[Candidate, Peaks]:
+        """How much memory a program takes as it will run."""
+        never = self._briefly and not self._possible
+        with self._turns.timer.ratios():
+            peaks = self._judge.peaks(best.program, best.ratios, best.memory, never=never)
+        over = self._judge.excess(peaks)
         best = replace(best, fits=over <= 1, over=over)
-    return best, peaks
+        if best.fits and (self._fitting is None or best.cost_s < self._fitting[0].cost_s):
+            self._fitting = best, peaks
+        if not best.fits and (self._fallen is None or over < self._fallen[0].over):
+            self._fallen = best, peaks
+        return best, peaks
+
+    def _hopeless(self) -> bool:
+        return hopeless(self._turns, self._renting, self._free_s, self._rival_s)
+
+    def _beaten(self, best: Candidate) -> bool:
+        """Whether what does not fit need not be made to, beside a plan that there is."""
+        if self._hopeless():
+            return True
+        # Nobody wants to know by how much the smallest program does not fit.
+        if self._rival_s == math.inf or best.over <= _FEARED:
+            return False
+        return _smallest(self._turns, best, self._renting()).over > _FEARED
+
+    def _spared(self, best: Candidate, peaks: Peaks) -> tuple[Candidate, Peaks]:
+        """What needs less of the program, or nearly the same, in another order.
+
+        Where that fits it is kept as what does: what the model learns is about the smaller one that does not.
+        """
+        smaller = best if self._briefly else leaner(self._turns, best, self._renting())
+        if not self._briefly and smaller.fits:
+            self._renting().enough = True
+        if smaller.cost_s > self._rival_s * FAR_DEARER:  # in another order it is no cheaper
+            return best, peaks
+        small = spared(self._turns, smaller, sure=not self._briefly)
+        if small is not None and small[0].fits:
+            self._fitting = small
+        elif small is not None and small[0].over < best.over:
+            self._fallen = small
+            return small
+        return best, peaks
+
+    def _least_lacking(self) -> tuple[Candidate, Peaks]:
+        """Of what does not fit, what lacks least; looked at if somebody may see it."""
+        assert self._fallen is not None, "what was looked at fits, or does not"
+        judge, (best, peaks) = self._judge, self._fallen
+        # Beside a plan that fits nobody will see this one: a look is for what may fit after all.
+        wanted = self._rival_s == math.inf or judge.feared(best.memory, best.ratios) <= _FEARED
+        if not peaks.seen and wanted and not (self._briefly and not self._possible):
+            peaks = judge.peaks(best.program, best.ratios, best.memory, sure=True)
+            over = judge.excess(peaks)
+            best = replace(best, fits=over <= 1, over=over)
+        return best, peaks
 
 
 def overlooked(
@@ -189,12 +241,6 @@ def hopeless(turns: Turns, renting: Callable[[], Renting], free_s: float, rival_
     with turns.timer.search():
         wanted_s = rival_s * (1 - 1e-3)
         return renting().bound_within(turns.listed, 0.0, rival_s, turns.stop, wanted_s) >= wanted_s
-
-
-def _again(turns: Turns, found: Candidate) -> Candidate:
-    """The same by the model's present budgets."""
-    over = turns.judge.over(found.memory, found.ratios)
-    return replace(found, over=over, fits=over <= 1)
 
 
 def _smallest(turns: Turns, found: Candidate, renting: Renting) -> Candidate:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import Atom, Equation, Graph, Value
@@ -22,8 +23,9 @@ from shardwright.ir.wires import Number, Recorder, Wires, wires, with_wires
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.space.conversions import Holding, Routes
 from shardwright.synth.space.factors import Choice, EquationFactor, Use
+from shardwright.synth.space.frame import Frame
 from shardwright.synth.space.pins import pinned
-from shardwright.synth.space.space import Frame, Space
+from shardwright.synth.space.space import Space
 
 
 def emit(space: Space, assignment: Sequence[int], prices: Prices, extra: Sequence[Use] = ()) -> Program:
@@ -47,6 +49,21 @@ def emit(space: Space, assignment: Sequence[int], prices: Prices, extra: Sequenc
     return _handed_in_as_read(program, frame, pinned(extra))
 
 
+class _Coded(NamedTuple):
+    """The cheapest signature of a factor at an assignment.
+
+    Attributes:
+        signature: it.
+        ins, outs: its placements as parts of the numbers of operands and results (`Recorder.codes`).
+        settled: whether results are held in no other placement than they are made in; exits apart.
+    """
+
+    signature: Signature
+    ins: list[Number]
+    outs: list[Number]
+    settled: bool
+
+
 @dataclass(slots=True)
 class _Emitter:
     """Writes the program of one frame.
@@ -56,8 +73,7 @@ class _Emitter:
         recorder: who reads and makes what in them.
         established: the placements in which every value is there, the one that it was made in first.
         there: the same as numbers.
-        kept: by choice, what is held of a value, where that is one placement: as part of its number; else -1.
-        known: the signature of every factor at every assignment met so far, as `Recorder.codes` has it.
+        known: what every factor comes to at every assignment met so far.
     """
 
     space: Space
@@ -68,8 +84,7 @@ class _Emitter:
     recorder: Recorder = field(default_factory=Recorder)
     established: dict[Value, list[Placement]] = field(default_factory=dict[Value, list[Placement]])
     there: set[Number] = field(default_factory=set[Number])
-    kept: dict[int, Number] = field(default_factory=dict[int, Number])
-    known: dict[tuple[int, ...], tuple[Signature, list[Number], list[Number]]] = field(default_factory=dict)
+    known: dict[tuple[Any, ...], _Coded] = field(default_factory=dict[tuple[Any, ...], "_Coded"])
 
     def holding(self, choice: Choice) -> Holding:
         return choice.domain.holdings[self.assignment[choice.index]]
@@ -95,43 +110,33 @@ class _Emitter:
 
     def equation(self, equation: Equation) -> None:
         use, assignment = self.frame.uses[equation], self.assignment
-        at = [assignment[choice] for choice in use.scope]
-        key = (id(use.factor), *at)
+        key = (use.factor, *[assignment[choice] for choice in use.scope])
         coded = self.known.get(key)
         if coded is None:
             assert isinstance(use.factor, EquationFactor)
-            best = self.prices.best(use.factor, tuple(at))
-            coded = self.known[key] = self.recorder.codes(use.factor.signatures[best])
-        self.write(Compute(equation.index, coded[0]), equation, coded)
+            signature = use.factor.signatures[self.prices.best(use.factor, key[1:])]
+            _, ins, outs = self.recorder.codes(signature)
+            held = [self.holding(self.frame.choice[value]) for value in equation.outputs]
+            settled = held == [Holding(placement) for placement in signature.outs]
+            coded = self.known[key] = _Coded(signature, ins, outs, settled)
+        self.write(Compute(equation.index, coded.signature), equation, coded)
 
-    def write(
-        self,
-        instruction: Compute | Loop,
-        equation: Equation,
-        coded: tuple[Signature, list[Number], list[Number]],
-    ) -> None:
+    def write(self, instruction: Compute | Loop, equation: Equation, coded: _Coded) -> None:
         """Write an instruction between the moves that bring what it needs, and those into what is held."""
-        signature, ins, outs = coded
+        signature, ins, outs, settled = coded
+        there, established, exits = self.there, self.established, self.frame.exits
         reads = [a.index + c for a, c in zip(equation.inputs, ins, strict=True) if type(a) is Value]
-        if not self.there.issuperset(reads):
+        if not there.issuperset(reads):
             for atom, placement in zip(equation.inputs, signature.ins, strict=True):
                 if type(atom) is Value:
                     self.need(atom, placement)
         makes = [value.index + code for value, code in zip(equation.outputs, outs, strict=True)]
         self.instructions.append(instruction)
         self.recorder.note(reads, makes)
-        self.there.update(makes)
-        established, kept = self.established, self.kept
-        choices, exits = self.frame.choice, self.frame.exits
-        for value, placement, code in zip(equation.outputs, signature.outs, outs, strict=True):
+        there.update(makes)
+        for value, placement in zip(equation.outputs, signature.outs, strict=True):
             established[value] = [placement]
-            choice = choices[value]
-            wanted = kept.get(choice.index)
-            if wanted is None:
-                holding = self.holding(choice)
-                one = holding.extra is None
-                wanted = kept[choice.index] = self.recorder.wires.number(0, holding.base) if one else -1
-            if wanted != code or value in exits:
+            if not settled or value in exits:
                 self.hold(value)
 
     def establish(self, value: Value, placement: Placement) -> None:
@@ -217,7 +222,8 @@ class _Emitter:
             for child, outputs in zip(frames, wanted, strict=True)
         )
         signature = Signature(tuple(ins), tuple(outs))
-        self.write(Loop(equation.index, signature, bodies), equation, self.recorder.codes(signature))
+        coded = _Coded(*self.recorder.codes(signature), settled=False)
+        self.write(Loop(equation.index, signature, bodies), equation, coded)
 
 
 def _handed_in_as_read(program: Program, frame: Frame, pinned: Collection[int]) -> Program:
@@ -307,7 +313,8 @@ def _in_rounds(
     ready: dict[Number, int] = {}
     #: The round in which a value is there first, in whatever placement.
     made_in: dict[int, int] = {}
-    keyed: list[tuple[int, bool, int]] = []
+    #: Of every position twice its round, and one more for an exchange.
+    turn: dict[int, int] = {}
     for position in positions:
         instruction = instructions[position]
         start, talks = 0, False
@@ -315,16 +322,16 @@ def _in_rounds(
             since = ready.get(need, 0)
             if since > start:
                 start = since
-        if isinstance(instruction, Compute):
+        if type(instruction) is Compute:
             # What is computed again waits for the backward part to come by.
             if waits and instruction.equation in waits:
                 start = max(start, made_in.get(waits[instruction.equation], 0))
         else:
             talks = exchanges(instruction)
-        keyed.append((start, talks, position))
+        turn[position] = 2 * start + talks
         for made in found.makes[position]:
             ready.setdefault(made, start + talks)
         if waits:
             for value, _ in found.keys(found.makes[position]):
                 made_in.setdefault(value, start + talks)
-    return [position for _, _, position in sorted(keyed)]
+    return sorted(turn, key=turn.__getitem__)

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from shardwright.cost.memory.tenants import Key, keys_made, keys_read
 from shardwright.ir.graph import Graph, Value
 from shardwright.ir.program import Instruction, Loop, Move, Program
+from shardwright.ir.wires import Key, keys_made, keys_read
 
 
 def just_in_time(program: Program, graph: Graph, weights: Collection[Value], *, again: bool) -> Program:

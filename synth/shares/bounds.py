@@ -6,6 +6,9 @@ has everything, and that is when all else costs most. But a plan has one vector 
 largest ratio is therefore cut into pieces (branch and bound): within a piece no device has more than its
 upper end and some device has no less than its lower end, on every axis up to rounding. Each piece has its
 own optimum, and the least of them bounds all.
+
+Lines that need not be cut by the plan's ratios keep their floors there. Where that leaves a wide gap, prices
+with labels (`synth/shares/labelled.py`) say which of them are cut by the plan's ratios all the same.
 """
 
 from __future__ import annotations
@@ -17,12 +20,16 @@ from typing import NamedTuple
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.search.solve import SpaceSolver
+from shardwright.synth.shares.labelled import LabelledSolver
 
 #: First pieces: ends in multiples of the even share.
 _ENDS = (1.0, 1.2, 2.0, 4.0)
 
 #: Gap, as a fraction of the cost, with which to be content.
 ENOUGH = 0.05
+
+#: Pieces into which ranges are cut at most where prices have labels, and ends of a piece that is not cut.
+_MOST_LABELLED, _NARROW = 16, 1.02
 
 
 class Certificate:
@@ -76,6 +83,35 @@ class Certificate:
             self._look_closely(piece, piece.prices, cost_s)
         return self.bound_s
 
+    def sharpen(self, solver: LabelledSolver, wanted: float) -> float:
+        """Raise the bound to `wanted`, if prices with labels and smaller pieces do that.
+
+        Args:
+            solver: of the same space with the same factors that pin choices.
+            wanted: seconds.
+        """
+        while self.bound_s < wanted and not self._stop():
+            piece = heapq.heappop(self._pieces)
+            if piece.ends is None and len(self._listed.model.class_of) > 1:
+                self._cut(piece, tuple(_pieces(len(self._listed.model.class_of))))
+                continue
+            if piece.ends is None:
+                heapq.heappush(self._pieces, piece)
+                break
+            low, high = piece.ends
+            if not piece.labelled:
+                found = solver.bound(self._listed, piece.ends, self._stop, wanted)
+                piece = piece._replace(bound_s=max(piece.bound_s, found), prices=None, labelled=True)
+                heapq.heappush(self._pieces, piece)
+            elif len(self._pieces) + 1 < _MOST_LABELLED and high > low * _NARROW:
+                for ends in ((low, (low * high) ** 0.5), ((low * high) ** 0.5, high)):
+                    self._count += 1
+                    heapq.heappush(self._pieces, _Piece(piece.bound_s, self._count, ends, None))
+            else:
+                heapq.heappush(self._pieces, piece)
+                break
+        return self.bound_s
+
     def _look_closely(self, piece: _Piece, prices: Prices, enough: float) -> None:
         found = max(piece.bound_s, self._solver.bound(prices, self._stop, enough))
         # A bound that was enough may be raised further when more is wanted.
@@ -118,12 +154,14 @@ class _Piece(NamedTuple):
         number: which piece it is.
         ends: of the range; None where it is all ratios.
         prices: at which it can be bounded better; None once it was.
+        labelled: whether it was bounded at prices with labels.
     """
 
     bound_s: float
     number: int
     ends: tuple[float, float] | None
     prices: Prices | None
+    labelled: bool = False
 
 
 def _pieces(devices: int) -> Iterator[tuple[float, float]]:

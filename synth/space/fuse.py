@@ -93,7 +93,6 @@ def fuse(graph: Graph, may_sum: Callable[[Value], bool]) -> Fusion:
         may_sum: whether a value may arrive as Partial(sum) at all.
     """
     readers: dict[Value, list[Equation]] = {}
-    producer: dict[Value, Equation] = {}
     for equation in graph.equations:
         for value in equation.input_values:
             using = readers.get(value)
@@ -101,24 +100,25 @@ def fuse(graph: Graph, may_sum: Callable[[Value], bool]) -> Fusion:
                 readers[value] = [equation]
             elif using[-1] is not equation:
                 using.append(equation)
-        for value in equation.outputs:
-            producer[value] = equation
     handed_out = {atom for atom in graph.outputs if isinstance(atom, Value)}
 
-    fusible = _passing(graph, may_sum, readers, handed_out)
-    parent: dict[Equation, Equation] = {e: e for e in fusible}
+    fusible, together = _passing(graph, may_sum, readers, handed_out)
+    producer = {equation.outputs[0]: equation for equation in fusible}
+    parent: dict[Equation, Equation] = dict(zip(fusible, fusible, strict=True))
 
     def find(equation: Equation) -> Equation:
-        while parent[equation] is not equation:
-            parent[equation] = parent[parent[equation]]
+        above = parent[equation]
+        while above is not equation:
+            parent[equation] = parent[above]
             equation = parent[equation]
+            above = parent[equation]
         return equation
 
     for equation, passes in fusible.items():
         mine = equation
-        for value in same_shape(equation):
+        for value in together[equation]:
             before = producer.get(value)
-            if before is not None and fusible.get(before) is passes:
+            if before is not None and fusible[before] is passes:
                 root = find(before)
                 parent[mine] = mine = root
 
@@ -126,22 +126,23 @@ def fuse(graph: Graph, may_sum: Callable[[Value], bool]) -> Fusion:
     for equation in fusible:
         members.setdefault(find(equation), []).append(equation)
     of_equation: dict[Equation, FusedClass] = {}
+    of_value: dict[Value, FusedClass] = {}
     for root, equations in members.items():
         merged = FusedClass(tuple(equations), fusible[root])
-        of_equation.update(dict.fromkeys(equations, merged))
+        for equation in equations:
+            of_equation[equation] = of_value[equation.outputs[0]] = merged
     users = _users(readers, handed_out, of_equation)
-    of_value = {v: of_equation[e] for v, e in producer.items() if e in of_equation}
-    for value, using in users.items():
-        if len(using) == 1 and type(using[0]) is FusedClass and value not in of_value:
-            merged = using[0]
-            mine = [e for e in readers[value] if of_equation.get(e) is merged]
-            if all(value in same_shape(e) for e in mine):
-                of_value[value] = merged
     for value, using in users.items():
         inside = of_value.get(value)
-        if True in [type(user) is FusedClass and inside is not user for user in using]:
-            each = (inside if of_equation.get(e) is inside else e for e in readers[value])
-            users[value] = (*dict.fromkeys(each), *(None,) * (value in handed_out))
+        if inside is None and len(using) == 1 and type(using[0]) is FusedClass:
+            merged = using[0]
+            if all(value in together[e] for e in readers[value]):
+                of_value[value] = inside = merged
+        for user in using:
+            if user is not inside and type(user) is FusedClass:
+                each = (inside if of_equation.get(e) is inside else e for e in readers[value])
+                users[value] = (*dict.fromkeys(each), *(None,) * (value in handed_out))
+                break
     return Fusion(of_equation, of_value, users)
 
 
@@ -150,9 +151,13 @@ def _passing(
     may_sum: Callable[[Value], bool],
     readers: Mapping[Value, Sequence[Equation]],
     handed_out: Set[Value],
-) -> dict[Equation, bool]:
-    """The equations that may be merged, and whether a Partial(sum) may usefully pass through them."""
+) -> tuple[dict[Equation, bool], dict[Equation, tuple[Value, ...]]]:
+    """The equations that may be merged, in order, and whether a Partial(sum) may usefully pass through them.
+
+    And of each the operands that it could share a class with.
+    """
     found: dict[Equation, bool] = {}
+    of: dict[Equation, tuple[Value, ...]] = {}
     for equation in reversed(graph.equations):
         like = _like(equation)
         if like is None:
@@ -161,14 +166,16 @@ def _passing(
         together: tuple[Value, ...] = tuple([inputs[k] for k in like.together])  # pyright: ignore[reportAssignmentType]  (no literals)
         if like.joins and any(len(readers[v]) + (v in handed_out) > 1 for v in together):
             continue
+        of[equation] = together
         passes = like.passes and any(map(may_sum, together))
-        result = equation.outputs[0]
-        using = readers.get(result, ())
-        if passes and using and result not in handed_out and len(set(together)) == 1:
-            handed_on = all(found.get(user) is False for user in using)
-            passes = not (handed_on and all(result in same_shape(user) for user in using))
+        if passes and len(set(together)) == 1:
+            result = equation.outputs[0]
+            using = readers.get(result, ())
+            if using and result not in handed_out:
+                handed_on = all(found.get(user) is False for user in using)
+                passes = not (handed_on and all(result in of[user] for user in using))
         found[equation] = passes
-    return dict(reversed(found.items()))
+    return dict(reversed(found.items())), of
 
 
 class _Like(NamedTuple):

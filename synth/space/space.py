@@ -7,7 +7,6 @@ factors, so that most of the work is done once per distinct layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import shardwright.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (rules, before planning begins)
@@ -20,42 +19,13 @@ from shardwright.ir.registry import registry, rule_of
 from shardwright.ir.rules import Signature, pairs, signatures
 from shardwright.synth.space.conversions import Domain, Domains, Routes
 from shardwright.synth.space.factors import Choice, EquationFactor, LinkFactor, Slot, Use
-from shardwright.synth.space.fuse import FusedClass, Fusion, alike, fuse, same_shape
+from shardwright.synth.space.frame import Frame
+from shardwright.synth.space.fuse import FusedClass, alike, fuse, same_shape
 from shardwright.synth.space.units import Units, lettered, letters
 from shardwright.synth.space.vocabulary import Vocabulary
 
 #: Signatures of an equation, what its results may have outstanding, and numbers that stand for the results.
 _Found: TypeAlias = tuple[tuple[Signature, ...], tuple[frozenset[ReduceOp], ...], tuple[int, ...]]
-
-
-@dataclass(slots=True)
-class Frame:
-    """One graph of the space (the step itself, or the body of a region) and its choices.
-
-    Attributes:
-        graph: the graph.
-        weight: how often it runs per step.
-        fusion: its fused classes.
-        choice: what each value is held in, for a value of a class that class's placement.
-        exits: values computed in a class that have a holding of their own for users outside of it.
-        uses: the factor of every equation without regions, and the choices it ties.
-        children: frames of an equation's regions.
-        ports: placement in which each result of an equation with regions leaves them, by result;
-            carries leave as they are carried.
-    """
-
-    graph: Graph
-    weight: float
-    fusion: Fusion
-    choice: dict[Value, Choice] = field(default_factory=dict[Value, Choice])
-    exits: dict[Value, Choice] = field(default_factory=dict[Value, Choice])
-    uses: dict[Equation, Use] = field(default_factory=dict[Equation, Use])
-    children: dict[Equation, tuple[Frame, ...]] = field(default_factory=dict)
-    ports: dict[Equation, dict[int, Choice]] = field(default_factory=dict[Equation, dict[int, Choice]])
-
-    def held(self, value: Value) -> Choice:
-        """The choice from which users outside of its class get a value."""
-        return self.exits.get(value) or self.choice[value]
 
 
 class Space:
@@ -226,30 +196,36 @@ class Space:
 
     def _use(self, frame: Frame, equation: Equation, through: Traffic) -> Use:
         """The equation's factor with its choices, added to `uses`."""
-        fusion, choices, exits = frame.fusion, frame.choice, frame.exits
-        fused = fusion.of_equation.get(equation)
+        inside, choices, exits = frame.fusion.of_value, frame.choice, frame.exits
+        fused = frame.fusion.of_equation.get(equation)
         together = () if fused is None else alike(equation)
         scope: dict[Choice, int] = {}
-        slots: list[tuple[int, str] | None] = []
+        #: Of every slot its place in the scope, twice, and whether its mode is "exact"; -1 for a literal.
+        slots: list[int] = []
         for position, atom in enumerate(equation.inputs):
             if type(atom) is not Value:
-                slots.append(None)
-            elif position in together and fusion.of_value.get(atom) is fused:
-                slots.append((scope.setdefault(choices[atom], len(scope)), "exact"))
+                slots.append(-1)
+            elif position in together and inside.get(atom) is fused:
+                slots.append(2 * scope.setdefault(choices[atom], len(scope)) + 1)
             else:
-                held = exits.get(atom) or choices[atom]
-                slots.append((scope.setdefault(held, len(scope)), "use"))
-        mode = "derive" if fused is None else "exact"
+                slots.append(2 * scope.setdefault(exits.get(atom) or choices[atom], len(scope)))
         for value in equation.outputs:
-            slots.append((scope.setdefault(choices[value], len(scope)), mode))
+            slots.append(2 * scope.setdefault(choices[value], len(scope)) + (fused is not None))
         found = self._of_equation[equation]
         found = found if self.nodes is None else self._on_mesh(found)
-        domains = tuple([choice.domain for choice in scope])
-        key = (id(found), through, *slots, *domains, frame.weight)
+        domains = [choice.domain for choice in scope]
+        key = (id(found), through, frame.weight, *slots, *domains)
         factor = self._factors.get(key)
         if factor is None:
-            made = tuple([None if slot is None else Slot(*slot) for slot in slots])
-            factor = EquationFactor(equation, rule_of(equation), through, found, made, domains, frame.weight)
+            modes = ["use"] * len(equation.inputs) + ["derive"] * len(equation.outputs)
+            made = tuple(
+                [
+                    None if slot < 0 else Slot(slot >> 1, "exact" if slot & 1 else mode)
+                    for slot, mode in zip(slots, modes, strict=True)
+                ]
+            )
+            rule = rule_of(equation)
+            factor = EquationFactor(equation, rule, through, found, made, tuple(domains), frame.weight)
             self._factors[key] = factor
         use = Use(factor, tuple([choice.index for choice in scope]))
         self.uses.append(use)
@@ -282,14 +258,15 @@ class Space:
     def _class_choice(self, frame: Frame, fused: FusedClass, value: Value) -> Choice:
         """The placement in which a class is computed, made when the first of its values is met."""
         first = fused.equations[0].outputs[0]
-        if first not in frame.choice:
+        found = frame.choice.get(first)
+        if found is None:
             may_sum = fused.passes and any(
                 "sum" in self._partials[v] for e in fused.equations for v in (*same_shape(e), *e.outputs)
             )
             partials: tuple[ReduceOp, ...] = ("sum",) if may_sum else ()
             domain = self.domains.single(value.type, self.units.of(value), partials)
-            frame.choice[first] = self._choice(first, domain)
-        return frame.choice[first]
+            found = frame.choice[first] = self._choice(first, domain)
+        return found
 
     def _add_input(self, frame: Frame, value: Value) -> None:
         fused = frame.fusion.of_value.get(value)
@@ -305,14 +282,14 @@ class Space:
             frame.choice[value] = self._choice(value, self._single(value))
 
     def _add_result(self, frame: Frame, value: Value) -> None:
-        users = frame.fusion.users.get(value, ())
-        fused = frame.fusion.of_value.get(value)
+        fusion = frame.fusion
+        users, fused = fusion.users.get(value, ()), fusion.of_value.get(value)
         if fused is None:
             domain = self._multiple(value) if len(users) > 1 else self._single(value)
             frame.choice[value] = self._choice(value, domain)
             return
         frame.choice[value] = self._class_choice(frame, fused, value)
-        if len(users) > 1 and sum([user is not fused for user in users]) > 1:
+        if len(users) > 1 and len(users) - users.count(fused) > 1:
             frame.exits[value] = self._choice(value, self._multiple(value))
             self._link("exit", frame.choice[value], frame.exits[value], weight=frame.weight)
 

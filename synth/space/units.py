@@ -167,7 +167,10 @@ class Units:
             numbers: dict[Value, int] = {}
             for value, first in self._first.items():
                 mine = tuple(steps[first : first + len(value.type.shape)])
-                numbers[value], units[value] = interned.setdefault(mine, (len(interned), mine))
+                known = interned.get(mine)
+                if known is None:
+                    known = interned[mine] = len(interned), mine
+                numbers[value], units[value] = known
             self._found = units, numbers
         return self._found
 
