@@ -153,11 +153,11 @@ class _Region:
     ) -> None:
         """Append the equations of a jaxpr; `caller` and `around` are source and part of the call or loop."""
         builder, types, met = self.builder, self.types, self.met
-        literal = jex.Literal
+        literal, type_of, part_of = jex.Literal, builder.type_of, builder.part_of
         for eqn in jaxpr.eqns:
-            name = eqn.primitive.name
+            name, results = eqn.primitive.name, eqn.outvars
             operands = tuple([self.read(a, env) if isinstance(a, literal) else env[a] for a in eqn.invars])
-            part, before = builder.part_of(eqn, around), len(types)
+            part, before = part_of(eqn, around), len(types)
             if part == "backward" and around != part:
                 # What JAX hands over is read off its own equations, calls as a whole: the backward part of a
                 # call may not need all that the forward part kept for it.
@@ -194,7 +194,7 @@ class _Region:
                     remedy="Use jax.random with a key",
                 )
             builder.primitives.setdefault(name, eqn.primitive)
-            types.extend([builder.type_of(var.aval) for var in eqn.outvars])
+            types.extend([type_of(var.aval) for var in results])
             outputs = tuple(range(before, len(types)))
             if name == "optimization_barrier":
                 # A barrier of several operands is one of each: they may be placed differently.
@@ -202,7 +202,7 @@ class _Region:
                     met.append(_Met(name, eqn.params, (a,), (v,), regions, source, part))
             else:
                 met.append(_Met(name, eqn.params, operands, outputs, regions, source, part))
-            env.update(zip(eqn.outvars, outputs, strict=True))
+            env.update(zip(results, outputs, strict=True))
             if part == "backward":
                 self.backward.update(outputs)
 
@@ -234,9 +234,7 @@ class _Region:
         form_of = self.builder.forms.of
         for met in reversed(kept):
             ins = tuple([values[atom] if type(atom) is int else name(atom) for atom in met.ins])
-            for number in met.outs:
-                values[number] = Value(len(values), types[number])
-            outs = tuple([values[number] for number in met.outs])
+            outs = tuple([made(number) for number in met.outs])
             form = form_of(met.name, met.params, ins, outs)
             equations.append(Equation(len(equations), form, ins, outs, met.regions, met.source, met.part))
         results = tuple([name(atom) for atom in outputs])

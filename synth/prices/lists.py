@@ -19,7 +19,7 @@ from shardwright.cost.lines import Exchange, Grouped, Line, kernel_lines
 from shardwright.cost.model import CostModel
 from shardwright.cost.op_classes import PRODUCTS
 from shardwright.cost.share_cost import CostStack
-from shardwright.ir.collectives import between
+from shardwright.ir.collectives import Collective, between
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Placement
 from shardwright.synth.space.conversions import Routes
@@ -88,6 +88,7 @@ class Catalogue:
         self._moves: dict[tuple[Routes, ...], Moves] = {}
         self._grouped: dict[tuple[int, int], tuple[Grouped, NDArray[np.int64], NDArray[np.bool_]]] = {}
         self._steps: dict[Routes, tuple[Step, ...]] = {}
+        self._between: dict[tuple[Placement, Placement], Collective | None] = {}
         self._kernels: dict[EquationFactor, NDArray[np.intp]] = {}
         self._of_kernels: dict[tuple[object, ...], NDArray[np.intp]] = {}
 
@@ -152,7 +153,10 @@ class Catalogue:
 
     def step(self, tensor: TensorType, pre: Placement, post: Placement) -> Step | None:
         """The move from `pre` to `post`, None where there is none."""
-        collective = between(pre, post)
+        pair = pre, post
+        if pair not in self._between:
+            self._between[pair] = between(pre, post)
+        collective = self._between[pair]
         if collective is None:
             return None
         kind, nbytes, names = collective.kind, tensor.nbytes, collective.strategies

@@ -63,6 +63,7 @@ class Node:
     parent: Node | None
     rank: int  # among the successors of the parent
     values: list[int] | None = None  # by choice, once the node is expanded
+    following: Successors | None = None  # as soon as they are known
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,9 @@ class _Tree:
 
     def successors(self, node: Node) -> Successors:
         """All possible values of the next choice, the best first."""
-        return self._after(*self.decide[node.depth], self.values(node))
+        if node.following is None:
+            node.following = self._after(*self.decide[node.depth], self.values(node))
+        return node.following
 
     def _after(self, layer: Layer, bucket: Bucket, values: Sequence[int]) -> Successors:
         if len(bucket.parts) == 1:
