@@ -99,11 +99,12 @@ class Free:
 
     @cached_property
     def pool(self) -> Pool | None:
-        """Programs within whatever memory, of a small step that may not fit."""
-        turns, judge = self.turns, self.turns.judge
+        """Programs within whatever memory, of a small step that may fit."""
+        turns = self.turns
+        if len(turns.space.choices) > FEW_CHOICES or len(turns.model.class_of) == 1:
+            return None
         limits = Limits.of(turns.model)
-        small = len(turns.space.choices) <= FEW_CHOICES
-        if not small or judge.roomy or too_small(judge.graph, limits.nbytes):
+        if too_small(turns.judge.graph, limits.nbytes):
             return None
         return Pool(turns, self.found, self.renting(limits))
 
@@ -177,7 +178,14 @@ def freely(
         if stop() or bound_s >= found.cost_s * (1 - ENOUGH):
             break
     assert found is not None
-    return Free(turns, found, *_settle(graph, turns, found), certificate, ideal)
+    free = Free(turns, found, *_settle(graph, turns, found), certificate, ideal)
+    # What a pool has to offer within less memory is then no cheaper than what is found without a limit.
+    while free.pool is not None and not stop() and free.found.cost_s > bound_s * (1 + _SAME):
+        found = turns.take(free.pool.likes())
+        if found.cost_s >= free.found.cost_s * (1 - _SAME):
+            break
+        free = Free(turns, found, *_settle(graph, turns, found), certificate, ideal)
+    return free
 
 
 def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = False) -> Synthesis:
@@ -193,14 +201,16 @@ def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = Fals
     graph, model, stop = turns.judge.graph, turns.model, turns.stop
     bound_s = certificate.bound_s
     renting = cache(lambda: free.renting(Limits.of(model)))
-    pool, within = free.pool, None
+    pool, within = None if turns.judge.roomy else free.pool, None
     if pool is not None and not hopeless(turns, renting, found.cost_s, rival_s):
         within = pool.cheapest(rival_s)
     if within is not None:
         first, memory = best, memory = within
         renting().helped = SCALES.index(1.0)
     else:
-        brief = briefly or (pool is not None and rival_s < math.inf)
+        # On one device all programs are one.
+        alone = len(model.class_of) == 1
+        brief = briefly or alone or (pool is not None and rival_s < math.inf)
         first, memory = judged(turns, best, found, renting, rival_s, briefly=brief)
         best, memory = overlooked(turns, first, memory, found.cost_s, briefly=brief)
         if not brief and _wide(turns, best, bound_s, rival_s, renting):

@@ -102,7 +102,7 @@ def ways(graph: Graph, model: CostModel, policies: Sequence[Policy] = RECOMPUTIN
 def options(graph: Graph, model: CostModel, policies: Sequence[Policy]) -> list[list[Option]]:
     """By layer, what may be done with it that frees anything."""
     layers = stretches(graph)
-    scans = [s.last == s.first + 1 and graph.equations[s.first].primitive == "scan" for s in layers]
+    scans = [_is_scan(stretch, graph) for stretch in layers]
     found: list[list[Option]] = [[] for _ in layers]
     for keep, host in policies:
         # What a scan keeps is read by the loop that walks back over it: there is no waiting in between.
@@ -114,10 +114,23 @@ def options(graph: Graph, model: CostModel, policies: Sequence[Policy]) -> list[
     return found
 
 
-def _undominated(graph: Graph, model: CostModel, policies: Sequence[Policy]) -> list[list[Option]]:
+def in_scans(graph: Graph, policies: Sequence[Policy]) -> list[Stretch]:
+    """What may be done with scans on the devices, the least first."""
+    scans = [s for s in stretches(graph) if _is_scan(s, graph)]
+    return [replace(scan, keep=keep) for scan in scans for keep, host in policies if not host]
+
+
+def _is_scan(stretch: Stretch, graph: Graph) -> bool:
+    return stretch.last == stretch.first + 1 and graph.equations[stretch.first].primitive == "scan"
+
+
+def _undominated(
+    graph: Graph, model: CostModel, policies: Sequence[Policy], saving: Stretch | None = None
+) -> list[list[Option]]:
     """The same without what another way of dealing with the layer beats in both bytes and time."""
     found = options(graph, model, policies)
     for some in found:
+        some[:] = [option._replace(seconds=0.0) if option.stretch == saving else option for option in some]
         some.sort(key=lambda option: (-option.freed_bytes, option.seconds))
         least, kept = float("inf"), list[Option]()
         for option in some:
@@ -150,7 +163,12 @@ def ladder(
     return tuple(rung.stretches for rung in rungs_of(graph, model, policies))
 
 
-def rungs_of(graph: Graph, model: CostModel, policies: Sequence[Policy] = RECOMPUTING) -> tuple[Rung, ...]:
+def rungs_of(
+    graph: Graph,
+    model: CostModel,
+    policies: Sequence[Policy] = RECOMPUTING,
+    saving: Stretch | None = None,
+) -> tuple[Rung, ...]:
     """Ways to keep less and less of the forward part on the devices, each less than the one before.
 
     Every rung adds a stretch, or keeps less of one, whichever frees the most bytes for its time; of equal
@@ -160,8 +178,9 @@ def rungs_of(graph: Graph, model: CostModel, policies: Sequence[Policy] = RECOMP
         graph: the step.
         model: of the fleet.
         policies: what may be done with a stretch.
+        saving: what saves time, whatever the memory: it comes first.
     """
-    by_layer = _undominated(graph, model, policies)
+    by_layer = _undominated(graph, model, policies, saving)
     steps: list[tuple[float, int, int]] = []
     for number, mine in enumerate(by_layer):
         before, spent_s = 0, 0.0

@@ -335,7 +335,7 @@ class Choosing:
     @property
     def promising(self) -> tuple[tuple[Members, ...], Members | None]:
         """Parts that a similar step may like: all that are not bounded far above the best; and the best."""
-        best = min(self._parts, key=lambda part: part.cost_s)
+        best = min(self._parts, key=lambda part: (not part.fits, part.cost_s))
         likely = [part for part in self._parts if part.whole or part.bound_s <= _FAR_ABOVE * best.cost_s]
         return tuple(part.members for part in likely), best.members if best.found is not None else None
 
@@ -353,9 +353,12 @@ class Choosing:
 
     @property
     def free_s(self) -> float:
-        """What the best program found costs if memory were no limit; infinite if none was looked for."""
-        free = (part.free.found.cost_s for part in self._parts if part.free is not None)
-        return min(free, default=math.inf)
+        """What the best program found costs if memory were no limit; infinite if none was looked for.
+
+        Parts into whose memory nothing fits were not planned: they count by their bounds.
+        """
+        free = [part.free.found.cost_s for part in self._parts if part.free is not None]
+        return min([*free, *(part.bound_s for part in self._parts if part.impossible)], default=math.inf)
 
     def _plan(self, part: _Part, least_s: float, *, briefly: bool) -> None:
         if part.free is None:

@@ -114,11 +114,11 @@ def check(shape: Shape, speeds: tuple[int, ...], part: float, uneven: float, don
 
 @pytest.mark.parametrize("seed", [2, *(pytest.param(each, marks=pytest.mark.full) for each in range(3, 11))])
 def test_less_memory_never_makes_a_plan_of_one_vector_of_ratios_cheaper(seed: int) -> None:
-    """Wherever memory binds; where it does not, the search ends within the gap that is certified."""
+    """Nor than the plan without a limit, which a pool has nothing cheaper than."""
     chance = random.Random(seed)
     shape, speeds, uneven = some_shape(chance), chance.choice(FLEETS), chance.choice((1.0, 1.0, 0.8))
-    most = max(roomy(shape, speeds).memory_bytes)
-    least_s = 0.0
+    free = roomy(shape, speeds)
+    most, least_s = max(free.memory_bytes), free.cost_s
     for part in (0.95, 0.9, 0.8, 0.7) if seed == 2 else (0.98, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.62, 0.55):
         limits = tuple(int(part * most * uneven**i) for i in range(len(speeds)))
         plan = synthesize_traced(made(shape)[0], fleet=fleet_of(speeds, limits), **AS_IT_IS)

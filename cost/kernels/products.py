@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil
 
 import numpy as np
@@ -20,9 +21,11 @@ from shardwright.cost.share_cost import Floats
 def follows_kernel_model(device: DeviceType) -> bool:
     """Whether kernels are priced by shape: types of the catalogue, and others that state multiprocessors.
 
-    What was measured on a device of the fleet's own (`measured: true` in a fleet file) stands as it is.
+    What was measured on a device of the fleet's own (`measured: true` in a fleet file) stands as it is. How
+    much memory a fleet leaves of a card's does not make it another card.
     """
-    known = catalogue().get(device.name) == device
+    same = catalogue().get(device.name)
+    known = same is not None and replace(device, memory_bytes=same.memory_bytes) == same
     return device.sm_count is not None and (known or not device.measured)
 
 

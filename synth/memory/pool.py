@@ -11,8 +11,9 @@ of a program and ratios away, and so never makes the best that is left cheaper.
     in turn     the same with less in memory at a time (`sparing.py`)
     ratios      all that deal whole units (`dealt.py`)
 
-The cheapest pair that fits as it will run is taken. Which pairs are worth a look the model says, once a look
-at the program where it costs least has said how far the model is off.
+Where memory does not bind, the search without a limit goes on from the cheapest pair of all (`Pool.likes`).
+Within memory, the cheapest pair that fits as it will run is taken. Which pairs are worth a look the model
+says, once a look at the program where it costs least has said how far the model is off.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.bill import Item, charges
-from shardwright.cost.memory.liveness import Footprint, Peaks
+from shardwright.cost.memory.liveness import Footprint, Peaks, footprint
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.program import Program
 from shardwright.synth.memory.budgets import Renting
@@ -104,6 +105,7 @@ class Pool:
         self._turns, self._renting, self._limits = turns, renting, turns.judge.limits
         model, memory = turns.model, renting.limits.nbytes
         self._known: dict[Program, _Member] = {}
+        self._filled = False
         solution, prices = turns.search(free.ratios)
         program = emit(turns.space, solution.assignment, prices, turns.extra)
         spent: dict[int, float] = {}
@@ -119,6 +121,12 @@ class Pool:
         self._best = self._add(program)
         self._unit_s = free.cost_s / float(self._best.peaks[0] @ model.counts)
 
+    def likes(self) -> tuple[float, ...]:
+        """The ratios of the cheapest pair, if memory were no limit."""
+        self._fill()
+        best = min(self._known.values(), key=lambda member: float(member.seconds[member.cheapest]))
+        return self._dealt.vectors[best.cheapest]
+
     def cheapest(self, rival_s: float = math.inf) -> tuple[Candidate, Peaks] | None:
         """The cheapest pair that fits as it will run; None if there is none, or none as cheap as a rival.
 
@@ -128,8 +136,7 @@ class Pool:
         peaks = self._look(self._best, 0)
         if self._turns.judge.excess(peaks) <= 1:
             return self._candidate(self._best, 0, peaks)
-        if len(self._known) == 1:
-            self._fill()
+        self._fill()
         number = itertools.count()
         queue = [(float(m.seconds[m.cheapest]), next(number), m, -1) for m in self._known.values()]
         heapq.heapify(queue)
@@ -175,6 +182,9 @@ class Pool:
 
     def _fill(self) -> None:
         """Search for programs, see the module's docstring."""
+        if self._filled:
+            return
+        self._filled = True
         most = float((self._best.peaks[0] / self._limits).max())
         for ratios in self._first:
             self._search(ratios, in_order=True)
@@ -225,7 +235,8 @@ class Pool:
     def _add(self, program: Program, *, spared: bool = False) -> _Member:
         if program not in self._known:
             items = charges(program, self._renting.graph, self._turns.model)
-            memory = self._turns.judge.footprint(program)
+            # Also where everything fits: which programs there are does not depend on that.
+            memory = footprint(program, self._turns.judge.graph)
             seconds, peaks = self._dealt.seconds(items), self._dealt.peaks(memory)
             cheapest = int(seconds.argmin())
             self._known[program] = _Member(program, items, memory, seconds, peaks, cheapest, spared)

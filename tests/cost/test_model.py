@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -167,6 +168,8 @@ def test_what_calibration_measured_stands() -> None:
     model = model_of(GPU, calibrated, plain)
     assert [follows_kernel_model(device) for device in model.types] == [True, False, False]
     assert all(follows_kernel_model(device) for device in catalogue().values())
+    # Nor is a card another one where a fleet leaves less of its memory to plans.
+    assert all(follows_kernel_model(replace(device, memory_bytes=1)) for device in catalogue().values())
     dot = only(graph_of(jnp.matmul, f32(100, 200), f32(200, 300)), "dot_general")
     priced = price(model, dot, Signature((R, R), (R,))).per_class(np.ones(3)) - model_launch(model)
     flop = 2 * 100 * 200 * 300

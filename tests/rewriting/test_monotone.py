@@ -13,6 +13,7 @@ from rewriting_cases import fleet, layered
 
 from shardwright import Fleet
 from shardwright.api import synthesize_traced
+from shardwright.factory import load_factory
 from shardwright.ir.trace import Traced, trace
 
 
@@ -77,6 +78,16 @@ def test_less_memory_never_makes_the_plan_cheaper(model: str, speeds: tuple[int,
         costs.append(plan.cost_s if plan.fits else float("inf"))
     assert all(after >= before * (1 - 1e-9) for before, after in itertools.pairwise(costs)), costs
     assert costs[-4] < float("inf")
+
+
+def test_a_scan_keeps_less_where_that_saves_time_whatever_the_memory() -> None:
+    """What it keeps is stacked up and taken apart again; with less memory it once was found, and cheaper."""
+    step, args = load_factory("examples/gpt2.py:tiny_scan")
+    traced = trace(step, *args)
+    options: Any = {"fleet": fleet(speeds=(3, 1)), "axes": 1}
+    free = synthesize_traced(traced, **options)
+    assert free.rewriting.recompute
+    assert free.cost_s < synthesize_traced(traced, recompute="off", **options).cost_s
 
 
 def slow(memory: int) -> Fleet:

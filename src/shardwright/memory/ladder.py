@@ -16,7 +16,7 @@ from shardwright.ir.trace import Traced
 from shardwright.plan import Plan
 from shardwright.synth.combinations import combinations
 from shardwright.synth.memory.rent import most_alive, too_small
-from shardwright.synth.stretches import Policy, Rung, rungs_of, seconds_of
+from shardwright.synth.stretches import Policy, Rung, in_scans, rungs_of, seconds_of
 
 #: Rungs of a ladder that are all tried.
 _FEW = 8
@@ -30,6 +30,16 @@ _ROOM = 0.5
 
 #: Part of its cost that a rewriting should promise to save to be planned beside a plan that fits.
 WORTH = 0.01
+
+#: A step of no more equations on no more devices is planned in about a second, and nothing is left out.
+_EQUATIONS, _DEVICES, _SAME = 1_500, 4, 1e-6
+
+
+def tolerance(traced: Traced, fleet: Fleet, usual: float) -> float:
+    """The part of a step's cost for which nothing more is planned: next to none where that takes a moment."""
+    if len(fleet.devices) > _DEVICES or sum(1 for _ in traced.graph.all_equations()) > _EQUATIONS:
+        return usual
+    return _SAME
 
 
 class Planning(Protocol):
@@ -95,6 +105,7 @@ class Ladder:
     ) -> None:
         self.traced, self.pieces, self.planner, self.late = traced, pieces, planner, late
         self.fleet, self.policies = fleet, policies
+        self.worth = tolerance(traced, fleet, WORTH)
         self.limits = [device.type.memory_bytes for device in fleet.devices]
         #: Whether devices differ: which programs are good then depends on how memory compares with speed.
         self.mixed = len({device.type for device in fleet.devices}) > 1
@@ -104,6 +115,9 @@ class Ladder:
         #: Rungs up to this one keep more than one of which no program fits.
         self._full = -1
         self.too_large: list[Plan] = []
+        #: What makes a scan keep less and the step quicker if memory were no limit, and how long that takes.
+        self.saving: Stretch | None = None
+        self.saving_s = math.inf
 
     @cached_property
     def graph(self) -> Graph:
@@ -115,7 +129,7 @@ class Ladder:
         """What is done with which layers, from rung to rung more; none where nothing may be."""
         if not self.policies:
             return ()
-        return rungs_of(self.graph, CostModel(self.fleet), self.policies)
+        return rungs_of(self.graph, CostModel(self.fleet), self.policies, self.saving)
 
     @property
     def untried(self) -> str:
@@ -172,6 +186,26 @@ class Ladder:
                     pays.update(again)
                     found = plan if plan.cost_s < found.cost_s else found
         return None if found is best else found
+
+    def in_scans(self, base: Plan) -> Plan | None:
+        """A plan that fits, and takes less time whatever the memory, because a scan keeps less.
+
+        What it keeps is stacked up and taken apart again. That is what the ladder then begins with. Of steps
+        planned in a moment only.
+        """
+        found: Plan | None = None
+        least_s = unlimited_s(base)
+        quick = self.worth < WORTH and not self.every
+        for stretch in in_scans(self.graph, self.policies) if quick else ():
+            if self.late():
+                break
+            step = rewritten(self.traced, Rewriting((stretch,), self.pieces))
+            plan = self.planner.plan(step, least_s, briefly=True, baselines=False)
+            if plan is not None and unlimited_s(plan) < least_s * (1 - 1e-9):
+                self.saving, self.saving_s = stretch, unlimited_s(plan)
+                least_s = self.saving_s
+                found = better(found, plan)
+        return found
 
     def top(self) -> Plan:
         """The plan of the rung that keeps least."""
@@ -300,7 +334,7 @@ class Ladder:
             free_s: about what the step as it is costs without a limit of memory.
             rival_s: what another plan that fits costs.
         """
-        worth_s = best.cost_s * (1 - WORTH)
+        worth_s = best.cost_s * (1 - self.worth)
         worth = [n for n in range(len(self.rungs)) if self._estimate(n, free_s) < worth_s]
         if not worth:
             return None
@@ -311,9 +345,9 @@ class Ladder:
             if self.late():
                 break
             least_s = min(best.cost_s, rival_s, cost_of(found))
-            if rung in self.known or self._estimate(rung, free_s) >= least_s * (1 - WORTH):
+            if rung in self.known or self._estimate(rung, free_s) >= least_s * (1 - self.worth):
                 continue
-            plan = self.plan(rung, least_s * (1 - WORTH))
+            plan = self.plan(rung, least_s * (1 - self.worth))
             found = better(found, plan)
         if few:
             found = better(found, self._without_one(best if found is None else found))
@@ -344,7 +378,7 @@ class Ladder:
         found: Plan | None = None
         for i, part in enumerate(self._parts(again)):
             # It saves what it took, and needs more memory.
-            if len(again) > 1 and part * took_s > WORTH * best.cost_s and not self.late():
+            if len(again) > 1 and part * took_s > self.worth * best.cost_s and not self.late():
                 other = (*again[:i], *again[i + 1 :])
                 step = rewritten(self.traced, Rewriting(other, self.pieces))
                 if too_small(step.graph, self.limits):

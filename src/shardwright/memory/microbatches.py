@@ -11,7 +11,7 @@ from shardwright.ir.placement import Shard
 from shardwright.ir.rewrites.pieces import NotInPiecesError, batch_of
 from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced
-from shardwright.memory.ladder import Planning, better, cost_of
+from shardwright.memory.ladder import Planning, better, cost_of, tolerance
 from shardwright.plan import Plan
 
 #: A plan this near what it costs without a limit of memory is not planned again in other ways.
@@ -41,6 +41,7 @@ class Pieces:
 
     def __init__(self, traced: Traced, fleet: Fleet, planner: Planning, late: Callable[[], bool]) -> None:
         self.traced, self.fleet, self.planner, self.late = traced, fleet, planner, late
+        self.near = tolerance(traced, fleet, NEAR)
         #: Steps that memory was in the way of, and what no plan of each costs less than.
         self.open: list[tuple[Traced, float]] = []
         self.tried: list[int] = []
@@ -84,7 +85,7 @@ class Pieces:
             best = better(best, plan)
             # Of what is there in one piece, so much is there in however many.
             stays = (pieces * self.crowded - crowded) / (pieces - 1)
-            if best is not None and best.cost_s <= best.bound_s * (1 + NEAR):
+            if best is not None and best.cost_s <= best.bound_s * (1 + self.near):
                 break  # the bound of more pieces is no less than that of these
             if best is None and stays > 1:
                 break
@@ -119,7 +120,7 @@ class Pieces:
         for step, bound_s in sorted(self.open, key=lambda each: each[1]):
             if self.late():
                 break
-            if bound_s >= min(rival_s, cost_of(best)) * (1 - NEAR):
+            if bound_s >= min(rival_s, cost_of(best)) * (1 - self.near):
                 continue
             plan = self.planner.plan(step, min(rival_s, cost_of(best)), baselines=False)
             if best is not None and plan is None:

@@ -26,7 +26,16 @@ from shardwright.ir.errors import InputError
 from shardwright.ir.graph import Graph
 from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced
-from shardwright.memory.ladder import WORTH, Ladder, Planning, better, cost_of, existing, unlimited_s
+from shardwright.memory.ladder import (
+    WORTH,
+    Ladder,
+    Planning,
+    better,
+    cost_of,
+    existing,
+    tolerance,
+    unlimited_s,
+)
 from shardwright.memory.microbatches import NEAR, Pieces, counts_of
 from shardwright.plan import Plan
 from shardwright.synth.combinations import SMALL
@@ -130,20 +139,23 @@ class _Asked:
         changes = alike and bool(self.policies or cut)
         impossible = changes and not late() and _impossible(step.graph, ladder.limits)
         base = None if impossible else existing(planner.plan(step, briefly=True))
-        whole = impossible or not planner.unfinished(step)
-        if base is not None and base.fits:
-            if late():
-                return base
-            if whole and not _binds(base):
-                return _compared(better(base, ladder.that_saves(base)) or base, base)
-        # What fits in pieces without further ado is found quickly, and a rival for all that takes longer.
+        whole, near = impossible or not planner.unfinished(step), tolerance(self.traced, self.fleet, NEAR)
+        if base is not None and base.fits and late():
+            return base
         best = better(None, base)
+        if base is not None:
+            best = better(best, ladder.in_scans(base))
+            least_s = min(unlimited_s(base), ladder.saving_s)
+            # Whether a plan might be cheaper with more memory.
+            if whole and base.fits and best is not None and best.cost_s <= least_s * (1 + near):
+                return _compared(better(best, ladder.that_saves(best)) or best, base)
+        # What fits in pieces without further ado is found quickly, and a rival for all that takes longer.
         crowded, devices = planner.crowded(step)
         if impossible:
             crowded, devices = most_alive(step.graph) / sum(ladder.limits), len(self.fleet.devices)
         if planner.thorough and not ladder.every:
             best = best or ladder.briefly(base)
-            if best is not None and best.cost_s <= _free_s(base, best) * (1 + NEAR):
+            if best is not None and best.cost_s <= _free_s(base, best) * (1 + near):
                 return _noted(_compared(best, base), ladder.untried)
         elif ladder.mixed and not ladder.every:
             best = better(best, ladder.freely(cost_of(best)))
@@ -155,8 +167,8 @@ class _Asked:
             within = planner.plan(step, cost_of(best))
             base = base if within is None else within
             best = better(best, base)
-        free_s = min([0.0 if base is None else unlimited_s(base), *ladder.free_s.values()])
-        if best is not None and best.cost_s <= free_s * (1 + NEAR):
+        free_s = min([0.0 if base is None else unlimited_s(base), ladder.saving_s, *ladder.free_s.values()])
+        if best is not None and best.cost_s <= free_s * (1 + near):
             saves = ladder.that_saves(best) if best.rewriting.microbatches == pieces else None
             return _compared(better(best, saves) or best, base)  # whatever else there is saves less
         if ladder.every:
@@ -188,6 +200,7 @@ class _Asked:
         if sum(value.type.nbytes for value in self.traced.graph.inputs) > sum(limits):
             return found
         best, least = better(None, found), found
+        worth = tolerance(self.traced, self.fleet, WORTH)
         # In one piece it was planned beside a rival, if anything fitted in more.
         for pieces in (*([1] if found.rewriting.microbatches > 1 else []), *counts_of(self.traced)):
             if self.late():
@@ -195,7 +208,7 @@ class _Asked:
                     best or least, f"{pieces} micro-batches and more were not searched for want of time"
                 )
             step = rewritten(self.traced, Rewriting(microbatches=pieces))
-            if self.planner.plan(step, cost_of(best) * (1 - WORTH), briefly=True) is None:
+            if self.planner.plan(step, cost_of(best) * (1 - worth), briefly=True) is None:
                 continue
             plan = self.plan(pieces, rival_s=cost_of(best))
             best = better(best, plan)
@@ -273,8 +286,3 @@ def _compared(best: Plan, base: Plan | None) -> Plan:
         found = "no plan was found that fits and costs less"
     note = f"as traced, {found}; the bound is that of the step as it is changed"
     return replace(best, assumptions=(*best.assumptions, note))
-
-
-def _binds(plan: Plan) -> bool:
-    """Whether a plan might be cheaper with more memory."""
-    return not plan.fits or plan.cost_s > unlimited_s(plan) * (1 + NEAR)
