@@ -31,6 +31,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, TypeAlias, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shardwright.ir.axis_strings import Axes, Axis, blocked_letters, cut_letters, merges, parsed
 from shardwright.ir.graph import Equation, TensorType, per_form
 from shardwright.ir.placement import (
@@ -303,34 +306,64 @@ def paired(across: Signature, within: Signature, nodes: tuple[int, ...]) -> Sign
     return next(iter(pairs((across,), (within,), nodes)), None)
 
 
-def pairs(
-    across: Sequence[Signature], within: Sequence[Signature], nodes: tuple[int, ...]
-) -> tuple[Signature, ...]:
+class Paired(tuple[Signature, ...]):
+    """Signatures on two mesh axes, all pairs of some on one, with what they say tensor by tensor.
+
+    Attributes:
+        placements: of every operand and result, the different ones, which are few.
+        at: (operands and results, signatures), which of them each signature has.
+    """
+
+    placements: tuple[tuple[Placement, ...], ...]
+    at: NDArray[np.intp]
+
+
+def pairs(across: Sequence[Signature], within: Sequence[Signature], nodes: tuple[int, ...]) -> Paired:
     """All that are one signature of `across` over the nodes and one of `within` in each (see `paired`)."""
-    numbers: dict[Single, int] = {}
+    over_nodes, in_each = (_coded(tuple(dict.fromkeys(some))) for some in (across, within))
+    ins = len(across[0].ins) if across else 0
+    each = [_crossed(a, w, nodes) for (a, _), (w, _) in zip(over_nodes, in_each, strict=True)]
+    codes = [
+        table[rows[:, None], columns].reshape(-1)
+        for (_, table), (_, rows), (_, columns) in zip(each, over_nodes, in_each, strict=True)
+    ]
+    at = np.stack(codes) if codes else np.zeros((0, 0), dtype=np.intp)
+    at = at[:, (at >= 0).all(axis=0)]
+    listed = [[some[code] for code in row] for (some, _), row in zip(each, at.tolist(), strict=True)]
+    made = Paired([Signature(whole[:ins], whole[ins:]) for whole in zip(*listed, strict=True)])
+    made.placements, made.at = tuple([some for some, _ in each]), at
+    return made
 
-    def coded(signature: Signature) -> list[int]:
-        placements = (*signature.ins, *signature.outs)
-        assert not any(isinstance(p, Grid) for p in placements), "each is of one axis"
-        return [numbers.setdefault(cast("Single", p), len(numbers)) for p in placements]
 
-    over_nodes = [(len(one.ins), coded(one)) for one in dict.fromkeys(across)]
-    in_each = [coded(one) for one in dict.fromkeys(within)]
-    singles, both = list(numbers), dict[tuple[int, int], Placement | None]()
-    made: list[Signature] = []
-    for ins, code in over_nodes:
-        for other in in_each:
-            whole: list[Placement] = []
-            for pair in zip(code, other, strict=True):
-                if pair not in both:
-                    both[pair] = _both(singles[pair[0]], singles[pair[1]], nodes)
-                placement = both[pair]
-                if placement is None:
-                    break
-                whole.append(placement)
-            else:
-                made.append(Signature(tuple(whole[:ins]), tuple(whole[ins:])))
-    return tuple(made)
+#: The different placements of an operand or result on one axis, and which of them every signature has.
+_Coded: TypeAlias = tuple[tuple[Single, ...], NDArray[np.intp]]
+
+
+@cache
+def _coded(found: tuple[Signature, ...]) -> tuple[_Coded, ...]:
+    """What signatures on one axis say of every operand and result."""
+    coded: list[_Coded] = []
+    for column in zip(*[(*one.ins, *one.outs) for one in found], strict=True):
+        assert not any(isinstance(p, Grid) for p in column), "each is of one axis"
+        numbers: dict[Single, int] = {}
+        at = [numbers.setdefault(cast("Single", p), len(numbers)) for p in column]
+        coded.append((tuple(numbers), np.array(at, dtype=np.intp)))
+    return tuple(coded)
+
+
+@cache
+def _crossed(
+    across: tuple[Single, ...], within: tuple[Single, ...], nodes: tuple[int, ...]
+) -> tuple[tuple[Placement, ...], NDArray[np.intp]]:
+    """Pairs of placements, and [across, within]: which is which; -1 where a pair is no placement."""
+    numbers: dict[Placement, int] = {}
+    table = np.full((len(across), len(within)), -1, dtype=np.intp)
+    for i, a in enumerate(across):
+        for j, w in enumerate(within):
+            both = _both(a, w, nodes)
+            if both is not None:
+                table[i, j] = numbers.setdefault(both, len(numbers))
+    return tuple(numbers), table
 
 
 @cache

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,6 +118,10 @@ class Mesh:
         return np.full(len(self.kind_of), 1.0 / len(self.nodes)), 1.0 / devices[self.kind_of]
 
 
+#: Features (features, kinds of devices), class of each kind, and kind of every device.
+_At: TypeAlias = tuple[Floats, NDArray[np.int64], NDArray[np.intp]]
+
+
 class GridShares:
     """Shares per device after rounding, for every way to cut, and what stacks of costs take at them."""
 
@@ -129,7 +133,9 @@ class GridShares:
         total = node_share[mesh.node_of]
         self.of_nodes = node_share
         self.inside = np.where(total > 0, devices / np.where(total > 0, total, 1.0), 1.0 / size)
-        self._known: dict[GridCut, tuple[Floats, NDArray[np.int64], NDArray[np.intp]]] = {}
+        self._known: dict[GridCut, _At] = {}
+        #: The same by the shares that cuts make: many make the same ones.
+        self._alike: dict[bytes, _At] = {}
 
     def shares(self, cut: GridCut) -> tuple[Floats, Floats]:
         """Shares r and q of every device, rounded to whole units."""
@@ -150,20 +156,16 @@ class GridShares:
             q[here] = known[key]
         return r[mesh.node_of], q
 
-    def _at(self, cut: GridCut) -> tuple[Floats, NDArray[np.int64], NDArray[np.intp]]:
-        """Features (features, kinds of devices), class of each kind, and kind of every device."""
+    def _at(self, cut: GridCut) -> _At:
         found = self._known.get(cut)
         if found is None:
             r, q = self.shares(cut)
-            columns = np.stack(
-                [self.mesh.class_of.astype(np.float64), np.round(r, 12), np.round(q, 12)], axis=1
-            )
-            _, first, kind = np.unique(columns, axis=0, return_index=True, return_inverse=True)
-            found = self._known[cut] = (
-                features(r[first], q[first]),
-                self.mesh.class_of[first],
-                kind.reshape(-1),
-            )
+            columns = np.stack([self.mesh.class_of, np.round(r, 12), np.round(q, 12)], axis=1)
+            key = columns.tobytes()
+            if key not in self._alike:
+                _, first, kind = np.unique(columns, axis=0, return_index=True, return_inverse=True)
+                self._alike[key] = features(r[first], q[first]), self.mesh.class_of[first], kind.reshape(-1)
+            found = self._known[cut] = self._alike[key]
         return found
 
     def per_device(self, cost: GridCost, cut: GridCut) -> Floats:
@@ -174,11 +176,11 @@ class GridShares:
     def stack(self, stack: GridStack, cuts: Sequence[GridCut]) -> Floats:
         """Seconds of the slowest device for many instructions, each with its cut."""
         seconds = np.empty(len(cuts))
-        by_cut: dict[GridCut, list[int]] = {}
+        by_shares: dict[int, tuple[_At, list[int]]] = {}
         for k, cut in enumerate(cuts):
-            by_cut.setdefault(cut, []).append(k)
-        for cut, which in by_cut.items():
-            at, class_of, _ = self._at(cut)
+            found = self._at(cut)
+            by_shares.setdefault(id(found), (found, []))[1].append(k)
+        for (at, class_of, _), which in by_shares.values():
             seconds[which] = np.einsum("kfrd,fd->krd", stack.terms[which][:, :, :, class_of], at).max(
                 axis=(1, 2)
             )

@@ -19,20 +19,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from itertools import chain
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
-from shardwright.cost.lines import ALIASES
-from shardwright.cost.memory.nodes import COSTLY, Node, is_square, is_zero
-from shardwright.ir.graph import Equation, Form, Graph, Literal, TensorType, Value, per_form
+from shardwright.cost.memory.nodes import Node, is_square, is_zero
+from shardwright.cost.memory.ways import SUMS, Shape, shape_of, way_of
+from shardwright.ir.graph import Equation, Form, Graph, Literal, TensorType, Value
 from shardwright.ir.regions import boundary
-from shardwright.ir.registry import registry
-
-_RENAMES = ALIASES | {"expand_dims", "name", "sharding_constraint"}
-_SUMS = frozenset({"add", "add_any"})
-_REWRITTEN = frozenset({"exp", "erfc", "mul", "integer_pow", "square"})
-#: Carried out in a way of their own; some of them where both operands are tensors.
-_OWN_WAY = frozenset({"random_bits", "broadcast_in_dim"})
-_OF_TWO = frozenset({"dot_general", "conv_general_dilated", "select_and_scatter_add"})
 
 #: Scratch bytes of the bodies of an equation with regions.
 Inner: TypeAlias = Callable[[Equation], int]
@@ -71,7 +63,7 @@ class Lowering:
             self.of[value] = self._add("slice", "loop", (self.of[value],), value.type, None)
         of = self.of
         for equation in graph.equations:
-            shape = _shape(equation)
+            shape = shape_of(equation)
             if shape is not None:
                 of[equation.outputs[0]] = self._elementwise(equation, shape)
             else:
@@ -134,7 +126,7 @@ class Lowering:
             return
         if not equation.outputs:
             return
-        of, way = self.of, _way(equation)
+        of, way = self.of, way_of(equation)
         ins = [of[value] for value in equation.input_values]
         out = equation.outputs[0]
         match way:
@@ -161,7 +153,7 @@ class Lowering:
     def _key(self, equation: Equation, ins: Sequence[Node]) -> tuple[Hashable, ...]:
         return (equation.form, *[node.number for node in ins])
 
-    def _whole(self, equation: Equation, shape: _Shape) -> tuple[Node, ...]:
+    def _whole(self, equation: Equation, shape: Shape) -> tuple[Node, ...]:
         """Operands of an elementwise equation, broadcast to the shape of its result."""
         of, found = self.of, list[Node]()
         for place, (atom, wide) in enumerate(zip(equation.inputs, shape.wide, strict=True)):
@@ -181,7 +173,7 @@ class Lowering:
             return self._repeated(node.value, wide, equation)
         return self._make(("broadcast", node.number, wide), "broadcast", "loop", (node,), wide, equation)
 
-    def _elementwise(self, equation: Equation, shape: _Shape) -> Node:
+    def _elementwise(self, equation: Equation, shape: Shape) -> Node:
         primitive, out, of = shape.primitive, shape.out, self.of
         # Where nothing need be broadcast there is no literal.
         ins = self._whole(equation, shape) if shape.wide else tuple([of[v] for v in equation.input_values])
@@ -208,7 +200,7 @@ class Lowering:
     def _rewritten(self, equation: Equation, ins: Sequence[Node], out: TensorType) -> Node | None:
         """What XLA makes of an elementwise equation in its place, if it does."""
         primitive, first = equation.primitive, ins[0]
-        if primitive in _SUMS:
+        if primitive in SUMS:
             for one, other in ((first, ins[1]), (ins[1], first)):
                 if other.kind == "constant" and is_zero(other):
                     return one
@@ -356,56 +348,3 @@ class Lowering:
                 for operand in node.ins if len(node.ins) == 1 else dict.fromkeys(node.ins):
                     operand.users.append(node)
         return needed
-
-
-@per_form
-def _way(equation: Equation) -> str:
-    """How XLA carries out an equation: in a way of its own, else the kind of node that it becomes."""
-    primitive, rules, operands = equation.primitive, registry(), len(equation.input_values)
-    kind = rules[primitive].kind if primitive in rules else "unknown"
-    if primitive in _OWN_WAY or (primitive in _OF_TWO and operands == 2):
-        return primitive
-    if primitive in _RENAMES and operands:
-        return "rename"
-    if primitive.startswith("scatter"):
-        return "scatter" if isinstance(equation.inputs[0], Value) else "kernel"
-    if kind == "elementwise":
-        return kind
-    if kind in ("movement", "index"):
-        return "loop"
-    summing = primitive.startswith(("reduce_", "arg")) and "window" not in primitive
-    return "reduction" if kind == "reduction" and summing else "kernel"
-
-
-class _Shape(NamedTuple):
-    """What the form of an elementwise equation says of its node.
-
-    Attributes:
-        primitive, out: of the equation; type of its result.
-        kind: of the node, where nothing else is made of it.
-        wide: what operands are broadcast to, None where they need not be; empty if none need.
-        rewritten: whether XLA may make something else of it (`Lowering._rewritten`).
-    """
-
-    primitive: str
-    out: TensorType
-    kind: str
-    wide: tuple[TensorType | None, ...]
-    rewritten: bool
-
-
-@per_form
-def _shape(equation: Equation) -> _Shape | None:
-    """None for what is not elementwise."""
-    if equation.regions or not equation.outputs or _way(equation) != "elementwise":
-        return None
-    primitive, out = equation.primitive, equation.output_types[0]
-    wide = tuple(
-        None
-        if atom.type.shape == out.shape and isinstance(atom, Value)
-        else TensorType(out.shape, atom.type.dtype)
-        for atom in equation.inputs
-    )
-    kind = "costly" if primitive in COSTLY and out.is_float else "loop"
-    rewritten = primitive in _REWRITTEN or primitive in _SUMS or (primitive == "div" and out.is_float)
-    return _Shape(primitive, out, kind, wide if any(wide) else (), rewritten)

@@ -49,6 +49,9 @@ _TIED = 0.2
 #: say; how often; of how many values per class; and of how many where messages will not do.
 _SOON, _GUESSES, _FEW_LIKELY, _LIKELY = 1e-3, 2, 3, 8
 
+#: By what part of the way to the last guess the bound must have risen for another.
+_NEWS = 0.1
+
 #: While values are left out quickly, the bound is to meet the best assignment as many times better.
 _STRICTER = 0.1
 
@@ -223,14 +226,16 @@ class Search:
             # What buckets make of messages goes on rising when the bound by messages alone does not.
             dual.move(sweeps // PER_ROUND, self.stop)
         else:
-            guesses = 0
+            guesses, guessed_at = 0, -math.inf
 
             def settled(bound: float, more: float) -> bool:
-                nonlocal guesses
+                nonlocal guesses, guessed_at
                 self._prove(self.core.constant + bound)
                 close = more < _SOON * (abs(self.core.constant) + abs(bound))
-                if close and guesses < _GUESSES and not self._done(enough):
-                    guesses += 1
+                # Messages that have hardly changed lead to the same guess.
+                news = not self.proven < guessed_at + _NEWS * (self.seconds - guessed_at)
+                if close and news and guesses < _GUESSES and not self._done(enough):
+                    guesses, guessed_at = guesses + 1, self.proven
                     self._guess(dual, _FEW_LIKELY)
                 return self.proven >= self._target_s or self._done(enough)
 
@@ -312,7 +317,6 @@ class _Rest:
         stage: choices and terms that are left.
         values: per class, values of the core that its tables are over.
         some: of these, the values that still matter, and tables over them.
-        order: in which choices are eliminated.
         scale: seconds that no useful program costs more than.
     """
 
@@ -329,12 +333,20 @@ class _Rest:
         self._cooked = cooked
         finite = [float(np.where(np.isfinite(table), np.abs(table), 0.0).max()) for table in core.cooked]
         self.scale = max(finite, default=0.0) + abs(core.constant) + abs(dual.bound()) or 1.0
+        self._memory = memory
+        self._ordered_for: list[int] = []
+
+    @property
+    def order(self) -> list[int]:
+        """In which choices are eliminated, those at least that have several values left."""
         sizes = [self.some.size(kind) for kind in range(len(self.values))]
-        scopes = live(folded, sizes)
-        placed = set(memory.order)
-        if any(v not in placed for scope in scopes for v in scope):
-            memory.order = full_order([sizes[kind] for kind in folded.class_of], scopes)
-        self.order = memory.order
+        if self._ordered_for != sizes:
+            scopes = live(self.stage.folded, sizes)
+            placed = set(self._memory.order)
+            if any(v not in placed for scope in scopes for v in scope):
+                self._memory.order = full_order([sizes[kind] for kind in self.stage.folded.class_of], scopes)
+            self._ordered_for = sizes
+        return self._memory.order
 
     def without(self, dual: Dual, most_s: float) -> None:
         """Leave out values with which all assignments cost more than so much, as messages say."""

@@ -212,27 +212,32 @@ class GridPriceList:
             cuts: dict[object, int] = {}
             cutting: list[tuple[Placement, Placement]] = []
             singles: list[_Single] = []
-            for i, a in enumerate(placements):
-                for j, b in enumerate(placements):
-                    collective = between(a, b) if i != j else None
-                    if collective is None:
-                        continue
-                    way = _cutting(a, b)
-                    if way not in cuts:
-                        cuts[way] = len(cuts)
-                        cutting.append((a, b))
-                    what = self.grid.what(collective.kind, a, b)
-                    singles.append(_Single(collective.kind, a, b, (i, j), what, cuts[way]))
+            for i, j in _steps(placements):
+                a, b = placements[i], placements[j]
+                collective = between(a, b)
+                if collective is None:
+                    continue
+                way = _cutting(a, b)
+                if way not in cuts:
+                    cuts[way] = len(cuts)
+                    cutting.append((a, b))
+                what = self.grid.what(collective.kind, a, b)
+                singles.append(_Single(collective.kind, a, b, (i, j), what, cuts[way]))
             found = self._between[placements] = singles, tuple(cutting)
         return found
 
     def _price(self, routes: Sequence[Routes], patterns: Sequence[_Pattern]) -> None:
         """Price moves of all tensors that are new, those that differ in nothing but bytes at once."""
         wanted: dict[tuple[tuple[object, ...], str], tuple[str, Placement, Placement, dict[int, None]]] = {}
+        seen: set[tuple[int, int]] = set()
         for r, pattern in zip(routes, patterns, strict=True):
+            size = r.type.nbytes
+            if (id(pattern), size) in seen:
+                continue
+            seen.add((id(pattern), size))
             for what, name, kind, pre, post in pattern.costs:
-                if (what, name, r.type.nbytes) not in self._numbers:
-                    wanted.setdefault((what, name), (kind, pre, post, {}))[3][r.type.nbytes] = None
+                if (what, name, size) not in self._numbers:
+                    wanted.setdefault((what, name), (kind, pre, post, {}))[3][size] = None
         for (what, name), (kind, pre, post, nbytes) in wanted.items():
             numbers = self._add(self.grid.moves(kind, name, list(nbytes), pre, post))
             self._numbers.update(((what, name, n), k) for n, k in zip(nbytes, numbers, strict=True))
@@ -241,10 +246,14 @@ class GridPriceList:
         """The lines of all strategies of all moves, route by route."""
         costs: list[NDArray[np.int64]] = []
         cuts: list[NDArray[np.intp]] = []
+        known: dict[tuple[int, int], NDArray[np.int64]] = {}
         for r, pattern in zip(routes, patterns, strict=True):
-            mine = [self._numbers[what, name, r.type.nbytes] for what, name, *_ in pattern.costs]
+            mine = id(pattern), r.type.nbytes
+            if mine not in known:
+                numbers = [self._numbers[what, name, r.type.nbytes] for what, name, *_ in pattern.costs]
+                known[mine] = np.array(numbers, dtype=np.int64)[pattern.cost]
             ways = [self._cut(r.type, *placements) for placements in pattern.cuts]
-            costs.append(np.array(mine, dtype=np.int64)[pattern.cost])
+            costs.append(known[mine])
             cuts.append(np.array(ways, dtype=np.intp)[pattern.cut])
         cost, cut = np.concatenate(costs), np.concatenate(cuts)
         cut[~np.array(self._varies)[cost]] = 0
@@ -274,6 +283,22 @@ class GridPriceList:
                 self._numbers[what, name, tensor.nbytes] = number
         lines = tuple([self._line(self._numbers[what, name, tensor.nbytes], cut) for name in names])
         return Step(kind, pre, post, names, lines)
+
+
+def _steps(placements: Sequence[Placement]) -> list[tuple[int, int]]:
+    """Pairs of placements that one move may lead between (see `step`), by their positions.
+
+    One axis stays, or both change alike: most pairs need not be looked at.
+    """
+    numbers: dict[Placement, int] = {}
+    pairs = [components(p) for p in placements]
+    coded = np.array([[numbers.setdefault(p, len(numbers)) for p in pair] for pair in pairs])
+    across, within = coded.reshape(-1, 2).T
+    same, both = across == within, (across[:, None] == across) | (within[:, None] == within)
+    both |= same[:, None] & same
+    np.fill_diagonal(both, val=False)
+    found = [each.tolist() for each in both.nonzero()]
+    return list(zip(*found, strict=True))
 
 
 def _cutting(pre: Placement, post: Placement) -> object:

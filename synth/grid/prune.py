@@ -21,6 +21,9 @@ from shardwright.synth.search.prune import HUGE, Kept
 #: Values left may be more than last time by this part before all of them are compared again.
 _MORE = 0.1
 
+#: Differences that single precision may make up, as a part of what they are between.
+_ROUGH = 1e-6
+
 #: Entries compared at once.
 _CELLS = 1 << 18
 
@@ -65,10 +68,12 @@ def _compared(whole: Kept, kind: int) -> _Went:
 def _dominating(whole: Kept, kind: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """[a, b]: whether value a of a class is possible and nowhere dearer than b; and which are possible.
 
-    Most pairs are told apart by the few contexts that suit some value best, which are compared first.
+    Most pairs are told apart by the few contexts that suit some value best, which are compared first, in
+    single precision: pairs that seem equal there are left to the second comparison.
     """
     size = whole.size(kind)
-    least, possible = np.zeros((size, size)), np.ones(size, dtype=np.bool_)
+    least, possible = np.zeros((size, size), dtype=np.float32), np.ones(size, dtype=np.bool_)
+    scale = 0.0
     terms: list[tuple[Floats, Floats, int]] = []
     for (recipe, kinds, axis), times in whole.folded.incident[kind].items():
         rows = np.moveaxis(whole.table(recipe, kinds), axis, 0).reshape(size, -1)
@@ -82,9 +87,11 @@ def _dominating(whole: Kept, kind: int) -> tuple[NDArray[np.bool_], NDArray[np.b
             mine, other = left[:, some], right[:, some]
         else:
             mine, other = left, right
-        least += times * (mine[:, None] - other[None]).max(axis=2)
+        rough, others = mine.astype(np.float32), other.astype(np.float32)
+        least += times * np.maximum.reduce(rough[:, None] - others[None], axis=2)
+        scale += times * float(np.abs(rows[finite]).max(initial=0.0))
         terms.append((left, right, times))
-    dominates = (least <= 0) & possible[:, None] & possible
+    dominates = (least <= scale * _ROUGH) & possible[:, None] & possible
     np.fill_diagonal(dominates, val=False)
     a, b = dominates.nonzero()
     worst = np.zeros(len(a))

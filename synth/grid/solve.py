@@ -3,17 +3,18 @@
     simple choices eliminated --> messages --> there and back through mini-buckets --> fewer values --> ...
 
 Choices tied to few others are eliminated as on one axis. Of what is left, the *core*, exact tables would not
-fit. Messages between factors move costs to where they arise (`shardwright.synth.search.dual`), after which
-mini-buckets bound what every value of every choice costs at least (`shardwright.synth.grid.buckets`). The
-values that cost more than a program may cost are left out, which makes tables smaller and bounds better,
-until no bucket has to be split: then the bound is the optimum. Where that does not come about by itself, A*
-finishes what is left.
+fit. There, factors within others are added to these (`shardwright.synth.grid.absorb`), and messages between
+what is left move costs to where they arise (`shardwright.synth.search.dual`), after which mini-buckets bound
+what every value of every choice costs at least (`shardwright.synth.grid.buckets`). The values that cost more
+than a program may cost are left out, which makes tables smaller and bounds better, until no bucket has to be
+split: then the bound is the optimum. Where that does not come about by itself, A* finishes what is left.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -21,17 +22,18 @@ from numpy.typing import NDArray
 
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.errors import PlanError
+from shardwright.synth.grid.absorb import absorbed
 from shardwright.synth.grid.narrow import MOST_CELLS, MOST_ROUNDS, Memory, Search
 from shardwright.synth.prices.tables import Prices
-from shardwright.synth.search.fold import Scope
+from shardwright.synth.search.fold import Scope, cook
 from shardwright.synth.search.solve import Solution, Solver
-from shardwright.synth.search.stages import Core
+from shardwright.synth.search.stages import Core, Stage
 from shardwright.synth.space.conversions import Domain
 from shardwright.synth.space.factors import Factor, Use
 from shardwright.synth.space.space import Space
 
 #: Most ties of a choice to eliminate before messages are passed, and its largest table.
-_STAGES = ((3, 1 << 17), (4, 1 << 20), (4, 1 << 20))
+_STAGES = ((3, 1 << 17), (4, 1 << 20))
 
 
 class DualSolver:
@@ -46,6 +48,8 @@ class DualSolver:
     ) -> None:
         self._solver = Solver(domains, sizes, uses, MOST_CELLS, stages)
         self._memory = Memory()
+        #: What is left of the problem, and the same in fewer terms.
+        self._left: tuple[Stage, Stage] | None = None
         #: The best assignment at the last prices: at others it is often the best, or a good one.
         self._latest: tuple[int, ...] = ()
 
@@ -74,6 +78,7 @@ class DualSolver:
         core = self._solver.core(tables)
         if not math.isfinite(core.constant):
             return None
+        core = self._absorbed(core)
         memory = self._memory.of(core.stage)
         kept = memory.dominated.prune(core.folded, core.sizes, core.cooked)
         search = Search(core, kept, memory, stop)
@@ -85,6 +90,13 @@ class DualSolver:
             return None
         assignment = self._latest = _completed(core, search.best)
         return Solution(assignment, search.seconds, search.proven, search.expanded, search.width)
+
+    def _absorbed(self, core: Core) -> Core:
+        """A core in fewer terms (see `shardwright.synth.grid.absorb`), the same ones at all prices."""
+        if self._left is None or self._left[0] is not core.stage:
+            self._left = core.stage, Stage(absorbed(core.folded), core.sizes)
+        stage = self._left[1]
+        return replace(core, stage=stage, cooked=cook(stage.folded, core.cooked))
 
 
 #: Solvers by the structure of what they solve.

@@ -136,6 +136,8 @@ class Dual:
         #: Whether choices of one colour hear the same: then no update lowers the bound.
         self._alike = all(len(some) == 1 for some in self._of_colour.values())
         self.sweeps = 0
+        #: Of the messages as they are, if somebody asked.
+        self._bound: float | None = None
         self._momentum, self._before = _MOMENTUM, self._state()
         self._rooms: dict[tuple[int, ...], Floats] = {}
         self._benches: dict[tuple[int, ...], Bench] = {}
@@ -194,6 +196,7 @@ class Dual:
                 each += wires.times * change
                 got[wires.at] = each
         self.sweeps += 1
+        self._bound = None
 
     def _plan_updates(self) -> None:
         """Which messages of a kind are updated in each sort of sweep, and what part of its say each gets.
@@ -226,6 +229,7 @@ class Dual:
 
     def _send(self, kind: Kind, position: int, change: Floats) -> None:
         """Change the message of a kind of factor to one of its choices."""
+        self._bound = None
         kind.messages[position] += change
         self._sums[kind.scope[position]] += kind.times[position] * change
 
@@ -242,6 +246,11 @@ class Dual:
 
     def bound(self) -> float:
         """What no assignment costs less than, by these messages."""
+        if self._bound is None:
+            self._bound = self._bounded()
+        return self._bound
+
+    def _bounded(self) -> float:
         total = sum(n * float(self._sums_of(s).min()) for s, n in sorted(self._counts.items()))
         return total + sum(
             kind.count
@@ -327,6 +336,7 @@ class Dual:
             more = gain * gain / (before - gain) if 0 < gain < before < math.inf else math.inf
             end = settled(best, more) or done
         self._got[:], self._said[:] = self._before = kept
+        self._bound = best
         return best
 
     def move(self, rounds: int, stop: Callable[[], bool]) -> None:

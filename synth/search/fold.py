@@ -21,7 +21,8 @@ from shardwright.cost.share_cost import Floats
 #: Numbers of choices.
 Scope: TypeAlias = tuple[int, ...]
 
-#: What a term adds up: factors by number, each with the order that brings its axes into the term's scope.
+#: What a term adds up: factors by number, each with the order that brings its axes into the term's scope
+#: (-1 for a choice that is not on them).
 Recipe: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]
 
 #: Rounds of refinement and of pruning in every stage: more would keep fewer values, but not save time.
@@ -71,21 +72,31 @@ def fold(kinds: Sequence[Hashable], uses: Sequence[tuple[int, Scope]]) -> Folded
     classes: list[list[int]] = [[] for _ in range(max(class_of, default=-1) + 1)]
     for choice, kind in enumerate(class_of):
         classes[kind].append(choice)
-    first = {members[0]: kind for kind, members in enumerate(classes)}
-    incident: list[Counter[tuple[int, Scope, int]]] = [Counter() for _ in classes]
-    for scope, recipe in zip(scopes, recipe_of, strict=True):
-        for axis, choice in enumerate(scope):
-            kind = first.get(choice)
-            if kind is not None:
-                incident[kind][recipe, tuple([class_of[v] for v in scope]), axis] += 1
     return Folded(
         tuple(scopes),
         tuple(recipe_of),
         tuple(numbers),
         tuple(class_of),
         tuple(map(tuple, classes)),
-        tuple(incident),
+        incident(scopes, recipe_of, class_of, classes),
     )
+
+
+def incident(
+    scopes: Sequence[Scope],
+    recipe_of: Sequence[int],
+    class_of: Sequence[int],
+    classes: Sequence[Sequence[int]],
+) -> tuple[Counter[tuple[int, Scope, int]], ...]:
+    """See `Folded`."""
+    first = {members[0]: kind for kind, members in enumerate(classes)}
+    found: list[Counter[tuple[int, Scope, int]]] = [Counter() for _ in classes]
+    for scope, recipe in zip(scopes, recipe_of, strict=True):
+        for axis, choice in enumerate(scope):
+            kind = first.get(choice)
+            if kind is not None:
+                found[kind][recipe, tuple([class_of[v] for v in scope]), axis] += 1
+    return tuple(found)
 
 
 def _order(scope: Scope) -> tuple[int, ...]:
@@ -124,9 +135,13 @@ def cook(folded: Folded, tables: Sequence[Floats]) -> list[Floats]:
 
 
 def _turned(table: Floats, order: tuple[int, ...]) -> Floats:
-    """The table with its last axes in another order."""
-    front = table.ndim - len(order)
-    return table.transpose(*range(front), *[front + k for k in order])
+    """The table with its last axes in another order, and axes of one entry where they come from none."""
+    present = [k for k in order if k >= 0]
+    front = table.ndim - len(present)
+    turned = table.transpose(*range(front), *[front + k for k in present])
+    if len(present) == len(order):
+        return turned
+    return turned[(..., *[slice(None) if k >= 0 else None for k in order])]
 
 
 def least(table: Floats, axes: int) -> Floats:

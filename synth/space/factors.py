@@ -32,7 +32,7 @@ from shardwright.ir.graph import Equation
 from shardwright.ir.placement import Placement, R, Shard, reduction
 from shardwright.ir.record import record
 from shardwright.ir.regions import outer_placement
-from shardwright.ir.rules import Rule, Signature
+from shardwright.ir.rules import Paired, Rule, Signature
 from shardwright.synth.space.conversions import Domain
 
 
@@ -106,13 +106,17 @@ def _operand(domain: Domain, signatures: Sequence[Signature], number: int) -> ND
     memo, key = domain.routes.memo, (id(signatures), number)
     found = memo.get(key)
     if found is None:
-        first = len(signatures[0].ins)
-        if number < first:
-            needed = [signature.ins[number] for signature in signatures]
+        if isinstance(signatures, Paired):
+            where = positions(domain, signatures.placements[number])[signatures.at[number]]
         else:
-            needed = [signature.outs[number - first] for signature in signatures]
+            first = len(signatures[0].ins)
+            if number < first:
+                needed = [signature.ins[number] for signature in signatures]
+            else:
+                needed = [signature.outs[number - first] for signature in signatures]
+            where = positions(domain, needed)
         # What is remembered by identity is kept, lest something else comes to have it.
-        found = memo[key] = signatures, positions(domain, needed)
+        found = memo[key] = signatures, where
     return found[1]
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_search import Problem, as_milp, problems
 
+from shardwright.synth.grid.absorb import absorbed
 from shardwright.synth.grid.buckets import Buckets
 from shardwright.synth.grid.solve import DualSolver
 from shardwright.synth.grid.tied import repeats, tied, untied
@@ -176,3 +177,34 @@ def test_tied_layers_cost_what_they_do_untied(
         for scope, recipe in zip(core.folded.scopes, core.folded.recipe_of, strict=True)
     )
     assert there == pytest.approx(problem.cost(tuple(untied(folded, left, values))), rel=1e-9)
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 1 << 20), layers=st.integers(1, 6), data=st.data())
+def test_what_others_absorb_costs_the_same(seed: int, layers: int, data: st.DataObject) -> None:
+    """In fewer terms, of the same choices in the same classes; equal layers too."""
+    problem = layers_of(seed, layers)
+    folded = fold([problem.sizes[v] * 3 + v % 3 for v in range(len(problem.sizes))], problem.uses)
+    cooked = cook(folded, problem.tables)
+    fewer = absorbed(folded)
+    values = [data.draw(st.integers(0, size - 1)) for size in problem.sizes]
+    tables = cook(fewer, cooked)
+    cost = sum(
+        float(tables[recipe][tuple([values[v] for v in scope])])
+        for scope, recipe in zip(fewer.scopes, fewer.recipe_of, strict=True)
+    )
+    assert cost == pytest.approx(problem.cost(tuple(values)), rel=1e-12)
+    assert fewer.class_of == folded.class_of and len(fewer.scopes) <= len(folded.scopes)
+    for kind, (recipe, kinds, axis) in ((k, key) for k, found in enumerate(fewer.incident) for key in found):
+        assert kinds[axis] == kind and tables[recipe].ndim == len(kinds)
+
+
+def test_factors_within_others_are_absorbed_layer_by_layer() -> None:
+    """Of three layers (a, b), each with a pair, one of its choices alone, and a tie to the next layer."""
+    uses = [(0, (2 * k, 2 * k + 1)) for k in range(3)] + [(1, (2 * k + 1,)) for k in range(3)]
+    uses += [(2, (2 * k + 1, 2 * k + 2)) for k in range(2)]
+    folded = fold([v % 2 for v in range(6)], uses)
+    fewer = absorbed(folded)
+    assert sorted(fewer.scopes) == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]
+    # The last layer's goes to its pair, the others' to their ties, which there are as many of.
+    assert sorted(map(len, fewer.recipes)) == [1, 2, 2]
