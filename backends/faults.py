@@ -138,7 +138,7 @@ class Watch:
         token = secrets.token_hex(8)
         address: tuple[list[str], int, str] | None = None
         if comm.rank == 0:
-            address = _start_watcher(comm.size, token)
+            address = start_watcher(comm.size, token)
         hosts, port, token = comm.bcast(address)
         self.timeout_s = timeout_s
         self._socket = _connect(hosts, port)
@@ -198,12 +198,12 @@ def _machine() -> str:
         return socket.gethostname()
 
 
-def _start_watcher(ranks: int, token: str) -> tuple[list[str], int, str]:
+def start_watcher(ranks: int, token: str) -> tuple[list[str], int, str]:
     """Start the process; where it listens."""
     listening = socket.create_server(("", 0), backlog=ranks)
     port: int = listening.getsockname()[1]
     script = str(Path(__file__).with_name("faults_watch.py"))
-    command = [sys.executable, "-S", "-E", script, str(listening.fileno()), token]
+    command = [sys.executable, "-S", "-E", script, str(listening.fileno()), token, str(ranks)]
     process = subprocess.Popen(
         command, pass_fds=[listening.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
     )

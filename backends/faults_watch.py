@@ -1,4 +1,4 @@
-"""`python faults_watch.py FD TOKEN`: watches the ranks of a job, from outside of them.
+"""`python faults_watch.py FD TOKEN RANKS`: watches the ranks of a job, from outside of them.
 
 Started by rank 0 and by path, like `pin.py`: nothing but the standard library is at hand. It listens on the
 socket FD; every rank connects, says who it is, and then where it is. When one is killed, stopped or hangs,
@@ -136,8 +136,8 @@ def end(ranks: list[Rank]) -> None:
                 continue
 
 
-def main(fd: int, token: str) -> int:
-    """Watch until all ranks are gone; 1 if they had to be ended."""
+def main(fd: int, token: str, count: int) -> int:
+    """Watch until all ranks, so many, are gone; 1 if they had to be ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever interrupts the job interrupts the ranks
     selector = selectors.DefaultSelector()
     listening = socket.socket(fileno=fd)
@@ -173,11 +173,11 @@ def main(fd: int, token: str) -> int:
             sys.stderr.flush()
             end(known)
             return 1
-        if known and all(one.gone for one in known):
-            return 0
-        if not known and now - begun > CONNECT_S:
+        # One may have finished before another connects.
+        complete = len(known) >= count or now - begun > CONNECT_S
+        if complete and all(one.gone for one in known):
             return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2]))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3])))

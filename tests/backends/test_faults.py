@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +18,7 @@ import pytest
 from greedy import build
 from steps import starts
 
-from shardwright.backends.faults import NonFiniteError, Watch, agree, timeout_of
+from shardwright.backends.faults import NonFiniteError, Watch, start_watcher, agree, timeout_of
 from shardwright.backends.faults_watch import Rank, verdict
 from shardwright.backends.launch import find_mpiexec, rank_environment
 from shardwright.backends.mpi.executable import MpiExecutable
@@ -117,6 +119,23 @@ def known(number: int, *, where: str = "at instruction 3", phase: str = "step", 
 )
 def test_what_is_wrong_with_a_job(ranks: tuple[Rank, Rank], said: str) -> None:
     assert re.search(said, verdict(list(ranks), 100.0))
+
+
+def test_a_rank_that_connects_when_another_has_finished_is_watched_all_the_same() -> None:
+    """The first may be done before the second gets to run: nobody may take that for the end of the job."""
+    _, port, token = start_watcher(2, "secret")
+
+    def say(connection: socket.socket, **told: Any) -> None:
+        connection.sendall(json.dumps(told).encode() + b"\n")
+
+    with socket.create_connection(("127.0.0.1", port)) as first:
+        say(first, token=token, rank=1, host="elsewhere", pid=0)
+        say(first, bye=True)
+    time.sleep(1.0)  # the watcher looks ten times a second
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as second:
+        say(second, token=token, rank=0, host="elsewhere", pid=0)
+        say(second, where="here", phase="meeting", waiting=True, still_s=2.0, timeout_s=1.0)
+        assert second.recv(1), "it is told that nobody will come"
 
 
 @dataclass
