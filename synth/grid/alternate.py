@@ -84,7 +84,7 @@ class GridSearch:
         self._ideal: Solution | None = None
         self._best: GridFound | None = None
         self._tightening: Tightening | None = None
-        self._free: tuple[GridFound, GridCandidate] | None = None
+        self._free: tuple[GridFound, GridCandidate, GridCandidate] | None = None
         self.crowded = 0.0
 
     @property
@@ -169,9 +169,13 @@ class GridSearch:
     def _settled(self, best: GridFound, most_s: float, *, briefly: bool) -> Synthesis:
         """The program of what was found, priced as it will run, within the devices' memory."""
         turns, judge, renting = self._turns, self._judge, self._renting
-        free = self._unlimited(best)
+        free, as_found = self._unlimited(best)
         bound_s = self.bound_s
-        fitted = free if judge.ample(free.memory, free.ratios) else renting.looked_at(free, briefly=briefly)
+        fitted = free
+        if not judge.ample(free.memory, free.ratios):
+            # The model takes some programs too large: what it puts in another order may fit as it is.
+            seen = None if briefly or as_found is free else renting.seen_to_fit(as_found)
+            fitted = seen or renting.looked_at(free, briefly=briefly)
         near_free = fitted.over <= 1 and fitted.cost_s <= free.cost_s * (1 + NEARLY_FREE)
         if not near_free and not briefly and free.cost_s < most_s:
             below_s = min(most_s, fitted.cost_s) if fitted.over <= 1 else most_s
@@ -209,16 +213,19 @@ class GridSearch:
             dearer=dearer,
         )
 
-    def _unlimited(self, best: GridFound) -> GridCandidate:
-        """The program of what was found, if memory were no limit."""
+    def _unlimited(self, best: GridFound) -> tuple[GridCandidate, GridCandidate]:
+        """The program of what was found if memory were no limit: in the order that takes least, and as it is.
+
+        Both are one if it fits by the model of memory.
+        """
         if self._free is None or self._free[0] is not best:
             solution, prices = self._turns.search(best.ratios)
             with self._turns.timer.search():
                 free = self._renting.candidate(solution, prices, best.ratios)
-            free = free if free.fits else self._renting.in_turn(free)
-            self._free = best, free
-            self.crowded = self._judge.feared(free.memory, free.ratios)
-        return self._free[1]
+            less = free if free.fits else self._renting.in_turn(free)
+            self._free = best, less, free
+            self.crowded = self._judge.feared(less.memory, less.ratios)
+        return self._free[1:]
 
 
 def _starts(turns: GridTurns, ideal: Solution, floors: Prices) -> Iterator[tuple[float, ...]]:

@@ -53,6 +53,10 @@ _LESS = 0.9
 #: With all gathers done again, what takes this multiple of its budget by the model is not looked at.
 _HOPELESS = 1.2
 
+#: What the model has need more than so many times the memory is not looked at: it was seen to take programs
+#: for half as large again as they are.
+_TOO_LARGE = 2.0
+
 #: Gathers done again are as few as need be, up to this part of them.
 _NEARLY = 16
 
@@ -229,6 +233,15 @@ class GridRenting:
     def _in_order(self, found: GridCandidate, sparing: Sparing, count: int) -> GridCandidate:
         with self.timer.ratios():
             return self._weighed(found.solution, found.prices, sparing.again(count), found.ratios)
+
+    def seen_to_fit(self, found: GridCandidate) -> GridCandidate | None:
+        """A program that the model takes for somewhat too large, if it fits as it will run."""
+        if found.over > _TOO_LARGE:
+            return None
+        with self.timer.ratios():
+            seen = self.judge.peaks(found.program, found.ratios, found.memory)
+        over = self.judge.excess(seen)
+        return replace(found, memory=seen, over=over) if over <= 1 else None
 
     def looked_at(self, found: GridCandidate, *, briefly: bool = False) -> GridCandidate:
         """A program as it will run, with gathers done again so that it fits, if that is enough.

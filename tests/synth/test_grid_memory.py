@@ -112,6 +112,41 @@ def test_what_cannot_fit_is_said() -> None:
     assert not plan.fits and any("no program found fits" in note for note in plan.assumptions)
 
 
+def test_the_memory_that_the_best_plan_takes_is_enough_for_it() -> None:
+    """The model takes it for half as large again: it is looked at before it is changed to need less."""
+
+    def step(params: Any, x: jax.Array, y: jax.Array) -> Any:
+        def loss_of(params: Any) -> jax.Array:
+            h = x
+            for layer in params:
+                h = h + jnp.sin(jnp.tanh(h @ layer["up"]) ** 2) @ layer["down"]
+            return jnp.mean((h - y) ** 2)
+
+        loss, gradients = jax.value_and_grad(loss_of)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
+
+    def nodes(memory: str) -> Fleet:
+        kinds = [
+            {
+                "name": f"c{speed}",
+                "flops": f"{speed} GFLOP/s",
+                "memory_bandwidth": f"{speed / 4} GB/s",
+                "memory": memory,
+            }
+            for speed in (40, 20)
+        ]
+        near = {"bandwidth": "4 GB/s", "latency": "5 us"}
+        listed = [{"devices": {"type": kind, "count": 2}, "link": near} for kind in kinds]
+        network = {"bandwidth": "1 GB/s", "latency": "20 us"}
+        return Fleet.from_dict({"name": "nodes", "nodes": listed, "network": network})
+
+    layer = {"up": jnp.ones((32, 128)), "down": jnp.ones((128, 32))}
+    args = [layer, layer], jnp.ones((64, 32)), jnp.ones((64, 32))
+    free = synthesize(step, *args, fleet=nodes("2 GB"), axes=2)
+    again = synthesize(step, *args, fleet=nodes(f"{max(free.memory_bytes)} B"), axes=2)
+    assert again.fits and again.cost_s <= free.cost_s * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("nodes", [(2, 2), (1, 3)])
 def test_portions_are_what_devices_hold(nodes: tuple[int, ...]) -> None:
     inventory = fleet(1 << 30, nodes) if min(nodes) > 1 else uneven(nodes)
