@@ -18,7 +18,7 @@ import pytest
 from greedy import build
 from steps import starts
 
-from shardwright.backends.faults import NonFiniteError, Watch, start_watcher, agree, timeout_of
+from shardwright.backends.faults import NonFiniteError, Watch, agree, start_watcher, timeout_of
 from shardwright.backends.faults_watch import Rank, verdict
 from shardwright.backends.launch import find_mpiexec, rank_environment
 from shardwright.backends.mpi.executable import MpiExecutable
