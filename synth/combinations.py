@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.rewrites.recompute import Stretch
@@ -19,6 +20,14 @@ from shardwright.synth.stretches import Policy, options
 
 #: Combinations that are few, and equations of a small step.
 FEW, SMALL = 64, 300
+
+#: A step of no more equations on no more devices is planned in about a second.
+_EQUATIONS, _DEVICES = 1_500, 4
+
+
+def in_a_moment(graph: Graph, fleet: Fleet) -> bool:
+    """Whether a step is planned in about a second: then nothing is left out to save time."""
+    return len(fleet.devices) <= _DEVICES and sum(1 for _ in graph.all_equations()) <= _EQUATIONS
 
 
 def combinations(

@@ -25,6 +25,7 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Free, Synthesis, freely, within_memory
+from shardwright.synth.combinations import in_a_moment
 from shardwright.synth.fallback import best_baseline, fits, fitting, fullest
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.parts import Members, candidates, unused
@@ -355,10 +356,13 @@ class Choosing:
     def free_s(self) -> float:
         """What the best program found costs if memory were no limit; infinite if none was looked for.
 
-        Parts into whose memory nothing fits were not planned: they count by their bounds.
+        Parts into whose memory nothing fits were not planned: they count by their bounds, of steps that are
+        planned in a moment.
         """
         free = [part.free.found.cost_s for part in self._parts if part.free is not None]
-        return min([*free, *(part.bound_s for part in self._parts if part.impossible)], default=math.inf)
+        if in_a_moment(self._graph, self._fleet):
+            free += [part.bound_s for part in self._parts if part.impossible]
+        return min(free, default=math.inf)
 
     def _plan(self, part: _Part, least_s: float, *, briefly: bool) -> None:
         if part.free is None:

@@ -14,7 +14,7 @@ from shardwright.ir.rewrites.recompute import Stretch
 from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, rewritten
 from shardwright.ir.trace import Traced
 from shardwright.plan import Plan
-from shardwright.synth.combinations import combinations
+from shardwright.synth.combinations import combinations, in_a_moment
 from shardwright.synth.memory.rent import most_alive, too_small
 from shardwright.synth.stretches import Policy, Rung, in_scans, rungs_of, seconds_of
 
@@ -31,15 +31,13 @@ _ROOM = 0.5
 #: Part of its cost that a rewriting should promise to save to be planned beside a plan that fits.
 WORTH = 0.01
 
-#: A step of no more equations on no more devices is planned in about a second, and nothing is left out.
-_EQUATIONS, _DEVICES, _SAME = 1_500, 4, 1e-6
+#: Costs of steps that are planned in a moment are the same if they differ by less than this part.
+_SAME = 1e-6
 
 
 def tolerance(traced: Traced, fleet: Fleet, usual: float) -> float:
     """The part of a step's cost for which nothing more is planned: next to none where that takes a moment."""
-    if len(fleet.devices) > _DEVICES or sum(1 for _ in traced.graph.all_equations()) > _EQUATIONS:
-        return usual
-    return _SAME
+    return _SAME if in_a_moment(traced.graph, fleet) else usual
 
 
 class Planning(Protocol):
