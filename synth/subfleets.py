@@ -22,14 +22,13 @@ from functools import cached_property
 
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
-from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Graph
-from shardwright.synth.alternate import Free, Synthesis, freely, within_memory
+from shardwright.synth.alternate import Synthesis, freely, within_memory
 from shardwright.synth.combinations import in_a_moment
-from shardwright.synth.fallback import best_baseline, fits, fitting, fullest
+from shardwright.synth.fallback import best_baseline, fits, fitting
 from shardwright.synth.memory.rent import too_small
-from shardwright.synth.parts import Members, candidates, unused
-from shardwright.synth.prices.lists import Catalogue, PriceList
+from shardwright.synth.part import FAR_ABOVE, Part, bounded_at_once, parts_of
+from shardwright.synth.parts import Members, unused
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Look
 from shardwright.synth.search.solve import SpaceSolver
@@ -38,15 +37,6 @@ from shardwright.synth.shares.labelled import LabelledSolver
 from shardwright.synth.space.factors import EquationFactor, Use
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
-
-#: More parts than this are bounded at once (see `_joined`).
-_TOGETHER = 2
-
-#: Kinds of nodes up to which they are.
-_KINDS = 2
-
-#: A part is bounded far above another one at this multiple.
-_FAR_ABOVE = 1.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,75 +56,6 @@ class Choice:
     unused: tuple[tuple[Members, str], ...] = ()
 
 
-class _Part:
-    """A part of the fleet, with what is known of its plans so far."""
-
-    def __init__(self, members: Members, model: CostModel, catalogue: Catalogue, *, whole: bool) -> None:
-        self.members = members
-        self.whole = whole
-        self.model = model
-        self.floors = Prices.floors(PriceList(model, catalogue))
-        self.bound_s = 0.0
-        #: Prices of several parts at once that its bound is taken under; None once it is under its own.
-        self.joined: Prices | None = None
-        self.looked_at = self.bounded = False
-        self.free: Free | None = None
-        self.found: Synthesis | None = None
-        self.fits = False
-        self.unfinished = False
-        self.impossible = False
-
-    @property
-    def cost_s(self) -> float:
-        """What its plan costs; infinite where there is none."""
-        return math.inf if self.found is None else self.found.cost_s
-
-    def turn(self, number: int) -> tuple[float, int, int]:
-        """When its turn comes: by its bound; of parts with equal bounds the one of fewest devices first."""
-        return float(f"{self.bound_s:.9g}"), len(self.members), number
-
-    def gives_way(self, other: _Part) -> bool:
-        """Whether what does not fit here is tried on another part: the whole, unless that is far dearer."""
-        return other.whole and other.bound_s <= _FAR_ABOVE * self.bound_s
-
-    def beats(self, other: _Part) -> bool:
-        """Whether its plan is better: one that fits into memory is better than any that does not.
-
-        Of those that do not, whatever was searched for, what lacks least is.
-        """
-        if self.fits != other.fits:
-            return self.fits
-        if not (self.fits or self.unfinished or other.unfinished) and self.found and other.found:
-            return fullest(self.found, self.model) < fullest(other.found, other.model)
-        return self.cost_s < other.cost_s * (1 - 1e-9)
-
-
-def _parts_of(fleet: Fleet, parts: Sequence[Members] | None) -> list[_Part]:
-    """The parts to consider, the whole fleet first, with prices of one catalogue."""
-    catalogue, whole = Catalogue(), CostModel(fleet)
-    made: list[_Part] = []
-    for members in parts or candidates(fleet):
-        if len(members) == len(fleet.devices):
-            made.append(_Part(members, whole, catalogue, whole=True))
-        else:
-            model = CostModel(subfleet(fleet, members, fleet.name), whole.known_products)
-            made.append(_Part(members, model, catalogue, whole=False))
-    return made
-
-
-def _joined(parts: Sequence[_Part], favourite: Members | None) -> list[_Part]:
-    """The parts that are bounded at once, as if each instruction ran on the one that it likes best.
-
-    All but the whole fleet, what lies in one node and the favourite, if they are more than two. The more
-    kinds of nodes there are, the less such a bound says: with more than two kinds, none.
-    """
-    if len({node.kind for node in parts[0].model.fleet.nodes}) > _KINDS:
-        return []
-    several = [part for part in parts if not part.whole and len(part.model.fleet.nodes) > 1]
-    found = [part for part in several if part.members != favourite]
-    return found if len(found) > _TOGETHER else []
-
-
 def arithmetic_s(space: Space, floors: Prices) -> float:
     """What the kernels of every program cost at least, each under shares of its own; no exchange counts."""
     uses = Counter([use.factor for use in space.uses])
@@ -151,7 +72,7 @@ def unsearched(
     Raises:
         PlanError: no baseline applies to the step.
     """
-    whole, *rest = _parts_of(fleet, parts)
+    whole, *rest = parts_of(fleet, parts)
     found = best_baseline(graph, space, whole.model, timer)
     with timer.search():
         bounds = [arithmetic_s(space, part.floors) for part in rest]
@@ -192,9 +113,9 @@ class Choosing:
         self._extra, self._first, self._look = extra, first, look
         with timer.search():
             self._solver = solver or SpaceSolver(space, extra)
-            self._parts = made = _parts_of(fleet, parts)
+            self._parts = made = parts_of(fleet, parts)
             if len(made) > 1:
-                self._bound_first(made, _joined(made, favourite))
+                self._bound_first(made, bounded_at_once(made, favourite))
 
     def below(self, rival_s: float, *, briefly: bool = False, baselines: bool = True) -> Choice | None:
         """The best plan, None where none can cost less than a rival.
@@ -216,8 +137,8 @@ class Choosing:
             # The first one has a bound under its own prices; it is the favourite if there is one.
             queue = [(math.inf, *turn[1:]) if made[turn[2]].joined else turn for turn in queue]
             queue = [(0.0, *turn[1:]) if made[turn[2]].members == self._favourite else turn for turn in queue]
-        looked: list[_Part] = []
-        best: _Part | None = None
+        looked: list[Part] = []
+        best: Part | None = None
         for part in done:
             best = part if best is None or part.beats(best) else best
         if timer.limited and made[0].found is None:
@@ -260,11 +181,11 @@ class Choosing:
             _settle(made, best)
         return _choice(best, made, self._fleet, ended=bool(queue) and timer.late())
 
-    def _too_small(self, part: _Part) -> bool:
+    def _too_small(self, part: Part) -> bool:
         """Whether the step fits into the memory of a part in no way."""
         return too_small(self._graph, [device.type.memory_bytes for device in part.model.fleet.devices])
 
-    def _bound_first(self, some: Sequence[_Part], joined: Sequence[_Part] = ()) -> None:
+    def _bound_first(self, some: Sequence[Part], joined: Sequence[Part] = ()) -> None:
         """First bounds of parts, worked out together; those of `joined` under the least of their prices."""
         alone = [part for part in some if part not in joined]
         prices = [part.floors for part in alone]
@@ -278,7 +199,7 @@ class Choosing:
         for part in joined:
             part.bound_s, part.joined = bounds[-1], prices[-1]
 
-    def _bound(self, waiting: Sequence[_Part], least_s: float) -> None:
+    def _bound(self, waiting: Sequence[Part], least_s: float) -> None:
         """Raise the bounds of parts that are not ruled out: those of several, or else that of the first."""
         part = waiting[0]
         possible = [each for each in waiting if each.whole or not self._too_small(each)]
@@ -337,7 +258,7 @@ class Choosing:
     def promising(self) -> tuple[tuple[Members, ...], Members | None]:
         """Parts that a similar step may like: all that are not bounded far above the best; and the best."""
         best = min(self._parts, key=lambda part: (not part.fits, part.cost_s))
-        likely = [part for part in self._parts if part.whole or part.bound_s <= _FAR_ABOVE * best.cost_s]
+        likely = [part for part in self._parts if part.whole or part.bound_s <= FAR_ABOVE * best.cost_s]
         return tuple(part.members for part in likely), best.members if best.found is not None else None
 
     @property
@@ -364,7 +285,7 @@ class Choosing:
             free += [part.bound_s for part in self._parts if part.impossible]
         return min(free, default=math.inf)
 
-    def _plan(self, part: _Part, least_s: float, *, briefly: bool) -> None:
+    def _plan(self, part: Part, least_s: float, *, briefly: bool) -> None:
         if part.free is None:
             shares = [] if self._first is None else [self._first[d] for d in part.members]
             part.free = freely(
@@ -383,7 +304,7 @@ class Choosing:
         part.unfinished = briefly and found.dearer
         part.bound_s = max(part.bound_s, found.bound_s)
 
-    def _or_baseline(self, best: _Part, rival_s: float) -> _Part:
+    def _or_baseline(self, best: Part, rival_s: float) -> Part:
         """The best part; the whole fleet with a baseline where that is better and fits."""
         whole = self._parts[0]
         assert whole.found is not None
@@ -397,7 +318,7 @@ class Choosing:
         return whole if whole.beats(best) else best
 
 
-def _settle(parts: Sequence[_Part], best: _Part) -> None:
+def _settle(parts: Sequence[Part], best: Part) -> None:
     """Raise the bounds of parts that were planned, the least first, until that of the whole is exact."""
     queue = [(part.bound_s, number) for number, part in enumerate(parts)]
     heapq.heapify(queue)
@@ -415,7 +336,7 @@ def _settle(parts: Sequence[_Part], best: _Part) -> None:
         heapq.heappush(queue, (raised, number))
 
 
-def _choice(best: _Part, parts: Sequence[_Part], fleet: Fleet, *, ended: bool) -> Choice:
+def _choice(best: Part, parts: Sequence[Part], fleet: Fleet, *, ended: bool) -> Choice:
     assert best.found is not None
     made = [part.found for part in parts if part.found is not None]
     notes = best.found.notes

@@ -1,0 +1,93 @@
+"""One part of a fleet on one mesh axis, with what is known of its plans so far, for `subfleets.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from shardwright.cost.fleet import Fleet
+from shardwright.cost.model import CostModel
+from shardwright.cost.subfleet import subfleet
+from shardwright.synth.alternate import Free, Synthesis
+from shardwright.synth.fallback import fullest
+from shardwright.synth.parts import Members, candidates
+from shardwright.synth.prices.lists import Catalogue, PriceList
+from shardwright.synth.prices.tables import Prices
+
+#: More parts than this are bounded at once (see `bounded_at_once`).
+_TOGETHER = 2
+
+#: Kinds of nodes up to which they are.
+_KINDS = 2
+
+#: A part is bounded far above another one at this multiple.
+FAR_ABOVE = 1.2
+
+
+class Part:
+    """A part of the fleet, with what is known of its plans so far."""
+
+    def __init__(self, members: Members, model: CostModel, catalogue: Catalogue, *, whole: bool) -> None:
+        self.members = members
+        self.whole = whole
+        self.model = model
+        self.floors = Prices.floors(PriceList(model, catalogue))
+        self.bound_s = 0.0
+        #: Prices of several parts at once that its bound is taken under; None once it is under its own.
+        self.joined: Prices | None = None
+        self.looked_at = self.bounded = False
+        self.free: Free | None = None
+        self.found: Synthesis | None = None
+        self.fits = False
+        self.unfinished = False
+        self.impossible = False
+
+    @property
+    def cost_s(self) -> float:
+        """What its plan costs; infinite where there is none."""
+        return math.inf if self.found is None else self.found.cost_s
+
+    def turn(self, number: int) -> tuple[float, int, int]:
+        """When its turn comes: by its bound; of parts with equal bounds the one of fewest devices first."""
+        return float(f"{self.bound_s:.9g}"), len(self.members), number
+
+    def gives_way(self, other: Part) -> bool:
+        """Whether what does not fit here is tried on another part: the whole, unless that is far dearer."""
+        return other.whole and other.bound_s <= FAR_ABOVE * self.bound_s
+
+    def beats(self, other: Part) -> bool:
+        """Whether its plan is better: one that fits into memory is better than any that does not.
+
+        Of those that do not, whatever was searched for, what lacks least is.
+        """
+        if self.fits != other.fits:
+            return self.fits
+        if not (self.fits or self.unfinished or other.unfinished) and self.found and other.found:
+            return fullest(self.found, self.model) < fullest(other.found, other.model)
+        return self.cost_s < other.cost_s * (1 - 1e-9)
+
+
+def parts_of(fleet: Fleet, parts: Sequence[Members] | None) -> list[Part]:
+    """The parts to consider, the whole fleet first, with prices of one catalogue."""
+    catalogue, whole = Catalogue(), CostModel(fleet)
+    made: list[Part] = []
+    for members in parts or candidates(fleet):
+        if len(members) == len(fleet.devices):
+            made.append(Part(members, whole, catalogue, whole=True))
+        else:
+            model = CostModel(subfleet(fleet, members, fleet.name), whole.known_products)
+            made.append(Part(members, model, catalogue, whole=False))
+    return made
+
+
+def bounded_at_once(parts: Sequence[Part], favourite: Members | None) -> list[Part]:
+    """The parts that are bounded at once, as if each instruction ran on the one that it likes best.
+
+    All but the whole fleet, what lies in one node and the favourite, if they are more than two. The more
+    kinds of nodes there are, the less such a bound says: with more than two kinds, none.
+    """
+    if len({node.kind for node in parts[0].model.fleet.nodes}) > _KINDS:
+        return []
+    several = [part for part in parts if not part.whole and len(part.model.fleet.nodes) > 1]
+    found = [part for part in several if part.members != favourite]
+    return found if len(found) > _TOGETHER else []
