@@ -18,7 +18,6 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Graph
 from shardwright.ir.trace import trace
-from shardwright.synth import subfleets
 from shardwright.synth.alternate import synthesize as search
 from shardwright.synth.parts import MOST_PARTS, candidates
 from shardwright.synth.prices.tables import Prices
@@ -137,7 +136,7 @@ def test_parts_that_share_a_bound_are_not_lost(
     whole = fleet(node(5, 5, count=3), node(1, 1, 1, count=2), network=network)
     found: list[tuple[float, float]] = []
     for together in (0, 100):
-        monkeypatch.setattr(subfleets, "_TOGETHER", together)
+        monkeypatch.setattr("shardwright.synth.part._TOGETHER", together)
         choosing = Choosing(graph, space, whole, Timer())
         shared = [part for part in choosing._parts if part.joined]  # pyright: ignore[reportPrivateUsage]
         assert bool(shared) == (together == 0)
