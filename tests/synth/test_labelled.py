@@ -17,14 +17,15 @@ from hypothesis import strategies as st
 from synth_cases import FLEETS, STEPS, model, normalised, ratios, sgd, shape, space
 from test_random_graphs import case
 
+from shardwright.api import synthesize_traced
 from shardwright.cost.bill import bill, seconds
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
-from shardwright.ir.graph import Graph
 from shardwright.ir.placement import OwnRatios
 from shardwright.ir.program import verify
 from shardwright.ir.ties import cut_by, stretches
-from shardwright.ir.trace import trace
+from shardwright.ir.trace import Traced, trace
+from shardwright.planning import Planner
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
@@ -155,7 +156,7 @@ def test_no_program_at_any_ratios_of_a_grid_is_below_the_bound(seeds: range) -> 
         assert plain <= bound_s <= least * (1 + 1e-9), seed
 
 
-def attention() -> Graph:
+def attention() -> Traced:
     """Products with the batch, and much elementwise work between them that is bound by memory."""
 
     def loss(params: Any, x: Any) -> Any:
@@ -165,11 +166,20 @@ def attention() -> Graph:
             x = x + jnp.einsum("blm,bmd->bld", s, x)
         return jnp.mean(x**2)
 
-    return trace(sgd(loss), [shape(64, 64)] * 2, shape(32, 128, 64)).graph
+    return trace(sgd(loss), [shape(64, 64)] * 2, shape(32, 128, 64))
 
 
 def test_what_is_tied_to_a_contraction_is_paid_for_at_its_ratios() -> None:
-    space, listed = Space(attention()), PriceList(CostModel(crossed("10 GB/s")))
+    space, listed = Space(attention().graph), PriceList(CostModel(crossed("10 GB/s")))
     for ends in ((0.5, 0.6), (0.6, 0.65)):
         plain = SpaceSolver(space).bound(Prices.floors(listed, ends))
         assert labelled(space).bound(listed, ends, never, np.inf) > plain * 1.02
+
+
+def test_a_plan_far_above_its_bound_is_bounded_with_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: Any = {"fleet": crossed("10 GB/s"), "axes": 1, "devices": "all"}
+    plan = synthesize_traced(attention(), **options)
+    monkeypatch.setattr(Planner, "certified", lambda self, plan: plan)
+    plain = synthesize_traced(attention(), **options)
+    assert plan.cost_s == plain.cost_s
+    assert plain.bound_s < plan.bound_s <= plan.cost_s
