@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from shardwright.ir.collectives import between
 from shardwright.ir.graph import Equation, Graph, Literal, Value
+from shardwright.ir.pairs import paired
 from shardwright.ir.placement import Grid, Placement, R, Shard, axis_by_axis, cuts, reduction
 from shardwright.ir.program import Compute, Instruction, Move, Program, verify
 from shardwright.ir.registry import rule_of
-from shardwright.ir.rules import Signature, letter_signature, paired
+from shardwright.ir.rules import Signature, letter_signature
 from shardwright.ir.rules import cuts as cuts_of_letter
 
 

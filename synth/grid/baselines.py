@@ -21,9 +21,10 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import predict, timed_bill
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Equation, Graph, Value
+from shardwright.ir.pairs import pairs
 from shardwright.ir.placement import Placement, R, Shard, components
 from shardwright.ir.program import verify
-from shardwright.ir.rules import Signature, pairs
+from shardwright.ir.rules import Signature
 from shardwright.synth.baselines import Baseline, Baselines
 from shardwright.synth.grid.pricing import GridPriceList
 from shardwright.synth.grid.solve import GridSolver

@@ -29,10 +29,11 @@ from numpy.typing import NDArray
 from shardwright.cost.lines import Traffic
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Equation
+from shardwright.ir.pairs import Paired
 from shardwright.ir.placement import Placement, R, Shard, reduction
 from shardwright.ir.record import record
 from shardwright.ir.regions import outer_placement
-from shardwright.ir.rules import Paired, Rule, Signature
+from shardwright.ir.rules import Rule, Signature
 from shardwright.synth.space.conversions import Domain
 
 

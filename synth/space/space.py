@@ -13,10 +13,11 @@ import shardwright.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  
 from shardwright.cost.lines import Traffic
 from shardwright.cost.traffic import traffic
 from shardwright.ir.graph import Atom, Equation, Graph, Value
+from shardwright.ir.pairs import pairs
 from shardwright.ir.placement import Partial, ReduceOp, Shard
 from shardwright.ir.regions import Boundary, boundary
 from shardwright.ir.registry import registry, rule_of
-from shardwright.ir.rules import Signature, pairs, signatures
+from shardwright.ir.rules import Signature, signatures
 from shardwright.synth.space.conversions import Domain, Domains, Routes
 from shardwright.synth.space.factors import Choice, EquationFactor, LinkFactor, Slot, Use
 from shardwright.synth.space.frame import Frame

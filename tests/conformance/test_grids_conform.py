@@ -20,6 +20,7 @@ from shardwright.backends.local import evaluate
 from shardwright.backends.reference import collective
 from shardwright.ir.collectives import between, step
 from shardwright.ir.graph import TensorType
+from shardwright.ir.pairs import paired
 from shardwright.ir.placement import (
     Partial,
     Placement,
@@ -34,7 +35,7 @@ from shardwright.ir.placement import (
 )
 from shardwright.ir.program import Move
 from shardwright.ir.registry import rule_of
-from shardwright.ir.rules import Signature, allows, paired, signatures
+from shardwright.ir.rules import Signature, allows, signatures
 
 Nodes = tuple[int, ...]
 Ratios = tuple[float, ...]
