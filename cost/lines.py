@@ -244,32 +244,38 @@ def kernel_lines(
     found = op_class(equation)
     given, sizes, linear = precision(equation), product_sizes(equation, flop), like_linear(equation)
     turned = turned_elements(equation)
+    #: Many signatures cost the same: one object for equal kernels.
+    known: dict[tuple[object, ...], Kernel] = {}
     for signature in signatures:
         split, units, sharded = 0, 0, False
-        for tensor, nbytes, placement in zip(tensors, stored, (*signature.ins, *signature.outs), strict=True):
+        for tensor, nbytes, placement in zip(tensors, stored, signature.ins + signature.outs, strict=True):
             if isinstance(placement, Shard):
                 units = units if sharded else units_of(tensor, placement)
                 split += nbytes
                 sharded = True
         cut = sharded_size(signature) if sizes is not None else None
-        whole = everything - split
-        part = bool(turned) and isinstance(signature.ins[0], Shard)
-        yield Kernel(
-            dtype,
-            given,
-            found,
-            flop,
-            launches,
-            sharded,
-            split,
-            whole,
-            units,
-            sizes,
-            cut,
-            linear,
-            turned,
-            part,
-        )
+        part = turned > 0 and isinstance(signature.ins[0], Shard)
+        key = sharded, split, units, cut, part
+        kernel = known.get(key)
+        if kernel is None:
+            whole = everything - split
+            kernel = known[key] = Kernel(
+                dtype,
+                given,
+                found,
+                flop,
+                launches,
+                sharded,
+                split,
+                whole,
+                units,
+                sizes,
+                cut,
+                linear,
+                turned,
+                part,
+            )
+        yield kernel
 
 
 def units_of(tensor: TensorType, placement: Shard) -> int:
