@@ -84,13 +84,17 @@ class _Pair(NamedTuple):
 
     Attributes:
         number: stands for the placements.
-        collective: that moves.
+        kind: the collective that moves.
+        local: whether nothing is sent.
+        strategies: to choose from.
         pre, post: the placements.
         cut: the one whose stretches are sent.
     """
 
     number: int
-    collective: Collective
+    kind: str
+    local: bool
+    strategies: tuple[str, ...]
     pre: Placement
     post: Placement
     cut: Shard | None
@@ -167,7 +171,7 @@ class Catalogue:
             found = self._moves[routes] = Moves(
                 np.array([line for each in lines for line in each], dtype=np.intp),
                 np.cumsum([0, *counts[:-1]], dtype=np.intp),
-                tuple([pair.collective.kind for pairs, *_ in among for pair in pairs]),
+                tuple([pair.kind for pairs, *_ in among for pair in pairs]),
                 np.repeat(np.arange(len(routes)), [len(pairs) for pairs, *_ in among]),
                 np.concatenate([none, *[pre for _, pre, _ in among]]),
                 np.concatenate([none, *[post for _, _, post in among]]),
@@ -180,7 +184,7 @@ class Catalogue:
         if pair is None:
             return None
         lines = self._exchanged(tensor, pair)
-        return Step(pair.collective.kind, pre, post, pair.collective.strategies, lines)
+        return Step(pair.kind, pre, post, pair.strategies, lines)
 
     def _among(self, placements: tuple[Placement, ...]) -> _Among:
         """The pairs of these placements with a move from one to the other, and where they are."""
@@ -199,24 +203,30 @@ class Catalogue:
 
     def _pair(self, pre: Placement, post: Placement) -> _Pair | None:
         if (pre, post) not in self._pairs:
-            collective = between(pre, post)
-            cut = next((p for p in (pre, post) if isinstance(p, Shard)), None)
-            pair = None if collective is None else _Pair(len(self._pairs), collective, pre, post, cut)
+            found = between(pre, post)
+            pair: _Pair | None = None
+            if found is not None:
+                cut = next((p for p in (pre, post) if isinstance(p, Shard)), None)
+                names = self.strategies(found)
+                pair = _Pair(len(self._pairs), found.kind, found.local, names, pre, post, cut)
             self._pairs[pre, post] = pair
         return self._pairs[pre, post]
 
+    def strategies(self, collective: Collective) -> tuple[str, ...]:
+        """Those that a move may choose from: all that there are."""
+        return collective.strategies
+
     def _exchanged(self, tensor: TensorType, pair: _Pair) -> tuple[int, ...]:
         """The lines of moving a tensor, one per strategy."""
-        number, collective, pre, post, cut = pair
-        names, nbytes = collective.strategies, tensor.nbytes
-        if collective.local:
+        number, kind, local, names, pre, post, cut = pair
+        if local:
             return (self.line(None, 0),) * len(names)
-        units = 0 if cut is None else tensor.shape[cut.dim] // cut.unit
+        nbytes, units = tensor.nbytes, 0 if cut is None else tensor.shape[cut.dim] // cut.unit
         key = number, nbytes, units
         found = self._of_exchanges.get(key)
         if found is None:
-            made = [Exchange(collective.kind, name, nbytes, pre, post) for name in names]
-            found = self._of_exchanges[key] = tuple([self.line(each, units) for each in made])
+            lines = [self.line(Exchange(kind, name, nbytes, pre, post), units) for name in names]
+            found = self._of_exchanges[key] = tuple(lines)
         return found
 
 
