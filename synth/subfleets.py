@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.memory.liveness import Peaks
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Synthesis, freely, within_memory
@@ -234,7 +235,7 @@ class Choosing:
         made = [part for part in self._parts if not part.impossible]
         queue = [(part.bound_s, number) for number, part in enumerate(made)]
         heapq.heapify(queue)
-        while queue[0][0] < cost_s * (1 - ENOUGH):
+        while queue and queue[0][0] < cost_s * (1 - ENOUGH):
             bound_s, number = heapq.heappop(queue)
             part = made[number]
             raised = bound_s
@@ -247,7 +248,7 @@ class Choosing:
             heapq.heappush(queue, (raised, number))
             if raised <= bound_s:
                 break
-        return min(cost_s, queue[0][0])
+        return min([cost_s, *(bound_s for bound_s, _ in queue)])
 
     @cached_property
     def _labelled(self) -> LabelledSolver:
@@ -318,6 +319,9 @@ class Choosing:
         found = within_memory(part.free, least_s, briefly=briefly)
         part.found, part.fits = found, fits(found, part.model)
         part.unfinished = briefly and found.dearer
+        # On one device all programs are one.
+        looked = self._look is None or (isinstance(found.memory, Peaks) and found.memory.seen)
+        part.impossible = len(part.members) == 1 and not part.fits and looked
         part.bound_s = max(part.bound_s, found.bound_s)
 
     def _or_baseline(self, best: Part, rival_s: float) -> Part:
