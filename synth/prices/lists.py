@@ -83,20 +83,15 @@ class _Pair(NamedTuple):
     """Two placements with a move from one to the other.
 
     Attributes:
-        number: stands for the placements.
         kind: the collective that moves.
         local: whether nothing is sent.
         strategies: to choose from.
-        pre, post: the placements.
-        cut: the one whose stretches are sent.
+        cut: the placement whose stretches are sent.
     """
 
-    number: int
     kind: str
     local: bool
     strategies: tuple[str, ...]
-    pre: Placement
-    post: Placement
     cut: Shard | None
 
 
@@ -115,7 +110,7 @@ class Catalogue:
         self._grouped: dict[tuple[int, int], tuple[Grouped, NDArray[np.int64], NDArray[np.bool_]]] = {}
         self._pairs: dict[tuple[Placement, Placement], _Pair | None] = {}
         self._pairs_among: dict[tuple[Placement, ...], _Among] = {}
-        self._of_exchanges: dict[tuple[int, int, int], tuple[int, ...]] = {}
+        self._of_exchanges: dict[tuple[str, int, int], tuple[int, ...]] = {}
         self._kernels: dict[EquationFactor, NDArray[np.intp]] = {}
         self._of_kernels: dict[tuple[object, ...], NDArray[np.intp]] = {}
 
@@ -207,8 +202,7 @@ class Catalogue:
             pair: _Pair | None = None
             if found is not None:
                 cut = next((p for p in (pre, post) if isinstance(p, Shard)), None)
-                names = self.strategies(found)
-                pair = _Pair(len(self._pairs), found.kind, found.local, names, pre, post, cut)
+                pair = _Pair(found.kind, found.local, self.strategies(found), cut)
             self._pairs[pre, post] = pair
         return self._pairs[pre, post]
 
@@ -218,14 +212,14 @@ class Catalogue:
 
     def _exchanged(self, tensor: TensorType, pair: _Pair) -> tuple[int, ...]:
         """The lines of moving a tensor, one per strategy."""
-        number, kind, local, names, pre, post, cut = pair
+        kind, local, names, cut = pair
         if local:
             return (self.line(None, 0),) * len(names)
         nbytes, units = tensor.nbytes, 0 if cut is None else tensor.shape[cut.dim] // cut.unit
-        key = number, nbytes, units
+        key = kind, nbytes, units
         found = self._of_exchanges.get(key)
         if found is None:
-            lines = [self.line(Exchange(kind, name, nbytes, pre, post), units) for name in names]
+            lines = [self.line(Exchange(kind, name, nbytes), units) for name in names]
             found = self._of_exchanges[key] = tuple(lines)
         return found
 
