@@ -29,7 +29,7 @@ from shardwright.synth.combinations import in_a_moment
 from shardwright.synth.fallback import best_baseline, fits, fitting
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.part import FAR_ABOVE, Part, bounded_at_once, parts_of
-from shardwright.synth.parts import Members, unused
+from shardwright.synth.parts import Members, Tried, unused
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Look
 from shardwright.synth.search.solve import SpaceSolver
@@ -89,7 +89,7 @@ class Choosing:
         fleet: all devices.
         timer: is told where time goes, and says when it is over.
         extra: factors that pin choices.
-        parts: the parts to consider, the whole fleet first; `candidates(fleet)` by default.
+        parts: the parts to consider, the whole fleet first if it is one; `candidates(fleet)` by default.
         first: a share per device of the fleet that the search for ratios starts from.
         look: see `shardwright.synth.alternate.synthesize`.
         solver: of the space with these factors, where there is one already.
@@ -142,7 +142,7 @@ class Choosing:
         best: Part | None = None
         for part in done:
             best = part if best is None or part.beats(best) else best
-        if timer.limited and made[0].found is None:
+        if timer.limited and made[0].whole and made[0].found is None:
             # Whatever happens, there is a plan for the fleet that was asked for.
             best = made[0]
             self._plan(best, math.inf, briefly=briefly)
@@ -156,7 +156,7 @@ class Choosing:
                 if part.members == self._favourite:
                     continue  # it came before its turn
                 break
-            if number and self._too_small(part):
+            if not part.whole and self._too_small(part):
                 part.impossible = True
             elif briefly and looked and not looked[0].fits and not looked[0].gives_way(part):
                 continue  # what to do about memory on that part comes first
@@ -174,7 +174,13 @@ class Choosing:
                 heapq.heapify(queue)
         if best is None:
             return None
-        if baselines and made[0].found is not None and not self._extra and (best.fits or not briefly):
+        if (
+            baselines
+            and made[0].whole
+            and made[0].found is not None
+            and not self._extra
+            and (best.fits or not briefly)
+        ):
             best = self._or_baseline(best, rival_s)
         if rival_s < math.inf and not best.fits and not briefly:
             return None
@@ -249,6 +255,16 @@ class Choosing:
         """What bounds programs at prices with labels."""
         domains = [choice.domain for choice in self._space.choices]
         return LabelledSolver((*self._space.uses, *self._extra), domains)
+
+    @property
+    def parts(self) -> Sequence[Tried]:
+        """All that are considered."""
+        return self._parts
+
+    @property
+    def bound_s(self) -> float:
+        """What no plan that fits costs less than, on any of the parts; infinite where none fits."""
+        return min((part.bound_s for part in self._parts if not part.impossible), default=math.inf)
 
     @property
     def unfinished(self) -> bool:
