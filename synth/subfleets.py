@@ -239,6 +239,9 @@ class Choosing:
         while queue and queue[0][0] < cost_s * (1 - ENOUGH):
             bound_s, number = heapq.heappop(queue)
             part = made[number]
+            if self._lacks_room(part, sure=True):
+                part.impossible = True
+                continue
             part.bound_s = raised = self._raised(part, bound_s, cost_s)
             heapq.heappush(queue, (raised, number))
             if raised <= bound_s:
@@ -330,10 +333,25 @@ class Choosing:
         found = within_memory(part.free, least_s, briefly=briefly)
         part.found, part.fits = found, fits(found, part.model)
         part.unfinished = briefly and found.dearer
-        # On one device all programs are one.
-        looked = self._look is None or (isinstance(found.memory, Peaks) and found.memory.seen)
-        part.impossible = len(part.members) == 1 and not part.fits and looked
+        part.impossible = self._lacks_room(part)
         part.bound_s = max(part.bound_s, found.bound_s)
+
+    @staticmethod
+    def _lacks_room(part: Part, *, sure: bool = False) -> bool:
+        """Whether a part of one device, on which all programs are one, has no room for it as it will run.
+
+        Args:
+            part: it was planned.
+            sure: look at the program if nobody did.
+        """
+        if len(part.members) > 1 or part.fits or part.found is None or part.free is None:
+            return False
+        found, judge = part.found, part.free.turns.judge
+        memory = found.memory
+        if sure:
+            memory = judge.peaks(found.program, found.ratios, memory, sure=True)
+        looked = judge.look is None or (isinstance(memory, Peaks) and memory.seen)
+        return looked and judge.feared(memory, found.ratios) > 1
 
     def _or_baseline(self, best: Part, rival_s: float) -> Part:
         """The best part; the whole fleet with a baseline where that is better and fits."""
