@@ -17,13 +17,10 @@ from dataclasses import replace
 
 from shardwright.cost.fleet import Fleet
 from shardwright.synth.fallback import fits
-from shardwright.synth.grid.choice import Common, GridChoosing, better
+from shardwright.synth.grid.choice import WIDE, Common, GridChoosing, better
 from shardwright.synth.parts import Members, unused
 from shardwright.synth.subfleets import Choice, Choosing
 from shardwright.synth.timer import Timer
-
-#: A plan further above its bound than this part of its cost is far above it.
-_WIDE = 0.1
 
 _NOTE = "parts of the fleet on which two mesh axes are one were searched, too, and the bound covers them"
 
@@ -78,7 +75,7 @@ class BesideSingle:
 
     def _wanting(self, two: Choice, least_s: float) -> bool:
         """Whether a plan on two axes leaves something to be desired; see the module's docstring."""
-        if not _fits(two) or two.found.bound_s < least_s * (1 - _WIDE):
+        if not _fits(two) or two.found.bound_s < least_s * (1 - WIDE):
             return True
         return any(self._grid.estimate_s(members) < least_s for members in self._parts)
 
