@@ -200,9 +200,7 @@ class _Step:
         if self.asked.axes != 2 or not self.parts:
             return self.on_grid
         asked = self.asked
-        return BesideSingle(
-            asked.fleet, self.on_grid, self.parts, lambda: self.choosing, self.timer, self._grids
-        )
+        return BesideSingle(asked.fleet, self.on_grid, self.parts, lambda: self.choosing, self.timer)
 
     @property
     def unfinished(self) -> bool:

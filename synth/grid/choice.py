@@ -121,8 +121,6 @@ class Common:
         self._words: dict[tuple[int, ...], Vocabulary] = {}
         self._ways: KnownWays = {}
         self._between: KnownMoves = {}
-        #: Whether a part on which two axes are one had a plan that fits (see `synth/grid/single.py`).
-        self.single = False
 
     def listed(self, members: Members, fleet: Fleet) -> GridPriceList:
         """Prices on a part of the fleet."""
@@ -257,6 +255,11 @@ class GridChoosing:
     def parts(self) -> Sequence[Tried]:
         """All that are considered."""
         return self._parts
+
+    @property
+    def bound_s(self) -> float:
+        """What no plan that fits costs less than, on any of the parts; infinite where none fits."""
+        return min((part.bound_s for part in self._parts if not part.impossible), default=math.inf)
 
     @property
     def unfinished(self) -> bool:
