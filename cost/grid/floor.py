@@ -39,17 +39,30 @@ class Ranges:
         low, high: what the nodes of the first kind have together, before it is rounded.
         units: a dimension of so many units, whose rounding is known better; 0 for none.
         dealt: how many of these the nodes of the first kind have together: least and most.
+        others: the same as `low` and `high` of the kinds after the first; none where nothing is said of them.
     """
 
     low: float = 0.0
     high: float = 1.0
     units: int = 0
     dealt: tuple[int, int] = (0, 0)
+    others: tuple[tuple[float, float], ...] = ()
 
     def of_kinds(self, kinds: int) -> list[tuple[float, float]]:
-        """Least and most share of all nodes of every kind."""
-        others = (1 - self.high, 1 - self.low) if kinds == 2 else (0.0, 1 - self.low)
-        return [(self.low, self.high), *[others] * (kinds - 1)]
+        """Least and most share of all nodes of every kind, as far as all shares add up to one."""
+        found = [(self.low, self.high), *(self.others or [(0.0, 1.0)] * (kinds - 1))]
+        least, most = (sum(each) for each in zip(*found, strict=True))
+        return [(max(low, 1 - (most - high)), min(high, 1 - (least - low))) for low, high in found]
+
+    def cut(self, kind: int, at: float, kinds: int) -> tuple[Ranges, Ranges]:
+        """Two ranges that cover this one, by the share of all nodes of one kind."""
+        if not kind:
+            return replace(self, high=at), replace(self, low=at)
+        others = self.of_kinds(kinds)[1:]
+        found: list[Ranges] = []
+        for ends in ((others[kind - 1][0], at), (at, others[kind - 1][1])):
+            found.append(replace(self, others=(*others[: kind - 1], ends, *others[kind:])))
+        return found[0], found[1]
 
     def halves(self, at: float, nodes: tuple[int, int]) -> tuple[Ranges, Ranges]:
         """Two ranges that cover this one: by units dealt while several numbers are possible, then by shares.

@@ -27,7 +27,7 @@ from shardwright.plans.parts import Stats
 from shardwright.synth.combinations import SMALL
 from shardwright.synth.fallback import fits, fullest
 from shardwright.synth.grid.alternate import is_mesh
-from shardwright.synth.grid.choice import Common, GridChoosing, on_grid, on_one_axis
+from shardwright.synth.grid.choice import WIDE, Common, GridChoosing, on_grid, on_one_axis
 from shardwright.synth.grid.single import BesideSingle
 from shardwright.synth.parts import Members, candidates
 from shardwright.synth.programs.judge import AMPLE, CloseLook
@@ -200,9 +200,7 @@ class _Step:
         if self.asked.axes != 2 or not self.parts:
             return self.on_grid
         asked = self.asked
-        return BesideSingle(
-            asked.fleet, self.on_grid, self.parts, lambda: self.choosing, self.timer, self._grids
-        )
+        return BesideSingle(asked.fleet, self.on_grid, self.parts, lambda: self.choosing, self.timer)
 
     @property
     def unfinished(self) -> bool:
@@ -263,11 +261,11 @@ class _Step:
         )
 
     def certified(self, plan: Plan) -> Plan:
-        """See `Planner.certified`; of programs on one mesh axis."""
-        wide = plan.fits and plan.bound_s < plan.cost_s * (1 - ENOUGH)
-        if self.meshes or "choosing" not in vars(self) or not wide:
+        """See `Planner.certified`."""
+        content = 1 - (WIDE if self.meshes else ENOUGH)
+        if not plan.fits or plan.bound_s >= plan.cost_s * content or not self._searches:
             return plan
-        bound_s = self.choosing.sharpened(plan.cost_s)
+        bound_s = min(made.sharpened(plan.cost_s) for made in self._searches)
         return replace(plan, bound_s=max(plan.bound_s, bound_s))
 
     def _chosen(self, rival_s: float, *, briefly: bool, baselines: bool) -> Choice | None:

@@ -167,6 +167,23 @@ class GridSearch:
                 return replace(settled, bound_s=bound_s)
         return self._settled(self._best, most_s, briefly=briefly)
 
+    def sharpened(self, wanted_s: float) -> float:
+        """What no program costs less than, found with more effort.
+
+        Args:
+            wanted_s: a bound with which to be content.
+        """
+        self.bound()
+        assert self._ideal is not None
+        turns = self._turns
+        if len(turns.grid.mesh.kind_counts) > 1 and self.bound_s < wanted_s:
+            if self._best is None:
+                self._best = turns.take(next(_starts(turns, self._ideal, self._floors)))
+            if self._tightening is None:
+                self._tightening = Tightening(turns, self._ideal, self._best)
+            self._tightening.reach(self._best, wanted_s)
+        return self.bound_s
+
     def _settled(self, best: GridFound, most_s: float, *, briefly: bool) -> Synthesis:
         """The program of what was found, priced as it will run, within the devices' memory."""
         turns, judge, renting = self._turns, self._judge, self._renting

@@ -45,6 +45,9 @@ MOST_PARTS = 4
 #: Alike devices come before others whose bound by arithmetic is less, but not by more than this factor.
 _FAR_ABOVE = 1.5
 
+#: Gap, as a part of the cost, beyond which a certificate is wide.
+WIDE = 0.1
+
 #: What the plan says of the space that was searched.
 _BOTH = "programs of one mesh axis and of two were searched, and the bound is of both"
 _ONE = "the bound is of two mesh axes too, of which no program was worth searching for"
@@ -118,8 +121,6 @@ class Common:
         self._words: dict[tuple[int, ...], Vocabulary] = {}
         self._ways: KnownWays = {}
         self._between: KnownMoves = {}
-        #: Whether a part on which two axes are one had a plan that fits (see `synth/grid/single.py`).
-        self.single = False
 
     def listed(self, members: Members, fleet: Fleet) -> GridPriceList:
         """Prices on a part of the fleet."""
@@ -256,6 +257,11 @@ class GridChoosing:
         return self._parts
 
     @property
+    def bound_s(self) -> float:
+        """What no plan that fits costs less than, on any of the parts; infinite where none fits."""
+        return min((part.bound_s for part in self._parts if not part.impossible), default=math.inf)
+
+    @property
     def unfinished(self) -> bool:
         """Whether a part was planned briefly and memory was in the way."""
         return any(part.unfinished for part in self._parts)
@@ -277,6 +283,27 @@ class GridChoosing:
     def free_s(self) -> float:
         """What the best program found costs if memory were no limit; infinite if none was looked for."""
         return min((part.search.free_s for part in self._parts if part.search is not None), default=math.inf)
+
+    def sharpened(self, cost_s: float) -> float:
+        """What no plan that fits costs less than, found with more effort where that is far below `cost_s`.
+
+        Args:
+            cost_s: of a plan that fits.
+        """
+        made = [part for part in self._parts if not part.impossible]
+        queue = [(part.bound_s, number) for number, part in enumerate(made)]
+        heapq.heapify(queue)
+        while queue[0][0] < cost_s * (1 - WIDE) and not self._timer.late():
+            bound_s, number = heapq.heappop(queue)
+            part = made[number]
+            while part.looked < 2:
+                self._look_at(part, cost_s)
+            assert part.search is not None, "it was looked at"
+            part.bound_s = max(bound_s, part.search.sharpened(cost_s * (1 - WIDE)))
+            heapq.heappush(queue, (part.bound_s, number))
+            if part.bound_s <= bound_s:
+                break
+        return min(cost_s, queue[0][0])
 
     def estimate_s(self, members: Members) -> float:
         """About what arithmetic takes at least on some devices, by what it takes on all of them."""

@@ -17,13 +17,10 @@ from dataclasses import replace
 
 from shardwright.cost.fleet import Fleet
 from shardwright.synth.fallback import fits
-from shardwright.synth.grid.choice import Common, GridChoosing, better
+from shardwright.synth.grid.choice import WIDE, GridChoosing, better
 from shardwright.synth.parts import Members, unused
 from shardwright.synth.subfleets import Choice, Choosing
 from shardwright.synth.timer import Timer
-
-#: A plan further above its bound than this part of its cost is far above it.
-_WIDE = 0.1
 
 _NOTE = "parts of the fleet on which two mesh axes are one were searched, too, and the bound covers them"
 
@@ -37,7 +34,6 @@ class BesideSingle:
         parts: the parts on which two axes are one.
         single: makes the search on them, of a step without pins.
         timer: says when it is over.
-        known: what a step and its rewritings have in common.
     """
 
     def __init__(
@@ -47,10 +43,9 @@ class BesideSingle:
         parts: Sequence[Members],
         single: Callable[[], Choosing],
         timer: Timer,
-        known: Common,
     ) -> None:
         self._fleet, self._grid, self._make, self._timer = fleet, grid, single, timer
-        self._known, self._parts = known, parts
+        self._parts = parts
         self._single: Choosing | None = None
 
     def below(
@@ -64,21 +59,20 @@ class BesideSingle:
             briefly: what does not fit is not searched around: it may be later.
         """
         grid, one = self._grid, rival
-        first = not briefly and (grid.unfinished or self._known.single)
+        first = not briefly and grid.unfinished
         if first:
             one = self._on_single(below_s)
         two = grid.below(below_s, one, briefly=briefly)
-        if two is not None and not first and not (briefly and grid.unfinished) and not self._timer.late():
-            least_s = min(below_s, two.found.cost_s if _fits(two) else math.inf)
+        if not (first or self._timer.late() or (briefly and grid.unfinished)):
+            least_s = min(below_s, two.found.cost_s if two is not None and _fits(two) else math.inf)
             if self._wanting(two, least_s):
                 one = self._on_single(least_s)
-                two = two if one is None else better(one, two, _NOTE)
-        self._known.single = self._known.single or one is not None
+                two = one if two is None else two if one is None else better(one, two, _NOTE)
         return two if two is None or self._single is None else self._told(two, self._single)
 
-    def _wanting(self, two: Choice, least_s: float) -> bool:
+    def _wanting(self, two: Choice | None, least_s: float) -> bool:
         """Whether a plan on two axes leaves something to be desired; see the module's docstring."""
-        if not _fits(two) or two.found.bound_s < least_s * (1 - _WIDE):
+        if two is not None and (not _fits(two) or two.found.bound_s < least_s * (1 - WIDE)):
             return True
         return any(self._grid.estimate_s(members) < least_s for members in self._parts)
 
@@ -92,7 +86,7 @@ class BesideSingle:
     def _told(self, chosen: Choice, single: Choosing) -> Choice:
         """With a bound of all parts, and with what all of them say about devices that are left out."""
         found, parts = chosen.found, [*single.parts, *self._grid.parts]
-        bound_s = min(found.bound_s, single.bound_s)
+        bound_s = min(found.bound_s, single.bound_s, self._grid.bound_s)
         best = next(part for part in parts if part.members == chosen.members)
         notes = found.notes if _NOTE in found.notes else (*found.notes, _NOTE)
         found = replace(found, bound_s=bound_s, notes=notes)

@@ -33,12 +33,14 @@ from shardwright.ir.placement import Grid, Shard, region
 from shardwright.ir.program import nodes_of, verify
 from shardwright.ir.trace import trace
 from shardwright.ir.wires import wired, wires
+from shardwright.synth.grid.alternate import GridSearch
 from shardwright.synth.grid.parts import on_nodes
 from shardwright.synth.grid.pricing import GridPriceList, grid_floors, grid_prices
 from shardwright.synth.grid.ratios import GridBill, per_class
 from shardwright.synth.grid.solve import GridSolver
 from shardwright.synth.programs.emit import emit
 from shardwright.synth.space.space import Space
+from shardwright.synth.timer import Timer
 
 
 def fleet(*nodes: tuple[tuple[int, int], ...], network: str = "1 Gbit/s") -> Fleet:
@@ -160,6 +162,63 @@ def test_every_price_is_above_the_floors_of_some_range(name: str, data: st.DataO
     # What was cut at some share has to be looked at on one side of it only.
     ranges = [each for each in ranges if each.low <= each.high and each.dealt[0] <= each.dealt[1]]
     assert any((grid_floors(prices, each).seconds <= exact * (1 + 1e-9) + 1e-12).all() for each in ranges)
+
+
+THREE_KINDS = fleet(((40, 2),), ((20, 1),), ((10, 3),))
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_ranges_of_the_shares_of_every_kind_cover_all_shares(data: st.DataObject) -> None:
+    grid = GridModel(CostModel(THREE_KINDS))
+    prices = GridPriceList(grid)
+    GridSolver(Space(graph(), grid.mesh.nodes)).solve(grid_floors(prices))
+    kinds = len(grid.mesh.kind_counts)
+    parts = data.draw(st.lists(st.floats(0.02, 1.0), min_size=kinds, max_size=kinds))
+    of_nodes = np.array(parts) / sum(parts)
+    ratios = grid.mesh.ratios(of_nodes, grid.mesh.even()[1])
+    exact = grid_prices(prices, ratios).seconds
+    ranges = [Ranges()]
+    for _ in range(4):
+        kind, part = data.draw(st.integers(0, kinds - 1)), data.draw(st.floats(0.1, 0.9))
+        halves: list[Ranges] = []
+        for each in ranges:
+            low, high = each.of_kinds(kinds)[kind]
+            halves += each.cut(kind, low + part * (high - low), kinds)
+        ranges = halves
+
+    def within(each: Ranges) -> bool:
+        ends = each.of_kinds(kinds)
+        return all(
+            low - 1e-9 <= share <= high + 1e-9 for (low, high), share in zip(ends, of_nodes, strict=True)
+        )
+
+    mine = [each for each in ranges if within(each)]
+    assert mine
+    for each in mine:
+        floors = grid_floors(prices, each).seconds
+        assert (floors <= exact * (1 + 1e-6) + 1e-12).all()
+    # Cutting says more of what is left.
+    least = grid_floors(prices).seconds
+    assert all((grid_floors(prices, each).seconds >= least * (1 - 1e-9) - 1e-15).all() for each in ranges)
+
+
+def test_a_wide_certificate_is_raised_by_ranges_of_every_kind_and_stays_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    where = fleet(((40, 2),), ((20, 2),), ((10, 3),), network="10 Gbit/s")
+    step = trace(train_step, *jax.eval_shape(lambda: arguments(960, 256))).graph
+    monkeypatch.setattr("shardwright.synth.grid.ranges._MOST_PIECES", 0)
+    listed = GridPriceList(GridModel(CostModel(where)))
+    search = GridSearch(step, Space(step, listed.grid.mesh.nodes), listed, Timer())
+    plan = search.plan()
+    raised = search.sharpened(plan.cost_s)
+    assert plan.bound_s * (1 + 5e-3) < raised <= plan.cost_s * (1 + 1e-9)
+    solver, random = GridSolver(Space(step, listed.grid.mesh.nodes)), np.random.default_rng(0)
+    for _ in range(20):
+        parts = random.dirichlet(np.ones(3))
+        ratios = listed.grid.mesh.ratios(parts, listed.grid.mesh.even()[1])
+        assert raised <= solver.solve(grid_prices(listed, ratios)).bound_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", FLEETS)
