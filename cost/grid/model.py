@@ -159,7 +159,7 @@ class GridModel:
                 name
                 for name in collectives()[kind].strategies
                 if all(
-                    strategies()[kind, name].supported(topology, (found.pre, found.post))
+                    strategies()[kind, name].supported(topology)
                     for topology in self._topologies(kind, name, 0, found.axis, by_leaders=_by_leaders(pre))
                     if topology.devices > 1
                 )
@@ -196,7 +196,7 @@ class GridModel:
         across, within = (isinstance(p, Shard) for p in components(pre))
         if found.axis == "all":
             classes = np.arange(len(self.model.classes))
-            cost = self.model.exchanges(kind, strategy, nbytes, (found.pre, found.post))
+            cost = self.model.exchanges(kind, strategy, nbytes)
             return _placed(self._nothing(len(nbytes)), classes, cost, ONE, RQ, RQ2)
         if found.axis == "within":
             priced = [self._within(kind, strategy, each, across) for each in alike]

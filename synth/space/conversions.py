@@ -61,7 +61,9 @@ class Routes:
     units: tuple[int, ...]
     placements: tuple[Placement, ...]
     index: dict[Placement, int]
-    memo: dict[tuple[int, int], tuple[object, NDArray[np.intp]]] = field(default_factory=dict, repr=False)
+    memo: dict[tuple[int, ...], tuple[object, NDArray[np.intp], NDArray[np.bool_] | None]] = field(
+        default_factory=dict, repr=False
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
