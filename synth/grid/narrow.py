@@ -16,9 +16,9 @@ from shardwright.synth.grid.buckets import Bounds, Buckets
 from shardwright.synth.grid.prune import Dominated
 from shardwright.synth.grid.tied import repeats, tied, untied
 from shardwright.synth.search.astar import MOST_NODES, Layer, a_star
-from shardwright.synth.search.dual import PER_ROUND, Dual
+from shardwright.synth.search.dual import PER_ROUND, Dual, dual_of
 from shardwright.synth.search.eliminate import eliminate, live, record
-from shardwright.synth.search.fold import Folded, Scope, cook, fold
+from shardwright.synth.search.fold import cook, fold
 from shardwright.synth.search.order import full_order
 from shardwright.synth.search.prune import Kept
 from shardwright.synth.search.stages import Core, Stage
@@ -215,7 +215,7 @@ class Search:
             enough: part of the best cost by which a bound that ends them may miss it.
             on: so many.
         """
-        dual, names = _dual(self.core.folded, self.kept)
+        dual, names = dual_of(self.core.folded, self.kept)
         for number, (name, kinds) in enumerate(names):
             if name in self._messages:
                 full = self._messages[name]
@@ -388,22 +388,3 @@ def _keep(some: Kept, found: Bounds, above: float) -> bool:
             if len(mine) < len(excess):
                 some.keep(kind, some.values[kind][mine])
     return True
-
-
-def _dual(folded: Folded, kept: Kept) -> tuple[Dual, list[tuple[tuple[object, ...], list[int]]]]:
-    """Messages of a problem, all nothing; and of every kind of factor its name and the classes it ties."""
-    numbers: dict[tuple[int, ...], int] = {}
-    tables: list[Floats] = []
-    uses: list[tuple[int, Scope]] = []
-    called: list[tuple[tuple[object, ...], list[int]]] = []
-    for scope, recipe in zip(folded.scopes, folded.recipe_of, strict=True):
-        kinds = tuple([folded.class_of[v] for v in scope])
-        key = kept.key(recipe, kinds)
-        if key not in numbers:
-            numbers[key] = len(numbers)
-            tables.append(kept.table(recipe, kinds))
-        uses.append((numbers[key], scope))
-        called.append(((recipe, *kinds), list(kinds)))
-    dual = Dual(folded.class_of, [kept.size(kind) for kind in folded.class_of], uses, tables)
-    by_kind = dict(zip(dual.kind_of_use(), called, strict=True))
-    return dual, [by_kind[number] for number in range(len(dual.kinds))]

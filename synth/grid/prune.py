@@ -7,6 +7,7 @@ comparison to see. Where that often fails, it is looked for anew.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -23,6 +24,9 @@ _MORE = 0.1
 
 #: Differences that single precision may make up, as a part of what they are between.
 _ROUGH = 1e-6
+
+#: Contexts in which all pairs of values are compared.
+_SOME = 64
 
 #: Entries compared at once.
 _CELLS = 1 << 18
@@ -53,23 +57,52 @@ class Dominated:
 
 
 def _compared(whole: Kept, kind: int) -> _Went:
-    """Values that are impossible or dominated, each by one that is neither."""
-    dominates, possible = _dominating(whole, kind)
-    if not possible.any():
-        possible[0] = True  # no assignment is possible at all; the search will find that out
-    keep = possible.copy()
-    for b in np.flatnonzero(dominates.any(axis=0) & possible)[::-1]:  # keeps the first of equals
-        keep[b] = not (dominates[:, b] & keep).any()
-    went = np.flatnonzero(~keep)
-    by = np.where(possible[went], (dominates & keep[:, None])[:, went].argmax(axis=0), went)
-    return went, by
-
-
-def _dominating(whole: Kept, kind: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """[a, b]: whether value a of a class is possible and nowhere dearer than b; and which are possible.
+    """Values that are impossible (by themselves) or dominated, each by one that is possible.
 
     Most pairs are told apart by the few contexts that suit some value best, which are compared first, in
-    single precision: pairs that seem equal there are left to the second comparison.
+    single precision. Where a value may be dominated by several, the one that seems cheapest is compared with
+    it in all contexts, and the next only where it is not the one.
+    """
+    terms, least, scale, possible = _glanced(whole, kind)
+    if not possible.any():
+        possible[0] = True  # no assignment is possible at all; the search will find that out
+    rank = np.where((least <= scale * _ROUGH) & possible[:, None] & possible, least, np.inf)
+    np.fill_diagonal(rank, np.inf)
+    by = np.full(len(rank), -1)
+    b = np.flatnonzero(np.isfinite(rank).any(axis=0))
+    while len(b):
+        a = rank[:, b].argmin(axis=0)
+        worst = np.zeros(len(b))
+        for left, right, times in terms:
+            step = max(1, _CELLS // left.shape[1])
+            for at in range(0, len(b), step):
+                part = slice(at, at + step)
+                worst[part] += times * (left[a[part]] - right[b[part]]).max(axis=1)
+        by[b[worst <= 0]] = a[worst <= 0]
+        rank[a, b] = np.inf
+        b = b[worst > 0]
+        b = b[np.isfinite(rank[:, b]).any(axis=0)]
+    for b in np.flatnonzero(by >= 0).tolist():
+        at, met = int(by[b]), set[int]()
+        while at not in (-1, b) and at not in met:
+            met.add(at)
+            at = int(by[at])
+        if at == b:
+            by[b] = -1  # of equals, which give way to each other, the first stays
+    by[~possible] = np.flatnonzero(~possible)
+    went = np.flatnonzero(by >= 0)
+    return went, by[went]
+
+
+def _glanced(
+    whole: Kept, kind: int
+) -> tuple[list[tuple[Floats, Floats, int]], NDArray[np.float32], float, NDArray[np.bool_]]:
+    """A class's terms, and what a few contexts say of its values.
+
+    Returns:
+        Of every term, (values, contexts) for values on the left and on the right of a difference, and how
+        often it counts; [a, b], what value a costs more than b at most in some contexts; the scale of what
+        that is between; and which values are possible.
     """
     size = whole.size(kind)
     least, possible = np.zeros((size, size), dtype=np.float32), np.ones(size, dtype=np.bool_)
@@ -77,31 +110,24 @@ def _dominating(whole: Kept, kind: int) -> tuple[NDArray[np.bool_], NDArray[np.b
     terms: list[tuple[Floats, Floats, int]] = []
     for (recipe, kinds, axis), times in whole.folded.incident[kind].items():
         rows = np.moveaxis(whole.table(recipe, kinds), axis, 0).reshape(size, -1)
-        finite = np.isfinite(rows)
         left = right = rows
-        if not finite.all():
+        top = float(np.abs(rows).max(initial=0.0))
+        if not math.isfinite(top):
+            finite = np.isfinite(rows)
             possible &= finite.any(axis=1)
+            top = float(np.abs(rows[finite]).max(initial=0.0))
             left, right = np.where(finite, rows, HUGE), np.where(finite, rows, 3 * HUGE)
-        if rows.shape[1] > 2 * size:
-            some = np.union1d(right.argmin(axis=1), (right - left.min(axis=0)).argmin(axis=1))
+        mine, other = left, right
+        if rows.shape[1] > _SOME:
+            best = np.concatenate([right.argmin(axis=1), (right - left.min(axis=0)).argmin(axis=1)])
+            some, values = np.unique(best, return_counts=True)
+            some = some[np.argsort(-values, kind="stable")[:_SOME]]
             mine, other = left[:, some], right[:, some]
-        else:
-            mine, other = left, right
         rough, others = mine.astype(np.float32), other.astype(np.float32)
         least += times * np.maximum.reduce(rough[:, None] - others[None], axis=2)
-        scale += times * float(np.abs(rows[finite]).max(initial=0.0))
+        scale += times * top
         terms.append((left, right, times))
-    dominates = (least <= scale * _ROUGH) & possible[:, None] & possible
-    np.fill_diagonal(dominates, val=False)
-    a, b = dominates.nonzero()
-    worst = np.zeros(len(a))
-    for left, right, times in terms:
-        step = max(1, _CELLS // left.shape[1])
-        for at in range(0, len(a), step):
-            part = slice(at, at + step)
-            worst[part] += times * (left[a[part]] - right[b[part]]).max(axis=1)
-    dominates[a, b] = worst <= 0
-    return dominates, possible
+    return terms, least, scale, possible
 
 
 def _still(whole: Kept, kind: int, went: NDArray[np.intp], by: NDArray[np.intp]) -> NDArray[np.bool_]:

@@ -6,7 +6,7 @@ rival for parts on two axes (`shardwright.synth.grid.choice`), and their bounds 
 
 That takes a search of its own, and is done where two axes leave something to be desired: before anybody
 searches for what fits in place of what does not, where the plan is far above its bound, and where such a part
-might do the arithmetic in less time than the plan takes.
+might do the arithmetic in less time than the plan takes, unless it is one of nodes that are all alike.
 """
 
 from __future__ import annotations
@@ -74,7 +74,23 @@ class BesideSingle:
         """Whether a plan on two axes leaves something to be desired; see the module's docstring."""
         if two is not None and (not _fits(two) or two.found.bound_s < least_s * (1 - WIDE)):
             return True
-        return any(self._grid.estimate_s(members) < least_s for members in self._parts)
+        return any(self._grid.estimate_s(members) < least_s for members in self._apart)
+
+    @property
+    def _apart(self) -> list[Members]:
+        """The parts that can do what the whole fleet cannot: not one of several nodes that are all alike.
+
+        Of those, each can do what one alone would, in the same time: such programs are among those on two
+        axes, but for tensors that are computed and then held in two placements.
+        """
+        alike = len({node.kind for node in self._fleet.nodes}) == 1
+        home = [device.node for device in self._fleet.devices]
+        size = len(home) // len(self._fleet.nodes)
+        return [
+            members
+            for members in self._parts
+            if not (alike and len(members) == size and len({home[d] for d in members}) == 1)
+        ]
 
     def _on_single(self, below_s: float) -> Choice | None:
         """A plan that fits on parts of one axis, None where none costs less than a rival."""

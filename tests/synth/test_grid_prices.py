@@ -102,23 +102,43 @@ def compared(kept: Kept, kind: int) -> tuple[Floats, NDArray[np.bool_]]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), rare=st.sampled_from([0.0, 0.2, 0.9]))
-def test_values_are_dominated_as_by_comparing_everything(seed: int, rare: float) -> None:
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    rare=st.sampled_from([0.0, 0.2, 0.9]),
+    some=st.sampled_from([1, 64]),
+    alike=st.booleans(),
+)
+def test_values_go_as_by_comparing_everything(seed: int, rare: float, some: int, *, alike: bool) -> None:
     rng = np.random.default_rng(seed)
     uses = [(0, (0, 1, 2)), (1, (0, 2)), (2, (1, 2, 3)), (3, (3, 0))]
     sizes = [4, 5, 3, 6]
     made = [rng.integers(0, 3, [sizes[v] for v in scope]).astype(float) for _, scope in uses]
     made = [np.where(rng.random(table.shape) < rare, np.inf, table) for table in made]
     made[0] += np.arange(4)[:, None, None]  # some values are mostly dearer
+    if alike:  # and some are equal to others
+        for number in (0, 1, 3):
+            made[number] = made[number].take([0, 1, 1, 0], [0, 0, 1][min(number, 2)])
     folded = fold(range(4), uses)
     kept = Kept(folded, [sizes[members[0]] for members in folded.classes], cook(folded, made))
     for kind in range(len(folded.classes)):
         worst, possible = compared(kept, kind)
         whole = (worst <= 0) & possible[:, None] & possible
         np.fill_diagonal(whole, val=False)
-        dominates, again = prune._dominating(kept, kind)  # pyright: ignore[reportPrivateUsage]
-        assert np.array_equal(possible, again)
-        assert np.array_equal(dominates, whole)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(prune, "_SOME", some)
+            went, by = prune._compared(kept, kind)  # pyright: ignore[reportPrivateUsage]
+        stay = np.ones(len(whole), dtype=np.bool_)
+        stay[went] = False
+        assert stay.any()
+        if possible.any():
+            assert not stay[~possible].any()
+        for value, other in zip(went.tolist(), by.tolist(), strict=True):
+            assert whole[other, value] or not possible[value]
+        for value in np.flatnonzero(~stay & possible):
+            assert whole[stay, value].any()
+        for value in np.flatnonzero(stay):
+            equal = np.flatnonzero(whole[:, value])
+            assert whole[value, equal].all() and not stay[equal].any()
 
 
 _SCRIPT = """

@@ -13,7 +13,8 @@ from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.subfleet import subfleet
 from shardwright.plan import Plan
-from shardwright.synth.grid.choice import on_grid, on_one_axis
+from shardwright.synth.grid.choice import GridChoosing, on_grid, on_one_axis
+from shardwright.synth.grid.single import BesideSingle
 from shardwright.synth.parts import candidates
 
 #: Two nodes that have next to nothing to say to each other, one of them mixed.
@@ -72,3 +73,16 @@ def test_single_nodes_are_not_searched_where_two_axes_do_well() -> None:
     plan = shardwright.synthesize(train_step, *arguments(48_000), fleet=near, axes=2)
     assert plan.axes == 2 and plan.gap <= 0.1
     assert not any(SAID in said for said in plan.assumptions)
+
+
+def test_alike_nodes_do_what_one_of_them_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One node alone is not searched for, and costs no less, however quick its arithmetic might be."""
+    monkeypatch.setattr(GridChoosing, "estimate_s", lambda self, members: 0.0)
+    where = fleet(((40, 2),), ((40, 2),), network="20 kbit/s")
+    plan = planned(where)
+    assert not any(SAID in said for said in plan.assumptions)
+    monkeypatch.setattr(BesideSingle, "_apart", property(lambda self: self._parts))
+    searched = planned(where)
+    assert any(SAID in said for said in searched.assumptions)
+    assert searched.cost_s == pytest.approx(plan.cost_s, rel=1e-9)
+    assert plan.bound_s <= planned(subfleet(where, (0, 1), "alone")).cost_s
