@@ -266,20 +266,30 @@ class CostModel:
         found = op_class(equation)
         rates = np.array([self._rate(device, dtype, given, found) for device in self.types])
         seconds = np.tile(flop / rates + turned_elements(equation) / self._turned_per_s, (len(ways), 1))
-        sizes = product_sizes(equation, flop) if self._modelled else None
-        used = kernel_dtype(dtype, given) if sizes else None
-        if sizes is None or used is None:
+        products = self.products_in(equation, flop, ways)
+        if products is None:
             return seconds
+        kind, shapes = products
+        priced = self._products.of(*kind, shapes)[:, self._in_products]
+        parts = (np.array(shapes) / np.array(product_sizes(equation, flop))).prod(axis=1)
+        seconds[:, list(self._modelled)] = priced / parts[:, None]
+        return seconds
+
+    def products_in(
+        self, equation: Equation, flop: float, ways: Sequence[Sequence[tuple[Signature, float]]]
+    ) -> tuple[tuple[str, bool], list[Sizes]] | None:
+        """The products that `arithmetic_s` asks for, and of which kind; None where it asks for none."""
+        sizes = product_sizes(equation, flop) if self._modelled else None
+        used = kernel_dtype(equation.input_types[0].dtype, precision(equation)) if sizes else None
+        if sizes is None or used is None:
+            return None
         shapes: list[Sizes] = []
         for cuts in ways:
             local = sizes
             for signature, share in cuts:
                 local = local_sizes(local, sharded_size(signature), share)
             shapes.append(local)
-        priced = self._products.of(used, like_linear(equation), shapes)[:, self._in_products]
-        parts = (np.array(shapes) / np.array(sizes)).prod(axis=1)
-        seconds[:, list(self._modelled)] = priced / parts[:, None]
-        return seconds
+        return (used, like_linear(equation)), shapes
 
     def _rate(self, device: DeviceType, dtype: str, given: str | None, found: str) -> float:
         if found not in PRODUCTS:

@@ -79,6 +79,39 @@ class EquationFactor:
         return self.memo[0]
 
 
+class Merged(NamedTuple):
+    """Signatures that need the same of all choices that are still to come.
+
+    Attributes:
+        order: signatures, group by group.
+        starts: where each group begins.
+        one: a signature of each group, by its number among all.
+    """
+
+    order: NDArray[np.intp]
+    starts: NDArray[np.intp]
+    one: NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """In which order an equation's choices are added up.
+
+    Attributes:
+        summed: positions in the scope of choices that are added up.
+        merged: what may be merged after each; nothing after the last, unless `exact` follows.
+        apart: for which of them holdings of two placements come in at the end.
+        exact: positions of choices that are what signatures need and nothing else.
+        cells: per group that is left at the end, the holdings of these, as one number.
+    """
+
+    summed: tuple[int, ...]
+    merged: tuple[Merged | None, ...]
+    apart: tuple[bool, ...]
+    exact: tuple[int, ...]
+    cells: NDArray[np.intp]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Needs:
     """What an equation's signatures need.
@@ -87,10 +120,12 @@ class Needs:
         signatures: numbers of those for which every choice has a holding.
         of: per choice in scope, mode and placements needed (as positions in its routes) by signature, one
             entry per slot.
+        memo: what is worked out from these alone (see `shardwright.synth.prices.cheapest`).
     """
 
     signatures: NDArray[np.intp]
     of: tuple[tuple[tuple[str, NDArray[np.intp]], ...], ...]
+    memo: list[Steps] = field(default_factory=list["Steps"], repr=False)
 
 
 def positions(domain: Domain, needed: Sequence[Placement]) -> NDArray[np.intp]:
