@@ -214,7 +214,7 @@ def verify(program: Program, graph: Graph) -> None:
         if key is None:
             problem = _check_move(cast(Move, instruction), types, established)
         else:
-            instruction = cast(Compute | Loop, instruction)
+            instruction = cast("Compute | Loop", instruction)
             problem = judged[key]
             if problem is None:
                 problem = _check(instruction, equations[instruction.equation])

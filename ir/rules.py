@@ -291,6 +291,15 @@ def _admitted(signature: Signature, lacking: Collection[tuple[int, ReduceOp]]) -
     return not any(isinstance(p, Partial) and (k, p.op) in lacking for k, p in enumerate(placements))
 
 
+def passes_through(rule: Rule, equation: Equation, operands: Collection[int]) -> bool:
+    """Whether Partial(sum) passes through these operands at once to all results, all others being R."""
+    count = len(equation.inputs)
+    if not any(set(operands) == set(some) for some in _passing(rule.linear, count)):
+        return False
+    lacking = _lacking(equation)
+    return all((k, "sum") not in lacking for k in (*operands, *range(count, count + len(equation.outputs))))
+
+
 def on_axes(signature: Signature) -> tuple[Signature, ...]:
     """A signature on each of its mesh axes: itself, or that across the nodes and that within them."""
     if not any(isinstance(p, Grid) for p in (*signature.ins, *signature.outs)):

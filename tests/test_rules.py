@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -13,6 +15,7 @@ from shardwright.ir.graph import Equation, Forms, TensorType, Value
 from shardwright.ir.placement import REDUCE_OPS, Partial, R, Replicate, Shard, lengths, parse_placement
 from shardwright.ir.registry import registry, replicated_rule, rule_of
 from shardwright.ir.rules import (
+    Passing,
     Rule,
     Signature,
     admits,
@@ -21,6 +24,7 @@ from shardwright.ir.rules import (
     flop_count,
     letter_signature,
     letter_sizes,
+    passes_through,
     signatures,
 )
 from shardwright.ir.trace import trace
@@ -68,6 +72,17 @@ def test_blocked_letters_and_ones_are_never_sharded() -> None:
 
 def test_without_a_reduction_contracted_letters_are_blocked() -> None:
     assert texts(Rule("a b -> a", reduce=None), equation([(6, 4)], [(6,)])) == ["R -> R", "S(0) -> S(0)"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bool"])
+@pytest.mark.parametrize("linear", ["each", "joint", (), ((0,),), ((2, 0),)])
+def test_sums_pass_through_what_a_signature_lets_them_through(linear: Passing, dtype: str) -> None:
+    of = equation([(6,), (6,), (6,)], [(6,)], dtype)
+    rule = Rule("a, a, a -> a", linear=linear)
+    for some in itertools.chain.from_iterable(itertools.combinations(range(3), k) for k in range(4)):
+        ins = tuple(Partial("sum") if k in some else R for k in range(3))
+        listed = Signature(ins, (Partial("sum"),)) in signatures(rule, of)
+        assert passes_through(rule, of, some) == listed
 
 
 def test_scalars_have_no_axes() -> None:

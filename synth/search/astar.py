@@ -250,8 +250,9 @@ class _Tree:
             left += float(done.least) + (0.0 if done.message is None else float(done.message[tuple(rest)]))
         mine = layer.values[layer.class_of[bucket.choice]]
         added = np.atleast_1d(total - left)
-        order = np.argsort(added, kind="stable")
-        return tuple([(float(added[k]), int(mine[k])) for k in order if np.isfinite(added[k])])
+        order = added.argsort(kind="stable")
+        order = order[np.isfinite(added[order])]
+        return tuple(zip(added[order].tolist(), mine[order].tolist(), strict=True))
 
     def _index(self, layer: Layer, choice: int, value: int) -> int:
         """Position of a value on the axes of a layer's tables."""

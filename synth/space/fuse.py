@@ -15,11 +15,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardwright.ir.graph import Equation, Graph, Value, per_form
-from shardwright.ir.placement import Partial, R
 from shardwright.ir.registry import registry, rule_of
-from shardwright.ir.rules import Signature, signatures
-
-_SUM = Partial("sum")
+from shardwright.ir.rules import passes_through
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,9 +77,7 @@ def same_shape(equation: Equation) -> tuple[Value, ...]:
 @per_form
 def passes_sum(equation: Equation) -> bool:
     """Whether Partial(sum) passes through all same-shape operands at once, the others being replicated."""
-    together = _alike(equation)
-    ins = tuple(_SUM if k in together else R for k in range(len(equation.inputs)))
-    return Signature(ins, (_SUM,)) in signatures(rule_of(equation), equation)
+    return passes_through(rule_of(equation), equation, _alike(equation))
 
 
 def fuse(graph: Graph, may_sum: Callable[[Value], bool]) -> Fusion:
