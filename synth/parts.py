@@ -102,7 +102,7 @@ def _why(members: Members, best: Tried, parts: Sequence[Tried]) -> str:
     used = of_class(best)
     others = [part for part in parts if of_class(part) > used]
     them = "more of them" if used else "them"
-    least_s = min(part.bound_s for part in others)
+    least_s = min((part.bound_s for part in others), default=0.0)
     if least_s >= best.cost_s * (1 - 1e-9):
         return f"no plan that uses {them} costs less than {_milliseconds(least_s)}"
     costs = [part.cost_s for part in others if part.found is not None and part.fits]

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.memory.liveness import Peaks
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Synthesis, freely, within_memory
@@ -29,7 +30,7 @@ from shardwright.synth.fallback import best_baseline, fits, fitting
 from shardwright.synth.memory.budgets import Limits
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.part import FAR_ABOVE, Part, bounded_at_once, parts_of
-from shardwright.synth.parts import Members, unused
+from shardwright.synth.parts import Members, Tried, unused
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Look
 from shardwright.synth.search.solve import SpaceSolver
@@ -92,7 +93,7 @@ class Choosing:
         fleet: all devices.
         timer: is told where time goes, and says when it is over.
         extra: factors that pin choices.
-        parts: the parts to consider, the whole fleet first; `candidates(fleet)` by default.
+        parts: the parts to consider, the whole fleet first if it is one; `candidates(fleet)` by default.
         first: a share per device of the fleet that the search for ratios starts from.
         look: see `shardwright.synth.alternate.synthesize`.
         solver: of the space with these factors, where there is one already.
@@ -145,7 +146,7 @@ class Choosing:
         best: Part | None = None
         for part in done:
             best = part if best is None or part.beats(best) else best
-        if timer.limited and made[0].found is None:
+        if timer.limited and made[0].whole and made[0].found is None:
             # Whatever happens, there is a plan for the fleet that was asked for.
             best = made[0]
             self._plan(best, math.inf, briefly=briefly)
@@ -159,7 +160,7 @@ class Choosing:
                 if part.members == self._favourite:
                     continue  # it came before its turn
                 break
-            if number and self._too_small(part):
+            if not part.whole and self._too_small(part):
                 part.impossible = True
             elif briefly and looked and not looked[0].fits and not looked[0].gives_way(part):
                 continue  # what to do about memory on that part comes first
@@ -177,7 +178,13 @@ class Choosing:
                 heapq.heapify(queue)
         if best is None:
             return None
-        if baselines and made[0].found is not None and not self._extra and (best.fits or not briefly):
+        if (
+            baselines
+            and made[0].whole
+            and made[0].found is not None
+            and not self._extra
+            and (best.fits or not briefly)
+        ):
             best = self._or_baseline(best, rival_s)
         if rival_s < math.inf and not best.fits and not briefly:
             return None
@@ -232,14 +239,14 @@ class Choosing:
         made = [part for part in self._parts if not part.impossible]
         queue = [(part.bound_s, number) for number, part in enumerate(made)]
         heapq.heapify(queue)
-        while queue[0][0] < cost_s * (1 - ENOUGH):
+        while queue and queue[0][0] < cost_s * (1 - ENOUGH):
             bound_s, number = heapq.heappop(queue)
             part = made[number]
             part.bound_s = raised = self._raised(part, bound_s, cost_s)
             heapq.heappush(queue, (raised, number))
             if raised <= bound_s:
                 break
-        return min(cost_s, queue[0][0])
+        return min([cost_s, *(bound_s for bound_s, _ in queue)])
 
     def _raised(self, part: Part, bound_s: float, cost_s: float) -> float:
         """A part's bound of plans that fit, raised if that can be."""
@@ -262,6 +269,16 @@ class Choosing:
         """What bounds programs at prices with labels."""
         domains = [choice.domain for choice in self._space.choices]
         return LabelledSolver((*self._space.uses, *self._extra), domains)
+
+    @property
+    def parts(self) -> Sequence[Tried]:
+        """All that are considered."""
+        return self._parts
+
+    @property
+    def bound_s(self) -> float:
+        """What no plan that fits costs less than, on any of the parts; infinite where none fits."""
+        return min((part.bound_s for part in self._parts if not part.impossible), default=math.inf)
 
     @property
     def unfinished(self) -> bool:
@@ -316,6 +333,9 @@ class Choosing:
         found = within_memory(part.free, least_s, briefly=briefly)
         part.found, part.fits = found, fits(found, part.model)
         part.unfinished = briefly and found.dearer
+        # On one device all programs are one.
+        looked = self._look is None or (isinstance(found.memory, Peaks) and found.memory.seen)
+        part.impossible = len(part.members) == 1 and not part.fits and looked
         part.bound_s = max(part.bound_s, found.bound_s)
 
     def _or_baseline(self, best: Part, rival_s: float) -> Part:

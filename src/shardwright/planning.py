@@ -27,7 +27,8 @@ from shardwright.plans.parts import Stats
 from shardwright.synth.combinations import SMALL
 from shardwright.synth.fallback import fits, fullest
 from shardwright.synth.grid.alternate import is_mesh
-from shardwright.synth.grid.choice import Common, GridChoosing, on_grid
+from shardwright.synth.grid.choice import Common, GridChoosing, on_grid, on_one_axis
+from shardwright.synth.grid.single import BesideSingle
 from shardwright.synth.parts import Members, candidates
 from shardwright.synth.programs.judge import AMPLE, CloseLook
 from shardwright.synth.search.solve import SpaceSolver
@@ -147,6 +148,8 @@ class _Step:
         # With "auto", parts of the fleet on two axes are for those who ask for two: each takes as long.
         self.meshes = () if none else on_grid(fleet, self.parts)[: 1 if axes == "auto" else None]
         self.favourite: Members | None = None
+        if self.meshes and axes == 2:
+            self.parts = () if self.pins else on_one_axis(fleet, self.parts)
         # Small steps are planned alike whatever was planned before.
         if like is not None and "choosing" in vars(like) and len(traced.graph.equations) > SMALL:
             self.parts, self.favourite = like.choosing.promising
@@ -191,6 +194,16 @@ class _Step:
         graph, fleet, look = self.traced.graph, self.asked.fleet, looking(self.traced)
         return GridChoosing(graph, fleet, self.timer, self.meshes, pinned, look, self._grids)
 
+    @cached_property
+    def on_two(self) -> GridChoosing | BesideSingle:
+        """The search on two mesh axes, with parts of the fleet on which they are one where two are wanted."""
+        if self.asked.axes != 2 or not self.parts:
+            return self.on_grid
+        asked = self.asked
+        return BesideSingle(
+            asked.fleet, self.on_grid, self.parts, lambda: self.choosing, self.timer, self._grids
+        )
+
     @property
     def unfinished(self) -> bool:
         """See `Planner.unfinished`."""
@@ -204,7 +217,8 @@ class _Step:
     @property
     def _searches(self) -> list[Choosing | GridChoosing]:
         """Those that were begun."""
-        return [vars(self)[name] for name in ("choosing", "on_grid") if name in vars(self)]
+        names = ("on_grid", "choosing") if self.asked.axes == 2 else ("choosing", "on_grid")
+        return [vars(self)[name] for name in names if name in vars(self)]
 
     def plan(self, rival_s: float, *, briefly: bool, baselines: bool) -> Plan | None:
         """See `Planner.plan`."""
@@ -270,7 +284,7 @@ class _Step:
         if meshes:
             # Pins that one axis keeps and two cannot leave the plan on one axis.
             with contextlib.suppress(*([PlanError] if self.pins and flat else [])):
-                two = self.on_grid.below(rival_s, one, briefly=briefly)
+                two = self.on_two.below(rival_s, one, briefly=briefly)
         return two or one
 
 

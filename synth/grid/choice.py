@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+import numpy as np
+
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.grid.kernels import KnownWays
 from shardwright.cost.grid.model import GridModel
@@ -27,7 +29,7 @@ from shardwright.synth.grid.alternate import GridSearch, is_mesh
 from shardwright.synth.grid.pricing import GridPriceList, KnownMoves
 from shardwright.synth.grid.solve import Solvers
 from shardwright.synth.memory.rent import too_small
-from shardwright.synth.parts import Members, unused
+from shardwright.synth.parts import Members, Tried, unused
 from shardwright.synth.programs.judge import Look
 from shardwright.synth.shares.bounds import ENOUGH
 from shardwright.synth.space.conversions import Domains
@@ -56,6 +58,7 @@ class _Part:
 
     Attributes:
         bound_s: what no plan costs less than.
+        arithmetic_s: the bound by arithmetic; 0 before it was looked at.
         looked: how well it is bounded: 0 not at all, 1 by arithmetic, 2 by the best program at its floors.
         unfinished: whether it was planned briefly and memory was in the way.
         impossible: whether it is too small for any program.
@@ -67,7 +70,7 @@ class _Part:
         self.fleet = fleet if whole else subfleet(fleet, members, fleet.name)
         self.grid: GridModel | None = None
         self.search: GridSearch | None = None
-        self.bound_s, self.looked = 0.0, 0
+        self.bound_s, self.arithmetic_s, self.looked = 0.0, 0.0, 0
         self.found: Synthesis | None = None
         self.fits = self.unfinished = self.impossible = False
 
@@ -102,6 +105,11 @@ def on_grid(fleet: Fleet, parts: Sequence[Members]) -> tuple[Members, ...]:
     return tuple(members for members, _ in zip(some, range(MOST_PARTS), strict=False))
 
 
+def on_one_axis(fleet: Fleet, parts: Sequence[Members]) -> tuple[Members, ...]:
+    """Those of the parts of a fleet on which two axes are one: single nodes, or nodes of one device each."""
+    return tuple(members for members in parts if not is_mesh(_Part(fleet, members).fleet))
+
+
 class Common:
     """What a step and its rewritings have in common: factors, and what they cost on parts of a fleet."""
 
@@ -110,6 +118,8 @@ class Common:
         self._words: dict[tuple[int, ...], Vocabulary] = {}
         self._ways: KnownWays = {}
         self._between: KnownMoves = {}
+        #: Whether a part on which two axes are one had a plan that fits (see `synth/grid/single.py`).
+        self.single = False
 
     def listed(self, members: Members, fleet: Fleet) -> GridPriceList:
         """Prices on a part of the fleet."""
@@ -241,6 +251,11 @@ class GridChoosing:
         return self._made
 
     @property
+    def parts(self) -> Sequence[Tried]:
+        """All that are considered."""
+        return self._parts
+
+    @property
     def unfinished(self) -> bool:
         """Whether a part was planned briefly and memory was in the way."""
         return any(part.unfinished for part in self._parts)
@@ -263,6 +278,15 @@ class GridChoosing:
         """What the best program found costs if memory were no limit; infinite if none was looked for."""
         return min((part.search.free_s for part in self._parts if part.search is not None), default=math.inf)
 
+    def estimate_s(self, members: Members) -> float:
+        """About what arithmetic takes at least on some devices, by what it takes on all of them."""
+        whole = self._parts[0]
+        if whole.grid is None:
+            return math.inf
+        model = whole.grid.model
+        rates = np.array([device.flop_rate("float32", None)[0] for device in model.types])[model.class_of]
+        return whole.arithmetic_s * float(rates.sum() / rates[list(members)].sum())
+
     def _look_at(self, part: _Part, target_s: float) -> None:
         """A better bound of a part."""
         if part.search is None:
@@ -273,7 +297,7 @@ class GridChoosing:
             part.search = GridSearch(
                 self._graph, space, listed, self._timer, pinned, self._look, self._solvers
             )
-            part.bound_s = part.search.arithmetic_s()
+            part.bound_s = part.arithmetic_s = part.search.arithmetic_s()
         else:
             part.bound_s = max(part.bound_s, part.search.bound(target_s))
         part.looked += 1
@@ -306,14 +330,14 @@ class GridChoosing:
         return chosen if rival is None else better(rival, chosen)
 
 
-def better(one: Choice, two: Choice) -> Choice:
-    """The better of a plan on one axis and one on two; its bound covers both spaces."""
+def better(one: Choice, two: Choice, note: str = _BOTH) -> Choice:
+    """The better of a plan on one axis and one on two; its bound covers both spaces, as a note says."""
     fitting = fits(one.found, one.model), fits(two.found, two.model)
     cheaper = two.found.cost_s < one.found.cost_s * (1 - 1e-9)
     best = two if (fitting[1] and not fitting[0]) or (fitting[0] == fitting[1] and cheaper) else one
     found = replace(
         _bounded(best.found, min(one.found.bound_s, two.found.bound_s)),
-        notes=(*best.found.notes, _BOTH),
+        notes=(*best.found.notes, note),
         expanded=one.found.expanded + two.found.expanded,
         searches=one.found.searches + two.found.searches,
     )

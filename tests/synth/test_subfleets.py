@@ -19,6 +19,7 @@ from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Graph
 from shardwright.ir.trace import trace
 from shardwright.synth.alternate import synthesize as search
+from shardwright.synth.memory.rent import too_small
 from shardwright.synth.parts import MOST_PARTS, candidates
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.search.solve import SpaceSolver
@@ -194,6 +195,17 @@ def test_a_part_that_does_not_fit_is_no_choice() -> None:
     small = fleet(node(5, 5, memory=f"{max(roomy.memory_bytes) // 4} B"), node(1, 1, 1, count=2))
     plan = synthesize(step, *args, fleet=small, axes=1)
     assert plan.fits and not set(plan.used) <= {0, 1}
+
+
+def test_a_device_that_the_one_program_there_is_does_not_fit_bounds_nothing() -> None:
+    args, keys = arguments(), {"axes": 1, "recompute": "off", "microbatches": 1}
+    roomy = synthesize(step, *args, fleet=fleet(node(50), node(5)), **keys)
+    (alone,) = roomy.used
+    short = roomy.memory_bytes[alone] - 1
+    assert not too_small(problem()[0], [short]), "no bound on what must live says so"
+    plan = synthesize(step, *args, fleet=fleet(node(50, memory=f"{short} B"), node(5)), **keys)
+    assert plan.fits and plan.used != (alone,) and plan.cost_s > roomy.cost_s * 1.01
+    assert plan.bound_s > roomy.cost_s * 1.01
 
 
 def test_files_say_which_devices_are_used() -> None:

@@ -128,63 +128,8 @@ class _Asked:
             rival_s: what a plan costs already: beside one that fits, rungs that should cost more are not
                 planned.
         """
-        planner, late = self.planner, self.late
-        ladder = Ladder(self.traced, self.fleet, self.policies, pieces, planner, late)
-        if self.every:
-            return ladder.top()
-        step = rewritten(self.traced, Rewriting(microbatches=pieces))
-        # What can fit in no way as it is needs no plan: what is changed about it does. But of a fleet of
-        # several parts that plan says which devices are worth using, and thus how small pieces may be.
-        alike = cut is None or len(candidates(self.fleet)) == 1
-        changes = alike and bool(self.policies or cut)
-        impossible = changes and not late() and _impossible(step.graph, ladder.limits)
-        base = None if impossible else existing(planner.plan(step, briefly=True))
-        whole, near = impossible or not planner.unfinished(step), tolerance(self.traced, self.fleet, NEAR)
-        if base is not None and base.fits and late():
-            return base
-        best = better(None, base)
-        if base is not None:
-            best = better(best, ladder.in_scans(base))
-            least_s = min(unlimited_s(base), ladder.saving_s)
-            # Whether a plan might be cheaper with more memory.
-            if whole and base.fits and best is not None and best.cost_s <= least_s * (1 + near):
-                return _compared(better(best, ladder.that_saves(best)) or best, base)
-        # What fits in pieces without further ado is found quickly, and a rival for all that takes longer.
-        crowded, devices = planner.crowded(step)
-        if impossible:
-            crowded, devices = most_alive(step.graph) / sum(ladder.limits), len(self.fleet.devices)
-        if planner.thorough and not ladder.every:
-            best = best or ladder.briefly(base)
-            if best is not None and best.cost_s <= _free_s(base, best) * (1 + near):
-                return _noted(_compared(best, base), ladder.untried)
-        elif ladder.mixed and not ladder.every:
-            best = better(best, ladder.freely(cost_of(best)))
-        # Pieces of fewer rows than there are devices leave some without: they are for what fits no other way.
-        last = cut is not None and cut.scarce(crowded, devices)
-        if cut is not None and not last:
-            best = better(best, cut.briefly(cost_of(best), crowded))
-        if not whole and not too_small(step.graph, ladder.limits):
-            within = planner.plan(step, cost_of(best))
-            base = base if within is None else within
-            best = better(best, base)
-        free_s = min([0.0 if base is None else unlimited_s(base), ladder.saving_s, *ladder.free_s.values()])
-        if best is not None and best.cost_s <= free_s * (1 + near):
-            saves = ladder.that_saves(best) if best.rewriting.microbatches == pieces else None
-            return _compared(better(best, saves) or best, base)  # whatever else there is saves less
-        if ladder.every:
-            best = better(best, ladder.best_of_all(cost_of(best)))
-        elif best is None:
-            best = better(None, ladder.that_fits(base))
-        if cut is not None:
-            if last and best is None:
-                best = better(best, cut.briefly(cost_of(best), crowded))
-            best = better(best, cut.within(cost_of(best)))
-        if best is not None and best.rewriting.microbatches == pieces and not ladder.every:
-            best = better(best, ladder.below(best, _free_s(base, best), rival_s))
-        if best is None:
-            return _noted(_least_lacking(base, step, ladder, cut, planner, late), ladder.untried)
-        pieces_too = "micro-batches of fewer rows than there are devices were not searched" if last else ""
-        return _noted(_compared(best, base), ladder.untried, "" if cut is None or cut.tried else pieces_too)
+        ladder = Ladder(self.traced, self.fleet, self.policies, pieces, self.planner, self.late)
+        return ladder.top() if self.every else _InPieces(self, pieces, ladder, cut).best(rival_s)
 
     def in_more(self, found: Plan) -> Plan:
         """The best of a plan and of those in every number of pieces that "auto" knows.
@@ -217,6 +162,116 @@ class _Asked:
             if best is not None and not small:
                 break
         return best or least
+
+
+class _InPieces:
+    """The search for the best plan in so many pieces: what is quick first, a rival for what comes after."""
+
+    def __init__(self, asked: _Asked, pieces: int, ladder: Ladder, cut: Pieces | None) -> None:
+        self.planner, self.late = asked.planner, asked.late
+        self.pieces, self.ladder, self.cut = pieces, ladder, cut
+        self.step = rewritten(asked.traced, Rewriting(microbatches=pieces))
+        self.near = tolerance(asked.traced, asked.fleet, NEAR)
+        # What can fit in no way as it is needs no plan: what is changed about it does. But of a fleet of
+        # several parts that plan says which devices are worth using, and thus how small pieces may be.
+        alike = cut is None or len(candidates(asked.fleet)) == 1
+        changes = alike and bool(asked.policies or cut)
+        self.impossible = changes and not self.late() and _impossible(self.step.graph, ladder.limits)
+        #: The plan of the step as it is, None where no program of it can fit; and the best that fits so far.
+        self.base: Plan | None = None
+        self.found: Plan | None = None
+        #: Whether the step as it is was planned with all that there is to make it fit.
+        self.whole = self.impossible
+        #: Without a limit of memory, the largest part of its own that a device takes.
+        self.crowded = 0.0
+        #: Whether pieces have fewer rows than there are devices, some of which have none: they come last.
+        self.last = False
+
+    def best(self, rival_s: float) -> Plan:
+        """The best plan; where nothing fits, the one that lacks least. For `rival_s` see `_Asked.plan`."""
+        return self._as_it_is() or self._quickly() or self._within() or self._changed(rival_s)
+
+    def _as_it_is(self) -> Plan | None:
+        """The plan of the step as it is, if memory makes it no dearer or no time is left."""
+        if self.impossible:
+            return None
+        self.base = existing(self.planner.plan(self.step, briefly=True))
+        self.whole = not self.planner.unfinished(self.step)
+        if self.base.fits and self.late():
+            return self.base
+        self.found = better(better(None, self.base), self.ladder.in_scans(self.base))
+        least_s = min(unlimited_s(self.base), self.ladder.saving_s)
+        # Whether a plan might be cheaper with more memory.
+        return self._enough(least_s) if self.whole and self.base.fits else None
+
+    def _quickly(self) -> Plan | None:
+        """What fits without further ado is found quickly, and a rival for all that takes longer.
+
+        It is the plan itself where it costs no more than the step does without a limit, and looking closer
+        takes far longer.
+        """
+        ladder, cut = self.ladder, self.cut
+        self.crowded, devices = self.planner.crowded(self.step)
+        if self.impossible:
+            devices = len(ladder.limits)
+            self.crowded = most_alive(self.step.graph) / sum(ladder.limits)
+        self.last = cut is not None and cut.scarce(self.crowded, devices)
+        if self.planner.thorough and not ladder.every:
+            self.found = self.found or ladder.briefly(self.base)
+            if self.found is not None and self._costs(_free_s(self.base, self.found)):
+                return _noted(_compared(self.found, self.base), ladder.untried)
+        elif ladder.mixed and not ladder.every:
+            self.found = better(self.found, ladder.freely(cost_of(self.found)))
+        if cut is not None and not self.last:
+            self.found = better(self.found, cut.briefly(cost_of(self.found), self.crowded))
+        return None
+
+    def _within(self) -> Plan | None:
+        """The step as it is, searched for what fits: enough if that costs what it does without a limit."""
+        ladder = self.ladder
+        if not self.whole and not too_small(self.step.graph, ladder.limits):
+            within = self.planner.plan(self.step, cost_of(self.found))
+            self.base = self.base if within is None else within
+            self.found = better(self.found, self.base)
+        free_s = 0.0 if self.base is None else unlimited_s(self.base)
+        return self._enough(min([free_s, ladder.saving_s, *ladder.free_s.values()]))
+
+    def _changed(self, rival_s: float) -> Plan:
+        """The best that also keeps less for the backward part, or comes in more pieces."""
+        ladder, cut = self.ladder, self.cut
+        if ladder.every:
+            self.found = better(self.found, ladder.best_of_all(cost_of(self.found)))
+        elif self.found is None:
+            self.found = ladder.that_fits(self.base)
+        if cut is not None:
+            if self.last and self.found is None:
+                self.found = cut.briefly(math.inf, self.crowded)
+            self.found = better(self.found, cut.within(cost_of(self.found)))
+        if self._as_many and not ladder.every:
+            best = existing(self.found)
+            self.found = better(best, ladder.below(best, _free_s(self.base, best), rival_s))
+        if self.found is None:
+            lacking = _least_lacking(self.base, self.step, ladder, cut, self.planner, self.late)
+            return _noted(lacking, ladder.untried)
+        scarce = cut is not None and self.last and not cut.tried
+        more = "micro-batches of fewer rows than there are devices were not searched" if scarce else ""
+        return _noted(_compared(self.found, self.base), ladder.untried, more)
+
+    def _enough(self, free_s: float) -> Plan | None:
+        """What was found, or saves traffic beside it, if memory makes it no dearer than so many seconds."""
+        if self.found is None or not self._costs(free_s):
+            return None
+        saves = self.ladder.that_saves(self.found) if self._as_many else None
+        return _compared(better(self.found, saves) or self.found, self.base)
+
+    def _costs(self, free_s: float) -> bool:
+        """Whether what was found costs about so many seconds."""
+        return self.found is not None and self.found.cost_s <= free_s * (1 + self.near)
+
+    @property
+    def _as_many(self) -> bool:
+        """Whether what was found comes in as many pieces as were asked for."""
+        return self.found is not None and self.found.rewriting.microbatches == self.pieces
 
 
 def _dearer(plan: Plan) -> bool:

@@ -1,0 +1,103 @@
+"""Parts of a fleet on which two mesh axes are one, beside those of several nodes with several devices.
+
+On a single node, or on nodes of one device each, programs on two axes are those on one: they are planned as
+on one axis (`shardwright.synth.subfleets`), with all that is done there about memory. What they cost is a
+rival for parts on two axes (`shardwright.synth.grid.choice`), and their bounds are part of the certificate.
+
+That takes a search of its own, and is done where two axes leave something to be desired: before anybody
+searches for what fits in place of what does not, where the plan is far above its bound, and where such a part
+might do the arithmetic in less time than the plan takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from shardwright.cost.fleet import Fleet
+from shardwright.synth.fallback import fits
+from shardwright.synth.grid.choice import Common, GridChoosing, better
+from shardwright.synth.parts import Members, unused
+from shardwright.synth.subfleets import Choice, Choosing
+from shardwright.synth.timer import Timer
+
+#: A plan further above its bound than this part of its cost is far above it.
+_WIDE = 0.1
+
+_NOTE = "parts of the fleet on which two mesh axes are one were searched, too, and the bound covers them"
+
+
+class BesideSingle:
+    """The search on two axes with the parts of the fleet on which these are one.
+
+    Args:
+        fleet: all devices.
+        grid: the search on the other parts.
+        parts: the parts on which two axes are one.
+        single: makes the search on them, of a step without pins.
+        timer: says when it is over.
+        known: what a step and its rewritings have in common.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        grid: GridChoosing,
+        parts: Sequence[Members],
+        single: Callable[[], Choosing],
+        timer: Timer,
+        known: Common,
+    ) -> None:
+        self._fleet, self._grid, self._make, self._timer = fleet, grid, single, timer
+        self._known, self._parts = known, parts
+        self._single: Choosing | None = None
+
+    def below(
+        self, below_s: float = math.inf, rival: Choice | None = None, *, briefly: bool = False
+    ) -> Choice | None:
+        """The best plan; see `GridChoosing.below`.
+
+        Args:
+            below_s: what a plan of the step, changed in another way, costs that fits.
+            rival: a plan on one axis.
+            briefly: what does not fit is not searched around: it may be later.
+        """
+        grid, one = self._grid, rival
+        first = not briefly and (grid.unfinished or self._known.single)
+        if first:
+            one = self._on_single(below_s)
+        two = grid.below(below_s, one, briefly=briefly)
+        if two is not None and not first and not (briefly and grid.unfinished) and not self._timer.late():
+            least_s = min(below_s, two.found.cost_s if _fits(two) else math.inf)
+            if self._wanting(two, least_s):
+                one = self._on_single(least_s)
+                two = two if one is None else better(one, two, _NOTE)
+        self._known.single = self._known.single or one is not None
+        return two if two is None or self._single is None else self._told(two, self._single)
+
+    def _wanting(self, two: Choice, least_s: float) -> bool:
+        """Whether a plan on two axes leaves something to be desired; see the module's docstring."""
+        if not _fits(two) or two.found.bound_s < least_s * (1 - _WIDE):
+            return True
+        return any(self._grid.estimate_s(members) < least_s for members in self._parts)
+
+    def _on_single(self, below_s: float) -> Choice | None:
+        """A plan that fits on parts of one axis, None where none costs less than a rival."""
+        if self._single is None:
+            self._single = self._make()
+        found = self._single.below(below_s)
+        return found if found is not None and _fits(found) else None
+
+    def _told(self, chosen: Choice, single: Choosing) -> Choice:
+        """With a bound of all parts, and with what all of them say about devices that are left out."""
+        found, parts = chosen.found, [*single.parts, *self._grid.parts]
+        bound_s = min(found.bound_s, single.bound_s)
+        best = next(part for part in parts if part.members == chosen.members)
+        notes = found.notes if _NOTE in found.notes else (*found.notes, _NOTE)
+        found = replace(found, bound_s=bound_s, notes=notes)
+        return replace(chosen, found=found, unused=unused(self._fleet, best, parts))
+
+
+def _fits(chosen: Choice) -> bool:
+    return fits(chosen.found, chosen.model)

@@ -1,0 +1,74 @@
+"""Two mesh axes beside the parts of a fleet on which these are one: single nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from test_grid import arguments, fleet, train_step
+
+import shardwright
+from shardwright.cost.device import DeviceType
+from shardwright.cost.fleet import Fleet
+from shardwright.cost.subfleet import subfleet
+from shardwright.plan import Plan
+from shardwright.synth.grid.choice import on_grid, on_one_axis
+from shardwright.synth.parts import candidates
+
+#: Two nodes that have next to nothing to say to each other, one of them mixed.
+APART = fleet(((40, 2),), ((20, 2), (10, 1)), network="20 kbit/s")
+
+SAID = "two mesh axes are one"
+
+
+def planned(where: Fleet, **options: Any) -> Plan:
+    return shardwright.synthesize(train_step, *arguments(480, 64), fleet=where, axes=2, **options)
+
+
+def with_memory(where: Fleet, *nbytes: int) -> Fleet:
+    """With so many bytes on every device of each node."""
+
+    def limited(kind: DeviceType, memory: int) -> DeviceType:
+        return replace(kind, memory_bytes=memory, name=f"{kind.name}-{memory}")
+
+    nodes = [
+        replace(node, devices=tuple(limited(device, memory) for device in node.devices))
+        for node, memory in zip(where.nodes, nbytes, strict=True)
+    ]
+    return replace(where, nodes=tuple(nodes))
+
+
+def test_every_part_has_two_axes_or_one() -> None:
+    parts = candidates(APART)
+    two, one = on_grid(APART, parts), on_one_axis(APART, parts)
+    assert two[0] == (0, 1, 2, 3, 4) and (0, 1) in one and (2, 3, 4) in one
+    assert not set(two) & set(one) and set(two) | set(one) == set(parts)
+
+
+def test_nodes_that_hardly_reach_each_other_are_planned_one_by_one() -> None:
+    plan, both = planned(APART), planned(APART, devices="all")
+    alone = [planned(subfleet(APART, some, "alone")) for some in ((0, 1), (2, 3, 4))]
+    assert plan.used == (0, 1) and plan.unused
+    assert plan.bound_s <= plan.cost_s == pytest.approx(min(each.cost_s for each in alone), rel=1e-9)
+    assert plan.cost_s < both.cost_s and plan.gap <= 0.05
+    assert plan.bound_s <= min(each.cost_s for each in (both, *alone))
+    assert any(SAID in said for said in plan.assumptions)
+    assert plan.verify(train_step, *arguments(480, 64)).ok
+
+
+def test_a_node_that_has_the_memory_is_found() -> None:
+    """What fits on both nodes has to cross the network between them; on the larger one it does not."""
+    needed = max(planned(subfleet(APART, (0, 1), "alone")).memory_bytes)
+    where = with_memory(APART, needed, needed // 3)
+    plan = planned(where)
+    assert plan.fits and plan.used == (0, 1)
+    assert plan.cost_s == pytest.approx(planned(subfleet(where, (0, 1), "alone")).cost_s, rel=1e-9)
+    assert plan.bound_s <= plan.cost_s and plan.gap <= 0.05
+
+
+def test_single_nodes_are_not_searched_where_two_axes_do_well() -> None:
+    near = fleet(((40, 2),), ((20, 2), (10, 1)), network="400 Gbit/s")
+    plan = shardwright.synthesize(train_step, *arguments(48_000), fleet=near, axes=2)
+    assert plan.axes == 2 and plan.gap <= 0.1
+    assert not any(SAID in said for said in plan.assumptions)
