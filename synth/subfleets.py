@@ -40,6 +40,9 @@ from shardwright.synth.space.factors import EquationFactor, Use
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
+#: Gap, as a fraction of the cost, beyond which parts that do not fit are bounded within memory.
+_WIDE = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -259,7 +262,7 @@ class Choosing:
             if len(part.model.counts) > 1 and raised < (1 - ENOUGH) * free_s:
                 wanted = min(enough_s, (1 - ENOUGH) * free_s)
                 raised = max(raised, part.free.certificate.sharpen(self._labelled, wanted))
-            if raised < enough_s and free_s < cost_s:
+            if raised < (1 - _WIDE) * cost_s and free_s < cost_s:
                 renting = part.free.renting(Limits.of(part.model))
                 raised = max(raised, renting.bound_within(turns.listed, raised, cost_s, turns.stop))
         return raised

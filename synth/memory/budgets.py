@@ -97,6 +97,8 @@ class Renting:
         self._ascent: Ascent | None = None
         self._unit: Floats = np.zeros(2)
         self._best_s = 0.0
+        #: Whether a program lacked most in the end.
+        self._full_later = False
         self.rents = rents = Rents(graph, space)
         self._space, self._extra = space, extra
         self._solver = SpaceSolver(space, (*extra, *rents.uses))
@@ -179,7 +181,7 @@ class Renting:
         """Have the end pay rent as well, if that may raise the bound; whether it may, and did not yet."""
         assert self._ascent is not None
         before = self._ascent.most
-        if self._ascent.used.all():
+        if self._ascent.used.all() or not self._full_later:
             return False
         self._ascent.used[:] = True
         self._ascent.aim()
@@ -198,4 +200,6 @@ class Renting:
         """What a program costs with rent is above the least of all, whatever the rent."""
         assert self._ascent is not None
         excess = self.rents.excess_bytes(found.assignment, self.limits.nbytes)
+        fullest, end = excess
+        self._full_later |= bool((end > np.maximum(fullest, 0.0)).any())
         self._ascent.cut(value, excess.ravel() * self._unit)

@@ -31,6 +31,9 @@ ENOUGH = 0.05
 #: Pieces into which ranges are cut at most where prices have labels, and ends of a piece that is not cut.
 _MOST_LABELLED, _NARROW = 16, 1.02
 
+#: Pieces in a row of which labels say nothing new, after which they are not asked for.
+_IN_VAIN = 2
+
 
 class Certificate:
     """A lower bound on the cost of every program of the space at every ratios, raised as far as is asked for.
@@ -51,6 +54,8 @@ class Certificate:
     ) -> None:
         self._solver, self._listed, self._stop = solver, listed, stop
         self._count = 0
+        #: Pieces since labels last raised a bound.
+        self._in_vain = 0
         self._pieces = [_Piece(loose, 0, None, None)]
 
     @property
@@ -84,7 +89,10 @@ class Certificate:
         return self.bound_s
 
     def sharpen(self, solver: LabelledSolver, wanted: float) -> float:
-        """Raise the bound to `wanted`, if prices with labels and smaller pieces do that.
+        """Raise the bound to `wanted`, if exact bounds, prices with labels and smaller pieces do that.
+
+        Labels make tables larger: where a search among them ends early, what it says of a piece may be less
+        than the exact bound without. After two pieces of which labels say nothing new they are left out.
 
         Args:
             solver: of the same space with the same factors that pin choices.
@@ -98,15 +106,18 @@ class Certificate:
             if piece.ends is None:
                 heapq.heappush(self._pieces, piece)
                 break
+            if piece.prices is not None:
+                self._look_closely(piece, piece.prices, wanted)
+                continue
             low, high = piece.ends
-            if not piece.labelled:
+            if not piece.labelled and self._in_vain < _IN_VAIN:
                 found = solver.bound(self._listed, piece.ends, self._stop, wanted)
+                self._in_vain = 0 if found > piece.bound_s else self._in_vain + 1
                 piece = piece._replace(bound_s=max(piece.bound_s, found), prices=None, labelled=True)
                 heapq.heappush(self._pieces, piece)
             elif len(self._pieces) + 1 < _MOST_LABELLED and high > low * _NARROW:
-                for ends in ((low, (low * high) ** 0.5), ((low * high) ** 0.5, high)):
-                    self._count += 1
-                    heapq.heappush(self._pieces, _Piece(piece.bound_s, self._count, ends, None))
+                middle = (low * high) ** 0.5
+                self._cut(piece, ((low, middle), (middle, high)))
             else:
                 heapq.heappush(self._pieces, piece)
                 break
