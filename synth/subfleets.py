@@ -27,6 +27,7 @@ from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Synthesis, freely, within_memory
 from shardwright.synth.combinations import in_a_moment
 from shardwright.synth.fallback import best_baseline, fits, fitting
+from shardwright.synth.memory.budgets import Limits
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.part import FAR_ABOVE, Part, bounded_at_once, parts_of
 from shardwright.synth.parts import Members, Tried, unused
@@ -238,17 +239,27 @@ class Choosing:
         while queue and queue[0][0] < cost_s * (1 - ENOUGH):
             bound_s, number = heapq.heappop(queue)
             part = made[number]
-            raised = bound_s
-            if part.free is not None and len(part.model.counts) > 1:
-                # Memory aside, nothing is bounded above what costs least without a limit of it.
-                wanted = (1 - ENOUGH) * min(cost_s, part.free.found.cost_s)
-                with self._timer.search():
-                    raised = max(bound_s, part.free.certificate.sharpen(self._labelled, wanted))
-            part.bound_s = raised
+            part.bound_s = raised = self._raised(part, bound_s, cost_s)
             heapq.heappush(queue, (raised, number))
             if raised <= bound_s:
                 break
         return min([cost_s, *(bound_s for bound_s, _ in queue)])
+
+    def _raised(self, part: Part, bound_s: float, cost_s: float) -> float:
+        """A part's bound of plans that fit, raised if that can be."""
+        if part.free is None:
+            return bound_s
+        turns, free_s, enough_s = part.free.turns, part.free.found.cost_s, (1 - ENOUGH) * cost_s
+        raised = bound_s
+        with self._timer.search():
+            # Memory aside, nothing is bounded above what costs least without a limit of it.
+            if len(part.model.counts) > 1 and raised < (1 - ENOUGH) * free_s:
+                wanted = min(enough_s, (1 - ENOUGH) * free_s)
+                raised = max(raised, part.free.certificate.sharpen(self._labelled, wanted))
+            if raised < enough_s and free_s < cost_s:
+                renting = part.free.renting(Limits.of(part.model))
+                raised = max(raised, renting.bound_within(turns.listed, raised, cost_s, turns.stop))
+        return raised
 
     @cached_property
     def _labelled(self) -> LabelledSolver:

@@ -366,7 +366,7 @@ class GridRenting:
                 break
             rents = self.rents.seconds(portion, at[0], at[1], kept=False)
             found = self._search(floors, rents)
-            value = found.bound_s + self.rents.constant_s(at[0], at[1], limits)
+            value = found.bound_s + self.rents.constant_s(np.array([at, (0.0, 0.0)]), limits)
             best = max(best, value)
             # Polyak's step: as if the optimum were the cost of the program at hand.
             excess = self.rents.excess(found.assignment, portion, limits) * scale

@@ -1,4 +1,4 @@
-"""The greatest value of a concave function of two multipliers, by cutting planes.
+"""The greatest value of a concave function of some multipliers, by cutting planes.
 
 Every program that was found is a plane above the function: what it costs, and how that changes with the
 multipliers. The next multipliers are where the least of the planes is highest; how high that is says what is
@@ -6,6 +6,8 @@ left to be found (Kelley 1960).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from scipy.optimize import linprog
@@ -18,17 +20,21 @@ _EDGE, _FURTHER, _FURTHEST = 1 / 16, 16.0, 4.0**7
 
 
 class Ascent:
-    """Planes above a function of two multipliers, each at least 0.
+    """Planes above a function of multipliers, each at least 0.
+
+    Args:
+        used: of every multiplier, whether it may be other than 0; more of them may be later.
 
     Attributes:
         at: where the least of the planes is highest.
         most: how high it is there; no multipliers up to the edge reach more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, used: Sequence[bool]) -> None:
+        self.used = np.array(used)
         self._planes: list[tuple[float, Floats]] = []
         self._edge = _EDGE
-        self.at: Floats = np.zeros(2)
+        self.at: Floats = np.zeros(len(used))
         self.most = np.inf
 
     def cut(self, value: float, slope: Floats) -> None:
@@ -36,21 +42,25 @@ class Ascent:
 
         Args:
             value: what it costs at multipliers `at`, what they cost included.
-            slope: how that changes with each.
+            slope: how that changes with each, those that are not used included.
         """
         if ((self.at >= self._edge) & (slope > 0)).any() and self._edge < _FURTHEST:
             self._edge *= _FURTHER
         self._planes.append((value - float(slope @ self.at), slope))
+        self.aim()
+
+    def aim(self) -> None:
+        """Find where the least of the planes is highest."""
         scale = max(abs(each) for each, _ in self._planes) or 1.0
         rows = np.array([[*-slope, 1.0] for _, slope in self._planes])
-        rows[:, :2] /= scale
+        rows[:, :-1] /= scale
         found = linprog(
-            [0.0, 0.0, -1.0],
+            [*np.zeros(len(self.used)), -1.0],
             A_ub=rows,
             b_ub=np.array([each / scale for each, _ in self._planes]),
-            bounds=[(0.0, self._edge), (0.0, self._edge), (None, None)],
+            bounds=[*((0.0, self._edge if used else 0.0) for used in self.used), (None, None)],
         )
         if found.status == 0:
-            self.at, self.most = np.asarray(found.x[:2]), float(found.x[2]) * scale
+            self.at, self.most = np.asarray(found.x[:-1]), float(found.x[-1]) * scale
         else:
             self.most = -np.inf  # numbers of too many magnitudes: leave it at what was found

@@ -30,6 +30,9 @@ SCALES = tuple(4.0**k for k in range(-4, 8))
 
 _ASCENTS = 10
 
+#: Of `Rents.MOMENTS`, two multipliers each: the end pays where the fullest moment has no more to say.
+_FIRST = (True, True, False, False)
+
 #: Nodes expanded at most for a program at some rent: what memory costs there is a guess in any case.
 _NODES = 1000
 
@@ -148,18 +151,17 @@ class Renting:
         # Shares of state may be other ones than those of computing: memory bounds their bytes, not each.
         floors = Prices.floors(listed)
         if self._ascent is None:
-            self._ascent, self._unit = Ascent(), cost_s / np.array([sum(limits.nbytes), min(limits.nbytes)])
+            unit = cost_s / np.array([sum(limits.nbytes), min(limits.nbytes)])
+            self._ascent, self._unit = Ascent(_FIRST), np.tile(unit, self.rents.MOMENTS)
             if self._ideal is not None:
                 self._best_s = self._ideal.bound_s
                 self._cut(self._ideal, self._ideal.seconds)
-        enough, best, wide = cost_s * (1 - 1e-3), np.zeros(2), False
+        enough, best, wide = cost_s * (1 - 1e-3), np.zeros(len(self._unit)), False
         self._best_s = max(self._best_s, loose_s)
         for _ in range(_ASCENTS):
-            if (
-                stop()
-                or self._best_s >= enough
-                or self._ascent.most <= max(self._best_s * (1 + _SETTLED), worth_s)
-            ):
+            if stop() or self._best_s >= enough:
+                break
+            if self._ascent.most <= max(self._best_s * (1 + _SETTLED), worth_s) and not self._more_moments():
                 break
             at = self._ascent.at * self._unit
             found, value = self._reached(floors, at, _FEW_NODES, stop)
@@ -173,17 +175,27 @@ class Renting:
             self._best_s = max(self._best_s, float(self._reached(floors, best, MOST_NODES, stop)[1]))
         return min(self._best_s, cost_s)
 
+    def _more_moments(self) -> bool:
+        """Have the end pay rent as well, if that may raise the bound; whether it may, and did not yet."""
+        assert self._ascent is not None
+        before = self._ascent.most
+        if self._ascent.used.all():
+            return False
+        self._ascent.used[:] = True
+        self._ascent.aim()
+        return self._ascent.most > before * (1 + _SETTLED)
+
     def _reached(
         self, floors: Prices, at: Floats, most_nodes: int, stop: Callable[[], bool]
     ) -> tuple[Solution, float]:
         """The cheapest program at the floors with rent, and what no program that fits costs less than."""
-        limits = self.limits.nbytes
-        tables = self.rents.floors(at[0], at[1], len(limits))
+        limits, at = self.limits.nbytes, at.reshape(self.rents.MOMENTS, 2)
+        tables = self.rents.floors(at, len(limits))
         found = self._solver.solve(floors, most_nodes, stop, tables)
-        return found, found.bound_s + self.rents.constant_s(at[0], at[1], limits)
+        return found, found.bound_s + self.rents.constant_s(at, limits)
 
     def _cut(self, found: Solution, value: float) -> None:
         """What a program costs with rent is above the least of all, whatever the rent."""
         assert self._ascent is not None
-        excess = np.array(self.rents.excess_bytes(found.assignment, self.limits.nbytes))
-        self._ascent.cut(value, excess * self._unit)
+        excess = self.rents.excess_bytes(found.assignment, self.limits.nbytes)
+        self._ascent.cut(value, excess.ravel() * self._unit)

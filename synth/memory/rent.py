@@ -10,7 +10,9 @@ every program that fits satisfies
     cost_s  >=  cost_s + a (bytes on all devices - all memory) + b (bytes on the smallest - its memory),
 
 so the least of the right hand side over all programs is a lower bound on the cost of every plan that fits. At
-prices that are floors over all shares it bounds all ratios, too.
+prices that are floors over all shares it bounds all ratios, too. The same holds for either of two moments,
+with multipliers of their own: the fullest that there is in every order, and the end, when the old state and
+the new one are both there, the one placed as the other.
 
 Memory also bounds ratios directly (`most_shares`): of every tensor a device holds its share at least.
 """
@@ -49,12 +51,14 @@ class RentFactor:
         input_bytes: of inputs, which lie in the base of a holding throughout.
         kept_bytes: of what the backward part reads, in some placement of the holding.
         port: whether that is an operand or result of a loop, which lies in the base of a holding.
+        returned_bytes: of results that lie as these inputs do, and are there beside them in the end.
     """
 
     domain: Domain
     input_bytes: int
     kept_bytes: int
     port: bool = False
+    returned_bytes: int = 0
     weight: float = 1.0
 
     @property
@@ -72,11 +76,19 @@ class RentFactor:
 
     def whole(self, *, kept: bool) -> Floats:
         """[holding]: bytes that every device holds, what is kept included or not."""
-        base = np.array([0.0 if _cut(h.base) else self.input_bytes for h in self.domain.holdings])
+        base = self.input_bytes * self.everywhere()
         if not kept:
             return base
         cut = (_cut(h.base) if self.port else any(map(_cut, h.all)) for h in self.domain.holdings)
         return base + [0.0 if some else self.kept_bytes for some in cut]
+
+    def everywhere(self) -> Floats:
+        """[holding]: 1.0 where every device holds inputs as a whole."""
+        return np.array([0.0 if _cut(h.base) else 1.0 for h in self.domain.holdings])
+
+    def at(self, moment: int) -> int:
+        """Bytes for which the base of a holding counts at a moment of `Rents.MOMENTS`."""
+        return self.input_bytes + (self.returned_bytes if moment else 0)
 
 
 def _cut(placement: Placement) -> bool:
@@ -87,31 +99,43 @@ class Rents:
     """The rent factors of a space.
 
     Attributes:
+        MOMENTS: how many moments there are: the fullest, and the end.
         uses: to be given to a solver in addition to the space's factors.
     """
+
+    MOMENTS = 2
 
     def __init__(self, graph: Graph, space: Space) -> None:
         held: dict[int, list[int]] = {}
         root = space.root
         for value in graph.inputs:
-            held.setdefault(root.choice[value].index, [0, 0])[0] += value.type.nbytes
+            held.setdefault(root.choice[value].index, [0, 0, 0])[0] += value.type.nbytes
         for value in dict.fromkeys((*kept_values(graph), *must_live(graph))):
-            held.setdefault(root.held(value).index, [0, 0])[1] += value.type.nbytes
-        made: dict[tuple[Domain, int, int, bool], RentFactor] = {}
+            held.setdefault(root.held(value).index, [0, 0, 0])[1] += value.type.nbytes
+        state = {graph.outputs[out]: graph.inputs[position] for out, position in graph.state.items()}
+        others = 0
+        for value in final_values(graph):
+            if value in state:  # it comes back as that went in
+                held[root.choice[state[value]].index][2] += value.type.nbytes
+            else:
+                others += value.type.nbytes
+        made: dict[tuple[Domain, int, int, int, bool], RentFactor] = {}
         uses: list[Use] = []
-        for index, (inputs, later) in held.items():
+        for index, (inputs, later, back) in held.items():
             domain = space.choices[index].domain
-            factor = made.setdefault((domain, inputs, later, False), RentFactor(domain, inputs, later))
-            uses.append(Use(factor, (index,)))
+            factor = RentFactor(domain, inputs, later, returned_bytes=back)
+            uses.append(Use(made.setdefault((domain, inputs, later, back, False), factor), (index,)))
         for index, nbytes in _ports(root):
             domain = space.choices[index].domain
-            factor = made.setdefault((domain, 0, nbytes, True), RentFactor(domain, 0, nbytes, port=True))
-            uses.append(Use(factor, (index,)))
+            factor = RentFactor(domain, 0, nbytes, port=True)
+            uses.append(Use(made.setdefault((domain, 0, nbytes, 0, True), factor), (index,)))
         self.uses = tuple(uses)
         self._factors = tuple(made.values())
         self._constant_bytes = sum(value.type.nbytes for value in graph.constants)
-        self._input_bytes = sum(value.type.nbytes for value in graph.inputs)
         self._sure_bytes = sure_bytes(graph)
+        #: Beside the constants, what all programs hold once at least, at every moment, apart from inputs and
+        #: what comes back as these.
+        self._certain_bytes = (self._sure_bytes, others)
 
     def tables(self, all_s: float, smallest_s: float, devices: int, share: float) -> Mapping[Factor, Floats]:
         """Rent in seconds by holding.
@@ -129,38 +153,60 @@ class Rents:
             found[factor] = whole * (all_s * devices + smallest_s) + cut * (all_s + smallest_s * share)
         return found
 
-    def floors(self, all_s: float, smallest_s: float, devices: int) -> Mapping[Factor, Floats]:
-        """Rent in seconds by holding at least, whatever the shares; what is kept is in `constant_s`."""
+    def floors(self, rents: Floats, devices: int) -> Mapping[Factor, Floats]:
+        """Rent in seconds by holding at least, whatever the shares; what is kept is in `constant_s`.
+
+        Args:
+            rents: (moments, 2) seconds per byte at each on any device, and on the smallest in addition.
+            devices: how many there are.
+        """
         found: dict[Factor, Floats] = {}
         for factor in self._factors:
-            whole = factor.whole(kept=False)
-            found[factor] = whole * (all_s * devices + smallest_s) + (factor.input_bytes - whole) * all_s
+            whole = factor.everywhere()
+            found[factor] = np.zeros(len(whole))
+            for moment, (all_s, smallest_s) in enumerate(rents):
+                rent = whole * (all_s * devices + smallest_s) + (1 - whole) * all_s
+                found[factor] += factor.at(moment) * rent
         return found
 
-    def constant_s(self, all_s: float, smallest_s: float, limits: Sequence[float]) -> float:
+    def constant_s(self, rents: Floats, limits: Sequence[float]) -> float:
         """Rent of what every program holds, less that of all the memory there is.
 
         Args:
-            all_s, smallest_s: see `tables`.
+            rents: see `floors`.
             limits: bytes of memory per device.
         """
-        everywhere = self._constant_bytes * (all_s * len(limits) + smallest_s)
-        return everywhere + all_s * (self._sure_bytes - sum(limits)) - smallest_s * min(limits)
+        found = 0.0
+        for (all_s, smallest_s), certain in zip(rents, self._certain_bytes, strict=True):
+            found += self._constant_bytes * (all_s * len(limits) + smallest_s)
+            found += all_s * (certain - sum(limits)) - smallest_s * min(limits)
+        return float(found)
 
-    def whole_bytes(self, assignment: Sequence[int]) -> float:
-        """Bytes of inputs that every device holds."""
-        whole = (use.factor.whole(kept=False)[assignment[use.scope[0]]] for use in self._rented())
-        return float(sum(whole)) + self._constant_bytes
+    def excess_bytes(self, assignment: Sequence[int], limits: Sequence[float]) -> Floats:
+        """By how much an assignment exceeds all memory, and the smallest device's: the subgradient.
 
-    def excess_bytes(self, assignment: Sequence[int], limits: Sequence[float]) -> tuple[float, float]:
-        """By how much an assignment exceeds all memory, and the smallest device's: the subgradient."""
-        whole = self.whole_bytes(assignment)
-        cut = self._input_bytes + self._constant_bytes - whole
-        together = whole * len(limits) + cut + self._sure_bytes
-        return together - sum(limits), whole - min(limits)
+        Args:
+            assignment: a program.
+            limits: bytes of memory per device.
 
-    def _rented(self) -> list[_Rented]:
-        return [_Rented(use.factor, use.scope) for use in self.uses if isinstance(use.factor, RentFactor)]
+        Returns:
+            (moments, 2).
+        """
+        found = np.zeros((self.MOMENTS, 2))
+        for moment, certain in enumerate(self._certain_bytes):
+            whole, cut = float(self._constant_bytes), 0.0
+            for factor, scope in self._rented():
+                everywhere = factor.everywhere()[assignment[scope[0]]]
+                whole += everywhere * factor.at(moment)
+                cut += (1 - everywhere) * factor.at(moment)
+            together = whole * len(limits) + cut + certain
+            found[moment] = together - sum(limits), whole - min(limits)
+        return found
+
+    def _rented(self) -> Iterator[tuple[RentFactor, tuple[int, ...]]]:
+        for use in self.uses:
+            if isinstance(use.factor, RentFactor):
+                yield use.factor, use.scope
 
 
 def _ports(frame: Frame) -> Iterator[tuple[int, int]]:
@@ -188,7 +234,8 @@ def most_shares(graph: Graph, limits: Sequence[float]) -> Floats:
         limits: bytes of memory per device.
     """
     constants = sum(value.type.nbytes for value in graph.constants)
-    certain = sum(value.type.nbytes for value in graph.inputs) + sure_bytes(graph)
+    beside = max(sure_bytes(graph), _nbytes(final_values(graph)))
+    certain = sum(value.type.nbytes for value in graph.inputs) + beside
     room = np.maximum(np.asarray(limits, dtype=np.float64) - constants, 0.0)
     return np.minimum(room / max(certain, 1), 1.0)
 
@@ -196,6 +243,9 @@ def most_shares(graph: Graph, limits: Sequence[float]) -> Floats:
 def too_small(graph: Graph, limits: Sequence[float]) -> bool:
     """Whether no program can fit, whatever its ratios."""
     # Looking for the fullest moment takes time; often all tensors there are would not fill the devices.
+    inputs = sum(value.type.nbytes for value in graph.inputs)
+    if inputs + _nbytes(final_values(graph)) > sum(limits):
+        return True
     return _fills(graph, limits) and bool(most_shares(graph, limits).sum() < 1 - 1e-9)
 
 
@@ -234,12 +284,6 @@ def most_alive(graph: Graph) -> int:
     return sum(value.type.nbytes for value in graph.inputs) + max(accumulate(change))
 
 
-@dataclass(frozen=True, slots=True)
-class _Rented:
-    factor: RentFactor
-    scope: tuple[int, ...]
-
-
 @per_graph
 def kept_values(graph: Graph) -> tuple[Value, ...]:
     """What the forward part keeps for the backward part in memory; of tensors that share it, one."""
@@ -271,6 +315,16 @@ def _root(value: Value, made: Mapping[Value, Equation]) -> Value:
     while value in made and made[value].primitive in ALIASES and made[value].input_values:
         value = made[value].input_values[0]
     return value
+
+
+@per_graph
+def final_values(graph: Graph) -> tuple[Value, ...]:
+    """Results that are there in the end beside all inputs; of tensors that share memory, one.
+
+    What continues donated state may lie where that lay.
+    """
+    results = [atom for atom in graph.outputs if isinstance(atom, Value)]
+    return _apart(graph, results, written(graph).values)
 
 
 @per_graph

@@ -1,0 +1,110 @@
+"""What rent charges for at its two moments, against the memory that programs take."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from jax import lax
+from synth_cases import fleet, mlp, shape
+from test_budgets import GRAPHS
+
+from shardwright.cost.memory.liveness import footprint
+from shardwright.cost.model import CostModel
+from shardwright.ir.donation import donating
+from shardwright.ir.graph import Graph
+from shardwright.ir.trace import trace
+from shardwright.synth.memory.budgets import Limits, Renting
+from shardwright.synth.memory.rent import Rents, final_values, most_shares, too_small
+from shardwright.synth.prices.lists import PriceList
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.emit import emit
+from shardwright.synth.space.space import Space
+
+
+def with_momentum(w: Any, m: Any, x: Any) -> tuple[Any, Any]:
+    m = 0.9 * m + x.T @ lax.tanh(x @ w)
+    return w - 0.1 * m, m
+
+
+#: The state of "large state" fills more than all else.
+CASES: dict[str, tuple[Any, tuple[Any, ...]]] = GRAPHS | {
+    "mlp": mlp(),
+    "large state": (with_momentum, (shape(48, 48), shape(48, 48), shape(4, 48))),
+}
+
+
+def graph_of(name: str, *, donated: bool = False) -> Graph:
+    step, args = CASES[name]
+    return donating(trace(step, *args), donated).graph
+
+
+@pytest.mark.parametrize("donated", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_no_program_takes_less_than_it_pays_for(name: str, donated: bool) -> None:
+    graph = graph_of(name, donated=donated)
+    space, model = Space(graph), CostModel(fleet((4, 1)))
+    limits = np.array(Limits.of(model).nbytes)
+    renting = Renting(graph, space, Limits.of(model))
+    later: set[bool] = set()
+    for ratios in ((0.5, 0.5), (0.8, 0.2)):
+        prices = Prices.at(PriceList(model), ratios)
+        for rent_s in (0.0, 1e-12, 1e-8):
+            for assignment, _ in islice(renting.in_order(prices, ratios, rent_s), 20):
+                program = emit(space, assignment, prices)
+                bases = [
+                    space.choices[choice.index].domain.holdings[assignment[choice.index]].base
+                    for choice in (space.root.choice[value] for value in graph.inputs)
+                ]
+                if list(program.inputs) != bases:
+                    continue  # what is never read whole comes in stretches: another assignment says so
+                peak = footprint(program, graph).peak(np.array(ratios))
+                excess = renting.rents.excess_bytes(assignment, limits)
+                assert excess.shape == (Rents.MOMENTS, 2)
+                assert (peak.sum() >= excess[:, 0] + limits.sum() - 1e-6).all()
+                assert (peak >= (excess[:, 1] + limits.min())[:, None] - 1e-6).all()
+                later.add(bool(excess[1, 0] > excess[0, 0]))
+    assert (True in later) == (name == "large state" and not donated)
+
+
+def test_replicated_state_is_there_twice_in_the_end() -> None:
+    graph = graph_of("large state")
+    space, model = Space(graph), CostModel(fleet((1, 1)))
+    limits = Limits.of(model).nbytes
+    rents = Rents(graph, space)
+    choices = [space.root.choice[value].index for value in graph.inputs[:2]]
+    assignment = [0] * len(space.choices)
+    for choice in choices:
+        holdings = space.choices[choice].domain.holdings
+        assignment[choice] = next(n for n, h in enumerate(holdings) if str(h.base) == "R")
+    state = sum(value.type.nbytes for value in graph.inputs[:2])
+    of_one = rents.excess_bytes(assignment, limits)[1, 1] + min(limits)
+    assert of_one >= 2 * state
+    assert sum(value.type.nbytes for value in final_values(graph)) == state
+    assert not final_values(graph_of("large state", donated=True))
+
+
+def test_what_cannot_hold_the_old_state_and_the_new_is_too_small() -> None:
+    graph = graph_of("large state")
+    inputs = sum(value.type.nbytes for value in graph.inputs)
+    state = sum(value.type.nbytes for value in graph.inputs[:2])
+    least = inputs + state
+    assert too_small(graph, (0.4 * least, 0.55 * least))
+    assert most_shares(graph, (0.4 * least, 0.55 * least)).sum() < 1
+
+
+def test_rent_is_linear_in_what_an_assignment_takes() -> None:
+    """The tables and the constant add up to the multipliers times the excess: the plane of the ascent."""
+    graph = graph_of("large state")
+    space, model = Space(graph), CostModel(fleet((2, 1)))
+    limits, rents = Limits.of(model).nbytes, Rents(graph, space)
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        at = generator.random((Rents.MOMENTS, 2))
+        tables = rents.floors(at, len(limits))
+        assignment = [int(generator.integers(len(choice.domain))) for choice in space.choices]
+        paid = sum(float(tables[use.factor][assignment[use.scope[0]]]) for use in rents.uses)
+        excess = rents.excess_bytes(assignment, limits)
+        assert paid + rents.constant_s(at, limits) == pytest.approx(float((at * excess).sum()))
