@@ -200,7 +200,16 @@ class _Step:
         if self.asked.axes != 2 or not self.parts:
             return self.on_grid
         asked = self.asked
-        return BesideSingle(asked.fleet, self.on_grid, self.parts, lambda: self.choosing, self.timer)
+        small = len(self.traced.graph.equations) <= SMALL
+        return BesideSingle(
+            asked.fleet,
+            self.on_grid,
+            self.parts,
+            lambda: self.choosing,
+            self.timer,
+            self._grids,
+            small=small,
+        )
 
     @property
     def unfinished(self) -> bool:

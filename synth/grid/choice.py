@@ -24,6 +24,7 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Synthesis
+from shardwright.synth.combinations import SMALL
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid.alternate import GridSearch, is_mesh
 from shardwright.synth.grid.pricing import GridPriceList, KnownMoves
@@ -121,6 +122,8 @@ class Common:
         self._words: dict[tuple[int, ...], Vocabulary] = {}
         self._ways: KnownWays = {}
         self._between: KnownMoves = {}
+        #: Whether a part on which two axes are one had a plan that fits (see `synth/grid/single.py`).
+        self.single = False
 
     def listed(self, members: Members, fleet: Fleet) -> GridPriceList:
         """Prices on a part of the fleet."""
@@ -182,7 +185,8 @@ class GridChoosing:
             PlanError: no program keeps to the pins.
         """
         made, timer = self._parts, self._timer
-        target_s = below_s * (1 - ENOUGH)
+        # Of a small step every rewriting is planned that may be any cheaper.
+        target_s = below_s * (1 - (1e-9 if len(self._graph.equations) <= SMALL else ENOUGH))
         # What does not fit rules nothing out.
         if rival is not None and fits(rival.found, rival.model):
             target_s = min(target_s, rival.found.cost_s * (1 - ENOUGH))

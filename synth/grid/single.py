@@ -5,8 +5,9 @@ on one axis (`shardwright.synth.subfleets`), with all that is done there about m
 rival for parts on two axes (`shardwright.synth.grid.choice`), and their bounds are part of the certificate.
 
 That takes a search of its own, and is done where two axes leave something to be desired: before anybody
-searches for what fits in place of what does not, where the plan is far above its bound, and where such a part
-might do the arithmetic in less time than the plan takes, unless it is one of nodes that are all alike.
+searches for what fits in place of what does not, where the plan is far above its bound, where such a part
+might do the arithmetic in less time than the plan takes, unless it is one of nodes that are all alike, and
+where one had a plan for the step changed in another way. Of small steps it is always done.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import replace
 
 from shardwright.cost.fleet import Fleet
 from shardwright.synth.fallback import fits
-from shardwright.synth.grid.choice import WIDE, GridChoosing, better
+from shardwright.synth.grid.choice import WIDE, Common, GridChoosing, better
 from shardwright.synth.parts import Members, unused
 from shardwright.synth.subfleets import Choice, Choosing
 from shardwright.synth.timer import Timer
@@ -34,6 +35,8 @@ class BesideSingle:
         parts: the parts on which two axes are one.
         single: makes the search on them, of a step without pins.
         timer: says when it is over.
+        known: what a step and its rewritings have in common.
+        small: whether the step is planned alike whatever was planned before.
     """
 
     def __init__(
@@ -43,9 +46,12 @@ class BesideSingle:
         parts: Sequence[Members],
         single: Callable[[], Choosing],
         timer: Timer,
+        known: Common,
+        *,
+        small: bool,
     ) -> None:
         self._fleet, self._grid, self._make, self._timer = fleet, grid, single, timer
-        self._parts = parts
+        self._parts, self._known, self._small = parts, known, small
         self._single: Choosing | None = None
 
     def below(
@@ -68,11 +74,14 @@ class BesideSingle:
             if self._wanting(two, least_s):
                 one = self._on_single(least_s)
                 two = one if two is None else two if one is None else better(one, two, _NOTE)
+        self._known.single = self._known.single or one is not None
         return two if two is None or self._single is None else self._told(two, self._single)
 
     def _wanting(self, two: Choice | None, least_s: float) -> bool:
         """Whether a plan on two axes leaves something to be desired; see the module's docstring."""
         if two is not None and (not _fits(two) or two.found.bound_s < least_s * (1 - WIDE)):
+            return True
+        if self._small or self._known.single:
             return True
         return any(self._grid.estimate_s(members) < least_s for members in self._apart)
 
