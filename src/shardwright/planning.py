@@ -151,7 +151,7 @@ class _Step:
         if self.meshes and axes == 2:
             self.parts = () if self.pins else on_one_axis(fleet, self.parts)
         # Small steps are planned alike whatever was planned before.
-        if like is not None and "choosing" in vars(like) and len(traced.graph.equations) > SMALL:
+        if like is not None and "choosing" in vars(like) and not self._small:
             self.parts, self.favourite = like.choosing.promising
 
     @cached_property
@@ -200,7 +200,6 @@ class _Step:
         if self.asked.axes != 2 or not self.parts:
             return self.on_grid
         asked = self.asked
-        small = len(self.traced.graph.equations) <= SMALL
         return BesideSingle(
             asked.fleet,
             self.on_grid,
@@ -208,8 +207,13 @@ class _Step:
             lambda: self.choosing,
             self.timer,
             self._grids,
-            small=small,
+            small=self._small,
         )
+
+    @property
+    def _small(self) -> bool:
+        """Whether the step is planned in a moment, and alike whatever was planned before."""
+        return len(self.traced.graph.equations) <= SMALL
 
     @property
     def unfinished(self) -> bool:
@@ -286,7 +290,7 @@ class _Step:
         flat = not meshes or (asked.axes == "auto" and not meant_for_two)
         if flat:
             one = self.choosing.below(rival_s, briefly=briefly, baselines=baselines)
-            if briefly and meshes and (one is None or self.choosing.unfinished):
+            if briefly and meshes and not self._small and (one is None or self.choosing.unfinished):
                 return one  # two axes, too, are for those who search around
         if meshes:
             # Pins that one axis keeps and two cannot leave the plan on one axis.

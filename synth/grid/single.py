@@ -82,7 +82,7 @@ class BesideSingle:
         if two is not None and (not _fits(two) or two.found.bound_s < least_s * (1 - WIDE)):
             return True
         if self._small or self._known.single:
-            return True
+            return bool(self._apart)
         return any(self._grid.estimate_s(members) < least_s for members in self._apart)
 
     @property

@@ -31,7 +31,7 @@ def fleet(*nodes: tuple[int, int]) -> Fleet:
 @pytest.mark.parametrize("nodes", [((1, 30), (3, 10)), ((2, 20), (3, 10))], ids=["1 + 3", "2 + 3"])
 def test_ranks_conform_on_two_axes(nodes: tuple[tuple[int, int], ...], tmp_path: Path) -> None:
     step, args = STEPS["mlp"]()
-    plan = synthesize(step, *args, fleet=fleet(*nodes), axes=2)
+    plan = synthesize(step, *args, fleet=fleet(*nodes), axes=2, devices="all")
     assert plan.axes == 2 and any(isinstance(p, Grid) for p in placements(plan.program))
     plan.save(tmp_path / "plan.json")
     ranks = sum(count for count, _ in nodes)

@@ -216,7 +216,8 @@ class _InPieces:
             devices = len(ladder.limits)
             self.crowded = most_alive(self.step.graph) / sum(ladder.limits)
         self.last = cut is not None and cut.scarce(self.crowded, devices)
-        if self.planner.thorough and not ladder.every:
+        small = len(self.step.graph.equations) <= SMALL
+        if self.planner.thorough and not (small or ladder.every):
             self.found = self.found or ladder.briefly(self.base)
             if self.found is not None and self._costs(_free_s(self.base, self.found)):
                 return _noted(_compared(self.found, self.base), ladder.untried)
