@@ -348,7 +348,8 @@ class Ladder:
             plan = self.plan(rung, least_s * (1 - self.worth))
             found = better(found, plan)
         if few:
-            found = better(found, self._without_one(best if found is None else found))
+            # A plan may be dearer than the rival that it was made beside.
+            found = better(found, self._without_one(existing(better(best, found))))
         return found
 
     def _estimate(self, rung: int, free_s: float) -> float:
