@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -26,7 +26,8 @@ from shardwright.ir.rewrites.recompute import Stretch, gains, recomputing
 from shardwright.ir.rewrites.rewriting import Rewriting, original, rewritten
 from shardwright.ir.segments import Segment, schedule
 from shardwright.ir.trace import Traced, trace
-from shardwright.synth.stretches import ladder, stretches
+from shardwright.memory.ladder import Ladder
+from shardwright.synth.stretches import RECOMPUTING, ladder, stretches
 
 
 @cache
@@ -211,6 +212,30 @@ for scan, speeds, pieces, options in {cases!r}:
     for a, b in zip(got, on_reference(plan, args), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 """
+
+
+class Dearer:
+    """Plans every step a tenth dearer than the rival that it was asked to beat."""
+
+    thorough = False
+
+    def __init__(self, plan: Plan) -> None:
+        self.made = plan
+
+    def plan(self, traced: Traced, rival_s: float = np.inf, **options: Any) -> Plan:
+        changed: Any = traced.rewriting
+        return replace(self.made, cost_s=1.1 * rival_s, rewriting=changed)
+
+
+def test_layers_are_left_out_of_the_best_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = traced_layers(False)
+    best = synthesize_traced(traced, fleet=fleet(), recompute="all")
+    rungs = Ladder(traced, fleet(), RECOMPUTING, 1, cast(Any, Dearer(best)), lambda: False)
+    assert 1 < len(rungs.rungs) <= 8 and best.fits
+    started: list[Plan] = []
+    monkeypatch.setattr(Ladder, "_without_one", lambda self, plan: started.append(plan))
+    rungs.below(best, free_s=0.0)
+    assert rungs.known and started == [best]
 
 
 def test_of_a_long_ladder_a_low_rung_that_fits_is_taken() -> None:
