@@ -19,7 +19,7 @@ from shardwright.cost.kernels.products import kernel_dtype
 from shardwright.cost.op_classes import HOST, PRODUCTS, op_class, turned_elements
 from shardwright.ir.graph import Equation, TensorType
 from shardwright.ir.host import is_reload
-from shardwright.ir.placement import Placement, Shard
+from shardwright.ir.placement import Shard
 from shardwright.ir.rules import Rule, Signature, flop_count
 
 #: Primitives that only rename or reinterpret memory.
@@ -72,13 +72,11 @@ class Kernel(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """A move of a tensor over all devices by one strategy."""
+    """A move of a tensor over all devices by one strategy, whatever dimension it is cut along."""
 
     kind: str
     strategy: str
     nbytes: int
-    pre: Placement
-    post: Placement
 
 
 #: A line of a price list; None is one that costs nothing.
@@ -91,26 +89,19 @@ class Exchanges:
 
     Attributes:
         nbytes: of tensors, each once; `which` says whose they are.
-        ends: placements before and after, each pair once; `between` says whose they are.
     """
 
     kind: str
     strategy: str
     nbytes: tuple[int, ...]
     which: NDArray[np.intp]
-    ends: tuple[tuple[Placement, Placement], ...]
-    between: NDArray[np.intp]
 
     @staticmethod
     def of(kind: str, strategy: str, lines: Sequence[Exchange | None]) -> Exchanges:
         """Lines of one kind and strategy."""
         nbytes: dict[int, int] = {}
-        ends: dict[tuple[Placement, Placement], int] = {}
-        moves = [line for line in lines if line is not None]
-        which = [nbytes.setdefault(move.nbytes, len(nbytes)) for move in moves]
-        between = [ends.setdefault((move.pre, move.post), len(ends)) for move in moves]
-        numbers = np.array([which, between] if moves else [[0] * len(lines)] * 2, dtype=np.intp)
-        return Exchanges(kind, strategy, tuple(nbytes), numbers[0], tuple(ends), numbers[1])
+        which = [0 if line is None else nbytes.setdefault(line.nbytes, len(nbytes)) for line in lines]
+        return Exchanges(kind, strategy, tuple(nbytes), np.array(which, dtype=np.intp))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -244,32 +235,38 @@ def kernel_lines(
     found = op_class(equation)
     given, sizes, linear = precision(equation), product_sizes(equation, flop), like_linear(equation)
     turned = turned_elements(equation)
+    #: Many signatures cost the same: one object for equal kernels.
+    known: dict[tuple[object, ...], Kernel] = {}
     for signature in signatures:
         split, units, sharded = 0, 0, False
-        for tensor, nbytes, placement in zip(tensors, stored, (*signature.ins, *signature.outs), strict=True):
+        for tensor, nbytes, placement in zip(tensors, stored, signature.ins + signature.outs, strict=True):
             if isinstance(placement, Shard):
                 units = units if sharded else units_of(tensor, placement)
                 split += nbytes
                 sharded = True
         cut = sharded_size(signature) if sizes is not None else None
-        whole = everything - split
-        part = bool(turned) and isinstance(signature.ins[0], Shard)
-        yield Kernel(
-            dtype,
-            given,
-            found,
-            flop,
-            launches,
-            sharded,
-            split,
-            whole,
-            units,
-            sizes,
-            cut,
-            linear,
-            turned,
-            part,
-        )
+        part = turned > 0 and isinstance(signature.ins[0], Shard)
+        key = sharded, split, units, cut, part
+        kernel = known.get(key)
+        if kernel is None:
+            whole = everything - split
+            kernel = known[key] = Kernel(
+                dtype,
+                given,
+                found,
+                flop,
+                launches,
+                sharded,
+                split,
+                whole,
+                units,
+                sizes,
+                cut,
+                linear,
+                turned,
+                part,
+            )
+        yield kernel
 
 
 def units_of(tensor: TensorType, placement: Shard) -> int:

@@ -170,7 +170,7 @@ class CostModel:
         if line is None:
             return self._free
         if isinstance(line, Exchange):
-            return self.move(line.kind, line.strategy, line.nbytes, line.pre, line.post)
+            return self._exchange(line)
         found = self._kernels.get(line)
         if found is None:
             priced = ((stack, kernels.numbers.get(line)) for kernels, stack in self._priced)
@@ -194,15 +194,13 @@ class CostModel:
             free = np.zeros((len(some.which), 1, len(self.types)))
             return CostStack(free, free, free)
         entry = strategies()[some.kind, some.strategy]
-        if self.fitted:
+        if not entry.supported(self.topology):
+            stack = CostStack.of([self._never] * len(some.nbytes))
+        elif self.fitted:
             stack = CostStack.of([self._transfer(some.kind, some.strategy, each) for each in some.nbytes])
         else:
             stack = entry.prices(self.topology, list(some.nbytes), len(self.types))
-        stack = stack.take(some.which)
-        never = np.array([not entry.supported(self.topology, ends) for ends in some.ends])[some.between]
-        if never.any():
-            stack.constant[never], stack.linear[never], stack.product[never] = np.inf, 0.0, 0.0
-        return stack
+        return stack.take(some.which)
 
     def kernels(self, some: Kernels) -> CostStack:
         """Costs of many kernels, as one stack: the rows are arithmetic and memory."""
@@ -268,20 +266,30 @@ class CostModel:
         found = op_class(equation)
         rates = np.array([self._rate(device, dtype, given, found) for device in self.types])
         seconds = np.tile(flop / rates + turned_elements(equation) / self._turned_per_s, (len(ways), 1))
-        sizes = product_sizes(equation, flop) if self._modelled else None
-        used = kernel_dtype(dtype, given) if sizes else None
-        if sizes is None or used is None:
+        products = self.products_in(equation, flop, ways)
+        if products is None:
             return seconds
+        kind, shapes = products
+        priced = self._products.of(*kind, shapes)[:, self._in_products]
+        parts = (np.array(shapes) / np.array(product_sizes(equation, flop))).prod(axis=1)
+        seconds[:, list(self._modelled)] = priced / parts[:, None]
+        return seconds
+
+    def products_in(
+        self, equation: Equation, flop: float, ways: Sequence[Sequence[tuple[Signature, float]]]
+    ) -> tuple[tuple[str, bool], list[Sizes]] | None:
+        """The products that `arithmetic_s` asks for, and of which kind; None where it asks for none."""
+        sizes = product_sizes(equation, flop) if self._modelled else None
+        used = kernel_dtype(equation.input_types[0].dtype, precision(equation)) if sizes else None
+        if sizes is None or used is None:
+            return None
         shapes: list[Sizes] = []
         for cuts in ways:
             local = sizes
             for signature, share in cuts:
                 local = local_sizes(local, sharded_size(signature), share)
             shapes.append(local)
-        priced = self._products.of(used, like_linear(equation), shapes)[:, self._in_products]
-        parts = (np.array(shapes) / np.array(sizes)).prod(axis=1)
-        seconds[:, list(self._modelled)] = priced / parts[:, None]
-        return seconds
+        return (used, like_linear(equation)), shapes
 
     def _rate(self, device: DeviceType, dtype: str, given: str | None, found: str) -> float:
         if found not in PRODUCTS:
@@ -296,7 +304,7 @@ class CostModel:
         names = collectives()[kind].strategies
         if collectives()[kind].local:
             return names
-        return tuple([n for n in names if strategies()[kind, n].supported(self.topology, (pre, post))])
+        return tuple([n for n in names if strategies()[kind, n].supported(self.topology)])
 
     def move(
         self, kind: str, strategy: str, tensor: TensorType | int, pre: Placement, post: Placement
@@ -311,25 +319,22 @@ class CostModel:
         """
         if collectives()[kind].local or len(self.class_of) == 1:
             return self._free
-        nbytes = tensor if isinstance(tensor, int) else tensor.nbytes
-        line = Exchange(kind, strategy, nbytes, pre, post)
+        return self._exchange(Exchange(kind, strategy, tensor if isinstance(tensor, int) else tensor.nbytes))
+
+    def _exchange(self, line: Exchange) -> ShareCost:
+        if len(self.class_of) == 1:
+            return self._free
         found = self._moves.get(line)
         if found is None:
-            entry = strategies()[kind, strategy]
-            supported = entry.supported(self.topology, (pre, post))
-            found = self._moves[line] = self._transfer(kind, strategy, nbytes) if supported else self._never
+            supported = strategies()[line.kind, line.strategy].supported(self.topology)
+            found = self._moves[line] = self._transfer(*line) if supported else self._never
         return found
 
-    def exchanges(
-        self, kind: str, strategy: str, nbytes: Sequence[int], ends: tuple[Placement, Placement]
-    ) -> CostStack:
+    def exchanges(self, kind: str, strategy: str, nbytes: Sequence[int]) -> CostStack:
         """Costs of one move of many tensors; see `move`."""
-        if self.fitted or collectives()[kind].local or len(self.class_of) == 1:
-            return CostStack.of([self.move(kind, strategy, each, *ends) for each in nbytes])
-        entry = strategies()[kind, strategy]
-        if not entry.supported(self.topology, ends):
-            return CostStack.of([self._never] * len(nbytes))
-        return entry.prices(self.topology, nbytes, len(self.types))
+        if collectives()[kind].local or len(self.class_of) == 1:
+            return CostStack.of([self._free] * len(nbytes))
+        return self._exchanges(Exchanges(kind, strategy, tuple(nbytes), np.arange(len(nbytes))))
 
     def _transfer(self, kind: str, strategy: str, nbytes: int) -> ShareCost:
         key = kind, strategy, nbytes

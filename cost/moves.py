@@ -38,7 +38,6 @@ import numpy as np
 from shardwright.cost.share_cost import CostStack, Floats, ShareCost
 from shardwright.cost.topology import Topology
 from shardwright.ir.collectives import name_strategy
-from shardwright.ir.placement import Placement
 
 #: Of a tensor, or of many: see `Strategy.many`.
 Bytes: TypeAlias = Any
@@ -46,8 +45,8 @@ Bytes: TypeAlias = Any
 Transfer: TypeAlias = Callable[[Topology, Bytes], ShareCost]
 #: Bytes that the busiest link carries in one direction; the shares are per device of the fleet.
 LinkBytes: TypeAlias = Callable[[Topology, int, Floats], float]
-#: Whether a strategy makes sense on a topology, between two placements.
-Supported: TypeAlias = Callable[[Topology, tuple[Placement, Placement]], bool]
+#: Whether a strategy makes sense on a topology.
+Supported: TypeAlias = Callable[[Topology], bool]
 
 #: How often a device copies the whole tensor, and its own part of it, between its memory and the host's.
 STAGED: Mapping[str, tuple[int, int]] = {
@@ -60,7 +59,7 @@ STAGED: Mapping[str, tuple[int, int]] = {
 }
 
 
-def _always(_topology: Topology, _placements: tuple[Placement, Placement]) -> bool:
+def _always(_topology: Topology) -> bool:
     return True
 
 
@@ -74,7 +73,7 @@ class Strategy:
         transfer: seconds on the links.
         link_bytes: bytes that the busiest link carries in one direction: a device's link, or all uplinks of
             a node together; from topology, bytes of the tensor and shares per device.
-        supported: whether it can be planned on a topology, between two placements.
+        supported: whether it can be planned on a topology.
         many: whether `transfer` also takes bytes as an array (tensors, 1, 1), for many tensors at once; its
             arrays then have an axis of tensors in front, or none where bytes do not matter.
     """
@@ -261,7 +260,7 @@ def _rs_ag_bytes(t: Topology, nbytes: int, _shares: Floats) -> float:
 # Hierarchical: leaders speak for their nodes
 
 
-def _nested(t: Topology, _placements: tuple[Placement, Placement]) -> bool:
+def _nested(t: Topology) -> bool:
     return 1 < t.nodes < t.devices
 
 

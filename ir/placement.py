@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
@@ -87,7 +87,8 @@ class Partial:
     op: ReduceOp = "sum"
 
     def __hash__(self) -> int:
-        return hash(self.op)
+        # That of a string differs from process to process: a placement on two axes keeps its own.
+        return REDUCE_OPS.index(self.op) + 2
 
     def __str__(self) -> str:
         return f"P({self.op})"
@@ -114,10 +115,14 @@ class Grid:
     across: Single
     within: Single
     nodes: tuple[int, ...]
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Those that are kept together mostly have the nodes in common.
+        object.__setattr__(self, "_hash", hash((self.across, self.within)))
 
     def __hash__(self) -> int:
-        # Those that are kept together mostly have the nodes in common.
-        return hash((self.across, self.within))
+        return self._hash
 
     def __str__(self) -> str:
         return f"{self.across}/{self.within}"

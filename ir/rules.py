@@ -146,31 +146,29 @@ def _letter_sizes(rule: Rule, equation: Equation) -> dict[str, int]:
 
 
 #: By letter, where it is cut in the operands and in the results; "" stands for a letter that is in none.
-_Cuts: TypeAlias = dict[str, tuple[tuple[Cut | None, ...], tuple[Cut | None, ...]]]
+Cuts: TypeAlias = dict[str, tuple[tuple[Cut | None, ...], tuple[Cut | None, ...]]]
 
 
 def cuts(
     rule: Rule, equation: Equation, letter: str
 ) -> tuple[tuple[Cut | None, ...], tuple[Cut | None, ...]]:
     """Where `letter` is cut in every operand and every result; None where it does not appear."""
-    found = _all_cuts(rule, equation)
+    found = cuts_of(rule.axes, minor_sizes(rule, equation))
     return found.get(letter) or found[""]
 
 
-def _all_cuts(rule: Rule, equation: Equation) -> _Cuts:
-    """`cuts` of all letters: they depend on the sizes of merged dimensions, and beside them on nothing."""
-    sizes = _merged_sizes(rule, equation) if merges(rule.axes) else ()
-    return _cuts(rule.axes, sizes)
-
-
-def _merged_sizes(rule: Rule, equation: Equation) -> tuple[tuple[str, int], ...]:
+def minor_sizes(rule: Rule, equation: Equation) -> tuple[tuple[str, int], ...]:
+    """Sizes of the minor letters of merged dimensions, in order of appearance."""
+    if not merges(rule.axes):
+        return ()
     sizes = letter_sizes(rule, equation)
     minors = (name for side in rule.parsed for axes in side for axis in axes for name in axis.letters[1:])
     return tuple((name, sizes[name]) for name in minors)
 
 
 @cache
-def _cuts(axes: str, minors: tuple[tuple[str, int], ...]) -> _Cuts:
+def cuts_of(axes: str, minors: tuple[tuple[str, int], ...]) -> Cuts:
+    """`cuts` of all letters of an axis string whose minor letters have these sizes."""
     (ins, outs), sizes = parsed(axes), dict(minors)
     places: dict[str, list[Cut | None]] = {"": [None] * (len(ins) + len(outs))}
     for position, each in enumerate((*ins, *outs)):
@@ -239,7 +237,7 @@ def signatures(
     """
     letters = rule.letters
     steps = (1,) * len(letters) if units is None else tuple([units.get(letter, 1) for letter in letters])
-    minors = _merged_sizes(rule, equation) if merges(rule.axes) else ()
+    minors = minor_sizes(rule, equation)
     passing = (rule.linear, rule.monotone, rule.upper, rule.lower)
     return _signatures(rule.axes, minors, steps, rule.reduce, rule.accumulator, passing, _lacking(equation))
 
@@ -267,7 +265,7 @@ def _signatures(
     """
     ins, outs = parsed(axes)
     found = [Signature((R,) * len(ins), (R,) * len(outs))]
-    where = _cuts(axes, minors)
+    where = cuts_of(axes, minors)
     for letter, unit in zip(cut_letters(axes, reduce is not None), steps, strict=True):
         if unit:
             found.append(_letter_signature(*where[letter], reduce, accumulator, unit))

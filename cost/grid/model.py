@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
@@ -30,7 +30,7 @@ from shardwright.cost.grid.prices import (
     R,
     padded_rows,
 )
-from shardwright.cost.kernels.contractions import even_share
+from shardwright.cost.kernels.contractions import Sizes, even_share
 from shardwright.cost.lines import ALIASES, Traffic
 from shardwright.cost.model import CostModel
 from shardwright.cost.moves import STAGED, strategies
@@ -68,6 +68,7 @@ class GridModel:
         self._supported: dict[tuple[object, ...], tuple[str, ...]] = {}
         self._axes: dict[tuple[object, ...], tuple[Topology, ...]] = {}
         self._fleets: dict[tuple[str, bool], tuple[Fleet, ...]] = {}
+        self._cut: dict[int, tuple[Ways, list[tuple[tuple[Signature, float], ...]]]] = {}
         self._free = GridCost(np.zeros((FEATURES, 1, len(self.model.classes))))
         (nodes,) = self._of_kind("across")
         class_of_node = {d: c.index for c in nodes.classes for d in c.members}
@@ -87,9 +88,32 @@ class GridModel:
         product = _is_product(equation)
         ways = self._ways(tensors, (*traffic.ins, *traffic.outs), found, product)
         # How a product is cut makes its parts faster or slower; of all else only there is less.
-        cuts = [self._cuts(axes, tensors) for axes in ways.axes] if product else [()]
+        cuts = self._cut_in(ways, tensors) if product else [()]
         seconds = self.model.arithmetic_s(equation, flop_count(rule, equation), cuts)
         return Kernels(ways.terms(seconds, *self.model.overheads(equation, traffic)), ways.cuts, ways.at)
+
+    def learn(self, wanted: Iterable[tuple[Equation, Rule, Sequence[Signature], Traffic]]) -> None:
+        """Price the products among some equations ahead, under all of their signatures, in one go."""
+        shapes: dict[tuple[str, bool], list[Sizes]] = {}
+        for equation, rule, found, traffic in wanted:
+            if _is_product(equation):
+                tensors = (*equation.input_types, *equation.output_types)
+                ways = self._ways(tensors, (*traffic.ins, *traffic.outs), found, product=True)
+                cuts = self._cut_in(ways, tensors)
+                products = self.model.products_in(equation, flop_count(rule, equation), cuts)
+                if products is not None:
+                    shapes.setdefault(products[0], []).extend(products[1])
+        self.model.learn(shapes)
+
+    def _cut_in(
+        self, ways: Ways, tensors: tuple[TensorType, ...]
+    ) -> list[tuple[tuple[Signature, float], ...]]:
+        """Of every way to cut a product, what `_cuts` says."""
+        key = id(ways)
+        if key not in self._cut:
+            # What is remembered by identity is kept, lest something else comes to have it.
+            self._cut[key] = ways, [self._cuts(axes, tensors) for axes in ways.axes]
+        return self._cut[key][1]
 
     def _ways(
         self,
@@ -135,7 +159,7 @@ class GridModel:
                 name
                 for name in collectives()[kind].strategies
                 if all(
-                    strategies()[kind, name].supported(topology, (found.pre, found.post))
+                    strategies()[kind, name].supported(topology)
                     for topology in self._topologies(kind, name, 0, found.axis, by_leaders=_by_leaders(pre))
                     if topology.devices > 1
                 )
@@ -172,7 +196,7 @@ class GridModel:
         across, within = (isinstance(p, Shard) for p in components(pre))
         if found.axis == "all":
             classes = np.arange(len(self.model.classes))
-            cost = self.model.exchanges(kind, strategy, nbytes, (found.pre, found.post))
+            cost = self.model.exchanges(kind, strategy, nbytes)
             return _placed(self._nothing(len(nbytes)), classes, cost, ONE, RQ, RQ2)
         if found.axis == "within":
             priced = [self._within(kind, strategy, each, across) for each in alike]

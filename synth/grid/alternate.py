@@ -79,7 +79,7 @@ class GridSearch:
         self._extra = extra
         with timer.search():
             self._turns = GridTurns(space, listed, timer, extra, solvers)
-            self._floors = listed.floors
+            self._listed, self._floors = listed, listed.floors
         self._renting = GridRenting(graph, space, listed.grid, self._judge, timer, extra, solvers)
         self._ideal: Solution | None = None
         self._best: GridFound | None = None
@@ -100,6 +100,7 @@ class GridSearch:
     def arithmetic_s(self) -> float:
         """What the kernels of every program cost at least: a bound that no search is needed for."""
         with self._turns.timer.search():
+            self._listed.learn(self._turns.solver.factors)
             self._raise(arithmetic_s(self._turns.space, self._floors))
         return self.bound_s
 

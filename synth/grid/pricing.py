@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -23,7 +23,7 @@ from shardwright.ir.rules import flop_count
 from shardwright.synth.prices.lists import Moves, Step
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.space.conversions import Routes
-from shardwright.synth.space.factors import EquationFactor
+from shardwright.synth.space.factors import EquationFactor, Factor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,6 +151,11 @@ class GridPriceList:
             self.cuts += [cut if self._varies[cost] else WHOLE for cost, cut in each]
             found = self._kernels[key] = known + priced.at
         return found
+
+    def learn(self, factors: Iterable[Factor]) -> None:
+        """Price the products of equations ahead, all in one go."""
+        equations = [factor for factor in factors if isinstance(factor, EquationFactor)]
+        self.grid.learn((f.equation, f.rule, f.signatures, f.traffic) for f in equations)
 
     def moves(self, routes: tuple[Routes, ...]) -> Moves:
         """All single moves between placements of some tensors."""

@@ -9,19 +9,20 @@ A catalogue is made once per step, a price list once per part of a fleet.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import permutations
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.bill import Cut, Item, cut_of
+from shardwright.cost.bill import Cut, Item
 from shardwright.cost.lines import Exchange, Grouped, Line, kernel_lines
 from shardwright.cost.model import CostModel
 from shardwright.cost.op_classes import PRODUCTS
 from shardwright.cost.share_cost import CostStack
 from shardwright.ir.collectives import Collective, between
 from shardwright.ir.graph import TensorType
-from shardwright.ir.placement import Placement
+from shardwright.ir.placement import Placement, Shard
 from shardwright.synth.space.conversions import Routes
 from shardwright.synth.space.factors import EquationFactor
 
@@ -78,6 +79,26 @@ class Listed(Protocol):
         ...
 
 
+class _Pair(NamedTuple):
+    """Two placements with a move from one to the other.
+
+    Attributes:
+        kind: the collective that moves.
+        local: whether nothing is sent.
+        strategies: to choose from.
+        cut: the placement whose stretches are sent.
+    """
+
+    kind: str
+    local: bool
+    strategies: tuple[str, ...]
+    cut: Shard | None
+
+
+#: Pairs of some placements, and the positions of both among these.
+_Among: TypeAlias = tuple[tuple[_Pair, ...], NDArray[np.intp], NDArray[np.intp]]
+
+
 class Catalogue:
     """The lines of all instructions asked for so far; equal instructions that cut equal axes are one line."""
 
@@ -87,8 +108,9 @@ class Catalogue:
         self._numbers: dict[tuple[Line, int], int] = {}
         self._moves: dict[tuple[Routes, ...], Moves] = {}
         self._grouped: dict[tuple[int, int], tuple[Grouped, NDArray[np.int64], NDArray[np.bool_]]] = {}
-        self._steps: dict[Routes, tuple[Step, ...]] = {}
-        self._between: dict[tuple[Placement, Placement], Collective | None] = {}
+        self._pairs: dict[tuple[Placement, Placement], _Pair | None] = {}
+        self._pairs_among: dict[tuple[Placement, ...], _Among] = {}
+        self._of_exchanges: dict[tuple[str, int, int], tuple[int, ...]] = {}
         self._kernels: dict[EquationFactor, NDArray[np.intp]] = {}
         self._of_kernels: dict[tuple[object, ...], NDArray[np.intp]] = {}
 
@@ -120,53 +142,86 @@ class Catalogue:
             key = (equation.form, id(factor.rule), id(factor.signatures), factor.traffic)
             found = self._of_kernels.get(key)
             if found is None:
-                kernels = kernel_lines(equation, factor.rule, factor.signatures, factor.traffic)
-                numbers = [self.line(kernel, 0 if kernel is None else kernel.units) for kernel in kernels]
+                kernels = list(kernel_lines(equation, factor.rule, factor.signatures, factor.traffic))
+                # Equal ones are one object, and take a while to compare.
+                distinct = {id(kernel): kernel for kernel in kernels}
+                line = {k: self.line(kernel, kernel.units if kernel else 0) for k, kernel in distinct.items()}
+                numbers = [line[id(kernel)] for kernel in kernels]
                 found = self._of_kernels[key] = np.array(numbers, dtype=np.intp)
             self._kernels[factor] = found
-        return found
-
-    def steps(self, routes: Routes) -> tuple[Step, ...]:
-        """All single moves between placements of a tensor."""
-        found = self._steps.get(routes)
-        if found is None:
-            pairs = [(a, b) for a in routes.placements for b in routes.placements if a != b]
-            steps = (self.step(routes.type, a, b) for a, b in pairs)
-            found = self._steps[routes] = tuple([step for step in steps if step is not None])
         return found
 
     def moves(self, routes: tuple[Routes, ...]) -> Moves:
         """All single moves between placements of some tensors; all prices of a space ask for the same."""
         found = self._moves.get(routes)
         if found is None:
-            flat = [(k, r, step) for k, r in enumerate(routes) for step in self.steps(r)]
-            counts = [len(step.lines) for _, _, step in flat]
+            among = [self._among(r.placements) for r in routes]
+            lines = [
+                self._exchanged(r.type, pair)
+                for r, (pairs, *_) in zip(routes, among, strict=True)
+                for pair in pairs
+            ]
+            counts = [len(each) for each in lines]
+            none = np.zeros(0, dtype=np.intp)
             found = self._moves[routes] = Moves(
-                np.array([line for _, _, step in flat for line in step.lines], dtype=np.intp),
+                np.array([line for each in lines for line in each], dtype=np.intp),
                 np.cumsum([0, *counts[:-1]], dtype=np.intp),
-                tuple([step.kind for _, _, step in flat]),
-                np.array([k for k, _, _ in flat], dtype=np.intp),
-                np.array([r.index[step.pre] for _, r, step in flat], dtype=np.intp),
-                np.array([r.index[step.post] for _, r, step in flat], dtype=np.intp),
+                tuple([pair.kind for pairs, *_ in among for pair in pairs]),
+                np.repeat(np.arange(len(routes)), [len(pairs) for pairs, *_ in among]),
+                np.concatenate([none, *[pre for _, pre, _ in among]]),
+                np.concatenate([none, *[post for _, _, post in among]]),
             )
         return found
 
     def step(self, tensor: TensorType, pre: Placement, post: Placement) -> Step | None:
         """The move from `pre` to `post`, None where there is none."""
-        pair = pre, post
-        if pair not in self._between:
-            self._between[pair] = between(pre, post)
-        collective = self._between[pair]
-        if collective is None:
+        pair = self._pair(pre, post)
+        if pair is None:
             return None
-        kind, nbytes, names = collective.kind, tensor.nbytes, collective.strategies
-        if collective.local:
-            lines = [self.line(None, 0) for _ in names]
-        else:
-            cut = cut_of((tensor, tensor), (pre, post))
-            units = 0 if cut is None else cut[0] // cut[1]
-            lines = [self.line(Exchange(kind, name, nbytes, pre, post), units) for name in names]
-        return Step(kind, pre, post, names, tuple(lines))
+        lines = self._exchanged(tensor, pair)
+        return Step(pair.kind, pre, post, pair.strategies, lines)
+
+    def _among(self, placements: tuple[Placement, ...]) -> _Among:
+        """The pairs of these placements with a move from one to the other, and where they are."""
+        found = self._pairs_among.get(placements)
+        if found is None:
+            pairs: list[_Pair] = []
+            ends: list[tuple[int, int]] = []
+            for at in permutations(range(len(placements)), 2):
+                pair = self._pair(*[placements[k] for k in at])
+                if pair is not None:
+                    pairs.append(pair)
+                    ends.append(at)
+            pre, post = np.array(ends, dtype=np.intp).reshape(-1, 2).T
+            found = self._pairs_among[placements] = tuple(pairs), pre, post
+        return found
+
+    def _pair(self, pre: Placement, post: Placement) -> _Pair | None:
+        if (pre, post) not in self._pairs:
+            found = between(pre, post)
+            pair: _Pair | None = None
+            if found is not None:
+                cut = next((p for p in (pre, post) if isinstance(p, Shard)), None)
+                pair = _Pair(found.kind, found.local, self.strategies(found), cut)
+            self._pairs[pre, post] = pair
+        return self._pairs[pre, post]
+
+    def strategies(self, collective: Collective) -> tuple[str, ...]:
+        """Those that a move may choose from: all that there are."""
+        return collective.strategies
+
+    def _exchanged(self, tensor: TensorType, pair: _Pair) -> tuple[int, ...]:
+        """The lines of moving a tensor, one per strategy."""
+        kind, local, names, cut = pair
+        if local:
+            return (self.line(None, 0),) * len(names)
+        nbytes, units = tensor.nbytes, 0 if cut is None else tensor.shape[cut.dim] // cut.unit
+        key = kind, nbytes, units
+        found = self._of_exchanges.get(key)
+        if found is None:
+            lines = [self.line(Exchange(kind, name, nbytes), units) for name in names]
+            found = self._of_exchanges[key] = tuple(lines)
+        return found
 
 
 def is_tied(line: Line) -> bool:

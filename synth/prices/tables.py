@@ -21,15 +21,13 @@ from shardwright.cost.share_cost import CostStack, Floats, ShareCost
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Placement
+from shardwright.synth.prices.cheapest import cheapest
 from shardwright.synth.prices.lists import Listed, PriceList
 from shardwright.synth.space.conversions import Domain, Routes
 from shardwright.synth.space.factors import EquationFactor, Factor, Needs, TableFactor
 
 #: Seconds of lines of a price list, given their costs and how each is cut (see `PriceList.fresh`).
 Evaluate: TypeAlias = Callable[..., Floats]
-
-#: Larger sums of what signatures need are not made as one array.
-_LARGE = 1 << 17
 
 #: The costs of lines; of several prices, those of each.
 Stacked: TypeAlias = "CostStack | list[Stacked]"
@@ -315,20 +313,8 @@ class Prices:
         if not isinstance(factor, EquationFactor):
             return factor.table(self)
         needs = factor.needs()
-        # (signatures, holdings of the first choice, of the second, ...), then the cheapest signature.
-        total = self.seconds[..., self.list.kernels(factor)[needs.signatures]]
-        for position, domain in enumerate(factor.domains):
-            vector: Floats | None = None
-            for mode, where in needs.of[position]:
-                found = self._conversions(domain, mode).take(where, axis=-2)
-                vector = found if vector is None else vector + found
-            assert vector is not None, "a choice in scope is some operand's or result's"
-            last = 0 < position == len(factor.domains) - 1
-            if last and total.ndim == position + 1 and total.size * len(domain) > _LARGE:
-                return _least(total, vector) * factor.weight
-            wide = (*vector.shape[:-1], *(1,) * position, vector.shape[-1])
-            total = total[..., None] + vector.reshape(wide)
-        return total.min(axis=-1 - len(factor.domains)) * factor.weight
+        kernels = self.seconds[..., self.list.kernels(factor)[needs.signatures]]
+        return cheapest(kernels, needs, factor.domains, self._conversions) * factor.weight
 
     def _conversions(self, domain: Domain, mode: str) -> Floats:
         """[placement, holding]: seconds of bringing a placement that is needed and the holding together.
@@ -389,19 +375,6 @@ def _moves(factor: EquationFactor, at: tuple[int, ...], needs: Needs, number: in
         held = domain.base[holding], domain.extra[holding]
         count += sum(where[number] not in held for _, where in slots)
     return count
-
-
-def _least(total: Floats, last: Floats) -> Floats:
-    """The least over signatures of (signatures, ...) + (signatures, holdings), with holdings as last axis.
-
-    Holding by holding, so that what is added up stays in the cache.
-    """
-    room = np.empty_like(total)
-    found = np.empty((last.shape[1], *total.shape[1:]))
-    for k, column in enumerate(last.T):
-        np.add(total, column.reshape(-1, *(1,) * (total.ndim - 1)), out=room)
-        room.min(axis=0, out=found[k])
-    return np.ascontiguousarray(np.moveaxis(found, 0, -1))
 
 
 def _rounded_range(low: float, high: float, units: NDArray[np.int64], devices: int) -> tuple[Floats, Floats]:

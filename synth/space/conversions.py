@@ -31,6 +31,8 @@ from shardwright.ir.placement import (
 
 Costs: TypeAlias = NDArray[np.float64]
 
+_NONE = np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp)
+
 
 @dataclass(frozen=True, slots=True)
 class Holding:
@@ -59,7 +61,9 @@ class Routes:
     units: tuple[int, ...]
     placements: tuple[Placement, ...]
     index: dict[Placement, int]
-    memo: dict[tuple[int, int], tuple[object, NDArray[np.intp]]] = field(default_factory=dict, repr=False)
+    memo: dict[tuple[int, ...], tuple[object, NDArray[np.intp], NDArray[np.bool_] | None]] = field(
+        default_factory=dict, repr=False
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,12 +75,27 @@ class Domain:
         holdings: what it may be.
         base, extra: of every holding, as positions in `routes.placements`; where there is no extra
             placement, `extra` repeats `base`.
+        one: the holdings of one placement, where there are others that each have two of these placements;
+            None elsewhere.
+        nearer: of every holding, its two placements as positions in `one`.
     """
 
     routes: Routes
     holdings: tuple[Holding, ...]
     base: NDArray[np.intp]
     extra: NDArray[np.intp]
+    one: NDArray[np.intp] | None = field(init=False, default=None)
+    nearer: tuple[NDArray[np.intp], NDArray[np.intp]] = field(init=False, default=_NONE)
+
+    def __post_init__(self) -> None:
+        one = np.flatnonzero(self.base == self.extra)
+        if 0 < len(one) < len(self.base):
+            place = np.full(len(self.routes.placements), -1)
+            place[self.base[one]] = np.arange(len(one))
+            nearer = place[self.base], place[self.extra]
+            if min(nearer[0].min(), nearer[1].min()) >= 0:
+                object.__setattr__(self, "one", one)
+                object.__setattr__(self, "nearer", nearer)
 
     @property
     def type(self) -> TensorType:

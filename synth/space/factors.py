@@ -79,6 +79,39 @@ class EquationFactor:
         return self.memo[0]
 
 
+class Merged(NamedTuple):
+    """Signatures that need the same of all choices that are still to come.
+
+    Attributes:
+        order: signatures, group by group.
+        starts: where each group begins.
+        one: a signature of each group, by its number among all.
+    """
+
+    order: NDArray[np.intp]
+    starts: NDArray[np.intp]
+    one: NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """In which order an equation's choices are added up.
+
+    Attributes:
+        summed: positions in the scope of choices that are added up.
+        merged: what may be merged after each; nothing after the last, unless `exact` follows.
+        apart: for which of them holdings of two placements come in at the end.
+        exact: positions of choices that are what signatures need and nothing else.
+        cells: per group that is left at the end, the holdings of these, as one number.
+    """
+
+    summed: tuple[int, ...]
+    merged: tuple[Merged | None, ...]
+    apart: tuple[bool, ...]
+    exact: tuple[int, ...]
+    cells: NDArray[np.intp]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Needs:
     """What an equation's signatures need.
@@ -87,10 +120,12 @@ class Needs:
         signatures: numbers of those for which every choice has a holding.
         of: per choice in scope, mode and placements needed (as positions in its routes) by signature, one
             entry per slot.
+        memo: what is worked out from these alone (see `shardwright.synth.prices.cheapest`).
     """
 
     signatures: NDArray[np.intp]
     of: tuple[tuple[tuple[str, NDArray[np.intp]], ...], ...]
+    memo: list[Steps] = field(default_factory=list["Steps"], repr=False)
 
 
 def positions(domain: Domain, needed: Sequence[Placement]) -> NDArray[np.intp]:
@@ -99,46 +134,54 @@ def positions(domain: Domain, needed: Sequence[Placement]) -> NDArray[np.intp]:
     return np.array([index.get(p, -1) for p in needed], dtype=np.intp)
 
 
-def _operand(domain: Domain, signatures: Sequence[Signature], number: int) -> NDArray[np.intp]:
+def _operand(
+    domain: Domain, signatures: Sequence[Signature], number: int, mode: str
+) -> tuple[NDArray[np.intp], NDArray[np.bool_] | None]:
     """Positions of the placements that signatures need of one operand or result; -1 where there is none.
 
-    Remembered with the routes: many factors share their signatures.
+    And which signatures are thereby possible; None where all are. Remembered with the routes: many factors
+    share their signatures.
     """
-    memo, key = domain.routes.memo, (id(signatures), number)
+    exact = mode == "exact"
+    memo, key = domain.routes.memo, (id(signatures), number, id(domain) if exact else 0)
     found = memo.get(key)
     if found is None:
-        if isinstance(signatures, Paired):
-            where = positions(domain, signatures.placements[number])[signatures.at[number]]
+        if exact:
+            where = _operand(domain, signatures, number, "use")[0]
+            held = np.zeros(len(domain.routes.placements) + 1, dtype=np.bool_)  # the last one is for -1
+            held[domain.base] = True
+            possible = held[where]
         else:
-            first = len(signatures[0].ins)
-            if number < first:
-                needed = [signature.ins[number] for signature in signatures]
-            else:
-                needed = [signature.outs[number - first] for signature in signatures]
-            where = positions(domain, needed)
+            where = _where(domain, signatures, number)
+            possible = where >= 0
         # What is remembered by identity is kept, lest something else comes to have it.
-        found = memo[key] = signatures, where
-    return found[1]
+        kept = None if np.logical_and.reduce(possible) else possible
+        found = memo[key] = (signatures, domain), where, kept
+    return found[1:]
+
+
+def _where(domain: Domain, signatures: Sequence[Signature], number: int) -> NDArray[np.intp]:
+    if isinstance(signatures, Paired):
+        return positions(domain, signatures.placements[number])[signatures.at[number]]
+    first = len(signatures[0].ins)
+    if number < first:
+        return positions(domain, [signature.ins[number] for signature in signatures])
+    return positions(domain, [signature.outs[number - first] for signature in signatures])
 
 
 def _needs(factor: EquationFactor) -> Needs:
     of: list[list[tuple[str, NDArray[np.intp]]]] = [[] for _ in factor.domains]
-    possible = np.ones(len(factor.signatures), dtype=np.bool_)
+    possible: NDArray[np.bool_] | None = None
     for number, slot in enumerate(factor.slots if factor.signatures else ()):
         if slot is not None:
-            domain = factor.domains[slot.position]
-            where = _operand(domain, factor.signatures, number)
+            where, some = _operand(factor.domains[slot.position], factor.signatures, number, slot.mode)
             of[slot.position].append((slot.mode, where))
-            if slot.mode == "exact":
-                held = np.zeros(len(domain.routes.placements) + 1, dtype=np.bool_)  # the last one is for -1
-                held[domain.base] = True
-                possible &= held[where]
-            else:
-                possible &= where >= 0
-    if np.logical_and.reduce(possible):
-        return Needs(np.arange(len(possible)), tuple(map(tuple, of)))
-    keep = np.flatnonzero(possible) if possible.any() else np.arange(len(possible))
-    return Needs(keep, tuple(tuple((mode, where[keep]) for mode, where in mine) for mine in of))
+            if some is not None:
+                possible = some if possible is None else possible & some
+    if possible is None or not possible.any():
+        return Needs(np.arange(len(factor.signatures)), tuple(map(tuple, of)))
+    keep = possible.nonzero()[0]
+    return Needs(keep, tuple([tuple([(mode, where[keep]) for mode, where in mine]) for mine in of]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

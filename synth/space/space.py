@@ -22,7 +22,7 @@ from shardwright.synth.space.conversions import Domain, Domains, Routes
 from shardwright.synth.space.factors import Choice, EquationFactor, LinkFactor, Slot, Use
 from shardwright.synth.space.frame import Frame
 from shardwright.synth.space.fuse import FusedClass, alike, fuse, same_shape
-from shardwright.synth.space.units import Units, lettered, letters
+from shardwright.synth.space.units import Units, places
 from shardwright.synth.space.vocabulary import Vocabulary
 
 #: Signatures of an equation, what its results may have outstanding, and numbers that stand for the results.
@@ -78,15 +78,16 @@ class Space:
         if found is not None:
             return found
         atoms = (*equation.inputs, *equation.outputs)
+        where = places(equation)
         units: list[int] = []
-        for position, dim, minor in letters(equation):
+        for position, dim, minor in where.first:
             unit = self.units.of(atoms[position])[dim]  # pyright: ignore[reportArgumentType]  (no literal)
             units.append(unit // minor if minor else 0)
         key = (equation.form, *units)
         found = self._signatures.get(key)
         if found is None:
             rule = rule_of(equation)
-            by_letter = dict.fromkeys(rule.letters, 0) | dict(zip(lettered(equation), units, strict=True))
+            by_letter = dict.fromkeys(rule.letters, 0) | dict(zip(where.letters, units, strict=True))
             listed = signatures(rule, equation, by_letter)
             # Forms that differ in what does not matter here share one list, which no others have: factors
             # compare it by identity.

@@ -9,17 +9,19 @@ tied to 12 heads of 64 is cut in 12 units of 64, and 768 tied to nothing smaller
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from functools import cache
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from shardwright.ir.graph import Equation, Form, Graph, Literal, Value, per_form
+from shardwright.ir.axis_strings import cut_letters
+from shardwright.ir.graph import Equation, Graph, Literal, Value, per_form
 from shardwright.ir.regions import boundary
 from shardwright.ir.registry import rule_of
-from shardwright.ir.rules import cuts
+from shardwright.ir.rules import cuts_of, minor_sizes
 
 #: A dimension of an operand or result of an equation (operands are counted first).
 Place: TypeAlias = tuple[int, int]
@@ -28,41 +30,48 @@ Place: TypeAlias = tuple[int, int]
 Dim: TypeAlias = int
 
 
+class Places(NamedTuple):
+    """Where the letters of an equation's rule cut its tensors; literals are not cut.
+
+    Attributes:
+        tied: the dimensions that are tied together: one group per letter.
+        letters: those that cut a tensor.
+        first: of every such letter a place where it cuts: operand or result, dimension, elements per step.
+    """
+
+    tied: tuple[tuple[Place, ...], ...]
+    letters: tuple[str, ...]
+    first: tuple[tuple[int, int, int], ...]
+
+
 @per_form
-def ties(equation: Equation) -> tuple[tuple[Place, ...], ...]:
-    """The dimensions that an equation ties together: one group per letter of its rule."""
+def places(equation: Equation) -> Places:
+    """Those of an equation; one object for many forms."""
     rule = rule_of(equation)
-    literal = [isinstance(atom, Literal) for atom in (*equation.inputs, *equation.outputs)]
-    groups: list[tuple[Place, ...]] = []
-    for letter in rule.letters:
-        cut_ins, cut_outs = cuts(rule, equation, letter)
-        found = [
-            (k, cut.dim) for k, cut in enumerate((*cut_ins, *cut_outs)) if cut is not None and not literal[k]
+    literal = tuple([type(atom) is Literal for atom in equation.inputs])
+    return _places(rule.axes, rule.reduce is not None, minor_sizes(rule, equation), literal)
+
+
+@cache
+def _places(
+    axes: str, contracts: bool, minors: tuple[tuple[str, int], ...], literal: tuple[bool, ...]
+) -> Places:
+    tied: list[tuple[Place, ...]] = []
+    found: dict[str, tuple[int, int, int]] = {}
+    where = cuts_of(axes, minors)
+    for letter in cut_letters(axes, contracts):
+        cut_ins, cut_outs = where[letter]
+        mine = [
+            (k, cut)
+            for k, cut in enumerate((*cut_ins, *cut_outs))
+            if cut is not None and not (k < len(literal) and literal[k])
         ]
-        if len(found) > 1:
-            groups.append(tuple(found))
-    return tuple(groups)
-
-
-@per_form
-def lettered(equation: Equation) -> tuple[str, ...]:
-    """Letters of an equation's rule that cut a tensor."""
-    return tuple(letter for letter in rule_of(equation).letters if _place(equation, letter) is not None)
-
-
-@per_form
-def letters(equation: Equation) -> tuple[tuple[int, int, int], ...]:
-    """Of every such letter a place where it cuts: operand or result, dimension, elements per step."""
-    return tuple(place for letter in lettered(equation) if (place := _place(equation, letter)) is not None)
-
-
-def _place(equation: Equation, letter: str) -> tuple[int, int, int] | None:
-    cut_ins, cut_outs = cuts(rule_of(equation), equation, letter)
-    atoms = (*equation.inputs, *equation.outputs)
-    for position, (cut, atom) in enumerate(zip((*cut_ins, *cut_outs), atoms, strict=True)):
-        if cut is not None and isinstance(atom, Value):
-            return position, cut.dim, cut.minor
-    return None
+        if mine:
+            position, cut = mine[0]
+            found[letter] = position, cut.dim, cut.minor
+        if len(mine) > 1:
+            tied.append(tuple([(k, cut.dim) for k, cut in mine]))
+    return Places(tuple(tied), tuple(found), tuple(found.values()))
 
 
 class Units:
@@ -86,21 +95,21 @@ class Units:
             value = graph.outputs[out]
             if isinstance(value, Value):
                 self._tie_all(value, graph.inputs[inp])
-        # Equations of one form tie the same dimensions of their operands and results.
-        by_form: dict[Form, list[Equation]] = {}
+        # Equations whose letters are in the same places tie the same dimensions of operands and results.
+        alike: dict[int, tuple[Places, list[Equation]]] = {}
         for equation in graph.equations:
             if equation.regions:
                 self._add_regions(equation)
             else:
-                by_form.setdefault(equation.form, []).append(equation)
-        for equations in by_form.values():
-            groups = ties(equations[0])
-            if groups:
-                self._tie(groups, equations)
+                found = places(equation)
+                alike.setdefault(id(found), (found, []))[1].append(equation)
+        for found, equations in alike.values():
+            if found.tied:
+                self._tie(found.tied, equations)
         self._settled = self._found = None
 
     def _tie(self, groups: Sequence[Sequence[Place]], equations: Sequence[Equation]) -> None:
-        """Tie dimensions of all equations of a form."""
+        """Tie the same dimensions of all equations, which have equally many operands."""
         first, places = self._first, tuple({position: 0 for group in groups for position, _ in group})
         operands = len(equations[0].inputs)
         of: dict[int, NDArray[np.intp]] = {}

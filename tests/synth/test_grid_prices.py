@@ -21,7 +21,7 @@ from shardwright.ir.graph import TensorType
 from shardwright.ir.rules import flop_count
 from shardwright.synth.grid import prune
 from shardwright.synth.grid.pricing import GridPriceList, grid_floors
-from shardwright.synth.prices import tables
+from shardwright.synth.prices import cheapest
 from shardwright.synth.search.fold import cook, fold
 from shardwright.synth.search.prune import Kept
 from shardwright.synth.space.factors import EquationFactor
@@ -77,8 +77,10 @@ def test_kernels_of_all_signatures_cost_what_each_does(name: str) -> None:
 @pytest.mark.parametrize("name", FLEETS)
 def test_large_tables_are_those_that_small_ones_would_be(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, solver, prices = listed(name)
+    monkeypatch.setattr(cheapest, "_FEW", 1 << 62)
     once = grid_floors(prices).tables(solver.factors)
-    monkeypatch.setattr(tables, "_LARGE", 0)
+    monkeypatch.setattr(cheapest, "_FEW", 0)
+    monkeypatch.setattr(cheapest, "_LARGE", 0)
     again = grid_floors(GridPriceList(prices.grid)).tables(solver.factors)
     assert any(table.ndim > 2 for table in once)
     for a, b in zip(once, again, strict=True):

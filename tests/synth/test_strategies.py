@@ -19,14 +19,14 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.cost.moves import strategies
 from shardwright.cost.traffic import traffic
-from shardwright.ir.collectives import registry
+from shardwright.ir.collectives import Collective, registry
 from shardwright.ir.graph import TensorType
 from shardwright.ir.patterns import SUFFICIENT_FACTORS, patterns
 from shardwright.ir.placement import Partial, Placement, R, Shard
 from shardwright.ir.program import Compute, Move
 from shardwright.ir.rules import Signature
 from shardwright.ir.trace import Traced, trace
-from shardwright.synth.prices.lists import Catalogue, PriceList, Step
+from shardwright.synth.prices.lists import Catalogue, PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
 from shardwright.synth.search.solve import solve
@@ -51,12 +51,9 @@ class Everywhere(Catalogue):
         super().__init__()
         self.choice = choice
 
-    def step(self, tensor: TensorType, pre: Placement, post: Placement) -> Step | None:
-        found = super().step(tensor, pre, post)
-        if found is None or found.kind not in self.choice:
-            return found
-        name = self.choice[found.kind]
-        return replace(found, strategies=(name,), lines=(found.lines[found.strategies.index(name)],))
+    def strategies(self, collective: Collective) -> tuple[str, ...]:
+        name = self.choice.get(collective.kind)
+        return collective.strategies if name is None else (name,)
 
 
 def compared(traced: Traced, kinds: tuple[str, ...]) -> tuple[float, list[float], set[str]]:
