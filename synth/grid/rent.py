@@ -15,7 +15,8 @@ from shardwright.cost.grid.prices import GridShares, Mesh
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph, Value
 from shardwright.ir.placement import Placement, Shard, components
-from shardwright.synth.memory.rent import RentFactor, Rents, kept_values, must_live
+from shardwright.synth.memory.alive import kept_values, must_live
+from shardwright.synth.memory.rent import RentFactor, Rents
 from shardwright.synth.space.conversions import Holding
 from shardwright.synth.space.factors import Factor, Use
 from shardwright.synth.space.space import Space

@@ -19,27 +19,28 @@ Memory also bounds ratios directly (`most_shares`): of every tensor a device hol
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 
-from shardwright.cost.lines import ALIASES
-from shardwright.cost.memory.liveness import all_bytes, stored
-from shardwright.cost.memory.written import Written, written
+from shardwright.cost.memory.liveness import all_bytes
 from shardwright.cost.share_cost import Floats
-from shardwright.ir.graph import Equation, Graph, Value, per_graph
-from shardwright.ir.host import is_reload
+from shardwright.ir.graph import Graph
 from shardwright.ir.placement import Placement, Shard
 from shardwright.ir.regions import boundary
+from shardwright.synth.memory.alive import (
+    final_values,
+    kept_values,
+    most_alive,
+    must_live,
+    nbytes_of,
+    sure_bytes,
+)
 from shardwright.synth.space.conversions import Domain
 from shardwright.synth.space.factors import Conversion, Factor, Matrices, Use
 from shardwright.synth.space.frame import Frame
 from shardwright.synth.space.space import Space
-
-#: Moments looked at of each kind, see `must_live`.
-_MOMENTS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -234,7 +235,7 @@ def most_shares(graph: Graph, limits: Sequence[float]) -> Floats:
         limits: bytes of memory per device.
     """
     constants = sum(value.type.nbytes for value in graph.constants)
-    beside = max(sure_bytes(graph), _nbytes(final_values(graph)))
+    beside = max(sure_bytes(graph), nbytes_of(final_values(graph)))
     certain = sum(value.type.nbytes for value in graph.inputs) + beside
     room = np.maximum(np.asarray(limits, dtype=np.float64) - constants, 0.0)
     return np.minimum(room / max(certain, 1), 1.0)
@@ -244,7 +245,7 @@ def too_small(graph: Graph, limits: Sequence[float]) -> bool:
     """Whether no program can fit, whatever its ratios."""
     # Looking for the fullest moment takes time; often all tensors there are would not fill the devices.
     inputs = sum(value.type.nbytes for value in graph.inputs)
-    if inputs + _nbytes(final_values(graph)) > sum(limits):
+    if inputs + nbytes_of(final_values(graph)) > sum(limits):
         return True
     return _fills(graph, limits) and bool(most_shares(graph, limits).sum() < 1 - 1e-9)
 
@@ -265,181 +266,3 @@ def _most_inside(graph: Graph) -> int:
 def _most_stored(region: Graph) -> int:
     made = sum(value.type.nbytes for equation in region.equations for value in equation.outputs)
     return made + _most_inside(region)
-
-
-@per_graph
-def most_alive(graph: Graph) -> int:
-    """Bytes of inputs and of what is in memory at the fullest moment of the order as traced.
-
-    What lives in every order (`must_live`) lives in this one.
-    """
-    held = stored(graph)
-    last = {value.index: equation.index for equation in graph.equations for value in equation.input_values}
-    change = [0] * (len(graph.equations) + 1)
-    for equation in graph.equations:
-        for value in equation.outputs:
-            if value.index in held:
-                change[equation.index] += value.type.nbytes
-                change[last.get(value.index, equation.index) + 1] -= value.type.nbytes
-    return sum(value.type.nbytes for value in graph.inputs) + max(accumulate(change))
-
-
-@per_graph
-def kept_values(graph: Graph) -> tuple[Value, ...]:
-    """What the forward part keeps for the backward part in memory; of tensors that share it, one."""
-    return _apart(graph, [value for _, value in graph.residuals if value is not None], stored(graph))
-
-
-def _apart(
-    graph: Graph, values: Iterable[Value], kept: Collection[int], elsewhere: Iterable[Value] = ()
-) -> tuple[Value, ...]:
-    """Those that equations make and that are in memory; of tensors that share it, or that of others, one."""
-    made = {value: equation for equation in graph.equations for value in equation.outputs}
-    found: dict[Value, None] = {}
-    roots = {_root(value, made) for value in elsewhere}
-    if graph.donated:  # what continues state lies where that lay, which is counted
-        state = [graph.outputs[out] for out in graph.state]
-        roots.update(_root(atom, made) for atom in state if isinstance(atom, Value))
-    for value in values:
-        if value.index not in kept:
-            continue
-        root = _root(value, made)
-        if root in made and root not in roots:
-            roots.add(root)
-            found[value] = None
-    return tuple(found)
-
-
-def _root(value: Value, made: Mapping[Value, Equation]) -> Value:
-    """The tensor whose memory another one shares."""
-    while value in made and made[value].primitive in ALIASES and made[value].input_values:
-        value = made[value].input_values[0]
-    return value
-
-
-@per_graph
-def final_values(graph: Graph) -> tuple[Value, ...]:
-    """Results that are there in the end beside all inputs; of tensors that share memory, one.
-
-    What continues donated state may lie where that lay.
-    """
-    results = [atom for atom in graph.outputs if isinstance(atom, Value)]
-    return _apart(graph, results, written(graph).values)
-
-
-@per_graph
-def must_live(graph: Graph) -> tuple[Value, ...]:
-    """Many tensors that live at one moment in every order of the equations.
-
-    The moment is when some value z is made: what z depends on was made, and what has a reader that depends on
-    z is not freed; nor is what z is made of, unless z may be written over it. Of the moments when large
-    tensors are made, or the last that the backward part needs, the fullest counts.
-    """
-    alive = _alive(graph, written(graph), _large_or_late(graph, written(graph)))
-    return max(alive, key=_nbytes, default=())
-
-
-@per_graph
-def sure_bytes(graph: Graph) -> int:
-    """Bytes beside the inputs in memory at some moment in every order, those within a loop included."""
-    return _sure_bytes(graph, written(graph), ())
-
-
-def _sure_bytes(graph: Graph, held: Written, elsewhere: Collection[Value]) -> int:
-    """The same; `elsewhere` are results of a loop's body that may lie where those of the loop do."""
-    loops = [equation for equation in graph.equations if equation.regions and equation.outputs]
-    makers = [max(loop.outputs, key=lambda value: value.type.nbytes) for loop in loops]
-    large = _large_or_late(graph, held)
-    inside = [_inside(loop, held.regions[loop.index]) for loop in loops]
-    alive = _alive(graph, held, (*large, *makers), elsewhere)
-    found = max(map(_nbytes, alive[: len(large)]), default=0)
-    for loop, own, mine in zip(loops, inside, alive[len(large) :], strict=True):
-        # What a loop carries may be written over what it begins with.
-        begins = _begins(loop)
-        found = max(found, _nbytes(value for value in mine if value not in begins) + own)
-    return found
-
-
-def _inside(loop: Equation, held: Sequence[Written]) -> int:
-    """Bytes that a loop's body has in memory at some moment, beside its operands and results."""
-    if loop.primitive != "scan" or not loop.params["length"]:
-        return 0  # of a branch it is not known whether it runs
-    (body,), (own,) = loop.regions, held
-    return _sure_bytes(body, own, [atom for atom in body.outputs if isinstance(atom, Value)])
-
-
-def _begins(loop: Equation) -> set[object]:
-    """The operands that a loop carries on."""
-    wiring = boundary(loop)
-    carried = {(region, into) for _, _, region, into in wiring.carries}
-    return {loop.inputs[port.outer] for port in wiring.ins if (port.region, port.inner) in carried}
-
-
-def _large_or_late(graph: Graph, held: Written) -> tuple[Value, ...]:
-    """Values at whose making memory may be full: the largest, and the last that the backward part needs."""
-    makers = {value: equation for equation in graph.equations for value in equation.outputs}
-    made = _apart(graph, list(makers), held.values)
-    large = sorted(made, key=lambda v: (-v.type.nbytes, v.index))[:_MOMENTS]
-    backward = {v for e in graph.equations if e.part == "backward" for v in e.input_values}
-    kept = (
-        kept_values(graph)
-        if graph.residuals
-        else [v for v in made if v in backward and makers[v].part != "backward"]
-    )
-    late = sorted(kept, key=lambda v: makers[v].index)[-_MOMENTS:]
-    return tuple(dict.fromkeys((*large, *late)))
-
-
-def _nbytes(values: Iterable[Value]) -> int:
-    return sum(value.type.nbytes for value in values)
-
-
-def _alive(
-    graph: Graph, held: Written, moments: Sequence[Value], elsewhere: Collection[Value] = ()
-) -> list[tuple[Value, ...]]:
-    """What lives in every order of the equations when each of some values is made.
-
-    Args:
-        graph: the step, or the body of a loop.
-        held: what of it is in memory.
-        moments: the values.
-        elsewhere: values that do not count: their memory is another's.
-    """
-    equations = graph.equations
-    made = {value: equation for equation in equations for value in equation.outputs}
-    values = _apart(graph, list(made), held.values, elsewhere)
-    makers = {value: equation.index for equation in equations for value in equation.outputs}
-    before_of = [[makers[v] for v in equation.input_values if v in makers] for equation in equations]
-    last_readers: dict[Value, list[int]] = {}
-    for equation in equations:
-        if equation.outputs and all(value.index in held.same for value in equation.outputs):
-            continue  # computed already
-        if is_reload(equation):
-            continue  # what it reads may be in host memory until then
-        for value in equation.input_values:
-            last_readers.setdefault(value, []).append(equation.index)
-    # Sets of moments as bits: those before which an equation must have run, and those that it waits for.
-    before, over = [0] * len(equations), [0] * len(equations)
-    for bit, z in enumerate(moments):
-        before[makers[z]] |= 1 << bit
-        if z.index in held.over:
-            over[makers[z]] |= 1 << bit
-    after = before.copy()
-    for number in range(len(equations) - 1, -1, -1):
-        if before[number]:
-            for source in before_of[number]:
-                before[source] |= before[number]
-    for number, sources in enumerate(before_of):
-        for source in sources:
-            after[number] |= after[source]
-    alive: list[list[Value]] = [[] for _ in moments]
-    for value in values:
-        waiting = 0
-        for reader in last_readers.get(value, ()):
-            waiting |= after[reader] & ~over[reader]
-        both = before[makers[value]] & waiting
-        if both:
-            for bit, mine in enumerate(alive):
-                if both >> bit & 1:
-                    mine.append(value)
-    return [tuple(mine) for mine in alive]

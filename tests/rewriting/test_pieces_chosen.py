@@ -15,7 +15,7 @@ from shardwright.api import synthesize, synthesize_traced
 from shardwright.ir.trace import Traced, trace
 from shardwright.memory.ladder import WORTH
 from shardwright.memory.microbatches import counts_of
-from shardwright.synth.memory.rent import must_live, sure_bytes
+from shardwright.synth.memory.alive import must_live, sure_bytes
 
 
 def perceptron(widths: list[int], rows: int) -> Traced:

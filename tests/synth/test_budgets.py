@@ -24,8 +24,9 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.trace import trace
 from shardwright.synth.alternate import synthesize
 from shardwright.synth.fallback import fits
+from shardwright.synth.memory.alive import must_live
 from shardwright.synth.memory.budgets import Limits, Renting
-from shardwright.synth.memory.rent import most_shares, must_live
+from shardwright.synth.memory.rent import most_shares
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit

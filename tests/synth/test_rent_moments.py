@@ -16,8 +16,9 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.donation import donating
 from shardwright.ir.graph import Graph
 from shardwright.ir.trace import trace
+from shardwright.synth.memory.alive import final_values
 from shardwright.synth.memory.budgets import Limits, Renting
-from shardwright.synth.memory.rent import Rents, final_values, most_shares, too_small
+from shardwright.synth.memory.rent import Rents, most_shares, too_small
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit

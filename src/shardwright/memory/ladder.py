@@ -15,7 +15,8 @@ from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, rewritt
 from shardwright.ir.trace import Traced
 from shardwright.plan import Plan
 from shardwright.synth.combinations import combinations, in_a_moment
-from shardwright.synth.memory.rent import most_alive, too_small
+from shardwright.synth.memory.alive import most_alive
+from shardwright.synth.memory.rent import too_small
 from shardwright.synth.stretches import Policy, Rung, in_scans, rungs_of, seconds_of
 
 #: Rungs of a ladder that are all tried.

@@ -39,7 +39,8 @@ from shardwright.memory.ladder import (
 from shardwright.memory.microbatches import NEAR, Pieces, counts_of
 from shardwright.plan import Plan
 from shardwright.synth.combinations import SMALL
-from shardwright.synth.memory.rent import most_alive, too_small
+from shardwright.synth.memory.alive import most_alive
+from shardwright.synth.memory.rent import too_small
 from shardwright.synth.parts import candidates
 from shardwright.synth.stretches import BOTH, OFFLOADING, RECOMPUTING, Policy
 
