@@ -16,7 +16,7 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.grid.model import pricing
 from shardwright.cost.memory.liveness import Peaks
 from shardwright.cost.model import CostModel
-from shardwright.cost.timeline import predict, timed_bill
+from shardwright.cost.timeline import Timeline, predict, timed_bill
 from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.jaxpr import source_line
 from shardwright.ir.patterns import patterns
@@ -63,17 +63,14 @@ def assembled(
     """
     model, found, used = chosen.model, chosen.found, chosen.members
     items = found.items
-    priced = pricing(found.program, model, found.ratios)
-    laid_out = predict(timed_bill(found.program, traced.graph, priced, model, items), model, found.ratios)
-    laid_out = with_comparisons(laid_out, found.program, traced.graph, model)
-    checksums_s, exchange_s = comparing_s(found.program, traced.graph, model)
+    laid_out = cache(lambda: _laid_out(chosen, traced.graph))
     names = traced.graph.input_names
     devices = fleet.devices
     count = len(devices)
     return Plan(
         program=found.program,
         ratios=spread(found.ratios, used, count, 0.0),
-        iteration_s=laid_out.iteration_s,
+        iteration_s=when_asked(lambda: laid_out().iteration_s),
         cost_s=found.cost_s,
         bound_s=found.bound_s,
         memory_bytes=when_asked(lambda: spread(_peaks(found, traced.graph), used, count, 0)),
@@ -93,18 +90,32 @@ def assembled(
         search_gap=found.search_gap,
         axes=1 if nodes_of(found.program) is None else 2,
         pins=pins,
-        spent=spread(Spent.of(laid_out), used, count, Spent(0.0, 0.0, 0.0)),
+        spent=when_asked(lambda: spread(Spent.of(laid_out()), used, count, Spent(0.0, 0.0, 0.0))),
         used=used,
         unused=tuple(Unused(tuple(devices[d].name for d in some), why) for some, why in chosen.unused),
         rewriting=rewriting_of(traced),
         donate=traced.graph.donated,
         again_s=_spent_s(computed_again, items, found.program, traced, model, found.ratios),
         host_s=_spent_s(brought_back, items, found.program, traced, model, found.ratios),
-        comparing_s=float(checksums_s.max()) + exchange_s,
+        comparing_s=when_asked(lambda: _comparing_s(found.program, traced.graph, model)),
         traced=traced,
         free_s=free_s,
         ample=ample,
     )
+
+
+def _laid_out(chosen: Choice, graph: Graph) -> Timeline:
+    """When everything of a step happens."""
+    found, model = chosen.found, chosen.model
+    priced = pricing(found.program, model, found.ratios)
+    laid_out = predict(timed_bill(found.program, graph, priced, model, found.items), model, found.ratios)
+    return with_comparisons(laid_out, found.program, graph, model)
+
+
+def _comparing_s(program: Program, graph: Graph, model: CostModel) -> float:
+    """What one comparison of replicated state takes."""
+    checksums_s, exchange_s = comparing_s(program, graph, model)
+    return float(checksums_s.max()) + exchange_s
 
 
 @cache

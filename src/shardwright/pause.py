@@ -16,4 +16,8 @@ def collector_paused() -> Generator[None]:
         yield
     finally:
         if running:
+            if not gc.get_freeze_count():
+                # All that was made counts as old at once: the next collection need not look through it.
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()

@@ -163,4 +163,12 @@ def rounded(folded: Folded, cooked: Sequence[Floats]) -> list[Floats]:
     if not (0 < scale < np.inf):
         return list(cooked)
     step = 2.0 ** (np.ceil(np.log2(scale)) - 44)
-    return [np.rint(table / step) * step for table in cooked]
+    return [_rounded(table, step) for table in cooked]
+
+
+def _rounded(table: Floats, step: float) -> Floats:
+    """A table in multiples of a power of two."""
+    found = np.divide(table, step, out=np.empty(table.shape))
+    np.rint(found, out=found)
+    found *= step
+    return found

@@ -75,25 +75,79 @@ def simple_order(sizes: Sequence[int], scopes: Sequence[Scope], degree: int, cel
     return order
 
 
+class _Filled:
+    """Ties, and what eliminating a choice would add to them: kept up to date, not counted anew.
+
+    Attributes:
+        of: who is tied to whom.
+        fill: pairs of a choice's neighbours that are not tied, weighted by their sizes; of hubs there is none.
+        gone: sizes of its neighbours together.
+        cells: of the table over it and its neighbours.
+    """
+
+    def __init__(self, sizes: Sequence[int], scopes: Sequence[Scope]) -> None:
+        self.of, self._sizes = _Ties(scopes).of, sizes
+        self.fill = {v: self._counted(tied) for v, tied in self.of.items() if len(tied) <= _HUB}
+        self.gone = {v: sum([sizes[a] for a in tied]) for v, tied in self.of.items()}
+        self.cells = {v: math.prod([sizes[v], *[sizes[a] for a in tied]]) for v, tied in self.of.items()}
+
+    def cost(self, v: int) -> tuple[float, int]:
+        """What says when a choice is eliminated, and the size of its table."""
+        tied, fill = self.of[v], self.fill
+        if len(tied) > _HUB:
+            return math.inf, len(tied)
+        if v not in fill:  # it was a hub
+            fill[v] = self._counted(tied)
+        return fill[v] / (1 + self.gone[v] * self._sizes[v]) ** 0.5, self.cells[v]
+
+    def _counted(self, tied: set[int]) -> int:
+        of, sizes, twice = self.of, self._sizes, 0
+        for a in tied:
+            # It is not tied to itself, either.
+            twice += sizes[a] * (sum([sizes[b] for b in tied - of[a]]) - sizes[a])
+        return twice // 2
+
+    def take(self, v: int) -> set[int]:
+        """Take a choice out, its neighbours being tied to each other; all whose cost may have changed."""
+        of, fill, gone, cells, sizes = self.of, self.fill, self.gone, self.cells, self._sizes
+        tied, size = of.pop(v), sizes[v]
+        changed, waiting = set(tied), set(tied)
+        for a in tied:
+            of[a].discard(v)
+            gone[a] -= size
+            cells[a] //= size
+            if a in fill:
+                fill[a] -= size * sum([sizes[x] for x in of[a] - tied])
+        for a in tied:
+            waiting.discard(a)
+            mine, by_a = of[a], sizes[a]
+            for b in waiting - mine:
+                theirs, by_b = of[b], sizes[b]
+                common = mine & theirs
+                changed |= common
+                both = 0
+                for x in common:
+                    both += sizes[x]
+                    if x in fill:  # it lacks one tie less
+                        fill[x] -= by_a * by_b
+                # All others that one of them is tied to are not tied to the other.
+                if a in fill:
+                    fill[a] += by_b * (gone[a] - both)
+                if b in fill:
+                    fill[b] += by_a * (gone[b] - both)
+                mine.add(b)
+                theirs.add(a)
+                gone[a] += by_b
+                gone[b] += by_a
+                cells[a] *= by_b
+                cells[b] *= by_a
+        return changed
+
+
 def full_order(sizes: Sequence[int], scopes: Sequence[Scope]) -> list[int]:
     """All choices that occur in `scopes`."""
-    ties = _Ties(scopes)
-
-    def cost(v: int) -> tuple[float, int]:
-        tied = sorted(ties.of[v])
-        if len(tied) > _HUB:
-            return float("inf"), len(tied)
-        fill, table, gone = 0, sizes[v], 0
-        for k, a in enumerate(tied):
-            table *= sizes[a]
-            gone += sizes[a]
-            near = ties.of[a]
-            for b in tied[k + 1 :]:
-                if b not in near:
-                    fill += sizes[a] * sizes[b]
-        return fill / (1 + gone * sizes[v]) ** 0.5, table
-
-    latest = {v: cost(v) for v in ties.of}
+    ties = _Filled(sizes, scopes)
+    latest = {v: ties.cost(v) for v in ties.of}
     heap = [(*c, v) for v, c in latest.items()]
     heapq.heapify(heap)
     order: list[int] = []
@@ -102,8 +156,8 @@ def full_order(sizes: Sequence[int], scopes: Sequence[Scope]) -> list[int]:
         if v not in ties.of or (fill, table) != latest[v]:
             continue
         order.append(v)
-        for a in ties.take(v)[1]:
-            now = cost(a)
+        for a in ties.take(v):
+            now = ties.cost(a)
             if now != latest[a]:
                 latest[a] = now
                 heapq.heappush(heap, (*now, a))

@@ -21,7 +21,9 @@ from shardwright.plans.parts import Exchanged, PinPrice, Spent, Stats, Unused
 T = TypeVar("T")
 
 #: What only printing, saving and running need: not worked out while planning.
-WHEN_ASKED = ("memory_bytes", "bucket_bytes", "exchanges", "fingerprint")
+WHEN_ASKED = (
+    "iteration_s", "spent", "comparing_s", "memory_bytes", "bucket_bytes", "exchanges", "fingerprint",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
