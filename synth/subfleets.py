@@ -226,8 +226,7 @@ class Choosing:
                     each.bound_s, each.looked_at = max(each.bound_s, bound_s), True
             else:
                 # The program itself is looked for where its bound does not rule the part out.
-                enough = math.inf if part.looked_at else least_s
-                bound_s = self._solver.bound(part.floors, self._timer.late, enough)
+                bound_s = self._solver.bound(part.floors, self._timer.late, least_s)
                 part.bound_s, part.bounded = max(part.bound_s, bound_s), True
 
     def sharpened(self, cost_s: float) -> float:

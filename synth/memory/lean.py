@@ -83,11 +83,19 @@ class _InTurn:
             low, less, high, more = (low, less, middle, here) if here.fits else (middle, here, high, more)
         return high, more
 
-    def looked_at(self, program: Program, ratios: tuple[float, ...]) -> tuple[Candidate, Peaks]:
-        """Another order of it as it will run, at ratios or those at which it should fit by that look."""
+    def looked_at(
+        self, program: Program, ratios: tuple[float, ...], most: float = math.inf
+    ) -> tuple[Candidate, Peaks] | None:
+        """Another order of it as it will run, at ratios or those at which it should fit by that look.
+
+        None where the model has it need more than `most` times the memory.
+        """
         turns, judge, learned = self.turns, self.turns.judge, self.turns.judge.budgets
         with turns.timer.ratios():
-            items, memory = bill(program, judge.graph, turns.model), judge.footprint(program)
+            memory = judge.footprint(program)
+            if judge.feared(memory, ratios) > most:
+                return None
+            items = bill(program, judge.graph, turns.model)
             here = candidate(turns, program, ratios, items, memory)
             peaks = judge.peaks(program, ratios, memory, sure=True)
             over = judge.excess(peaks)
@@ -154,18 +162,29 @@ def _handing_on(several: _InTurn, found: Candidate, peaks: Peaks) -> tuple[Candi
     part = 1 / len(turns.model.class_of)
     if found.over > _HANDED_ON:
         return found, peaks
-    for rearranged in (joined, _joined_anew, anew):
-        here, theirs = several.looked_at(rearranged(found.program, judge.graph, part), found.ratios)
-        if here.over < found.over:
-            found, peaks = here, theirs
+    #: By what it was made of.
+    known: list[tuple[Program, Program]] = []
+
+    def joined_once(program: Program, graph: Graph, part: float) -> Program:
+        if not known or known[-1][0] is not program:
+            known.append((program, joined(program, graph, part)))
+        return known[-1][1]
+
+    def joined_anew(program: Program, graph: Graph, part: float) -> Program:
+        return anew(joined_once(program, graph, part), graph, part)
+
+    for rearranged in (joined_once, joined_anew, anew):
+        program = rearranged(found.program, judge.graph, part)
+        looked = several.looked_at(program, found.ratios, judge.feared(found.memory, found.ratios))
+        if looked is None:
+            continue
+        here, theirs = looked
         if here.fits:
             fewer = rearranged(several.sparing.again(0), judge.graph, part)
-            other, seen = several.looked_at(fewer, here.ratios)
-            return (other, seen) if other.fits and other.cost_s < here.cost_s else (here, theirs)
+            other = several.looked_at(fewer, here.ratios)
+            return other if other and other[0].fits and other[0].cost_s < here.cost_s else looked
+        if here.over < found.over:
+            found, peaks = here, theirs
         if turns.stop():
             break
     return found, peaks
-
-
-def _joined_anew(program: Program, graph: Graph, part: float) -> Program:
-    return anew(joined(program, graph, part), graph, part)

@@ -80,7 +80,7 @@ class _Filled:
 
     Attributes:
         of: who is tied to whom.
-        fill: pairs of a choice's neighbours that are not tied, weighted by their sizes; of hubs there is none.
+        fill: pairs of a choice's neighbours that are not tied, weighted by their sizes; hubs have none.
         gone: sizes of its neighbours together.
         cells: of the table over it and its neighbours.
     """

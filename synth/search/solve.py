@@ -147,8 +147,8 @@ class Solver:
     ) -> float:
         """The least cost of any assignment, or a lower bound: `enough`, or as far as the search gets.
 
-        Where exact tables are large, whether smaller ones say enough already is found out first. `core` is
-        that of these tables, where it is known.
+        Where exact tables are large, whether smaller ones say enough already is found out first, the smallest
+        first. `core` is that of these tables, where it is known.
         """
         known = self._known(tables)
         if known in self._solutions:
@@ -157,7 +157,9 @@ class Solver:
         core = core or self.core(tables)
         kept = core.pruned()
         all_cells = core.cells(kept, self._most_cells)
-        glances = self._levels[:1] if enough < math.inf and all_cells > _A_GLANCE else ()
+        glances: tuple[int, ...] = ()
+        if enough < math.inf and all_cells > _A_GLANCE:
+            glances = self._levels[: 1 if all_cells <= AT_ONCE else -1]
         for most_cells in (*glances, *(self._levels[-1:] if all_cells <= AT_ONCE else ())):
             layers = core.finish(kept, most_cells)
             bound_s = sum(float(layer.elimination.constant) for layer in layers)
