@@ -13,18 +13,18 @@ themselves (the turnpike property), so that even a chain is worked out for its e
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from shardwright.cost.share_cost import Floats
-from shardwright.synth.search.fold import Folded, Scope, least
+from shardwright.synth.search.fold import Folded, Scope
+from shardwright.synth.search.merged import Merged, Seen, Table, whole
+from shardwright.synth.search.minimum import apart, content, minimum
 from shardwright.synth.search.prune import Kept
 
 #: Where a table comes from: ("term", recipe, classes...) or ("message", operation).
@@ -87,8 +87,8 @@ class Done:
         least: that entry; where prices are several, an array of them, and tables have one more axis in front.
     """
 
-    sources: tuple[tuple[Floats, tuple[int, ...]], ...]
-    message: Floats | None
+    sources: tuple[tuple[Table, tuple[int, ...]], ...]
+    message: Table | None
     least: Floats
 
 
@@ -117,13 +117,16 @@ class Elimination:
         def cut(table: Floats, axes: int) -> Floats:
             return table[number] if table.ndim > axes else table
 
+        def either(table: Table, axes: int) -> Table:
+            return table if isinstance(table, Merged) else cut(table, axes)
+
         apart: dict[int, Done] = {}
         for done, operation in zip(self.done, self.tape.operations, strict=True):
             if id(done) not in apart:
                 message, rest = done.message, len(operation.kinds) - 1
                 apart[id(done)] = Done(
-                    tuple([(cut(table, len(axes)), axes) for table, axes in done.sources]),
-                    None if message is None else cut(message, rest),
+                    tuple([(either(table, len(axes)), axes) for table, axes in done.sources]),
+                    None if message is None else either(message, rest),
                     cut(done.least, 0),
                 )
         left = zip(self.left, self.tape.left, strict=True)
@@ -226,14 +229,14 @@ def in_groups(
 
 def eliminate(tape: Tape, kept: Kept) -> Elimination:
     """Carry out the operations of a tape on the tables of `kept`."""
-    messages: list[Floats | None] = []
+    messages: list[Table | None] = []
     done: list[Done] = []
     by_inputs: dict[tuple[object, ...], Done] = {}
-    by_content: dict[tuple[tuple[int, ...], bytes], Floats] = {}
+    by_content: dict[tuple[object, ...], Table] = {}
     squeezed: dict[tuple[object, ...], Floats] = {}
-    cells = 0
+    cells, seen = 0, Seen()
 
-    def read(source: Source) -> Floats:
+    def read(source: Source) -> Table:
         if source[0] == "message":
             found = messages[source[1]]  # pyright: ignore[reportArgumentType, reportCallIssue]
             assert found is not None
@@ -253,121 +256,16 @@ def eliminate(tape: Tape, kept: Kept) -> Elimination:
         key = (shape, *sorted([(id(table), axes) for table, axes in sources]))
         found = by_inputs.get(key)
         if found is None:
-            lowest, size = _minimum(sources, shape)
+            lowest, size = minimum(sources, shape, seen)
             cells += size
-            rest = len(shape) - 1
-            low, message = (lowest, None) if not rest else _apart(lowest, rest)
+            low, message = apart(lowest, len(shape) - 1)
             if message is not None:
-                message = by_content.setdefault((message.shape, message.tobytes()), message)
+                message = by_content.setdefault(content(message), message)
             found = by_inputs[key] = Done(sources, message, low)
         done.append(found)
         messages.append(found.message)
-    constant = sum((read(source) * times for source, times in tape.constants), np.zeros(()))
+    constant = sum((whole(read(source)) * times for source, times in tape.constants), np.zeros(()))
     times = Counter([number for bucket in tape.buckets for number, _ in bucket.parts])
     constant = constant + sum((done[number].least * count for number, count in times.items()), np.zeros(()))
-    return Elimination(tape, tuple(done), tuple([read(source) for source, _ in tape.left]), constant, cells)
-
-
-#: Tables larger than this are minimised in slices of at most so many cells, which stay in the cache.
-_LARGE, _SLICE = 1 << 15, 1 << 18
-
-
-def _apart(table: Floats, axes: int) -> tuple[Floats, Floats]:
-    """The least entry over the last axes (see `fold.least`), and the table less it where that is finite."""
-    if table.ndim == axes:
-        low = np.minimum.reduce(table, axis=None)
-        return low, table - low if math.isfinite(low) else table
-    low = least(table, axes)
-    away = np.where(np.isfinite(low), low, 0.0)
-    return low, table - away.reshape(*away.shape, *(1,) * axes)
-
-
-@cache
-def _layout(axes: tuple[tuple[int, ...], ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """An order of axes in which tables over some of them are added up in long strides; the first stays so.
-
-    Axes that are in the same tables stand together, those of the most cells last: numpy then walks over all
-    of them at once. A table over all axes is left as it lies.
-    """
-    if any(len(mine) == len(shape) for mine in axes):
-        return tuple(range(len(shape)))
-    groups: dict[tuple[bool, ...], list[int]] = {}
-    for axis in range(1, len(shape)):
-        groups.setdefault(tuple([axis in mine for mine in axes]), []).append(axis)
-    ordered = sorted(groups.values(), key=lambda group: math.prod([shape[axis] for axis in group]))
-    return (0, *[axis for group in ordered for axis in group])
-
-
-@cache
-def _spread(axes: tuple[int, ...], rank: int) -> tuple[tuple[int, ...] | None, tuple[Any, ...]]:
-    """How a table over some of `rank` axes is spread over all: the order of its own, if another; an index."""
-    order = tuple(sorted(range(len(axes)), key=axes.__getitem__))
-    index = (..., *[slice(None) if axis in axes else None for axis in range(rank)])
-    return (None if order == tuple(range(len(axes))) else order), index
-
-
-def _minimum(sources: Sequence[tuple[Floats, tuple[int, ...]]], shape: tuple[int, ...]) -> tuple[Floats, int]:
-    """The sum of tables over axes of `shape`, minimised over the first axis; and cells added up."""
-    rank = len(shape)
-    fronts: tuple[int, ...] = next((t.shape[: t.ndim - len(a)] for t, a in sources if t.ndim > len(a)), ())
-    cells = math.prod(shape) * math.prod(fronts)
-    if cells > _LARGE and len(sources) > 1:
-        return _sliced(sources, shape, fronts), cells
-    spread = [_over(table, axes, rank) for table, axes in sources]
-    if len(spread) > 2:
-        spread.sort(key=lambda table: table.size)
-    total = spread[0]
-    for table in spread[1:]:
-        total = total + table
-    if total.size < cells:
-        total = np.broadcast_to(total, (*fronts, *shape))
-    return np.minimum.reduce(total, axis=-rank), cells
-
-
-def _over(table: Floats, axes: tuple[int, ...], rank: int) -> Floats:
-    """A table over some of `rank` axes, with axes of length one for the others."""
-    order, index = _spread(axes, rank)
-    if order is not None:
-        front = table.ndim - len(axes)
-        table = table.transpose(*range(front), *[front + k for k in order])
-    return table[index]
-
-
-def _sliced(
-    sources: Sequence[tuple[Floats, tuple[int, ...]]], shape: tuple[int, ...], fronts: tuple[int, ...]
-) -> Floats:
-    """`_minimum` of what is large, slice by slice, so that what is added up stays in the cache."""
-    rank, front = len(shape), len(fronts)
-    layout = _layout(tuple([axes for _, axes in sources]), shape)
-    place = {axis: k for k, axis in enumerate(layout)}
-    spread: list[Floats] = []
-    for table, axes in sources:
-        laid = _over(table, tuple([place[axis] for axis in axes]), rank)
-        # What is read again and again lies in the order in which it is read.
-        spread.append(np.ascontiguousarray(laid).reshape((1,) * (front + rank - laid.ndim) + laid.shape))
-    spread.sort(key=lambda table: table.size)
-    rest = tuple([shape[axis] for axis in layout[1:]])
-    lowest = np.empty((*fronts, *rest))
-    # One value of each of the first axes at a time, until what is left over the others is small.
-    looped, size = 0, math.prod(rest) * math.prod(fronts)
-    while size > _SLICE:
-        size //= rest[looped]
-        looped += 1
-    slice_ = np.empty((*fronts, *rest[looped:]))
-    ahead, axes = (slice(None),) * front, slice(front + 1, front + 1 + looped)
-    for at in itertools.product(*map(range, rest[:looped])):
-        low = lowest[(*ahead, *at)]
-        mine = [
-            table[(*ahead, slice(None), *[min(i, n - 1) for i, n in zip(at, table.shape[axes], strict=True)])]
-            for table in spread
-        ]
-        for value in range(shape[0]):
-            parts = [table[(*ahead, value)] for table in mine]
-            total = parts[0]
-            for table in parts[1:-1]:
-                total = total + table
-            np.add(total, parts[-1], out=slice_ if value else low)
-            if value:
-                np.minimum(low, slice_, out=low)
-    back = [front + place[axis] - 1 for axis in range(1, rank)]
-    return np.ascontiguousarray(lowest.transpose(*range(front), *back))
+    left = tuple([whole(read(source)) for source, _ in tape.left])
+    return Elimination(tape, tuple(done), left, constant, cells)

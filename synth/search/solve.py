@@ -41,7 +41,7 @@ _A_GLANCE = 1 << 22
 #: Where a program is wanted, and exact tables are together no larger than this, no small ones are tried:
 #: those that A* is not guided well enough by take longer, one after another. Only the few largest tables are
 #: split at first, which loses next to nothing.
-_EXACT, _NEARLY_EXACT = 1 << 26, 1 << 22
+_EXACT, _NEARLY_EXACT = 1 << 27, 1 << 22
 
 #: The same where several prices are worked out together: more parts of a fleet than are worth a closer look.
 _SEVERAL_CELLS = 1 << 14
