@@ -15,12 +15,13 @@ from test_search import as_milp
 
 import shardwright
 from shardwright.cost.bill import bill
-from shardwright.cost.grid.model import GridModel, Settled
+from shardwright.cost.grid.model import GridModel
 from shardwright.cost.grid.prices import (
     GridCut,
     GridShares,
     Mesh,
 )
+from shardwright.cost.grid.settled import Settled
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import InputError
 from shardwright.ir.placement import Grid, Shard, region
