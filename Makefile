@@ -32,10 +32,10 @@ demo: $(STAMP)  ## plan GPT-2 for unequal GPUs, then train a small GPT on four u
 	$(BIN)/python examples/demo.py
 
 test: $(STAMP)  ## the tests that every change must pass
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-full: $(STAMP)  ## every test, with ten times as many random cases
-	$(BIN)/python -m pytest -n 2 -m "" --hypothesis-profile=full
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "" --hypothesis-profile=full
 
 check: $(STAMP)  ## lint, format, types, import order
 	$(BIN)/ruff check .

@@ -268,7 +268,8 @@ class Compiler:
         jitted = jax.jit(function, keep_unused=True, compiler_options=self.options, donate_argnums=donated)
         lowered = jitted.lower(*avals)
         digest = hashlib.sha256(lowered.as_text().encode())
-        digest.update(f"{avals}{lowered.out_info}{donated}{now}".encode())
+        # Not `avals`, which may be arrays: it is their types that count, not what they hold.
+        digest.update(f"{lowered.args_info}{lowered.out_info}{now}".encode())
         key = digest.digest()
         if key not in self._by_text:
             self._by_text[key] = lowered.compile() if now else jitted

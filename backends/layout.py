@@ -76,7 +76,8 @@ def from_numpy(data: NDArray[Any], dtype: str) -> jax.Array:
     """Inverse of `to_numpy`."""
     if is_key(dtype):
         return jax.random.wrap_key_data(jnp.asarray(data), impl=key_implementation(dtype))
-    return jnp.asarray(data, dtype=dtype_of(dtype))
+    # Told the dtype that the data have, JAX compiles nothing.
+    return jnp.asarray(np.asarray(data, dtype_of(dtype)), dtype=dtype_of(dtype))
 
 
 def abstract(tensor: TensorType, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
@@ -129,13 +130,14 @@ def type_of(leaf: Any) -> TensorType:
 def as_array(leaf: Any, tensor: TensorType) -> jax.Array:
     """A leaf of the arguments as an array of the planned dtype.
 
-    What is not JAX's is copied: whoever reads batches into one buffer writes to it again, and told a dtype,
-    `jnp.asarray` takes aligned memory as it is.
+    What is not JAX's is copied: whoever reads batches into one buffer writes to it again, and JAX takes
+    aligned memory as it is. By numpy, as `jnp.array` compiles a copy for every shape.
     """
     if is_key(tensor.dtype):
         return jnp.asarray(leaf)
-    make = jnp.asarray if isinstance(leaf, jax.Array) else jnp.array
-    return make(leaf, dtype=dtype_of(tensor.dtype))
+    if isinstance(leaf, jax.Array):
+        return jnp.asarray(leaf, dtype=dtype_of(tensor.dtype))
+    return jax.device_put(np.array(leaf, dtype=dtype_of(tensor.dtype)))
 
 
 def cut(

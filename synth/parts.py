@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, product
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.subfleet import subfleet
@@ -76,11 +77,42 @@ class Tried(Protocol):
     bound_s: float
     found: Synthesis | None
     fits: bool
+    impossible: bool
 
     @property
     def cost_s(self) -> float:
         """What its plan costs; infinite where there is none."""
         ...
+
+
+_Part = TypeVar("_Part", bound=Tried)
+
+
+def raised_in_turn(
+    parts: Sequence[_Part], wanted_s: float, cost_s: float, raised: Callable[[_Part], float]
+) -> float:
+    """What no plan that fits costs less than: the bounds of the parts, the least one raised time and again.
+
+    Until all are as high as wanted or the least one cannot be raised.
+
+    Args:
+        parts: those found to be impossible do not count.
+        wanted_s: bounds that are this high are not raised.
+        cost_s: of a plan that fits.
+        raised: a part's bound with more effort, no lower than it is; the part may turn out to be impossible.
+    """
+    queue = [(part.bound_s, number) for number, part in enumerate(parts) if not part.impossible]
+    heapq.heapify(queue)
+    while queue and queue[0][0] < wanted_s:
+        bound_s, number = heapq.heappop(queue)
+        part = parts[number]
+        part.bound_s = raised(part)
+        if part.impossible:
+            continue
+        heapq.heappush(queue, (part.bound_s, number))
+        if part.bound_s <= bound_s:
+            break
+    return min([cost_s, *(bound_s for bound_s, _ in queue)])
 
 
 def unused(fleet: Fleet, best: Tried, parts: Sequence[Tried]) -> tuple[tuple[Members, str], ...]:

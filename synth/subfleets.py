@@ -30,7 +30,7 @@ from shardwright.synth.fallback import best_baseline, fits, fitting
 from shardwright.synth.memory.budgets import Limits
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.part import FAR_ABOVE, Part, bounded_at_once, parts_of
-from shardwright.synth.parts import Members, Tried, unused
+from shardwright.synth.parts import Members, Tried, raised_in_turn, unused
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Look
 from shardwright.synth.search.solve import SpaceSolver
@@ -235,27 +235,17 @@ class Choosing:
         Args:
             cost_s: of a plan that fits.
         """
-        made = [part for part in self._parts if not part.impossible]
-        queue = [(part.bound_s, number) for number, part in enumerate(made)]
-        heapq.heapify(queue)
-        while queue and queue[0][0] < cost_s * (1 - ENOUGH):
-            bound_s, number = heapq.heappop(queue)
-            part = made[number]
-            if self._lacks_room(part, sure=True):
-                part.impossible = True
-                continue
-            part.bound_s = raised = self._raised(part, bound_s, cost_s)
-            heapq.heappush(queue, (raised, number))
-            if raised <= bound_s:
-                break
-        return min([cost_s, *(bound_s for bound_s, _ in queue)])
+        return raised_in_turn(
+            self._parts, cost_s * (1 - ENOUGH), cost_s, lambda part: self._raised(part, cost_s)
+        )
 
-    def _raised(self, part: Part, bound_s: float, cost_s: float) -> float:
+    def _raised(self, part: Part, cost_s: float) -> float:
         """A part's bound of plans that fit, raised if that can be."""
-        if part.free is None:
-            return bound_s
+        raised = part.bound_s
+        part.impossible = self._lacks_room(part, sure=True)
+        if part.impossible or part.free is None:
+            return raised
         turns, free_s, enough_s = part.free.turns, part.free.found.cost_s, (1 - ENOUGH) * cost_s
-        raised = bound_s
         with self._timer.search():
             # Memory aside, nothing is bounded above what costs least without a limit of it.
             if len(part.model.counts) > 1 and raised < (1 - ENOUGH) * free_s:

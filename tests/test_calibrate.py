@@ -223,7 +223,8 @@ def test_real_ranks_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "LARGE", (1, 64, 64, 64))
     monkeypatch.setattr(cases, "PIECES", (("mlp", (2, 8, 16, 32)), ("attention", (2, 8, 16, 2, 8))))
     monkeypatch.setattr(cases, "UPDATES", (("adam", (2, 8, 8)),))
-    found = calibrate(2, force=True, rounds=3, patience_s=0.0)
+    monkeypatch.setattr(cases, "REDUCTIONS", ((64, 128),))
+    found = calibrate(2, force=True, rounds=2, patience_s=0.0)
     assert len(found.fleet.devices) == 2
     assert all(d.type.measured and d.type.float32_flop_per_s > 1e7 for d in found.fleet.devices)
     assert found.between is not None and all(fit.link.ranges for fit in found.between.strategies)
@@ -240,11 +241,13 @@ from mpi4py import MPI
 comm = MPI.COMM_WORLD
 socket.gethostname = lambda: f"host{comm.rank // 2}"
 import shardwright.fleets.calibrate as module
+import shardwright.backends.measuring.timing as timing
 import shardwright.fleets.calibration_cases as cases
+timing.COLD_BYTES, cases.REDUCTIONS = 1 << 16, ((8, 8),)
 cases.SIZES, cases.WIDTHS, cases.SKEWS = (1 << 10, 1 << 12, 1 << 14), (256,), ()
 cases.PRODUCTS, cases.LARGE = cases.PRODUCTS[:3], (1, 64, 64, 64)
 cases.PIECES, cases.UPDATES = (), ()
-found = module.calibrate(4, comm=comm, force=True, rounds=3, patience_s=0.0)
+found = module.calibrate(4, comm=comm, force=True, rounds=2, patience_s=0.0)
 fleet = found.fleet
 assert [len(node.devices) for node in fleet.nodes] == [2, 2] and fleet.network is not None
 assert all(node.link is not None and node.link.strategies for node in fleet.nodes)

@@ -1,4 +1,4 @@
-"""What instructions cost on two mesh axes, and prices at settled ratios; see `cost/grid/prices.py`."""
+"""What instructions cost on two mesh axes; see `cost/grid/prices.py`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.bill import Pricing
 from shardwright.cost.fleet import Fleet, Link, Node
-from shardwright.cost.grid.kernels import Kernels, KnownWays, Ways, grid_cut
+from shardwright.cost.grid.kernels import Kernels, KnownWays, Ways
 from shardwright.cost.grid.prices import (
     FEATURES,
     ONE,
@@ -23,8 +22,6 @@ from shardwright.cost.grid.prices import (
     RQ2,
     WHOLE,
     GridCost,
-    GridCut,
-    GridShares,
     Mesh,
     Q,
     R,
@@ -34,15 +31,14 @@ from shardwright.cost.kernels.contractions import Sizes, even_share
 from shardwright.cost.lines import ALIASES, Traffic
 from shardwright.cost.model import CostModel
 from shardwright.cost.moves import STAGED, strategies
-from shardwright.cost.share_cost import CostStack, Floats, ShareCost
+from shardwright.cost.share_cost import CostStack, Floats
 from shardwright.cost.subfleet import subfleet
 from shardwright.cost.topology import Topology
 from shardwright.ir.collectives import Step, step
 from shardwright.ir.collectives import registry as collectives
-from shardwright.ir.graph import Equation, Form, TensorType
+from shardwright.ir.graph import Equation, TensorType
 from shardwright.ir.placement import Placement, Shard, components, node_members
-from shardwright.ir.program import Program, nodes_of
-from shardwright.ir.registry import registry, rule_of
+from shardwright.ir.registry import registry
 from shardwright.ir.rules import Rule, Signature, flop_count
 
 
@@ -353,52 +349,3 @@ def _placed(
 def _is_product(equation: Equation) -> bool:
     op = registry().get(equation.primitive)
     return op is not None and op.kind == "contraction"
-
-
-class Settled:
-    """Prices at ratios that are settled, as bills of a step's programs ask for them: seconds of every class.
-
-    Equal instructions, as repeated layers have them, are priced once.
-
-    Args:
-        grid: prices.
-        ratios: share of every device.
-    """
-
-    def __init__(self, grid: GridModel, ratios: Sequence[float]) -> None:
-        self._grid = grid
-        self._shares = GridShares(ratios, grid.mesh)
-        self._kernels: dict[tuple[int, Signature, Traffic], tuple[Form, ShareCost]] = {}
-        self._moves: dict[tuple[str, str, TensorType, Placement, Placement], ShareCost] = {}
-
-    def kernel(self, equation: Equation, signature: Signature, traffic: Traffic) -> ShareCost:
-        """Seconds of one equation on every class."""
-        key = id(equation.form), signature, traffic
-        known = self._kernels.get(key)
-        if known is None:
-            found = self._grid.kernels(equation, rule_of(equation), (signature,), traffic)
-            # What is remembered by identity is kept, lest something else comes to have it.
-            known = equation.form, self._fixed(GridCost(found.terms[0]), found.cuts[0])
-            self._kernels[key] = known
-        return known[1]
-
-    def move(
-        self, kind: str, strategy: str, tensor: TensorType, pre: Placement, post: Placement
-    ) -> ShareCost:
-        """Seconds of one move on every class."""
-        key = kind, strategy, tensor, pre, post
-        found = self._moves.get(key)
-        if found is None:
-            cost = self._grid.move(kind, strategy, tensor, pre, post)
-            found = self._moves[key] = self._fixed(cost, grid_cut((tensor, tensor), (pre, post)))
-        return found
-
-    def _fixed(self, cost: GridCost, cut: GridCut) -> ShareCost:
-        slowest = np.zeros(cost.terms.shape[2])
-        np.maximum.at(slowest, self._grid.mesh.class_of, self._shares.per_device(cost, cut))
-        return ShareCost.fixed(slowest.tolist())
-
-
-def pricing(program: Program, model: CostModel, ratios: Sequence[float]) -> Pricing:
-    """What prices the instructions of a program at some ratios, on one mesh axis or on two."""
-    return model if nodes_of(program) is None else Settled(GridModel(model), ratios)

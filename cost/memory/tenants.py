@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from shardwright.cost.lines import ALIASES
+from shardwright.cost.memory.stretches import cut_at_exchanges, exchanges
 from shardwright.cost.memory.written import Written
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.collectives import registry
@@ -18,7 +19,6 @@ from shardwright.ir.placement import Placement, R, cuts
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
 from shardwright.ir.regions import entering
 from shardwright.ir.registry import registry as operations
-from shardwright.ir.repeated import begins_again, repeats
 from shardwright.ir.wires import Number, apart, wires
 
 #: Bytes of a tensor in a placement: fixed, and times a device's share (one for each of a program's ratios).
@@ -92,7 +92,7 @@ class _Walk:
         self.program, self.graph, self.held, self.size, self.top = program, graph, held, size, top
         self.types, self.host = value_types(graph), uses_host(graph)
         self.end = len(program.instructions)
-        self.stretches, self.ends = _stretches(program, graph)
+        self.stretches, self.ends = cut_at_exchanges(program, graph)
         self.wires = wires(program, graph)
         given = len(graph.inputs) + len(graph.constants)
         self.tenants = _Tenants(given + sum(map(len, self.wires.makes)))
@@ -136,7 +136,7 @@ class _Walk:
                 else:
                     of_given = False
                     if number in light:
-                        talks = isinstance(instruction, Loop) or _exchanges(instruction, graph)
+                        talks = isinstance(instruction, Loop) or exchanges(instruction, graph)
                         light[number][1].add(-1 if talks else stretch)
             self.reads.append(read)
             made = range(len(stretch_of), len(stretch_of) + len(makes))
@@ -264,7 +264,7 @@ class _Walk:
 
     def _bodies(self, time: int, loop: Loop) -> None:
         equation = self.graph.equations[loop.equation]
-        helds, hosted = self.held.regions[loop.equation], _exchanges(loop, self.graph)
+        helds, hosted = self.held.regions[loop.equation], exchanges(loop, self.graph)
         ends = zip(loop.bodies, equation.regions, helds, strict=True)
         for number, (body, inside, held) in enumerate(ends):
             peaks = front(moments(body, inside, held, top=False, size=self.size))
@@ -274,8 +274,26 @@ class _Walk:
 
     def moments(self) -> Floats:
         """(time, columns of a `Size`): bytes while each instruction runs."""
-        tenants, end = self.tenants, self.end
-        first, last = tenants.first, tenants.last
+        end = self.end
+        self._stay()
+        change = np.zeros((end + 2, len(self.size(_NOTHING, R))))
+        if self.top:
+            given = [(v.index, p) for v, p in zip(self.graph.inputs, self.program.inputs, strict=True)]
+            for index, placement in (*given, *((v.index, R) for v in self.graph.constants)):
+                change[0] += self.size(self.types[index], placement)
+        rows = self._rows()
+        if rows:
+            table = np.array(rows)
+            np.add.at(change, table[:, 0].astype(np.intp), table[:, 2:])
+            np.subtract.at(change, np.minimum(table[:, 1].astype(np.intp), end + 1), table[:, 2:])
+        over_time = change.cumsum(axis=0)[: end + 1]
+        # While a loop runs, what it stacks up is allocated already.
+        extra = [over_time[time] + inside for time, inside in self.inner]
+        return np.concatenate([over_time, *extra])
+
+    def _stay(self) -> None:
+        """What leaves its stretch, or is handed out, stays for longer than it is read."""
+        tenants, end, last = self.tenants, self.end, self.tenants.last
         for number in tenants.leaves:
             if last[number] >= 0 and end:
                 # Outside of the stretch that makes it, it is there as long as whole stretches run.
@@ -285,26 +303,12 @@ class _Walk:
                 if key in self.current:
                     for number in tenants.sources[self.current[key]]:
                         last[number] = end
-        taken: set[int] = set()
-        after: dict[int, int] = {}
-        for number, sources, time in tenants.over:
-            for source in sources:
-                if (
-                    last[source] == time
-                    and source not in taken
-                    and source not in tenants.leaves
-                    and tenants.size[source] == tenants.size[number]
-                    and first[source] >= 0
-                ):
-                    taken.add(source)
-                    after[number] = time + 1
-                    break
+
+    def _rows(self) -> list[tuple[float, ...]]:
+        """From when to when a tenant or something beside them is in memory, and its bytes."""
+        tenants, end = self.tenants, self.end
+        first, last, after = tenants.first, tenants.last, self._written_over()
         starts = {stretch: time for time, stretch in reversed(list(enumerate(self.stretches)))}
-        change = np.zeros((end + 2, len(self.size(_NOTHING, R))))
-        if self.top:
-            given = [(v.index, p) for v, p in zip(self.graph.inputs, self.program.inputs, strict=True)]
-            for index, placement in (*given, *((v.index, R) for v in self.graph.constants)):
-                change[0] += self.size(self.types[index], placement)
         rows: list[tuple[float, ...]] = []
         for number, nbytes in self._taken_over():
             rows.append((starts[tenants.stretch[number]], end + 1, *(-n for n in nbytes)))
@@ -317,14 +321,24 @@ class _Walk:
             if begin <= last[number]:
                 rows.append((begin, last[number] + 1, *tenants.size[number]))
         rows.extend((begin, until + 1, *size) for begin, until, size in self.beside)
-        if rows:
-            table = np.array(rows)
-            np.add.at(change, table[:, 0].astype(np.intp), table[:, 2:])
-            np.subtract.at(change, np.minimum(table[:, 1].astype(np.intp), end + 1), table[:, 2:])
-        over_time = change.cumsum(axis=0)[: end + 1]
-        # While a loop runs, what it stacks up is allocated already.
-        extra = [over_time[time] + inside for time, inside in self.inner]
-        return np.concatenate([over_time, *extra])
+        return rows
+
+    def _written_over(self) -> dict[int, int]:
+        """Tenants that are written over what nobody reads any more, and when they count as their own."""
+        tenants, taken, after = self.tenants, set[int](), dict[int, int]()
+        for number, sources, time in tenants.over:
+            for source in sources:
+                if (
+                    tenants.last[source] == time
+                    and source not in taken
+                    and source not in tenants.leaves
+                    and tenants.size[source] == tenants.size[number]
+                    and tenants.first[source] >= 0
+                ):
+                    taken.add(source)
+                    after[number] = time + 1
+                    break
+        return after
 
     def _taken_over(self) -> Iterator[tuple[int, Bytes]]:
         """Tenants that are written over donated state, with its size; see `shardwright.ir.donation`."""
@@ -334,7 +348,7 @@ class _Walk:
         through_loops = {
             number
             for instruction, read in zip(self.program.instructions, self.reads, strict=True)
-            if isinstance(instruction, Loop) and _exchanges(instruction, self.graph)
+            if isinstance(instruction, Loop) and exchanges(instruction, self.graph)
             for number in read
         }
         pairs: dict[int, dict[int, int]] = {}
@@ -357,41 +371,6 @@ class _Walk:
         for stretch, mine in pairs.items():
             for after in in_time(lines[stretch], mine):
                 yield after, tenants.size[after]
-
-
-def _stretches(program: Program, graph: Graph) -> tuple[list[int], list[int]]:
-    """The stretch that every instruction is in, an exchange being one of its own; and where each ends.
-
-    What is computed again begins a stretch, too: it is compiled apart from what it repeats.
-    """
-    found: list[int] = []
-    ends: list[int] = [0]
-    start, before = 0, False
-    changed = repeats(graph) or uses_host(graph)
-    for time, instruction in enumerate(program.instructions):
-        exchanges = not isinstance(instruction, Compute) and _exchanges(instruction, graph)
-        again = changed and not exchanges
-        again = again and begins_again(instruction, graph, program.instructions[start:time])
-        if time and (exchanges or before or again):
-            ends.append(time)
-            start = time
-        ends[-1] = time
-        found.append(len(ends) - 1)
-        before = exchanges
-    return found, ends
-
-
-def _exchanges(instruction: Instruction, graph: Graph) -> bool:
-    """Whether it is an exchange, or a loop that the host runs: it exchanges, or computes something again."""
-    if isinstance(instruction, Move):
-        return not registry()[instruction.kind].local
-    if isinstance(instruction, Loop):
-        regions = graph.equations[instruction.equation].regions
-        pairs = zip(instruction.bodies, regions, strict=True)
-        return any(map(repeats, regions)) or any(
-            _exchanges(inner, region) for body, region in pairs for inner in body.instructions
-        )
-    return False
 
 
 def _union(sources: list[tuple[int, ...]]) -> tuple[int, ...]:

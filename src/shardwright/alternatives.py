@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardwright.cost.bill import Item, Tally, bill
-from shardwright.cost.grid.model import GridModel, pricing
+from shardwright.cost.grid.model import GridModel
+from shardwright.cost.grid.settled import pricing
 from shardwright.cost.quantity import size
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Value

@@ -13,7 +13,7 @@ from shardwright.attach import types_of
 from shardwright.cost.bill import Item
 from shardwright.cost.drift import comparing_s, with_comparisons
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.grid.model import pricing
+from shardwright.cost.grid.settled import pricing
 from shardwright.cost.memory.liveness import Peaks
 from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import Timeline, predict, timed_bill

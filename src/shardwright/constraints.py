@@ -10,7 +10,8 @@ from re import sub
 from typing import TypeAlias
 
 from shardwright.cost.bill import bill, seconds
-from shardwright.cost.grid.model import GridModel, Settled
+from shardwright.cost.grid.model import GridModel
+from shardwright.cost.grid.settled import Settled
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import InputError, PlanError, ProgramError
 from shardwright.ir.graph import Graph, TensorType, Value

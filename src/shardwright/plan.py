@@ -18,7 +18,7 @@ from shardwright.attach import as_planned, attached
 from shardwright.backends.schedule.document import Planned
 from shardwright.cost.bill import Item, bill
 from shardwright.cost.drift import with_comparisons
-from shardwright.cost.grid.model import pricing
+from shardwright.cost.grid.settled import pricing
 from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import Timeline, timed_bill, timeline
 from shardwright.execute import CompiledStep, concrete, run_options

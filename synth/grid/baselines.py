@@ -14,8 +14,9 @@ import numpy as np
 
 from shardwright.cost.bill import bill, seconds
 from shardwright.cost.drift import with_comparisons
-from shardwright.cost.grid.model import GridModel, Settled
+from shardwright.cost.grid.model import GridModel
 from shardwright.cost.grid.prices import GridShares
+from shardwright.cost.grid.settled import Settled
 from shardwright.cost.memory.liveness import peaks_by_device
 from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import predict, timed_bill

@@ -30,7 +30,7 @@ from shardwright.synth.grid.alternate import GridSearch, is_mesh
 from shardwright.synth.grid.pricing import GridPriceList, KnownMoves
 from shardwright.synth.grid.solve import Solvers
 from shardwright.synth.memory.rent import too_small
-from shardwright.synth.parts import Members, Tried, unused
+from shardwright.synth.parts import Members, Tried, raised_in_turn, unused
 from shardwright.synth.programs.judge import Look
 from shardwright.synth.shares.bounds import ENOUGH
 from shardwright.synth.space.conversions import Domains
@@ -294,20 +294,17 @@ class GridChoosing:
         Args:
             cost_s: of a plan that fits.
         """
-        made = [part for part in self._parts if not part.impossible]
-        queue = [(part.bound_s, number) for number, part in enumerate(made)]
-        heapq.heapify(queue)
-        while queue[0][0] < cost_s * (1 - WIDE) and not self._timer.late():
-            bound_s, number = heapq.heappop(queue)
-            part = made[number]
+        wanted_s = cost_s * (1 - WIDE)
+
+        def raised(part: _Part) -> float:
+            if self._timer.late():
+                return part.bound_s
             while part.looked < 2:
                 self._look_at(part, cost_s)
             assert part.search is not None, "it was looked at"
-            part.bound_s = max(bound_s, part.search.sharpened(cost_s * (1 - WIDE)))
-            heapq.heappush(queue, (part.bound_s, number))
-            if part.bound_s <= bound_s:
-                break
-        return min(cost_s, queue[0][0])
+            return max(part.bound_s, part.search.sharpened(wanted_s))
+
+        return raised_in_turn(self._parts, wanted_s, cost_s, raised)
 
     def estimate_s(self, members: Members) -> float:
         """About what arithmetic takes at least on some devices, by what it takes on all of them."""

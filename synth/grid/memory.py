@@ -19,7 +19,8 @@ from typing import Protocol
 import numpy as np
 
 from shardwright.cost.bill import Item, bill
-from shardwright.cost.grid.model import GridModel, Settled
+from shardwright.cost.grid.model import GridModel
+from shardwright.cost.grid.settled import Settled
 from shardwright.cost.memory.liveness import Peaks, peaks_by_device, stored
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph, Value, value_types

@@ -160,36 +160,20 @@ def _alive(
         elsewhere: values that do not count: their memory is another's.
     """
     equations = graph.equations
-    made = {value: equation for equation in equations for value in equation.outputs}
-    values = _apart(graph, list(made), held.values, elsewhere)
     makers = {value: equation.index for equation in equations for value in equation.outputs}
-    before_of = [[makers[v] for v in equation.input_values if v in makers] for equation in equations]
-    last_readers: dict[Value, list[int]] = {}
-    for equation in equations:
-        if equation.outputs and all(value.index in held.same for value in equation.outputs):
-            continue  # computed already
-        if is_reload(equation):
-            continue  # what it reads may be in host memory until then
-        for value in equation.input_values:
-            last_readers.setdefault(value, []).append(equation.index)
+    values = _apart(graph, list(makers), held.values, elsewhere)
+    readers = _readers(graph, held)
     # Sets of moments as bits: those before which an equation must have run, and those that it waits for.
-    before, over = [0] * len(equations), [0] * len(equations)
+    at, over = [0] * len(equations), [0] * len(equations)
     for bit, z in enumerate(moments):
-        before[makers[z]] |= 1 << bit
+        at[makers[z]] |= 1 << bit
         if z.index in held.over:
             over[makers[z]] |= 1 << bit
-    after = before.copy()
-    for number in range(len(equations) - 1, -1, -1):
-        if before[number]:
-            for source in before_of[number]:
-                before[source] |= before[number]
-    for number, sources in enumerate(before_of):
-        for source in sources:
-            after[number] |= after[source]
+    before, after = _spread(equations, makers, at)
     alive: list[list[Value]] = [[] for _ in moments]
     for value in values:
         waiting = 0
-        for reader in last_readers.get(value, ()):
+        for reader in readers.get(value, ()):
             waiting |= after[reader] & ~over[reader]
         both = before[makers[value]] & waiting
         if both:
@@ -197,3 +181,38 @@ def _alive(
                 if both >> bit & 1:
                     mine.append(value)
     return [tuple(mine) for mine in alive]
+
+
+def _readers(graph: Graph, held: Written) -> dict[Value, list[int]]:
+    """The equations for which a value must be in memory until they run."""
+    found: dict[Value, list[int]] = {}
+    for equation in graph.equations:
+        if equation.outputs and all(value.index in held.same for value in equation.outputs):
+            continue  # computed already
+        if is_reload(equation):
+            continue  # what it reads may be in host memory until then
+        for value in equation.input_values:
+            found.setdefault(value, []).append(equation.index)
+    return found
+
+
+def _spread(
+    equations: Sequence[Equation], makers: Mapping[Value, int], at: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Of every equation the moments that wait for it, and those that it waits for, its own among both.
+
+    Args:
+        equations: in an order in which they may run.
+        makers: the equation that makes a value.
+        at: the moments at which an equation runs, as bits.
+    """
+    sources_of = [[makers[v] for v in equation.input_values if v in makers] for equation in equations]
+    before, after = list(at), list(at)
+    for number in range(len(equations) - 1, -1, -1):
+        if before[number]:
+            for source in sources_of[number]:
+                before[source] |= before[number]
+    for number, sources in enumerate(sources_of):
+        for source in sources:
+            after[number] |= after[source]
+    return before, after

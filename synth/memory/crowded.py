@@ -18,6 +18,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -163,64 +164,88 @@ def uncrowded(
     return best, memory
 
 
+@dataclass(slots=True)
+class _Cheapest:
+    """The cheapest program found that fits and costs less than `least_s`, which it lowers."""
+
+    least_s: float
+    look: _Look | None = None
+
+    def consider(self, here: _Look) -> None:
+        if here.found.fits and here.found.cost_s < self.least_s * (1 - 1e-9):
+            self.look, self.least_s = here, here.found.cost_s
+
+
+#: A program that is too large, and the rents under which it is the best.
+_Near: TypeAlias = tuple[_Look, Mapping[int, float]]
+
+
 def _searched(search: _Crowds, unit_s: float, least_s: float) -> _Look | None:
     """The cheapest program found that fits and costs less than `least_s`."""
+    best = _Cheapest(least_s)
+    near = _under_rents(search, unit_s, best)
+    if near is not None and near[0].found.over <= _LITTLE and near[0].found.cost_s < best.least_s:
+        best.consider(_adjusted(search, near[0]))
+    for _ in range(_NEAR):
+        # What fits is no cheaper than what nearly does.
+        if near is None or near[0].found.cost_s >= best.least_s:
+            break
+        if near[0].found.over > _LITTLE or search.turns.stop():
+            break
+        near = _beside(search, *near, unit_s, best)
+    return best.look
+
+
+def _under_rents(search: _Crowds, unit_s: float, best: _Cheapest) -> _Near | None:
+    """Raise the rents of what is in the way, and lower all where nothing is; the best that is too large."""
     rents: dict[int, float] = defaultdict(float)
-    best: _Look | None = None
-    near: tuple[_Look, Mapping[int, float]] | None = None
+    near: _Near | None = None
     last: _Look | None = None
-    step, same, stop = _STEP, 0, search.turns.stop
-
-    def considered(here: _Look) -> None:
-        nonlocal best, least_s
-        if here.found.fits and here.found.cost_s < least_s * (1 - 1e-9):
-            best, least_s = here, here.found.cost_s
-
+    step, same = _STEP, 0
     for rounds in range(_ROUNDS):
         here = search.look(rents)
-        considered(here)
+        best.consider(here)
         step, same = (step * _GROWTH, same + 1) if here is last else (_STEP, 0)
         last = here
         if not here.found.fits and (near is None or _badness(here) < _badness(near[0])):
             near = here, dict(rents)
-        far = near is not None and near[0].found.over > _FAR and best is None
-        if stop() or (rounds + 1 >= _FEW_ROUNDS and (far or same >= _FEW_ROUNDS)):
+        far = near is not None and near[0].found.over > _FAR and best.look is None
+        if search.turns.stop() or (rounds + 1 >= _FEW_ROUNDS and (far or same >= _FEW_ROUNDS)):
             break
         if here.found.fits:
             rents = defaultdict(float, {value: _LESS ** (1 + same) * each for value, each in rents.items()})
-        elif here.found.cost_s >= least_s:
+        elif here.found.cost_s >= best.least_s:
             break  # under more rent nothing is cheaper
         for nbytes, mine in here.crowds:
             more_s = step * max(nbytes / here.limit - 1, _LEAST) * unit_s / here.limit
             for value in mine:
                 rents[value] += more_s
-    if near is not None and near[0].found.over <= _LITTLE and near[0].found.cost_s < least_s:
-        considered(_adjusted(search, near[0]))
-    for _ in range(_NEAR):
-        # What fits is no cheaper than what nearly does.
-        if near is None or near[0].found.cost_s >= least_s or near[0].found.over > _LITTLE or stop():
+    return near
+
+
+def _beside(
+    search: _Crowds, here: _Look, under: Mapping[int, float], unit_s: float, best: _Cheapest
+) -> _Near | None:
+    """Make each of the large tensors in the way much dearer; what then is nearer to fitting, if anything."""
+    near: _Near | None = None
+    nbytes, mine = max(here.crowds, key=lambda crowd: crowd[0])
+    lacking = nbytes - here.limit
+    large = sorted((value for value in mine if mine[value] >= _PART * lacking), key=lambda v: (-mine[v], v))
+    for choice in list(dict.fromkeys(search.choice_of[value] for value in large))[:_TENSORS]:
+        dearer = dict(under)
+        for value in search.values[choice]:
+            more_s = _DEARER * unit_s / max(value.type.nbytes, 1)
+            dearer[value.index] = dearer.get(value.index, 0.0) + more_s
+        other = search.look(dearer)
+        best.consider(other)
+        less = 1 < other.found.over < here.found.over
+        if other.found.over <= _LITTLE and other.found.cost_s < best.least_s:
+            best.consider(_adjusted(search, other))
+        if less and (near is None or _badness(other) < _badness(near[0])):
+            near = other, dearer
+        if search.turns.stop():
             break
-        (here, under), near = near, None
-        nbytes, mine = max(here.crowds, key=lambda crowd: crowd[0])
-        lacking = nbytes - here.limit
-        large = sorted(
-            (value for value in mine if mine[value] >= _PART * lacking), key=lambda v: (-mine[v], v)
-        )
-        for choice in list(dict.fromkeys(search.choice_of[value] for value in large))[:_TENSORS]:
-            dearer = dict(under)
-            for value in search.values[choice]:
-                more_s = _DEARER * unit_s / max(value.type.nbytes, 1)
-                dearer[value.index] = dearer.get(value.index, 0.0) + more_s
-            other = search.look(dearer)
-            considered(other)
-            less = 1 < other.found.over < here.found.over
-            if other.found.over <= _LITTLE and other.found.cost_s < least_s:
-                considered(_adjusted(search, other))
-            if less and (near is None or _badness(other) < _badness(near[0])):
-                near = other, dearer
-            if stop():
-                break
-    return best
+    return near
 
 
 def _adjusted(search: _Crowds, here: _Look) -> _Look:

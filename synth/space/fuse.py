@@ -10,7 +10,7 @@ one tensor and hands it to the latter alone, so that reducing before or after it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -98,6 +98,36 @@ def fuse(graph: Graph, may_sum: Callable[[Value], bool]) -> Fusion:
     handed_out = {atom for atom in graph.outputs if isinstance(atom, Value)}
 
     fusible, together = _passing(graph, may_sum, readers, handed_out)
+    of_equation: dict[Equation, FusedClass] = {}
+    of_value: dict[Value, FusedClass] = {}
+    for equations in _groups(fusible, together):
+        merged = FusedClass(tuple(equations), fusible[equations[0]])
+        for equation in equations:
+            of_equation[equation] = of_value[equation.outputs[0]] = merged
+    users = _users(readers, handed_out, of_equation)
+    for value, using in users.items():
+        inside = of_value.get(value)
+        if inside is None and len(using) == 1 and type(using[0]) is FusedClass:
+            merged = using[0]
+            if all(value in together[e] for e in readers[value]):
+                of_value[value] = inside = merged
+        for user in using:
+            if user is not inside and type(user) is FusedClass:
+                each = (inside if of_equation.get(e) is inside else e for e in readers[value])
+                users[value] = (*dict.fromkeys(each), *(None,) * (value in handed_out))
+                break
+    return Fusion(of_equation, of_value, users)
+
+
+def _groups(
+    fusible: Mapping[Equation, bool], together: Mapping[Equation, Sequence[Value]]
+) -> Iterable[list[Equation]]:
+    """Equations that hand each other tensors and alike pass a Partial(sum) or do not.
+
+    Args:
+        fusible: the equations that may be merged, in order, and whether a Partial(sum) may pass.
+        together: the operands that each could share a class with.
+    """
     producer = {equation.outputs[0]: equation for equation in fusible}
     parent: dict[Equation, Equation] = dict(zip(fusible, fusible, strict=True))
 
@@ -116,29 +146,10 @@ def fuse(graph: Graph, may_sum: Callable[[Value], bool]) -> Fusion:
             if before is not None and fusible[before] is passes:
                 root = find(before)
                 parent[mine] = mine = root
-
     members: dict[Equation, list[Equation]] = {}
     for equation in fusible:
         members.setdefault(find(equation), []).append(equation)
-    of_equation: dict[Equation, FusedClass] = {}
-    of_value: dict[Value, FusedClass] = {}
-    for root, equations in members.items():
-        merged = FusedClass(tuple(equations), fusible[root])
-        for equation in equations:
-            of_equation[equation] = of_value[equation.outputs[0]] = merged
-    users = _users(readers, handed_out, of_equation)
-    for value, using in users.items():
-        inside = of_value.get(value)
-        if inside is None and len(using) == 1 and type(using[0]) is FusedClass:
-            merged = using[0]
-            if all(value in together[e] for e in readers[value]):
-                of_value[value] = inside = merged
-        for user in using:
-            if user is not inside and type(user) is FusedClass:
-                each = (inside if of_equation.get(e) is inside else e for e in readers[value])
-                users[value] = (*dict.fromkeys(each), *(None,) * (value in handed_out))
-                break
-    return Fusion(of_equation, of_value, users)
+    return members.values()
 
 
 def _passing(

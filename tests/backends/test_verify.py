@@ -170,3 +170,15 @@ def test_error_of_a_tensor(got: Any, wanted: Any, tensor: TensorType, error: flo
 def test_error_against_zero_is_large() -> None:
     assert rel_error(jnp.ones(2), jnp.zeros(2), F32) > 1.0
     assert rel_error(jnp.ones(2), jnp.zeros(2), F32, terms=1e6) == pytest.approx(1e-6)
+
+
+def test_functions_are_shared_whatever_their_arguments_hold() -> None:
+    compiler = compiling.Compiler(compiling.QUICK)
+
+    def shared(factor: int, x: Any) -> Any:
+        return compiler.share(lambda x: x * factor, (x,))
+
+    first = shared(2, jnp.arange(3.0))
+    assert shared(2, jnp.ones(3)) is first
+    assert first not in (shared(3, jnp.ones(3)), shared(2, jnp.ones(4)))
+    assert len(compiler) == 3

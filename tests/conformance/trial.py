@@ -120,12 +120,10 @@ class Trial:
                     jax.random.wrap_key_data(stretch, impl=jax.random.key_impl(whole))
                     for stretch in stretches
                 ]
-            return [jax.numpy.asarray(stretch) for stretch in stretches]
+            return [jax.device_put(stretch) for stretch in stretches]
         if isinstance(placement, Partial):
             idle = [ratio == 0 for ratio in self.ratios]
-            return [
-                jax.numpy.asarray(part) for part in parts(placement.op, np.asarray(whole), idle, self.rng)
-            ]
+            return [jax.device_put(part) for part in parts(placement.op, np.asarray(whole), idle, self.rng)]
         return [whole] * len(self.ratios)
 
     def evaluate(self, signature: Signature, device: int) -> list[np.ndarray]:

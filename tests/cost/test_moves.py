@@ -10,72 +10,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from move_cases import CPU, MOVES, PLACEMENTS, even, fleets, price, shares_of
 
-from shardwright.cost.device import DeviceType
-from shardwright.cost.fleet import TRANSPORTS, Fleet, Link, Node
+from shardwright.cost.fleet import Fleet, Link
 from shardwright.cost.model import CostModel
 from shardwright.cost.moves import strategies
 from shardwright.cost.topology import ASSUMED_HOST_LINK, Pace, Topology
-from shardwright.ir.collectives import registry
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Partial, R, Shard
 
-CPU = {"name": "cpu", "flops": "20 GFLOP/s", "memory_bandwidth": "10 GB/s", "memory": "4 GB"}
-MOVES = [(kind, strategy) for kind, c in registry().items() if not c.local for strategy in c.strategies]
 #: Of properties that are checked for every strategy.
 few = settings(max_examples=25)
-PLACEMENTS = {
-    "all_gather": (Shard(0), R),
-    "all_reduce": (Partial(), R),
-    "reduce_scatter": (Partial(), Shard(0)),
-    "all_to_all": (Shard(0), Shard(1)),
-}
-
-_bandwidths, _latencies = st.floats(1e6, 1e12), st.floats(1e-9, 1e-3)
-_links = st.builds(Link, _bandwidths, _latencies)
-_types = st.sampled_from(
-    [
-        DeviceType("cpu", 1e10, 1e10, 10**9),
-        DeviceType("card", 1e13, 1e12, 10**10, sm_count=40),
-        DeviceType("other card", 1e12, 1e11, 10**10, sm_count=20),
-    ]
-)
-
-
-@st.composite
-def _nodes(draw: st.DrawFn) -> Node:
-    devices = tuple(draw(st.lists(_types, min_size=1, max_size=5)))
-    given = tuple(draw(st.none() | _links) for _ in devices)
-    uplink = draw(st.none() | _links)
-    return Node("", devices, draw(_links), uplink, draw(st.integers(1, 4)), given if any(given) else ())
-
-
-@st.composite
-def fleets(draw: st.DrawFn) -> Fleet:
-    """Unlike nodes of unlike devices on unlike links, by every transport; two devices at least."""
-    nodes = draw(
-        st.lists(_nodes(), min_size=1, max_size=4).filter(lambda n: sum(len(x.devices) for x in n) > 1)
-    )
-    nodes = [replace(node, name=f"n{i}") for i, node in enumerate(nodes)]
-    over = draw(st.floats(1, 4))
-    return Fleet("any", tuple(nodes), draw(_links), over, draw(st.sampled_from(TRANSPORTS)))
-
-
-def price(fleet: Fleet, move: tuple[str, str], size: int, shares: np.ndarray) -> np.ndarray:
-    """Seconds of every device at shares per device."""
-    model = CostModel(fleet)
-    cost = strategies()[move].price(model.topology, size, len(model.types))
-    return cost.per_device(shares, model.class_of)
-
-
-def shares_of(fleet: Fleet, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).dirichlet(np.full(len(fleet.devices), 0.3))
-
-
-def even(count: int, link: dict[str, str], network: dict[str, str] | None = None, nodes: int = 1) -> Fleet:
-    entry: dict[str, Any] = {"count": nodes, "devices": {"type": CPU, "count": count}, "link": link}
-    rest = {} if network is None else {"network": network}
-    return Fleet.from_dict({"name": "even", "nodes": [entry], **rest})
 
 
 def test_the_register_holds_what_programs_may_name() -> None:
@@ -300,114 +245,3 @@ def test_what_makes_no_sense_is_never_planned() -> None:
             cost = model.move(kind, "hierarchical", tensor, *PLACEMENTS[kind])
             assert np.isfinite(cost.exact(np.full(1, 0.25))) == sensible
             assert np.isfinite(cost.floor(model.counts)) == sensible
-
-
-# ---------------------------------------------------------------------------------------------------
-# Topology
-
-
-def lab(**more: Any) -> Fleet:
-    inside, across = (
-        {"bandwidth": "16 GB/s", "latency": "10 us"},
-        {"bandwidth": "8 Gbit/s", "latency": "30 us"},
-    )
-    nodes = [{"count": 2, "devices": {"type": CPU, "count": 4}, "link": inside, **more.pop("node", {})}]
-    return Fleet.from_dict({"name": "two", "nodes": nodes, "network": across, **more})
-
-
-def test_the_ring_is_as_slow_as_its_slowest_link() -> None:
-    two = Topology.of(lab())  # 8 Gbit/s are 1 GB/s, which the four devices of a node share
-    assert (two.devices, two.nodes, two.ring, two.across) == (8, 2, Pace(30e-6, 1e-9), Pace(30e-6, 1e-9))
-    assert two.outward.tolist() == [1e-9]
-    # Partners at distance 1 and 2 are in the same node; at distance 4 all four devices cross.
-    assert [r.pace for r in two.rounds] == [Pace(10e-6, 1 / 16e9)] * 2 + [Pace(30e-6, 4e-9)]
-    assert [r.crossing for r in two.rounds] == [0, 0, 4]
-    one = Topology.of(even(4, {"bandwidth": "16 GB/s", "latency": "10 us"}))
-    assert (one.ring, one.across, one.outward.tolist()) == (Pace(10e-6, 1 / 16e9), Pace(), [0.0])
-
-
-def test_uplinks_rails_and_oversubscription() -> None:
-    slow = {"bandwidth": "4 Gbit/s", "latency": "40 us"}
-    assert Topology.of(lab(node={"uplink": slow})).ring == Pace(40e-6, 2e-9)
-    railed = Topology.of(lab(node={"rails": 2}))
-    assert railed.ring == Topology.of(lab()).ring  # one stream uses one rail
-    assert railed.outward.tolist() == [0.5e-9]
-    assert railed.rounds[2].pace == Pace(30e-6, 2e-9)
-    assert Topology.of(lab(node={"rails": 8})).outward.tolist() == [0.25e-9]  # four devices use four of eight
-    narrow = Topology.of(lab(oversubscription=3))
-    assert narrow.ring == Pace(30e-6, 3e-9) and narrow.pair == Pace(30e-6, 1e-9)
-
-
-def test_folding_of_what_is_no_power_of_two() -> None:
-    topology = Topology.of(even(7, {"bandwidth": "1 GB/s", "latency": "10 us"}))
-    assert len(topology.rounds) == 2 and topology.fold is not None
-    assert Topology.of(even(8, {"bandwidth": "1 GB/s", "latency": "10 us"})).fold is None
-
-
-def test_staging_through_the_host() -> None:
-    card = {**CPU, "name": "card", "sms": 40}
-    link = {"bandwidth": "100 GB/s", "latency": "1 us"}
-
-    def fleet(transport: str, **more: Any) -> Fleet:
-        node = {"devices": {"type": card, "count": 2}, "link": link, **more}
-        return Fleet.from_dict({"name": "cards", "transport": transport, "nodes": [node]})
-
-    size, half = 10**9, np.full(1, 0.5)
-    staged, direct = CostModel(fleet("host-mpi")), CostModel(fleet("cuda-mpi"))
-    assert staged.topology.host == (Pace(10e-6, 1 / 12e9),)
-    assert direct.topology.host == (Pace(),)
-    tensor = TensorType((size // 4,), "float32")
-    # Two copies of whole tensors, and between hosts no faster than a copy.
-    wanted = 2 * (10e-6 + size / 12e9) + 2 * (1e-6 + size / 2 / 12e9)
-    assert staged.move("all_reduce", "ring", tensor, Partial(), R).exact(half) == pytest.approx(wanted)
-    wanted = (10e-6 + size / 2 / 12e9) + (10e-6 + size / 12e9) + 1e-6 + size / 2 / 12e9
-    assert staged.move("all_gather", "exact", tensor, Shard(0), R).exact(half) == pytest.approx(wanted)
-    wanted = 2 * (1e-6 + size / 2 / 100e9)
-    assert direct.move("all_reduce", "ring", tensor, Partial(), R).exact(half) == pytest.approx(wanted)
-    assert any("host link of card is assumed as 12 GB/s, 10 us" in a for a in staged.assumptions)
-    assert any("no backend here runs cuda-mpi" in a for a in direct.assumptions)
-    told = CostModel(fleet("host-mpi", host_link={"bandwidth": "24 GB/s", "latency": "5 us"}))
-    assert told.topology.host == (Pace(5e-6, 1 / 24e9),)
-    assert not any("host link" in a or "no backend" in a for a in told.assumptions)
-    # A device whose memory is the host's copies nothing.
-    assert CostModel(even(2, link)).topology.host == (Pace(),)
-
-
-def test_leaders_have_the_fastest_host_link() -> None:
-    slow, fast = ({"bandwidth": f"{x} GB/s", "latency": "5 us"} for x in (3, 20))
-    card = {**CPU, "name": "card", "sms": 40}
-    devices = [{"type": card, "count": 2, "host_link": slow}, {"type": card, "host_link": fast}]
-    fleet = lab(node={"devices": devices})
-    assert [len(c.members) for c in fleet.classes] == [4, 2]
-    wiring = Topology.of(fleet).wiring
-    assert (wiring.node_of, wiring.leaders) == ((0, 0, 0, 1, 1, 1), (2, 5))
-    assert wiring.groups(range(6)) == ((0, 1, 2), (3, 4, 5))
-    assert [wiring.leader(range(6), group) for group in wiring.groups(range(6))] == [2, 5]
-    assert wiring.groups((0, 1, 5)) == ((0, 1), (2,))
-    assert [wiring.leader((0, 1, 5), group) for group in ((0, 1), (2,))] == [0, 2]
-
-
-@given(fleet=fleets(), size=st.integers(1, 10**9), seed=st.integers(0, 2**32))
-def test_what_leaves_a_node_is_exact_at_even_nodes_and_never_below(
-    fleet: Fleet, size: int, seed: int
-) -> None:
-    fleet = replace(fleet, transport="nccl")
-    topology = Topology.of(fleet)
-    sizes = np.array([len(node.devices) for node in fleet.nodes])
-    narrow = fleet.oversubscription if len(fleet.nodes) > 1 else 0.0
-    outward = [
-        Pace.of(node.uplink or fleet.network, narrow).s_per_byte / min(node.rails, count)
-        for node, count in zip(fleet.nodes, sizes, strict=True)
-    ]
-    inside = [Pace.of(node.link).s_per_byte if len(node.devices) > 1 else 0.0 for node in fleet.nodes]
-    latency = (topology.devices - 1) * topology.ring.latency_s
-
-    def by_hand(shares: np.ndarray) -> float:
-        nodes = topology.per_node(shares)
-        own = np.array(inside)[topology.node_of] * shares * (1 - shares)
-        return latency + size * max((nodes * (1 - nodes) * outward).max(), own.max())
-
-    shares, move = shares_of(fleet, seed), ("all_to_all", "exact")
-    assert price(fleet, move, size, shares).max() >= by_hand(shares) * (1 - 1e-9)
-    even = (1 / len(sizes) / sizes)[topology.node_of]
-    assert price(fleet, move, size, even).max() == pytest.approx(by_hand(even))

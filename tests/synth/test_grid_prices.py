@@ -6,11 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
+from grid_cases import FLEETS, listed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from seeded import printed
-from test_grid import FLEETS, listed
 
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.grid.model import GridModel
@@ -143,7 +143,7 @@ def test_values_go_as_by_comparing_everything(seed: int, rare: float, some: int,
 
 _SCRIPT = """
 import shardwright
-from test_grid import FLEETS, arguments, train_step
+from grid_cases import FLEETS, arguments, train_step
 
 for name in ("1 + 3", "2 + 3, one of them mixed"):
     plan = shardwright.synthesize(train_step, *arguments(6000, 512), fleet=FLEETS[name], axes=2)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_grid import arguments, fleet, train_step
+from grid_cases import arguments, fleet, train_step
 
 import shardwright
 from shardwright.cost.device import DeviceType

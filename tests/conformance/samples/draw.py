@@ -41,18 +41,19 @@ class Draw:
             # Whatever is drawn, signs differ: within a tensor, and between the variants of a scalar.
             sign = np.where(np.arange(drawn.size) % 2 == self.variant, -1, 1)
             drawn = np.abs(drawn) * self.rng.permutation(sign).reshape(shape)
-        return jnp.asarray(drawn, dtype)
+        # Converted by numpy: JAX would compile that for every shape.
+        return jnp.asarray(np.asarray(drawn, dtype), dtype)
 
     def ints(self, *shape: int, low: int = -9, high: int = 9, dtype: Any = jnp.int32) -> jax.Array:
-        return jnp.asarray(self.rng.integers(low, high, shape, endpoint=True), dtype)
+        return jnp.asarray(np.asarray(self.rng.integers(low, high, shape, endpoint=True), dtype), dtype)
 
     def bits(self, *shape: int, dtype: Any = jnp.int32) -> jax.Array:
         """Integers over the whole range, at which arithmetic wraps around."""
         info = np.iinfo(dtype)
-        return jnp.asarray(self.rng.integers(info.min, info.max, shape, dtype=dtype, endpoint=True))
+        return jnp.asarray(self.rng.integers(info.min, info.max, shape, dtype=dtype, endpoint=True), dtype)
 
     def bools(self, *shape: int) -> jax.Array:
-        return jnp.asarray(self.rng.random(shape) < 0.5 if shape else self.variant == 1)
+        return jnp.asarray(self.rng.random(shape) < 0.5 if shape else self.variant == 1, bool)
 
     def complexes(self, *shape: int) -> jax.Array:
         return self.floats(*shape) + 1j * self.floats(*shape)

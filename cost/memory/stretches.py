@@ -1,0 +1,44 @@
+"""Where a program is cut at its exchanges, as liveness counts: what lies between two is compiled together."""
+
+from __future__ import annotations
+
+from shardwright.ir.collectives import registry
+from shardwright.ir.graph import Graph
+from shardwright.ir.host import uses_host
+from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
+from shardwright.ir.repeated import begins_again, repeats
+
+
+def cut_at_exchanges(program: Program, graph: Graph) -> tuple[list[int], list[int]]:
+    """The stretch that every instruction is in, an exchange being one of its own; and where each ends.
+
+    What is computed again begins a stretch, too: it is compiled apart from what it repeats.
+    """
+    found: list[int] = []
+    ends: list[int] = [0]
+    start, before = 0, False
+    changed = repeats(graph) or uses_host(graph)
+    for time, instruction in enumerate(program.instructions):
+        talks = not isinstance(instruction, Compute) and exchanges(instruction, graph)
+        again = changed and not talks
+        again = again and begins_again(instruction, graph, program.instructions[start:time])
+        if time and (talks or before or again):
+            ends.append(time)
+            start = time
+        ends[-1] = time
+        found.append(len(ends) - 1)
+        before = talks
+    return found, ends
+
+
+def exchanges(instruction: Instruction, graph: Graph) -> bool:
+    """Whether it is an exchange, or a loop that the host runs: it exchanges, or computes something again."""
+    if isinstance(instruction, Move):
+        return not registry()[instruction.kind].local
+    if isinstance(instruction, Loop):
+        regions = graph.equations[instruction.equation].regions
+        pairs = zip(instruction.bodies, regions, strict=True)
+        return any(map(repeats, regions)) or any(
+            exchanges(inner, region) for body, region in pairs for inner in body.instructions
+        )
+    return False

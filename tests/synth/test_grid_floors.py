@@ -1,0 +1,162 @@
+"""Prices on two mesh axes: floors below them, over all shares and over ranges of them, and tangents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from grid_cases import FLEETS, arguments, fleet, graph, listed, shares, train_step
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.cost.grid.floor import Ranges, products_of_largest
+from shardwright.cost.grid.model import GridModel
+from shardwright.cost.grid.prices import (
+    features,
+    tangent_in_devices,
+    tangent_in_nodes,
+)
+from shardwright.cost.model import CostModel
+from shardwright.ir.trace import trace
+from shardwright.synth.grid.alternate import GridSearch
+from shardwright.synth.grid.pricing import GridPriceList, grid_floors, grid_prices
+from shardwright.synth.grid.ratios import per_class
+from shardwright.synth.grid.solve import GridSolver
+from shardwright.synth.space.space import Space
+from shardwright.synth.timer import Timer
+
+
+@pytest.mark.parametrize("name", FLEETS)
+@settings(max_examples=15)
+@given(data=st.data())
+def test_floors_are_below_every_price(name: str, data: st.DataObject) -> None:
+    _, _, prices = listed(name)
+    exact = grid_prices(prices, data.draw(shares(name))).seconds
+    floors = grid_floors(prices).seconds
+    assert len(floors) > 500
+    assert (floors <= exact * (1 + 1e-9) + 1e-12).all()
+
+
+@settings(max_examples=300)
+@given(
+    terms=st.lists(st.sampled_from((0.0, 0.1, 0.5, 1.0, 4.0)), min_size=8, max_size=8),
+    falling=st.sampled_from(((), (2,), (3,), (2, 3))),
+    units=st.lists(st.integers(0, 6), min_size=2, max_size=5).filter(any),
+    share=st.floats(0.0, 1.0),
+)
+def test_products_count_at_the_largest_device_where_that_is_certain(
+    terms: list[float], falling: tuple[int, ...], units: list[int], share: float
+) -> None:
+    """One node of alike devices, whatever it has and however its devices share that."""
+    signed = np.array([-t if feature in falling else t for feature, t in enumerate(terms)])
+    q = np.array(units) / sum(units)
+    slowest = float((signed @ features(np.full(len(q), share), q)).max())
+    one, slope, of_q, of_both = signed[:4]
+    least = 1 / len(q)
+    more, steeper = products_of_largest(signed[None, :, None], np.array([[least]]))
+    floor = one + slope * share + (of_q + of_both * share) * least + more[0, 0] + steeper[0, 0] * share
+    assert floor <= slowest + 1e-12
+
+
+@pytest.mark.parametrize("name", list(FLEETS)[:2])
+@settings(max_examples=15)
+@given(data=st.data())
+def test_every_price_is_above_the_floors_of_some_range(name: str, data: st.DataObject) -> None:
+    """Ranges halved and halved again still cover all shares."""
+    _, _, prices = listed(name)
+    mesh = prices.grid.mesh
+    ratios = data.draw(shares(name))
+    exact = grid_prices(prices, ratios).seconds
+    units = data.draw(st.sampled_from([0, 12, 24, 48, 64]))
+    ranges = [Ranges(units=units, dealt=(0, units))]
+    for _ in range(3):
+        at = data.draw(st.floats(0.1, 0.9))
+        ranges = [half for each in ranges for half in each.halves(at, (1, len(mesh.nodes)))]
+    # What was cut at some share has to be looked at on one side of it only.
+    ranges = [each for each in ranges if each.low <= each.high and each.dealt[0] <= each.dealt[1]]
+    assert any((grid_floors(prices, each).seconds <= exact * (1 + 1e-9) + 1e-12).all() for each in ranges)
+
+
+THREE_KINDS = fleet(((40, 2),), ((20, 1),), ((10, 3),))
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_ranges_of_the_shares_of_every_kind_cover_all_shares(data: st.DataObject) -> None:
+    grid = GridModel(CostModel(THREE_KINDS))
+    prices = GridPriceList(grid)
+    GridSolver(Space(graph(), grid.mesh.nodes)).solve(grid_floors(prices))
+    kinds = len(grid.mesh.kind_counts)
+    parts = data.draw(st.lists(st.floats(0.02, 1.0), min_size=kinds, max_size=kinds))
+    of_nodes = np.array(parts) / sum(parts)
+    ratios = grid.mesh.ratios(of_nodes, grid.mesh.even()[1])
+    exact = grid_prices(prices, ratios).seconds
+    ranges = [Ranges()]
+    for _ in range(4):
+        kind, part = data.draw(st.integers(0, kinds - 1)), data.draw(st.floats(0.1, 0.9))
+        halves: list[Ranges] = []
+        for each in ranges:
+            low, high = each.of_kinds(kinds)[kind]
+            halves += each.cut(kind, low + part * (high - low), kinds)
+        ranges = halves
+
+    def within(each: Ranges) -> bool:
+        ends = each.of_kinds(kinds)
+        return all(
+            low - 1e-9 <= share <= high + 1e-9 for (low, high), share in zip(ends, of_nodes, strict=True)
+        )
+
+    mine = [each for each in ranges if within(each)]
+    assert mine
+    for each in mine:
+        floors = grid_floors(prices, each).seconds
+        assert (floors <= exact * (1 + 1e-6) + 1e-12).all()
+    # Cutting says more of what is left.
+    least = grid_floors(prices).seconds
+    assert all((grid_floors(prices, each).seconds >= least * (1 - 1e-9) - 1e-15).all() for each in ranges)
+
+
+def test_a_wide_certificate_is_raised_by_ranges_of_every_kind_and_stays_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    where = fleet(((40, 2),), ((20, 2),), ((10, 3),), network="10 Gbit/s")
+    step = trace(train_step, *jax.eval_shape(lambda: arguments(960, 256))).graph
+    monkeypatch.setattr("shardwright.synth.grid.ranges._MOST_PIECES", 0)
+    listed = GridPriceList(GridModel(CostModel(where)))
+    search = GridSearch(step, Space(step, listed.grid.mesh.nodes), listed, Timer())
+    plan = search.plan()
+    raised = search.sharpened(plan.cost_s)
+    assert plan.bound_s * (1 + 5e-3) < raised <= plan.cost_s * (1 + 1e-9)
+    solver, random = GridSolver(Space(step, listed.grid.mesh.nodes)), np.random.default_rng(0)
+    for _ in range(20):
+        parts = random.dirichlet(np.ones(3))
+        ratios = listed.grid.mesh.ratios(parts, listed.grid.mesh.even()[1])
+        assert raised <= solver.solve(grid_prices(listed, ratios)).bound_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", FLEETS)
+@settings(max_examples=10)
+@given(data=st.data())
+def test_tangents_touch_where_they_are_taken(name: str, data: st.DataObject) -> None:
+    _, _, prices = listed(name)
+    mesh = prices.grid.mesh
+    r, q = per_class(data.draw(shares(name)), mesh)
+    stack = prices.stack()
+    there = np.einsum("kfrc,fc->krc", stack.terms, _features(r, q))
+    for tangent, at in ((tangent_in_nodes, r), (tangent_in_devices, q)):
+        constant, slope = tangent(stack, r, q)
+        assert np.allclose(constant + slope * at, there, rtol=1e-9, atol=1e-15)
+
+
+def _features(r: Any, q: Any) -> Any:
+    rq = r * q
+    return np.stack([r**0, r, q, rq, r - r * r, q - q * q, rq - rq * rq, rq * (1 - q)])
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_no_floor_is_below_nothing(name: str) -> None:
+    """A conversion that earned something would be made for ever."""
+    _, _, prices = listed(name)
+    assert grid_floors(prices).seconds.min() >= 0.0
