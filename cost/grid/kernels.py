@@ -130,7 +130,10 @@ def _rows(
 def _row(
     tensors: Sequence[TensorType], through: Sequence[bool], signature: Signature, product: bool
 ) -> tuple[int, ...]:
-    """How a signature cuts, bytes by how they are cut; of a product, whether it is on two axes, and which cut what."""
+    """How a signature cuts (see `GridCut`), and bytes that go through memory by how they are cut.
+
+    Of a product also whether it lies on two axes, and how every tensor is cut.
+    """
     across = within = nested = 0
     held, on = [0] * 4, [0]
     for tensor, counts, placement in zip(tensors, through, (*signature.ins, *signature.outs), strict=True):
@@ -146,7 +149,11 @@ def _row(
 
 @cache
 def _cuts_of(shape: tuple[int, ...], placements: tuple[Placement, ...]) -> NDArray[np.int64]:
-    """(5, placements): of each the cut, how it cuts a tensor (see `_cut_of`), and whether it is on two axes."""
+    """Of every placement the cut, how it cuts a tensor (see `_cut_of`), and whether it is on two axes.
+
+    Returns:
+        (5, placements).
+    """
     each = [(placement, *_cut_of(shape, placement)) for placement in placements]
     rows = [(*cut, category, isinstance(placement, Grid)) for placement, category, cut in each]
     return np.array(rows, dtype=np.int64).reshape(-1, 5).T
