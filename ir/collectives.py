@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, final
 
 import numpy as np
@@ -323,6 +323,7 @@ class Step:
     post: Single
 
 
+@cache
 def step(pre: Placement, post: Placement) -> Step | None:
     """What a single move from `pre` to `post` has to do; None where it takes several.
 
@@ -353,6 +354,7 @@ def carries_out(collective: Collective, pre: Placement, post: Placement) -> bool
     return found is not None and collective.allows(found.pre, found.post)
 
 
+@cache
 def between(pre: Placement, post: Placement) -> Collective | None:
     """The one move that turns `pre` into `post` on all devices; None where it takes several, or none."""
     found = step(pre, post)

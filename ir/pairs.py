@@ -35,7 +35,17 @@ class Paired(tuple[Signature, ...]):
 
 def pairs(across: Sequence[Signature], within: Sequence[Signature], nodes: tuple[int, ...]) -> Paired:
     """All that are one signature of `across` over the nodes and one of `within` in each (see `paired`)."""
-    over_nodes, in_each = (_coded(tuple(dict.fromkeys(some))) for some in (across, within))
+    first = tuple(dict.fromkeys(across))
+    known = _pairs(first, first if within is across else tuple(dict.fromkeys(within)), nodes)
+    # Lists are told apart by identity: equal ones have no more than what is in them in common.
+    made = Paired(known)
+    made.placements, made.at = known.placements, known.at
+    return made
+
+
+@cache
+def _pairs(across: tuple[Signature, ...], within: tuple[Signature, ...], nodes: tuple[int, ...]) -> Paired:
+    over_nodes, in_each = _coded(across), _coded(within)
     ins = len(across[0].ins) if across else 0
     each = [_crossed(a, w, nodes) for (a, _), (w, _) in zip(over_nodes, in_each, strict=True)]
     codes = [

@@ -300,6 +300,7 @@ def passes_through(rule: Rule, equation: Equation, operands: Collection[int]) ->
     return all((k, "sum") not in lacking for k in (*operands, *range(count, count + len(equation.outputs))))
 
 
+@cache
 def on_axes(signature: Signature) -> tuple[Signature, ...]:
     """A signature on each of its mesh axes: itself, or that across the nodes and that within them."""
     if not any(isinstance(p, Grid) for p in (*signature.ins, *signature.outs)):

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.grid.prices import FEATURES, ONE, RQ, GridCut, Q, R
-from shardwright.cost.kernels.contractions import sharded_size
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import TensorType
-from shardwright.ir.placement import Placement, Shard, components
+from shardwright.ir.pairs import Paired
+from shardwright.ir.placement import Grid, Placement, Shard, components
 from shardwright.ir.rules import Signature, on_axes
 
 #: What shrinks with what: by how a tensor is cut (0: not, 1: across the nodes, 2: within them, 3: both).
@@ -52,38 +53,19 @@ class Ways:
             found: the signatures.
             product: whether it matters for the speed of its parts how the equation is cut.
         """
-        numbers: dict[tuple[object, ...], int] = {}
-        nbytes: list[tuple[int, ...]] = []
-        axes: list[tuple[Signature, ...]] = []
-        cuts: list[GridCut] = []
-        at = np.empty(len(found), dtype=np.intp)
-        # Signatures have few placements in common: by identity, which is quicker than what is in them.
-        known: list[dict[int, tuple[int, GridCut]]] = [{} for _ in tensors]
-        for k, signature in enumerate(found):
-            across = within = 0
-            nested = False
-            held = [0] * 4
-            placements = (*signature.ins, *signature.outs)
-            for mine, tensor, placement, counts in zip(known, tensors, placements, through, strict=True):
-                cut = mine.get(id(placement))
-                if cut is None:
-                    cut = mine[id(placement)] = _cut_of(tensor, placement)
-                category, here = cut
-                if counts:
-                    held[category] += tensor.nbytes
-                if category:
-                    across, within = across or here.across, within or here.within
-                    nested = nested or here.nested
-            on = on_axes(signature) if product else ()
-            key = (*held, across, within, nested, *map(sharded_size, on))
-            number = numbers.get(key)
-            if number is None:
-                number = numbers[key] = len(numbers)
-                nbytes.append(tuple(held))
-                axes.append(on)
-                cuts.append(GridCut(across, within, nested))
-            at[k] = number
-        return Ways(tuple(cuts), tuple(axes), np.array(nbytes, dtype=np.float64).reshape(-1, 4), at)
+        if isinstance(found, Paired):
+            rows = _rows(tensors, through, found, product)
+        else:
+            rows = [_row(tensors, through, signature, product) for signature in found]
+        numbers: dict[tuple[int, ...], int] = {}
+        at = np.array([numbers.setdefault(row, len(numbers)) for row in rows], dtype=np.intp)
+        first = dict(zip(reversed(at.tolist()), reversed(range(len(found))), strict=True))
+        return Ways(
+            tuple([GridCut(across, within, bool(nested)) for across, within, nested, *_ in numbers]),
+            tuple([on_axes(found[first[k]]) if product else () for k in range(len(numbers))]),
+            np.array([row[3:7] for row in numbers], dtype=np.float64).reshape(-1, 4),
+            at,
+        )
 
     def terms(self, seconds: Floats, launch: Floats, byte_per_s: Floats) -> Floats:
         """Terms of every way's cost, (ways, features, rows, classes); the rows are arithmetic and memory.
@@ -97,8 +79,7 @@ class Ways:
         terms[:, ONE] = launch
         shrinks = [_SHRINKS[bool(cut.across) + 2 * bool(cut.within)] for cut in self.cuts]
         terms[np.arange(len(shrinks)), shrinks, 0] += seconds
-        for feature, held in zip(_SHRINKS, self.nbytes.T, strict=True):
-            terms[:, feature, 1] += held[:, None] / byte_per_s
+        terms[:, _SHRINKS, 1] += self.nbytes[:, :, None] / byte_per_s
         return terms
 
 
@@ -124,11 +105,65 @@ class Kernels:
     at: NDArray[np.intp]
 
 
-def _cut_of(tensor: TensorType, placement: Placement) -> tuple[int, GridCut]:
+def _rows(
+    tensors: Sequence[TensorType], through: Sequence[bool], found: Paired, product: bool
+) -> list[tuple[int, ...]]:
+    """`_row` of all signatures, tensor by tensor: the placements of each are few."""
+    count = len(found)
+    cut, held = np.zeros((3, count), dtype=np.int64), np.zeros((4, count), dtype=np.int64)
+    on = np.zeros((1 + len(tensors) if product else 0, count), dtype=np.int64)
+    for k, (tensor, counts, some, at) in enumerate(
+        zip(tensors, through, found.placements, found.at, strict=True)
+    ):
+        across, within, nested, category, on_two = _cuts_of(tensor.shape, some)[:, at]
+        cut[0] = np.where(cut[0], cut[0], across)
+        cut[1] = np.where(cut[1], cut[1], within)
+        cut[2] |= nested
+        if counts:
+            held[category, np.arange(count)] += tensor.nbytes
+        if product:
+            on[0] |= on_two
+            on[1 + k] = category
+    return list(zip(*cut.tolist(), *held.tolist(), *on.tolist(), strict=True))
+
+
+def _row(
+    tensors: Sequence[TensorType], through: Sequence[bool], signature: Signature, product: bool
+) -> tuple[int, ...]:
+    """How a signature cuts (see `GridCut`), and bytes that go through memory by how they are cut.
+
+    Of a product also whether it lies on two axes, and how every tensor is cut.
+    """
+    across = within = nested = 0
+    held, on = [0] * 4, [0]
+    for tensor, counts, placement in zip(tensors, through, (*signature.ins, *signature.outs), strict=True):
+        category, here = _cut_of(tensor.shape, placement)
+        across, within, nested = across or here.across, within or here.within, nested or int(here.nested)
+        if counts:
+            held[category] += tensor.nbytes
+        if product:
+            on[0] |= isinstance(placement, Grid)
+            on.append(category)
+    return (across, within, nested, *held, *(on if product else ()))
+
+
+@cache
+def _cuts_of(shape: tuple[int, ...], placements: tuple[Placement, ...]) -> NDArray[np.int64]:
+    """Of every placement the cut, how it cuts a tensor (see `_cut_of`), and whether it is on two axes.
+
+    Returns:
+        (5, placements).
+    """
+    each = [(placement, *_cut_of(shape, placement)) for placement in placements]
+    rows = [(*cut, category, isinstance(placement, Grid)) for placement, category, cut in each]
+    return np.array(rows, dtype=np.int64).reshape(-1, 5).T
+
+
+def _cut_of(shape: tuple[int, ...], placement: Placement) -> tuple[int, GridCut]:
     """How a placement cuts a tensor; before that 0: not, 1: across the nodes, 2: within them, 3: both."""
     a, w = components(placement)
-    across = tensor.shape[a.dim] // a.unit if isinstance(a, Shard) else 0
-    within = tensor.shape[w.dim] // w.unit if isinstance(w, Shard) else 0
+    across = shape[a.dim] // a.unit if isinstance(a, Shard) else 0
+    within = shape[w.dim] // w.unit if isinstance(w, Shard) else 0
     nested = isinstance(a, Shard) and isinstance(w, Shard) and a.dim == w.dim
     return isinstance(a, Shard) + 2 * isinstance(w, Shard), GridCut(across, within, nested)
 
@@ -138,6 +173,6 @@ def grid_cut(tensors: Sequence[TensorType], placements: Sequence[Placement]) -> 
     across = within = 0
     nested = False
     for tensor, placement in zip(tensors, placements, strict=True):
-        _, cut = _cut_of(tensor, placement)
+        _, cut = _cut_of(tensor.shape, placement)
         across, within, nested = across or cut.across, within or cut.within, nested or cut.nested
     return GridCut(across, within, nested)

@@ -188,7 +188,10 @@ class GridRenting:
         if ratios not in self._settled:
             self._settled[ratios] = Settled(self.grid, ratios)
         items = bill(program, self.graph, self._settled[ratios])
-        cost_s = sum(item.weight * float(item.cost.constant.max()) for item in items)
+        # Equal instructions share what they cost.
+        each = {id(item.cost): item.cost for item in items}
+        slowest = {key: float(cost.constant.max()) for key, cost in each.items()}
+        cost_s = sum(item.weight * slowest[id(item.cost)] for item in items)
         memory = self._memory(program, ratios)
         over = self.judge.over(memory, ratios)
         return GridCandidate(solution, prices, program, tuple(items), ratios, cost_s, memory, over)

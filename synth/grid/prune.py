@@ -25,8 +25,8 @@ _MORE = 0.1
 #: Differences that single precision may make up, as a part of what they are between.
 _ROUGH = 1e-6
 
-#: Contexts in which all pairs of values are compared.
-_SOME = 64
+#: Contexts in which all pairs of values are compared, and about so many these are chosen from at most.
+_SOME, _MANY = 64, 512
 
 #: Entries compared at once.
 _CELLS = 1 << 18
@@ -111,19 +111,21 @@ def _glanced(
     for (recipe, kinds, axis), times in whole.folded.incident[kind].items():
         rows = np.moveaxis(whole.table(recipe, kinds), axis, 0).reshape(size, -1)
         left = right = rows
-        top = float(np.abs(rows).max(initial=0.0))
+        top = float(rows.max(initial=0.0))
         if not math.isfinite(top):
             finite = np.isfinite(rows)
             possible &= finite.any(axis=1)
-            top = float(np.abs(rows[finite]).max(initial=0.0))
+            top = float(rows[finite].max(initial=0.0))
             left, right = np.where(finite, rows, HUGE), np.where(finite, rows, 3 * HUGE)
-        mine, other = left, right
-        if rows.shape[1] > _SOME:
-            best = np.concatenate([right.argmin(axis=1), (right - left.min(axis=0)).argmin(axis=1)])
+        step = 1 + rows.shape[1] // _MANY
+        rough = others = left[:, ::step].astype(np.float32)
+        if left is not right:
+            others = right[:, ::step].astype(np.float32)
+        if rough.shape[1] > _SOME:
+            best = np.concatenate([others.argmin(axis=1), (others - rough.min(axis=0)).argmin(axis=1)])
             some, values = np.unique(best, return_counts=True)
             some = some[np.argsort(-values, kind="stable")[:_SOME]]
-            mine, other = left[:, some], right[:, some]
-        rough, others = mine.astype(np.float32), other.astype(np.float32)
+            rough, others = rough[:, some], others[:, some]
         least += times * np.maximum.reduce(rough[:, None] - others[None], axis=2)
         scale += times * top
         terms.append((left, right, times))

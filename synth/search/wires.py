@@ -150,8 +150,11 @@ class Kind:
         np.add(self.rough, inner, out=bench.total)
         bench.total += columns[0]
         last = positions[-1]
-        for axis in range(last + 1):
+        for axis in range(last):
             if axis in positions:
                 np.minimum.reduce(bench.rows[axis], axis=1, out=stretches[axis])
-            if axis < last:
-                np.minimum.reduce(bench.left[axis], axis=0, out=bench.left[axis + 1])
+            # Of a table of two axes that leaves what is said along the second.
+            only = axis == len(columns) - 2
+            np.minimum.reduce(bench.left[axis], axis=0, out=stretches[-1] if only else bench.left[axis + 1])
+        if last < len(columns) - 1:
+            np.minimum.reduce(bench.rows[last], axis=1, out=stretches[last])

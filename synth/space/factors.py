@@ -162,7 +162,12 @@ def _operand(
 
 def _where(domain: Domain, signatures: Sequence[Signature], number: int) -> NDArray[np.intp]:
     if isinstance(signatures, Paired):
-        return positions(domain, signatures.placements[number])[signatures.at[number]]
+        placements, memo = signatures.placements[number], domain.routes.memo
+        found = memo.get((id(placements),))
+        if found is None:
+            # What is remembered by identity is kept, lest something else comes to have it.
+            found = memo[id(placements),] = placements, positions(domain, placements), None
+        return found[1][signatures.at[number]]
     first = len(signatures[0].ins)
     if number < first:
         return positions(domain, [signature.ins[number] for signature in signatures])
