@@ -241,11 +241,19 @@ def most_shares(graph: Graph, limits: Sequence[float]) -> Floats:
     return np.minimum(room / max(certain, 1), 1.0)
 
 
+def overfull(graph: Graph, limits: Sequence[float]) -> bool:
+    """Whether what a step is given and what it returns is more than all devices have.
+
+    However many pieces it comes in and whatever it computes again, it does not fit then.
+    """
+    inputs = sum(value.type.nbytes for value in graph.inputs)
+    return inputs + nbytes_of(final_values(graph)) > sum(limits)
+
+
 def too_small(graph: Graph, limits: Sequence[float]) -> bool:
     """Whether no program can fit, whatever its ratios."""
     # Looking for the fullest moment takes time; often all tensors there are would not fill the devices.
-    inputs = sum(value.type.nbytes for value in graph.inputs)
-    if inputs + nbytes_of(final_values(graph)) > sum(limits):
+    if overfull(graph, limits):
         return True
     return _fills(graph, limits) and bool(most_shares(graph, limits).sum() < 1 - 1e-9)
 

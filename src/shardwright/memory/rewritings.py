@@ -40,7 +40,7 @@ from shardwright.memory.microbatches import NEAR, Pieces, counts_of
 from shardwright.plan import Plan
 from shardwright.synth.combinations import SMALL
 from shardwright.synth.memory.alive import most_alive
-from shardwright.synth.memory.rent import too_small
+from shardwright.synth.memory.rent import overfull, too_small
 from shardwright.synth.parts import candidates
 from shardwright.synth.stretches import BOTH, OFFLOADING, RECOMPUTING, Policy
 
@@ -143,7 +143,7 @@ class _Asked:
         if found.fits and not (small and _dearer(found)):
             return found
         limits = [device.type.memory_bytes for device in self.fleet.devices]
-        if sum(value.type.nbytes for value in self.traced.graph.inputs) > sum(limits):
+        if overfull(self.traced.graph, limits):
             return found
         best, least = better(None, found), found
         worth = tolerance(self.traced, self.fleet, WORTH)
