@@ -45,7 +45,7 @@ _ONWARD, _HURRY = 0.8, 6
 
 #: From which sweep on messages are moved on, between two sweeps, in the direction in which they went, and by
 #: what part of their way; that part is halved where a round no longer adds such a part of the bound.
-_START, _MOMENTUM, _STALLED = 8, 0.8, 5e-3
+_START, _MOMENTUM, _STALLED = 6, 0.72, 5e-3
 
 
 def marginals(total: Floats, positions: Sequence[int]) -> list[Floats]:
