@@ -32,6 +32,9 @@ _NEARLY = 32
 #: Looks at programs with less in memory at a time.
 _LOOKS = 4
 
+#: What gathering again, or other ratios, make dearer by more than this part is tried handing on less instead.
+_DEARER = 0.01
+
 #: What needs more than so many times the memory that there is does not fit by handing on less.
 _HANDED_ON = 1.5
 
@@ -139,6 +142,8 @@ def spared(turns: Turns, found: Candidate, *, sure: bool = True) -> tuple[Candid
         alike = len(turns.model.types) == 1 and count >= several.most
         if here.fits or alike or ended or not peaks.seen or rounds + 1 == _LOOKS or turns.stop():
             judge.budgets = learned
+            if here.fits and here.cost_s > found.cost_s * (1 + _DEARER):
+                return _instead(several, here, peaks)
             return (here, peaks) if here.fits or not peaks.seen else _handing_on(several, here, peaks)
         judge.learn(peaks, here.ratios, here.memory, rounds)
         rounds += 1
@@ -154,7 +159,7 @@ def _handing_on(several: _InTurn, found: Candidate, peaks: Peaks) -> tuple[Candi
     part = 1 / len(turns.model.class_of)
     if found.over > _HANDED_ON:
         return found, peaks
-    for rearranged in (joined, _joined_anew, anew):
+    for rearranged in _REARRANGED:
         here, theirs = several.looked_at(rearranged(found.program, judge.graph, part), found.ratios)
         if here.over < found.over:
             found, peaks = here, theirs
@@ -167,5 +172,22 @@ def _handing_on(several: _InTurn, found: Candidate, peaks: Peaks) -> tuple[Candi
     return found, peaks
 
 
+def _instead(several: _InTurn, found: Candidate, peaks: Peaks) -> tuple[Candidate, Peaks]:
+    """The program as it was at first, handing on less, where that fits and is cheaper than what fits."""
+    program, part = several.sparing.again(0), 1 / len(several.turns.model.class_of)
+    for rearranged in _REARRANGED:
+        if several.turns.stop():
+            break
+        changed = rearranged(program, several.turns.judge.graph, part)
+        here, theirs = several.looked_at(changed, several.found.ratios)
+        if here.fits:
+            return (here, theirs) if here.cost_s < found.cost_s else (found, peaks)
+    return found, peaks
+
+
 def _joined_anew(program: Program, graph: Graph, part: float) -> Program:
     return anew(joined(program, graph, part), graph, part)
+
+
+#: Ways to hand on less, what costs nothing first.
+_REARRANGED = (joined, _joined_anew, anew)
