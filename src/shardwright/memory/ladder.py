@@ -274,11 +274,12 @@ class Ladder:
             found = better(found, plan)
         return found
 
-    def that_fits(self, base: Plan | None) -> Plan | None:
+    def that_fits(self, base: Plan | None, rival_s: float = math.inf) -> Plan | None:
         """The plan of a rung that fits: the first that frees what the smallest program lacks, or higher.
 
         Args:
             base: see `briefly`.
+            rival_s: what another plan that fits costs: rungs above one that is no cheaper are not tried.
         """
         last = len(self.rungs) - 1
         rung, smallest = -1, base
@@ -286,12 +287,14 @@ class Ladder:
             if rung >= last or self.late():
                 break
             rung = last if left == 1 else self._next(rung, smallest)
-            plan = self.plan(rung, math.inf)
+            plan = self.plan(rung, rival_s)
             if plan is not None and plan.fits:
                 return plan
             if plan is not None:
                 smallest = plan
                 self.too_large.append(plan)
+            elif rung > self._full:
+                break
         return None
 
     def _next(self, rung: int, smallest: Plan | None) -> int:
