@@ -14,7 +14,7 @@ from shardwright.ir.rewrites.recompute import Stretch
 from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, rewritten
 from shardwright.ir.trace import Traced
 from shardwright.plan import Plan
-from shardwright.synth.combinations import combinations, in_a_moment
+from shardwright.synth.combinations import combinations, few_equations, in_a_moment
 from shardwright.synth.memory.alive import most_alive
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.stretches import Policy, Rung, in_scans, rungs_of, seconds_of
@@ -190,17 +190,23 @@ class Ladder:
         """A plan that fits, and takes less time whatever the memory, because a scan keeps less.
 
         What it keeps is stacked up and taken apart again. That is what the ladder then begins with. Of steps
-        planned in a moment only.
+        of few equations only; on fleets of more than a few devices a scan keeps less than what saved time
+        alone, where that saved some.
         """
         found: Plan | None = None
         least_s = unlimited_s(base)
-        quick = self.worth < WORTH and not self.every
-        for stretch in in_scans(self.graph, self.policies) if quick else ():
+        quick, dearer = self.worth < WORTH, set[int]()
+        few = few_equations(self.graph) and not (self.every or self.planner.thorough)
+        for stretch in in_scans(self.graph, self.policies) if few else ():
             if self.late():
                 break
+            if stretch.first in dearer and not quick:
+                continue
+            dearer.add(stretch.first)
             step = rewritten(self.traced, Rewriting((stretch,), self.pieces))
             plan = self.planner.plan(step, least_s, briefly=True, baselines=False)
             if plan is not None and unlimited_s(plan) < least_s * (1 - 1e-9):
+                dearer.discard(stretch.first)
                 self.saving, self.saving_s = stretch, unlimited_s(plan)
                 least_s = self.saving_s
                 found = better(found, plan)
