@@ -187,7 +187,7 @@ class Ladder:
         return None if found is best else found
 
     def in_scans(self, base: Plan) -> Plan | None:
-        """A plan that fits, and takes less time whatever the memory, because a scan keeps less.
+        """A plan that fits because a scan keeps less, which may take less time whatever the memory.
 
         What it keeps is stacked up and taken apart again. That is what the ladder then begins with. Of steps
         of few equations only; on fleets of more than a few devices a scan keeps less than what saved time
@@ -204,12 +204,14 @@ class Ladder:
                 continue
             dearer.add(stretch.first)
             step = rewritten(self.traced, Rewriting((stretch,), self.pieces))
-            plan = self.planner.plan(step, least_s, briefly=True, baselines=False)
+            # What fits is wanted even where something that does not would cost less.
+            rival_s = max(least_s, cost_of(better(better(None, base), found)))
+            plan = self.planner.plan(step, rival_s, briefly=True, baselines=False)
+            found = better(found, plan)
             if plan is not None and unlimited_s(plan) < least_s * (1 - 1e-9):
                 dearer.discard(stretch.first)
                 self.saving, self.saving_s = stretch, unlimited_s(plan)
                 least_s = self.saving_s
-                found = better(found, plan)
         return found
 
     def top(self) -> Plan:
