@@ -1,4 +1,4 @@
-"""What a step costs against the memory there is: a plan for every part of it, none dearer than one for less."""
+"""What a step costs against the memory there is: of all plans for parts of it, none dearer than for less."""
 
 from __future__ import annotations
 
@@ -189,8 +189,8 @@ class _Search:
     def _with_that_for(self, less: Budget, budget: Budget) -> Budget:
         """The plan for less memory where more was searched and none as good found, or one better still.
 
-        What nothing costs less than within less memory says nothing about more: the bound is that of the step,
-        changed as that plan has it, within this.
+        What nothing costs less than within less memory says nothing about more: the bound is that of the
+        step, changed as that plan has it, within this.
         """
         there, same = budget.plan.fleet, budget.plan
         if same.rewriting != less.plan.rewriting:
