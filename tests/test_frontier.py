@@ -24,7 +24,7 @@ def step(params: Any, x: Any) -> Any:
         return jnp.mean((jax.nn.gelu(x @ params[0]) @ params[1]) ** 2)
 
     loss, gradients = jax.value_and_grad(loss_of)(params)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
+    return [w - 0.1 * g for w, g in zip(params, gradients, strict=True)], loss
 
 
 def shape(*sizes: int) -> Any:
