@@ -21,13 +21,18 @@ from shardwright.synth.stretches import Policy, options
 #: Combinations that are few, and equations of a small step.
 FEW, SMALL = 64, 300
 
-#: A step of no more equations on no more devices is planned in about a second.
+#: A step of no more equations is planned in a second or so, on no more devices in less.
 _EQUATIONS, _DEVICES = 1_500, 4
 
 
 def in_a_moment(graph: Graph, fleet: Fleet) -> bool:
     """Whether a step is planned in about a second: then nothing is left out to save time."""
-    return len(fleet.devices) <= _DEVICES and sum(1 for _ in graph.all_equations()) <= _EQUATIONS
+    return len(fleet.devices) <= _DEVICES and few_equations(graph)
+
+
+def few_equations(graph: Graph) -> bool:
+    """Whether a step is planned in a second or so on most fleets: then more than one of its ways is."""
+    return sum(1 for _ in graph.all_equations()) <= _EQUATIONS
 
 
 def combinations(

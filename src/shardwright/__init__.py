@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         TraceError,
     )
     from shardwright.ir.placement import Replicate, Shard
+    from shardwright.memory.frontier import Frontier, frontier
     from shardwright.memory.remedies import Shortage, shortage
     from shardwright.plan import Plan
     from shardwright.profile_api import Profile, profile
@@ -48,6 +49,7 @@ __all__ = [
     "Baselines",
     "DeviceType",
     "Fleet",
+    "Frontier",
     "InputError",
     "Parallel",
     "Plan",
@@ -70,6 +72,7 @@ __all__ = [
     "baselines",
     "bucketed",
     "compare_collectives",
+    "frontier",
     "gather",
     "kernel_s",
     "latest",
@@ -108,6 +111,7 @@ _WHERE = {
     "ir.placement": ("Replicate", "Shard"),
     "plan": ("Plan",),
     "profile_api": ("Profile", "profile"),
+    "memory.frontier": ("Frontier", "frontier"),
     "memory.remedies": ("Shortage", "shortage"),
     "shards": ("gather", "to_global"),
     "strategies": ("Strategy", "add_strategy"),

@@ -9,11 +9,11 @@ Where that is not enough, less is handed on between compiled segments (`synth/me
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from shardwright.cost.bill import Item, bill
 from shardwright.cost.memory.liveness import Footprint, Peaks
-from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program
 from shardwright.synth.memory.anew import anew
 from shardwright.synth.memory.budgets import Renting
@@ -31,6 +31,9 @@ _NEARLY = 32
 
 #: Looks at programs with less in memory at a time.
 _LOOKS = 4
+
+#: What gathering again, or other ratios, make dearer by more than this part is tried handing on less instead.
+_DEARER = 0.01
 
 #: What needs more than so many times the memory that there is does not fit by handing on less.
 _HANDED_ON = 1.5
@@ -147,6 +150,8 @@ def spared(turns: Turns, found: Candidate, *, sure: bool = True) -> tuple[Candid
         alike = len(turns.model.types) == 1 and count >= several.most
         if here.fits or alike or ended or not peaks.seen or rounds + 1 == _LOOKS or turns.stop():
             judge.budgets = learned
+            if here.fits and here.cost_s > found.cost_s * (1 + _DEARER):
+                return _instead(several, here, peaks)
             return (here, peaks) if here.fits or not peaks.seen else _handing_on(several, here, peaks)
         judge.learn(peaks, here.ratios, here.memory, rounds)
         rounds += 1
@@ -159,32 +164,55 @@ def _handing_on(several: _InTurn, found: Candidate, peaks: Peaks) -> tuple[Candi
     fewer gathers again where it fits by as much.
     """
     turns, judge = several.turns, several.turns.judge
-    part = 1 / len(turns.model.class_of)
     if found.over > _HANDED_ON:
         return found, peaks
-    #: By what it was made of.
-    known: list[tuple[Program, Program]] = []
-
-    def joined_once(program: Program, graph: Graph, part: float) -> Program:
-        if not known or known[-1][0] is not program:
-            known.append((program, joined(program, graph, part)))
-        return known[-1][1]
-
-    def joined_anew(program: Program, graph: Graph, part: float) -> Program:
-        return anew(joined_once(program, graph, part), graph, part)
-
-    for rearranged in (joined_once, joined_anew, anew):
-        program = rearranged(found.program, judge.graph, part)
+    for rearranged in _Rearranged(turns).ways:
+        program = rearranged(found.program)
         looked = several.looked_at(program, found.ratios, judge.feared(found.memory, found.ratios))
         if looked is None:
             continue
         here, theirs = looked
         if here.fits:
-            fewer = rearranged(several.sparing.again(0), judge.graph, part)
-            other = several.looked_at(fewer, here.ratios)
+            other = several.looked_at(rearranged(several.sparing.again(0)), here.ratios)
             return other if other and other[0].fits and other[0].cost_s < here.cost_s else looked
         if here.over < found.over:
             found, peaks = here, theirs
         if turns.stop():
             break
     return found, peaks
+
+
+def _instead(several: _InTurn, found: Candidate, peaks: Peaks) -> tuple[Candidate, Peaks]:
+    """The program as it was at first, handing on less, where that fits and is cheaper than what fits."""
+    program = several.sparing.again(0)
+    for rearranged in _Rearranged(several.turns).ways:
+        if several.turns.stop():
+            break
+        looked = several.looked_at(rearranged(program), several.found.ratios)
+        if looked is not None and looked[0].fits:
+            return looked if looked[0].cost_s < found.cost_s else (found, peaks)
+    return found, peaks
+
+
+class _Rearranged:
+    """Ways to hand on less; what was joined last is known."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._graph, self._part = turns.judge.graph, 1 / len(turns.model.class_of)
+        self._last: tuple[Program, Program] | None = None
+
+    @property
+    def ways(self) -> tuple[Callable[[Program], Program], ...]:
+        """What costs nothing first."""
+        return self._joined, self._joined_anew, self._anew
+
+    def _joined(self, program: Program) -> Program:
+        if self._last is None or self._last[0] is not program:
+            self._last = program, joined(program, self._graph, self._part)
+        return self._last[1]
+
+    def _joined_anew(self, program: Program) -> Program:
+        return self._anew(self._joined(program))
+
+    def _anew(self, program: Program) -> Program:
+        return anew(program, self._graph, self._part)

@@ -11,7 +11,15 @@ import click
 
 from shardwright import api
 from shardwright.commands.options import factory_argument, fleet_option, json_option, planning_options
-from shardwright.commands.questions import ask, remedies_option, what_if_option, why_not
+from shardwright.commands.questions import (
+    ask,
+    frontier_option,
+    over,
+    parse_parts,
+    remedies_option,
+    what_if_option,
+    why_not,
+)
 from shardwright.console import say, say_json, stages, warn
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.trace_events import trace_events
@@ -36,6 +44,7 @@ DOES_NOT_FIT = 3
 @click.option("--timeline", "trace_path", metavar="TRACE.json", help="Write the step in time, for Perfetto.")
 @click.option("--report", "page_path", metavar="PAGE.html", help="Write a page about it, for a browser.")
 @what_if_option
+@frontier_option
 @remedies_option
 @planning_options
 @json_option
@@ -48,6 +57,7 @@ def plan(
     trace_path: str | None,
     page_path: str | None,
     changes: str | None,
+    parts: str | None,
     with_remedies: bool | None,
     planning: dict[str, Any],
     as_json: bool,
@@ -62,8 +72,12 @@ def plan(
     check_writable(page_path, "--report")
     if changes is not None:
         check_change(fleet, changes, planning)
+    budgets = parse_parts(parts)
     step, args = load_factory(target)
     made = make_plan(step, args, fleet, **planning)
+    frontier = None if budgets is None else over(made, budgets, planning)
+    if frontier is not None:
+        made = frontier.whole
     # Who limits the time to plan asks for no dozen plans more.
     answer = planning.get("time_limit_s") is None if with_remedies is None else with_remedies
     lacking = why_not(made, step, args, planning) if answer else None
@@ -82,6 +96,8 @@ def plan(
         data = made.to_dict()
         if asked is not None:
             data["what_if"] = asked.to_dict()
+        if frontier is not None:
+            data["frontier"] = frontier.to_dict()
         if lacking is not None:
             data["shortage"] = lacking.to_dict()
         say_json(data)
@@ -95,6 +111,8 @@ def plan(
     say(layout(made, compared))
     if asked is not None:
         click.echo(asked.text())
+    if frontier is not None:
+        click.echo(frontier.text())
     if lacking is not None:
         click.echo(lacking.text())
     if with_program:

@@ -14,7 +14,7 @@ from shardwright.ir.rewrites.recompute import Stretch
 from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, rewritten
 from shardwright.ir.trace import Traced
 from shardwright.plan import Plan
-from shardwright.synth.combinations import combinations, in_a_moment
+from shardwright.synth.combinations import combinations, few_equations, in_a_moment
 from shardwright.synth.memory.alive import most_alive
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.stretches import Policy, Rung, in_scans, rungs_of, seconds_of
@@ -187,23 +187,31 @@ class Ladder:
         return None if found is best else found
 
     def in_scans(self, base: Plan) -> Plan | None:
-        """A plan that fits, and takes less time whatever the memory, because a scan keeps less.
+        """A plan that fits because a scan keeps less, which may take less time whatever the memory.
 
         What it keeps is stacked up and taken apart again. That is what the ladder then begins with. Of steps
-        planned in a moment only.
+        of few equations only; on fleets of more than a few devices a scan keeps less than what saved time
+        alone, where that saved some.
         """
         found: Plan | None = None
         least_s = unlimited_s(base)
-        quick = self.worth < WORTH and not self.every
-        for stretch in in_scans(self.graph, self.policies) if quick else ():
+        quick, dearer = self.worth < WORTH, set[int]()
+        few = few_equations(self.graph) and not (self.every or self.planner.thorough)
+        for stretch in in_scans(self.graph, self.policies) if few else ():
             if self.late():
                 break
+            if stretch.first in dearer and not quick:
+                continue
+            dearer.add(stretch.first)
             step = rewritten(self.traced, Rewriting((stretch,), self.pieces))
-            plan = self.planner.plan(step, least_s, briefly=True, baselines=False)
+            # What fits is wanted even where something that does not would cost less.
+            rival_s = max(least_s, cost_of(better(better(None, base), found)))
+            plan = self.planner.plan(step, rival_s, briefly=True, baselines=False)
+            found = better(found, plan)
             if plan is not None and unlimited_s(plan) < least_s * (1 - 1e-9):
+                dearer.discard(stretch.first)
                 self.saving, self.saving_s = stretch, unlimited_s(plan)
                 least_s = self.saving_s
-                found = better(found, plan)
         return found
 
     def top(self) -> Plan:
@@ -274,11 +282,12 @@ class Ladder:
             found = better(found, plan)
         return found
 
-    def that_fits(self, base: Plan | None) -> Plan | None:
+    def that_fits(self, base: Plan | None, rival_s: float = math.inf) -> Plan | None:
         """The plan of a rung that fits: the first that frees what the smallest program lacks, or higher.
 
         Args:
             base: see `briefly`.
+            rival_s: what another plan that fits costs: rungs above one that is no cheaper are not tried.
         """
         last = len(self.rungs) - 1
         rung, smallest = -1, base
@@ -286,12 +295,14 @@ class Ladder:
             if rung >= last or self.late():
                 break
             rung = last if left == 1 else self._next(rung, smallest)
-            plan = self.plan(rung, math.inf)
+            plan = self.plan(rung, rival_s)
             if plan is not None and plan.fits:
                 return plan
             if plan is not None:
                 smallest = plan
                 self.too_large.append(plan)
+            elif rung > self._full:
+                break
         return None
 
     def _next(self, rung: int, smallest: Plan | None) -> int:

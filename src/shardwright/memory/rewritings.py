@@ -252,6 +252,9 @@ class _InPieces:
         if self._as_many and not ladder.every:
             best = existing(self.found)
             self.found = better(best, ladder.below(best, _free_s(self.base, best), rival_s))
+        elif self.found is not None and not ladder.every:
+            # More pieces that fit need not be cheaper than to keep less in as many as were asked for.
+            self.found = better(self.found, ladder.that_fits(self.base, min(rival_s, self.found.cost_s)))
         if self.found is None:
             lacking = _least_lacking(self.base, self.step, ladder, cut, self.planner, self.late)
             return _noted(lacking, ladder.untried)
