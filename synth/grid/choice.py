@@ -211,7 +211,9 @@ class GridChoosing:
                 heapq.heapify(queue)
                 number = ahead[1]
                 part = made[number]
-            if number and not briefly and too_small(self._graph, part.limits):
+            # Beside a plan that fits, what cannot fit says nothing of what would.
+            telling = briefly and least_s == math.inf
+            if number and not telling and too_small(self._graph, part.limits):
                 part.impossible = True
                 continue
             if part.looked < 2:
@@ -317,6 +319,11 @@ class GridChoosing:
         model = whole.grid.model
         rates = np.array([device.flop_rate("float32", None)[0] for device in model.types])[model.class_of]
         return whole.arithmetic_s * float(rates.sum() / rates[list(members)].sum())
+
+    def lacks_room(self, members: Members) -> bool:
+        """Whether no program of the step can fit on some of the devices."""
+        devices = self._fleet.devices
+        return too_small(self._graph, [devices[d].type.memory_bytes for d in members])
 
     def _look_at(self, part: _Part, target_s: float) -> None:
         """A better bound of a part."""

@@ -81,9 +81,10 @@ class BesideSingle:
         """Whether a plan on two axes leaves something to be desired; see the module's docstring."""
         if two is not None and (not _fits(two) or two.found.bound_s < least_s * (1 - WIDE)):
             return True
-        if self._small or self._known.single:
-            return bool(self._apart)
-        return any(self._grid.estimate_s(members) < least_s for members in self._apart)
+        always, grid = self._small or self._known.single, self._grid
+        likely = (each for each in self._apart if always or grid.estimate_s(each) < least_s)
+        # Beside a plan that fits, parts without room for any are of no use.
+        return any(two is None or not grid.lacks_room(each) for each in likely)
 
     @property
     def _apart(self) -> list[Members]:
