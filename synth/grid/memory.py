@@ -20,9 +20,10 @@ import numpy as np
 
 from shardwright.cost.bill import Item, bill
 from shardwright.cost.grid.model import GridModel, Settled
+from shardwright.cost.memory.exchange_buffers import held_bytes
 from shardwright.cost.memory.liveness import Peaks, peaks_by_device
 from shardwright.cost.share_cost import Floats
-from shardwright.ir.graph import Graph, Value
+from shardwright.ir.graph import Graph, Value, value_types
 from shardwright.ir.program import Program
 from shardwright.synth.grid.crowd import crowd
 from shardwright.synth.grid.parts import on_nodes
@@ -217,6 +218,15 @@ class GridRenting:
             low, less, high, more = (low, less, middle, here) if here.fits else (middle, here, high, more)
         return high, more
 
+    def _over_at_least(self, found: GridCandidate) -> float:
+        """What a device needs by the model, as a part of its budget, however many gathers are done again."""
+        sparing, turned = self._turned(found)
+        device = int((np.asarray(turned.memory.bytes) / self.limits.nbytes).argmax())
+        types = value_types(self.graph)
+        freed = sum(held_bytes(types[v], at, device, found.ratios) for v, at in sparing.gathers)
+        left = [n - freed if d == device else 0 for d, n in enumerate(turned.memory.bytes)]
+        return self.judge.over(Peaks(tuple(left)), found.ratios)
+
     def _in_order(self, found: GridCandidate, sparing: Sparing, count: int) -> GridCandidate:
         with self.timer.ratios():
             return self._weighed(found.solution, found.prices, sparing.again(count), found.ratios)
@@ -239,6 +249,8 @@ class GridRenting:
         """
         judge, budgets = self.judge, self.judge.budgets
         if briefly and found.over > _HOPELESS:
+            if self._over_at_least(found) > _HOPELESS:
+                return found
             _, less = self.spared(found)
             if less.over > _HOPELESS:
                 return less
