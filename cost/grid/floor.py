@@ -106,7 +106,7 @@ def floors(stack: GridStack, cuts: Sequence[GridCut], mesh: Mesh, ranges: Ranges
     found = np.zeros(len(cuts))
     few = (across > 0) & (across <= FEW * nodes)
     many = np.flatnonzero(~few)
-    found[many] = _level(constant[many], slope[many], mesh.kind_counts, within)
+    found[many] = level(constant[many], slope[many], mesh.kind_counts, within)
     for units in np.unique(across[few]).tolist():
         mine = np.flatnonzero(few & (across == units))
         limits = _limits(units, mesh, within, ranges)
@@ -182,7 +182,7 @@ def _shares(units: NDArray[np.int64], devices: int) -> tuple[Floats, Floats]:
     return least, np.where(units > 0, np.floor(units / devices) / some, 1.0 / devices)
 
 
-def _level(constant: Floats, slope: Floats, counts: NDArray[np.int64], within: Floats) -> Floats:
+def level(constant: Floats, slope: Floats, counts: NDArray[np.int64], within: Floats) -> Floats:
     """The least of the maximum over kinds, (instructions, kinds, rows), of constant + slope R / count."""
     slope = slope / counts[:, None]
     low, high = within[:, :1], within[:, 1:]

@@ -1,4 +1,4 @@
-"""What fills a device when it is fullest, and pays rent for it where nothing fits (`synth/grid/memory.py`)."""
+"""What fills a device when it is fullest: it pays rent where nothing fits (`synth/grid/memory.py`)."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from test_search import as_milp
 import shardwright
 from shardwright.cost.bill import bill
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.grid.floor import Ranges, products_of_largest
+from shardwright.cost.grid.floor import Ranges, level, products_of_largest
 from shardwright.cost.grid.model import GridModel, Settled
 from shardwright.cost.grid.prices import (
     GridCut,
@@ -219,6 +220,25 @@ def test_a_wide_certificate_is_raised_by_ranges_of_every_kind_and_stays_one(
         parts = random.dirichlet(np.ones(3))
         ratios = listed.grid.mesh.ratios(parts, listed.grid.mesh.even()[1])
         assert raised <= solver.solve(grid_prices(listed, ratios)).bound_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("counts", [(3,), (2, 3), (1, 2, 2)])
+def test_water_levels_are_the_least_that_any_shares_cost(counts: tuple[int, ...]) -> None:
+    """Nodes of one kind have everything, two kinds a level in closed form, more a search for it."""
+    random = np.random.default_rng(len(counts))
+    kinds, steps = len(counts), 60
+    constant = random.exponential(size=(40, kinds, 3))
+    slope = random.normal(size=constant.shape) * random.integers(0, 2, size=constant.shape)
+    dealt = [each for each in product(range(steps + 1), repeat=kinds) if sum(each) == steps]
+    for low, high in ((0.0, 1.0), (0.2, 0.7))[:kinds]:
+        within = np.array(Ranges(low, high).of_kinds(kinds))
+        shares = np.array(dealt) / steps
+        shares = shares[((shares >= within[:, 0] - 1e-9) & (shares <= within[:, 1] + 1e-9)).all(axis=1)]
+        at = constant[:, None] + slope[:, None] * (shares / counts)[None, :, :, None]
+        least = at.max(axis=(2, 3)).min(axis=1)
+        found = level(constant, slope, np.array(counts), within)
+        step = np.abs(slope).max(axis=(1, 2)) * 2 / steps
+        assert (found <= least + 1e-9).all() and (found >= least - step).all()
 
 
 @pytest.mark.parametrize("name", FLEETS)

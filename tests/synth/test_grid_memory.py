@@ -17,6 +17,7 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.placement import Shard, grid, parse_placement, region
 from shardwright.ir.program import verify
 from shardwright.memory.device_memory import device_memory, peaks
+from shardwright.synth.grid.alternate import GridSearch
 from shardwright.synth.grid.rent import least_portions, portions
 from shardwright.synth.memory.sparing import Sparing
 
@@ -123,6 +124,25 @@ def test_devices_that_are_looked_at_once_hold_the_same(
     each = [device_memory(plan.program, graph, ratios, d).peak_bytes for d in range(len(ratios))]
     assert list(peaks(plan.program, graph, ratios)) == each
     assert len(set(each)) > 1
+
+
+def test_what_fits_though_it_was_searched_roughly_is_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    well = planned(1 << 30)
+    asked: list[bool] = []
+    bound = GridSearch.bound
+
+    def noted(self: GridSearch, *args: Any, roughly: bool = False) -> float:
+        asked.append(roughly)
+        return bound(self, *args, roughly=roughly)
+
+    monkeypatch.setattr(GridSearch, "bound", noted)
+    monkeypatch.setattr("shardwright.synth.grid.choice._CROWDED", 0.0)
+    again = planned(1 << 30)
+    assert asked[0] and not all(asked)
+    assert again.cost_s == pytest.approx(well.cost_s, rel=1e-9)
+    assert (
+        again.bound_s == pytest.approx(well.bound_s, rel=1e-9) and again.search_gap <= well.search_gap + 1e-9
+    )
 
 
 def test_what_cannot_fit_is_said() -> None:
