@@ -7,7 +7,8 @@ rival for parts on two axes (`shardwright.synth.grid.choice`), and their bounds 
 That takes a search of its own, and is done where two axes leave something to be desired: before anybody
 searches for what fits in place of what does not, where the plan is far above its bound, where such a part
 might do the arithmetic in less time than the plan takes, unless it is one of nodes that are all alike or has
-no room for any program, and where one had a plan for the step changed in another way. Of small steps it is always done.
+no room for any program, and where one had a plan for the step changed in another way. Of small steps it is
+always done.
 """
 
 from __future__ import annotations
