@@ -132,7 +132,9 @@ def _why(members: Members, best: Tried, parts: Sequence[Tried]) -> str:
         return len(frozenset(members).intersection(part.members))
 
     used = of_class(best)
-    others = [part for part in parts if of_class(part) > used]
+    # What is too small for any program is no part on which a plan that fits could be.
+    possible = [part for part in parts if not (best.fits and part.impossible)]
+    others = [part for part in possible if of_class(part) > used]
     them = "more of them" if used else "them"
     least_s = min((part.bound_s for part in others), default=0.0)
     if least_s >= best.cost_s * (1 - 1e-9):

@@ -106,7 +106,7 @@ def floors(stack: GridStack, cuts: Sequence[GridCut], mesh: Mesh, ranges: Ranges
     found = np.zeros(len(cuts))
     few = (across > 0) & (across <= FEW * nodes)
     many = np.flatnonzero(~few)
-    found[many] = _level(constant[many], slope[many], mesh.kind_counts, within)
+    found[many] = level(constant[many], slope[many], mesh.kind_counts, within)
     for units in np.unique(across[few]).tolist():
         mine = np.flatnonzero(few & (across == units))
         limits = _limits(units, mesh, within, ranges)
@@ -182,10 +182,12 @@ def _shares(units: NDArray[np.int64], devices: int) -> tuple[Floats, Floats]:
     return least, np.where(units > 0, np.floor(units / devices) / some, 1.0 / devices)
 
 
-def _level(constant: Floats, slope: Floats, counts: NDArray[np.int64], within: Floats) -> Floats:
+def level(constant: Floats, slope: Floats, counts: NDArray[np.int64], within: Floats) -> Floats:
     """The least of the maximum over kinds, (instructions, kinds, rows), of constant + slope R / count."""
     slope = slope / counts[:, None]
     low, high = within[:, :1], within[:, 1:]
+    if len(counts) == 1:
+        return (constant + slope).max(axis=(1, 2))  # all nodes are of one kind: they have everything
     least = np.minimum(constant + slope * low, constant + slope * high).max(axis=(1, 2))
     room = float((high - low).sum())
     some = low + (high - low) * (max(0.0, 1.0 - float(low.sum())) / room if room > 0 else 0.0)
@@ -194,6 +196,9 @@ def _level(constant: Floats, slope: Floats, counts: NDArray[np.int64], within: F
     if not len(open_):
         return least
     constant, slope = constant[open_], slope[open_]
+    if len(counts) == 2:
+        least[open_] = np.minimum(_crossing(constant, slope, within), most[open_])
+        return least
     below, above = least[open_], most[open_]
     rising, falling = slope > 0, slope < 0
     by = np.where(slope == 0, 1.0, slope)
@@ -206,6 +211,24 @@ def _level(constant: Floats, slope: Floats, counts: NDArray[np.int64], within: F
         above, below = np.where(enough, middle, above), np.where(enough, below, middle)
     least[open_] = below
     return least
+
+
+def _crossing(constant: Floats, slope: Floats, within: Floats) -> Floats:
+    """The same of two kinds, the second of which has what the first has not.
+
+    Shares at which a row costs no more than some level are an interval, and intervals have a point in common
+    if any two of them have: the level is that at which the last two rows meet.
+    """
+    (low, high), (other_low, other_high) = within.tolist()
+    low, high = max(low, 1 - other_high), min(high, 1 - other_low)
+    rows = np.concatenate([constant[:, 0], constant[:, 1] + slope[:, 1]], axis=1)
+    steep = np.concatenate([slope[:, 0], -slope[:, 1]], axis=1)
+    found = np.minimum(rows + steep * low, rows + steep * high).max(axis=1)
+    for row, down in zip(rows.T[..., None], steep.T[..., None], strict=True):
+        crosses = (down < 0) & (steep > 0)
+        span = np.where(crosses, steep - down, 1.0)
+        found = np.maximum(found, np.where(crosses, (row * steep - rows * down) / span, -np.inf).max(axis=1))
+    return found
 
 
 def _limits(units: int, mesh: Mesh, within: Floats, ranges: Ranges | None) -> Sequence[tuple[float, float]]:

@@ -62,6 +62,7 @@ class GridSearch:
         extra: factors that pin choices.
         look: what says how much memory a program takes; by default the model of `cost/memory/liveness.py`.
         solvers: known ones, see `GridSolver`.
+        like: the search on another part of the fleet, for the same programs and pins.
     """
 
     def __init__(
@@ -73,15 +74,18 @@ class GridSearch:
         extra: tuple[Use, ...] = (),
         look: Look | None = None,
         solvers: Solvers | None = None,
+        like: GridSearch | None = None,
     ) -> None:
         self.graph = graph
         self._judge = Judge(graph, listed.model, look)
         self._extra = extra
         with timer.search():
-            self._turns = GridTurns(space, listed, timer, extra, solvers)
+            known = None if like is None else like._turns
+            self._turns = GridTurns(space, listed, timer, extra, solvers, known)
             self._listed, self._floors = listed, listed.floors
         self._renting = GridRenting(graph, space, listed.grid, self._judge, timer, extra, solvers)
         self._ideal: Solution | None = None
+        self._rough = False
         self._best: GridFound | None = None
         self._tightening: Tightening | None = None
         self._free: tuple[GridFound, GridCandidate, GridCandidate] | None = None
@@ -104,20 +108,28 @@ class GridSearch:
             self._raise(arithmetic_s(self._turns.space, self._floors))
         return self.bound_s
 
-    def bound(self, target_s: float = inf) -> float:
+    def bound(self, target_s: float = inf, *, roughly: bool = False) -> float:
         """What the best program costs when every instruction has the shares it likes most.
 
         Args:
             target_s: a bound that is good enough.
+            roughly: a program will do that is nearly the best, to see what memory it takes.
 
         Raises:
             PlanError: no program keeps to the pins.
         """
+        if self._rough and not roughly:
+            self._ideal = self._best = None
+            self._turns.forget()
         if self._ideal is None:
             # Devices that are alike are likely to have equal shares: the best program at the floors is then
             # likely to be the plan, and its bound what says so.
             turns = self._turns
             enough, rounds = (NEAR, 1) if turns.even is None or target_s < inf else (CLOSE, MOST_ROUNDS)
+            self._rough = roughly and enough == CLOSE
+            enough = NEAR if self._rough else enough
+            # Prices at even ratios are about those at the floors.
+            turns.close = 2 * NEAR if self._rough else CLOSE
             self._ideal = turns.solve(self._floors, None, enough, target_s, rounds=rounds)
             self._raise(self._ideal.bound_s)
         return self.bound_s
@@ -140,7 +152,15 @@ class GridSearch:
         Raises:
             PlanError: no program keeps to the pins.
         """
-        self.bound()
+        found = self._planned(most_s, briefly=briefly)
+        if self._rough and not found.dearer:  # it may be the plan
+            self.bound()
+            found = self._planned(most_s, briefly=briefly)
+        return found
+
+    def _planned(self, most_s: float, *, briefly: bool) -> Synthesis:
+        """See `plan`; what was searched roughly is left so if that will do."""
+        self.bound(roughly=briefly)
         assert self._ideal is not None
         turns = self._turns
         if self._best is None:

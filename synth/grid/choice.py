@@ -29,6 +29,7 @@ from shardwright.synth.fallback import fits
 from shardwright.synth.grid.alternate import GridSearch, is_mesh
 from shardwright.synth.grid.pricing import GridPriceList, KnownMoves
 from shardwright.synth.grid.solve import Solvers
+from shardwright.synth.memory.alive import most_alive
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.parts import Members, Tried, raised_in_turn, unused
 from shardwright.synth.programs.judge import Look
@@ -45,6 +46,10 @@ MOST_PARTS = 4
 
 #: Alike devices come before others whose bound by arithmetic is less, but not by more than this factor.
 _FAR_ABOVE = 1.5
+
+#: Where what is alive in the order as traced, each tensor held once, fills this part of the memory, the best
+#: program will hardly fit: those of language models were seen to take 1.3 to 1.8 times as much.
+_CROWDED = 0.8
 
 #: Gap, as a part of the cost, beyond which a certificate is wide.
 WIDE = 0.1
@@ -165,6 +170,7 @@ class GridChoosing:
         self._graph, self._fleet, self._timer = graph, fleet, timer
         self._pinned, self._look = pinned, look
         self._made: Space | None = None
+        self._pins: tuple[Use, ...] | None = None
         self._solvers: Solvers = {}
         self._parts = [_Part(fleet, members) for members in parts]
 
@@ -211,11 +217,14 @@ class GridChoosing:
                 heapq.heapify(queue)
                 number = ahead[1]
                 part = made[number]
-            if number and not briefly and too_small(self._graph, part.limits):
+            # Beside a plan that fits, what cannot fit says nothing of what would.
+            telling = briefly and least_s == math.inf
+            if number and not telling and too_small(self._graph, part.limits):
                 part.impossible = True
                 continue
             if part.looked < 2:
-                self._look_at(part, min(target_s, least_s))
+                roughly = briefly and most_alive(self._graph) > _CROWDED * sum(part.limits)
+                self._look_at(part, min(target_s, least_s), roughly=roughly)
                 heapq.heappush(queue, (part.bound_s, number))
                 continue
             self._plan(part, min(target_s, least_s), briefly=briefly)
@@ -315,19 +324,26 @@ class GridChoosing:
         rates = np.array([device.flop_rate("float32", None)[0] for device in model.types])[model.class_of]
         return whole.arithmetic_s * float(rates.sum() / rates[list(members)].sum())
 
-    def _look_at(self, part: _Part, target_s: float) -> None:
-        """A better bound of a part."""
+    def lacks_room(self, members: Members) -> bool:
+        """Whether no program of the step can fit on some of the devices."""
+        devices = self._fleet.devices
+        return too_small(self._graph, [devices[d].type.memory_bytes for d in members])
+
+    def _look_at(self, part: _Part, target_s: float, *, roughly: bool = False) -> None:
+        """A better bound of a part; for `roughly` see `GridSearch.bound`."""
         if part.search is None:
             with self._timer.search():
                 listed, space = self._known.listed(part.members, part.fleet), self.space
             part.grid = listed.grid
-            pinned = tuple(self._pinned(space))
+            if self._pins is None:
+                self._pins = tuple(self._pinned(space))
+            like = next((each.search for each in self._parts if each.search is not None), None)
             part.search = GridSearch(
-                self._graph, space, listed, self._timer, pinned, self._look, self._solvers
+                self._graph, space, listed, self._timer, self._pins, self._look, self._solvers, like
             )
             part.bound_s = part.arithmetic_s = part.search.arithmetic_s()
         else:
-            part.bound_s = max(part.bound_s, part.search.bound(target_s))
+            part.bound_s = max(part.bound_s, part.search.bound(target_s, roughly=roughly))
         part.looked += 1
 
     def _plan(self, part: _Part, most_s: float, *, briefly: bool) -> None:

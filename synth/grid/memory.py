@@ -21,12 +21,12 @@ import numpy as np
 from shardwright.cost.bill import Item, bill
 from shardwright.cost.grid.model import GridModel
 from shardwright.cost.grid.settled import Settled
-from shardwright.cost.memory.liveness import Peaks, peaks_by_device, stored
+from shardwright.cost.memory.exchange_buffers import held_bytes
+from shardwright.cost.memory.liveness import Peaks, peaks_by_device
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph, Value, value_types
-from shardwright.ir.placement import Placement, region
-from shardwright.ir.program import Loop, Move, Program
-from shardwright.ir.wires import keys_made, keys_read
+from shardwright.ir.program import Program
+from shardwright.synth.grid.crowd import crowd
 from shardwright.synth.grid.parts import on_nodes
 from shardwright.synth.grid.rent import GridRents, Portion, least_portions, portions
 from shardwright.synth.grid.solve import GridSolver, Solvers
@@ -63,36 +63,6 @@ _NEARLY = 16
 
 #: How far a rented program may be from the best under its rent, as a part of what it costs.
 _ENOUGH = 1e-3
-
-
-def crowd(program: Program, graph: Graph, ratios: Sequence[float], device: int) -> tuple[Value, ...]:
-    """Tensors that a device has in memory when it is fullest, as far as a step's own instructions tell.
-
-    A loop has its operands and results throughout.
-    """
-    written, types = stored(graph), value_types(graph)
-    span: dict[tuple[int, Placement], list[int]] = {}
-    for time, instruction in enumerate(program.instructions):
-        for key in keys_read(instruction, graph):
-            if key in span:
-                span[key][1] = time
-        for key in keys_made(instruction, graph):
-            span.setdefault(key, [time, time])
-    change = np.zeros(len(program.instructions) + 1)
-    nbytes: dict[tuple[int, Placement], float] = {}
-    for (index, placement), (first, last) in span.items():
-        if index in written or isinstance(program.instructions[first], Loop | Move):
-            shape = [n for _, n in region(types[index].shape, placement, device, ratios)]
-            nbytes[index, placement] = types[index].nbytes * math.prod(shape) / max(types[index].size, 1)
-            change[first] += nbytes[index, placement]
-            change[last + 1] -= nbytes[index, placement]
-    moment = int(np.cumsum(change).argmax())
-    alive = {
-        index
-        for (index, placement) in nbytes
-        if span[index, placement][0] <= moment <= span[index, placement][1]
-    }
-    return tuple(value for value in graph.values() if value.index in alive)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +136,8 @@ class GridRenting:
         self._made: GridSolver | None = None
         self._latest: tuple[int, ...] | None = None
         self._settled: dict[tuple[float, ...], Settled] = {}
+        #: The latest program that was put in another order, what did, and what came of it.
+        self._latest_turn: tuple[Program, Sparing, GridCandidate] | None = None
 
     @property
     def rents(self) -> GridRents:
@@ -204,9 +176,25 @@ class GridRenting:
 
     def in_turn(self, found: GridCandidate) -> GridCandidate:
         """The same program with every exchange where it is wanted, where that takes less memory."""
-        sparing = Sparing(found.program, self.graph)
-        here = self._in_order(found, sparing, 0) if sparing.possible else found
+        _, here = self._turned(found)
         return here if here.over < found.over else found
+
+    def _turned(self, found: GridCandidate) -> tuple[Sparing, GridCandidate]:
+        """What puts a program in another order, and the program with every exchange where it is wanted.
+
+        Of that one, too: the latest is remembered.
+        """
+        known = self._latest_turn
+        if (
+            known is None
+            or found.ratios != known[2].ratios
+            or all(found.program is not program for program in (known[0], known[2].program))
+        ):
+            sparing = Sparing(found.program, self.graph)
+            here = self._in_order(found, sparing, 0) if sparing.possible else found
+            known = self._latest_turn = found.program, sparing, here
+        _, sparing, here = known
+        return sparing, replace(here, over=self.judge.over(here.memory, here.ratios))
 
     def spared(self, found: GridCandidate, least: int = 0) -> tuple[int, GridCandidate]:
         """The same program with as few gathers done again as fit by the model; all of them where none do.
@@ -218,11 +206,11 @@ class GridRenting:
         Returns:
             How many are done again, and the program.
         """
-        sparing = Sparing(found.program, self.graph)
+        sparing, turned = self._turned(found)
         if not sparing.possible:
             return 0, found
         low, high = least, len(sparing.gathers)
-        less = self._in_order(found, sparing, low)
+        less = self._in_order(found, sparing, low) if low else turned
         if less.fits or low >= high:
             return low, less
         more = self._in_order(found, sparing, high)
@@ -233,6 +221,15 @@ class GridRenting:
             here = self._in_order(found, sparing, middle)
             low, less, high, more = (low, less, middle, here) if here.fits else (middle, here, high, more)
         return high, more
+
+    def _over_at_least(self, found: GridCandidate) -> float:
+        """What a device needs by the model, as a part of its budget, however many gathers are done again."""
+        sparing, turned = self._turned(found)
+        device = int((np.asarray(turned.memory.bytes) / self.limits.nbytes).argmax())
+        types = value_types(self.graph)
+        freed = sum(held_bytes(types[v], at, device, found.ratios) for v, at in sparing.gathers)
+        left = [n - freed if d == device else 0 for d, n in enumerate(turned.memory.bytes)]
+        return self.judge.over(Peaks(tuple(left)), found.ratios)
 
     def _in_order(self, found: GridCandidate, sparing: Sparing, count: int) -> GridCandidate:
         with self.timer.ratios():
@@ -256,6 +253,8 @@ class GridRenting:
         """
         judge, budgets = self.judge, self.judge.budgets
         if briefly and found.over > _HOPELESS:
+            if self._over_at_least(found) > _HOPELESS:
+                return found
             _, less = self.spared(found)
             if less.over > _HOPELESS:
                 return less

@@ -92,6 +92,7 @@ class GridPriceList:
         self._moves: dict[tuple[Routes, ...], Moves] = {}
         self._patterns: dict[tuple[Placement, ...], _Pattern] = {}
         self._kernels: dict[tuple[object, ...], NDArray[np.intp]] = {}
+        self._of_factor: dict[EquationFactor, NDArray[np.intp]] = {}
         self._stack: GridStack | None = None
 
     @property
@@ -138,6 +139,12 @@ class GridPriceList:
 
     def kernels(self, factor: EquationFactor) -> NDArray[np.intp]:
         """The lines of an equation's kernels, one per signature."""
+        if factor not in self._of_factor:
+            self._of_factor[factor] = self._priced(factor)
+        return self._of_factor[factor]
+
+    def _priced(self, factor: EquationFactor) -> NDArray[np.intp]:
+        """The same, for a factor that was not asked for before."""
         equation = factor.equation
         flop = flop_count(factor.rule, equation)
         key = (*kernel_key(equation, flop), id(factor.signatures), factor.traffic)

@@ -6,8 +6,9 @@ rival for parts on two axes (`shardwright.synth.grid.choice`), and their bounds 
 
 That takes a search of its own, and is done where two axes leave something to be desired: before anybody
 searches for what fits in place of what does not, where the plan is far above its bound, where such a part
-might do the arithmetic in less time than the plan takes, unless it is one of nodes that are all alike, and
-where one had a plan for the step changed in another way. Of small steps it is always done.
+might do the arithmetic in less time than the plan takes, unless it is one of nodes that are all alike or has
+no room for any program, and where one had a plan for the step changed in another way. Of small steps it is
+always done.
 """
 
 from __future__ import annotations
@@ -81,9 +82,10 @@ class BesideSingle:
         """Whether a plan on two axes leaves something to be desired; see the module's docstring."""
         if two is not None and (not _fits(two) or two.found.bound_s < least_s * (1 - WIDE)):
             return True
-        if self._small or self._known.single:
-            return bool(self._apart)
-        return any(self._grid.estimate_s(members) < least_s for members in self._apart)
+        always, grid = self._small or self._known.single, self._grid
+        likely = (each for each in self._apart if always or grid.estimate_s(each) < least_s)
+        # Beside a plan that fits, parts without room for any are of no use.
+        return any(two is None or not grid.lacks_room(each) for each in likely)
 
     @property
     def _apart(self) -> list[Members]:

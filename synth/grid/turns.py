@@ -41,8 +41,11 @@ class GridFound:
 class GridTurns:
     """Search and linear programs in turns; remembers what was tried.
 
+    Those of one space and one `extra` have one solver and one ledger: those of turns `like` them.
+
     Attributes:
         even: the ratios, if no others make sense.
+        close: a program is as good as the best at its ratios if it costs no more than this part above it.
         bound_s: what no program costs less than at any ratios.
     """
 
@@ -53,16 +56,17 @@ class GridTurns:
         timer: Timer,
         extra: tuple[Use, ...],
         solvers: Solvers | None = None,
+        like: GridTurns | None = None,
     ) -> None:
         self.space, self.timer = space, timer
         self.grid, self.listed = listed.grid, listed
-        self.solver = GridSolver(space, extra, solvers)
-        self.ledger = Ledger((*space.uses, *extra))
+        self.solver = GridSolver(space, extra, solvers) if like is None else like.solver
+        self.ledger = Ledger((*space.uses, *extra)) if like is None else like.ledger
         self.expanded = self.searches = 0
         mesh = self.grid.mesh
         alike = len(self.grid.model.types) == 1 and len(set(mesh.nodes)) == 1
         self.even = mesh.ratios(*mesh.even()) if alike else None
-        self.bound_s = 0.0
+        self.bound_s, self.close = 0.0, CLOSE
         self._seen: dict[tuple[float, ...], tuple[Solution, Prices]] = {}
         self._latest: tuple[int, ...] | None = None
 
@@ -80,6 +84,10 @@ class GridTurns:
         self.expanded, self.searches = self.expanded + solution.expanded, self.searches + 1
         self._latest = solution.assignment
         return solution
+
+    def forget(self) -> None:
+        """Search again at ratios that were tried."""
+        self._seen.clear()
 
     def prices(self, ratios: tuple[float, ...]) -> Prices:
         """At some ratios."""
@@ -101,7 +109,7 @@ class GridTurns:
             prices.prepare(self.solver.factors)
             lines = self.ledger.lines(self._latest, prices)
             seconds = sum(weight * float(prices.seconds[line]) for (line, _, _), weight in lines.items())
-        if self.bound_s < seconds * (1 - CLOSE):
+        if self.bound_s < seconds * (1 - self.close):
             return None
         return Solution(self._latest, seconds, min(self.bound_s, seconds), 0, 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from grid_cases import FLEETS, arguments, fleet, graph, listed, shares, train_st
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.cost.grid.floor import Ranges, products_of_largest
+from shardwright.cost.grid.floor import Ranges, level, products_of_largest
 from shardwright.cost.grid.model import GridModel
 from shardwright.cost.grid.prices import (
     features,
@@ -37,6 +38,25 @@ def test_floors_are_below_every_price(name: str, data: st.DataObject) -> None:
     floors = grid_floors(prices).seconds
     assert len(floors) > 500
     assert (floors <= exact * (1 + 1e-9) + 1e-12).all()
+
+
+@pytest.mark.parametrize("counts", [(3,), (2, 3), (1, 2, 2)])
+def test_water_levels_are_the_least_that_any_shares_cost(counts: tuple[int, ...]) -> None:
+    """Nodes of one kind have everything, two kinds a level in closed form, more a search for it."""
+    random = np.random.default_rng(len(counts))
+    kinds, steps = len(counts), 60
+    constant = random.exponential(size=(40, kinds, 3))
+    slope = random.normal(size=constant.shape) * random.integers(0, 2, size=constant.shape)
+    dealt = [each for each in product(range(steps + 1), repeat=kinds) if sum(each) == steps]
+    for low, high in ((0.0, 1.0), (0.2, 0.7))[:kinds]:
+        within = np.array(Ranges(low, high).of_kinds(kinds))
+        shares = np.array(dealt) / steps
+        shares = shares[((shares >= within[:, 0] - 1e-9) & (shares <= within[:, 1] + 1e-9)).all(axis=1)]
+        at = constant[:, None] + slope[:, None] * (shares / counts)[None, :, :, None]
+        least = at.max(axis=(2, 3)).min(axis=1)
+        found = level(constant, slope, np.array(counts), within)
+        step = np.abs(slope).max(axis=(1, 2)) * 2 / steps
+        assert (found <= least + 1e-9).all() and (found >= least - step).all()
 
 
 @settings(max_examples=300)

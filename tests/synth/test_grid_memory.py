@@ -16,6 +16,8 @@ from shardwright.cost.memory.liveness import peaks_by_device
 from shardwright.cost.model import CostModel
 from shardwright.ir.placement import Shard, grid, parse_placement, region
 from shardwright.ir.program import verify
+from shardwright.memory.device_memory import device_memory, peaks
+from shardwright.synth.grid.alternate import GridSearch
 from shardwright.synth.grid.rent import least_portions, portions
 from shardwright.synth.memory.sparing import Sparing
 
@@ -100,11 +102,47 @@ def test_gathers_done_again_give_the_same_program() -> None:
     sparing = Sparing(plan.program, graph)
     assert sparing.possible and sparing.gathers
     in_order = [sparing.again(count) for count in (0, len(sparing.gathers))]
-    peaks = [max(peaks_by_device(program, graph, plan.ratios).bytes) for program in (plan.program, *in_order)]
-    assert peaks[0] >= peaks[1] >= peaks[2]
+    most = [max(peaks_by_device(program, graph, plan.ratios).bytes) for program in (plan.program, *in_order)]
+    assert most[0] >= most[1] >= most[2]
     for program in in_order:
         verify(program, graph)
         assert replace(plan, program=program).verify(unrolled, *given).ok
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ratios"), [((2, 2), (0.25,) * 4), ((2, 2, 2), (0.1, 0.2, 0.1, 0.2, 0.2, 0.2))]
+)
+def test_devices_that_are_looked_at_once_hold_the_same(
+    nodes: tuple[int, ...], ratios: tuple[float, ...]
+) -> None:
+    """30 rows over two nodes of two devices are 8 and 7 in each."""
+    params, moments, x, y = jax.tree.map(lambda p: list(p) if p.ndim == 3 else p[:30], arguments())
+    pins = {"params/*": Shard(0), "x": grid(Shard(0), Shard(0), nodes)}
+    where = fleet(1 << 30, nodes)
+    plan = synthesize(unrolled, params, moments, x, y, fleet=where, axes=2, devices="all", constraints=pins)
+    graph = plan.step().graph
+    each = [device_memory(plan.program, graph, ratios, d).peak_bytes for d in range(len(ratios))]
+    assert list(peaks(plan.program, graph, ratios)) == each
+    assert len(set(each)) > 1
+
+
+def test_what_fits_though_it_was_searched_roughly_is_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    well = planned(1 << 30)
+    asked: list[bool] = []
+    bound = GridSearch.bound
+
+    def noted(self: GridSearch, *args: Any, roughly: bool = False) -> float:
+        asked.append(roughly)
+        return bound(self, *args, roughly=roughly)
+
+    monkeypatch.setattr(GridSearch, "bound", noted)
+    monkeypatch.setattr("shardwright.synth.grid.choice._CROWDED", 0.0)
+    again = planned(1 << 30)
+    assert asked[0] and not all(asked)
+    assert again.cost_s == pytest.approx(well.cost_s, rel=1e-9)
+    assert (
+        again.bound_s == pytest.approx(well.bound_s, rel=1e-9) and again.search_gap <= well.search_gap + 1e-9
+    )
 
 
 def test_what_cannot_fit_is_said() -> None:

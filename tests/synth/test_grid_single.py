@@ -13,6 +13,7 @@ from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.subfleet import subfleet
 from shardwright.plan import Plan
+from shardwright.synth.grid.alternate import GridSearch
 from shardwright.synth.grid.choice import GridChoosing, on_grid, on_one_axis
 from shardwright.synth.grid.single import BesideSingle
 from shardwright.synth.parts import candidates
@@ -87,3 +88,39 @@ def test_alike_nodes_do_what_one_of_them_would(monkeypatch: pytest.MonkeyPatch) 
     assert any(SAID in said for said in searched.assumptions)
     assert searched.cost_s == pytest.approx(plan.cost_s, rel=1e-9)
     assert plan.bound_s <= planned(subfleet(where, (0, 1), "alone")).cost_s
+
+
+def test_parts_without_room_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a plan that fits, a part of the fleet that is too small for any program says nothing."""
+    bounded: set[tuple[int, int]] = set()
+    bound = GridSearch.bound
+
+    def noted(self: GridSearch, *args: Any, **options: Any) -> float:
+        model = self._listed.model
+        bounded.add((len(model.class_of), len(model.types)))
+        return bound(self, *args, **options)
+
+    monkeypatch.setattr(GridSearch, "bound", noted)
+    # What arithmetic takes would rule out most parts; the one of equal nodes is planned first.
+    monkeypatch.setattr(GridSearch, "arithmetic_s", lambda self: 1e-9)
+    where = fleet(((40, 2),), ((20, 2),), ((20, 2),), network="400 Gbit/s")
+    as_it_is: dict[str, Any] = {"axes": 2, "recompute": "off", "microbatches": 1}
+    free = shardwright.synthesize(train_step, *arguments(48_000), fleet=where, **as_it_is)
+    assert bounded == {(6, 2), (4, 2), (4, 1)}
+    alike = subfleet(where, (2, 3, 4, 5), "alike")
+    needed = max(shardwright.synthesize(train_step, *arguments(48_000), fleet=alike, **as_it_is).memory_bytes)
+    bounded.clear()
+    tight = with_memory(where, needed // 50, needed, needed)
+    plan = shardwright.synthesize(train_step, *arguments(48_000), fleet=tight, **as_it_is)
+    assert plan.fits and bounded == {(6, 2), (4, 1)}
+    assert free.bound_s * (1 - 1e-9) <= plan.bound_s <= plan.cost_s
+
+
+def test_single_nodes_without_room_are_not_searched() -> None:
+    where = fleet(((40, 2),), ((20, 2),), ((20, 2),), network="400 Gbit/s")
+    free = shardwright.synthesize(train_step, *arguments(48_000), fleet=where, axes=2)
+    assert any(SAID in said for said in free.assumptions)
+    tight = with_memory(where, *[max(free.memory_bytes)] * 3)
+    plan = shardwright.synthesize(train_step, *arguments(48_000), fleet=tight, axes=2)
+    assert plan.fits and plan.cost_s == pytest.approx(free.cost_s, rel=1e-9)
+    assert not any(SAID in said for said in plan.assumptions) and plan.bound_s <= plan.cost_s

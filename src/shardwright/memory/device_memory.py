@@ -9,8 +9,9 @@ donated (`shardwright/ir/donation.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from shardwright.backends.layout import holds
 from shardwright.backends.local_graph import LocalGraphs
@@ -20,7 +21,7 @@ from shardwright.ir.donation import taken_over
 from shardwright.ir.flow import find, reads, writes
 from shardwright.ir.graph import Equation, Graph, TensorType, Value, value_types
 from shardwright.ir.jaxpr import source_text
-from shardwright.ir.placement import Grid, Shard, cuts, lengths, seat
+from shardwright.ir.placement import Grid, Shard, by_node, cuts, lengths, seat
 from shardwright.ir.program import Move, Program, Property
 from shardwright.ir.regions import entering
 from shardwright.ir.segments import Away, Back, Exchange, LoopStep, Schedule, Segment, schedule
@@ -187,8 +188,9 @@ def _made_by(equation: Equation | None, role: str) -> str:
 
 
 def _kinds(program: Program, graph: Graph, ratios: Sequence[float]) -> Iterator[Hashable]:
-    """Of every device, what decides how much it holds: its stretches, the groups it is in, its node."""
-    dims: dict[tuple[int, Shard], None] = {}
+    """Of every device, what decides how much it holds: its stretches, and the groups it is in."""
+    flat: dict[tuple[int, Shard], None] = {}
+    grids: dict[tuple[tuple[int, int], tuple[int, int], bool], None] = {}
     groups: dict[tuple[int, ...], None] = {}
     nodes: tuple[int, ...] | None = None
 
@@ -211,18 +213,51 @@ def _kinds(program: Program, graph: Graph, ratios: Sequence[float]) -> Iterator[
         for tensor, placement in set(pairs):
             if isinstance(placement, Grid):
                 nodes = placement.nodes
-            for cut in cuts(placement):
-                dims[tensor.shape[cut.dim] // cut.unit, Shard(0, by=cut.by)] = None
+                across, within = (
+                    (tensor.shape[p.dim], p.unit) if isinstance(p, Shard) else (0, 1)
+                    for p in (placement.across, placement.within)
+                )
+                grids[across, within, len({cut.dim for cut in cuts(placement)}) < len(cuts(placement))] = None
+            else:
+                for cut in cuts(placement):
+                    flat[tensor.shape[cut.dim] // cut.unit, Shard(0, by=cut.by)] = None
 
     note(program, graph)
-    stretches = [lengths(units, 1, cut.ratios(ratios)) for units, cut in dims]
+    stretches = [lengths(units, 1, cut.ratios(ratios)) for units, cut in flat]
+    if nodes is not None:
+        stretches += _on_nodes(grids, ratios, nodes)
     for device in range(len(ratios)):
-        home: Hashable = None
-        if nodes is not None:
-            node, _ = seat(device, nodes)
-            home = node, ratios[device]
         own = tuple(stretch[device] for stretch in stretches)
-        yield own, tuple(device in group for group in groups), home
+        yield own, tuple(device in group for group in groups)
+
+
+def _on_nodes(
+    grids: Iterable[tuple[tuple[int, int], tuple[int, int], bool]],
+    ratios: Sequence[float],
+    nodes: tuple[int, ...],
+) -> list[Sequence[int]]:
+    """Elements per device of what is cut over the nodes, and of what is cut within them.
+
+    Args:
+        grids: size and unit of a dimension that is cut over the nodes, those of one that is cut within them
+            (0 where none is), and whether they are one dimension.
+        ratios: share of every device.
+        nodes: devices of every node.
+    """
+    shares, inside = by_node(ratios, nodes)
+    # Equal nodes are cut alike.
+    cut = cache(lengths)
+    found: dict[tuple[object, ...], Sequence[int]] = {}
+    for (size, unit), (own, own_unit), nested in grids:
+        of_node = cut(size, unit, shares)
+        if (size, unit) not in found:
+            found[size, unit] = [of_node[seat(d, nodes)[0]] for d in range(len(ratios))]
+        key = (size, unit, own_unit) if nested else (own, own_unit, "within")
+        if key not in found:
+            parts = of_node if nested else [own] * len(nodes)
+            pairs = zip(parts, inside, strict=True)
+            found[key] = [n for part, mine in pairs for n in cut(part, own_unit, mine)]
+    return list(found.values())
 
 
 def _device_memory(planned: Schedule, ratios: Sequence[float], device: int) -> DeviceMemory:
