@@ -21,6 +21,7 @@ from shardwright.ir.errors import InputError
 from shardwright.ir.rewrites.microbatch import microbatched
 from shardwright.ir.rewrites.pieces import NotInPiecesError
 from shardwright.ir.trace import trace
+from shardwright.memory import rewritings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -189,3 +190,19 @@ def test_pieces_are_found_where_one_device_of_several_is_worth_using(monkeypatch
     assert eight.fits
     assert plan.fits
     assert plan.cost_s <= eight.cost_s * (1 + 1e-9)
+
+
+def test_a_step_whose_old_and_new_state_are_too_much_is_tried_in_no_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its inputs alone would fit; donated, the new state lies where the old one did."""
+    step, args = layered(False, width=64, batch=8)
+    given = sum(leaf.nbytes for leaf in jax.tree.leaves(args))
+    state = sum(leaf.nbytes for leaf in jax.tree.leaves(args[0]))
+    scarce = fleet(f"{int((given + 0.8 * state) / 2)} B")
+    asked: list[Any] = []
+    monkeypatch.setattr(rewritings, "counts_of", lambda traced: asked.append(traced) or iter(()))
+    assert not synthesize(step, *args, fleet=scarce).fits
+    assert not asked
+    synthesize(step, *args, fleet=scarce, donate=True)
+    assert asked
