@@ -234,7 +234,8 @@ def eliminate(tape: Tape, kept: Kept) -> Elimination:
     by_inputs: dict[tuple[object, ...], Done] = {}
     by_content: dict[tuple[object, ...], Table] = {}
     squeezed: dict[tuple[object, ...], Floats] = {}
-    cells, seen = 0, Seen()
+    # What is left is folded and pruned again, value by value: its tables are whole.
+    cells, seen = 0, None if tape.left else Seen()
 
     def read(source: Source) -> Table:
         if source[0] == "message":

@@ -22,20 +22,20 @@ _MERGED = 1 << 16
 
 
 def minimum(
-    sources: Sequence[tuple[Table, tuple[int, ...]]], shape: tuple[int, ...], seen: Seen
+    sources: Sequence[tuple[Table, tuple[int, ...]]], shape: tuple[int, ...], seen: Seen | None
 ) -> tuple[Table, int]:
     """The sum of tables over axes of `shape`, minimised over the first axis; and cells added up.
 
     Args:
         sources: tables, each with its axes; where prices are several, they may have one more axis in front.
         shape: values of every axis.
-        seen: which values tables do not tell apart.
+        seen: which values tables do not tell apart; None: all count as different.
     """
     fronts: tuple[int, ...] = next(
         (t.shape[: t.ndim - len(a)] for t, a in sources if not isinstance(t, Merged) and t.ndim > len(a)), ()
     )
     cells = math.prod(shape) * math.prod(fronts)
-    if cells <= _MERGED or len(shape) == 1 or len(sources) == 1 or fronts:
+    if seen is None or cells <= _MERGED or len(shape) == 1 or len(sources) == 1 or fronts:
         return _minimum(
             [(whole(table), axes) for table, axes in sources], (*fronts, *shape), len(fronts)
         ), cells
