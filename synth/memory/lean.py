@@ -35,6 +35,9 @@ _LOOKS = 4
 #: What gathering again, or other ratios, make dearer by more than this part is tried handing on less instead.
 _DEARER = 0.01
 
+#: The model is off by a like part about programs of one step, but for this part of it.
+_LITTLE_OFF = 1.1
+
 #: What needs more than so many times the memory that there is does not fit by handing on less.
 _HANDED_ON = 1.5
 
@@ -183,12 +186,19 @@ def _handing_on(several: _InTurn, found: Candidate, peaks: Peaks) -> tuple[Candi
 
 
 def _instead(several: _InTurn, found: Candidate, peaks: Peaks) -> tuple[Candidate, Peaks]:
-    """The program as it was at first, handing on less, where that fits and is cheaper than what fits."""
-    program = several.sparing.again(0)
+    """The program as it was at first, handing on less, where that fits and is cheaper than what fits.
+
+    What needs far too much is not tried, nor looked at what would if the model is off alike about both.
+    """
+    judge, ratios = several.turns.judge, several.found.ratios
+    most = judge.feared(found.memory, found.ratios) / judge.excess(peaks)
+    first = several.weighed(0)
+    if judge.feared(first.memory, ratios) > _HANDED_ON * most:
+        return found, peaks
     for rearranged in _Rearranged(several.turns).ways:
         if several.turns.stop():
             break
-        looked = several.looked_at(rearranged(program), several.found.ratios)
+        looked = several.looked_at(rearranged(first.program), ratios, _LITTLE_OFF * most)
         if looked is not None and looked[0].fits:
             return looked if looked[0].cost_s < found.cost_s else (found, peaks)
     return found, peaks
