@@ -188,7 +188,8 @@ def _handing_on(several: _InTurn, found: Candidate, peaks: Peaks) -> tuple[Candi
 def _instead(several: _InTurn, found: Candidate, peaks: Peaks) -> tuple[Candidate, Peaks]:
     """The program as it was at first, handing on less, where that fits and is cheaper than what fits.
 
-    What needs far too much is not tried, nor looked at what would if the model is off alike about both.
+    It is not tried where it needs far too much. Of what would hand on less, that is looked at which should
+    fit if the model is as far off about it as about what was found.
     """
     judge, ratios = several.turns.judge, several.found.ratios
     most = judge.feared(found.memory, found.ratios) / judge.excess(peaks)
