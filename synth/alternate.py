@@ -27,7 +27,7 @@ from shardwright.synth.memory.crowded import WIDE, uncrowded
 from shardwright.synth.memory.pool import FEW_CHOICES, Pool
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.memory.stretched import stretched
-from shardwright.synth.memory.within import FAR_DEARER, hopeless, judged, next_to_nothing, overlooked
+from shardwright.synth.memory.within import FAR_DEARER, FEARED, hopeless, judged, next_to_nothing, overlooked
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
@@ -188,7 +188,9 @@ def freely(
     return free
 
 
-def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = False) -> Synthesis:
+def within_memory(
+    free: Free, rival_s: float = math.inf, *, briefly: bool = False, glance: bool = False
+) -> Synthesis:
     """What was found, or what fits in its place where it does not.
 
     Args:
@@ -196,23 +198,26 @@ def within_memory(free: Free, rival_s: float = math.inf, *, briefly: bool = Fals
         rival_s: what a plan that fits costs already: the search for what fits ends where it sees that nothing
             cheaper will.
         briefly: do not search for what fits at all.
+        glance: do not even look at what needs far too much by the model, where that is not all there is.
     """
     turns, found, best, certificate = free.turns, free.found, free.best, free.certificate
     graph, model, stop = turns.judge.graph, turns.model, turns.stop
     bound_s = certificate.bound_s
     renting = cache(lambda: free.renting(Limits.of(model)))
     pool, within = None if turns.judge.roomy else free.pool, None
+    alone = len(model.class_of) == 1
     if pool is not None and not hopeless(turns, renting, found.cost_s, rival_s):
         within = pool.cheapest(rival_s)
     if within is not None:
         first, memory = best, memory = within
         renting().helped = SCALES.index(1.0)
+    elif glance and pool is None and not alone and best.over > FEARED:
+        first, memory = best, best.memory
     else:
         # On one device all programs are one.
-        alone = len(model.class_of) == 1
         brief = briefly or alone or (pool is not None and rival_s < math.inf)
         first, memory = judged(turns, best, found, renting, rival_s, briefly=brief)
-        best, memory = overlooked(turns, first, memory, found.cost_s, briefly=brief)
+        best, memory = overlooked(turns, first, memory, found.cost_s, rival_s, briefly=brief)
         if not brief and _wide(turns, best, bound_s, rival_s, renting):
             cheaper, theirs = uncrowded(turns, best, memory, rival_s)
             first = first if cheaper is best else cheaper

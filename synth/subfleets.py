@@ -122,13 +122,16 @@ class Choosing:
             if len(made) > 1:
                 self._bound_first(made, bounded_at_once(made, favourite))
 
-    def below(self, rival_s: float, *, briefly: bool = False, baselines: bool = True) -> Choice | None:
+    def below(
+        self, rival_s: float, *, briefly: bool = False, glance: bool = False, baselines: bool = True
+    ) -> Choice | None:
         """The best plan, None where none can cost less than a rival.
 
         Args:
             rival_s: what a plan that fits costs already; parts whose bound is no less are not planned.
             briefly: what does not fit is not searched around, and of the other parts only the whole fleet is
                 tried then, unless its bound is far higher: they may be later.
+            glance: see `within_memory`.
             baselines: whether a baseline may be the plan.
 
         Raises:
@@ -149,7 +152,7 @@ class Choosing:
         if timer.limited and made[0].whole and made[0].found is None:
             # Whatever happens, there is a plan for the fleet that was asked for.
             best = made[0]
-            self._plan(best, math.inf, briefly=briefly)
+            self._plan(best, math.inf, briefly=briefly, glance=glance)
             queue = queue[1:]
         heapq.heapify(queue)
         while queue and not (best is not None and timer.late()):
@@ -165,7 +168,7 @@ class Choosing:
             elif briefly and looked and not looked[0].fits and not looked[0].gives_way(part):
                 continue  # what to do about memory on that part comes first
             elif part.bounded or part.free is not None or (first and rival_s == math.inf):
-                self._plan(part, least_s, briefly=briefly)
+                self._plan(part, least_s, briefly=briefly, glance=glance)
                 looked.append(part)
                 best = part if best is None or part.beats(best) else best
                 if first:
@@ -308,7 +311,7 @@ class Choosing:
             free += [part.bound_s for part in self._parts if part.impossible]
         return min(free, default=math.inf)
 
-    def _plan(self, part: Part, least_s: float, *, briefly: bool) -> None:
+    def _plan(self, part: Part, least_s: float, *, briefly: bool, glance: bool) -> None:
         if part.free is None:
             shares = [] if self._first is None else [self._first[d] for d in part.members]
             part.free = freely(
@@ -322,7 +325,7 @@ class Choosing:
                 first=tuple(x / sum(shares) for x in shares) if sum(shares) > 0 else None,
                 look=self._look,
             )
-        found = within_memory(part.free, least_s, briefly=briefly)
+        found = within_memory(part.free, least_s, briefly=briefly, glance=glance)
         part.found, part.fits = found, fits(found, part.model)
         part.unfinished = briefly and found.dearer
         part.impossible = self._lacks_room(part)

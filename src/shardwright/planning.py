@@ -82,6 +82,7 @@ class Planner:
         rival_s: float = math.inf,
         *,
         briefly: bool = False,
+        glance: bool = False,
         baselines: bool = True,
     ) -> Plan | None:
         """The plan of a step as it is, or None if none costs less than a rival.
@@ -92,6 +93,7 @@ class Planner:
             traced: the step.
             rival_s: cost of a plan that there is already.
             briefly: programs that do not fit are not searched around: that may be asked for later.
+            glance: what should need far too much memory is not even looked at.
             baselines: whether a baseline may be the plan.
 
         Raises:
@@ -103,7 +105,7 @@ class Planner:
             # A step that was changed is planned on parts of the fleet that are any good for it as it is.
             like = next(iter(self._known.values()), None)
             step = self._known[id(traced)] = _Step(traced, self.asked, self.timer, self._grids, like)
-        return step.plan(rival_s, briefly=briefly, baselines=baselines)
+        return step.plan(rival_s, briefly=briefly, glance=glance, baselines=baselines)
 
     def certified(self, plan: Plan) -> Plan:
         """A plan that was found, with a bound found with more effort where it is far below the cost."""
@@ -231,11 +233,11 @@ class _Step:
         names = ("on_grid", "choosing") if self.asked.axes == 2 else ("choosing", "on_grid")
         return [vars(self)[name] for name in names if name in vars(self)]
 
-    def plan(self, rival_s: float, *, briefly: bool, baselines: bool) -> Plan | None:
+    def plan(self, rival_s: float, *, briefly: bool, glance: bool, baselines: bool) -> Plan | None:
         """See `Planner.plan`."""
         traced, pins = self.traced, self.pins
         try:
-            chosen = self._chosen(rival_s, briefly=briefly, baselines=baselines)
+            chosen = self._chosen(rival_s, briefly=briefly, glance=glance, baselines=baselines)
         except PlanError as error:
             if not pins:
                 raise
@@ -279,9 +281,11 @@ class _Step:
         if not plan.fits or plan.bound_s >= plan.cost_s * content or not self._searches:
             return plan
         bound_s = min(made.sharpened(plan.cost_s) for made in self._searches)
-        return replace(plan, bound_s=max(plan.bound_s, bound_s))
+        return plan.but(bound_s=max(plan.bound_s, bound_s))
 
-    def _chosen(self, rival_s: float, *, briefly: bool, baselines: bool) -> Choice | None:
+    def _chosen(
+        self, rival_s: float, *, briefly: bool, glance: bool, baselines: bool
+    ) -> Choice | None:
         asked, meshes = self.asked, self.meshes
         if asked.time_limit_s == 0:
             return unsearched(self.traced.graph, self.space, asked.fleet, self.timer, self.parts)
@@ -289,7 +293,7 @@ class _Step:
         meant_for_two = takes_two_axes(self.pins, bool(meshes))
         flat = not meshes or (asked.axes == "auto" and not meant_for_two)
         if flat:
-            one = self.choosing.below(rival_s, briefly=briefly, baselines=baselines)
+            one = self.choosing.below(rival_s, briefly=briefly, glance=glance, baselines=baselines)
             if briefly and meshes and not self._small and (one is None or self.choosing.unfinished):
                 return one  # two axes, too, are for those who search around
         if meshes:

@@ -58,8 +58,8 @@ def leaner(turns: Turns, found: Candidate, renting: Renting) -> Candidate:
 class _InTurn:
     """A program with so many gathers done again; `most` is how many there are."""
 
-    def __init__(self, turns: Turns, found: Candidate, sparing: Sparing) -> None:
-        self.turns, self.found, self.sparing = turns, found, sparing
+    def __init__(self, turns: Turns, ratios: tuple[float, ...], sparing: Sparing) -> None:
+        self.turns, self.ratios, self.sparing = turns, ratios, sparing
         self.most = len(sparing.gathers)
         self._known: dict[int, tuple[Program, list[Item], Footprint]] = {}
 
@@ -72,7 +72,7 @@ class _InTurn:
                 items, memory = bill(program, graph, turns.model), turns.judge.footprint(program)
                 self._known[count] = program, items, memory
             program, items, memory = self._known[count]
-            near, cost_s = turns.best_ratios(items, self.found.ratios, memory)
+            near, cost_s = turns.best_ratios(items, self.ratios, memory)
             return candidate(turns, program, near, items, memory, cost_s)
 
     def fewest(self, low: int) -> tuple[int, Candidate]:
@@ -121,9 +121,21 @@ def in_turn(turns: Turns, found: Candidate) -> Candidate | None:
     sparing = Sparing(found.program, turns.judge.graph)
     if not sparing.possible:
         return None
-    several = _InTurn(turns, found, sparing)
+    several = _InTurn(turns, found.ratios, sparing)
     here = several.weighed(0)
     return here if here.fits or not several.most else several.weighed(several.most)
+
+
+def reordered(turns: Turns, found: Candidate) -> Candidate | None:
+    """In the order of its equations, nothing gathered again; None where that is not known how."""
+    sparing = Sparing(found.program, turns.judge.graph)
+    return _InTurn(turns, found.ratios, sparing).weighed(0) if sparing.possible else None
+
+
+def in_least(turns: Turns, program: Program, ratios: tuple[float, ...]) -> Candidate | None:
+    """A program with the least in memory at a time, whatever that costs; None where that is not known how."""
+    sparing = Sparing(program, turns.judge.graph)
+    return _InTurn(turns, ratios, sparing).weighed(len(sparing.gathers)) if sparing.possible else None
 
 
 def spared(turns: Turns, found: Candidate, *, sure: bool = True) -> tuple[Candidate, Peaks] | None:
@@ -138,7 +150,7 @@ def spared(turns: Turns, found: Candidate, *, sure: bool = True) -> tuple[Candid
     sparing = Sparing(found.program, judge.graph)
     if not sparing.possible:
         return None
-    several, learned = _InTurn(turns, found, sparing), judge.budgets
+    several, learned = _InTurn(turns, found.ratios, sparing), judge.budgets
     count = rounds = 0
     before: tuple[float, ...] | None = None
     while True:
@@ -191,7 +203,7 @@ def _instead(several: _InTurn, found: Candidate, peaks: Peaks) -> tuple[Candidat
     It is not tried where it needs far too much. Of what would hand on less, that is looked at which should
     fit if the model is as far off about it as about what was found.
     """
-    judge, ratios = several.turns.judge, several.found.ratios
+    judge, ratios = several.turns.judge, several.ratios
     most = judge.feared(found.memory, found.ratios) / judge.excess(peaks)
     first = several.weighed(0)
     if judge.feared(first.memory, ratios) > _HANDED_ON * most:

@@ -11,7 +11,7 @@ from shardwright.cost.memory.liveness import Footprint, Peaks
 from shardwright.ir.graph import Graph
 from shardwright.synth.combinations import SMALL
 from shardwright.synth.memory.budgets import SCALES, Renting
-from shardwright.synth.memory.lean import in_turn, leaner, spared
+from shardwright.synth.memory.lean import in_least, leaner, reordered, spared
 from shardwright.synth.memory.least import LeastRent
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.prices.tables import Prices
@@ -26,7 +26,7 @@ _NOTHING = 1e-3
 #: Looks at programs that cost less than the best that fits by the model; at each, and at other ratios of it;
 #: unless the model has it need more than so many times the memory.
 _LOOKS, _ADJUSTED = 2, 3
-_FEARED = 1.5
+FEARED = 1.5
 
 #: What was found under rent by budgets that a look corrected is not looked at beyond so many times them.
 _NEARLY = 1.1
@@ -92,6 +92,8 @@ class _Judging:
 
     def _start(self, best: Candidate) -> tuple[Candidate, Peaks] | None:
         """Where the search for what fits begins; None where there is no need of it, or no use."""
+        if self._in_turn(best):
+            return None
         best, peaks = self._look(best)
         if not best.fits:
             if not self._briefly and self._beaten(best):
@@ -116,7 +118,7 @@ class _Judging:
             over = judge.over(best.memory, best.ratios)
             best = replace(best, over=over, fits=over <= 1)
             best = LeastRent(turns, best, self._renting(), self._rival_s).search()
-            if not best.fits and best.over > (_NEARLY if rounds else _FEARED):
+            if not best.fits and best.over > (_NEARLY if rounds else FEARED):
                 break
             best, peaks = self._look(best)
             if best.fits or not self._possible or turns.stop():
@@ -135,6 +137,20 @@ class _Judging:
             self._fallen = best, peaks
         return best, peaks
 
+    def _in_turn(self, best: Candidate) -> bool:
+        """Whether what costs what it does without a limit fits in another order, which costs nothing.
+
+        Where the model has it, and not what was found, that is what is looked at first.
+        """
+        turns, judge = self._turns, self._judge
+        dearer = best.cost_s > self._free_s * (1 + next_to_nothing(judge.graph))
+        if dearer or judge.feared(best.memory, best.ratios) <= _NEARLY:
+            return False
+        here = reordered(turns, best)
+        if here is None or not here.fits or here.cost_s > best.cost_s * (1 + 1e-9):
+            return False
+        return self._look(here)[0].fits
+
     def _hopeless(self) -> bool:
         return hopeless(self._turns, self._renting, self._free_s, self._rival_s)
 
@@ -143,9 +159,9 @@ class _Judging:
         if self._hopeless():
             return True
         # Nobody wants to know by how much the smallest program does not fit.
-        if self._rival_s == math.inf or best.over <= _FEARED:
+        if self._rival_s == math.inf or best.over <= FEARED:
             return False
-        return _smallest(self._turns, best, self._renting()).over > _FEARED
+        return _smallest(self._turns, best, self._renting()).over > FEARED
 
     def _spared(self, best: Candidate, peaks: Peaks) -> tuple[Candidate, Peaks]:
         """What needs less of the program, or nearly the same, in another order.
@@ -170,7 +186,7 @@ class _Judging:
         assert self._fallen is not None, "what was looked at fits, or does not"
         judge, (best, peaks) = self._judge, self._fallen
         # Beside a plan that fits nobody will see this one: a look is for what may fit after all.
-        wanted = self._rival_s == math.inf or judge.feared(best.memory, best.ratios) <= _FEARED
+        wanted = self._rival_s == math.inf or judge.feared(best.memory, best.ratios) <= FEARED
         if not peaks.seen and wanted and not (self._briefly and not self._possible):
             peaks = judge.peaks(best.program, best.ratios, best.memory, sure=True)
             over = judge.excess(peaks)
@@ -183,6 +199,7 @@ def overlooked(
     best: Candidate,
     memory: Footprint | Peaks,
     free_s: float,
+    rival_s: float = math.inf,
     *,
     briefly: bool = False,
 ) -> tuple[Candidate, Footprint | Peaks]:
@@ -195,12 +212,14 @@ def overlooked(
         best: what it found.
         memory: of that.
         free_s: what was found if memory were no limit.
+        rival_s: what a plan that fits costs already.
         briefly: look at one program.
     """
     judge, learned = turns.judge, turns.judge.budgets
     if best.fits and best.cost_s <= free_s * (1 + ENOUGH):
         return best, memory
     few, worth = 1 if briefly else _LOOKS, 1 - _WORTH_A_LOOK
+    off = 0.0  # how much larger than the model has it a program was that needs far too much
     cheaper = [each for each in turns.weighed if not best.fits or each.cost_s < best.cost_s * worth]
     distinct = {
         (each.program, each.ratios): each
@@ -208,8 +227,10 @@ def overlooked(
         if judge.feared(each.memory, each.ratios) <= _TOO_LARGE
     }
     for each in sorted(distinct.values(), key=lambda each: each.cost_s):
-        if best.fits and each.cost_s >= best.cost_s * (1 - 1e-9):
+        if each.cost_s >= min(rival_s, best.cost_s if best.fits else math.inf) * (1 - 1e-9):
             break
+        if judge.feared(each.memory, each.ratios) * off > FEARED:
+            continue
         for rounds in range(_ADJUSTED):
             if not few or turns.stop():
                 break
@@ -219,6 +240,9 @@ def overlooked(
                 over = judge.excess(peaks)
                 if over <= 1:
                     best, memory = replace(each, fits=True, over=over), peaks
+                if over > FEARED:
+                    off = over / judge.feared(each.memory, each.ratios)
+                if over <= 1 or over > FEARED:
                     break
                 judge.learn(peaks, each.ratios, each.memory, rounds)
                 near, cost_s = turns.best_ratios(list(each.items), each.ratios, each.memory)
@@ -252,7 +276,9 @@ def _smallest(turns: Turns, found: Candidate, renting: Renting) -> Candidate:
         turns.searches, turns.expanded = turns.searches + 1, turns.expanded + solution.expanded
     with turns.timer.ratios():
         program = emit(turns.space, solution.assignment, prices, turns.extra)
+    there = in_least(turns, program, ratios)
+    if there is not None:
+        return there
+    with turns.timer.ratios():
         items, memory = charges(program, renting.graph, turns.model), turns.judge.footprint(program)
-        here = candidate(turns, program, ratios, items, memory)
-    there = None if here.fits else in_turn(turns, here)
-    return there if there is not None and there.over < here.over else here
+        return candidate(turns, program, ratios, items, memory)

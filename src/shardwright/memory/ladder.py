@@ -45,7 +45,13 @@ class Planning(Protocol):
     """Plans steps, see `shardwright.planning.Planner`."""
 
     def plan(
-        self, traced: Traced, rival_s: float = ..., *, briefly: bool = ..., baselines: bool = ...
+        self,
+        traced: Traced,
+        rival_s: float = ...,
+        *,
+        briefly: bool = ...,
+        glance: bool = ...,
+        baselines: bool = ...,
     ) -> Plan | None:
         """The plan of a step, None where none costs less than a rival that fits."""
         ...
@@ -280,6 +286,8 @@ class Ladder:
             if plan is not None and plan.fits and not self.planner.unfinished(step):
                 self.known[rung] = plan
             found = better(found, plan)
+            if count > _FEW and found is not None and found.cost_s <= unlimited_s(found) * (1 + _SAME):
+                break  # memory makes it no dearer: those above compute more again
         return found
 
     def that_fits(self, base: Plan | None, rival_s: float = math.inf) -> Plan | None:

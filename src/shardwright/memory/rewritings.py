@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from shardwright.cost.fleet import Fleet
@@ -176,8 +176,9 @@ class _InPieces:
         # What can fit in no way as it is needs no plan: what is changed about it does. But of a fleet of
         # several parts that plan says which devices are worth using, and thus how small pieces may be.
         alike = cut is None or len(candidates(asked.fleet)) == 1
-        changes = alike and bool(asked.policies or cut)
-        self.impossible = changes and not self.late() and _impossible(self.step.graph, ladder.limits)
+        self.changes = bool(asked.policies or cut)
+        possible = self.late() or not (alike and self.changes)
+        self.impossible = not possible and _impossible(self.step.graph, ladder.limits)
         #: The plan of the step as it is, None where no program of it can fit; and the best that fits so far.
         self.base: Plan | None = None
         self.found: Plan | None = None
@@ -196,7 +197,8 @@ class _InPieces:
         """The plan of the step as it is, if memory makes it no dearer or no time is left."""
         if self.impossible:
             return None
-        self.base = existing(self.planner.plan(self.step, briefly=True))
+        # What is far from fitting is looked at once there is a rival, if there is another way than to fit it.
+        self.base = existing(self.planner.plan(self.step, briefly=True, glance=self.changes))
         self.whole = not self.planner.unfinished(self.step)
         if self.base.fits and self.late():
             return self.base
@@ -224,9 +226,21 @@ class _InPieces:
                 return _noted(_compared(self.found, self.base), ladder.untried)
         elif ladder.mixed and not ladder.every:
             self.found = better(self.found, ladder.freely(cost_of(self.found)))
-        if cut is not None and not self.last:
-            self.found = better(self.found, cut.briefly(cost_of(self.found), self.crowded))
+        if small or not self._costs(self._free_s):
+            self._cut()
         return None
+
+    def _cut(self) -> None:
+        """What fits in more pieces without further ado, unless those come last."""
+        cut = self.cut
+        if cut is not None and not (cut.tried or self.last):
+            self.found = better(self.found, cut.briefly(cost_of(self.found), self.crowded))
+
+    @property
+    def _free_s(self) -> float:
+        """About what the step costs without a limit of memory, if need be with less kept."""
+        ladder, free_s = self.ladder, 0.0 if self.base is None else unlimited_s(self.base)
+        return min([free_s, ladder.saving_s, *ladder.free_s.values()])
 
     def _within(self) -> Plan | None:
         """The step as it is, searched for what fits: enough if that costs what it does without a limit."""
@@ -235,8 +249,7 @@ class _InPieces:
             within = self.planner.plan(self.step, cost_of(self.found))
             self.base = self.base if within is None else within
             self.found = better(self.found, self.base)
-        free_s = 0.0 if self.base is None else unlimited_s(self.base)
-        return self._enough(min([free_s, ladder.saving_s, *ladder.free_s.values()]))
+        return self._enough(self._free_s)
 
     def _changed(self, rival_s: float) -> Plan:
         """The best that also keeps less for the backward part, or comes in more pieces."""
@@ -245,6 +258,7 @@ class _InPieces:
             self.found = better(self.found, ladder.best_of_all(cost_of(self.found)))
         elif self.found is None:
             self.found = ladder.that_fits(self.base)
+        self._cut()
         if cut is not None:
             if self.last and self.found is None:
                 self.found = cut.briefly(math.inf, self.crowded)
@@ -312,7 +326,7 @@ def _least_lacking(
 
 def _noted(plan: Plan, *untried: str) -> Plan:
     """A plan that says what was not searched."""
-    return replace(plan, assumptions=(*plan.assumptions, *filter(None, untried)))
+    return plan.but(assumptions=(*plan.assumptions, *filter(None, untried)))
 
 
 def _over(plan: Plan) -> float:
@@ -345,4 +359,4 @@ def _compared(best: Plan, base: Plan | None) -> Plan:
     else:
         found = "no plan was found that fits and costs less"
     note = f"as traced, {found}; the bound is that of the step as it is changed"
-    return replace(best, assumptions=(*best.assumptions, note))
+    return best.but(assumptions=(*best.assumptions, note))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from shardwright.backends.schedule.document import Planned
 from shardwright.cost.fleet import Fleet
@@ -117,9 +117,12 @@ class PlanRecord:
 
     def finished(self, stats: Stats, bucket_bytes: Callable[[Self], int | None]) -> Self:
         """The same plan with other `stats`, and messages as large as a function says when somebody asks."""
+        return self.but(stats=stats, bucket_bytes=when_asked(lambda: bucket_bytes(self)))
+
+    def but(self, **fields: Any) -> Self:
+        """The same plan with other fields; what nobody has asked for yet still waits (`WHEN_ASKED`)."""
         waiting = {name: vars(self)[f"_{name}"] for name in WHEN_ASKED}
-        waiting["bucket_bytes"] = lambda: bucket_bytes(self)
-        return replace(self, stats=stats, **waiting)
+        return replace(self, **(waiting | fields))
 
     @property
     def gap(self) -> float:
