@@ -24,10 +24,11 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
 from shardwright.synth.memory.budgets import SCALES, Limits, Renting
 from shardwright.synth.memory.crowded import WIDE, uncrowded
+from shardwright.synth.memory.lean import hardly_fits
 from shardwright.synth.memory.pool import FEW_CHOICES, Pool
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.memory.stretched import stretched
-from shardwright.synth.memory.within import FAR_DEARER, FEARED, hopeless, judged, next_to_nothing, overlooked
+from shardwright.synth.memory.within import FAR_DEARER, hopeless, judged, next_to_nothing, overlooked
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
@@ -211,7 +212,7 @@ def within_memory(
     if within is not None:
         first, memory = best, memory = within
         renting().helped = SCALES.index(1.0)
-    elif glance and pool is None and not alone and best.over > FEARED:
+    elif glance and pool is None and not alone and hardly_fits(turns, best):
         first, memory = best, best.memory
     else:
         # On one device all programs are one.

@@ -13,12 +13,19 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
+from shardwright.cost.device import DeviceType
+from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.cost.roles import roles
 from shardwright.ir.graph import Equation, Graph, Value, per_graph
 from shardwright.ir.registry import rule_of
 from shardwright.ir.rewrites.recompute import Gain, Keep, Stretch, gains
 from shardwright.ir.rules import flop_count
+
+
+#: Times that what a scan keeps is written or read for that, at most: where it is made, stacked up, taken apart
+#: and used.
+_PASSES = 4
 
 
 @per_graph
@@ -118,6 +125,30 @@ def in_scans(graph: Graph, policies: Sequence[Policy]) -> list[Stretch]:
     """What may be done with scans on the devices, the least first."""
     scans = [s for s in stretches(graph) if _is_scan(s, graph)]
     return [replace(scan, keep=keep) for scan in scans for keep, host in policies if not host]
+
+
+def surely_dearer(graph: Graph, fleet: Fleet, kept: Stretch, less: Stretch) -> bool:
+    """Whether keeping less of a scan takes longer on every device than what it saves.
+
+    At full rate, what is computed again then takes longer than what is no longer kept takes to be made, stacked
+    up, taken apart and read.
+    """
+    more, most = gains(graph, (kept, less))
+    freed = most.freed_bytes - more.freed_bytes
+
+    def computing_s(gain: Gain, device: DeviceType) -> float:
+        rates = {dtype: device.flop_rate(dtype)[0] for dtype in {_dtype(e) for e, _ in gain.again}}
+        return sum(_flop(e) * times / rates[_dtype(e)] for e, times in gain.again)
+
+    return all(
+        computing_s(most, device) - computing_s(more, device) > _PASSES * freed / device.bandwidth_byte_per_s
+        for device in {each.type for each in fleet.devices}
+    )
+
+
+def _dtype(equation: Equation) -> str:
+    """Of what an equation computes with."""
+    return str(equation.input_types[0].dtype) if equation.input_types else "float32"
 
 
 def _is_scan(stretch: Stretch, graph: Graph) -> bool:

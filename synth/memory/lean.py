@@ -138,6 +138,15 @@ def in_least(turns: Turns, program: Program, ratios: tuple[float, ...]) -> Candi
     return _InTurn(turns, ratios, sparing).weighed(len(sparing.gathers)) if sparing.possible else None
 
 
+def hardly_fits(turns: Turns, found: Candidate) -> bool:
+    """Whether a program should need far too much memory in any order, whatever it hands on, by the model."""
+    most = _HANDED_ON * _LITTLE_OFF
+    if found.over <= most:
+        return False
+    here = in_least(turns, found.program, found.ratios)
+    return here is None or here.over > most
+
+
 def spared(turns: Turns, found: Candidate, *, sure: bool = True) -> tuple[Candidate, Peaks] | None:
     """The cheapest of these that fits as it will run, or else the smallest; None where there is none.
 

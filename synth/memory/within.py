@@ -26,7 +26,7 @@ _NOTHING = 1e-3
 #: Looks at programs that cost less than the best that fits by the model; at each, and at other ratios of it;
 #: unless the model has it need more than so many times the memory.
 _LOOKS, _ADJUSTED = 2, 3
-FEARED = 1.5
+_FEARED = 1.5
 
 #: What was found under rent by budgets that a look corrected is not looked at beyond so many times them.
 _NEARLY = 1.1
@@ -118,7 +118,7 @@ class _Judging:
             over = judge.over(best.memory, best.ratios)
             best = replace(best, over=over, fits=over <= 1)
             best = LeastRent(turns, best, self._renting(), self._rival_s).search()
-            if not best.fits and best.over > (_NEARLY if rounds else FEARED):
+            if not best.fits and best.over > (_NEARLY if rounds else _FEARED):
                 break
             best, peaks = self._look(best)
             if best.fits or not self._possible or turns.stop():
@@ -159,9 +159,9 @@ class _Judging:
         if self._hopeless():
             return True
         # Nobody wants to know by how much the smallest program does not fit.
-        if self._rival_s == math.inf or best.over <= FEARED:
+        if self._rival_s == math.inf or best.over <= _FEARED:
             return False
-        return _smallest(self._turns, best, self._renting()).over > FEARED
+        return _smallest(self._turns, best, self._renting()).over > _FEARED
 
     def _spared(self, best: Candidate, peaks: Peaks) -> tuple[Candidate, Peaks]:
         """What needs less of the program, or nearly the same, in another order.
@@ -186,7 +186,7 @@ class _Judging:
         assert self._fallen is not None, "what was looked at fits, or does not"
         judge, (best, peaks) = self._judge, self._fallen
         # Beside a plan that fits nobody will see this one: a look is for what may fit after all.
-        wanted = self._rival_s == math.inf or judge.feared(best.memory, best.ratios) <= FEARED
+        wanted = self._rival_s == math.inf or judge.feared(best.memory, best.ratios) <= _FEARED
         if not peaks.seen and wanted and not (self._briefly and not self._possible):
             peaks = judge.peaks(best.program, best.ratios, best.memory, sure=True)
             over = judge.excess(peaks)
@@ -229,7 +229,7 @@ def overlooked(
     for each in sorted(distinct.values(), key=lambda each: each.cost_s):
         if each.cost_s >= min(rival_s, best.cost_s if best.fits else math.inf) * (1 - 1e-9):
             break
-        if judge.feared(each.memory, each.ratios) * off > FEARED:
+        if judge.feared(each.memory, each.ratios) * off > _FEARED:
             continue
         for rounds in range(_ADJUSTED):
             if not few or turns.stop():
@@ -240,9 +240,9 @@ def overlooked(
                 over = judge.excess(peaks)
                 if over <= 1:
                     best, memory = replace(each, fits=True, over=over), peaks
-                if over > FEARED:
+                if over > _FEARED:
                     off = over / judge.feared(each.memory, each.ratios)
-                if over <= 1 or over > FEARED:
+                if over <= 1 or over > _FEARED:
                     break
                 judge.learn(peaks, each.ratios, each.memory, rounds)
                 near, cost_s = turns.best_ratios(list(each.items), each.ratios, each.memory)

@@ -17,7 +17,7 @@ from shardwright.plan import Plan
 from shardwright.synth.combinations import combinations, few_equations, in_a_moment
 from shardwright.synth.memory.alive import most_alive
 from shardwright.synth.memory.rent import too_small
-from shardwright.synth.stretches import Policy, Rung, in_scans, rungs_of, seconds_of
+from shardwright.synth.stretches import Policy, Rung, in_scans, rungs_of, seconds_of, surely_dearer
 
 #: Rungs of a ladder that are all tried.
 _FEW = 8
@@ -206,12 +206,17 @@ class Ladder:
         for stretch in in_scans(self.graph, self.policies) if few else ():
             if self.late():
                 break
-            if stretch.first in dearer and not quick:
+            fits = better(better(None, base), found)
+            if not quick and (
+                stretch.first in dearer
+                or (fits and self.saving and stretch.first == self.saving.first)
+                and surely_dearer(self.graph, self.fleet, self.saving, stretch)
+            ):
                 continue
             dearer.add(stretch.first)
             step = rewritten(self.traced, Rewriting((stretch,), self.pieces))
             # What fits is wanted even where something that does not would cost less.
-            rival_s = max(least_s, cost_of(better(better(None, base), found)))
+            rival_s = max(least_s, cost_of(fits))
             plan = self.planner.plan(step, rival_s, briefly=True, baselines=False)
             found = better(found, plan)
             if plan is not None and unlimited_s(plan) < least_s * (1 - 1e-9):
