@@ -44,6 +44,10 @@ from shardwright.synth.timer import Timer
 #: Costs that differ by less than this part are the same.
 _SAME = 1e-9
 
+#: Beside a rival that costs up to so many times what a step does without a limit of memory, what needs far too
+#: much is not made to fit.
+_NEAR = 1.03
+
 
 @dataclass(frozen=True, slots=True)
 class Synthesis:
@@ -108,6 +112,11 @@ class Free:
         if too_small(turns.judge.graph, limits.nbytes):
             return None
         return Pool(turns, self.found, self.renting(limits))
+
+    @cached_property
+    def hardly_fits(self) -> bool:
+        """Whether the best program should need far too much memory in any order."""
+        return hardly_fits(self.turns, self.best)
 
     def renting(self, limits: Limits) -> Renting:
         """What makes programs smaller."""
@@ -212,7 +221,7 @@ def within_memory(
     if within is not None:
         first, memory = best, memory = within
         renting().helped = SCALES.index(1.0)
-    elif glance and pool is None and not alone and hardly_fits(turns, best):
+    elif pool is None and not alone and (glance or rival_s <= found.cost_s * _NEAR) and free.hardly_fits:
         first, memory = best, best.memory
     else:
         # On one device all programs are one.

@@ -22,9 +22,8 @@ from shardwright.ir.registry import rule_of
 from shardwright.ir.rewrites.recompute import Gain, Keep, Stretch, gains
 from shardwright.ir.rules import flop_count
 
-
-#: Times that what a scan keeps is written or read for that, at most: where it is made, stacked up, taken apart
-#: and used.
+#: Times that what a scan keeps is written or read for that, at most: where it is made, stacked up, taken
+#: apart and used.
 _PASSES = 4
 
 
@@ -130,8 +129,8 @@ def in_scans(graph: Graph, policies: Sequence[Policy]) -> list[Stretch]:
 def surely_dearer(graph: Graph, fleet: Fleet, kept: Stretch, less: Stretch) -> bool:
     """Whether keeping less of a scan takes longer on every device than what it saves.
 
-    At full rate, what is computed again then takes longer than what is no longer kept takes to be made, stacked
-    up, taken apart and read.
+    At full rate, what is computed again then takes longer than what is no longer kept takes to be made,
+    stacked up, taken apart and read.
     """
     more, most = gains(graph, (kept, less))
     freed = most.freed_bytes - more.freed_bytes

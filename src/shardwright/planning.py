@@ -116,7 +116,7 @@ class Planner:
 
     @property
     def thorough(self) -> bool:
-        """See `shardwright.memory.ladder.Planning`: programs on two mesh axes alone are searched."""
+        """See `shardwright.memory.rivals.Planning`: programs on two mesh axes alone are searched."""
         return self.asked.axes == 2 and is_mesh(self.asked.fleet)
 
     def unfinished(self, traced: Traced) -> bool:
@@ -283,9 +283,7 @@ class _Step:
         bound_s = min(made.sharpened(plan.cost_s) for made in self._searches)
         return plan.but(bound_s=max(plan.bound_s, bound_s))
 
-    def _chosen(
-        self, rival_s: float, *, briefly: bool, glance: bool, baselines: bool
-    ) -> Choice | None:
+    def _chosen(self, rival_s: float, *, briefly: bool, glance: bool, baselines: bool) -> Choice | None:
         asked, meshes = self.asked, self.meshes
         if asked.time_limit_s == 0:
             return unsearched(self.traced.graph, self.space, asked.fleet, self.timer, self.parts)

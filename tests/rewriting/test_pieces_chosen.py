@@ -13,8 +13,8 @@ from rewriting_cases import fleet, layered
 
 from shardwright.api import synthesize, synthesize_traced
 from shardwright.ir.trace import Traced, trace
-from shardwright.memory.ladder import WORTH
 from shardwright.memory.microbatches import counts_of
+from shardwright.memory.rivals import WORTH
 from shardwright.synth.memory.alive import must_live, sure_bytes
 
 

@@ -11,7 +11,7 @@ from shardwright.ir.placement import Shard
 from shardwright.ir.rewrites.pieces import NotInPiecesError, batch_of
 from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced
-from shardwright.memory.ladder import Planning, better, cost_of, tolerance
+from shardwright.memory.rivals import Planning, better, cost_of, tolerance
 from shardwright.plan import Plan
 
 #: A plan this near what it costs without a limit of memory is not planned again in other ways.

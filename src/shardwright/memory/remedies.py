@@ -21,7 +21,7 @@ from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, origina
 from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced, trace
 from shardwright.memory.device_memory import Held, fullest
-from shardwright.memory.ladder import existing
+from shardwright.memory.rivals import existing
 from shardwright.plan import Plan
 from shardwright.planning import Planner, Request, Spaces
 from shardwright.synth.memory.rent import too_small

@@ -26,17 +26,9 @@ from shardwright.ir.errors import InputError
 from shardwright.ir.graph import Graph
 from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced
-from shardwright.memory.ladder import (
-    WORTH,
-    Ladder,
-    Planning,
-    better,
-    cost_of,
-    existing,
-    tolerance,
-    unlimited_s,
-)
+from shardwright.memory.ladder import Ladder
 from shardwright.memory.microbatches import NEAR, Pieces, counts_of
+from shardwright.memory.rivals import WORTH, Planning, better, cost_of, existing, tolerance, unlimited_s
 from shardwright.plan import Plan
 from shardwright.synth.combinations import SMALL
 from shardwright.synth.memory.alive import most_alive

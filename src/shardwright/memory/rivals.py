@@ -1,0 +1,77 @@
+"""Plans beside one another: which is better, and what memory made dearer; for `rewritings.py`."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from shardwright.cost.fleet import Fleet
+from shardwright.ir.trace import Traced
+from shardwright.plan import Plan
+from shardwright.synth.combinations import in_a_moment
+
+#: Part of its cost that a rewriting should promise to save to be planned beside a plan that fits.
+WORTH = 0.01
+
+#: Costs of steps that are planned in a moment are the same if they differ by less than this part.
+SAME = 1e-6
+
+
+def tolerance(traced: Traced, fleet: Fleet, usual: float) -> float:
+    """The part of a step's cost for which nothing more is planned: next to none where that takes a moment."""
+    return SAME if in_a_moment(traced.graph, fleet) else usual
+
+
+class Planning(Protocol):
+    """Plans steps, see `shardwright.planning.Planner`."""
+
+    def plan(
+        self,
+        traced: Traced,
+        rival_s: float = ...,
+        *,
+        briefly: bool = ...,
+        glance: bool = ...,
+        baselines: bool = ...,
+    ) -> Plan | None:
+        """The plan of a step, None where none costs less than a rival that fits."""
+        ...
+
+    @property
+    def thorough(self) -> bool:
+        """Whether looking around a program that does not fit takes far longer than planning another step."""
+        ...
+
+    def unfinished(self, traced: Traced) -> bool:
+        """Whether a step was planned briefly and memory was in the way."""
+        ...
+
+    def crowded(self, traced: Traced) -> tuple[float, int]:
+        """Of the best program without a limit: the largest part of its memory a device takes; its devices."""
+        ...
+
+
+def better(best: Plan | None, plan: Plan | None) -> Plan | None:
+    """The cheaper one of those that fit; of equals the later, which is bounded better."""
+    if plan is None or not plan.fits:
+        return best
+    return plan if best is None or plan.cost_s <= best.cost_s * (1 + 1e-9) else best
+
+
+def cost_of(plan: Plan | None) -> float:
+    """Seconds of a step; infinite without a plan, which every plan beats."""
+    return math.inf if plan is None else plan.cost_s
+
+
+def unlimited_s(plan: Plan) -> float:
+    """About what a step costs whatever the memory: the best program found.
+
+    The bound is no guide to what memory costs: it may be far below for other reasons.
+    """
+    return plan.bound_s if plan.free_s is None else min(plan.free_s, plan.cost_s)
+
+
+def existing(plan: Plan | None) -> Plan:
+    """The plan of a step that was planned without a rival."""
+    assert plan is not None, "without a rival there is always a plan"
+    return plan
