@@ -44,8 +44,8 @@ from shardwright.synth.timer import Timer
 #: Costs that differ by less than this part are the same.
 _SAME = 1e-9
 
-#: Beside a rival that costs up to so many times what a step does without a limit of memory, what needs far too
-#: much is not made to fit.
+#: Beside a rival that costs up to so many times what a step does without a limit of memory, what needs far
+#: too much is not made to fit.
 _NEAR = 1.03
 
 

@@ -228,6 +228,10 @@ class Ladder:
         for rung in some:
             if self.late():
                 break
+            if count > _FEW and found is not None and found.cost_s <= unlimited_s(found) * (1 + SAME):
+                # Memory makes that one no dearer, and those above it compute more again.
+                self.free_s[rung] = math.inf
+                continue
             step = rewritten(self.traced, Rewriting(self.rungs[rung].stretches, self.pieces))
             if too_small(step.graph, self.limits):
                 continue
@@ -236,8 +240,6 @@ class Ladder:
             if plan is not None and plan.fits and not self.planner.unfinished(step):
                 self.known[rung] = plan
             found = better(found, plan)
-            if count > _FEW and found is not None and found.cost_s <= unlimited_s(found) * (1 + SAME):
-                break  # memory makes it no dearer: those above compute more again
         return found
 
     def that_fits(self, base: Plan | None, rival_s: float = math.inf) -> Plan | None:
