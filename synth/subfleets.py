@@ -24,7 +24,7 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.memory.liveness import Peaks
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
-from shardwright.synth.alternate import Synthesis, freely, within_memory
+from shardwright.synth.alternate import Free, Synthesis, freely, within_memory
 from shardwright.synth.combinations import in_a_moment
 from shardwright.synth.fallback import best_baseline, fits, fitting
 from shardwright.synth.memory.budgets import Limits
@@ -168,9 +168,10 @@ class Choosing:
             elif briefly and looked and not looked[0].fits and not looked[0].gives_way(part):
                 continue  # what to do about memory on that part comes first
             elif part.bounded or part.free is not None or (first and rival_s == math.inf):
-                self._plan(part, least_s, briefly=briefly, glance=glance)
-                looked.append(part)
-                best = part if best is None or part.beats(best) else best
+                if not self._beaten(part, least_s):
+                    self._plan(part, least_s, briefly=briefly, glance=glance)
+                    looked.append(part)
+                    best = part if best is None or part.beats(best) else best
                 if first:
                     first, queue = False, [made[k].turn(k) for *_, k in queue]
                     heapq.heapify(queue)
@@ -311,7 +312,19 @@ class Choosing:
             free += [part.bound_s for part in self._parts if part.impossible]
         return min(free, default=math.inf)
 
-    def _plan(self, part: Part, least_s: float, *, briefly: bool, glance: bool) -> None:
+    def _beaten(self, part: Part, least_s: float) -> bool:
+        """Whether the best program found for a part costs no less than a plan that fits, memory aside.
+
+        Memory makes it no cheaper. Of a small step, what is found within memory may be (`Free.pool`).
+        """
+        if least_s == math.inf:
+            return False
+        free = self._free(part)
+        part.bound_s = max(part.bound_s, free.certificate.bound_s)
+        return free.pool is None and free.found.cost_s >= least_s * (1 - 1e-9)
+
+    def _free(self, part: Part) -> Free:
+        """The best program for a part, memory aside; searched for once."""
         if part.free is None:
             shares = [] if self._first is None else [self._first[d] for d in part.members]
             part.free = freely(
@@ -325,7 +338,11 @@ class Choosing:
                 first=tuple(x / sum(shares) for x in shares) if sum(shares) > 0 else None,
                 look=self._look,
             )
-        found = within_memory(part.free, least_s, briefly=briefly, glance=glance)
+        return part.free
+
+    def _plan(self, part: Part, least_s: float, *, briefly: bool, glance: bool) -> None:
+        free = self._free(part)
+        found = within_memory(free, least_s, briefly=briefly, glance=glance)
         part.found, part.fits = found, fits(found, part.model)
         part.unfinished = briefly and found.dearer
         part.impossible = self._lacks_room(part)
