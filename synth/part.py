@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
@@ -47,6 +48,11 @@ class Part:
         """What its plan costs; infinite where there is none."""
         return math.inf if self.found is None else self.found.cost_s
 
+    @property
+    def free_s(self) -> float:
+        """What the best program found costs if memory were no limit; infinite if none was looked for."""
+        return math.inf if self.free is None else self.free.found.cost_s
+
     def turn(self, number: int) -> tuple[float, int, int]:
         """When its turn comes: by its bound; of parts with equal bounds the one of fewest devices first."""
         return float(f"{self.bound_s:.9g}"), len(self.members), number
@@ -65,6 +71,22 @@ class Part:
         if not (self.fits or self.unfinished or other.unfinished) and self.found and other.found:
             return fullest(self.found, self.model) < fullest(other.found, other.model)
         return self.cost_s < other.cost_s * (1 - 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class Promising:
+    """What the search for a plan of a step says about one like it.
+
+    Attributes:
+        parts: of the fleet, that are any good.
+        favourite: the best of them, if one was planned.
+        free_s: what the best programs found on some of them cost if memory were no limit, where the other
+            step has the same to do and more; such a part is not planned beside a plan that costs less.
+    """
+
+    parts: tuple[Members, ...]
+    favourite: Members | None
+    free_s: Mapping[Members, float]
 
 
 def parts_of(fleet: Fleet, parts: Sequence[Members] | None) -> list[Part]:

@@ -25,11 +25,11 @@ from shardwright.cost.memory.liveness import Peaks
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Free, Synthesis, freely, within_memory
-from shardwright.synth.combinations import in_a_moment
+from shardwright.synth.combinations import few_equations, in_a_moment
 from shardwright.synth.fallback import best_baseline, fits, fitting
 from shardwright.synth.memory.budgets import Limits
 from shardwright.synth.memory.rent import too_small
-from shardwright.synth.part import FAR_ABOVE, Part, bounded_at_once, parts_of
+from shardwright.synth.part import FAR_ABOVE, Part, Promising, bounded_at_once, parts_of
 from shardwright.synth.parts import Members, Tried, raised_in_turn, unused
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Look
@@ -97,7 +97,7 @@ class Choosing:
         first: a share per device of the fleet that the search for ratios starts from.
         look: see `shardwright.synth.alternate.synthesize`.
         solver: of the space with these factors, where there is one already.
-        favourite: the part that is planned first whatever its bound: the best of a similar step.
+        like: of a similar step; its favourite is planned first whatever its bound.
     """
 
     def __init__(
@@ -111,10 +111,11 @@ class Choosing:
         first: Sequence[float] | None = None,
         look: Look | None = None,
         solver: SpaceSolver | None = None,
-        favourite: Members | None = None,
+        like: Promising | None = None,
     ) -> None:
         self._graph, self._space, self._fleet, self._timer = graph, space, fleet, timer
-        self._favourite = favourite
+        self._favourite = favourite = None if like is None else like.favourite
+        self._least_s = {} if like is None else like.free_s
         self._extra, self._first, self._look = extra, first, look
         with timer.search():
             self._solver = solver or SpaceSolver(space, extra)
@@ -146,6 +147,8 @@ class Choosing:
             queue = [(math.inf, *turn[1:]) if made[turn[2]].joined else turn for turn in queue]
             queue = [(0.0, *turn[1:]) if made[turn[2]].members == self._favourite else turn for turn in queue]
         looked: list[Part] = []
+        # What is not made to fit on the part that it likes best may be changed there, which comes first.
+        postponed = glance and briefly and not few_equations(self._graph)
         best: Part | None = None
         for part in done:
             best = part if best is None or part.beats(best) else best
@@ -159,6 +162,8 @@ class Choosing:
             number = heapq.heappop(queue)[-1]
             part = made[number]
             least_s = min(rival_s, best.cost_s if best is not None and best.fits else math.inf)
+            if postponed:
+                least_s = min(least_s, self.free_s)
             if part.bound_s >= least_s * (1 - 1e-9):
                 if part.members == self._favourite:
                     continue  # it came before its turn
@@ -168,7 +173,7 @@ class Choosing:
             elif briefly and looked and not looked[0].fits and not looked[0].gives_way(part):
                 continue  # what to do about memory on that part comes first
             elif part.bounded or part.free is not None or (first and rival_s == math.inf):
-                if not self._beaten(part, least_s):
+                if not (self._beaten(part, least_s) or postponed):
                     self._plan(part, least_s, briefly=briefly, glance=glance)
                     looked.append(part)
                     best = part if best is None or part.beats(best) else best
@@ -180,6 +185,10 @@ class Choosing:
                 self._bound([part, *waiting], least_s)
                 queue = [part.turn(number), *[made[k].turn(k) for *_, k in queue]]
                 heapq.heapify(queue)
+        if postponed and best is None:
+            part = min((part for part in made if part.free is not None), key=lambda part: part.free_s)
+            self._plan(part, rival_s, briefly=True, glance=True)
+            best = part
         if best is None:
             return None
         if (
@@ -282,11 +291,15 @@ class Choosing:
         return any(part.unfinished for part in self._parts)
 
     @property
-    def promising(self) -> tuple[tuple[Members, ...], Members | None]:
+    def promising(self) -> Promising:
         """Parts that a similar step may like: all that are not bounded far above the best; and the best."""
         best = min(self._parts, key=lambda part: (not part.fits, part.cost_s))
         likely = [part for part in self._parts if part.whole or part.bound_s <= FAR_ABOVE * best.cost_s]
-        return tuple(part.members for part in likely), best.members if best.found is not None else None
+        return Promising(
+            tuple(part.members for part in likely),
+            best.members if best.found is not None else None,
+            {part.members: part.free_s for part in likely if part.free is not None},
+        )
 
     @property
     def crowded(self) -> tuple[float, int]:
@@ -315,10 +328,11 @@ class Choosing:
     def _beaten(self, part: Part, least_s: float) -> bool:
         """Whether the best program found for a part costs no less than a plan that fits, memory aside.
 
-        Memory makes it no cheaper. Of a small step, what is found within memory may be (`Free.pool`).
+        Memory makes it no cheaper, nor does more to do. Of a small step, what is found within memory may be
+        (`Free.pool`).
         """
-        if least_s == math.inf:
-            return False
+        if part.free is None and self._least_s.get(part.members, 0.0) >= least_s:
+            return True
         free = self._free(part)
         part.bound_s = max(part.bound_s, free.certificate.bound_s)
         return free.pool is None and free.found.cost_s >= least_s * (1 - 1e-9)

@@ -24,12 +24,13 @@ from shardwright.ir.trace import Traced
 from shardwright.memory.device_memory import crowds, peaks
 from shardwright.plan import Plan
 from shardwright.plans.parts import Stats
-from shardwright.synth.combinations import SMALL
+from shardwright.synth.combinations import SMALL, few_equations
 from shardwright.synth.fallback import fits, fullest
 from shardwright.synth.grid.alternate import is_mesh
 from shardwright.synth.grid.choice import WIDE, Common, GridChoosing, on_grid, on_one_axis
 from shardwright.synth.grid.single import BesideSingle
-from shardwright.synth.parts import Members, candidates
+from shardwright.synth.part import Promising
+from shardwright.synth.parts import candidates
 from shardwright.synth.programs.judge import AMPLE, CloseLook
 from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.shares.bounds import ENOUGH
@@ -149,12 +150,15 @@ class _Step:
         none = axes == 1 or asked.time_limit_s == 0 or not is_mesh(fleet)
         # With "auto", parts of the fleet on two axes are for those who ask for two: each takes as long.
         self.meshes = () if none else on_grid(fleet, self.parts)[: 1 if axes == "auto" else None]
-        self.favourite: Members | None = None
+        self.like: Promising | None = None
         if self.meshes and axes == 2:
             self.parts = () if self.pins else on_one_axis(fleet, self.parts)
         # Small steps are planned alike whatever was planned before.
         if like is not None and "choosing" in vars(like) and not self._small:
-            self.parts, self.favourite = like.choosing.promising
+            self.like = like.choosing.promising
+            self.parts = self.like.parts
+            if not _does_more(traced, like.traced):
+                self.like = replace(self.like, free_s={})
 
     @cached_property
     def space(self) -> Space:
@@ -186,7 +190,7 @@ class _Step:
             self.asked.first,
             looking(self.traced),
             None if self.pins else self._known()[2],
-            self.favourite,
+            self.like,
         )
 
     @cached_property
@@ -299,6 +303,16 @@ class _Step:
             with contextlib.suppress(*([PlanError] if self.pins and flat else [])):
                 two = self.on_two.below(rival_s, one, briefly=briefly)
         return two or one
+
+
+def _does_more(step: Traced, like: Traced) -> bool:
+    """Whether a large step has all to do that another has, and more: what that keeps is computed again.
+
+    In as many pieces; of few equations, and what a scan keeps, that may save time.
+    """
+    pieces = [rewriting_of(each).microbatches for each in (step, like)]
+    looped = any(equation.regions for equation in step.graph.equations)
+    return pieces[0] == pieces[1] and not looped and not few_equations(step.graph)
 
 
 def _looked_at(chosen: Choice, traced: Traced, timer: Timer) -> tuple[Choice, bool]:
