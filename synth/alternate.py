@@ -118,6 +118,11 @@ class Free:
         """Whether the best program should need far too much memory in any order."""
         return hardly_fits(self.turns, self.best)
 
+    def certified(self) -> float:
+        """What no program costs less than, as closely as a plan wants to know."""
+        with self.turns.timer.search():
+            return self.certificate.reach(self.found.cost_s * (1 - ENOUGH))
+
     def renting(self, limits: Limits) -> Renting:
         """What makes programs smaller."""
         turns = self.turns
@@ -149,6 +154,7 @@ def freely(
     floors: Prices | None = None,
     first: tuple[float, ...] | None = None,
     look: Look | None = None,
+    roughly: bool = False,
 ) -> Free:
     """Search for program and ratios as if memory were no limit.
 
@@ -162,6 +168,7 @@ def freely(
         floors: the floors of the model's prices, where they are known already.
         first: shares to start from, before all others.
         look: what says how much memory a program takes; by default the model of `cost/memory/liveness.py`.
+        roughly: leave the bound as it is without large tables; see `Free.certified`.
 
     Raises:
         PlanError: no program keeps to the pins.
@@ -182,7 +189,7 @@ def freely(
         if found is None:
             # Is there anything left to find? The bound says so before other starts are tried.
             with timer.search():
-                bound_s = certificate.reach(reached.cost_s * (1 - ENOUGH))
+                bound_s = certificate.reach(reached.cost_s * (1 - ENOUGH), closely=not roughly)
         if found is None or reached.cost_s < found.cost_s * (1 - 1e-9):
             found = reached
         if stop() or bound_s >= found.cost_s * (1 - ENOUGH):
@@ -212,7 +219,7 @@ def within_memory(
     """
     turns, found, best, certificate = free.turns, free.found, free.best, free.certificate
     graph, model, stop = turns.judge.graph, turns.model, turns.stop
-    bound_s = certificate.bound_s
+    bound_s = free.certified()
     renting = cache(lambda: free.renting(Limits.of(model)))
     pool, within = None if turns.judge.roomy else free.pool, None
     alone = len(model.class_of) == 1

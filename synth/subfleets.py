@@ -17,20 +17,20 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.memory.liveness import Peaks
-from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
-from shardwright.synth.alternate import Free, Synthesis, freely, within_memory
+from shardwright.synth.alternate import Free, freely, within_memory
+from shardwright.synth.chosen import Choice, choice_of, settle
 from shardwright.synth.combinations import few_equations, in_a_moment
 from shardwright.synth.fallback import best_baseline, fits, fitting
 from shardwright.synth.memory.budgets import Limits
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.part import FAR_ABOVE, Part, Promising, bounded_at_once, parts_of
-from shardwright.synth.parts import Members, Tried, raised_in_turn, unused
+from shardwright.synth.parts import Members, Tried, raised_in_turn
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Look
 from shardwright.synth.search.solve import SpaceSolver
@@ -42,23 +42,6 @@ from shardwright.synth.timer import Timer
 
 #: Gap, as a fraction of the cost, beyond which parts that do not fit are bounded within memory.
 _WIDE = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The devices chosen and the plan for them.
-
-    Attributes:
-        found: the plan, of these devices alone; its bound covers all parts that were considered.
-        members: indices of the devices, ascending.
-        model: prices of these devices alone.
-        unused: the other devices by class, and why they are left out.
-    """
-
-    found: Synthesis
-    members: Members
-    model: CostModel
-    unused: tuple[tuple[Members, str], ...] = ()
 
 
 def arithmetic_s(space: Space, floors: Prices) -> float:
@@ -173,7 +156,7 @@ class Choosing:
             elif briefly and looked and not looked[0].fits and not looked[0].gives_way(part):
                 continue  # what to do about memory on that part comes first
             elif part.bounded or part.free is not None or (first and rival_s == math.inf):
-                if not (self._beaten(part, least_s) or postponed):
+                if not (self._beaten(part, least_s, roughly=postponed) or postponed):
                     self._plan(part, least_s, briefly=briefly, glance=glance)
                     looked.append(part)
                     best = part if best is None or part.beats(best) else best
@@ -202,8 +185,8 @@ class Choosing:
         if rival_s < math.inf and not best.fits and not briefly:
             return None
         with timer.search():
-            _settle(made, best)
-        return _choice(best, made, self._fleet, ended=bool(queue) and timer.late())
+            settle(made, best)
+        return choice_of(best, made, self._fleet, ended=bool(queue) and timer.late())
 
     def _too_small(self, part: Part) -> bool:
         """Whether the step fits into the memory of a part in no way."""
@@ -325,7 +308,7 @@ class Choosing:
             free += [part.bound_s for part in self._parts if part.impossible]
         return min(free, default=math.inf)
 
-    def _beaten(self, part: Part, least_s: float) -> bool:
+    def _beaten(self, part: Part, least_s: float, *, roughly: bool) -> bool:
         """Whether the best program found for a part costs no less than a plan that fits, memory aside.
 
         Memory makes it no cheaper, nor does more to do. Of a small step, what is found within memory may be
@@ -333,12 +316,12 @@ class Choosing:
         """
         if part.free is None and self._least_s.get(part.members, 0.0) >= least_s:
             return True
-        free = self._free(part)
+        free = self._free(part, roughly=roughly)
         part.bound_s = max(part.bound_s, free.certificate.bound_s)
         return free.pool is None and free.found.cost_s >= least_s * (1 - 1e-9)
 
-    def _free(self, part: Part) -> Free:
-        """The best program for a part, memory aside; searched for once."""
+    def _free(self, part: Part, *, roughly: bool = False) -> Free:
+        """The best program for a part, memory aside; searched for once. For `roughly` see `freely`."""
         if part.free is None:
             shares = [] if self._first is None else [self._first[d] for d in part.members]
             part.free = freely(
@@ -351,6 +334,7 @@ class Choosing:
                 floors=part.floors,
                 first=tuple(x / sum(shares) for x in shares) if sum(shares) > 0 else None,
                 look=self._look,
+                roughly=roughly,
             )
         return part.free
 
@@ -391,38 +375,3 @@ class Choosing:
         )
         whole.found, whole.fits = found, fits(found, whole.model)
         return whole if whole.beats(best) else best
-
-
-def _settle(parts: Sequence[Part], best: Part) -> None:
-    """Raise the bounds of parts that were planned, the least first, until that of the whole is exact."""
-    queue = [(part.bound_s, number) for number, part in enumerate(parts)]
-    heapq.heapify(queue)
-    while queue:
-        bound_s, number = heapq.heappop(queue)
-        part = parts[number]
-        if best.fits and part.impossible:
-            continue
-        if bound_s >= best.cost_s or part.found is None or part.found.certificate is None:
-            break
-        raised = part.found.certificate.settle(best.cost_s)
-        if raised <= bound_s:
-            break
-        part.bound_s = raised
-        heapq.heappush(queue, (raised, number))
-
-
-def _choice(best: Part, parts: Sequence[Part], fleet: Fleet, *, ended: bool) -> Choice:
-    assert best.found is not None
-    made = [part.found for part in parts if part.found is not None]
-    notes = best.found.notes
-    if ended:
-        notes = (*notes, "the time limit ended the search before all parts of the fleet were tried")
-    found = replace(
-        best.found,
-        # Of a plan that fits, the bound is that of all that fit: parts too small for any have no say.
-        bound_s=min((best.cost_s, *(p.bound_s for p in parts if not (best.fits and p.impossible)))),
-        expanded=sum(each.expanded for each in made),
-        searches=sum(each.searches for each in made),
-        notes=notes,
-    )
-    return Choice(found, best.members, best.model, unused(fleet, best, parts))

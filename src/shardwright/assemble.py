@@ -31,9 +31,9 @@ from shardwright.plan import Plan
 from shardwright.plans.parts import Exchanged, PinPrice, Spent, Stats, Unused, spread
 from shardwright.plans.record import when_asked
 from shardwright.synth.alternate import Synthesis
+from shardwright.synth.chosen import Choice
 from shardwright.synth.fallback import fits
 from shardwright.synth.space.space import Space
-from shardwright.synth.subfleets import Choice
 
 
 def assembled(

@@ -24,6 +24,7 @@ from shardwright.ir.trace import Traced
 from shardwright.memory.device_memory import crowds, peaks
 from shardwright.plan import Plan
 from shardwright.plans.parts import Stats
+from shardwright.synth.chosen import Choice
 from shardwright.synth.combinations import SMALL, few_equations
 from shardwright.synth.fallback import fits, fullest
 from shardwright.synth.grid.alternate import is_mesh
@@ -35,7 +36,7 @@ from shardwright.synth.programs.judge import AMPLE, CloseLook
 from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.shares.bounds import ENOUGH
 from shardwright.synth.space.space import Space
-from shardwright.synth.subfleets import Choice, Choosing, unsearched
+from shardwright.synth.subfleets import Choosing, unsearched
 from shardwright.synth.timer import Timer
 
 #: Mesh axes of programs.

@@ -24,6 +24,7 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Synthesis
+from shardwright.synth.chosen import Choice
 from shardwright.synth.combinations import SMALL
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid.alternate import GridSearch, is_mesh
@@ -38,7 +39,6 @@ from shardwright.synth.space.conversions import Domains
 from shardwright.synth.space.factors import Use
 from shardwright.synth.space.space import Space
 from shardwright.synth.space.vocabulary import Vocabulary
-from shardwright.synth.subfleets import Choice
 from shardwright.synth.timer import Timer
 
 #: Parts of a fleet that are considered on two axes at most, the whole included.
@@ -102,6 +102,11 @@ class _Part:
     def cost_s(self) -> float:
         """What its plan costs; infinite where there is none."""
         return math.inf if self.found is None else self.found.cost_s
+
+    @property
+    def free_s(self) -> float:
+        """What the best program found costs if memory were no limit; infinite if none was looked for."""
+        return math.inf if self.search is None else self.search.free_s
 
     def beats(self, other: _Part | None) -> bool:
         """Whether its plan is better: one that fits into memory is better than any that does not."""
@@ -295,7 +300,7 @@ class GridChoosing:
     @property
     def free_s(self) -> float:
         """What the best program found costs if memory were no limit; infinite if none was looked for."""
-        return min((part.search.free_s for part in self._parts if part.search is not None), default=math.inf)
+        return min((part.free_s for part in self._parts), default=math.inf)
 
     def sharpened(self, cost_s: float) -> float:
         """What no plan that fits costs less than, found with more effort where that is far below `cost_s`.

@@ -18,10 +18,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from shardwright.cost.fleet import Fleet
+from shardwright.synth.chosen import Choice
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid.choice import WIDE, Common, GridChoosing, better
 from shardwright.synth.parts import Members, unused
-from shardwright.synth.subfleets import Choice, Choosing
+from shardwright.synth.subfleets import Choosing
 from shardwright.synth.timer import Timer
 
 _NOTE = "parts of the fleet on which two mesh axes are one were searched, too, and the bound covers them"

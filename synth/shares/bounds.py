@@ -63,10 +63,19 @@ class Certificate:
         """The bound so far."""
         return self._pieces[0].bound_s
 
-    def reach(self, wanted: float, most: int = 6) -> float:
-        """Raise the bound to `wanted`, if cutting the ratios into `most` pieces at most does that."""
+    def reach(self, wanted: float, most: int = 6, *, closely: bool = True) -> float:
+        """Raise the bound to `wanted`, if cutting the ratios into `most` pieces at most does that.
+
+        Args:
+            wanted: seconds.
+            most: pieces.
+            closely: look closely at pieces, which takes large tables.
+        """
         while self.bound_s < wanted and not self._stop():
             piece = heapq.heappop(self._pieces)
+            if piece.prices is not None and not closely:
+                heapq.heappush(self._pieces, piece)
+                break
             if piece.prices is not None:
                 self._look_closely(piece, piece.prices, wanted)
             elif piece.ends is None and len(self._listed.model.class_of) > 1:

@@ -1,0 +1,66 @@
+"""The part of a fleet that was chosen, with a bound of all parts, for `subfleets.py`."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from shardwright.cost.fleet import Fleet
+from shardwright.cost.model import CostModel
+from shardwright.synth.alternate import Synthesis
+from shardwright.synth.part import Part
+from shardwright.synth.parts import Members, unused
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The devices chosen and the plan for them.
+
+    Attributes:
+        found: the plan, of these devices alone; its bound covers all parts that were considered.
+        members: indices of the devices, ascending.
+        model: prices of these devices alone.
+        unused: the other devices by class, and why they are left out.
+    """
+
+    found: Synthesis
+    members: Members
+    model: CostModel
+    unused: tuple[tuple[Members, str], ...] = ()
+
+
+def settle(parts: Sequence[Part], best: Part) -> None:
+    """Raise the bounds of parts that were planned, the least first, until that of the whole is exact."""
+    queue = [(part.bound_s, number) for number, part in enumerate(parts)]
+    heapq.heapify(queue)
+    while queue:
+        bound_s, number = heapq.heappop(queue)
+        part = parts[number]
+        if best.fits and part.impossible:
+            continue
+        if bound_s >= best.cost_s or part.free is None:
+            break
+        raised = part.free.certificate.settle(best.cost_s)
+        if raised <= bound_s:
+            break
+        part.bound_s = raised
+        heapq.heappush(queue, (raised, number))
+
+
+def choice_of(best: Part, parts: Sequence[Part], fleet: Fleet, *, ended: bool) -> Choice:
+    """The plan of the best part; `ended`: by a time limit, before all were tried."""
+    assert best.found is not None
+    made = [part.found for part in parts if part.found is not None]
+    notes = best.found.notes
+    if ended:
+        notes = (*notes, "the time limit ended the search before all parts of the fleet were tried")
+    found = replace(
+        best.found,
+        # Of a plan that fits, the bound is that of all that fit: parts too small for any have no say.
+        bound_s=min((best.cost_s, *(p.bound_s for p in parts if not (best.fits and p.impossible)))),
+        expanded=sum(each.expanded for each in made),
+        searches=sum(each.searches for each in made),
+        notes=notes,
+    )
+    return Choice(found, best.members, best.model, unused(fleet, best, parts))
