@@ -238,6 +238,36 @@ def test_layers_are_left_out_of_the_best_plan(monkeypatch: pytest.MonkeyPatch) -
     assert rungs.known and started == [best]
 
 
+class Costing:
+    """Plans that fit, at what they cost without a limit and as much more as memory takes."""
+
+    def __init__(self, plan: Plan, memory_s: float) -> None:
+        self.made, self.memory_s = plan, memory_s
+        self.asked: list[int] = []
+
+    def plan(self, traced: Traced, rival_s: float = np.inf, **options: Any) -> Plan:
+        again = len(traced.rewriting.recompute)
+        self.asked.append(again)
+        return self.made.but(cost_s=again + self.memory_s, free_s=float(again))
+
+    def unfinished(self, traced: Traced) -> bool:
+        return self.memory_s > 0
+
+
+@pytest.mark.parametrize("memory_s", [0.0, 0.5])
+def test_rungs_above_one_that_memory_makes_no_dearer_are_not_planned(memory_s: float) -> None:
+    traced = traced_layers(False)
+    best = synthesize_traced(traced, fleet=fleet(), recompute="all")
+    planner = Costing(best, memory_s)
+    step, args = layered(False, layers=6)
+    rungs = Ladder(trace(step, *args), fleet(), RECOMPUTING, 1, cast(Any, planner), lambda: False)
+    assert len(rungs.rungs) > 8
+    found = rungs.freely(np.inf)
+    assert found is not None and found.cost_s == min(planner.asked) + memory_s
+    # What is left out counts as dearer.
+    assert len(planner.asked) == (1 if not memory_s else 3) and len(rungs.free_s) == 3
+
+
 def test_of_a_long_ladder_a_low_rung_that_fits_is_taken() -> None:
     """Not the one that keeps least, where the devices have room for more; nor one that does not fit."""
     step, args = layered(False, layers=6)

@@ -149,19 +149,13 @@ class Ladder:
         for stretch in in_scans(self.graph, self.policies) if few else ():
             if self.late():
                 break
-            fits = better(better(None, base), found)
-            if not quick and (
-                stretch.first in dearer
-                or (
-                    (fits and self.saving and stretch.first == self.saving.first)
-                    and surely_dearer(self.graph, self.fleet, self.saving, stretch)
-                )
-            ):
+            # What fits is wanted even where something that does not would cost less.
+            rival_s = max(least_s, cost_of(better(better(None, base), found)))
+            before = self.saving if rival_s == least_s else None
+            if not quick and (stretch.first in dearer or self._no_less(before, stretch)):
                 continue
             dearer.add(stretch.first)
             step = rewritten(self.traced, Rewriting((stretch,), self.pieces))
-            # What fits is wanted even where something that does not would cost less.
-            rival_s = max(least_s, cost_of(fits))
             plan = self.planner.plan(step, rival_s, briefly=True, baselines=False)
             found = better(found, plan)
             if plan is not None and unlimited_s(plan) < least_s * (1 - 1e-9):
@@ -169,6 +163,11 @@ class Ladder:
                 self.saving, self.saving_s = stretch, unlimited_s(plan)
                 least_s = self.saving_s
         return found
+
+    def _no_less(self, before: Stretch | None, stretch: Stretch) -> bool:
+        """Whether a scan that keeps still less surely saves nothing beside what saved time `before`."""
+        same = before is not None and before.first == stretch.first
+        return same and surely_dearer(self.graph, self.fleet, before, stretch)
 
     def top(self) -> Plan:
         """The plan of the rung that keeps least."""
