@@ -151,7 +151,7 @@ class Ladder:
                 break
             # What fits is wanted even where something that does not would cost less.
             rival_s = max(least_s, cost_of(better(better(None, base), found)))
-            before = self.saving if rival_s == least_s else None
+            before = self.saving if rival_s <= least_s * (1 + SAME) else None
             if not quick and (stretch.first in dearer or self._no_less(before, stretch)):
                 continue
             dearer.add(stretch.first)
