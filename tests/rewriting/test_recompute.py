@@ -27,6 +27,7 @@ from shardwright.ir.rewrites.rewriting import Rewriting, original, rewritten
 from shardwright.ir.segments import Segment, schedule
 from shardwright.ir.trace import Traced, trace
 from shardwright.memory.ladder import Ladder
+from shardwright.memory.rivals import WORTH
 from shardwright.synth.stretches import RECOMPUTING, ladder, stretches
 
 
@@ -279,3 +280,45 @@ def test_of_a_long_ladder_a_low_rung_that_fits_is_taken() -> None:
     found = synthesize_traced(traced, fleet=fleet(f"{budget} B"), microbatches=1)
     assert found.fits and max(found.memory_bytes) <= budget
     assert found.cost_s <= least.cost_s * (1 + 1e-9)
+
+
+class Saving:
+    """Plans that fit, each at a tenth less than the one before."""
+
+    thorough = False
+
+    def __init__(self, plan: Plan) -> None:
+        self.made, self.cost_s = plan, 1.0
+        self.asked: list[str] = []
+
+    def plan(self, traced: Traced, rival_s: float = np.inf, **options: Any) -> Plan:
+        rewriting: Any = traced.rewriting
+        self.asked += [stretch.keep for stretch in rewriting.recompute]
+        self.cost_s *= 0.9
+        return self.made.but(cost_s=self.cost_s, free_s=self.cost_s)
+
+
+@pytest.mark.parametrize(
+    ("width", "memory", "memory_s", "asked"),
+    [
+        pytest.param(2, "1 GB", 0.0, ["products", "nothing"], id="products are cheap"),
+        pytest.param(64, "1 GB", 0.0, ["products"], id="products are dear"),
+        pytest.param(64, "1 GB", 0.2, ["products", "nothing"], id="memory made it dearer"),
+        pytest.param(64, "500 kB", 0.0, ["products", "nothing"], id="memory is scarce"),
+    ],
+)
+def test_a_scan_keeps_no_products_only_where_that_may_save_time(
+    width: int, memory: str, memory_s: float, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or where memory made what fits dearer: what fits is wanted then, too."""
+    step, args = layered(True, width=width)
+    traced = trace(step, *args)
+    planner = Saving(synthesize_traced(traced_layers(True), fleet=fleet(), recompute="off"))
+    monkeypatch.setattr(Ladder, "every", ())
+    found = Ladder(traced, fleet(memory), RECOMPUTING, 1, cast(Any, planner), lambda: False)
+    found.worth = WORTH
+    base = planner.made.but(cost_s=1.0 + memory_s, free_s=1.0)
+    if memory_s:
+        planner.plan = lambda traced, rival_s=np.inf, **options: Saving.plan(planner, traced).but(fits=False)
+    found.in_scans(base)
+    assert planner.asked == asked

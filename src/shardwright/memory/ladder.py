@@ -26,6 +26,7 @@ from shardwright.plan import Plan
 from shardwright.synth.combinations import combinations, few_equations
 from shardwright.synth.memory.alive import most_alive
 from shardwright.synth.memory.rent import too_small
+from shardwright.synth.parts import candidates
 from shardwright.synth.stretches import Policy, Rung, in_scans, rungs_of, seconds_of, surely_dearer
 
 #: Rungs of a ladder that are all tried.
@@ -165,9 +166,16 @@ class Ladder:
         return found
 
     def _no_less(self, before: Stretch | None, stretch: Stretch) -> bool:
-        """Whether a scan that keeps still less surely saves nothing beside what saved time `before`."""
-        same = before is not None and before.first == stretch.first
-        return same and surely_dearer(self.graph, self.fleet, before, stretch)
+        """Whether a scan that keeps still less surely saves nothing beside what saved time `before`.
+
+        Not where memory is scarce on a part of the fleet: with less kept, that part may do.
+        """
+        if before is None or before.first != stretch.first:
+            return False
+        room = min(sum(self.limits[d] for d in part) for part in candidates(self.fleet))
+        if most_alive(self.graph) > room * _ROOM:
+            return False
+        return surely_dearer(self.graph, self.fleet, before, stretch)
 
     def top(self) -> Plan:
         """The plan of the rung that keeps least."""
