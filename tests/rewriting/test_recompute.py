@@ -23,7 +23,7 @@ from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.graph import Graph
 from shardwright.ir.rewrites.graphs import saved
 from shardwright.ir.rewrites.recompute import Stretch, gains, recomputing
-from shardwright.ir.rewrites.rewriting import Rewriting, original, rewritten
+from shardwright.ir.rewrites.rewriting import Rewriting, original, rewriting_of, rewritten
 from shardwright.ir.segments import Segment, schedule
 from shardwright.ir.trace import Traced, trace
 from shardwright.memory.ladder import Ladder
@@ -247,7 +247,7 @@ class Costing:
         self.asked: list[int] = []
 
     def plan(self, traced: Traced, rival_s: float = np.inf, **options: Any) -> Plan:
-        again = len(traced.rewriting.recompute)
+        again = len(rewriting_of(traced).recompute)
         self.asked.append(again)
         return self.made.but(cost_s=again + self.memory_s, free_s=float(again))
 
