@@ -92,7 +92,7 @@ class _Judging:
 
     def _start(self, best: Candidate) -> tuple[Candidate, Peaks] | None:
         """Where the search for what fits begins; None where there is no need of it, or no use."""
-        if self._in_turn(best):
+        if self._briefly and self._in_turn(best):
             return None
         best, peaks = self._look(best)
         if not best.fits:

@@ -17,6 +17,7 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program
 from shardwright.ir.trace import trace
+from shardwright.synth import alternate
 from shardwright.synth.alternate import synthesize
 from shardwright.synth.programs.judge import AMPLE
 from shardwright.synth.space.space import Space
@@ -75,3 +76,31 @@ def test_only_what_fits_amply_is_not_looked_at(full: float) -> None:
 
     found = synthesize(graph, space, CostModel(limited(most / full)), Timer(), look=look)
     assert [program is found.program for program in looked] == ([True] if full > AMPLE else [])
+
+
+@pytest.mark.parametrize("part", [0.45, 0.62])
+def test_what_hardly_fits_is_looked_at_only_where_that_is_all_there_is(
+    part: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alternate, "FEW_CHOICES", 0)
+    graph, space, most = step()
+    looked: list[Program] = []
+
+    def look(program: Program, ratios: Sequence[float]) -> tuple[int, ...]:
+        looked.append(program)
+        return peak_bytes(program, graph, ratios)
+
+    def search() -> Choosing:
+        return Choosing(graph, space, limited(part * most), Timer(), look=look)
+
+    glanced = search()
+    brief = glanced.below(math.inf, briefly=True, glance=True)
+    assert brief is not None and glanced.unfinished
+    assert bool(looked) == (part > 0.5)
+    # Beside a rival that is nearly as good as what there is without a limit, nothing is made to fit either.
+    looked.clear()
+    assert glanced.below(1.02 * glanced.free_s) is None
+    assert bool(looked) == (part > 0.5)
+    once, again = search().below(math.inf), glanced.below(math.inf)
+    assert once is not None and again is not None and looked
+    assert again.found.cost_s == pytest.approx(once.found.cost_s, rel=1e-9)

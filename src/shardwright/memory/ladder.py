@@ -26,6 +26,7 @@ from shardwright.plan import Plan
 from shardwright.synth.combinations import combinations, few_equations
 from shardwright.synth.memory.alive import most_alive
 from shardwright.synth.memory.rent import too_small
+from shardwright.synth.parts import candidates
 from shardwright.synth.stretches import Policy, Rung, in_scans, rungs_of, seconds_of, surely_dearer
 
 #: Rungs of a ladder that are all tried.
@@ -149,19 +150,13 @@ class Ladder:
         for stretch in in_scans(self.graph, self.policies) if few else ():
             if self.late():
                 break
-            fits = better(better(None, base), found)
-            if not quick and (
-                stretch.first in dearer
-                or (
-                    (fits and self.saving and stretch.first == self.saving.first)
-                    and surely_dearer(self.graph, self.fleet, self.saving, stretch)
-                )
-            ):
+            # What fits is wanted even where something that does not would cost less.
+            rival_s = max(least_s, cost_of(better(better(None, base), found)))
+            before = self.saving if rival_s <= least_s * (1 + SAME) else None
+            if not quick and (stretch.first in dearer or self._no_less(before, stretch)):
                 continue
             dearer.add(stretch.first)
             step = rewritten(self.traced, Rewriting((stretch,), self.pieces))
-            # What fits is wanted even where something that does not would cost less.
-            rival_s = max(least_s, cost_of(fits))
             plan = self.planner.plan(step, rival_s, briefly=True, baselines=False)
             found = better(found, plan)
             if plan is not None and unlimited_s(plan) < least_s * (1 - 1e-9):
@@ -169,6 +164,18 @@ class Ladder:
                 self.saving, self.saving_s = stretch, unlimited_s(plan)
                 least_s = self.saving_s
         return found
+
+    def _no_less(self, before: Stretch | None, stretch: Stretch) -> bool:
+        """Whether a scan that keeps still less surely saves nothing beside what saved time `before`.
+
+        Not where memory is scarce on a part of the fleet: with less kept, that part may do.
+        """
+        if before is None or before.first != stretch.first:
+            return False
+        room = min(sum(self.limits[d] for d in part) for part in candidates(self.fleet))
+        if most_alive(self.graph) > room * _ROOM:
+            return False
+        return surely_dearer(self.graph, self.fleet, before, stretch)
 
     def top(self) -> Plan:
         """The plan of the rung that keeps least."""
