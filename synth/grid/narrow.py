@@ -62,7 +62,7 @@ _PROGRESS = 0.02
 _FEW_VALUES = 2_000
 
 #: What stands for "impossible", in units of the largest cost at hand; a power of two.
-_NEVER = 2.0**14
+NEVER = 2.0**14
 
 #: A* has tables of so many cells to guide it, and expands so many nodes at most.
 MOST_CELLS, _MOST_NODES = 1 << 20, 1_000
@@ -195,7 +195,7 @@ class Search:
             self.memory.guess_order = full_order(core.sizes, live(core.folded, [2] * len(core.sizes)))
         scale = sum(float(np.where(np.isfinite(t), np.abs(t), 0.0).max()) for t in core.cooked)
         some = Kept(core.folded, core.sizes, core.cooked)
-        buckets = Buckets(some, self.memory.guess_order, _CELLS[1], (scale or 1.0) * _NEVER)
+        buckets = Buckets(some, self.memory.guess_order, _CELLS[1], (scale or 1.0) * NEVER)
         buckets.there()
         at = buckets.greedy()
         self.offer(untied(folded, left, [at.get(kind, 0) for kind in range(len(left))]))
@@ -277,7 +277,7 @@ class Search:
         """
         self._looks += 1
         scale = self.seconds if math.isfinite(self.seconds) else rest.scale
-        buckets = Buckets(some, rest.order, cells, scale * _NEVER)
+        buckets = Buckets(some, rest.order, cells, scale * NEVER)
         found = buckets.bounds()
         bound = self.core.constant + found.bound
         if found.exact or math.isfinite(assumed) or self._eager:
