@@ -342,9 +342,8 @@ class GridChoosing:
             if self._pins is None:
                 self._pins = tuple(self._pinned(space))
             like = next((each.search for each in self._parts if each.search is not None), None)
-            part.search = GridSearch(
-                self._graph, space, listed, self._timer, self._pins, self._look, self._solvers, like, self._before
-            )
+            known = self._pins, self._look, self._solvers, like, self._before
+            part.search = GridSearch(self._graph, space, listed, self._timer, *known)
             part.bound_s = part.arithmetic_s = part.search.arithmetic_s()
         else:
             part.bound_s = max(part.bound_s, part.search.bound(target_s, roughly=roughly))

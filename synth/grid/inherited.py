@@ -19,7 +19,7 @@ from shardwright.synth.grid.buckets import Buckets
 from shardwright.synth.grid.narrow import NEVER, Memory
 from shardwright.synth.grid.prune import Went
 from shardwright.synth.search.eliminate import live
-from shardwright.synth.search.fold import Folded, Scope, cook, fold
+from shardwright.synth.search.fold import Scope, cook, fold
 from shardwright.synth.search.order import full_order
 from shardwright.synth.search.prune import Kept
 from shardwright.synth.search.stages import Core, Stage
@@ -53,9 +53,7 @@ class Inherited:
     values: Sequence[int]
 
     @staticmethod
-    def of(
-        space: Space, other: Space, stage: Stage, memory: Memory, best: Sequence[int]
-    ) -> Inherited | None:
+    def of(space: Space, other: Space, stage: Stage, memory: Memory, best: Sequence[int]) -> Inherited | None:
         """What is known of a space's choices by those of another, None where too few have twins.
 
         Args:
@@ -81,7 +79,7 @@ class Inherited:
         """Begin a memory with what is known, and return an assignment that is thought to be good."""
         memory.messages = self._messages(core)
         memory.dominated.begin(core.folded, core.sizes, core.cooked, self._went(core))
-        return _completed(core, self.values)
+        return completed(core, self.values)
 
     def _messages(self, core: Core) -> dict[tuple[object, ...], list[Floats]]:
         folded, other = core.folded, self.stage.folded
@@ -109,25 +107,29 @@ class Inherited:
         return found
 
 
-def _completed(core: Core, values: Sequence[int]) -> tuple[int, ...]:
-    """An assignment of a core in which choices without a value have what is best beside the others."""
+def completed(core: Core, values: Sequence[int]) -> tuple[int, ...]:
+    """An assignment of a core in which choices without a value (-1) have what is best beside the others."""
     folded, found = core.folded, list(values)
     free: dict[int, int] = {}
     uses: list[tuple[int, Scope]] = []
     tables: list[Floats] = []
     for scope, recipe in zip(folded.scopes, folded.recipe_of, strict=True):
-        if any(found[v] < 0 for v in scope):
-            tables.append(core.cooked[recipe][tuple([slice(None) if found[v] < 0 else found[v] for v in scope])])
-            mine = tuple([free.setdefault(v, len(free)) for v in scope if found[v] < 0])
-            uses.append((len(uses), mine))
-    at = _best([core.sizes[folded.class_of[v]] for v in free], fold(range(len(free)), uses), tables)
+        mine = [v for v in scope if found[v] < 0]
+        if mine:
+            at = [slice(None) if found[v] < 0 else found[v] for v in scope]
+            tables.append(core.cooked[recipe][tuple(at)])
+            uses.append((len(uses), tuple([free.setdefault(v, len(free)) for v in mine])))
+    best = _best([core.sizes[folded.class_of[v]] for v in free], uses, tables)
     for choice, number in free.items():
-        found[choice] = at.get(number, 0)
+        found[choice] = best.get(number, 0)
     return tuple([max(0, value) for value in found])
 
 
-def _best(sizes: Sequence[int], folded: Folded, tables: Sequence[Floats]) -> dict[int, int]:
+def _best(
+    sizes: Sequence[int], uses: Sequence[tuple[int, Scope]], tables: Sequence[Floats]
+) -> dict[int, int]:
     """The best values of a few choices, or good ones where their tables would be large."""
+    folded = fold(range(len(sizes)), uses)
     kept = Kept(folded, sizes, cook(folded, tables))
     scale = sum(float(np.where(np.isfinite(t), np.abs(t), 0.0).max(initial=0.0)) for t in tables)
     buckets = Buckets(kept, full_order(sizes, live(folded, sizes)), _CELLS, (scale or 1.0) * NEVER)

@@ -47,7 +47,7 @@ _TIED = 0.2
 
 #: What messages are likely to add to the bound, as a part of it, when assignments are guessed by what they
 #: say; how often; of how many values per class; and of how many where messages will not do.
-_SOON, _GUESSES, _FEW_LIKELY, _LIKELY = 1e-3, 2, 3, 8
+_SOON, _GUESSES, _FEW_LIKELY, _LIKELY = 1e-3, 2, 5, 8
 
 #: By what part of the way to the last guess the bound must have risen for another.
 _NEWS = 0.1
@@ -234,7 +234,8 @@ class Search:
                 close = more < _SOON * (abs(self.core.constant) + abs(bound))
                 # Messages that have hardly changed lead to the same guess.
                 news = not self.proven < guessed_at + _NEWS * (self.seconds - guessed_at)
-                if close and news and guesses < _GUESSES and not self._done(enough):
+                good = self.seconds <= self.proven * (1 + _DOUBT)
+                if close and news and not good and guesses < _GUESSES and not self._done(enough):
                     guesses, guessed_at = guesses + 1, self.proven
                     self._guess(dual, _FEW_LIKELY)
                 return self.proven >= self._target_s or self._done(enough)

@@ -7,7 +7,7 @@ was found about a choice of the one is a good guess for its twin in the other, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from shardwright.ir.graph import Atom, Equation, Graph, Value
 from shardwright.ir.host import is_reload
@@ -18,7 +18,7 @@ from shardwright.synth.space.space import Space
 
 def twins(space: Space, other: Space) -> list[int]:
     """Of every choice of a space, the number of its twin in that of the step as it was; -1 without one."""
-    values = _Matched(space.root.graph, other.root.graph).twin
+    values = twin_values(space.root.graph, other.root.graph)
     there = dict(_placed(other.root))
     found = [-1] * len(space.choices)
     for (value, what), number in _placed(space.root):
@@ -26,6 +26,11 @@ def twins(space: Space, other: Space) -> list[int]:
         if twin is not None and found[number] < 0:
             found[number] = there.get((twin, what), there.get((twin, ""), -1))
     return found
+
+
+def twin_values(graph: Graph, other: Graph) -> Mapping[Value, Value]:
+    """Tensors of a changed graph, and what they are in the graph as it was, or are computed again for."""
+    return _Matched(graph, other).twin
 
 
 def _placed(frame: Frame) -> Iterator[tuple[tuple[Value, str], int]]:
@@ -90,8 +95,9 @@ class _Matched:
     def _enter(self, equation: Equation, other: Equation) -> None:
         mine, theirs = boundary(equation), boundary(other)
         inside = {
-            (port.region, port.stacked, other.inputs[port.outer]): other.regions[port.region].inputs[port.inner]
+            (port.region, port.stacked, other.inputs[port.outer]): body.inputs[port.inner]
             for port in theirs.ins
+            for body in (other.regions[port.region],)
         }
         for port in mine.ins:
             twin = inside.get((port.region, port.stacked, self._of(equation.inputs[port.outer])))
@@ -102,8 +108,9 @@ class _Matched:
         for region, other_region in zip(equation.regions, other.regions, strict=True):
             self._walk(region, other_region)
         made = {
-            (port.region, port.stacked, other.regions[port.region].outputs[port.inner]): other.outputs[port.outer]
+            (port.region, port.stacked, body.outputs[port.inner]): other.outputs[port.outer]
             for port in theirs.outs
+            for body in (other.regions[port.region],)
         }
         for port in mine.outs:
             inner = self._of(equation.regions[port.region].outputs[port.inner])
