@@ -21,7 +21,7 @@ from shardwright.synth.grid.memory import GridCandidate, GridRenting
 from shardwright.synth.grid.narrow import MOST_ROUNDS
 from shardwright.synth.grid.pricing import GridPriceList
 from shardwright.synth.grid.ranges import NEAR, Tightening
-from shardwright.synth.grid.solve import Solvers
+from shardwright.synth.grid.solve import GridSolver, Solvers
 from shardwright.synth.grid.turns import CLOSE, GridFound, GridTurns
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Judge, Look
@@ -63,6 +63,7 @@ class GridSearch:
         look: what says how much memory a program takes; by default the model of `cost/memory/liveness.py`.
         solvers: known ones, see `GridSolver`.
         like: the search on another part of the fleet, for the same programs and pins.
+        before: what solved for the programs of a step of which this one is a rewriting.
     """
 
     def __init__(
@@ -75,13 +76,14 @@ class GridSearch:
         look: Look | None = None,
         solvers: Solvers | None = None,
         like: GridSearch | None = None,
+        before: GridSolver | None = None,
     ) -> None:
         self.graph = graph
         self._judge = Judge(graph, listed.model, look)
         self._extra = extra
         with timer.search():
             known = None if like is None else like._turns
-            self._turns = GridTurns(space, listed, timer, extra, solvers, known)
+            self._turns = GridTurns(space, listed, timer, extra, solvers, known, before)
             self._listed, self._floors = listed, listed.floors
         self._renting = GridRenting(graph, space, listed.grid, self._judge, timer, extra, solvers)
         self._ideal: Solution | None = None
@@ -95,6 +97,11 @@ class GridSearch:
     def bound_s(self) -> float:
         """What no program costs less than, as far as is known."""
         return self._turns.bound_s
+
+    @property
+    def solver(self) -> GridSolver:
+        """What solves for its programs."""
+        return self._turns.solver
 
     @property
     def alike(self) -> bool:

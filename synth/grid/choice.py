@@ -29,7 +29,7 @@ from shardwright.synth.combinations import SMALL
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid.alternate import GridSearch, is_mesh
 from shardwright.synth.grid.pricing import GridPriceList, KnownMoves
-from shardwright.synth.grid.solve import Solvers
+from shardwright.synth.grid.solve import GridSolver, Solvers
 from shardwright.synth.memory.alive import most_alive
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.parts import Members, Tried, raised_in_turn, unused
@@ -134,6 +134,8 @@ class Common:
         self._between: KnownMoves = {}
         #: Whether a part on which two axes are one had a plan that fits (see `synth/grid/single.py`).
         self.single = False
+        #: What solved for the programs of the latest step.
+        self.solver: GridSolver | None = None
 
     def listed(self, members: Members, fleet: Fleet) -> GridPriceList:
         """Prices on a part of the fleet."""
@@ -177,6 +179,8 @@ class GridChoosing:
         self._made: Space | None = None
         self._pins: tuple[Use, ...] | None = None
         self._solvers: Solvers = {}
+        # Small steps are planned alike whatever was planned before.
+        self._before = self._known.solver if len(graph.equations) > SMALL else None
         self._parts = [_Part(fleet, members) for members in parts]
 
     def below(
@@ -343,12 +347,12 @@ class GridChoosing:
             if self._pins is None:
                 self._pins = tuple(self._pinned(space))
             like = next((each.search for each in self._parts if each.search is not None), None)
-            part.search = GridSearch(
-                self._graph, space, listed, self._timer, self._pins, self._look, self._solvers, like
-            )
+            known = self._pins, self._look, self._solvers, like, self._before
+            part.search = GridSearch(self._graph, space, listed, self._timer, *known)
             part.bound_s = part.arithmetic_s = part.search.arithmetic_s()
         else:
             part.bound_s = max(part.bound_s, part.search.bound(target_s, roughly=roughly))
+            self._known.solver = part.search.solver
         part.looked += 1
 
     def _plan(self, part: _Part, most_s: float, *, briefly: bool) -> None:

@@ -47,7 +47,7 @@ _TIED = 0.2
 
 #: What messages are likely to add to the bound, as a part of it, when assignments are guessed by what they
 #: say; how often; of how many values per class; and of how many where messages will not do.
-_SOON, _GUESSES, _FEW_LIKELY, _LIKELY = 1e-3, 2, 3, 8
+_SOON, _GUESSES, _FEW_LIKELY, _LIKELY = 1e-3, 2, 5, 8
 
 #: By what part of the way to the last guess the bound must have risen for another.
 _NEWS = 0.1
@@ -62,7 +62,7 @@ _PROGRESS = 0.02
 _FEW_VALUES = 2_000
 
 #: What stands for "impossible", in units of the largest cost at hand; a power of two.
-_NEVER = 2.0**14
+NEVER = 2.0**14
 
 #: A* has tables of so many cells to guide it, and expands so many nodes at most.
 MOST_CELLS, _MOST_NODES = 1 << 20, 1_000
@@ -195,7 +195,7 @@ class Search:
             self.memory.guess_order = full_order(core.sizes, live(core.folded, [2] * len(core.sizes)))
         scale = sum(float(np.where(np.isfinite(t), np.abs(t), 0.0).max()) for t in core.cooked)
         some = Kept(core.folded, core.sizes, core.cooked)
-        buckets = Buckets(some, self.memory.guess_order, _CELLS[1], (scale or 1.0) * _NEVER)
+        buckets = Buckets(some, self.memory.guess_order, _CELLS[1], (scale or 1.0) * NEVER)
         buckets.there()
         at = buckets.greedy()
         self.offer(untied(folded, left, [at.get(kind, 0) for kind in range(len(left))]))
@@ -234,7 +234,8 @@ class Search:
                 close = more < _SOON * (abs(self.core.constant) + abs(bound))
                 # Messages that have hardly changed lead to the same guess.
                 news = not self.proven < guessed_at + _NEWS * (self.seconds - guessed_at)
-                if close and news and guesses < _GUESSES and not self._done(enough):
+                good = self.seconds <= self.proven * (1 + _DOUBT)
+                if close and news and not good and guesses < _GUESSES and not self._done(enough):
                     guesses, guessed_at = guesses + 1, self.proven
                     self._guess(dual, _FEW_LIKELY)
                 return self.proven >= self._target_s or self._done(enough)
@@ -277,7 +278,7 @@ class Search:
         """
         self._looks += 1
         scale = self.seconds if math.isfinite(self.seconds) else rest.scale
-        buckets = Buckets(some, rest.order, cells, scale * _NEVER)
+        buckets = Buckets(some, rest.order, cells, scale * NEVER)
         found = buckets.bounds()
         bound = self.core.constant + found.bound
         if found.exact or math.isfinite(assumed) or self._eager:

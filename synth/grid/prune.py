@@ -8,7 +8,7 @@ comparison to see. Where that often fails, it is looked for anew.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -32,15 +32,30 @@ _SOME, _MANY = 64, 512
 _CELLS = 1 << 18
 
 #: Values of a class that went, and the value that each gave way to (itself where it is impossible).
-_Went: TypeAlias = tuple[NDArray[np.intp], NDArray[np.intp]]
+Went: TypeAlias = tuple[NDArray[np.intp], NDArray[np.intp]]
 
 
 @dataclass(slots=True)
 class Dominated:
     """What went at the last prices, by class, and how many values were left."""
 
-    went: dict[int, _Went] = field(default_factory=dict[int, _Went])
+    went: dict[int, Went] = field(default_factory=dict[int, Went])
     left: int = 0
+
+    def begin(
+        self, folded: Folded, sizes: Sequence[int], cooked: Sequence[Floats], went: Mapping[int, Went]
+    ) -> None:
+        """Begin with values that went in a similar problem, by class; others are looked for.
+
+        If many of them turn out to stay, `prune` looks for all anew.
+        """
+        whole = Kept(folded, sizes, cooked)
+        self.went = {
+            kind: went[kind] if kind in went else _compared(whole, kind)
+            for kind, size in enumerate(sizes)
+            if size > 1
+        }
+        self.left = sum(sizes) - sum(len(values) for values, _ in self.went.values())
 
     def prune(self, folded: Folded, sizes: Sequence[int], cooked: Sequence[Floats]) -> Kept:
         """See `shardwright.synth.search.prune.prune`; what is left may be a little more."""
@@ -56,7 +71,7 @@ class Dominated:
         return whole
 
 
-def _compared(whole: Kept, kind: int) -> _Went:
+def _compared(whole: Kept, kind: int) -> Went:
     """Values that are impossible (by themselves) or dominated, each by one that is possible.
 
     Most pairs are told apart by the few contexts that suit some value best, which are compared first, in

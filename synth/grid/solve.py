@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.errors import PlanError
 from shardwright.synth.grid.absorb import absorbed
+from shardwright.synth.grid.inherited import Inherited
 from shardwright.synth.grid.narrow import MOST_CELLS, MOST_ROUNDS, Memory, Search
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.search.fold import Scope, cook
@@ -52,6 +53,14 @@ class DualSolver:
         self._left: tuple[Stage, Stage] | None = None
         #: The best assignment at the last prices: at others it is often the best, or a good one.
         self._latest: tuple[int, ...] = ()
+        #: What is known before anything is solved.
+        self._inherited: Inherited | None = None
+
+    def inherit(self, space: Space, other: Space, solver: DualSolver) -> None:
+        """Begin with what is known of another space, if that was searched: see `Inherited`."""
+        if solver._left is not None and solver._latest:
+            left, memory = solver._left[1], solver._memory
+            self._inherited = Inherited.of(space, other, left, memory, solver._latest)
 
     def solve(
         self,
@@ -80,6 +89,8 @@ class DualSolver:
             return None
         core = self._absorbed(core)
         memory = self._memory.of(core.stage)
+        if self._inherited is not None:
+            self._latest, self._inherited = self._inherited.hand_on(core, memory), None
         kept = memory.dominated.prune(core.folded, core.sizes, core.cooked)
         search = Search(core, kept, memory, stop)
         for values in (known, self._latest):
@@ -114,9 +125,17 @@ class GridSolver:
         extra: factors that pin choices, or have them pay rent.
         known: solvers by what they solve: parts of a fleet have spaces of one structure, and what their
             searches leave (see `Memory`) is of use to each other.
+        before: that of a step of which this one is a rewriting; what it found is begun with.
     """
 
-    def __init__(self, space: Space, extra: Sequence[Use] = (), known: Solvers | None = None) -> None:
+    def __init__(
+        self,
+        space: Space,
+        extra: Sequence[Use] = (),
+        known: Solvers | None = None,
+        before: GridSolver | None = None,
+    ) -> None:
+        self._space = space
         numbers: dict[Factor, int] = {}
         uses = [(numbers.setdefault(u.factor, len(numbers)), u.scope) for u in (*space.uses, *extra)]
         domains = [choice.domain for choice in space.choices]
@@ -127,6 +146,8 @@ class GridSolver:
         known = {} if known is None else known
         if key not in known:
             known[key] = DualSolver(of_choice, key[1], uses)
+            if before is not None:
+                known[key].inherit(space, before._space, before._solver)
         self._solver = known[key]
 
     def solve(

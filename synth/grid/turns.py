@@ -57,10 +57,11 @@ class GridTurns:
         extra: tuple[Use, ...],
         solvers: Solvers | None = None,
         like: GridTurns | None = None,
+        before: GridSolver | None = None,
     ) -> None:
         self.space, self.timer = space, timer
         self.grid, self.listed = listed.grid, listed
-        self.solver = GridSolver(space, extra, solvers) if like is None else like.solver
+        self.solver = GridSolver(space, extra, solvers, before) if like is None else like.solver
         self.ledger = Ledger((*space.uses, *extra)) if like is None else like.ledger
         self.expanded = self.searches = 0
         mesh = self.grid.mesh
