@@ -141,7 +141,7 @@ class Turns:
         return Found(ideal, floors, ratios, cost_s)
 
     def _are_prices_at(self, even: tuple[float, ...], floors: Prices) -> bool:
-        """Whether nothing costs more at even ratios than under shares of its own; only asked of one class."""
+        """Whether devices are alike, and nothing costs more at even ratios than under shares of its own."""
         if len(self.model.counts) > 1:
             return False
         here = Prices.at(self.listed, even).seconds
