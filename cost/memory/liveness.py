@@ -101,9 +101,21 @@ def all_bytes(graph: Graph) -> int:
 
     Twice, because of what a compiler keeps in two forms, and exchanges pack.
     """
-    found = sum(v.type.nbytes for v in graph.values())
-    inner = sum(all_bytes(region) for equation in graph.equations for region in equation.regions)
-    return 2 * found + inner
+    inner = sum([all_bytes(region) for equation in graph.equations for region in equation.regions])
+    return 2 * sum(_bytes(graph)) + inner
+
+
+@per_graph
+def largest_bytes(graph: Graph) -> int:
+    """Bytes of the largest tensor of a step, those within loops and branches aside."""
+    return max(_bytes(graph), default=0)
+
+
+@per_graph
+def _bytes(graph: Graph) -> list[int]:
+    """Of all values."""
+    made = [value.type.nbytes for equation in graph.equations for value in equation.outputs]
+    return [*(value.type.nbytes for value in (*graph.inputs, *graph.constants)), *made]
 
 
 def _size(tensor: TensorType, placement: Placement) -> Bytes:

@@ -17,7 +17,7 @@ from shardwright.cost.grid.settled import pricing
 from shardwright.cost.memory.liveness import Peaks
 from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import Timeline, predict, timed_bill
-from shardwright.ir.graph import Equation, Graph
+from shardwright.ir.graph import Equation, Form, Graph
 from shardwright.ir.jaxpr import source_line
 from shardwright.ir.patterns import patterns
 from shardwright.ir.program import Program, nodes_of
@@ -169,7 +169,11 @@ def replicated_in(graph: Graph, space: Space) -> dict[str, str]:
     def note(equation: Equation) -> str:
         return "" if equation.regions or equation.primitive in found else rule_of(equation).note
 
+    # What a rule says of equations of one form is the same.
+    first: dict[Form, Equation] = {}
     for equation in graph.all_equations():
+        first.setdefault(equation.form, equation)
+    for equation in first.values():
         if text := note(equation):
             found[equation.primitive] = f"{text} ({source_line(equation)})"
     return found

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from shardwright.cost.memory.liveness import Footprint, Peaks, all_bytes, footprint
+from shardwright.cost.memory.liveness import Footprint, Peaks, all_bytes, footprint, largest_bytes
 from shardwright.cost.model import CostModel
 from shardwright.cost.quantity import size
 from shardwright.cost.share_cost import Floats
@@ -69,8 +69,7 @@ class Judge:
         self.limits: Floats = np.array([float(device.memory_bytes) for device in model.types])
         self.budgets = self.limits
         # A padded exchange takes as many blocks as there are devices, and one more.
-        largest = max((value.type.nbytes for value in graph.values()), default=0)
-        most = float(all_bytes(graph) + (len(self._class_of) + 1) * largest)
+        most = float(all_bytes(graph) + (len(self._class_of) + 1) * largest_bytes(graph))
         self.roomy = bool(most <= self.limits.min())
         #: What was looked at; the program is kept, so that no other has its id.
         self._seen: dict[tuple[int, tuple[float, ...]], tuple[Program, Peaks]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -83,9 +83,13 @@ class Turns:
         self.weighed: list[Candidate] = []
         self.space, self.listed, self.timer, self.solver, self.stop = space, listed, timer, solver, stop
         self.model = listed.model
-        self.ledger = Ledger(space.uses)
         self.expanded = self.searches = 0
         self._seen: dict[tuple[float, ...], tuple[Solution, Prices]] = {}
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """Bills of assignments."""
+        return Ledger(self.space.uses)
 
     def search(self, ratios: tuple[float, ...]) -> tuple[Solution, Prices]:
         """The best program at some ratios."""
@@ -121,16 +125,27 @@ class Turns:
         """The cheapest program at the floors of all prices, at the ratios it likes.
 
         The floors bound the prices at any ratios: where it costs no more there, no search at these ratios
-        would find anything better, and none is made.
+        would find anything better, and none is made. Where all devices are alike, that is mostly so of even
+        ratios, whatever the program.
         """
         even = (1.0 / len(self.model.class_of),) * len(self.model.class_of)
         with self.timer.ratios():
-            items = self.ledger.bill(ideal.assignment, floors)
-            ratios, cost_s = self.best_ratios(items, even)
+            if self._are_prices_at(even, floors):
+                ratios, cost_s = even, ideal.seconds
+            else:
+                items = self.ledger.bill(ideal.assignment, floors)
+                ratios, cost_s = self.best_ratios(items, even)
         if ideal.bound_s == ideal.seconds and cost_s <= ideal.seconds * (1 + _SAME):
             self.expanded, self.searches = self.expanded + ideal.expanded, self.searches + 1
             self._seen.setdefault(ratios, (ideal, floors))
         return Found(ideal, floors, ratios, cost_s)
+
+    def _are_prices_at(self, even: tuple[float, ...], floors: Prices) -> bool:
+        """Whether devices are alike, and nothing costs more at even ratios than under shares of its own."""
+        if len(self.model.counts) > 1:
+            return False
+        here = Prices.at(self.listed, even).seconds
+        return bool((here <= floors.seconds * (1 + _SAME)).all())
 
     def take(self, ratios: tuple[float, ...]) -> Found:
         """Turns from `ratios` on, until it no longer gets better.
