@@ -43,6 +43,10 @@ from shardwright.synth.timer import Timer
 #: Gap, as a fraction of the cost, beyond which parts that do not fit are bounded within memory.
 _WIDE = 0.1
 
+#: Multiple of a plan's cost from which on the best program with one vector of ratios is not made to beat it by
+#: several: they were seen to save 2.7 %.
+_SEVERAL = 1.05
+
 
 def arithmetic_s(space: Space, floors: Prices) -> float:
     """What the kernels of every program cost at least, each under shares of its own; no exchange counts."""
@@ -309,16 +313,18 @@ class Choosing:
         return min(free, default=math.inf)
 
     def _beaten(self, part: Part, least_s: float, *, roughly: bool) -> bool:
-        """Whether the best program found for a part costs no less than a plan that fits, memory aside.
+        """Whether the best program found for a part costs so much that nothing on it beats a plan that fits.
 
-        Memory makes it no cheaper, nor does more to do. Of a small step, what is found within memory may be
-        (`Free.pool`).
+        Memory makes it no cheaper; ratios of their own for stretches of it may. Of a small step, what is found
+        within memory may be, too (`Free.pool`). Where a step that has less to do is no cheaper, none is
+        looked for.
         """
         if part.free is None and self._least_s.get(part.members, 0.0) >= least_s:
             return True
+        beaten_s = least_s * (_SEVERAL if len(part.model.types) > 1 else 1 - 1e-9)
         free = self._free(part, roughly=roughly)
         part.bound_s = max(part.bound_s, free.certificate.bound_s)
-        return free.pool is None and free.found.cost_s >= least_s * (1 - 1e-9)
+        return free.pool is None and part.free_s >= beaten_s
 
     def _free(self, part: Part, *, roughly: bool = False) -> Free:
         """The best program for a part, memory aside; searched for once. For `roughly` see `freely`."""

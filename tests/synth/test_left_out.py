@@ -1,0 +1,102 @@
+"""Parts of a fleet on which nothing is made to fit: what that leaves of the plan, its bound and its reasons."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from synth_cases import traced
+from test_subfleets import fleet, node, problem
+
+from shardwright import planning
+from shardwright.cost.fleet import Fleet
+from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
+from shardwright.synth import alternate, subfleets
+from shardwright.synth.part import Promising
+from shardwright.synth.parts import candidates
+from shardwright.synth.subfleets import Choosing
+from shardwright.synth.timer import Timer
+
+#: Between nodes, so quick that the whole fleet and two of its nodes cost about the same.
+BETWEEN = {"bandwidth": "1 MB/s", "latency": "1 us"}
+
+
+@pytest.fixture(autouse=True)
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are planned as large ones are."""
+    monkeypatch.setattr(alternate, "FEW_CHOICES", 0)
+    monkeypatch.setattr(subfleets, "few_equations", lambda graph: False)
+
+
+def three_nodes(memory: str = "1 GB") -> Fleet:
+    nodes = (node(5, 5, memory=memory), node(3, 3, 3, memory=memory), node(1, 1, memory=memory))
+    return fleet(*nodes, network=BETWEEN)
+
+
+def choosing(where: Fleet, like: Promising | None = None) -> Choosing:
+    return Choosing(*problem(), where, Timer(), like=like)
+
+
+def test_a_part_that_costs_far_more_than_a_rival_memory_aside_is_not_made_to_fit() -> None:
+    plain = choosing(three_nodes()).below(math.inf)
+    assert plain is not None and plain.found.bound_s < (1 - 1e-3) * plain.found.cost_s
+    # No bound rules the whole fleet out, but several ratios save less than that.
+    rival_s = plain.found.bound_s * (1 + 1e-6)
+    search = choosing(three_nodes())
+    assert search.below(rival_s) is None
+    whole = search.parts[0]
+    assert whole.free_s > subfleets._SEVERAL * rival_s and whole.found is None
+    assert whole.bound_s < rival_s, "the bound is that of its programs all the same"
+
+
+def test_what_may_be_changed_is_made_to_fit_where_it_costs_least() -> None:
+    usual, search = choosing(three_nodes()), choosing(three_nodes())
+    plain = usual.below(math.inf)
+    brief = search.below(math.inf, briefly=True, glance=True)
+    assert plain is not None and brief is not None
+    planned = [part for part in search.parts if part.found is not None]
+    assert [part.members for part in planned] == [min(usual.parts, key=lambda part: part.free_s).members]
+    assert brief.found.bound_s <= plain.found.cost_s
+    # Taken up again, it is as good as if it had been planned at once.
+    again = search.below(math.inf)
+    assert again is not None and again.found.cost_s == pytest.approx(plain.found.cost_s, rel=1e-9)
+    assert again.found.bound_s == pytest.approx(plain.found.bound_s, rel=1e-9)
+
+
+def test_where_less_to_do_was_no_cheaper_nothing_is_looked_for() -> None:
+    where = three_nodes()
+    plain = choosing(where).below(math.inf)
+    assert plain is not None
+    free_s = {part.members: part.free_s for part in choosing_done(where) if part.free_s < math.inf}
+    like = Promising(candidates(where), plain.members, free_s)
+    search = choosing(where, like)
+    assert search.below(min(free_s.values()) * (1 - 1e-6)) is None
+    assert all(part.free_s == math.inf for part in search.parts)
+    assert search.bound_s <= plain.found.cost_s
+    # Beside a dearer rival the best part is planned.
+    found = search.below(1.01 * plain.found.cost_s)
+    assert found is not None and found.found.cost_s == pytest.approx(plain.found.cost_s, rel=1e-9)
+
+
+def choosing_done(where: Fleet) -> list[subfleets.Tried]:
+    search = choosing(where)
+    search.below(math.inf)
+    return list(search.parts)
+
+
+def test_why_devices_are_left_out_on_which_nothing_was_made_to_fit() -> None:
+    where = three_nodes()
+    search = choosing(where)
+    found = search.below(math.inf, briefly=True, glance=True)
+    assert found is not None and len(found.members) < len(where.devices)
+    assert any("memory aside" in why for _, why in found.unused)
+
+
+def test_only_computing_again_does_more_of_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "few_equations", lambda graph: False)
+    step, scan = traced("mlp"), traced("scanned")
+    assert planning._does_more(step, step)
+    assert not planning._does_more(rewritten(step, Rewriting(microbatches=2)), step)
+    assert not planning._does_more(scan, scan), "what a scan keeps may take longer than to compute it again"
+    monkeypatch.setattr(planning, "few_equations", lambda graph: True)
+    assert not planning._does_more(step, step)
