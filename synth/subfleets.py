@@ -43,7 +43,7 @@ from shardwright.synth.timer import Timer
 #: Gap, as a fraction of the cost, beyond which parts that do not fit are bounded within memory.
 _WIDE = 0.1
 
-#: Multiple of a plan's cost from which on the best program with one vector of ratios is not made to beat it by
+#: Multiple of a plan's cost from which on a best program with one vector of ratios is not made to beat it by
 #: several: they were seen to save 2.7 %.
 _SEVERAL = 1.05
 
@@ -315,9 +315,9 @@ class Choosing:
     def _beaten(self, part: Part, least_s: float, *, roughly: bool) -> bool:
         """Whether the best program found for a part costs so much that nothing on it beats a plan that fits.
 
-        Memory makes it no cheaper; ratios of their own for stretches of it may. Of a small step, what is found
-        within memory may be, too (`Free.pool`). Where a step that has less to do is no cheaper, none is
-        looked for.
+        Memory makes it no cheaper; ratios of their own for stretches of it may. Of a small step, what is
+        found within memory may be, too (`Free.pool`). Where a step that has less to do is no cheaper, none
+        is looked for.
         """
         if part.free is None and self._least_s.get(part.members, 0.0) >= least_s:
             return True

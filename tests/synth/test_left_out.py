@@ -1,4 +1,4 @@
-"""Parts of a fleet on which nothing is made to fit: what that leaves of the plan, its bound and its reasons."""
+"""Parts of a fleet on which nothing is made to fit: the plan, its bound and its reasons all the same."""
 
 from __future__ import annotations
 
