@@ -43,9 +43,12 @@ from shardwright.synth.timer import Timer
 #: Gap, as a fraction of the cost, beyond which parts that do not fit are bounded within memory.
 _WIDE = 0.1
 
+#: Rents of which the search may say nothing where that bound is wanted: the second of four was seen to be.
+_PATIENCE = 3
+
 #: Multiple of a plan's cost from which on a best program with one vector of ratios is not made to beat it by
 #: several: they were seen to save 2.7 %.
-_SEVERAL = 1.05
+SEVERAL = 1.05
 
 
 def arithmetic_s(space: Space, floors: Prices) -> float:
@@ -253,7 +256,8 @@ class Choosing:
                 raised = max(raised, part.free.certificate.sharpen(self._labelled, wanted))
             if raised < (1 - _WIDE) * cost_s and free_s < cost_s:
                 renting = part.free.renting(Limits.of(part.model))
-                raised = max(raised, renting.bound_within(turns.listed, raised, cost_s, turns.stop))
+                within = renting.bound_within(turns.listed, raised, cost_s, turns.stop, patience=_PATIENCE)
+                raised = max(raised, within)
         return raised
 
     @cached_property
@@ -321,7 +325,7 @@ class Choosing:
         """
         if part.free is None and self._least_s.get(part.members, 0.0) >= least_s:
             return True
-        beaten_s = least_s * (_SEVERAL if len(part.model.types) > 1 else 1 - 1e-9)
+        beaten_s = least_s * (SEVERAL if len(part.model.types) > 1 else 1 - 1e-9)
         free = self._free(part, roughly=roughly)
         part.bound_s = max(part.bound_s, free.certificate.bound_s)
         return free.pool is None and part.free_s >= beaten_s

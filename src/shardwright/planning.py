@@ -158,7 +158,7 @@ class _Step:
         if like is not None and "choosing" in vars(like) and not self._small:
             self.like = like.choosing.promising
             self.parts = self.like.parts
-            if not _does_more(traced, like.traced):
+            if not does_more(traced, like.traced):
                 self.like = replace(self.like, free_s={})
 
     @cached_property
@@ -306,7 +306,7 @@ class _Step:
         return two or one
 
 
-def _does_more(step: Traced, like: Traced) -> bool:
+def does_more(step: Traced, like: Traced) -> bool:
     """Whether a large step has all to do that another has, and more: what that keeps is computed again.
 
     In as many pieces; of few equations, and what a scan keeps, that may save time.

@@ -291,15 +291,11 @@ class GridChoosing:
     @property
     def crowded(self) -> tuple[float, int]:
         """Of the best program without a limit: the largest part of its memory a device takes; its devices."""
-        tried = [
-            (part.search, len(part.members))
-            for part in self._parts
-            if part.search is not None and part.found is not None
-        ]
-        if not tried:
+        planned = [part for part in self._parts if part.found is not None]
+        least = min(planned, key=lambda part: part.free_s, default=None)
+        if least is None or least.search is None:
             return 0.0, 1
-        least, devices = min(tried, key=lambda each: each[0].free_s)
-        return least.crowded, devices
+        return least.search.crowded, len(least.members)
 
     @property
     def free_s(self) -> float:

@@ -137,6 +137,7 @@ class Renting:
         cost_s: float,
         stop: Callable[[], bool],
         worth_s: float = 0.0,
+        patience: int = 0,
     ) -> float:
         """A lower bound on the cost of every program that fits, whatever its ratios.
 
@@ -146,6 +147,7 @@ class Renting:
             cost_s: of a program that fits.
             stop: asked before every step whether to leave it at that.
             worth_s: a bound below this is of no use: leave it where none can be reached.
+            patience: rents at which the search may end early and say nothing, after which others are tried.
         """
         limits = self.limits
         if most_shares(self.graph, limits.nbytes).sum() < 1 - 1e-9:
@@ -171,8 +173,10 @@ class Renting:
             loose = found.bound_s < found.seconds * (1 - _LOOSE)
             if value > self._best_s:
                 self._best_s, best, wide = float(value), at, loose
-            elif loose:
+            elif loose and not patience:
                 break  # so few nodes say nothing about rents near these
+            elif loose:
+                patience -= 1
         if wide and self._best_s < enough and not stop():
             self._best_s = max(self._best_s, float(self._reached(floors, best, MOST_NODES, stop)[1]))
         return min(self._best_s, cost_s)

@@ -10,6 +10,7 @@ from test_subfleets import fleet, node, problem
 
 from shardwright import planning
 from shardwright.cost.fleet import Fleet
+from shardwright.ir.graph import Graph
 from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.synth import alternate, subfleets
 from shardwright.synth.part import Promising
@@ -21,11 +22,16 @@ from shardwright.synth.timer import Timer
 BETWEEN = {"bandwidth": "1 MB/s", "latency": "1 us"}
 
 
+def no(graph: Graph) -> bool:
+    """Whether a graph has few equations: none has."""
+    return False
+
+
 @pytest.fixture(autouse=True)
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are planned as large ones are."""
     monkeypatch.setattr(alternate, "FEW_CHOICES", 0)
-    monkeypatch.setattr(subfleets, "few_equations", lambda graph: False)
+    monkeypatch.setattr(subfleets, "few_equations", no)
 
 
 def three_nodes(memory: str = "1 GB") -> Fleet:
@@ -45,7 +51,7 @@ def test_a_part_that_costs_far_more_than_a_rival_memory_aside_is_not_made_to_fit
     search = choosing(three_nodes())
     assert search.below(rival_s) is None
     whole = search.parts[0]
-    assert whole.free_s > subfleets._SEVERAL * rival_s and whole.found is None
+    assert whole.free_s > subfleets.SEVERAL * rival_s and whole.found is None
     assert whole.bound_s < rival_s, "the bound is that of its programs all the same"
 
 
@@ -93,10 +99,10 @@ def test_why_devices_are_left_out_on_which_nothing_was_made_to_fit() -> None:
 
 
 def test_only_computing_again_does_more_of_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "few_equations", lambda graph: False)
+    monkeypatch.setattr(planning, "few_equations", no)
     step, scan = traced("mlp"), traced("scanned")
-    assert planning._does_more(step, step)
-    assert not planning._does_more(rewritten(step, Rewriting(microbatches=2)), step)
-    assert not planning._does_more(scan, scan), "what a scan keeps may take longer than to compute it again"
-    monkeypatch.setattr(planning, "few_equations", lambda graph: True)
-    assert not planning._does_more(step, step)
+    assert planning.does_more(step, step)
+    assert not planning.does_more(rewritten(step, Rewriting(microbatches=2)), step)
+    assert not planning.does_more(scan, scan), "what a scan keeps may take longer than to compute it again"
+    monkeypatch.undo()
+    assert not planning.does_more(step, step)
