@@ -219,7 +219,7 @@ def within_memory(
     """
     turns, found, best, certificate = free.turns, free.found, free.best, free.certificate
     graph, model, stop = turns.judge.graph, turns.model, turns.stop
-    bound_s = free.certified()
+    bound_s = certificate.bound_s if briefly else free.certified()
     renting = cache(lambda: free.renting(Limits.of(model)))
     pool, within = None if turns.judge.roomy else free.pool, None
     alone = len(model.class_of) == 1
@@ -241,6 +241,8 @@ def within_memory(
             best, memory = cheaper, theirs
         if best.fits and not brief:
             best, memory = stretched(turns, best, memory, found.cost_s)
+    if best.fits:
+        bound_s = free.certified()
     mixed = len(model.types) > 1
     little = _SAME if pool is not None else min(next_to_nothing(graph), WORTH if mixed else math.inf)
     dearer = not best.fits or best.cost_s > found.cost_s * (1 + little)

@@ -138,7 +138,8 @@ class Choosing:
             queue = [(0.0, *turn[1:]) if made[turn[2]].members == self._favourite else turn for turn in queue]
         looked: list[Part] = []
         # What is not made to fit on the part that it likes best may be changed there, which comes first.
-        postponed = glance and briefly and not few_equations(self._graph)
+        roughly = briefly and not few_equations(self._graph)
+        postponed = glance and roughly
         best: Part | None = None
         for part in done:
             best = part if best is None or part.beats(best) else best
@@ -163,7 +164,7 @@ class Choosing:
             elif briefly and looked and not looked[0].fits and not looked[0].gives_way(part):
                 continue  # what to do about memory on that part comes first
             elif part.bounded or part.free is not None or (first and rival_s == math.inf):
-                if not (self._beaten(part, least_s, roughly=postponed) or postponed):
+                if not (self._beaten(part, least_s, roughly=roughly) or postponed):
                     self._plan(part, least_s, briefly=briefly, glance=glance)
                     looked.append(part)
                     best = part if best is None or part.beats(best) else best
@@ -191,8 +192,9 @@ class Choosing:
             best = self._or_baseline(best, rival_s)
         if rival_s < math.inf and not best.fits and not briefly:
             return None
-        with timer.search():
-            settle(made, best)
+        if best.fits or not roughly:
+            with timer.search():
+                settle(made, best)
         return choice_of(best, made, self._fleet, ended=bool(queue) and timer.late())
 
     def _too_small(self, part: Part) -> bool:
