@@ -137,9 +137,9 @@ class Choosing:
             queue = [(math.inf, *turn[1:]) if made[turn[2]].joined else turn for turn in queue]
             queue = [(0.0, *turn[1:]) if made[turn[2]].members == self._favourite else turn for turn in queue]
         looked: list[Part] = []
-        # What is not made to fit on the part that it likes best may be changed there, which comes first.
         roughly = briefly and not few_equations(self._graph)
-        postponed = glance and roughly
+        # What is not made to fit on the part that it likes best may be changed there, which comes first.
+        postponed = glance and roughly and not timer.limited
         best: Part | None = None
         for part in done:
             best = part if best is None or part.beats(best) else best
@@ -176,10 +176,9 @@ class Choosing:
                 self._bound([part, *waiting], least_s)
                 queue = [part.turn(number), *[made[k].turn(k) for *_, k in queue]]
                 heapq.heapify(queue)
-        if postponed and best is None:
-            part = min((part for part in made if part.free is not None), key=lambda part: part.free_s)
-            self._plan(part, rival_s, briefly=True, glance=True)
-            best = part
+        if postponed and best is None and self.free_s < math.inf:
+            best = min(made, key=lambda part: part.free_s)
+            self._plan(best, rival_s, briefly=True, glance=True)
         if best is None:
             return None
         if (

@@ -39,8 +39,8 @@ def three_nodes(memory: str = "1 GB") -> Fleet:
     return fleet(*nodes, network=BETWEEN)
 
 
-def choosing(where: Fleet, like: Promising | None = None) -> Choosing:
-    return Choosing(*problem(), where, Timer(), like=like)
+def choosing(where: Fleet, like: Promising | None = None, timer: Timer | None = None) -> Choosing:
+    return Choosing(*problem(), where, timer or Timer(), like=like)
 
 
 def test_a_part_that_costs_far_more_than_a_rival_memory_aside_is_not_made_to_fit() -> None:
@@ -67,6 +67,16 @@ def test_what_may_be_changed_is_made_to_fit_where_it_costs_least() -> None:
     again = search.below(math.inf)
     assert again is not None and again.found.cost_s == pytest.approx(plain.found.cost_s, rel=1e-9)
     assert again.found.bound_s == pytest.approx(plain.found.bound_s, rel=1e-9)
+
+
+def test_with_a_time_limit_nothing_is_put_off() -> None:
+    plain = choosing(three_nodes()).below(math.inf)
+    search = choosing(three_nodes(), timer=Timer(limit_s=1000.0))
+    brief = search.below(math.inf, briefly=True, glance=True)
+    assert plain is not None and brief is not None
+    # The whole fleet comes first then, and what is better on a part of it all the same.
+    assert search.parts[0].fits and len(brief.members) < len(three_nodes().devices)
+    assert brief.found.cost_s == pytest.approx(plain.found.cost_s, rel=1e-9)
 
 
 def test_where_less_to_do_was_no_cheaper_nothing_is_looked_for() -> None:
