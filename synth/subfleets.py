@@ -122,7 +122,8 @@ class Choosing:
             rival_s: what a plan that fits costs already; parts whose bound is no less are not planned.
             briefly: what does not fit is not searched around, and of the other parts only the whole fleet is
                 tried then, unless its bound is far higher: they may be later.
-            glance: see `within_memory`.
+            glance: see `within_memory`; and of a large step, briefly, only the part is made to fit on which
+                its best program costs least memory aside.
             baselines: whether a baseline may be the plan.
 
         Raises:

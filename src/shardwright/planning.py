@@ -95,7 +95,8 @@ class Planner:
             traced: the step.
             rival_s: cost of a plan that there is already.
             briefly: programs that do not fit are not searched around: that may be asked for later.
-            glance: what should need far too much memory is not even looked at.
+            glance: what should need far too much memory is not even looked at, nor more than one part of the
+                fleet: the step may be changed, which comes first.
             baselines: whether a baseline may be the plan.
 
         Raises:
