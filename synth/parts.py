@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations, product
 from typing import Protocol, TypeVar
 
@@ -92,6 +92,13 @@ class Tried(Protocol):
 
 
 _Part = TypeVar("_Part", bound=Tried)
+
+
+def outgrown(parts: Iterable[Tried]) -> bool:
+    """Whether a part into whose memory the step fits in no way may be cheaper than what the others cost."""
+    some = list(parts)
+    free_s = min((part.free_s for part in some), default=math.inf)
+    return any(part.impossible and part.bound_s < free_s for part in some)
 
 
 def raised_in_turn(

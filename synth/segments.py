@@ -137,6 +137,8 @@ def apart(
         if not stop():
             consider(program, ratios, items)
     for each in rented(turns, free, renting()) if short and larger else ():
+        if found is not None and found.cost_s <= free.cost_s * (1 + _BETTER):
+            break  # memory makes that one no dearer
         consider(each.program, each.ratios, each.items, feared=True)
     rents: Sequence[float] = (0.0,)
     if short:
@@ -202,7 +204,7 @@ def segmented(
     budgets = judge.limits * _FEARED if feared else judge.budgets
     best: Segmented | None = None
     for rounds in range(_LOOKS):
-        tried = attempt.at(ratios, at, budgets, worth_s)
+        tried = attempt.at(ratios, at, budgets, worth_s, feared=feared and not rounds)
         if tried is None:
             break
         here, part = tried
@@ -228,7 +230,7 @@ class _Attempt:
     parts: Sequence[Sequence[Item]]
 
     def at(
-        self, ratios: tuple[float, ...], at: Floats, budgets: Floats, worth_s: float
+        self, ratios: tuple[float, ...], at: Floats, budgets: Floats, worth_s: float, *, feared: bool
     ) -> tuple[Segmented, Floats] | None:
         """With the best ratios within budgets of the classes; None where they cost more than it is worth.
 
@@ -245,6 +247,8 @@ class _Attempt:
         verify(program, self.graph)
         items = charges(program, self.graph, model)
         cost_s = Tally(items, model).seconds(every[0])
+        if feared and cost_s >= worth_s:
+            return None  # once rounded; budgets that a look corrects are smaller than what is feared
         if memory is None:
             said = peaks = Peaks(tuple(int(b) for b in judge.footprint(program).peak(np.asarray(every[0]))))
         else:

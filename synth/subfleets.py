@@ -30,7 +30,7 @@ from shardwright.synth.fallback import best_baseline, fits, fitting
 from shardwright.synth.memory.budgets import Limits
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.part import FAR_ABOVE, Part, Promising, bounded_at_once, parts_of
-from shardwright.synth.parts import Members, Tried, raised_in_turn
+from shardwright.synth.parts import Members, Tried, outgrown, raised_in_turn
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Look
 from shardwright.synth.search.solve import SpaceSolver
@@ -284,13 +284,25 @@ class Choosing:
         return any(part.unfinished for part in self._parts)
 
     @property
+    def outgrown(self) -> bool:
+        """See `shardwright.synth.parts.outgrown`."""
+        return outgrown(self._parts)
+
+    @property
     def promising(self) -> Promising:
-        """Parts that a similar step may like: all that are not bounded far above the best; and the best."""
+        """Parts that a similar step may like: all that are not bounded far above the best; and the best.
+
+        That is one that has no room for this step, if it might cost least there.
+        """
         best = min(self._parts, key=lambda part: (not part.fits, part.cost_s))
-        likely = [part for part in self._parts if part.whole or part.bound_s <= FAR_ABOVE * best.cost_s]
+        if self.outgrown:
+            # What keeps less may fit there.
+            best = min(self._parts, key=lambda part: part.bound_s if part.impossible else part.free_s)
+        most_s = FAR_ABOVE * (self.free_s if best.found is None else best.cost_s)
+        likely = [part for part in self._parts if part.whole or part.bound_s <= most_s]
         return Promising(
             tuple(part.members for part in likely),
-            best.members if best.found is not None else None,
+            best.members if best.found is not None or best.impossible else None,
             {part.members: part.free_s for part in likely if part.free is not None},
         )
 

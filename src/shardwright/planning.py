@@ -132,6 +132,11 @@ class Planner:
         step = self._known.get(id(traced))
         return (0.0, 1) if step is None else step.crowded
 
+    def outgrown(self, traced: Traced) -> bool:
+        """Whether a part of the fleet into which a step fits in no way may be the best for it in pieces."""
+        step = self._known.get(id(traced))
+        return step is not None and step.outgrown
+
 
 class _Step:
     """The search for a plan of one step as it is; `like` is one that was changed into it, and planned."""
@@ -232,6 +237,11 @@ class _Step:
     def crowded(self) -> tuple[float, int]:
         """See `Planner.crowded`."""
         return next((made.crowded for made in self._searches), (0.0, 1))
+
+    @property
+    def outgrown(self) -> bool:
+        """See `Planner.outgrown`."""
+        return any(made.outgrown for made in self._searches[:1])
 
     @property
     def _searches(self) -> list[Choosing | GridChoosing]:

@@ -32,7 +32,7 @@ from shardwright.synth.grid.pricing import GridPriceList, KnownMoves
 from shardwright.synth.grid.solve import GridSolver, Solvers
 from shardwright.synth.memory.alive import most_alive
 from shardwright.synth.memory.rent import too_small
-from shardwright.synth.parts import Members, Tried, raised_in_turn, unused
+from shardwright.synth.parts import Members, Tried, outgrown, raised_in_turn, unused
 from shardwright.synth.programs.judge import Look
 from shardwright.synth.shares.bounds import ENOUGH
 from shardwright.synth.space.conversions import Domains
@@ -287,6 +287,11 @@ class GridChoosing:
     def unfinished(self) -> bool:
         """Whether a part was planned briefly and memory was in the way."""
         return any(part.unfinished for part in self._parts)
+
+    @property
+    def outgrown(self) -> bool:
+        """See `shardwright.synth.parts.outgrown`."""
+        return outgrown(self._parts)
 
     @property
     def crowded(self) -> tuple[float, int]:

@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import jax
 import numpy as np
@@ -267,6 +267,31 @@ def test_rungs_above_one_that_memory_makes_no_dearer_are_not_planned(memory_s: f
     assert found is not None and found.cost_s == min(planner.asked) + memory_s
     # What is left out counts as dearer.
     assert len(planner.asked) == (1 if not memory_s else 3) and len(rungs.free_s) == 3
+
+
+class Refusing(Costing):
+    """Plans what costs no more than a rival; what that was is kept."""
+
+    rivals: ClassVar[list[float]] = []
+
+    def plan(self, traced: Traced, rival_s: float = np.inf, **options: Any) -> Any:
+        self.rivals.append(rival_s)
+        plan = super().plan(traced, rival_s, **options)
+        return plan if plan.cost_s < rival_s else None
+
+
+def test_rungs_above_one_that_is_no_rival_are_not_planned() -> None:
+    best = synthesize_traced(traced_layers(False), fleet=fleet(), recompute="all")
+    step, args = layered(False, layers=6)
+    traced = trace(step, *args)
+    planner = Refusing(best, 0.5)
+    planner.rivals.clear()
+    rungs = Ladder(traced, fleet(), RECOMPUTING, 1, cast(Any, planner), lambda: False)
+    rungs.worth = WORTH
+    assert rungs.freely(1.0) is None
+    # Beside another plan a rung should save what makes it worth while.
+    assert planner.rivals == [pytest.approx(1 - WORTH)]
+    assert list(rungs.free_s.values()) == [np.inf] * 3
 
 
 def test_of_a_long_ladder_a_low_rung_that_fits_is_taken() -> None:

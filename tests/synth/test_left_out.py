@@ -116,3 +116,18 @@ def test_only_computing_again_does_more_of_the_same(monkeypatch: pytest.MonkeyPa
     assert not planning.does_more(scan, scan), "what a scan keeps may take longer than to compute it again"
     monkeypatch.undo()
     assert not planning.does_more(step, step)
+
+
+def test_what_is_changed_is_planned_first_where_the_step_would_cost_least() -> None:
+    """Although it does not fit there as it is, and is planned elsewhere: what keeps less may fit."""
+    where = fleet(node(50, memory="5 kB"), node(1, 1, memory="10 kB"), network=BETWEEN)
+    search = choosing(where)
+    found = search.below(math.inf, briefly=True, glance=True)
+    assert found is not None and len(found.members) == 3
+    quick = next(part for part in search.parts if part.members == (0,))
+    assert quick.impossible and quick.bound_s < min(part.free_s for part in search.parts)
+    assert search.outgrown and search.promising.favourite == (0,)
+    # With room for it there, it is no other part's turn.
+    roomy = choosing(three_nodes())
+    assert roomy.below(math.inf) is not None and not roomy.outgrown
+    assert roomy.promising.favourite == min(roomy.parts, key=lambda part: part.cost_s).members

@@ -229,24 +229,27 @@ class Ladder:
         """
         found: Plan | None = None
         count = len(self.rungs)
-        some = (
-            range(count) if count <= _FEW else [count * part // _TRIES - 1 for part in range(1, _TRIES + 1)]
-        )
+        few = count <= _FEW
+        some = range(count) if few else [count * part // _TRIES - 1 for part in range(1, _TRIES + 1)]
+        dearer = False
         for rung in some:
             if self.late():
                 break
-            if count > _FEW and found is not None and found.cost_s <= unlimited_s(found) * (1 + SAME):
-                # Memory makes that one no dearer, and those above it compute more again.
+            if dearer and not few:
+                # Those above it compute more again.
                 self.free_s[rung] = math.inf
                 continue
             step = rewritten(self.traced, Rewriting(self.rungs[rung].stretches, self.pieces))
             if too_small(step.graph, self.limits):
                 continue
-            plan = self.planner.plan(step, min(rival_s, cost_of(found)), briefly=True, baselines=False)
+            least_s = min(rival_s * (1 - self.worth), cost_of(found))
+            plan = self.planner.plan(step, least_s, briefly=True, baselines=False)
             self.free_s[rung] = math.inf if plan is None else unlimited_s(plan)
             if plan is not None and plan.fits and not self.planner.unfinished(step):
                 self.known[rung] = plan
             found = better(found, plan)
+            # Nothing on this rung is a rival, or memory makes what was found no dearer.
+            dearer = plan is None or (found is not None and found.cost_s <= unlimited_s(found) * (1 + SAME))
         return found
 
     def that_fits(self, base: Plan | None, rival_s: float = math.inf) -> Plan | None:

@@ -217,6 +217,9 @@ class _InPieces:
             if self.found is not None and self._costs(_free_s(self.base, self.found)):
                 return _noted(_compared(self.found, self.base), ladder.untried)
         elif ladder.mixed and not ladder.every:
+            if self.planner.outgrown(self.step):
+                # Pieces cost next to nothing where a step would be cheapest if only it fitted.
+                self._cut()
             self.found = better(self.found, ladder.freely(cost_of(self.found)))
         if small or not self._costs(self._free_s):
             self._cut()

@@ -50,6 +50,10 @@ class Planning(Protocol):
         """Of the best program without a limit: the largest part of its memory a device takes; its devices."""
         ...
 
+    def outgrown(self, traced: Traced) -> bool:
+        """Whether a part of the fleet into which a step fits in no way may be the best for it in pieces."""
+        ...
+
 
 def better(best: Plan | None, plan: Plan | None) -> Plan | None:
     """The cheaper one of those that fit; of equals the later, which is bounded better."""
