@@ -243,7 +243,7 @@ class Ladder:
             if too_small(step.graph, self.limits):
                 continue
             least_s = min(rival_s * (1 - self.worth), cost_of(found))
-            plan = self.planner.plan(step, least_s, briefly=True, baselines=False)
+            plan = self.planner.plan(step, least_s, briefly=True, baselines=False, glance=True)
             self.free_s[rung] = math.inf if plan is None else unlimited_s(plan)
             if plan is not None and plan.fits and not self.planner.unfinished(step):
                 self.known[rung] = plan
