@@ -44,6 +44,9 @@ from shardwright.synth.timer import Timer
 #: Costs that differ by less than this part are the same.
 _SAME = 1e-9
 
+#: So are shares that differ by no more.
+_ALIKE = 1e-6
+
 #: Beside a rival that costs up to so many times what a step does without a limit of memory, what needs far
 #: too much is not made to fit.
 _NEAR = 1.03
@@ -93,6 +96,7 @@ class Free:
         over: the largest part of its memory that a device takes for it, by the model.
         certificate: of all programs and ratios.
         ideal: the cheapest program at the floors of all prices.
+        agree: whether all ratios that the search started from led to these.
     """
 
     turns: Turns
@@ -101,6 +105,7 @@ class Free:
     over: float
     certificate: Certificate
     ideal: Solution
+    agree: bool
 
     @cached_property
     def pool(self) -> Pool | None:
@@ -155,6 +160,7 @@ def freely(
     first: tuple[float, ...] | None = None,
     look: Look | None = None,
     roughly: bool = False,
+    starts_agree: bool = False,
 ) -> Free:
     """Search for program and ratios as if memory were no limit.
 
@@ -169,6 +175,7 @@ def freely(
         first: shares to start from, before all others.
         look: what says how much memory a program takes; by default the model of `cost/memory/liveness.py`.
         roughly: leave the bound as it is without large tables; see `Free.certified`.
+        starts_agree: start from one vector of ratios alone, as all are known to lead to the same.
 
     Raises:
         PlanError: no program keeps to the pins.
@@ -184,24 +191,27 @@ def freely(
     found: Found | None = None
     bound_s = ideal.bound_s
     certificate = Certificate(solver, turns.listed, bound_s, stop)
-    for ratios in _starts(model, first):
+    agree = True
+    for ratios in _starts(model, first, alone=starts_agree):
         reached = _liked(turns, ideal, floors) if ratios is None else turns.take(ratios)
         if found is None:
             # Is there anything left to find? The bound says so before other starts are tried.
             with timer.search():
                 bound_s = certificate.reach(reached.cost_s * (1 - ENOUGH), closely=not roughly)
+        pairs = zip(reached.ratios, (found or reached).ratios, strict=True)
+        agree = agree and all(abs(mine - theirs) <= _ALIKE for mine, theirs in pairs)
         if found is None or reached.cost_s < found.cost_s * (1 - 1e-9):
             found = reached
         if stop() or bound_s >= found.cost_s * (1 - ENOUGH):
             break
     assert found is not None
-    free = Free(turns, found, *_settle(graph, turns, found), certificate, ideal)
+    free = Free(turns, found, *_settle(graph, turns, found), certificate, ideal, agree)
     # What a pool has to offer within less memory is then no cheaper than what is found without a limit.
     while free.pool is not None and not stop() and free.found.cost_s > bound_s * (1 + _SAME):
         found = turns.take(free.pool.likes())
         if found.cost_s >= free.found.cost_s * (1 - _SAME):
             break
-        free = Free(turns, found, *_settle(graph, turns, found), certificate, ideal)
+        free = Free(turns, found, *_settle(graph, turns, found), certificate, ideal, agree)
     return free
 
 
@@ -350,12 +360,14 @@ def _several(
     )
 
 
-def _starts(model: CostModel, first: tuple[float, ...] | None) -> Iterator[tuple[float, ...] | None]:
-    """Ratios to start from; None for those that the best program at the floors likes."""
+def _starts(
+    model: CostModel, first: tuple[float, ...] | None, *, alone: bool
+) -> Iterator[tuple[float, ...] | None]:
+    """Ratios to start from; None for those that the best program at the floors likes: if `alone`, only these."""
     if first is not None and len(model.types) > 1:
         yield first
     yield None
-    if len(model.types) > 1:
+    if len(model.types) > 1 and not alone:
         for shares in starts(model):
             yield tuple(float(shares[c]) for c in model.class_of)
 

@@ -82,11 +82,13 @@ class Promising:
         favourite: the best of them, if one was planned.
         free_s: what the best programs found on some of them cost if memory were no limit, where the other
             step has the same to do and more; such a part is not planned beside a plan that costs less.
+        agreed: those on which all ratios that the search started from led to the same ones.
     """
 
     parts: tuple[Members, ...]
     favourite: Members | None
     free_s: Mapping[Members, float]
+    agreed: frozenset[Members] = frozenset()
 
 
 def parts_of(fleet: Fleet, parts: Sequence[Members] | None) -> list[Part]:

@@ -25,7 +25,7 @@ from shardwright.cost.memory.liveness import Peaks
 from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Free, freely, within_memory
 from shardwright.synth.chosen import Choice, choice_of, settle
-from shardwright.synth.combinations import few_equations, in_a_moment
+from shardwright.synth.combinations import SMALL, few_equations, in_a_moment
 from shardwright.synth.fallback import best_baseline, fits, fitting
 from shardwright.synth.memory.budgets import Limits
 from shardwright.synth.memory.rent import too_small
@@ -106,6 +106,7 @@ class Choosing:
         self._graph, self._space, self._fleet, self._timer = graph, space, fleet, timer
         self._favourite = favourite = None if like is None else like.favourite
         self._least_s = {} if like is None else like.free_s
+        self._agreed = frozenset[Members]() if like is None else like.agreed
         self._extra, self._first, self._look = extra, first, look
         with timer.search():
             self._solver = solver or SpaceSolver(space, extra)
@@ -165,7 +166,7 @@ class Choosing:
             elif briefly and looked and not looked[0].fits and not looked[0].gives_way(part):
                 continue  # what to do about memory on that part comes first
             elif part.bounded or part.free is not None or (first and rival_s == math.inf):
-                if not (self._beaten(part, least_s, roughly=roughly) or postponed):
+                if not (self._beaten(part, least_s, roughly=not self._small) or postponed):
                     self._plan(part, least_s, briefly=briefly, glance=glance)
                     looked.append(part)
                     best = part if best is None or part.beats(best) else best
@@ -196,6 +197,11 @@ class Choosing:
             with timer.search():
                 settle(made, best)
         return choice_of(best, made, self._fleet, ended=bool(queue) and timer.late())
+
+    @property
+    def _small(self) -> bool:
+        """Whether the step is planned in a moment on any fleet."""
+        return len(self._graph.equations) <= SMALL
 
     def _too_small(self, part: Part) -> bool:
         """Whether the step fits into the memory of a part in no way."""
@@ -304,6 +310,7 @@ class Choosing:
             tuple(part.members for part in likely),
             best.members if best.found is not None or best.impossible else None,
             {part.members: part.free_s for part in likely if part.free is not None},
+            frozenset(part.members for part in likely if part.free is not None and part.free.agree),
         )
 
     @property
@@ -359,6 +366,7 @@ class Choosing:
                 first=tuple(x / sum(shares) for x in shares) if sum(shares) > 0 else None,
                 look=self._look,
                 roughly=roughly,
+                starts_agree=part.members in self._agreed,
             )
         return part.free
 
