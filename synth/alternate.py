@@ -13,7 +13,7 @@ fits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -36,7 +36,7 @@ from shardwright.synth.programs.judge import Judge, Look, shortage
 from shardwright.synth.search.solve import Solution, SpaceSolver
 from shardwright.synth.segments import WORTH, Segmented, apart
 from shardwright.synth.shares.bounds import ENOUGH, Certificate
-from shardwright.synth.shares.turns import MOST_TURNS, Candidate, Found, Turns, candidate, starts
+from shardwright.synth.shares.turns import MOST_TURNS, Candidate, Found, Turns, candidate, starting_ratios
 from shardwright.synth.space.factors import Use
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
@@ -192,7 +192,7 @@ def freely(
     bound_s = ideal.bound_s
     certificate = Certificate(solver, turns.listed, bound_s, stop)
     agree = True
-    for ratios in _starts(model, first, alone=starts_agree):
+    for ratios in starting_ratios(model, first, alone=starts_agree):
         reached = _liked(turns, ideal, floors) if ratios is None else turns.take(ratios)
         if found is None:
             # Is there anything left to find? The bound says so before other starts are tried.
@@ -358,18 +358,6 @@ def _several(
         best.memory,
         certificate,
     )
-
-
-def _starts(
-    model: CostModel, first: tuple[float, ...] | None, *, alone: bool
-) -> Iterator[tuple[float, ...] | None]:
-    """Ratios to start from; None for those that the best program at the floors likes: if `alone`, only these."""
-    if first is not None and len(model.types) > 1:
-        yield first
-    yield None
-    if len(model.types) > 1 and not alone:
-        for shares in starts(model):
-            yield tuple(float(shares[c]) for c in model.class_of)
 
 
 def _liked(turns: Turns, ideal: Solution, floors: Prices) -> Found:

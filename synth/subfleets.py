@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 
 from shardwright.cost.fleet import Fleet
@@ -26,7 +24,7 @@ from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Free, freely, within_memory
 from shardwright.synth.chosen import Choice, choice_of, settle
 from shardwright.synth.combinations import SMALL, few_equations, in_a_moment
-from shardwright.synth.fallback import best_baseline, fits, fitting
+from shardwright.synth.fallback import fits, fitting
 from shardwright.synth.memory.budgets import Limits
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.part import FAR_ABOVE, Part, Promising, bounded_at_once, parts_of
@@ -36,7 +34,7 @@ from shardwright.synth.programs.judge import Look
 from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.shares.bounds import ENOUGH
 from shardwright.synth.shares.labelled import LabelledSolver
-from shardwright.synth.space.factors import EquationFactor, Use
+from shardwright.synth.space.factors import Use
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
@@ -49,29 +47,6 @@ _PATIENCE = 3
 #: Multiple of a plan's cost from which on a best program with one vector of ratios is not made to beat it by
 #: several: they were seen to save 2.7 %.
 SEVERAL = 1.05
-
-
-def arithmetic_s(space: Space, floors: Prices) -> float:
-    """What the kernels of every program cost at least, each under shares of its own; no exchange counts."""
-    uses = Counter([use.factor for use in space.uses])
-    kernels = {factor: floors.list.kernels(factor) for factor in uses if isinstance(factor, EquationFactor)}
-    seconds = floors.seconds
-    return sum(uses[f] * f.weight * float(seconds[lines].min()) for f, lines in kernels.items())
-
-
-def unsearched(
-    graph: Graph, space: Space, fleet: Fleet, timer: Timer, parts: Sequence[Members] | None = None
-) -> Choice:
-    """The best baseline on all devices; the bound is that of all parts (see `choose`) all the same.
-
-    Raises:
-        PlanError: no baseline applies to the step.
-    """
-    whole, *rest = parts_of(fleet, parts)
-    found = best_baseline(graph, space, whole.model, timer)
-    with timer.search():
-        bounds = [arithmetic_s(space, part.floors) for part in rest]
-    return Choice(replace(found, bound_s=min((found.bound_s, *bounds))), whole.members, whole.model)
 
 
 class Choosing:

@@ -36,8 +36,9 @@ from shardwright.synth.programs.judge import AMPLE, CloseLook
 from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.shares.bounds import ENOUGH
 from shardwright.synth.space.space import Space
-from shardwright.synth.subfleets import Choosing, unsearched
+from shardwright.synth.subfleets import Choosing
 from shardwright.synth.timer import Timer
+from shardwright.synth.unsearched import unsearched
 
 #: Mesh axes of programs.
 Axes: TypeAlias = Literal[1, 2, "auto"]

@@ -30,8 +30,8 @@ from shardwright.synth.shares.bounds import ENOUGH
 from shardwright.synth.shares.turns import starts
 from shardwright.synth.space.factors import Use
 from shardwright.synth.space.space import Space
-from shardwright.synth.subfleets import arithmetic_s
 from shardwright.synth.timer import Timer
+from shardwright.synth.unsearched import arithmetic_s
 
 _MOST_STARTS = 2
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -43,6 +43,24 @@ def starts(model: CostModel) -> list[Floats]:
         if not any(np.allclose(shares, other, rtol=1e-3) for other in found):
             found.append(shares)
     return found
+
+
+def starting_ratios(
+    model: CostModel, first: tuple[float, ...] | None, *, alone: bool
+) -> Iterator[tuple[float, ...] | None]:
+    """Ratios to start from; None for those that the best program at the floors likes, if `alone` only these.
+
+    Args:
+        model: prices.
+        first: ratios that come before all others.
+        alone: whether any other start would lead to the same.
+    """
+    if first is not None and len(model.types) > 1:
+        yield first
+    yield None
+    if len(model.types) > 1 and not alone:
+        for shares in starts(model):
+            yield tuple(float(shares[c]) for c in model.class_of)
 
 
 @dataclass(frozen=True, slots=True)

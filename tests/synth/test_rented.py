@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 from synth_cases import attention, fleet
 
 from shardwright.cost.bill import bill, seconds
-from shardwright.cost.memory.liveness import footprint
+from shardwright.cost.memory.liveness import Peaks, footprint
 from shardwright.cost.model import CostModel
-from shardwright.ir.program import verify
+from shardwright.ir.program import Program, verify
 from shardwright.ir.trace import trace
+from shardwright.synth import segments
 from shardwright.synth.alternate import freely
 from shardwright.synth.memory.budgets import Limits
 from shardwright.synth.memory.rented import Rented, rented
+from shardwright.synth.segments import Segmented, apart
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
@@ -41,3 +47,61 @@ def test_the_list_does_not_depend_on_the_memory_and_reaches_from_cheap_to_small(
         verify(each.program, graph)
     assert min(costs) == pytest.approx(free_s, rel=1e-2)
     assert min(taken) < 0.95 * taken[int(np.argmin(costs))]
+
+
+def test_once_memory_makes_a_plan_no_dearer_no_further_programs_are_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    function, args = attention()
+    graph = trace(function, *args).graph
+    model = CostModel(fleet(SPEEDS, memory="80 kB"))
+    free = freely(graph, Space(graph), model, Timer())
+    assert free.best.cost_s > 1.1 * free.found.cost_s
+    listed = list(rented(free.turns, free.found, free.renting(Limits.of(model))))
+    assert len(listed) > 2
+
+    def tried(dearer: float) -> int:
+        """Programs of the list that are given ratios of their own, if each then costs so much more."""
+        costs: list[float] = []
+
+        def costing(*given: Any, feared: bool, **options: Any) -> Segmented | None:
+            if not feared:
+                return None
+            costs.append(free.found.cost_s * (1 + dearer) * 0.998 ** len(costs))
+            return Segmented(given[3], given[4], costs[-1], (), Peaks((0, 0, 0)), fits=True)
+
+        monkeypatch.setattr(segments, "segmented", costing)
+        renting = free.renting(Limits.of(model))
+        best = apart(free.turns, free.best, free.found, lambda: renting, larger=True)
+        assert best is not None and best[0].cost_s == costs[-1]
+        return len(costs)
+
+    assert tried(5e-4) == 1
+    assert tried(0.05) == len(listed)
+
+
+def test_what_is_too_dear_once_its_ratios_are_rounded_is_not_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(segments, "_LOOKS", 1)
+    function, args = attention()
+    graph = trace(function, *args).graph
+    looks: list[Program] = []
+
+    def look(program: Program, ratios: Sequence[float]) -> tuple[int, ...]:
+        looks.append(program)
+        return (1,) * len(ratios)
+
+    model = CostModel(fleet(SPEEDS, memory="80 kB"))
+    free = freely(graph, Space(graph), model, Timer(), look=look)
+    judge = free.turns.judge
+    some = [*rented(free.turns, free.found, free.renting(Limits.of(model)))]
+
+    def cut_apart(each: Rented, worth_s: float) -> Segmented | None:
+        looks.clear()
+        given = (graph, model, judge, each.program, each.ratios, each.items)
+        return segments.segmented(*given, short=True, worth_s=worth_s, feared=True)
+
+    each, found = next((each, found) for each in some if (found := cut_apart(each, math.inf)) is not None)
+    assert looks
+    assert cut_apart(each, found.cost_s * (1 - 1e-9)) is None and not looks

@@ -24,8 +24,9 @@ from shardwright.synth.parts import MOST_PARTS, candidates
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.space.space import Space
-from shardwright.synth.subfleets import Choosing, arithmetic_s
+from shardwright.synth.subfleets import Choosing
 from shardwright.synth.timer import Timer
+from shardwright.synth.unsearched import arithmetic_s
 
 FAST = {"bandwidth": "400 GB/s", "latency": "100 ns"}
 SLOW = {"bandwidth": "10 kB/s", "latency": "10 ms"}
