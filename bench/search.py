@@ -5,7 +5,8 @@
 
 Every figure comes from fresh processes, each of which traces a step once, cold, and plans it: medians. Rows
 are the full-size examples on a fleet, GPT-2 by depth (unrolled and scanned), by the number of devices, GPT-2
-and Llama-3-8B on two mesh axes, and Llama-2-7B on devices of less and less memory. Written row by row to
+and Llama-3-8B on two mesh axes, Llama-2-7B on devices of less and less memory, and some of them on few cards
+that are unlike each other and have no room for them. Written row by row to
 bench/results/search.json and .md, with the machine's load at each, and to docs/benchmarks.md; drawn to
 docs/planning-time.svg. `python -m bench.compare OLD.json NEW.json` compares two runs.
 """
@@ -47,11 +48,14 @@ FACTORY = {
 UNROLLED = (12, 24, 48)
 SCANNED = (12, 48, 96)
 DEVICES = (64, 512, 4096)
+CARDS = {"A100": "A100-PCIE-40GB", "V100": "V100-SXM2-16GB", "T4": "T4"}
 CLASSES = ("A100-40GB", "V100-16GB", "P100-16GB", "T4")
 #: What Llama-3-8B is planned for on two axes: bfloat16 with adam in float32 keeps 96 GB of state.
 MIXED = "32 A100 + 32 V100"
 #: Gigabytes of each of eight devices for Llama-2-7B, whose state takes 40 GB.
 BUDGETS = (40, 24, 16)
+#: Boxes and a cluster of unlike cards: too small for GPT-2 as it is.
+UNLIKE = ("a100_t4", "2 V100 + 2 T4", "2 A100 | 4 T4", "4 classes of 4")
 #: Sequences per step at which GPT-2 of 12 layers fits the testbed's memory; by depth, 96 layers and so many
 #: tokens a sequence: what a device keeps of one sequence of 1,024 tokens in 48 layers is more than its 16 GB.
 BATCH, TOKENS = 16, 256
@@ -78,7 +82,7 @@ class Case:
     batch: int | None = None
     tokens: int | None = None
     width: int | None = None
-    axes: Literal[1, 2] = 1
+    axes: Literal[1, 2, "auto"] = 1
     factory: str | None = None
 
     @property
@@ -88,7 +92,7 @@ class Case:
         batch = "" if self.batch is None else f", batch {self.batch}"
         tokens = "" if self.tokens is None else f" of {self.tokens} tokens"
         width = "" if self.width is None else f", {self.width} wide"
-        axes = ", two axes" * (self.axes == 2)
+        axes = {1: "", 2: ", two axes", "auto": ", any axes"}[self.axes]
         model = self.factory or self.model
         return f"{model}{layers}{' scanned' * self.scan}{batch}{tokens}{width}{axes}"
 
@@ -112,6 +116,10 @@ CASES = (
         for each in ("llama2_scan", "llama2")
         for memory in BUDGETS
     ),
+    *(Case("unlike cards", "gpt2", fleet, axes="auto") for fleet in UNLIKE),
+    *(Case("unlike cards", "gpt2", fleet, axes="auto", factory="small_scan") for fleet in UNLIKE[:2]),
+    *(Case("unlike cards", model, "a100_t4", axes="auto") for model in ("vit", "bert")),
+    Case("unlike cards", "gpt2", "a100_t4", 12, batch=32, axes="auto"),
 )
 
 
@@ -119,7 +127,8 @@ def fleet_of(name: str) -> Fleet:
     """An example fleet, or one of these.
 
     "N devices": of four classes, in nodes of eight. "N x D": N nodes of D V100. `MIXED`: nodes of eight with
-    80 and with 32 GB. "N devices of M GB": one node, with the rates and links of A100 SXM.
+    80 and with 32 GB. "N devices of M GB": one node, with the rates and links of A100 SXM. "N CARD + …": one
+    node, on PCIe; "… | …": such nodes. "4 classes of N": a node of N of each class.
     """
     link = {"bandwidth": "16 GB/s", "latency": "10 us"}
     network = {"bandwidth": "100 Gbit/s", "latency": "10 us"}
@@ -132,6 +141,16 @@ def fleet_of(name: str) -> Fleet:
         kind |= {"memory_bandwidth": "1555 GB/s", "memory": memory}
         nvlink = {"bandwidth": "240 GB/s", "latency": "5 us"}
         nodes = [{"count": 1, "devices": {"type": kind, "count": count}, "link": nvlink}]
+    elif " classes of " in name:
+        size = int(name.split()[-1])
+        nodes = [{"count": 1, "devices": {"type": kind, "count": size}, "link": link} for kind in CLASSES]
+    elif any(card in name for card in CARDS):
+        nodes = []
+        for box in name.split(" | "):
+            cards = [each.split() for each in box.split(" + ")]
+            devices = [{"type": CARDS[card], "count": int(count)} for count, card in cards]
+            nodes.append({"devices": devices, "link": {"bandwidth": "12 GB/s", "latency": "10 us"}})
+        network = {"bandwidth": "10 Gbit/s", "latency": "30 us"}
     elif name.endswith(" devices"):
         count = int(name.split()[0]) // (8 * len(CLASSES))
         nodes = [{"count": count, "devices": {"type": kind, "count": 8}, "link": link} for kind in CLASSES]
