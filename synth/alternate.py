@@ -34,7 +34,7 @@ from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
 from shardwright.synth.programs.judge import Judge, Look, shortage
 from shardwright.synth.search.solve import Solution, SpaceSolver
-from shardwright.synth.segments import WORTH, Segmented, apart
+from shardwright.synth.segments import WORTH, Segmented, apart, apart_s
 from shardwright.synth.shares.bounds import ENOUGH, Certificate
 from shardwright.synth.shares.turns import MOST_TURNS, Candidate, Found, Turns, candidate, starting_ratios
 from shardwright.synth.space.factors import Use
@@ -122,6 +122,12 @@ class Free:
     def hardly_fits(self) -> bool:
         """Whether the best program should need far too much memory in any order."""
         return hardly_fits(self.turns, self.best)
+
+    @cached_property
+    def apart_s(self) -> float:
+        """About what the program costs with several vectors of ratios, memory aside."""
+        best = self.best
+        return apart_s(self.turns.judge.graph, self.turns.model, best.program, best.ratios, best.items)
 
     def certified(self) -> float:
         """What no program costs less than, as closely as a plan wants to know."""

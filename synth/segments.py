@@ -163,6 +163,27 @@ def apart(
     return None if found is None else (found, least_s)
 
 
+def apart_s(
+    graph: Graph, model: CostModel, program: Program, ratios: tuple[float, ...], items: Sequence[Item]
+) -> float:
+    """Seconds of a program with the best ratios of their own for the kinds of its stretches, memory aside.
+
+    Shares are not rounded, and products of shares linearised: about what it costs at least.
+
+    Args:
+        graph: the step.
+        model: prices.
+        program: cut by the plan's ratios alone, on one mesh axis.
+        ratios: share of every device.
+        items: the program's bill.
+    """
+    found = stretches(program, graph)
+    parts = _parts(found, kinds_of(found, program, graph, items), program, graph, items)
+    at = np.array([ratios[c.members[0]] for c in model.classes])
+    solved = solve_several(parts, model, [at] * len(parts))
+    return solved.seconds if solved.ok else 0.0
+
+
 def segmented(
     graph: Graph,
     model: CostModel,

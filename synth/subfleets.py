@@ -32,6 +32,7 @@ from shardwright.synth.parts import Members, Tried, outgrown, raised_in_turn
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Look
 from shardwright.synth.search.solve import SpaceSolver
+from shardwright.synth.segments import WORTH
 from shardwright.synth.shares.bounds import ENOUGH
 from shardwright.synth.shares.labelled import LabelledSolver
 from shardwright.synth.space.factors import Use
@@ -315,16 +316,18 @@ class Choosing:
     def _beaten(self, part: Part, least_s: float, *, roughly: bool) -> bool:
         """Whether the best program found for a part costs so much that nothing on it beats a plan that fits.
 
-        Memory makes it no cheaper; ratios of their own for stretches of it may. Of a small step, what is
-        found within memory may be, too (`Free.pool`). Where a step that has less to do is no cheaper, none
-        is looked for.
+        Memory makes it no cheaper; ratios of their own for stretches of it may, where they save more than next
+        to nothing beside that plan, memory aside. Of a small step, what is found within memory may be, too
+        (`Free.pool`). Where a step that has less to do is no cheaper, none is looked for.
         """
         if part.free is None and self._least_s.get(part.members, 0.0) >= least_s:
             return True
-        beaten_s = least_s * (SEVERAL if len(part.model.types) > 1 else 1 - 1e-9)
         free = self._free(part, roughly=roughly)
         part.bound_s = max(part.bound_s, free.certificate.bound_s)
-        return free.pool is None and part.free_s >= beaten_s
+        if free.pool is not None or part.free_s < least_s * (1 - 1e-9):
+            return False
+        several = len(part.model.types) > 1 and part.free_s < SEVERAL * least_s
+        return not (several and free.apart_s < least_s * (1 - WORTH))
 
     def _free(self, part: Part, *, roughly: bool = False) -> Free:
         """The best program for a part, memory aside; searched for once. For `roughly` see `freely`."""

@@ -14,6 +14,7 @@ from shardwright.cost.fleet import Fleet
 from shardwright.ir.graph import Graph
 from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.synth import alternate, subfleets
+from shardwright.synth.alternate import Free
 from shardwright.synth.part import Promising
 from shardwright.synth.parts import candidates
 from shardwright.synth.space.space import Space
@@ -160,3 +161,19 @@ def test_where_all_starts_agreed_a_similar_step_starts_once(monkeypatch: pytest.
     assert searches(alike) == searches(apart) and cost_s == pytest.approx(least_s, rel=1e-9)
     _, dearer_s = search("attention", replace(apart.promising, agreed=first.promising.agreed))
     assert dearer_s > 1.01 * least_s
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_part_that_is_dearer_is_made_to_fit_only_where_several_ratios_save_enough(
+    saves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = choosing(three_nodes())
+    assert search.below(math.inf) is not None
+    free_s = search.parts[0].free_s
+    rival_s = free_s / (1 + (subfleets.SEVERAL - 1) / 2)
+    enough_s = rival_s * (1 - subfleets.WORTH)
+    monkeypatch.setattr(Free, "apart_s", enough_s * (1 - 1e-6 if saves else 1 + 1e-6))
+    whole = [candidates(three_nodes())[0]]
+    again = Choosing(*problem(), three_nodes(), Timer(), parts=whole)
+    again.below(rival_s)
+    assert (again.parts[0].found is not None) == saves

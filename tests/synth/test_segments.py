@@ -30,7 +30,7 @@ from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
 from shardwright.synth.search.solve import SpaceSolver
-from shardwright.synth.segments import kinds_of
+from shardwright.synth.segments import apart_s, kinds_of
 from shardwright.synth.shares.bounds import Certificate
 from shardwright.synth.space.space import Space
 
@@ -133,12 +133,16 @@ def test_no_pair_of_ratios_is_cheaper_than_the_bound() -> None:
         for assignment, _ in itertools.islice(SpaceSolver(space, stages=()).in_order(prices), 80):
             program = emit(space, assignment, prices)
             found = stretches(program, graph)
-            kinds = kinds_of(found, program, graph, bill(program, graph, model))
+            items = bill(program, graph, model)
+            kinds = kinds_of(found, program, graph, items)
+            alone_s = apart_s(graph, model, program, ratios, items)
             for other in ((0.5, 0.5), (0.3, 0.7), (0.0, 1.0)):
                 own = {cut: OwnRatios(1, other) for cut, number in found.of.items() if kinds[number]}
                 split = cut_by(program, graph, own)
                 verify(split, graph)
-                least = min(least, seconds(bill(split, graph, model), model, ratios))
+                cost_s = seconds(bill(split, graph, model), model, ratios)
+                assert alone_s <= cost_s * (1 + 1e-9)
+                least = min(least, cost_s)
                 tried += bool(own)
     assert tried > 20
     assert bound_s <= least < np.inf
