@@ -2,7 +2,8 @@
 
 Branch and bound over parts of a fleet, one full synthesis for each that a bound cannot rule out. All parts
 are priced and bounded together first, without large tables: what each costs at least at the floors of all its
-prices, parts of several nodes at the least of all their floors. Parts wait in a queue by their bounds. The
+prices, parts of several nodes at the least of all their floors. A node on which no program costs less than on
+another one of as many devices is neither bounded nor planned. Parts wait in a queue by their bounds. The
 least one is planned; once there is a plan, those that it does not rule out are bounded together more closely,
 and each that is left is first bounded exactly, and planned if that does not rule it out. When the least bound
 is no less than the cost of the best plan, nothing is left to find.
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -29,14 +29,22 @@ from shardwright.synth.combinations import few_equations, in_a_moment
 from shardwright.synth.fallback import best_baseline, fits, fitting
 from shardwright.synth.memory.budgets import Limits
 from shardwright.synth.memory.rent import too_small
-from shardwright.synth.part import FAR_ABOVE, Part, Promising, bounded_at_once, parts_of
+from shardwright.synth.part import (
+    FAR_ABOVE,
+    Part,
+    Promising,
+    arithmetic_s,
+    bounded_at_once,
+    find_weaker,
+    parts_of,
+)
 from shardwright.synth.parts import Members, Tried, raised_in_turn
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Look
 from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.shares.bounds import ENOUGH
 from shardwright.synth.shares.labelled import LabelledSolver
-from shardwright.synth.space.factors import EquationFactor, Use
+from shardwright.synth.space.factors import Use
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
@@ -49,14 +57,6 @@ _PATIENCE = 3
 #: Multiple of a plan's cost from which on a best program with one vector of ratios is not made to beat it by
 #: several: they were seen to save 2.7 %.
 SEVERAL = 1.05
-
-
-def arithmetic_s(space: Space, floors: Prices) -> float:
-    """What the kernels of every program cost at least, each under shares of its own; no exchange counts."""
-    uses = Counter([use.factor for use in space.uses])
-    kernels = {factor: floors.list.kernels(factor) for factor in uses if isinstance(factor, EquationFactor)}
-    seconds = floors.seconds
-    return sum(uses[f] * f.weight * float(seconds[lines].min()) for f, lines in kernels.items())
 
 
 def unsearched(
@@ -111,7 +111,8 @@ class Choosing:
             self._solver = solver or SpaceSolver(space, extra)
             self._parts = made = parts_of(fleet, parts)
             if len(made) > 1:
-                self._bound_first(made, bounded_at_once(made, favourite))
+                find_weaker(made, favourite, self._solver.factors, space)
+                self._bound_first(self._strong, bounded_at_once(made, favourite))
 
     def below(
         self, rival_s: float, *, briefly: bool = False, glance: bool = False, baselines: bool = True
@@ -132,7 +133,8 @@ class Choosing:
         made, timer = self._parts, self._timer
         done = [part for part in made if part.fits and not part.unfinished]
         first = all(part.free is None for part in made)
-        queue = [part.turn(number) for number, part in enumerate(made) if part not in done]
+        left = [part for part in self._strong if part not in done]
+        queue = [part.turn(number) for number, part in enumerate(made) if part in left]
         if first:
             # The first one has a bound under its own prices; it is the favourite if there is one.
             queue = [(math.inf, *turn[1:]) if made[turn[2]].joined else turn for turn in queue]
@@ -194,8 +196,15 @@ class Choosing:
             return None
         if best.fits or not roughly:
             with timer.search():
-                settle(made, best)
+                settle(self._strong, best)
+        for part in made:
+            part.follow()
         return choice_of(best, made, self._fleet, ended=bool(queue) and timer.late())
+
+    @property
+    def _strong(self) -> list[Part]:
+        """The parts of which none is known to be no better than another one."""
+        return [part for part in self._parts if part.stronger is None]
 
     def _too_small(self, part: Part) -> bool:
         """Whether the step fits into the memory of a part in no way."""
@@ -241,7 +250,7 @@ class Choosing:
             cost_s: of a plan that fits.
         """
         return raised_in_turn(
-            self._parts, cost_s * (1 - ENOUGH), cost_s, lambda part: self._raised(part, cost_s)
+            self._strong, cost_s * (1 - ENOUGH), cost_s, lambda part: self._raised(part, cost_s)
         )
 
     def _raised(self, part: Part, cost_s: float) -> float:
@@ -287,7 +296,7 @@ class Choosing:
     def promising(self) -> Promising:
         """Parts that a similar step may like: all that are not bounded far above the best; and the best."""
         best = min(self._parts, key=lambda part: (not part.fits, part.cost_s))
-        likely = [part for part in self._parts if part.whole or part.bound_s <= FAR_ABOVE * best.cost_s]
+        likely = [part for part in self._strong if part.whole or part.bound_s <= FAR_ABOVE * best.cost_s]
         return Promising(
             tuple(part.members for part in likely),
             best.members if best.found is not None else None,

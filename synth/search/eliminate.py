@@ -171,10 +171,12 @@ def record(
     """
     class_of = folded.class_of
     sizes = [size_of[kind] for kind in class_of]
-    last = len(order)
-    place = [last] * len(class_of)
+    last, count = len(order), len(class_of)
+    place = [last] * count
     for k, v in enumerate(order):
         place[v] = k
+    #: In order of elimination. Those that stay come last, ascending, as scopes of what is left must be.
+    rank = [k * count + v for v, k in enumerate(place)]
     waiting: list[list[tuple[Source, Scope]]] = [[] for _ in range(last + 1)]
     constants: dict[Source, int] = {}
     for scope, recipe, free in zip(folded.scopes, folded.recipe_of, live(folded, room), strict=True):
@@ -194,17 +196,19 @@ def record(
         waiting[k] = []
         split = split or len(groups) > 1
         for tied, group in groups:
-            # Those that stay come last, in ascending order, as scopes of what is left must be.
-            rest = tuple([u for _, u in sorted([(place[u], u) for u in tied if u != v])])
-            axis = {u: k for k, u in enumerate((v, *rest))}
-            sources = tuple(sorted([(s, tuple([axis[u] for u in scope])) for s, scope in group]))
-            kinds = tuple([class_of[u] for u in axis])
+            # The choice itself comes first.
+            mine = sorted(tied, key=rank.__getitem__)
+            rest, axis = tuple(mine[1:]), {u: at for at, u in enumerate(mine)}
+            found = [(s, tuple([axis[u] for u in scope])) for s, scope in group]
+            if len(found) > 1:
+                found.sort()
+            sources, kinds = tuple(found), tuple([class_of[u] for u in mine])
             number = numbers.setdefault((sources, kinds), len(numbers))
             if number == len(operations):
-                lasting = tuple([axis for axis, u in enumerate(rest) if place[u] - k > _LATER])
+                lasting = tuple([at for at, u in enumerate(rest) if place[u] - k > _LATER])
                 operations.append(Operation(sources, kinds, lasting))
+                width = max(width, len(kinds))
             parts.append((number, rest))
-            width = max(width, len(kinds))
             if rest:
                 waiting[place[rest[0]]].append((("message", number), rest))
         buckets.append(Bucket(v, tuple(parts)))
@@ -225,7 +229,7 @@ def in_groups(
     def cells(scope: set[int]) -> int:
         return math.prod([sizes[u] for u in scope])
 
-    every = {u for _, scope in terms for u in scope}
+    every = set[int]().union(*[scope for _, scope in terms])
     if cells(every) <= most_cells:
         return [(every, terms)] if terms else []
     groups: list[tuple[set[int], list[tuple[T, Scope]]]] = []

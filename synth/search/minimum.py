@@ -61,7 +61,7 @@ def apart(table: Table, axes: int) -> tuple[Floats, Table | None]:
 
 
 def loosened(table: Table, axes: int, some: tuple[int, ...]) -> tuple[Table, Loose | None]:
-    """A table less what it is at least at each value of some of its last axes, and that; None where it is 0."""
+    """A table less what it is at least by some of its last axes, and that; None where it is nothing."""
     cells = table.cells if isinstance(table, Merged) else table
     front = cells.ndim - axes
     others = tuple([front + axis for axis in range(axes) if axis not in some])
