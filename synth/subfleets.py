@@ -113,6 +113,8 @@ class Choosing:
             if len(made) > 1:
                 find_weaker(made, favourite, self._solver.factors, space)
                 self._bound_first(self._strong, bounded_at_once(made, favourite))
+                for part in made:
+                    part.follow()
 
     def below(
         self, rival_s: float, *, briefly: bool = False, glance: bool = False, baselines: bool = True
@@ -133,8 +135,7 @@ class Choosing:
         made, timer = self._parts, self._timer
         done = [part for part in made if part.fits and not part.unfinished]
         first = all(part.free is None for part in made)
-        left = [part for part in self._strong if part not in done]
-        queue = [part.turn(number) for number, part in enumerate(made) if part in left]
+        queue = [p.turn(k) for k, p in enumerate(made) if p not in done and p.stronger is None]
         if first:
             # The first one has a bound under its own prices; it is the favourite if there is one.
             queue = [(math.inf, *turn[1:]) if made[turn[2]].joined else turn for turn in queue]
