@@ -87,8 +87,8 @@ class Builder:
         return found
 
 
-#: An equation as it was met, values being numbers until it is known which of them are needed: name, parameters,
-#: operands, results, regions, source and part. (A plain tuple: of a record the making is felt.)
+#: An equation as it was met, values being numbers until it is known which of them are needed: name,
+#: parameters, operands, results, regions, source and part. (A plain tuple: of a record the making is felt.)
 _Met: TypeAlias = tuple[
     str, Mapping[str, Any], tuple[int | Literal, ...], tuple[int, ...], tuple[Graph, ...], Any, str
 ]
