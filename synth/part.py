@@ -39,8 +39,9 @@ class Part:
         self.model = model
         self.listed = PriceList(model, catalogue)
         self.floors = Prices.floors(self.listed)
-        #: A part on which every program costs no more, and needs no larger part of the memory.
+        #: A part of as much memory on which every program costs less, or no more; and by how much at least.
         self.stronger: Part | None = None
+        self.more_s = 0.0
         self.bound_s = 0.0
         #: Prices of several parts at once that its bound is taken under; None once it is under its own.
         self.joined: Prices | None = None
@@ -52,9 +53,14 @@ class Part:
         self.impossible = False
 
     def follow(self) -> None:
-        """Take over what was found of a stronger part."""
+        """Take over the bound of a stronger part."""
         if self.stronger is not None:
-            self.bound_s, self.impossible = self.stronger.bound_s, self.stronger.impossible
+            self.bound_s = max(self.bound_s, self.stronger.bound_s + self.more_s)
+
+    @property
+    def by_others(self) -> bool:
+        """Whether its bound is by other parts' prices."""
+        return self.joined is not None or self.stronger is not None
 
     @property
     def cost_s(self) -> float:
@@ -148,7 +154,9 @@ def find_weaker(
             less = all(mine <= theirs for mine, theirs in zip(_sheet(part), _sheet(strongest), strict=True))
             if less and part is not strongest and part.members != favourite:
                 part.floors.enlist(factors)
-                part.stronger = strongest if costs_no_less(part, strongest, space) else None
+                more_s = costs_more(part, strongest, space)
+                if more_s >= 0:
+                    part.stronger, part.more_s, part.looked_at = strongest, more_s, True
 
 
 def _sheet(part: Part) -> tuple[float, float, float]:
@@ -157,11 +165,11 @@ def _sheet(part: Part) -> tuple[float, float, float]:
     return device.float32_flop_per_s, device.bandwidth_byte_per_s, device.memory_bytes
 
 
-def costs_no_less(part: Part, other: Part, space: Space) -> bool:
-    """Whether every program costs no less on a part than on another one of as many devices, at any ratios.
+def costs_more(part: Part, other: Part, space: Space) -> float:
+    """By how much every program costs more at least on a part than on another one of as many devices.
 
-    Both are of one class, and all lines are in their catalogue. No exchange costs less, and kernels do not on
-    the whole, each equation's being the one that costs least more.
+    At any ratios; negative where that cannot be said. Both are of one class, and all lines are in their
+    catalogue. No exchange may cost less; of each equation that kernel counts which costs least more.
     """
     mine, theirs = (each.listed.stack() for each in (part, other))
     arrays = ((mine.constant, theirs.constant), (mine.linear, theirs.linear), (mine.product, theirs.product))
@@ -176,7 +184,8 @@ def costs_no_less(part: Part, other: Part, space: Space) -> bool:
             lines = part.listed.kernels(factor)
             exchanged[lines] = False
             total += times * factor.weight * float(more[lines].min())
-    return total >= 0 and bool((np.minimum(constant, linear)[exchanged] >= 0).all() and (product >= 0).all())
+    dearer = (np.minimum(constant, linear)[exchanged] >= 0).all() and (product >= 0).all()
+    return total if dearer else -math.inf
 
 
 def arithmetic_s(space: Space, floors: Prices) -> float:

@@ -2,8 +2,8 @@
 
 Branch and bound over parts of a fleet, one full synthesis for each that a bound cannot rule out. All parts
 are priced and bounded together first, without large tables: what each costs at least at the floors of all its
-prices, parts of several nodes at the least of all their floors. A node on which no program costs less than on
-another one of as many devices is neither bounded nor planned. Parts wait in a queue by their bounds. The
+prices, parts of several nodes at the least of all their floors, a node on which no program costs less than on
+another one by what that has. Parts wait in a queue by their bounds. The
 least one is planned; once there is a plan, those that it does not rule out are bounded together more closely,
 and each that is left is first bounded exactly, and planned if that does not rule it out. When the least bound
 is no less than the cost of the best plan, nothing is left to find.
@@ -135,10 +135,10 @@ class Choosing:
         made, timer = self._parts, self._timer
         done = [part for part in made if part.fits and not part.unfinished]
         first = all(part.free is None for part in made)
-        queue = [p.turn(k) for k, p in enumerate(made) if p not in done and p.stronger is None]
+        queue = [part.turn(number) for number, part in enumerate(made) if part not in done]
         if first:
             # The first one has a bound under its own prices; it is the favourite if there is one.
-            queue = [(math.inf, *turn[1:]) if made[turn[2]].joined else turn for turn in queue]
+            queue = [(math.inf, *turn[1:]) if made[turn[2]].by_others else turn for turn in queue]
             queue = [(0.0, *turn[1:]) if made[turn[2]].members == self._favourite else turn for turn in queue]
         looked: list[Part] = []
         roughly = briefly and not few_equations(self._graph)
@@ -156,6 +156,7 @@ class Choosing:
         while queue and not (best is not None and timer.late()):
             number = heapq.heappop(queue)[-1]
             part = made[number]
+            part.follow()
             least_s = min(rival_s, best.cost_s if best is not None and best.fits else math.inf)
             if postponed:
                 least_s = min(least_s, self.free_s)
