@@ -4,10 +4,10 @@ Branch and bound over parts of a fleet, one full synthesis for each that a bound
 are priced and bounded together first, without large tables: what each costs at least at the floors of all its
 prices, parts of several nodes at the least of all their floors, a node on which no program costs less than on
 another one by what that has. Parts wait in a queue by their bounds. The least one is planned; once there is a
-plan, those that it does not rule out are bounded together more closely, and each that is left is first bounded
-exactly, and planned if that does not rule it out. When the least bound is no less than the cost of the best
-plan, nothing is left to find. Bounds are not carried over between parts of unequally many devices: the rate of
-a kernel is taken at the even share.
+plan, those that it does not rule out are bounded together more closely, and each that is left is bounded
+exactly first, and planned if that does not rule it out. When the least bound is no less than the cost of the
+best plan, nothing is left to find. Bounds are not carried over between parts of unequally many devices: the
+rate of a kernel is taken at the even share.
 """
 
 from __future__ import annotations
