@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from jax.extend import core as jex
 
 from shardwright.ir.errors import TraceError
 from shardwright.ir.graph import Atom, Equation, Forms, Graph, Literal, TensorType, Value
-from shardwright.ir.record import record
 
 #: Call primitives and the parameter that holds what they call.
 CALLS = {
@@ -88,17 +87,11 @@ class Builder:
         return found
 
 
-@record(frozen=True, slots=True)
-class _Met:
-    """An equation as it was met: values are numbers until it is known which of them are needed."""
-
-    name: str
-    params: Mapping[str, Any]
-    ins: tuple[int | Literal, ...]
-    outs: tuple[int, ...]
-    regions: tuple[Graph, ...]
-    source: Any
-    part: str
+#: An equation as it was met, values being numbers until it is known which of them are needed: name,
+#: parameters, operands, results, regions, source and part. (A plain tuple: of a record the making is felt.)
+_Met: TypeAlias = tuple[
+    str, Mapping[str, Any], tuple[int | Literal, ...], tuple[int, ...], tuple[Graph, ...], Any, str
+]
 
 
 class _Region:
@@ -199,9 +192,9 @@ class _Region:
             if name == "optimization_barrier":
                 # A barrier of several operands is one of each: they may be placed differently.
                 for a, v in zip(operands, outputs, strict=True):
-                    met.append(_Met(name, eqn.params, (a,), (v,), regions, source, part))
+                    met.append((name, eqn.params, (a,), (v,), regions, source, part))
             else:
-                met.append(_Met(name, eqn.params, operands, outputs, regions, source, part))
+                met.append((name, eqn.params, operands, outputs, regions, source, part))
             env.update(zip(results, outputs, strict=True))
             if part == "backward":
                 self.backward.update(outputs)
@@ -214,9 +207,9 @@ class _Region:
                 used[atom] = True
         kept: list[_Met] = []
         for met in reversed(self.met):
-            if True in [used[number] for number in met.outs]:
+            if True in [used[number] for number in met[3]]:
                 kept.append(met)
-                for atom in met.ins:
+                for atom in met[2]:
                     if type(atom) is int:
                         used[atom] = True
         types, values = self.types, dict[int, Value]()
@@ -232,14 +225,14 @@ class _Region:
         new_constants = {made(number): array for number, array in self.constants.items() if used[number]}
         equations: list[Equation] = []
         form_of = self.builder.forms.of
-        for met in reversed(kept):
-            ins = tuple([values[atom] if type(atom) is int else name(atom) for atom in met.ins])
-            outs = tuple([made(number) for number in met.outs])
-            form = form_of(met.name, met.params, ins, outs)
-            equations.append(Equation(len(equations), form, ins, outs, met.regions, met.source, met.part))
-        results = tuple([name(atom) for atom in outputs])
+        for primitive, params, operands, results, regions, source, part in reversed(kept):
+            ins = tuple([values[atom] if type(atom) is int else name(atom) for atom in operands])
+            outs = tuple([made(number) for number in results])
+            form = form_of(primitive, params, ins, outs)
+            equations.append(Equation(len(equations), form, ins, outs, regions, source, part))
+        handed_out = tuple([name(atom) for atom in outputs])
         residuals = tuple([(self.types[number], values.get(number)) for number in self.residuals])
-        return Graph(new_inputs, new_constants, tuple(equations), results, residuals=residuals)
+        return Graph(new_inputs, new_constants, tuple(equations), handed_out, residuals=residuals)
 
 
 def _regions(eqn: jex.JaxprEqn) -> list[jex.ClosedJaxpr]:

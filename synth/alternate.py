@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from operator import sub
 
 from shardwright.cost.bill import Item, charges
 from shardwright.cost.memory.liveness import Footprint, Peaks
@@ -204,8 +205,8 @@ def freely(
             # Is there anything left to find? The bound says so before other starts are tried.
             with timer.search():
                 bound_s = certificate.reach(reached.cost_s * (1 - ENOUGH), closely=not roughly)
-        pairs = zip(reached.ratios, (found or reached).ratios, strict=True)
-        agree = agree and all(abs(mine - theirs) <= _ALIKE for mine, theirs in pairs)
+        if found is not None and max(map(abs, map(sub, reached.ratios, found.ratios))) > _ALIKE:
+            agree = False
         if found is None or reached.cost_s < found.cost_s * (1 - 1e-9):
             found = reached
         if stop() or bound_s >= found.cost_s * (1 - ENOUGH):
@@ -348,8 +349,7 @@ def _several(
     bound_s = certificate.bound_s
     if best.cost_s > free.cost_s * (1 + 1e-6) and bound_s < best.cost_s * (1 - ENOUGH):
         with turns.timer.search():
-            within = renting().bound_within(turns.listed, bound_s, best.cost_s, turns.stop)
-            bound_s = max(bound_s, within)
+            bound_s = max(bound_s, renting().bound_within(turns.listed, bound_s, best.cost_s, turns.stop))
     late = ("the time limit ended the search before all starts were tried",)
     return Synthesis(
         best.program,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
@@ -14,6 +17,8 @@ from shardwright.synth.fallback import fullest
 from shardwright.synth.parts import Members, candidates
 from shardwright.synth.prices.lists import Catalogue, PriceList
 from shardwright.synth.prices.tables import Prices
+from shardwright.synth.space.factors import EquationFactor, Factor
+from shardwright.synth.space.space import Space
 
 #: More parts than this are bounded at once (see `bounded_at_once`).
 _TOGETHER = 2
@@ -32,7 +37,11 @@ class Part:
         self.members = members
         self.whole = whole
         self.model = model
-        self.floors = Prices.floors(PriceList(model, catalogue))
+        self.listed = PriceList(model, catalogue)
+        self.floors = Prices.floors(self.listed)
+        #: A part of as much memory on which every program costs less, or no more; and by how much at least.
+        self.stronger: Part | None = None
+        self.more_s = 0.0
         self.bound_s = 0.0
         #: Prices of several parts at once that its bound is taken under; None once it is under its own.
         self.joined: Prices | None = None
@@ -42,6 +51,16 @@ class Part:
         self.fits = False
         self.unfinished = False
         self.impossible = False
+
+    def follow(self) -> None:
+        """Take over the bound of a stronger part."""
+        if self.stronger is not None:
+            self.bound_s = max(self.bound_s, self.stronger.bound_s + self.more_s)
+
+    @property
+    def by_others(self) -> bool:
+        """Whether its bound is by other parts' prices."""
+        return self.joined is not None or self.stronger is not None
 
     @property
     def cost_s(self) -> float:
@@ -115,3 +134,57 @@ def bounded_at_once(parts: Sequence[Part], favourite: Members | None) -> list[Pa
     several = [part for part in parts if not part.whole and len(part.model.fleet.nodes) > 1]
     found = [part for part in several if part.members != favourite]
     return found if len(found) > _TOGETHER else []
+
+
+def find_weaker(
+    parts: Sequence[Part], favourite: Members | None, factors: Sequence[Factor], space: Space
+) -> None:
+    """Tell parts that are no better than another one so (`Part.stronger`): nodes of alike devices.
+
+    Args:
+        parts: of a fleet; the favourite is compared with none.
+        factors: of the space, for which there need not be any prices yet.
+        space: all programs.
+    """
+    alike: dict[int, list[Part]] = {}
+    for part in parts:
+        if len(part.model.fleet.nodes) == len(part.model.types) == 1:
+            alike.setdefault(len(part.members), []).append(part)
+    for some in alike.values():
+        strongest = max(some, key=_sheet)
+        for part in some:
+            less = all(mine <= theirs for mine, theirs in zip(_sheet(part), _sheet(strongest), strict=True))
+            if less and part is not strongest and part.members != favourite:
+                part.floors.enlist(factors)
+                more_s = costs_more(part, strongest, space)
+                if more_s >= 0:
+                    part.stronger, part.more_s, part.looked_at = strongest, more_s, True
+
+
+def _sheet(part: Part) -> tuple[float, float, float]:
+    """What its devices are said to be able to: operations and bytes per second, bytes of memory."""
+    (device,) = part.model.types
+    return device.float32_flop_per_s, device.bandwidth_byte_per_s, device.memory_bytes
+
+
+def costs_more(part: Part, other: Part, space: Space) -> float:
+    """By how much every program costs more at least on a part than on another one of as many devices.
+
+    At any ratios; negative where that cannot be said. Both are of one class, and all lines are in their
+    catalogue. No exchange may cost less; of each equation that kernel counts which costs least more.
+    """
+    mine, theirs = (each.listed.stack() for each in (part, other))
+    arrays = ((mine.constant, theirs.constant), (mine.linear, theirs.linear), (mine.product, theirs.product))
+    constant, linear, product = (np.subtract(a, b, out=np.zeros(a.shape), where=a != b) for a, b in arrays)
+    # Some device has no less than the even share.
+    more = (constant + np.minimum(linear, linear / len(part.members)) + np.minimum(product, 0.0)).min(
+        axis=(1, 2)
+    )
+    exchanged, total = np.ones(len(more), dtype=np.bool_), 0.0
+    for factor, times in Counter([use.factor for use in space.uses]).items():
+        if isinstance(factor, EquationFactor):
+            lines = part.listed.kernels(factor)
+            exchanged[lines] = False
+            total += times * factor.weight * float(more[lines].min())
+    dearer = (np.minimum(constant, linear)[exchanged] >= 0).all() and (product >= 0).all()
+    return total if dearer else -math.inf

@@ -2,13 +2,12 @@
 
 Branch and bound over parts of a fleet, one full synthesis for each that a bound cannot rule out. All parts
 are priced and bounded together first, without large tables: what each costs at least at the floors of all its
-prices, parts of several nodes at the least of all their floors. Parts wait in a queue by their bounds. The
-least one is planned; once there is a plan, those that it does not rule out are bounded together more closely,
-and each that is left is first bounded exactly, and planned if that does not rule it out. When the least bound
-is no less than the cost of the best plan, nothing is left to find.
-
-Bounds are taken under the part's own prices. They may not be carried over from one part to another: the rate
-of a kernel is taken at the even share, and thus depends on how many devices there are.
+prices, parts of several nodes at the least of all their floors, a node on which no program costs less than on
+another one by what that has. Parts wait in a queue by their bounds. The least one is planned; once there is a
+plan, those that it does not rule out are bounded together more closely, and each that is left is bounded
+exactly first, and planned if that does not rule it out. When the least bound is no less than the cost of the
+best plan, nothing is left to find. Bounds are not carried over between parts of unequally many devices: the
+rate of a kernel is taken at the even share.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from shardwright.synth.combinations import SMALL, few_equations, in_a_moment
 from shardwright.synth.fallback import fits, fitting
 from shardwright.synth.memory.budgets import Limits
 from shardwright.synth.memory.rent import too_small
-from shardwright.synth.part import FAR_ABOVE, Part, Promising, bounded_at_once, parts_of
+from shardwright.synth.part import FAR_ABOVE, Part, Promising, bounded_at_once, find_weaker, parts_of
 from shardwright.synth.parts import Members, Tried, outgrown, raised_in_turn
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Look
@@ -88,7 +87,10 @@ class Choosing:
             self._solver = solver or SpaceSolver(space, extra)
             self._parts = made = parts_of(fleet, parts)
             if len(made) > 1:
-                self._bound_first(made, bounded_at_once(made, favourite))
+                find_weaker(made, favourite, self._solver.factors, space)
+                self._bound_first(self._strong, bounded_at_once(made, favourite))
+                for part in made:
+                    part.follow()
 
     def below(
         self, rival_s: float, *, briefly: bool = False, glance: bool = False, baselines: bool = True
@@ -112,7 +114,7 @@ class Choosing:
         queue = [part.turn(number) for number, part in enumerate(made) if part not in done]
         if first:
             # The first one has a bound under its own prices; it is the favourite if there is one.
-            queue = [(math.inf, *turn[1:]) if made[turn[2]].joined else turn for turn in queue]
+            queue = [(math.inf, *turn[1:]) if made[turn[2]].by_others else turn for turn in queue]
             queue = [(0.0, *turn[1:]) if made[turn[2]].members == self._favourite else turn for turn in queue]
         looked: list[Part] = []
         roughly = briefly and not few_equations(self._graph)
@@ -130,6 +132,7 @@ class Choosing:
         while queue and not (best is not None and timer.late()):
             number = heapq.heappop(queue)[-1]
             part = made[number]
+            part.follow()
             least_s = min(rival_s, best.cost_s if best is not None and best.fits else math.inf)
             if postponed:
                 least_s = min(least_s, self.free_s)
@@ -171,13 +174,20 @@ class Choosing:
             return None
         if best.fits or not roughly:
             with timer.search():
-                settle(made, best)
+                settle(self._strong, best)
+        for part in made:
+            part.follow()
         return choice_of(best, made, self._fleet, ended=bool(queue) and timer.late())
 
     @property
     def _small(self) -> bool:
         """Whether the step is planned in a moment on any fleet."""
         return len(self._graph.equations) <= SMALL
+
+    @property
+    def _strong(self) -> list[Part]:
+        """The parts of which none is known to be no better than another one."""
+        return [part for part in self._parts if part.stronger is None]
 
     def _too_small(self, part: Part) -> bool:
         """Whether the step fits into the memory of a part in no way."""
@@ -223,7 +233,7 @@ class Choosing:
             cost_s: of a plan that fits.
         """
         return raised_in_turn(
-            self._parts, cost_s * (1 - ENOUGH), cost_s, lambda part: self._raised(part, cost_s)
+            self._strong, cost_s * (1 - ENOUGH), cost_s, lambda part: self._raised(part, cost_s)
         )
 
     def _raised(self, part: Part, cost_s: float) -> float:
@@ -281,7 +291,7 @@ class Choosing:
             # What keeps less may fit there.
             best = min(self._parts, key=lambda part: part.bound_s if part.impossible else part.free_s)
         most_s = FAR_ABOVE * (self.free_s if best.found is None else best.cost_s)
-        likely = [part for part in self._parts if part.whole or part.bound_s <= most_s]
+        likely = [part for part in self._strong if part.whole or part.bound_s <= most_s]
         return Promising(
             tuple(part.members for part in likely),
             best.members if best.found is not None or best.impossible else None,
@@ -316,9 +326,9 @@ class Choosing:
     def _beaten(self, part: Part, least_s: float, *, roughly: bool) -> bool:
         """Whether the best program found for a part costs so much that nothing on it beats a plan that fits.
 
-        Memory makes it no cheaper; ratios of their own for stretches of it may, where they save more than next
-        to nothing beside that plan, memory aside. Of a small step, what is found within memory may be, too
-        (`Free.pool`). Where a step that has less to do is no cheaper, none is looked for.
+        Memory makes it no cheaper; ratios of their own for stretches of it may, where they save enough beside
+        that plan, memory aside. Of a small step, what is found within memory may be, too (`Free.pool`). Where
+        a step that has less to do is no cheaper, none is looked for.
         """
         if part.free is None and self._least_s.get(part.members, 0.0) >= least_s:
             return True

@@ -299,11 +299,19 @@ class Prices:
 
     def prepare(self, factors: Iterable[Factor]) -> None:
         """Price all lines that factors need, and find all ways between placements, at once."""
+        self._learn(self._routes(factors))
+
+    def enlist(self, factors: Iterable[Factor]) -> None:
+        """Put all lines that factors need on the list, without pricing them."""
+        self.list.moves(self._routes(factors))
+
+    def _routes(self, factors: Iterable[Factor]) -> tuple[Routes, ...]:
+        """What the tensors of factors are converted along; their kernels are on the list then."""
         fresh = list(factors)
         for factor in fresh:
             if isinstance(factor, EquationFactor):
                 self.list.kernels(factor)
-        self._learn(domain.routes for factor in fresh for domain in factor.domains)
+        return tuple(dict.fromkeys([domain.routes for factor in fresh for domain in factor.domains]))
 
     def table(self, factor: Factor) -> Floats:
         """The table of one factor."""

@@ -248,6 +248,9 @@ class _Tree:
             for table, axes in done.sources:
                 total = total + table[tuple([slice(None) if axis == 0 else rest[axis - 1] for axis in axes])]
             left += float(done.least) + (0.0 if done.message is None else float(done.message[tuple(rest)]))
+            if done.loose is not None:
+                axes, table = done.loose
+                left += float(table[tuple([rest[axis] for axis in axes])])
         mine = layer.values[layer.class_of[bucket.choice]]
         added = np.atleast_1d(total - left)
         order = added.argsort(kind="stable")

@@ -8,7 +8,8 @@ the heuristic stays admissible (Dechter 1999; Kask & Dechter 2001).
 
 Repeated layers cost nothing: a `Tape` lists every distinct elimination once, whatever the prices. And
 since messages are kept up to a constant, those that travel along a chain of equal layers soon repeat
-themselves (the turnpike property), so that even a chain is worked out for its ends only.
+themselves (the turnpike property), so that even a chain is worked out for its ends only. What choices cost
+that all layers are tied to grows from layer to layer: it travels beside the messages, as a table of its own.
 """
 
 from __future__ import annotations
@@ -24,13 +25,19 @@ import numpy as np
 from shardwright.cost.share_cost import Floats
 from shardwright.synth.search.fold import Folded, Scope
 from shardwright.synth.search.merged import Merged, Seen, Table, whole
-from shardwright.synth.search.minimum import apart, content, minimum
+from shardwright.synth.search.minimum import Loose, apart, content, loosened, minimum
 from shardwright.synth.search.prune import Kept
 
 #: Where a table comes from: ("term", recipe, classes...) or ("message", operation).
 Source: TypeAlias = tuple[object, ...]
 
 T = TypeVar("T", bound=tuple[object, ...])
+
+#: A choice that is eliminated so many buckets later is one that a chain of layers is tied to.
+_LATER = 40
+
+#: Messages of fewer cells are worked out again as fast as they are taken apart.
+_FEW = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +47,12 @@ class Operation:
     Attributes:
         sources: tables to add up, each with its axes among (choice, *rest).
         kinds: classes of (choice, *rest).
+        lasting: places in `rest` of choices that are eliminated much later.
     """
 
     sources: tuple[tuple[Source, tuple[int, ...]], ...]
     kinds: tuple[int, ...]
+    lasting: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +94,13 @@ class Done:
         sources: tables that were added up, with their axes among (choice, *rest).
         message: their minimum over the choice, less its own least entry; None where nothing else is in it.
         least: that entry; where prices are several, an array of them, and tables have one more axis in front.
+        loose: what was taken out of the message besides, see `loosened`.
     """
 
     sources: tuple[tuple[Table, tuple[int, ...]], ...]
     message: Table | None
     least: Floats
+    loose: Loose | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +139,7 @@ class Elimination:
                     tuple([(either(table, len(axes)), axes) for table, axes in done.sources]),
                     None if message is None else either(message, rest),
                     cut(done.least, 0),
+                    None if done.loose is None else (done.loose[0], cut(done.loose[1], len(done.loose[0]))),
                 )
         left = zip(self.left, self.tape.left, strict=True)
         return Elimination(
@@ -159,10 +171,12 @@ def record(
     """
     class_of = folded.class_of
     sizes = [size_of[kind] for kind in class_of]
-    last = len(order)
-    place = [last] * len(class_of)
+    last, count = len(order), len(class_of)
+    place = [last] * count
     for k, v in enumerate(order):
         place[v] = k
+    #: In order of elimination. Those that stay come last, ascending, as scopes of what is left must be.
+    rank = [k * count + v for v, k in enumerate(place)]
     waiting: list[list[tuple[Source, Scope]]] = [[] for _ in range(last + 1)]
     constants: dict[Source, int] = {}
     for scope, recipe, free in zip(folded.scopes, folded.recipe_of, live(folded, room), strict=True):
@@ -182,16 +196,19 @@ def record(
         waiting[k] = []
         split = split or len(groups) > 1
         for tied, group in groups:
-            # Those that stay come last, in ascending order, as scopes of what is left must be.
-            rest = tuple([u for _, u in sorted([(place[u], u) for u in tied if u != v])])
-            axis = {u: k for k, u in enumerate((v, *rest))}
-            sources = tuple(sorted([(s, tuple([axis[u] for u in scope])) for s, scope in group]))
-            kinds = tuple([class_of[u] for u in axis])
+            # The choice itself comes first.
+            mine = sorted(tied, key=rank.__getitem__)
+            rest, axis = tuple(mine[1:]), {u: at for at, u in enumerate(mine)}
+            found = [(s, tuple([axis[u] for u in scope])) for s, scope in group]
+            if len(found) > 1:
+                found.sort()
+            sources, kinds = tuple(found), tuple([class_of[u] for u in mine])
             number = numbers.setdefault((sources, kinds), len(numbers))
             if number == len(operations):
-                operations.append(Operation(sources, kinds))
+                lasting = tuple([at for at, u in enumerate(rest) if place[u] - k > _LATER])
+                operations.append(Operation(sources, kinds, lasting))
+                width = max(width, len(kinds))
             parts.append((number, rest))
-            width = max(width, len(kinds))
             if rest:
                 waiting[place[rest[0]]].append((("message", number), rest))
         buckets.append(Bucket(v, tuple(parts)))
@@ -212,7 +229,7 @@ def in_groups(
     def cells(scope: set[int]) -> int:
         return math.prod([sizes[u] for u in scope])
 
-    every = {u for _, scope in terms for u in scope}
+    every = set[int]().union(*[scope for _, scope in terms])
     if cells(every) <= most_cells:
         return [(every, terms)] if terms else []
     groups: list[tuple[set[int], list[tuple[T, Scope]]]] = []
@@ -230,6 +247,8 @@ def in_groups(
 def eliminate(tape: Tape, kept: Kept) -> Elimination:
     """Carry out the operations of a tape on the tables of `kept`."""
     messages: list[Table | None] = []
+    #: What travels beside each message, by axes of it.
+    beside: list[dict[tuple[int, ...], Floats]] = []
     done: list[Done] = []
     by_inputs: dict[tuple[object, ...], Done] = {}
     by_content: dict[tuple[object, ...], Table] = {}
@@ -252,21 +271,42 @@ def eliminate(tape: Tape, kept: Kept) -> Elimination:
         return squeezed[key]
 
     for operation in tape.operations:
-        sources = tuple([(read(source), axes) for source, axes in operation.sources])
+        sources = [(read(source), axes) for source, axes in operation.sources]
+        loose: dict[tuple[int, ...], Floats] = {}
+        for source, axes in operation.sources:
+            if source[0] == "message":
+                for mine, table in beside[source[1]].items():  # pyright: ignore[reportArgumentType, reportCallIssue]
+                    at = tuple([axes[axis] for axis in mine])
+                    if 0 in at:
+                        sources.append((by_content.setdefault(content(table), table), at))
+                    else:
+                        _add(loose, tuple([axis - 1 for axis in at]), table)
         shape = tuple([kept.size(kind) for kind in operation.kinds])
+        lasting = operation.lasting if seen is not None and math.prod(shape[1:]) >= _FEW else ()
         key = (shape, *sorted([(id(table), axes) for table, axes in sources]))
         found = by_inputs.get(key)
         if found is None:
             lowest, size = minimum(sources, shape, seen)
             cells += size
             low, message = apart(lowest, len(shape) - 1)
+            taken: Loose | None = None
             if message is not None:
+                if lasting:
+                    message, taken = loosened(message, len(shape) - 1, lasting)
                 message = by_content.setdefault(content(message), message)
-            found = by_inputs[key] = Done(sources, message, low)
+            found = by_inputs[key] = Done(tuple(sources), message, low, taken)
+        if found.loose is not None:
+            _add(loose, *found.loose)
         done.append(found)
         messages.append(found.message)
+        beside.append(loose)
     constant = sum((whole(read(source)) * times for source, times in tape.constants), np.zeros(()))
     times = Counter([number for bucket in tape.buckets for number, _ in bucket.parts])
     constant = constant + sum((done[number].least * count for number, count in times.items()), np.zeros(()))
     left = tuple([whole(read(source)) for source, _ in tape.left])
     return Elimination(tape, tuple(done), left, constant, cells)
+
+
+def _add(tables: dict[tuple[int, ...], Floats], axes: tuple[int, ...], table: Floats) -> None:
+    """Add a table to what there is over the same axes."""
+    tables[axes] = tables[axes] + table if axes in tables else table

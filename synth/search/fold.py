@@ -25,6 +25,9 @@ Scope: TypeAlias = tuple[int, ...]
 #: (-1 for a choice that is not on them).
 Recipe: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]
 
+#: Axes in the order in which they are, for so many.
+_ORDERS = tuple([tuple(range(axes)) for axes in range(9)])
+
 #: Rounds of refinement and of pruning in every stage: more would keep fewer values, but not save time.
 ROUNDS = 1
 
@@ -60,13 +63,21 @@ def fold(kinds: Sequence[Hashable], uses: Sequence[tuple[int, Scope]]) -> Folded
     """
     parts: dict[Scope, list[tuple[int, tuple[int, ...]]]] = {}
     for factor, scope in uses:
-        ascending = tuple(sorted(scope))
-        order = tuple(range(len(scope))) if ascending == scope else _order(scope)
-        parts.setdefault(ascending, []).append((factor, order))
+        order = _ORDERS[len(scope)] if len(scope) < len(_ORDERS) else tuple(range(len(scope)))
+        ascending = scope
+        if len(scope) > 1:
+            ascending = tuple(sorted(scope))
+            order = order if ascending == scope else _order(scope)
+        mine = parts.get(ascending)
+        if mine is None:
+            parts[ascending] = [(factor, order)]
+        else:
+            mine.append((factor, order))
     numbers: dict[Recipe, int] = {}
     scopes, recipe_of = list(parts), list[int]()
     for mine in parts.values():
-        mine.sort()
+        if len(mine) > 1:
+            mine.sort()
         recipe_of.append(numbers.setdefault(tuple(mine), len(numbers)))
     class_of = _refined(kinds, scopes, recipe_of)
     classes: list[list[int]] = [[] for _ in range(max(class_of, default=-1) + 1)]

@@ -52,7 +52,7 @@ class Merged:
 
     def whole(self) -> Floats:
         """The table, entry by entry."""
-        return _repeated(self.cells, self.labels)
+        return repeated(self.cells, self.labels)
 
     def some(self, first: Sequence[Sequence[int]]) -> Floats:
         """The entries at some values of every axis."""
@@ -159,7 +159,8 @@ def taken(table: Floats, values: Sequence[Sequence[int]]) -> Floats:
     return table
 
 
-def _repeated(table: Floats, labels: Sequence[Labels]) -> Floats:
+def repeated(table: Floats, labels: Sequence[Labels]) -> Floats:
+    """A table of classes, value by value."""
     for axis, mine in enumerate(labels):
         if len(mine) > table.shape[axis]:
             table = table.take(mine, axis)

@@ -6,13 +6,16 @@ import itertools
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from shardwright.cost.share_cost import Floats
 from shardwright.synth.search.fold import least
-from shardwright.synth.search.merged import Merged, Seen, Table, firsts, merged, some, whole
+from shardwright.synth.search.merged import Merged, Seen, Table, firsts, merged, repeated, some, whole
+
+#: Axes of a message, ascending, and a table over them, with axes of prices in front.
+Loose: TypeAlias = tuple[tuple[int, ...], Floats]
 
 #: Tables larger than this are minimised in slices of at most so many cells, which stay in the cache.
 _LARGE, _SLICE = 1 << 15, 1 << 18
@@ -55,6 +58,24 @@ def apart(table: Table, axes: int) -> tuple[Floats, Table | None]:
         low, cells = _apart(table.cells, axes)
         return low, Merged(cells, table.labels)
     return _apart(table, axes) if axes else (table, None)
+
+
+def loosened(table: Table, axes: int, some: tuple[int, ...]) -> tuple[Table, Loose | None]:
+    """A table less what it is at least by some of its last axes, and that; None where it is nothing."""
+    cells = table.cells if isinstance(table, Merged) else table
+    front = cells.ndim - axes
+    others = tuple([front + axis for axis in range(axes) if axis not in some])
+    low = np.minimum.reduce(cells, axis=others, keepdims=True)
+    low = np.where(np.isfinite(low), low, 0.0)
+    if not low.any():
+        return table, None
+    taken = low.squeeze(others)
+    if isinstance(table, Merged):
+        return Merged(cells - low, table.labels), (
+            some,
+            repeated(taken, [table.labels[axis] for axis in some]),
+        )
+    return cells - low, (some, taken)
 
 
 def content(table: Table) -> tuple[object, ...]:
