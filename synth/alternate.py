@@ -42,11 +42,8 @@ from shardwright.synth.space.factors import Use
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
-#: Costs that differ by less than this part are the same.
-_SAME = 1e-9
-
-#: So are shares that differ by no more.
-_ALIKE = 1e-6
+#: Costs that differ by less than this part are the same; so are shares that differ by no more.
+_SAME, _ALIKE = 1e-9, 1e-6
 
 #: Beside a rival that costs up to so many times what a step does without a limit of memory, what needs far
 #: too much is not made to fit.
