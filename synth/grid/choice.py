@@ -30,7 +30,7 @@ from shardwright.synth.fallback import fits
 from shardwright.synth.grid.alternate import GridSearch, is_mesh
 from shardwright.synth.grid.pricing import GridPriceList, KnownMoves
 from shardwright.synth.grid.solve import GridSolver, Solvers
-from shardwright.synth.memory.alive import most_alive
+from shardwright.synth.memory.alive import crowded
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.parts import Members, Tried, raised_in_turn, unused
 from shardwright.synth.programs.judge import Look
@@ -232,7 +232,7 @@ class GridChoosing:
                 part.impossible = True
                 continue
             if part.looked < 2:
-                roughly = briefly and most_alive(self._graph) > _CROWDED * sum(part.limits)
+                roughly = briefly and crowded(self._graph, _CROWDED * sum(part.limits))
                 self._look_at(part, min(target_s, least_s), roughly=roughly)
                 heapq.heappush(queue, (part.bound_s, number))
                 continue
