@@ -25,7 +25,7 @@ from shardwright.ir.hoist import hoisted
 from shardwright.ir.host import reloads
 from shardwright.ir.late import as_they_are, late
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, Property
-from shardwright.ir.repeated import begins_again
+from shardwright.ir.repeated import Together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,20 +189,23 @@ def schedule(program: Program, graph: Graph, *, inspect: bool = False, early: bo
     barriers: list[int] = []
     # What one function computes twice, a compiler computes once.
     computed: set[Instruction] = set()
+    together = Together(graph)
     for position, instruction in enumerate(program.instructions):
         if is_local(instruction, graph) and not (isinstance(instruction, Loop) and inspect):
-            pending = (program.instructions[i] for i in runs[-1])
-            if runs[-1] and (instruction in computed or begins_again(instruction, graph, pending)):
+            if runs[-1] and (instruction in computed or together.end_before(instruction)):
                 barriers.append(_CUT)
                 runs.append([])
                 computed.clear()
+                together.clear()
             runs[-1].append(position)
+            together.add(instruction)
             if isinstance(instruction, Compute):
                 computed.add(instruction)
         else:
             barriers.append(position)
             runs.append([])
             computed.clear()
+            together.clear()
     between = [() if position == _CUT else (position,) for position in barriers]
     found = as_they_are(runs) if inspect or early else late(flow, runs, between)
     steps: list[Step] = []
