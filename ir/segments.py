@@ -180,19 +180,18 @@ def schedule(program: Program, graph: Graph, *, inspect: bool = False, early: bo
             each single value can be looked at.
         early: all instructions stay where the program has them.
     """
-    flow = Flow(program, graph)
     if not inspect and not early:
-        moved, _ = hoisted(program, graph, flow)
-        if moved is not program:
-            program, flow = moved, Flow(moved, graph)
+        program, _ = hoisted(program, graph)
+    flow = Flow(program, graph)
     runs: list[list[int]] = [[]]
     barriers: list[int] = []
-    # What one function computes twice, a compiler computes once.
-    computed: set[Instruction] = set()
+    # What one function computes twice, a compiler computes once. By equation: few are met twice at all.
+    computed: dict[int, list[Compute]] = {}
     together = Together(graph)
     for position, instruction in enumerate(program.instructions):
         if is_local(instruction, graph) and not (isinstance(instruction, Loop) and inspect):
-            if runs[-1] and (instruction in computed or together.end_before(instruction)):
+            twice = isinstance(instruction, Compute) and instruction in computed.get(instruction.equation, ())
+            if runs[-1] and (twice or together.end_before(instruction)):
                 barriers.append(_CUT)
                 runs.append([])
                 computed.clear()
@@ -200,7 +199,7 @@ def schedule(program: Program, graph: Graph, *, inspect: bool = False, early: bo
             runs[-1].append(position)
             together.add(instruction)
             if isinstance(instruction, Compute):
-                computed.add(instruction)
+                computed.setdefault(instruction.equation, []).append(instruction)
         else:
             barriers.append(position)
             runs.append([])
