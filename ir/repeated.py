@@ -66,7 +66,9 @@ class Together:
         return again > 0 and again not in self._again
 
     def _of(self, instruction: Instruction) -> tuple[int, bool, int]:
-        return _UNMARKED if isinstance(instruction, Move) else self._marks.get(instruction.equation, _UNMARKED)
+        return (
+            _UNMARKED if isinstance(instruction, Move) else self._marks.get(instruction.equation, _UNMARKED)
+        )
 
 
 def begins_again(instruction: Instruction, graph: Graph, pending: Iterable[Instruction]) -> bool:
@@ -108,8 +110,11 @@ _UNMARKED = 0, False, 0
 
 @per_graph
 def _marks(graph: Graph) -> Mapping[int, tuple[int, bool, int]]:
-    """By equation: number of the stretch that it computes again, 0 for none; whether it is a reload of it; and
-    number of the stretch of which it makes something that goes to host memory. Of those with any of it.
+    """Of equations that have to do with it: what they compute again, bring back and make that leaves.
+
+    Returns:
+        By equation: number of the stretch that it computes again, 0 for none; whether it is a reload; and
+        number of the stretch of which it makes something that goes to host memory, 0 for none.
     """
     leaves = leaving(graph)
     each = {

@@ -79,9 +79,7 @@ def _flat(
     return numbers, np.repeat(stretch_of, list(map(len, each)))
 
 
-def _bytes_of(
-    numbers: Sequence[Number], found: Wires, types: Mapping[int, TensorType], size: Size
-) -> Floats:
+def _bytes_of(numbers: Sequence[Number], found: Wires, types: Mapping[int, TensorType], size: Size) -> Floats:
     """Bytes of tensors in placements."""
     placements = list(found.numbers)
     known: dict[tuple[int, int], float] = {}

@@ -14,7 +14,8 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.subfleet import subfleet
 from shardwright.plan import Plan
 from shardwright.synth.grid.alternate import GridSearch
-from shardwright.synth.grid.choice import GridChoosing, on_grid, on_one_axis
+from shardwright.synth.grid.choice import GridChoosing
+from shardwright.synth.grid.part import on_grid, on_one_axis
 from shardwright.synth.grid.single import BesideSingle
 from shardwright.synth.parts import candidates
 
