@@ -275,6 +275,16 @@ class CostModel:
         seconds[:, list(self._modelled)] = priced / parts[:, None]
         return seconds
 
+    def peak_rates(self, equation: Equation, flop: float) -> Floats:
+        """Operations per second that no part of a product exceeds by `arithmetic_s`, on every class."""
+        dtype, given = equation.input_types[0].dtype, precision(equation)
+        found = op_class(equation)
+        rates = np.array([self._rate(device, dtype, given, found) for device in self.types])
+        used = kernel_dtype(dtype, given) if self._modelled and product_sizes(equation, flop) else None
+        if used is not None:
+            rates[list(self._modelled)] = self._products.peaks(used)[self._in_products]
+        return rates
+
     def products_in(
         self, equation: Equation, flop: float, ways: Sequence[Sequence[tuple[Signature, float]]]
     ) -> tuple[tuple[str, bool], list[Sizes]] | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Sequence
 
 from shardwright.ir import collectives
 from shardwright.ir.graph import Atom, Graph, Value, value_types
 from shardwright.ir.placement import Placement, R
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property, covers
 from shardwright.ir.repeated import repeats
+from shardwright.ir.wires import Wires, apart, wires
 
 
 def is_local(instruction: Instruction, graph: Graph | None = None) -> bool:
@@ -61,46 +62,82 @@ def find(wanted: Property, held: Collection[Property]) -> Property:
     return covering[0]
 
 
-def _waits_for(instruction: Instruction, graph: Graph, made_first: Mapping[int, int]) -> set[int]:
-    """Where what an instruction is not to run before is made, beside its operands."""
-    after = None if isinstance(instruction, Move) else graph.equations[instruction.equation].after
-    return {made_first[after.index]} if after is not None and after.index in made_first else set()
-
-
 class Flow:
-    """What each instruction reads, writes and waits for."""
+    """What each instruction reads, writes and waits for.
+
+    Attributes:
+        needs, gives: properties that every instruction reads, each once, and writes.
+        reads, makes: the same as numbers.
+    """
 
     def __init__(self, program: Program, graph: Graph) -> None:
         self.program, self.graph = program, graph
         self.types = value_types(graph)
-        held: dict[int, list[Property]] = {}
-        made_by: dict[Property, int] = {}
+        if any(isinstance(i, Move) and i.group is not None for i in program.instructions):
+            self._number = dict[Property, int]()
+            self._in_groups()
+        else:
+            self._number = wires(program, graph)
+            self._among_all(self._number)
+        waits = {e.index: e.after.index for e in graph.equations if e.after is not None}
+        made_by: dict[int, int] = {}
         made_first: dict[int, int] = {}
-        for prop in inputs(program, graph):
-            held.setdefault(prop.value, []).append(prop)
-        self.needs: list[tuple[Property, ...]] = []
-        self.gives: list[tuple[Property, ...]] = []
         self.producers: list[set[int]] = []
         self.consumers: list[list[int]] = [[] for _ in program.instructions]
         for position, instruction in enumerate(program.instructions):
-            needs = tuple(
-                dict.fromkeys(find(want, held.get(want.value, ())) for want in reads(instruction, graph))
-            )
-            gives = writes(instruction, graph)
-            producers = {made_by[prop] for prop in needs if prop in made_by}
-            producers |= _waits_for(instruction, graph, made_first)
+            producers = {made_by[number] for number in self.reads[position] if number in made_by}
+            if waits and not isinstance(instruction, Move):
+                # What it is not to run before is made there, beside its operands.
+                first = made_first.get(waits.get(instruction.equation, -1))
+                if first is not None:
+                    producers.add(first)
             for producer in producers:
                 self.consumers[producer].append(position)
-            for prop in gives:
+            for number in self.makes[position]:
+                made_by[number] = position
+            if waits:
+                for prop in self.gives[position]:
+                    made_first.setdefault(prop.value, position)
+            self.producers.append(producers)
+        self.exchange = [isinstance(i, Move) and not is_local(i) for i in program.instructions]
+
+    def _among_all(self, found: Wires) -> None:
+        """Properties of all devices each, which are found again by their numbers."""
+        placements = list(found.numbers)
+        known: dict[int, Property] = {}
+        for number in {number for numbers in (*found.reads, *found.makes) for number in numbers}:
+            value, placement = apart(number)
+            known[number] = Property(value, placements[placement])
+        self.reads: list[Sequence[int]] = [
+            each if len(each) < 2 else tuple(dict.fromkeys(each)) for each in found.reads
+        ]
+        self.makes: Sequence[Sequence[int]] = found.makes
+        self.needs = [tuple([known[number] for number in each]) for each in self.reads]
+        self.gives = [tuple([known[number] for number in each]) for each in self.makes]
+
+    def _in_groups(self) -> None:
+        """Of some devices each: what is held by more of them will do."""
+        held: dict[int, list[Property]] = {}
+        for prop in inputs(self.program, self.graph):
+            held.setdefault(prop.value, []).append(prop)
+        self.needs: list[tuple[Property, ...]] = []
+        self.gives: list[tuple[Property, ...]] = []
+        for instruction in self.program.instructions:
+            wanted = reads(instruction, self.graph)
+            self.needs.append(tuple(dict.fromkeys(find(want, held.get(want.value, ())) for want in wanted)))
+            self.gives.append(writes(instruction, self.graph))
+            for prop in self.gives[-1]:
                 known = held.setdefault(prop.value, [])
                 if prop not in known:
                     known.append(prop)
-                made_by[prop] = position
-                made_first.setdefault(prop.value, position)
-            self.needs.append(needs)
-            self.gives.append(gives)
-            self.producers.append(producers)
-        self.exchange = [isinstance(i, Move) and not is_local(i) for i in program.instructions]
+        self.reads = [tuple(map(self.number, props)) for props in self.needs]
+        self.makes = [tuple(map(self.number, props)) for props in self.gives]
+
+    def number(self, prop: Property) -> int:
+        """Of a property, as in `reads` and `makes`."""
+        if isinstance(self._number, Wires):
+            return self._number.number(prop.value, prop.placement)
+        return self._number.setdefault(prop, len(self._number))
 
     def move(self, position: int) -> Move:
         """The exchange at a position."""

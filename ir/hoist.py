@@ -8,19 +8,19 @@ that it may have either.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from operator import eq
 
-from shardwright.ir.flow import Flow, outputs
-from shardwright.ir.graph import Graph, Value
-from shardwright.ir.placement import Partial, R
-from shardwright.ir.program import Compute, Instruction, Move, Program, Property
+from shardwright.ir.flow import outputs
+from shardwright.ir.graph import Graph, Value, value_types
+from shardwright.ir.placement import Partial, Placement, R
+from shardwright.ir.program import Compute, Instruction, Move, Program
 from shardwright.ir.registry import registry, rule_of
 from shardwright.ir.rules import Signature, signatures
+from shardwright.ir.wires import Number, Wires, keys_made, keys_read, wires, with_wires
 
 
-def hoisted(program: Program, graph: Graph, flow: Flow | None = None) -> tuple[Program, tuple[int, ...]]:
+def hoisted(program: Program, graph: Graph) -> tuple[Program, tuple[int, ...]]:
     """An equal program: what alone reads the result of an all-reduce and rearranges it does so before.
 
     An exchange that changes places with an instruction carries another name of the same elements.
@@ -28,7 +28,6 @@ def hoisted(program: Program, graph: Graph, flow: Flow | None = None) -> tuple[P
     Args:
         program: to be changed.
         graph: what it computes.
-        flow: of the program, where that is known already.
 
     Returns:
         The program (itself where nothing is rearranged), and where the instruction that stands at each
@@ -36,56 +35,77 @@ def hoisted(program: Program, graph: Graph, flow: Flow | None = None) -> tuple[P
     """
     found = list(program.instructions)
     stood = list(range(len(found)))
-    kept = frozenset(outputs(program, graph))
-    flow = flow or Flow(program, graph)
-    readers: dict[Property, list[int]] = {}
-    made = Counter(prop for gives in flow.gives for prop in gives)
-    for position, needs in enumerate(flow.needs):
-        for prop in needs:
-            readers.setdefault(prop, []).append(position)
-    for position in range(len(found)):
+    sums = [position for position, instruction in enumerate(found) if _is_sum(instruction)]
+    if not sums:
+        return program, tuple(stood)
+    known = wires(program, graph)
+    number, types = known.number, value_types(graph)
+    kept = {number(prop.value, prop.placement) for prop in outputs(program, graph)}
+    readers: dict[Number, list[int]] = {}
+    for position, reads in enumerate(known.reads):
+        for each in dict.fromkeys(reads):
+            readers.setdefault(each, []).append(position)
+    made = Counter(each for makes in known.makes for each in makes)
+    for position in sums:
         at = position
-        while (after := _follower(found, at, readers, kept, flow)) is not None:
+        while (after := _follower(found, at, readers, kept, graph, number)) is not None:
             move, compute = found[at], found[after]
             assert isinstance(move, Move)
             assert isinstance(compute, Compute)
             result = graph.equations[compute.equation].outputs[0].index
-            if made[Property(move.value, R)] > 1 or made[Property(result, R)] > 1:
+            if types[result].nbytes != types[move.value].nbytes:
                 break
-            if made[Property(result, move.pre)]:
+            if made[number(move.value, R)] > 1 or made[number(result, R)] > 1:
+                break
+            if made[number(result, move.pre)]:
                 break  # what is established twice is not the same twice
             found[at] = replace(compute, signature=Signature((move.pre,), (move.pre,)))
             found[after] = replace(move, value=result)
             stood[at], stood[after] = stood[after], stood[at]
             at = after
-    if all(map(eq, stood, range(len(stood)))):
+    changed = [position for position, stands in enumerate(stood) if stands != position]
+    if not changed:
         return program, tuple(stood)
-    return replace(program, instructions=tuple(found)), tuple(stood)
+    reads, makes = list(known.reads), list(known.makes)
+    for position in changed:
+        reads[position] = [number(*key) for key in keys_read(found[position], graph)]
+        makes[position] = [number(*key) for key in keys_made(found[position], graph)]
+    moved = replace(program, instructions=tuple(found))
+    return with_wires(moved, graph, Wires(reads, makes, known.numbers)), tuple(stood)
+
+
+def _is_sum(instruction: Instruction) -> bool:
+    """Whether it is an all-reduce of all devices, of what is not reduced at all yet."""
+    return (
+        isinstance(instruction, Move)
+        and instruction.kind == "all_reduce"
+        and instruction.group is None
+        and instruction.post == R
+        and isinstance(instruction.pre, Partial)
+    )
 
 
 def _follower(
     found: Sequence[Instruction],
     position: int,
-    readers: dict[Property, list[int]],
-    kept: frozenset[Property],
-    flow: Flow,
+    readers: Mapping[Number, Sequence[int]],
+    kept: Collection[Number],
+    graph: Graph,
+    number: Callable[[int, Placement], Number],
 ) -> int | None:
     """The one reader of an all-reduce, if it rearranges as well what is not reduced yet."""
     move = found[position]
-    if not isinstance(move, Move) or move.kind != "all_reduce" or move.group is not None or move.post != R:
-        return None
-    prop = Property(move.value, R)
-    after = readers.get(prop, [])
-    if not isinstance(move.pre, Partial) or len(after) != 1 or prop in kept:
+    assert isinstance(move, Move)
+    result = number(move.value, R)
+    after = readers.get(result, ())
+    if len(after) != 1 or result in kept:
         return None
     compute = found[after[0]]
     if not isinstance(compute, Compute) or compute.signature != Signature((R,), (R,)):
         return None
-    equation = flow.graph.equations[compute.equation]
+    equation = graph.equations[compute.equation]
     op = registry().get(equation.primitive)
     if op is None or op.kind not in ("movement", "reduction") or not isinstance(equation.inputs[0], Value):
-        return None
-    if equation.output_types[0].nbytes != flow.types[move.value].nbytes:
         return None
     partial = Signature((move.pre,), (move.pre,))
     return after[0] if partial in signatures(rule_of(equation), equation) else None

@@ -47,12 +47,14 @@ class Run:
 
     def interface(self, flow: Flow) -> tuple[tuple[Property, ...], tuple[Property, ...]]:
         """What the run reads from outside and what it writes."""
-        needs: dict[Property, None] = {}
-        made: dict[Property, None] = {}
+        needs: dict[int, Property] = {}
+        made: dict[int, Property] = {}
         for position in self.positions:
-            needs |= dict.fromkeys(prop for prop in flow.needs[position] if prop not in made)
-            made |= dict.fromkeys(flow.gives[position])
-        return tuple(needs), tuple(made)
+            for number, prop in zip(flow.reads[position], flow.needs[position], strict=True):
+                if number not in made:
+                    needs[number] = prop
+            made.update(zip(flow.makes[position], flow.gives[position], strict=True))
+        return tuple(needs.values()), tuple(made.values())
 
 
 def as_they_are(runs: Sequence[Sequence[int]]) -> list[Run]:
@@ -86,22 +88,33 @@ class _Late:
         self.at: dict[int, tuple[int, ...]] = {p: (i,) for i, run in enumerate(runs) for p in run}
         self.at |= {position: (i,) for i, positions in enumerate(between) for position in positions}
         self.computed = {position for run in runs for position in run}
-        self.readers: dict[Property, list[int]] = {}
-        self.made: set[Property] = set()
+        #: All that is read or made by its number, see `Flow`.
+        self.readers: dict[int, list[int]] = {}
+        self.made: set[int] = set()
         #: What is established more than once: its readers read different things.
-        self.again: set[Property] = set()
-        given = frozenset(inputs(flow.program, flow.graph))
+        self.again: set[int] = set()
+        given = frozenset(map(flow.number, inputs(flow.program, flow.graph)))
         self.from_host = {p for p in self.computed if reloads(flow.program.instructions[p], flow.graph)}
         # Nothing else is computed where something comes from host memory.
         self.filled = [i for i, run in enumerate(runs) if run and not self.from_host.issuperset(run)]
         for position in self.from_host:
-            self.again.update(flow.needs[position])  # it is there before, to be moved
+            self.again.update(flow.reads[position])  # it is there before, to be moved
         for position in self.at:
-            self.again.update(p for p in flow.gives[position] if p in self.made or p in given)
-            self.made.update(flow.gives[position])
-            for prop in flow.needs[position]:
-                self.readers.setdefault(prop, []).append(position)
-        self.kept = frozenset(outputs(flow.program, flow.graph))
+            for number in flow.makes[position]:
+                if number in self.made or number in given:
+                    self.again.add(number)
+            self.made.update(flow.makes[position])
+            for number in flow.reads[position]:
+                self.readers.setdefault(number, []).append(position)
+        self.kept = frozenset(map(flow.number, outputs(flow.program, flow.graph)))
+        #: Bytes of a device's part: of what is cut, at most about half.
+        self.nbytes: dict[int, int] = {}
+        for position in self.at:
+            numbers = (*flow.reads[position], *flow.makes[position])
+            for number, prop in zip(numbers, (*flow.needs[position], *flow.gives[position]), strict=True):
+                if number not in self.nbytes:
+                    nbytes = flow.types[prop.value].nbytes
+                    self.nbytes[number] = nbytes // 2 if isinstance(prop.placement, Shard) else nbytes
 
     def runs(self) -> list[list[int]]:
         for position in sorted(self.computed, reverse=True):
@@ -123,17 +136,17 @@ class _Late:
         found: set[int] = set()
         flow, here = self.flow, self.computed - self.from_host
         for position in sorted(self.computed, reverse=True):
-            one = len(flow.needs[position]) == 1 and flow.producers[position] <= here
+            one = len(flow.reads[position]) == 1 and flow.producers[position] <= here
             after = flow.consumers[position]
             sent = bool(after) and all(flow.exchange[i] or i in found for i in after)
             if one and sent and flow.producers[position] and self._is_light(position):
                 found.add(position)
-        return sorted(found.difference(p for p in found if self.kept.intersection(self.flow.gives[p])))
+        return sorted(found.difference(p for p in found if self.kept.intersection(self.flow.makes[p])))
 
     def _is_light(self, position: int) -> bool:
         instruction = self.flow.program.instructions[position]
         again = self.again
-        if again and not again.isdisjoint((*self.flow.needs[position], *self.flow.gives[position])):
+        if again and not again.isdisjoint((*self.flow.reads[position], *self.flow.makes[position])):
             return False
         if isinstance(instruction, Move):
             return True
@@ -145,14 +158,14 @@ class _Late:
     def _best(self, position: int) -> tuple[int, ...]:
         """The runs in which an instruction is best computed."""
         flow, (home,) = self.flow, self.at[position]
-        gives = flow.gives[position]
-        if self.kept.intersection(gives):
+        makes = flow.makes[position]
+        if self.kept.intersection(makes):
             return (home,)  # it is written to memory wherever it is computed
-        wanted = {run for prop in gives for run in self._read_at(prop)}
+        wanted = {run for number in makes for run in self._read_at(number)}
         runs = sorted({self.filled[bisect_right(self.filled, run) - 1] for run in wanted})
-        if not runs:
+        if not runs or runs == [home]:
             return (home,)
-        saved = sum(map(self._nbytes, gives))
+        saved = sum([self.nbytes[number] for number in makes])
         chosen = [runs[0] if self._handed_on(position, runs[0]) <= saved else home]
         if self._is_free(position):
             chosen += [run for run in runs[1:] if self._handed_on(position, run) <= saved]
@@ -184,7 +197,7 @@ class _Late:
 
     def _in_memory(self, position: int, run: int) -> bool:
         """Whether a result is written to memory in a run: not only what fuses reads it there."""
-        readers = (reader for prop in self.flow.gives[position] for reader in self.readers.get(prop, ()))
+        readers = (reader for number in self.flow.makes[position] for reader in self.readers.get(number, ()))
         return any(run in self.at[reader] and not self._fuses(reader) for reader in readers)
 
     def _fuses(self, position: int) -> bool:
@@ -197,33 +210,28 @@ class _Late:
     def _handed_on(self, position: int, run: int) -> int:
         """Bytes that must be kept until `run` for an instruction to be computed there."""
         more = 0
-        for prop in self.flow.needs[position]:
-            if prop in self.made and not self._read_from(run, prop, position):
-                more += self._nbytes(prop)
+        for number in self.flow.reads[position]:
+            if number in self.made and not self._read_from(run, number, position):
+                more += self.nbytes[number]
         return more
 
     def _fetched(self, position: int, run: int) -> int:
         """Bytes of an instruction's operands that nothing else reads in a run."""
         return sum(
-            self._nbytes(prop)
-            for prop in self.flow.needs[position]
-            if not any(run in self.at[i] for i in self.readers[prop] if i != position)
+            self.nbytes[number]
+            for number in self.flow.reads[position]
+            if not any(run in self.at[i] for i in self.readers[number] if i != position)
         )
 
-    def _read_from(self, run: int, prop: Property, but: int) -> bool:
+    def _read_from(self, run: int, number: int, but: int) -> bool:
         """Whether others than `but` read a property in a run, or after it, or in a later one."""
-        if prop in self.kept and self.filled[-1] >= run:
+        if number in self.kept and self.filled[-1] >= run:
             return True
         # The last readers first: of what thousands read, one of them tells.
-        readers = reversed(self.readers.get(prop, ()))
+        readers = reversed(self.readers.get(number, ()))
         return any(reader != but and max(self.at[reader]) >= run for reader in readers)
 
-    def _read_at(self, prop: Property) -> list[int]:
+    def _read_at(self, number: int) -> list[int]:
         """Runs in which, or after which, a property is read."""
-        found = [run for reader in self.readers.get(prop, ()) for run in self.at[reader]]
-        return [*found, self.filled[-1]] if prop in self.kept else found
-
-    def _nbytes(self, prop: Property) -> int:
-        """Of a device's part: of what is cut, at most about half."""
-        nbytes = self.flow.types[prop.value].nbytes
-        return nbytes // 2 if isinstance(prop.placement, Shard) else nbytes
+        found = [run for reader in self.readers.get(number, ()) for run in self.at[reader]]
+        return [*found, self.filled[-1]] if number in self.kept else found

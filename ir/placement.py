@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
@@ -28,13 +29,16 @@ from shardwright.ir.errors import ProgramError
 ReduceOp: TypeAlias = Literal["sum", "max", "min"]
 REDUCE_OPS: tuple[ReduceOp, ...] = ("sum", "max", "min")
 
+#: Hashes of placements that are no shards begin here, beyond those of shards with dimensions as there are.
+_NO_SHARD = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
     """Every device holds the whole tensor."""
 
     def __hash__(self) -> int:
-        return 1
+        return _NO_SHARD
 
     def __str__(self) -> str:
         return "R"
@@ -88,7 +92,7 @@ class Partial:
 
     def __hash__(self) -> int:
         # That of a string differs from process to process: a placement on two axes keeps its own.
-        return REDUCE_OPS.index(self.op) + 2
+        return _NO_SHARD + 1 + REDUCE_OPS.index(self.op)
 
     def __str__(self) -> str:
         return f"P({self.op})"
@@ -131,8 +135,12 @@ class Grid:
 Placement: TypeAlias = Replicate | Shard | Partial | Grid
 
 
+@cache
 def grid(across: Single, within: Single, nodes: tuple[int, ...]) -> Placement:
-    """The placement `across` the nodes and `within` them: R/R is R and P/P is P, on all devices."""
+    """The placement `across` the nodes and `within` them: R/R is R and P/P is P, on all devices.
+
+    Equal ones are one object, which is found in a table without a look at what it consists of.
+    """
     if across == within and not isinstance(across, Shard):
         return across
     if any(isinstance(p, Shard) and p.by is not None for p in (across, within)):

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, TypeAlias
 
 from shardwright.ir.errors import TraceError
 from shardwright.ir.graph import Equation
-from shardwright.ir.placement import Grid, Placement, R, Shard, Single, cuts
+from shardwright.ir.placement import Grid, Placement, R, Shard, Single, cuts, grid
 from shardwright.ir.rules import Signature
 
 #: Placements of the inputs and of the outputs of a body.
@@ -86,7 +87,7 @@ def entering(equation: Equation, region: int) -> frozenset[int]:
 def outer_placement(inside: Placement, stacked: bool) -> Placement:
     """Placement outside a region of a tensor placed `inside`."""
     if stacked and isinstance(inside, Grid):
-        return Grid(_shifted(inside.across, 1), _shifted(inside.within, 1), inside.nodes)
+        return grid(_shifted(inside.across, 1), _shifted(inside.within, 1), inside.nodes)
     return inside if isinstance(inside, Grid) or not stacked else _shifted(inside, 1)
 
 
@@ -97,10 +98,11 @@ def inner_placement(outside: Placement, stacked: bool) -> Placement | None:
     if any(cut.dim == 0 for cut in cuts(outside)):
         return None
     if isinstance(outside, Grid):
-        return Grid(_shifted(outside.across, -1), _shifted(outside.within, -1), outside.nodes)
+        return grid(_shifted(outside.across, -1), _shifted(outside.within, -1), outside.nodes)
     return _shifted(outside, -1)
 
 
+@cache
 def _shifted(placement: Single, by: int) -> Single:
     return replace(placement, dim=placement.dim + by) if isinstance(placement, Shard) else placement
 

@@ -25,7 +25,7 @@ from shardwright.ir.hoist import hoisted
 from shardwright.ir.host import reloads
 from shardwright.ir.late import as_they_are, late
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, Property
-from shardwright.ir.repeated import begins_again
+from shardwright.ir.repeated import Together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,29 +180,31 @@ def schedule(program: Program, graph: Graph, *, inspect: bool = False, early: bo
             each single value can be looked at.
         early: all instructions stay where the program has them.
     """
-    flow = Flow(program, graph)
     if not inspect and not early:
-        moved, _ = hoisted(program, graph, flow)
-        if moved is not program:
-            program, flow = moved, Flow(moved, graph)
+        program, _ = hoisted(program, graph)
+    flow = Flow(program, graph)
     runs: list[list[int]] = [[]]
     barriers: list[int] = []
-    # What one function computes twice, a compiler computes once.
-    computed: set[Instruction] = set()
+    # What one function computes twice, a compiler computes once. By equation: few are met twice at all.
+    computed: dict[int, list[Compute]] = {}
+    together = Together(graph)
     for position, instruction in enumerate(program.instructions):
         if is_local(instruction, graph) and not (isinstance(instruction, Loop) and inspect):
-            pending = (program.instructions[i] for i in runs[-1])
-            if runs[-1] and (instruction in computed or begins_again(instruction, graph, pending)):
+            twice = isinstance(instruction, Compute) and instruction in computed.get(instruction.equation, ())
+            if runs[-1] and (twice or together.end_before(instruction)):
                 barriers.append(_CUT)
                 runs.append([])
                 computed.clear()
+                together.clear()
             runs[-1].append(position)
+            together.add(instruction)
             if isinstance(instruction, Compute):
-                computed.add(instruction)
+                computed.setdefault(instruction.equation, []).append(instruction)
         else:
             barriers.append(position)
             runs.append([])
             computed.clear()
+            together.clear()
     between = [() if position == _CUT else (position,) for position in barriers]
     found = as_they_are(runs) if inspect or early else late(flow, runs, between)
     steps: list[Step] = []

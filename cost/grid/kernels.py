@@ -159,6 +159,7 @@ def _cuts_of(shape: tuple[int, ...], placements: tuple[Placement, ...]) -> NDArr
     return np.array(rows, dtype=np.int64).reshape(-1, 5).T
 
 
+@cache
 def _cut_of(shape: tuple[int, ...], placement: Placement) -> tuple[int, GridCut]:
     """How a placement cuts a tensor; before that 0: not, 1: across the nodes, 2: within them, 3: both."""
     a, w = components(placement)

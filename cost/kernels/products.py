@@ -14,7 +14,7 @@ import numpy as np
 from shardwright.cost.catalogue import catalogue
 from shardwright.cost.device import DeviceType, arithmetic
 from shardwright.cost.kernels.contractions import Sizes
-from shardwright.cost.kernels.seconds import DTYPES, products_s
+from shardwright.cost.kernels.seconds import DTYPES, peak_flop_per_s, products_s
 from shardwright.cost.share_cost import Floats
 
 
@@ -46,13 +46,20 @@ class Products:
         rows, table = self._known.setdefault((dtype, linear), ({}, np.zeros((0, len(self.types)))))
         fresh = [shape for shape in dict.fromkeys(shapes) if shape not in rows]
         if fresh:
-            # TF32 is allowed, not demanded: a card without it uses float32.
-            used = ["float32" if dtype == "tf32" and t.tf32_flop_per_s is None else dtype for t in self.types]
-            prices = products_s(self.types, used, fresh, linear=linear, memory=False)
+            prices = products_s(self.types, self._used(dtype), fresh, linear=linear, memory=False)
             rows.update(zip(fresh, range(len(rows), len(rows) + len(fresh)), strict=True))
             table = np.concatenate([table, prices.T])
             self._known[dtype, linear] = rows, table
         return table[[rows[shape] for shape in shapes]]
+
+    def peaks(self, dtype: str) -> Floats:
+        """(types,): operations per second that no product exceeds."""
+        pairs = zip(self.types, self._used(dtype), strict=True)
+        return np.array([peak_flop_per_s(device, used) for device, used in pairs])
+
+    def _used(self, dtype: str) -> list[str]:
+        """What every type multiplies in: TF32 is allowed, not demanded; a card without it uses float32."""
+        return ["float32" if dtype == "tf32" and t.tf32_flop_per_s is None else dtype for t in self.types]
 
 
 def local_sizes(sizes: Sizes, cut: int | None, share: float) -> Sizes:

@@ -143,6 +143,11 @@ def products_s(
     return work[:, [numbers[shape] for shape in shapes]]
 
 
+def peak_flop_per_s(device: DeviceType, dtype: str) -> float:
+    """What `products_s` never exceeds."""
+    return float(_sheet(device, dtype).card.matrix)
+
+
 def _halved(shapes: Sequence[tuple[int, ...]]) -> tuple[dict[tuple[int, ...], int], NDArray[np.intp]]:
     """Products of these shapes, of their halves, the halves of those …, each once; and the half of each.
 

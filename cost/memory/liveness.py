@@ -18,14 +18,14 @@ are packed; `Footprint.peak` is within a tenth of the other for most.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
 
 import numpy as np
 
-from shardwright.cost.memory.tenants import Bytes, front, moments
+from shardwright.cost.memory.tenants import Bytes, Size, front, moments
 from shardwright.cost.memory.written import written
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph, TensorType, per_graph
@@ -102,7 +102,13 @@ def all_bytes(graph: Graph) -> int:
     Twice, because of what a compiler keeps in two forms, and exchanges pack.
     """
     inner = sum([all_bytes(region) for equation in graph.equations for region in equation.regions])
-    return 2 * sum(_bytes(graph)) + inner
+    return 2 * total_bytes(graph) + inner
+
+
+@per_graph
+def total_bytes(graph: Graph) -> int:
+    """Bytes of all tensors of a step, each whole and once, those within loops and branches aside."""
+    return sum(_bytes(graph))
 
 
 @per_graph
@@ -139,22 +145,30 @@ class Peaks:
 
 
 def peaks_by_device(program: Program, graph: Graph, ratios: Sequence[float]) -> Peaks:
-    """Peak bytes of every device of a program on one mesh axis or on two.
+    """Peak bytes of every device of a program on one mesh axis or on two."""
+
+    def peak(size: Size) -> float:
+        return float(moments(program, graph, written(graph), top=True, size=size)[:, 0].max())
+
+    return by_device(program, ratios, peak)
+
+
+def by_device(program: Program, ratios: Sequence[float], peak: Callable[[Size], float]) -> Peaks:
+    """What `peak` makes of the bytes that a device has of a tensor, for every device of a program.
 
     Devices of equal ratio, in nodes of equal ratio, count as the first of them: it gets what rounding leaves
     over.
     """
     nodes = nodes_of(program)
     others = own_ratios(program).values()
+    of_node = () if nodes is None else by_node(ratios, nodes)[0]
     known: dict[tuple[object, ...], int] = {}
     found: list[int] = []
     for device, ratio in enumerate(ratios):
-        home = (None, 0) if nodes is None else seat(device, nodes)
-        own = None if nodes is None else round(by_node(ratios, nodes)[0][home[0] or 0], 9)
+        own = None if nodes is None else round(of_node[seat(device, nodes)[0]], 9)
         key = (round(ratio, 9), own, *(round(other.shares[device], 9) for other in others))
         if key not in known:
-            held = partial(_held, device=device, ratios=tuple(ratios), known={})
-            known[key] = int(moments(program, graph, written(graph), top=True, size=held)[:, 0].max())
+            known[key] = int(peak(partial(_held, device=device, ratios=tuple(ratios), known={})))
         found.append(known[key])
     return Peaks(tuple(found))
 

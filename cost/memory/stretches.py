@@ -6,7 +6,7 @@ from shardwright.ir.collectives import registry
 from shardwright.ir.graph import Graph
 from shardwright.ir.host import uses_host
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
-from shardwright.ir.repeated import begins_again, repeats
+from shardwright.ir.repeated import Together, repeats
 
 
 def cut_at_exchanges(program: Program, graph: Graph) -> tuple[list[int], list[int]]:
@@ -16,15 +16,17 @@ def cut_at_exchanges(program: Program, graph: Graph) -> tuple[list[int], list[in
     """
     found: list[int] = []
     ends: list[int] = [0]
-    start, before = 0, False
-    changed = repeats(graph) or uses_host(graph)
+    before = False
+    together = Together(graph) if repeats(graph) or uses_host(graph) else None
     for time, instruction in enumerate(program.instructions):
         talks = not isinstance(instruction, Compute) and exchanges(instruction, graph)
-        again = changed and not talks
-        again = again and begins_again(instruction, graph, program.instructions[start:time])
+        again = together is not None and not talks and together.end_before(instruction)
         if time and (talks or before or again):
             ends.append(time)
-            start = time
+            if together is not None:
+                together.clear()
+        if together is not None:
+            together.add(instruction)
         ends[-1] = time
         found.append(len(ends) - 1)
         before = talks

@@ -28,7 +28,8 @@ from shardwright.synth.chosen import Choice
 from shardwright.synth.combinations import SMALL, few_equations
 from shardwright.synth.fallback import fits, fullest
 from shardwright.synth.grid.alternate import is_mesh
-from shardwright.synth.grid.choice import WIDE, Common, GridChoosing, on_grid, on_one_axis
+from shardwright.synth.grid.choice import WIDE, Common, GridChoosing
+from shardwright.synth.grid.part import on_grid, on_one_axis
 from shardwright.synth.grid.single import BesideSingle
 from shardwright.synth.part import Promising
 from shardwright.synth.parts import candidates

@@ -21,16 +21,16 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.grid.kernels import KnownWays
 from shardwright.cost.grid.model import GridModel
 from shardwright.cost.model import CostModel
-from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.chosen import Choice
 from shardwright.synth.combinations import SMALL
 from shardwright.synth.fallback import fits
-from shardwright.synth.grid.alternate import GridSearch, is_mesh
+from shardwright.synth.grid.alternate import GridSearch
+from shardwright.synth.grid.part import GridPart, products_s
 from shardwright.synth.grid.pricing import GridPriceList, KnownMoves
 from shardwright.synth.grid.solve import GridSolver, Solvers
-from shardwright.synth.memory.alive import most_alive
+from shardwright.synth.memory.alive import crowded
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.parts import Members, Tried, outgrown, raised_in_turn, unused
 from shardwright.synth.programs.judge import Look
@@ -40,9 +40,6 @@ from shardwright.synth.space.factors import Use
 from shardwright.synth.space.space import Space
 from shardwright.synth.space.vocabulary import Vocabulary
 from shardwright.synth.timer import Timer
-
-#: Parts of a fleet that are considered on two axes at most, the whole included.
-MOST_PARTS = 4
 
 #: Alike devices come before others whose bound by arithmetic is less, but not by more than this factor.
 _FAR_ABOVE = 1.5
@@ -60,68 +57,6 @@ _ONE = "the bound is of two mesh axes too, of which no program was worth searchi
 
 #: What pins choices of a space.
 Pinned: TypeAlias = Callable[[Space], Sequence[Use]]
-
-
-class _Part:
-    """A part of the fleet, with what is known of its plans on two axes so far.
-
-    Attributes:
-        bound_s: what no plan costs less than.
-        arithmetic_s: the bound by arithmetic; 0 before it was looked at.
-        looked: how well it is bounded: 0 not at all, 1 by arithmetic, 2 by the best program at its floors.
-        unfinished: whether it was planned briefly and memory was in the way.
-        impossible: whether it is too small for any program.
-    """
-
-    def __init__(self, fleet: Fleet, members: Members) -> None:
-        whole = len(members) == len(fleet.devices)
-        self.members = members
-        self.fleet = fleet if whole else subfleet(fleet, members, fleet.name)
-        self.grid: GridModel | None = None
-        self.search: GridSearch | None = None
-        self.bound_s, self.arithmetic_s, self.looked = 0.0, 0.0, 0
-        self.found: Synthesis | None = None
-        self.fits = self.unfinished = self.impossible = False
-
-    @property
-    def nodes(self) -> tuple[int, ...]:
-        """Devices of every node."""
-        return tuple(len(node.devices) for node in self.fleet.nodes)
-
-    @property
-    def alike(self) -> bool:
-        """Whether it is known that its devices are alike."""
-        return self.search is not None and self.search.alike
-
-    @property
-    def limits(self) -> list[int]:
-        """Bytes of memory of every device."""
-        return [device.type.memory_bytes for device in self.fleet.devices]
-
-    @property
-    def cost_s(self) -> float:
-        """What its plan costs; infinite where there is none."""
-        return math.inf if self.found is None else self.found.cost_s
-
-    @property
-    def free_s(self) -> float:
-        """What the best program found costs if memory were no limit; infinite if none was looked for."""
-        return math.inf if self.search is None else self.search.free_s
-
-    def beats(self, other: _Part | None) -> bool:
-        """Whether its plan is better: one that fits into memory is better than any that does not."""
-        return other is None or (self.fits, -self.cost_s) > (other.fits, -other.cost_s)
-
-
-def on_grid(fleet: Fleet, parts: Sequence[Members]) -> tuple[Members, ...]:
-    """Those of the parts of a fleet that are considered on two axes, the whole first if it is one."""
-    some = (members for members in parts if is_mesh(_Part(fleet, members).fleet))
-    return tuple(members for members, _ in zip(some, range(MOST_PARTS), strict=False))
-
-
-def on_one_axis(fleet: Fleet, parts: Sequence[Members]) -> tuple[Members, ...]:
-    """Those of the parts of a fleet on which two axes are one: single nodes, or nodes of one device each."""
-    return tuple(members for members in parts if not is_mesh(_Part(fleet, members).fleet))
 
 
 class Common:
@@ -181,7 +116,7 @@ class GridChoosing:
         self._solvers: Solvers = {}
         # Small steps are planned alike whatever was planned before.
         self._before = self._known.solver if len(graph.equations) > SMALL else None
-        self._parts = [_Part(fleet, members) for members in parts]
+        self._parts = [GridPart(fleet, members) for members in parts]
 
     def below(
         self, below_s: float = math.inf, rival: Choice | None = None, *, briefly: bool = False
@@ -200,12 +135,13 @@ class GridChoosing:
             PlanError: no program keeps to the pins.
         """
         made, timer = self._parts, self._timer
+        self._bound_by_products()
         # Of a small step every rewriting is planned that may be any cheaper.
         target_s = below_s * (1 - (1e-9 if len(self._graph.equations) <= SMALL else ENOUGH))
         # What does not fit rules nothing out.
         if rival is not None and fits(rival.found, rival.model):
             target_s = min(target_s, rival.found.cost_s * (1 - ENOUGH))
-        best: _Part | None = None
+        best: GridPart | None = None
         queue: list[tuple[float, int]] = []
         for number, part in enumerate(made):
             if (part.found is None or part.unfinished) and not part.impossible:
@@ -232,7 +168,7 @@ class GridChoosing:
                 part.impossible = True
                 continue
             if part.looked < 2:
-                roughly = briefly and most_alive(self._graph) > _CROWDED * sum(part.limits)
+                roughly = briefly and crowded(self._graph, _CROWDED * sum(part.limits))
                 self._look_at(part, min(target_s, least_s), roughly=roughly)
                 heapq.heappush(queue, (part.bound_s, number))
                 continue
@@ -249,7 +185,7 @@ class GridChoosing:
         return self._chosen(best, rival)
 
     def _ahead(
-        self, queue: Sequence[tuple[float, int]], part: _Part, target_s: float
+        self, queue: Sequence[tuple[float, int]], part: GridPart, target_s: float
     ) -> tuple[float, int] | None:
         """What is bounded and planned before a part is bounded better, to know how well it has to be.
 
@@ -257,11 +193,16 @@ class GridChoosing:
         """
         for bound_s, number in sorted(queue):
             other = self._parts[number]
-            if bound_s >= target_s or not other.alike:
+            near = not part.alike and bound_s <= part.bound_s * _FAR_ABOVE
+            if bound_s >= target_s or not (other.alike or near):
+                continue
+            if not other.looked and near:
+                return bound_s, number  # whether its devices are alike is not known yet
+            if not other.alike:
                 continue
             if other.looked >= 2 and not (part.alike and len(other.members) <= len(part.members)):
                 return bound_s, number
-            if other.looked == 1 and not part.alike and bound_s <= part.bound_s * _FAR_ABOVE:
+            if other.looked == 1 and near:
                 return bound_s, number
         return None
 
@@ -315,7 +256,7 @@ class GridChoosing:
         """
         wanted_s = cost_s * (1 - WIDE)
 
-        def raised(part: _Part) -> float:
+        def raised(part: GridPart) -> float:
             if self._timer.late():
                 return part.bound_s
             while part.looked < 2:
@@ -339,7 +280,17 @@ class GridChoosing:
         devices = self._fleet.devices
         return too_small(self._graph, [devices[d].type.memory_bytes for d in members])
 
-    def _look_at(self, part: _Part, target_s: float, *, roughly: bool = False) -> None:
+    def _bound_by_products(self) -> None:
+        """First bounds of all parts but the first, for which none of their prices are needed."""
+        whole, *others = self._parts
+        if others and not any(part.looked or part.bound_s for part in self._parts):
+            with self._timer.search():
+                model = self._known.listed(whole.members, whole.fleet).model
+                known = products_s(self.space, model, [part.members for part in others])
+            for part, bound_s in zip(others, known, strict=True):
+                part.bound_s = bound_s
+
+    def _look_at(self, part: GridPart, target_s: float, *, roughly: bool = False) -> None:
         """A better bound of a part; for `roughly` see `GridSearch.bound`."""
         if part.search is None:
             with self._timer.search():
@@ -350,13 +301,14 @@ class GridChoosing:
             like = next((each.search for each in self._parts if each.search is not None), None)
             known = self._pins, self._look, self._solvers, like, self._before
             part.search = GridSearch(self._graph, space, listed, self._timer, *known)
-            part.bound_s = part.arithmetic_s = part.search.arithmetic_s()
+            part.arithmetic_s = part.search.arithmetic_s()
+            part.bound_s = max(part.bound_s, part.arithmetic_s)
         else:
             part.bound_s = max(part.bound_s, part.search.bound(target_s, roughly=roughly))
             self._known.solver = part.search.solver
         part.looked += 1
 
-    def _plan(self, part: _Part, most_s: float, *, briefly: bool) -> None:
+    def _plan(self, part: GridPart, most_s: float, *, briefly: bool) -> None:
         assert part.search is not None and part.grid is not None, "it was looked at"
         part.found = part.search.plan(most_s, briefly=briefly)
         part.fits = fits(part.found, part.grid.model)
@@ -364,7 +316,7 @@ class GridChoosing:
         part.unfinished = briefly and part.found.dearer and part.search.free_s < most_s
         part.bound_s = max(part.bound_s, part.found.bound_s)
 
-    def _chosen(self, best: _Part | None, rival: Choice | None) -> Choice | None:
+    def _chosen(self, best: GridPart | None, rival: Choice | None) -> Choice | None:
         made = self._parts
         # Of a plan that fits, the bound is that of all that fit: parts too small for any have no say.
         fitting = best is not None and best.fits

@@ -18,11 +18,12 @@ from typing import Protocol
 
 import numpy as np
 
-from shardwright.cost.bill import Item, bill
+from shardwright.cost.bill import Item, charges, counted
 from shardwright.cost.grid.model import GridModel
 from shardwright.cost.grid.settled import Settled
+from shardwright.cost.memory.ample import peaks_at_most
 from shardwright.cost.memory.exchange_buffers import held_bytes
-from shardwright.cost.memory.liveness import Peaks, peaks_by_device
+from shardwright.cost.memory.liveness import Peaks, peaks_by_device, total_bytes
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph, Value, value_types
 from shardwright.ir.program import Program
@@ -159,19 +160,23 @@ class GridRenting:
         """A program of a solution at some ratios."""
         if ratios not in self._settled:
             self._settled[ratios] = Settled(self.grid, ratios)
-        items = bill(program, self.graph, self._settled[ratios])
+        items = charges(program, self.graph, self._settled[ratios])
         # Equal instructions share what they cost.
-        each = {id(item.cost): item.cost for item in items}
-        slowest = {key: float(cost.constant.max()) for key, cost in each.items()}
-        cost_s = sum(item.weight * slowest[id(item.cost)] for item in items)
+        each = counted(items)
+        cost_s = sum([item.weight * times * float(item.cost.constant.max()) for item, times in each])
         memory = self._memory(program, ratios)
         over = self.judge.over(memory, ratios)
         return GridCandidate(solution, prices, program, tuple(items), ratios, cost_s, memory, over)
 
     def _memory(self, program: Program, ratios: tuple[float, ...]) -> Peaks:
-        """By the model; of a step that fits anyway, an upper bound."""
+        """By the model; of a step that fits anyway, and a program that fits by far, an upper bound."""
         if self.judge.roomy:
             return Peaks(tuple(int(b) for b in self.judge.footprint(program).peak(np.asarray(ratios))))
+        # Of a step that all devices together do not hold, that bound says nothing.
+        if total_bytes(self.graph) <= sum(self.limits.nbytes):
+            most = peaks_at_most(program, self.graph, ratios)
+            if most is not None and self.judge.ample(most, ratios):
+                return most
         return peaks_by_device(program, self.graph, ratios)
 
     def in_turn(self, found: GridCandidate) -> GridCandidate:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwright.ir.graph import Graph
-from shardwright.ir.placement import Grid, Placement
+from shardwright.ir.placement import Grid, Placement, grid
 from shardwright.ir.program import Compute, Instruction, Move, Program
 from shardwright.ir.rules import Signature
 from shardwright.ir.wires import Wires, wires, with_wires
@@ -69,5 +69,5 @@ class _Nodes:
             return one
         found = self._placements.get(one)
         if found is None:
-            found = self._placements[one] = Grid(one.across, one.within, self.nodes)
+            found = self._placements[one] = grid(one.across, one.within, self.nodes)
         return found

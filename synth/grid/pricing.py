@@ -61,6 +61,10 @@ class _Single:
     cut: int
 
 
+#: A line's cost and cut as one number.
+_SHIFT = 32
+_MASK = (1 << _SHIFT) - 1
+
 #: All single moves between some placements, whatever the fleet and the tensor, and a move of every cut.
 KnownMoves: TypeAlias = dict[
     tuple[Placement, ...], tuple[Sequence[_Single], tuple[tuple[Placement, Placement], ...]]
@@ -88,7 +92,7 @@ class GridPriceList:
         self._numbers: dict[tuple[object, ...], int] = {}
         self._ways = [WHOLE]
         self._known_ways = {WHOLE: 0}
-        self._lines: dict[tuple[int, int], int] = {}
+        self._lines: dict[int, int] = {}
         self._moves: dict[tuple[Routes, ...], Moves] = {}
         self._patterns: dict[tuple[Placement, ...], _Pattern] = {}
         self._kernels: dict[tuple[object, ...], NDArray[np.intp]] = {}
@@ -127,15 +131,16 @@ class GridPriceList:
         self._varies += (np.abs(terms[:, 1:]).max(axis=(1, 2, 3)) > 0).tolist()
         return range(known, len(self._varies))
 
-    def _line(self, cost: int, cut: int) -> int:
-        """The line of an instruction of such a cost and such a cut, by number."""
-        key = cost, cut if self._varies[cost] else 0
-        found = self._lines.get(key)
-        if found is None:
-            found = self._lines[key] = len(self.cuts)
-            self._cost_of.append(cost)
-            self.cuts.append(self._ways[key[1]])
-        return found
+    def _lines_at(self, codes: Sequence[int]) -> list[int]:
+        """The lines of different instructions, by the number of their cost, shifted, and that of their cut.
+
+        Those that are new are added. The cut of what does not vary is 0.
+        """
+        fresh = [code for code in codes if code not in self._lines]
+        self._lines.update(zip(fresh, range(len(self.cuts), len(self.cuts) + len(fresh)), strict=True))
+        self._cost_of += [code >> _SHIFT for code in fresh]
+        self.cuts += [self._ways[code & _MASK] for code in fresh]
+        return [self._lines[code] for code in codes]
 
     def kernels(self, factor: EquationFactor) -> NDArray[np.intp]:
         """The lines of an equation's kernels, one per signature."""
@@ -269,9 +274,8 @@ class GridPriceList:
             cuts.append(np.array(ways, dtype=np.intp)[pattern.cut])
         cost, cut = np.concatenate(costs), np.concatenate(cuts)
         cut[~np.array(self._varies)[cost]] = 0
-        codes, at = np.unique(cost << 32 | cut, return_inverse=True)
-        lines = [self._line(code >> 32, code & 0xFFFFFFFF) for code in codes.tolist()]
-        return np.array(lines, dtype=np.intp)[at.reshape(-1)]
+        codes, at = np.unique(cost << _SHIFT | cut, return_inverse=True)
+        return np.array(self._lines_at(codes.tolist()), dtype=np.intp)[at.reshape(-1)]
 
     def _cut(self, tensor: TensorType, pre: Placement, post: Placement) -> int:
         """The number of how a move cuts a tensor."""
@@ -293,8 +297,9 @@ class GridPriceList:
             if (what, name, tensor.nbytes) not in self._numbers:
                 (number,) = self._add(self.grid.moves(kind, name, [tensor.nbytes], pre, post))
                 self._numbers[what, name, tensor.nbytes] = number
-        lines = tuple([self._line(self._numbers[what, name, tensor.nbytes], cut) for name in names])
-        return Step(kind, pre, post, names, lines)
+        costs = [self._numbers[what, name, tensor.nbytes] for name in names]
+        codes = [cost << _SHIFT | (cut if self._varies[cost] else 0) for cost in costs]
+        return Step(kind, pre, post, names, tuple(self._lines_at(codes)))
 
 
 def _steps(placements: Sequence[Placement]) -> list[tuple[int, int]]:

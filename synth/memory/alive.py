@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from shardwright.cost.lines import ALIASES
-from shardwright.cost.memory.liveness import stored
+from shardwright.cost.memory.liveness import stored, total_bytes
 from shardwright.cost.memory.written import Written, written
 from shardwright.ir.graph import Equation, Graph, Value, per_graph
 from shardwright.ir.host import is_reload
@@ -35,6 +35,11 @@ def most_alive(graph: Graph) -> int:
                 change[equation.index] += value.type.nbytes
                 change[last.get(value.index, equation.index) + 1] -= value.type.nbytes
     return sum(value.type.nbytes for value in graph.inputs) + max(accumulate(change))
+
+
+def crowded(graph: Graph, nbytes: float) -> bool:
+    """Whether `most_alive` is more than so many bytes; it is not asked where all tensors together are not."""
+    return total_bytes(graph) > nbytes and most_alive(graph) > nbytes
 
 
 @per_graph

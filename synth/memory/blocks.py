@@ -19,7 +19,7 @@ from shardwright.ir.flow import Flow, inputs, is_local, outputs
 from shardwright.ir.graph import Graph
 from shardwright.ir.placement import cuts
 from shardwright.ir.program import Move, Program, Property
-from shardwright.ir.repeated import begins_again
+from shardwright.ir.repeated import Together
 
 
 class Blocks:
@@ -79,7 +79,7 @@ class Blocks:
         program, graph, flow = self.program, self.graph, self.flow
         found: list[int] = []
         block = 0
-        pending: list[int] = []
+        together = Together(graph)
         for position, instruction in enumerate(program.instructions):
             alone = not isinstance(instruction, Move) and not is_local(instruction, graph)
             if alone or flow.exchange[position]:
@@ -87,15 +87,15 @@ class Blocks:
                     block += 1 if block % 2 == 0 else 2
                 if alone:
                     self.barriers.add(block)
-                pending = []
+                together.clear()
             else:
-                before = (program.instructions[i] for i in pending)
                 if block % 2:
                     block += 1
-                elif pending and begins_again(instruction, graph, before):
+                elif together.any and together.end_before(instruction):
                     self.barriers.add(block + 1)
-                    block, pending = block + 2, []
-                pending.append(position)
+                    block += 2
+                    together.clear()
+                together.add(instruction)
             found.append(block)
         return np.array(found, dtype=np.intp)
 

@@ -13,8 +13,10 @@ from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.subfleet import subfleet
 from shardwright.plan import Plan
+from shardwright.synth.grid import choice
 from shardwright.synth.grid.alternate import GridSearch
-from shardwright.synth.grid.choice import GridChoosing, on_grid, on_one_axis
+from shardwright.synth.grid.choice import GridChoosing
+from shardwright.synth.grid.part import on_grid, on_one_axis
 from shardwright.synth.grid.single import BesideSingle
 from shardwright.synth.parts import candidates
 
@@ -103,6 +105,7 @@ def test_parts_without_room_are_not_searched(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(GridSearch, "bound", noted)
     # What arithmetic takes would rule out most parts; the one of equal nodes is planned first.
     monkeypatch.setattr(GridSearch, "arithmetic_s", lambda self: 1e-9)
+    monkeypatch.setattr(choice, "products_s", lambda space, model, parts: [0.0] * len(parts))
     where = fleet(((40, 2),), ((20, 2),), ((20, 2),), network="400 Gbit/s")
     as_it_is: dict[str, Any] = {"axes": 2, "recompute": "off", "microbatches": 1}
     free = shardwright.synthesize(train_step, *arguments(48_000), fleet=where, **as_it_is)

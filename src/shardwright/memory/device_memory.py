@@ -21,7 +21,7 @@ from shardwright.ir.donation import taken_over
 from shardwright.ir.flow import find, reads, writes
 from shardwright.ir.graph import Equation, Graph, TensorType, Value, value_types
 from shardwright.ir.jaxpr import source_text
-from shardwright.ir.placement import Grid, Shard, by_node, cuts, lengths, seat
+from shardwright.ir.placement import Grid, Placement, Shard, by_node, cuts, lengths, seat
 from shardwright.ir.program import Move, Program, Property
 from shardwright.ir.regions import entering
 from shardwright.ir.segments import Away, Back, Exchange, LoopStep, Schedule, Segment, schedule
@@ -192,6 +192,8 @@ def _kinds(program: Program, graph: Graph, ratios: Sequence[float]) -> Iterator[
     flat: dict[tuple[int, Shard], None] = {}
     grids: dict[tuple[tuple[int, int], tuple[int, int], bool], None] = {}
     groups: dict[tuple[int, ...], None] = {}
+    # Many equations are of one form and have one signature.
+    met: set[tuple[int, int]] = set()
     nodes: tuple[int, ...] | None = None
 
     def note(program: Program, graph: Graph) -> None:
@@ -206,8 +208,11 @@ def _kinds(program: Program, graph: Graph, ratios: Sequence[float]) -> Iterator[
                     groups[instruction.group] = None
                 continue
             equation = graph.equations[instruction.equation]
-            pairs += zip(equation.input_types, instruction.signature.ins, strict=True)
-            pairs += zip(equation.output_types, instruction.signature.outs, strict=True)
+            key = id(equation.form), id(instruction.signature)
+            if key not in met:
+                met.add(key)
+                pairs += zip(equation.input_types, instruction.signature.ins, strict=True)
+                pairs += zip(equation.output_types, instruction.signature.outs, strict=True)
             for body, region in zip(getattr(instruction, "bodies", ()), equation.regions, strict=False):
                 note(body, region)
         for tensor, placement in set(pairs):
@@ -331,11 +336,17 @@ def _moments(
 ) -> list[Moment]:
     device, ratios = graphs.device, graphs.ratios
     sizes: dict[Property, int] = {}
+    alike: dict[tuple[TensorType, Placement], int] = {}
 
     def size(prop: Property) -> int:
-        if prop not in sizes:
-            sizes[prop] = held_bytes(types[prop.value], prop.placement, device, ratios)
-        return sizes[prop]
+        found = sizes.get(prop)
+        if found is None:
+            key = types[prop.value], prop.placement
+            found = alike.get(key)
+            if found is None:
+                found = alike[key] = held_bytes(*key, device, ratios)
+            sizes[prop] = found
+        return found
 
     over = taken_over(planned)
     as_long = Counter(len(step.instructions) for step in planned.steps if isinstance(step, Segment))
@@ -345,8 +356,8 @@ def _moments(
         for prop in over.get(step, ()):
             sizes[prop] = 0  # it lies where the old state lay
         if isinstance(step, Segment):
-            alike = as_long[len(step.instructions)]
-            own = _scratch(step, graphs, planned.graph, alike, known) + sum(map(size, step.gives))
+            others = as_long[len(step.instructions)]
+            own = _scratch(step, graphs, planned.graph, others, known) + sum(map(size, step.gives))
             what = "compute"
         elif isinstance(step, Exchange):
             own = exchange_bytes(step.move, types[step.move.value], device, ratios)

@@ -1,0 +1,109 @@
+"""Parts of a fleet on two mesh axes: which are considered, what is known of each, and a first bound."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from shardwright.cost.fleet import Fleet
+from shardwright.cost.grid.model import GridModel
+from shardwright.cost.model import CostModel
+from shardwright.cost.subfleet import subfleet
+from shardwright.ir.registry import registry
+from shardwright.ir.rules import flop_count
+from shardwright.synth.alternate import Synthesis
+from shardwright.synth.grid.alternate import GridSearch, is_mesh
+from shardwright.synth.parts import Members
+from shardwright.synth.space.factors import EquationFactor
+from shardwright.synth.space.space import Space
+
+#: Parts of a fleet that are considered on two axes at most, the whole included.
+MOST_PARTS = 4
+
+
+class GridPart:
+    """A part of the fleet, with what is known of its plans on two axes so far.
+
+    Attributes:
+        bound_s: what no plan costs less than.
+        arithmetic_s: the bound by arithmetic; 0 before it was looked at.
+        looked: how well it is bounded: 0 not at all, 1 by arithmetic, 2 by the best program at its floors.
+        unfinished: whether it was planned briefly and memory was in the way.
+        impossible: whether it is too small for any program.
+    """
+
+    def __init__(self, fleet: Fleet, members: Members) -> None:
+        whole = len(members) == len(fleet.devices)
+        self.members = members
+        self.fleet = fleet if whole else subfleet(fleet, members, fleet.name)
+        self.grid: GridModel | None = None
+        self.search: GridSearch | None = None
+        self.bound_s, self.arithmetic_s, self.looked = 0.0, 0.0, 0
+        self.found: Synthesis | None = None
+        self.fits = self.unfinished = self.impossible = False
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Devices of every node."""
+        return tuple(len(node.devices) for node in self.fleet.nodes)
+
+    @property
+    def alike(self) -> bool:
+        """Whether it is known that its devices are alike."""
+        return self.search is not None and self.search.alike
+
+    @property
+    def limits(self) -> list[int]:
+        """Bytes of memory of every device."""
+        return [device.type.memory_bytes for device in self.fleet.devices]
+
+    @property
+    def cost_s(self) -> float:
+        """What its plan costs; infinite where there is none."""
+        return math.inf if self.found is None else self.found.cost_s
+
+    @property
+    def free_s(self) -> float:
+        """What the best program found costs if memory were no limit; infinite if none was looked for."""
+        return math.inf if self.search is None else self.search.free_s
+
+    def beats(self, other: GridPart | None) -> bool:
+        """Whether its plan is better: one that fits into memory is better than any that does not."""
+        return other is None or (self.fits, -self.cost_s) > (other.fits, -other.cost_s)
+
+
+def on_grid(fleet: Fleet, parts: Sequence[Members]) -> tuple[Members, ...]:
+    """Those of the parts of a fleet that are considered on two axes, the whole first if it is one."""
+    some = (members for members in parts if is_mesh(GridPart(fleet, members).fleet))
+    return tuple(members for members, _ in zip(some, range(MOST_PARTS), strict=False))
+
+
+def on_one_axis(fleet: Fleet, parts: Sequence[Members]) -> tuple[Members, ...]:
+    """Those of the parts of a fleet on which two axes are one: single nodes, or nodes of one device each."""
+    return tuple(members for members in parts if not is_mesh(GridPart(fleet, members).fleet))
+
+
+def products_s(space: Space, model: CostModel, parts: Sequence[Members]) -> list[float]:
+    """What the products of every program take at least on some parts of a fleet, all at the peak.
+
+    A bound for which nothing need be priced.
+
+    Args:
+        space: the programs.
+        model: of the whole fleet.
+        parts: their devices.
+    """
+    #: Operations by rates per class.
+    flop: dict[tuple[float, ...], float] = {}
+    for factor, count in Counter([use.factor for use in space.uses]).items():
+        if isinstance(factor, EquationFactor):
+            op = registry().get(factor.equation.primitive)
+            if op is not None and op.kind == "contraction":
+                mine = flop_count(factor.rule, factor.equation)
+                rates = tuple(model.peak_rates(factor.equation, mine).tolist())
+                flop[rates] = flop.get(rates, 0.0) + count * factor.weight * mine
+    classes = [model.class_of[list(members)] for members in parts]
+    return [sum(n / float(np.array(rates)[mine].sum()) for rates, n in flop.items()) for mine in classes]
