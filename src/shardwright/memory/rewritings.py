@@ -218,7 +218,7 @@ class _InPieces:
                 return _noted(_compared(self.found, self.base), ladder.untried)
         elif ladder.mixed and not ladder.every:
             if self.planner.outgrown(self.step):
-                # Pieces cost next to nothing where a step would be cheapest if only it fitted.
+                # Enough pieces fit where the step might be cheapest: a rival for whatever keeps less elsewhere.
                 self._cut()
             self.found = better(self.found, ladder.freely(cost_of(self.found)))
         if small or not self._costs(self._free_s):
