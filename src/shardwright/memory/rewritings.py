@@ -218,7 +218,7 @@ class _InPieces:
                 return _noted(_compared(self.found, self.base), ladder.untried)
         elif ladder.mixed and not ladder.every:
             if self.planner.outgrown(self.step):
-                # Enough pieces fit where the step might be cheapest: a rival for whatever keeps less elsewhere.
+                # Pieces may fit where the step might be cheapest: a rival for what keeps less elsewhere.
                 self._cut()
             self.found = better(self.found, ladder.freely(cost_of(self.found)))
         if small or not self._costs(self._free_s):
