@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from operator import sub
 
 from shardwright.cost.bill import Item, charges
 from shardwright.cost.memory.liveness import Footprint, Peaks
@@ -42,8 +41,9 @@ from shardwright.synth.space.factors import Use
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
-#: Costs that differ by less than this part are the same; so are shares that differ by no more.
-_SAME, _ALIKE = 1e-9, 1e-6
+#: Costs that differ by less than this part are the same; starts from which the search found no more than so
+#: much less need not be tried for what is similar.
+_SAME, _ALIKE = 1e-9, 1e-4
 
 #: Beside a rival that costs up to so many times what a step does without a limit of memory, what needs far
 #: too much is not made to fit.
@@ -94,7 +94,7 @@ class Free:
         over: the largest part of its memory that a device takes for it, by the model.
         certificate: of all programs and ratios.
         ideal: the cheapest program at the floors of all prices.
-        agree: whether all ratios that the search started from led to these.
+        agree: whether no further start led to anything much cheaper than the first.
     """
 
     turns: Turns
@@ -179,7 +179,7 @@ def freely(
         first: shares to start from, before all others.
         look: what says how much memory a program takes; by default the model of `cost/memory/liveness.py`.
         roughly: leave the bound as it is without large tables; see `Free.certified`.
-        starts_agree: start from one vector of ratios alone, as all are known to lead to the same.
+        starts_agree: start from one vector of ratios alone: others are likely to lead to the same.
 
     Raises:
         PlanError: no program keeps to the pins.
@@ -202,8 +202,7 @@ def freely(
             # Is there anything left to find? The bound says so before other starts are tried.
             with timer.search():
                 bound_s = certificate.reach(reached.cost_s * (1 - ENOUGH), closely=not roughly)
-        if found is not None and max(map(abs, map(sub, reached.ratios, found.ratios))) > _ALIKE:
-            agree = False
+        agree = agree and (found is None or reached.cost_s >= found.cost_s * (1 - _ALIKE))
         if found is None or reached.cost_s < found.cost_s * (1 - 1e-9):
             found = reached
         if stop() or bound_s >= found.cost_s * (1 - ENOUGH):

@@ -101,7 +101,7 @@ class Promising:
         favourite: the best of them, if one was planned.
         free_s: what the best programs found on some of them cost if memory were no limit, where the other
             step has the same to do and more; such a part is not planned beside a plan that costs less.
-        agreed: those on which all ratios that the search started from led to the same ones.
+        agreed: those on which no further start led the search to anything much cheaper than the first.
     """
 
     parts: tuple[Members, ...]
@@ -121,6 +121,12 @@ def parts_of(fleet: Fleet, parts: Sequence[Members] | None) -> list[Part]:
             model = CostModel(subfleet(fleet, members, fleet.name), whole.known_products)
             made.append(Part(members, model, catalogue, whole=False))
     return made
+
+
+def starts_agree(parts: Sequence[Part]) -> bool:
+    """Whether no further start led to anything much cheaper, on all parts of unlike devices so far."""
+    tried = [part.free for part in parts if part.free is not None and len(part.model.types) > 1]
+    return bool(tried) and all(free.agree for free in tried)
 
 
 def bounded_at_once(parts: Sequence[Part], favourite: Members | None) -> list[Part]:

@@ -26,7 +26,15 @@ from shardwright.synth.combinations import SMALL, few_equations, in_a_moment
 from shardwright.synth.fallback import fits, fitting
 from shardwright.synth.memory.budgets import Limits
 from shardwright.synth.memory.rent import too_small
-from shardwright.synth.part import FAR_ABOVE, Part, Promising, bounded_at_once, find_weaker, parts_of
+from shardwright.synth.part import (
+    FAR_ABOVE,
+    Part,
+    Promising,
+    bounded_at_once,
+    find_weaker,
+    parts_of,
+    starts_agree,
+)
 from shardwright.synth.parts import Members, Tried, outgrown, raised_in_turn
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Look
@@ -301,15 +309,9 @@ class Choosing:
 
     @property
     def crowded(self) -> tuple[float, int]:
-        """For the best program without a limit: the largest part of its memory that a device takes; devices.
-
-        On the part of the fleet that costs least without; 0 if none was planned.
-        """
-        free = [(part.free, len(part.members)) for part in self._parts if part.free is not None]
-        if not free:
-            return 0.0, 1
-        least, devices = min(free, key=lambda each: each[0].found.cost_s)
-        return least.over, devices
+        """Of the best program without a limit: the largest part of its memory a device takes (or 0); devices."""
+        least = min(self._parts, key=lambda part: part.free_s)
+        return (0.0, 1) if least.free is None else (least.free.over, len(least.members))
 
     @property
     def free_s(self) -> float:
@@ -354,7 +356,7 @@ class Choosing:
                 first=tuple(x / sum(shares) for x in shares) if sum(shares) > 0 else None,
                 look=self._look,
                 roughly=roughly,
-                starts_agree=part.members in self._agreed,
+                starts_agree=part.members in self._agreed or (not self._small and starts_agree(self._parts)),
             )
         return part.free
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from synth_cases import traced
@@ -177,3 +178,21 @@ def test_a_part_that_is_dearer_is_made_to_fit_only_where_several_ratios_save_eno
     again = Choosing(*problem(), three_nodes(), Timer(), parts=whole)
     again.below(rival_s)
     assert (again.parts[0].found is not None) == saves
+
+
+@pytest.mark.parametrize("agree", [True, False])
+def test_where_all_starts_agreed_another_part_starts_once(
+    agree: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subfleets, "SMALL", 0)
+    began: list[bool] = []
+
+    def freely(*given: Any, starts_agree: bool, **options: Any) -> Free:
+        began.append(starts_agree)
+        return replace(alternate.freely(*given, starts_agree=starts_agree, **options), agree=agree)
+
+    monkeypatch.setattr(subfleets, "freely", freely)
+    graph = traced("mlp").graph
+    search = Choosing(graph, Space(graph), three_nodes(), Timer())
+    assert search.below(math.inf) is not None
+    assert len(began) > 1 and began == [False] + [agree] * (len(began) - 1)
