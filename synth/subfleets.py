@@ -309,7 +309,7 @@ class Choosing:
 
     @property
     def crowded(self) -> tuple[float, int]:
-        """Of the best program without a limit: the largest part of its memory a device takes (or 0); devices."""
+        """Of the best program without a limit: the largest part of its memory a device takes; devices."""
         least = min(self._parts, key=lambda part: part.free_s)
         return (0.0, 1) if least.free is None else (least.free.over, len(least.members))
 
