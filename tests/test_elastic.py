@@ -17,6 +17,7 @@ import shardwright
 from shardwright import Fleet, InputError, Plan, PlanError, elastic
 from shardwright.backends.verify import verify_program
 from shardwright.synth import alternate
+from shardwright.synth.shares.turns import starting_ratios
 
 WATCH = Path(elastic.__file__).with_name("watch.py")
 
@@ -49,15 +50,14 @@ def test_a_new_plan_is_as_good_as_one_from_scratch_and_starts_from_the_old_share
     plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[tuple[float, ...] | None] = []
-    starts = alternate._starts  # pyright: ignore[reportPrivateUsage]
 
-    def noted(model: Any, first: Any) -> Any:
+    def noted(model: Any, first: Any, *, alone: bool) -> Any:
         begun.append(first)
-        return starts(model, first)
+        return starting_ratios(model, first, alone=alone)
 
     smaller = elastic.without(plan.fleet, ["n0.d1"])
     scratch = shardwright.synthesize(step, *ARGS, fleet=smaller, devices="all")
-    monkeypatch.setattr(alternate, "_starts", noted)
+    monkeypatch.setattr(alternate, "starting_ratios", noted)
     again = shardwright.replan(plan, smaller, devices="all")
     assert again.fleet == smaller and len(again.ratios) == 3 and again.fingerprint == plan.fingerprint
     assert again.cost_s <= scratch.cost_s * 1.01 and again.bound_s <= again.cost_s
