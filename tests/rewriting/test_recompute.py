@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -272,25 +272,31 @@ def test_rungs_above_one_that_memory_makes_no_dearer_are_not_planned(memory_s: f
 class Refusing(Costing):
     """Plans what costs no more than a rival; what that was is kept."""
 
-    rivals: ClassVar[list[float]] = []
+    rivals: list[float]
+    full: bool
 
     def plan(self, traced: Traced, rival_s: float = np.inf, **options: Any) -> Any:
         self.rivals.append(rival_s)
         plan = super().plan(traced, rival_s, **options)
         return plan if plan.cost_s < rival_s else None
 
+    def outgrown(self, traced: Traced) -> bool:
+        return self.full
 
-def test_rungs_above_one_that_is_no_rival_are_not_planned() -> None:
+
+@pytest.mark.parametrize("full", [False, True])
+def test_rungs_above_one_that_is_no_rival_are_not_planned(full: bool) -> None:
+    """But where a part of the fleet has no room for that one: it may have room for those."""
     best = synthesize_traced(traced_layers(False), fleet=fleet(), recompute="all")
     step, args = layered(False, layers=6)
     traced = trace(step, *args)
     planner = Refusing(best, 0.5)
-    planner.rivals.clear()
+    planner.rivals, planner.full = [], full
     rungs = Ladder(traced, fleet(), RECOMPUTING, 1, cast(Any, planner), lambda: False)
     rungs.worth = WORTH
     assert rungs.freely(1.0) is None
     # Beside another plan a rung should save what makes it worth while.
-    assert planner.rivals == [pytest.approx(1 - WORTH)]
+    assert planner.rivals == [pytest.approx(1 - WORTH)] * (3 if full else 1)
     assert list(rungs.free_s.values()) == [np.inf] * 3
 
 

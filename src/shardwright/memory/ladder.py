@@ -248,8 +248,9 @@ class Ladder:
             if plan is not None and plan.fits and not self.planner.unfinished(step):
                 self.known[rung] = plan
             found = better(found, plan)
-            # Nothing on this rung is a rival, or memory makes what was found no dearer.
-            dearer = plan is None or (found is not None and found.cost_s <= unlimited_s(found) * (1 + SAME))
+            # Nothing on this rung is a rival, wherever; or memory makes what was found no dearer.
+            no_rival = plan is None and not self.planner.outgrown(step)
+            dearer = no_rival or (found is not None and found.cost_s <= unlimited_s(found) * (1 + SAME))
         return found
 
     def that_fits(self, base: Plan | None, rival_s: float = math.inf) -> Plan | None:
