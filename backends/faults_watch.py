@@ -171,6 +171,8 @@ def main(fd: int, token: str, count: int) -> int:
         if problem := verdict(known, now):
             sys.stderr.write(f"shardwright: {problem}\n")
             sys.stderr.flush()
+            if any(one.closed and not one.left for one in known):
+                time.sleep(LEAVE_S)  # who started that one notes how it ended, before the launcher ends it
             end(known)
             return 1
         # One may have finished before another connects.

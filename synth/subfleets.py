@@ -153,7 +153,7 @@ class Choosing:
             elif briefly and looked and not looked[0].fits and not looked[0].gives_way(part):
                 continue  # what to do about memory on that part comes first
             elif part.bounded or part.free is not None or (first and rival_s == math.inf):
-                if not (self._beaten(part, least_s, roughly=not self._small) or postponed):
+                if not (self._beaten(part, least_s, roughly=roughly) or postponed):
                     self._plan(part, least_s, briefly=briefly, glance=glance)
                     looked.append(part)
                     best = part if best is None or part.beats(best) else best
