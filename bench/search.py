@@ -55,7 +55,7 @@ MIXED = "32 A100 + 32 V100"
 #: Gigabytes of each of eight devices for Llama-2-7B, whose state takes 40 GB.
 BUDGETS = (40, 24, 16)
 #: Boxes and a cluster of unlike cards: too small for GPT-2 as it is.
-UNLIKE = ("a100_t4", "2 V100 + 2 T4", "2 A100 | 4 T4", "4 classes of 4")
+UNLIKE = ("a100_t4", "2 V100 + 2 T4", "2 A100, 4 T4", "4 classes of 4")
 #: Sequences per step at which GPT-2 of 12 layers fits the testbed's memory; by depth, 96 layers and so many
 #: tokens a sequence: what a device keeps of one sequence of 1,024 tokens in 48 layers is more than its 16 GB.
 BATCH, TOKENS = 16, 256
@@ -128,7 +128,7 @@ def fleet_of(name: str) -> Fleet:
 
     "N devices": of four classes, in nodes of eight. "N x D": N nodes of D V100. `MIXED`: nodes of eight with
     80 and with 32 GB. "N devices of M GB": one node, with the rates and links of A100 SXM. "N CARD + …": one
-    node, on PCIe; "… | …": such nodes. "4 classes of N": a node of N of each class.
+    node, on PCIe; "…, …": such nodes. "4 classes of N": a node of N of each class.
     """
     link = {"bandwidth": "16 GB/s", "latency": "10 us"}
     network = {"bandwidth": "100 Gbit/s", "latency": "10 us"}
@@ -146,7 +146,7 @@ def fleet_of(name: str) -> Fleet:
         nodes = [{"count": 1, "devices": {"type": kind, "count": size}, "link": link} for kind in CLASSES]
     elif any(card in name for card in CARDS):
         nodes = []
-        for box in name.split(" | "):
+        for box in name.split(", "):
             cards = [each.split() for each in box.split(" + ")]
             devices = [{"type": CARDS[card], "count": int(count)} for count, card in cards]
             nodes.append({"devices": devices, "link": {"bandwidth": "12 GB/s", "latency": "10 us"}})

@@ -243,7 +243,7 @@ class _Step:
     @property
     def outgrown(self) -> bool:
         """See `Planner.outgrown`."""
-        return any(made.outgrown for made in self._searches[:1])
+        return next((made.outgrown for made in self._searches), False)
 
     @property
     def _searches(self) -> list[Choosing | GridChoosing]:
