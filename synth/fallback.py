@@ -114,11 +114,16 @@ def fitting(
         missing = f"lacks more; {shortage(best.ratios, memory, model)}"
     note = f"what was searched {missing}; this is {best.name}"
     notes = (*(n for n in found.notes if "fits into every device" not in n), note)
+    # At other ratios than those of the search, the bound over all ratios is what is known.
+    least_s = found.bound_s
+    if best.ratios == found.ratios:
+        least_s = max(least_s, (1 - found.search_gap) * found.cost_s)
     return replace(
         found,
         program=best.program,
         ratios=best.ratios,
         cost_s=best.cost_s,
+        search_gap=max(0.0, 1 - least_s / best.cost_s),
         notes=notes,
         items=tuple(best.items),
         memory=memory,

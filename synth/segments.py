@@ -47,7 +47,7 @@ WORTH = 0.02
 _BETTER = 1e-3
 
 #: How often budgets are corrected by what a look at the program says, by how much more each time, and which
-#: difference does not matter; the model takes programs for so much larger than they are at most.
+#: difference does not matter; the model takes programs for so much larger than they are at most, see `Fear`.
 _LOOKS = 3
 _FEARED = 1.5
 _STRICTER = 0.98
@@ -73,6 +73,25 @@ class Segmented:
     items: tuple[Item, ...]
     memory: Peaks
     fits: bool
+
+
+class Fear:
+    """For how much larger than they are the model takes the programs of a step, at most.
+
+    What looks say of some of them goes for the others, too: at tighter budgets fewer are worth a look.
+
+    Attributes:
+        times: by class of devices.
+    """
+
+    def __init__(self, classes: int) -> None:
+        self.times: Floats = np.full(classes, _FEARED)
+        self._seen: Floats = np.zeros(classes)
+
+    def learn(self, part: Floats) -> None:
+        """Of a program, by class, what the model has of each byte that a device is found to need."""
+        self._seen = np.maximum(self._seen, part)
+        self.times = np.minimum(self._seen * (1 + _NEAR), _FEARED)
 
 
 def apart(
@@ -108,15 +127,16 @@ def apart(
         return None
     short = not judge.roomy and not (best.fits and best.cost_s <= free.cost_s * (1 + WORTH))
     found: Segmented | None = None
+    fear = Fear(len(model.counts))
 
     def consider(
-        program: Program, ratios: tuple[float, ...], items: Sequence[Item], *, feared: bool = False
+        program: Program, ratios: tuple[float, ...], items: Sequence[Item], feared: Fear | None = None
     ) -> bool:
         nonlocal found
         fits, cost_s = (best.fits, best.cost_s) if found is None else (found.fits, found.cost_s)
         less = WORTH if found is None else _BETTER
         worth_s = cost_s * (1 - less) if fits else np.inf
-        worth_s = min(worth_s, rival_s) if feared else worth_s
+        worth_s = worth_s if feared is None else min(worth_s, rival_s)
         with turns.timer.ratios():
             here = segmented(
                 graph, model, judge, program, ratios, items, short=short, worth_s=worth_s, feared=feared
@@ -139,7 +159,7 @@ def apart(
     for each in rented(turns, free, renting()) if short and larger else ():
         if found is not None and found.cost_s <= free.cost_s * (1 + _BETTER):
             break  # memory makes that one no dearer
-        consider(each.program, each.ratios, each.items, feared=True)
+        consider(each.program, each.ratios, each.items, fear)
     rents: Sequence[float] = (0.0,)
     if short:
         unit, near = best.cost_s / float(judge.limits[model.class_of].sum()), renting().helped
@@ -194,7 +214,7 @@ def segmented(
     *,
     short: bool,
     worth_s: float,
-    feared: bool = False,
+    feared: Fear | None = None,
 ) -> Segmented | None:
     """The program with ratios of their own for the kinds of its stretches, where that pays; else None.
 
@@ -207,7 +227,7 @@ def segmented(
         items: the program's bill.
         short: whether memory is short: then all kinds get their own.
         worth_s: what a program must cost less than.
-        feared: whether budgets are as if the model took the program for far too large, until a look at it.
+        feared: for how much too large the model may take the program, until a look at it.
     """
     if len(model.counts) == 1:
         return None
@@ -221,14 +241,15 @@ def segmented(
     if len(parts) == 1:
         return None
     attempt = _Attempt(graph, model, judge, program, found, kinds, parts)
-    # The model may take the program for larger than it is: the look then says by how much.
-    budgets = judge.limits * _FEARED if feared else judge.budgets
+    budgets = judge.budgets if feared is None else judge.limits * feared.times
     best: Segmented | None = None
     for rounds in range(_LOOKS):
-        tried = attempt.at(ratios, at, budgets, worth_s, feared=feared and not rounds)
+        tried = attempt.at(ratios, at, budgets, worth_s, feared=feared is not None and not rounds)
         if tried is None:
             break
         here, part = tried
+        if feared is not None:
+            feared.learn(part)
         if here.fits and (best is None or here.cost_s < best.cost_s):
             best = here
         if judge.roomy or (here.fits and bool((budgets >= judge.limits * part * (1 - _NEAR)).all())):

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from baseline_cases import STEPS, slow
 
 from shardwright import baselines, synthesize
+from shardwright.cost.model import CostModel
+from shardwright.ir.trace import trace
+from shardwright.synth import alternate
+from shardwright.synth.fallback import fitting
+from shardwright.synth.space.space import Space
+from shardwright.synth.timer import Timer
 
 FLEETS = {
     "two unequal": lambda: slow(3, 1),
@@ -45,3 +53,23 @@ def test_where_memory_is_tight_no_baseline_that_fits_is_better_than_the_plan(nam
     assert plan.cost_s <= best.cost_s
     assert plan.bound_s <= plan.cost_s
     assert plan.verify(step, *args).ok
+
+
+def test_the_search_gap_of_a_baseline_in_place_of_a_plan_is_that_of_the_baseline() -> None:
+    step, args = STEPS["mlp"]()
+    graph, model = trace(step, *args).graph, CostModel(slow(3, 1))
+    space = Space(graph)
+    found = alternate.synthesize(graph, space, model, Timer())
+    dear_s, least_s, bound_s = found.cost_s * 4, found.cost_s / 2, found.cost_s / 4
+
+    def chosen(ratios: tuple[float, ...]) -> alternate.Synthesis:
+        gap = 1 - least_s / dear_s
+        dear = replace(found, ratios=ratios, cost_s=dear_s, bound_s=bound_s, search_gap=gap)
+        return fitting(graph, space, model, dear, Timer())
+
+    other = chosen((0.125, 0.875))
+    assert other.cost_s < dear_s and other.ratios != (0.125, 0.875)
+    # Where the search was at other ratios, the bound over all of them is what is known.
+    assert other.search_gap == pytest.approx(1 - bound_s / other.cost_s)
+    same = chosen(other.ratios)
+    assert same.search_gap == pytest.approx(1 - least_s / same.cost_s)

@@ -11,7 +11,7 @@ import pytest
 from synth_cases import attention, fleet
 
 from shardwright.cost.bill import bill, seconds
-from shardwright.cost.memory.liveness import Peaks, footprint
+from shardwright.cost.memory.liveness import Peaks, footprint, peak_bytes
 from shardwright.cost.model import CostModel
 from shardwright.ir.program import Program, verify
 from shardwright.ir.trace import trace
@@ -19,7 +19,7 @@ from shardwright.synth import segments
 from shardwright.synth.alternate import freely
 from shardwright.synth.memory.budgets import Limits
 from shardwright.synth.memory.rented import Rented, rented
-from shardwright.synth.segments import Segmented, apart
+from shardwright.synth.segments import Fear, Segmented, apart
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
@@ -64,7 +64,7 @@ def test_once_memory_makes_a_plan_no_dearer_no_further_programs_are_tried(
         """Programs of the list that are given ratios of their own, if each then costs so much more."""
         costs: list[float] = []
 
-        def costing(*given: Any, feared: bool, **options: Any) -> Segmented | None:
+        def costing(*given: Any, feared: Fear | None, **options: Any) -> Segmented | None:
             if not feared:
                 return None
             costs.append(free.found.cost_s * (1 + dearer) * 0.998 ** len(costs))
@@ -100,8 +100,37 @@ def test_what_is_too_dear_once_its_ratios_are_rounded_is_not_looked_at(
     def cut_apart(each: Rented, worth_s: float) -> Segmented | None:
         looks.clear()
         given = (graph, model, judge, each.program, each.ratios, each.items)
-        return segments.segmented(*given, short=True, worth_s=worth_s, feared=True)
+        return segments.segmented(*given, short=True, worth_s=worth_s, feared=Fear(len(model.counts)))
 
     each, found = next((each, found) for each in some if (found := cut_apart(each, math.inf)) is not None)
     assert looks
     assert cut_apart(each, found.cost_s * (1 - 1e-9)) is None and not looks
+
+
+def test_what_one_look_says_of_the_model_goes_for_the_next_program() -> None:
+    function, args = attention()
+    graph = trace(function, *args).graph
+    looks: list[Program] = []
+
+    def look(program: Program, ratios: Sequence[float]) -> tuple[int, ...]:
+        looks.append(program)
+        return peak_bytes(program, graph, ratios)
+
+    model = CostModel(fleet(SPEEDS, memory="60 kB"))
+    free = freely(graph, Space(graph), model, Timer(), look=look)
+    some = [*rented(free.turns, free.found, free.renting(Limits.of(model)))]
+
+    def looked_at(each: Rented, fear: Fear) -> int:
+        looks.clear()
+        given = (graph, model, free.turns.judge, each.program, each.ratios, each.items)
+        found = segments.segmented(*given, short=True, worth_s=free.found.cost_s * 1.5, feared=fear)
+        assert found is None
+        return len(looks)
+
+    fear = Fear(len(model.counts))
+    first, *others = [each for each in some if looked_at(each, Fear(len(model.counts)))]
+    assert others
+    assert looked_at(first, fear) == 1
+    # The model is right about it to the byte: what does not fit by the model is not looked at any more.
+    assert all(1 <= times <= 1.05 for times in fear.times)
+    assert not any(looked_at(each, fear) for each in others)
