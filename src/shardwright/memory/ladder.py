@@ -35,6 +35,10 @@ _FEW = 8
 #: Rungs of a longer one that are tried at most, each time.
 _TRIES = 3
 
+#: Part of its cost that a plan of a longer ladder has to save for others below it to be tried as well: what
+#: goes to host memory may cost many times as much as what is computed again.
+_MUCH = 0.1
+
 #: Part of the memory that what is alive as traced should fill at most, see `Ladder._next`: about as much goes
 #: to what devices hold alike, and to what exchanges pack.
 _ROOM = 0.5
@@ -315,21 +319,25 @@ class Ladder:
             free_s: about what the step as it is costs without a limit of memory.
             rival_s: what another plan that fits costs.
         """
-        worth_s = best.cost_s * (1 - self.worth)
-        worth = [n for n in range(len(self.rungs)) if self._estimate(n, free_s) < worth_s]
-        if not worth:
-            return None
         few = len(self.rungs) <= _FEW
-        tries = worth[::-1] if few else [worth[len(worth) * part // _TRIES - 1] for part in (3, 2, 1)]
         found: Plan | None = None
-        for rung in dict.fromkeys(tries):
-            if self.late():
+        while True:
+            before_s = min(best.cost_s, cost_of(found))
+            worth_s = before_s * (1 - self.worth)
+            worth = [n for n in range(len(self.rungs)) if self._estimate(n, free_s) < worth_s]
+            if not worth:
+                return found
+            tries = worth[::-1] if few else [worth[len(worth) * part // _TRIES - 1] for part in (3, 2, 1)]
+            for rung in dict.fromkeys(tries):
+                if self.late():
+                    break
+                least_s = min(best.cost_s, rival_s, cost_of(found))
+                if rung in self.known or self._estimate(rung, free_s) >= least_s * (1 - self.worth):
+                    continue
+                plan = self.plan(rung, least_s * (1 - self.worth))
+                found = better(found, plan)
+            if few or cost_of(found) > before_s * (1 - _MUCH):
                 break
-            least_s = min(best.cost_s, rival_s, cost_of(found))
-            if rung in self.known or self._estimate(rung, free_s) >= least_s * (1 - self.worth):
-                continue
-            plan = self.plan(rung, least_s * (1 - self.worth))
-            found = better(found, plan)
         if few:
             # A plan may be dearer than the rival that it was made beside.
             found = better(found, self._without_one(existing(better(best, found))))
@@ -346,7 +354,9 @@ class Ladder:
             if plan is not None and n not in self.free_s
         ]
         more = min(((cost_s - free_s) / max(s, 1e-12) for cost_s, s in known), default=1.0)
-        return free_s + max(more, 0.0 if self.free_s else 1.0) * self.rungs[rung].seconds
+        # On one device a plan costs what its only program does; on several its bound says too little.
+        least = 0.0 if self.free_s or len(self.limits) == 1 else 1.0
+        return free_s + max(more, least) * self.rungs[rung].seconds
 
     def _parts(self, again: Sequence[Stretch]) -> list[float]:
         """About what part of the time that stretches take again each of them has."""
