@@ -365,7 +365,7 @@ def _several(
 def _liked(turns: Turns, ideal: Solution, floors: Prices) -> Found:
     """Turns from the ratios on that the best program at the floors likes."""
     liked = turns.like(ideal, floors)
-    solution, _ = turns.search(liked.ratios)
+    solution, _ = turns.search(liked.ratios, liked)
     return liked if solution is ideal else turns.take(liked.ratios)
 
 

@@ -43,11 +43,27 @@ _A_GLANCE = 1 << 22
 #: split at first, which loses next to nothing.
 _EXACT, _NEARLY_EXACT = 1 << 27, 1 << 22
 
+#: Whether anything costs less than an assignment that there is already is asked of tables up to this size
+#: first: where exact ones are together no larger than `AT_ONCE`, they hardly ever lose anything.
+_A_RIVAL = 1 << 18
+
 #: The same where several prices are worked out together: more parts of a fleet than are worth a closer look.
 _SEVERAL_CELLS = 1 << 14
 
 #: See `Solver`.
 STAGES = ((3, 1 << 14), (4, 1 << 15))
+
+
+#: Sums of the same prices in another order differ by less than this, as a fraction.
+SAME = 1e-10
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """An assignment that there is already, and what it costs at the prices of a search."""
+
+    assignment: tuple[int, ...]
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +208,17 @@ class Solver:
         most_nodes: int = MOST_NODES,
         stop: Callable[[], bool] = lambda: False,
         core: Core | None = None,
+        rival: Rival | None = None,
     ) -> Solution | None:
-        """The cheapest assignment; None where all of them are impossible. `core`: see `least`."""
+        """The cheapest assignment; None where all of them are impossible. `core`: see `least`.
+
+        It is the `rival`, and nothing is searched for, where none is seen to cost less.
+        """
         known = self._known(tables)
         if known not in self._solutions:
             core = core or self.core(tables)
             kept = core.pruned()
-            found = self._solved(core, kept, most_nodes, stop)
+            found = self._solved(core, kept, most_nodes, stop, rival)
             if found is not None and found.bound_s < found.seconds:
                 return found  # more nodes, or more time, would say more
             self._solutions[known] = found
@@ -212,13 +232,27 @@ class Solver:
             digest.update(table.tobytes())
         return digest.digest()
 
-    def _solved(self, core: Core, kept: Kept, most_nodes: int, stop: Callable[[], bool]) -> Solution | None:
+    def _solved(
+        self,
+        core: Core,
+        kept: Kept,
+        most_nodes: int,
+        stop: Callable[[], bool],
+        rival: Rival | None = None,
+    ) -> Solution | None:
         self.cells = all_cells = core.cells(kept, self._levels[-1])
+        if rival is not None and _A_GLANCE < all_cells <= AT_ONCE and self._levels[-1] > _A_RIVAL:
+            unbeaten = _unbeaten(rival, core.finish(kept, _A_RIVAL))
+            if unbeaten is not None:
+                return unbeaten
         levels = self._levels[self.level :]
         if all_cells <= _EXACT:
             levels = (*([_NEARLY_EXACT] if self._levels[-1] > _NEARLY_EXACT else []), self._levels[-1])
         for most_cells in levels:
             layers = core.finish(kept, most_cells)
+            unbeaten = None if rival is None else _unbeaten(rival, layers)
+            if unbeaten is not None:
+                return unbeaten
             shortest = sum(len(layer.elimination.tape.buckets) for layer in layers)
             # The longer a node's list of choices, the longer a node takes.
             patience = all_cells // (_CELLS + len(core.folded.class_of))
@@ -235,11 +269,22 @@ class Solver:
             if found is None:
                 return None
             if found.assignment or last:
-                width = max(layer.elimination.tape.width for layer in layers)
-                return Solution(found.assignment, found.cost, found.bound, found.expanded, width)
+                return Solution(found.assignment, found.cost, found.bound, found.expanded, _width(layers))
             if most_cells in self._levels:
                 self.level = self._levels.index(most_cells) + 1  # other prices will hardly be easier
         raise AssertionError("there is always a last level")
+
+
+def _unbeaten(rival: Rival, layers: Sequence[Layer]) -> Solution | None:
+    """The rival, where no assignment costs less by these stages; prices are added up in any order."""
+    bound_s = sum(float(layer.elimination.constant) for layer in layers)
+    if not rival.seconds * (1 - SAME) <= bound_s < math.inf:
+        return None
+    return Solution(rival.assignment, bound_s, bound_s, 0, _width(layers))
+
+
+def _width(layers: Sequence[Layer]) -> int:
+    return max(layer.elimination.tape.width for layer in layers)
 
 
 class SpaceSolver:
@@ -277,14 +322,17 @@ class SpaceSolver:
         most_nodes: int = MOST_NODES,
         stop: Callable[[], bool] = lambda: False,
         rents: Mapping[Factor, Floats] | None = None,
+        rival: Rival | None = None,
     ) -> Solution:
         """The cheapest program at `prices`, with `rents` in place of the tables of some factors.
+
+        For `rival` see `Solver.solve`.
 
         Raises:
             PlanError: no assignment is possible at all.
         """
         core = None if rents else self._core(prices)
-        found = self.solver.solve(self._tables(prices, rents), most_nodes, stop, core)
+        found = self.solver.solve(self._tables(prices, rents), most_nodes, stop, core, rival)
         if found is None:
             raise PlanError(
                 place="search",
