@@ -13,7 +13,7 @@ fits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -161,6 +161,7 @@ def freely(
     *,
     solver: SpaceSolver | None = None,
     floors: Prices | None = None,
+    known: Mapping[tuple[float, ...], Prices] | None = None,
     first: tuple[float, ...] | None = None,
     look: Look | None = None,
     roughly: bool = False,
@@ -176,6 +177,7 @@ def freely(
         extra: factors that pin choices.
         solver: of the space with these factors, where there is one already; it serves any prices.
         floors: the floors of the model's prices, where they are known already.
+        known: other prices of their list that are known already, by ratios.
         first: shares to start from, before all others.
         look: what says how much memory a program takes; by default the model of `cost/memory/liveness.py`.
         roughly: leave the bound as it is without large tables; see `Free.certified`.
@@ -190,7 +192,7 @@ def freely(
         solver = solver or SpaceSolver(space, extra)
         floors = floors or Prices.floors(model)
         assert isinstance(floors.list, PriceList), "floors are of programs on one axis"
-        turns = Turns(space, floors.list, timer, solver, stop, judge, extra)
+        turns = Turns(space, floors.list, timer, solver, stop, judge, extra, known)
         ideal = solver.solve(floors, stop=stop)
     found: Found | None = None
     bound_s = ideal.bound_s

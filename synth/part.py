@@ -39,6 +39,8 @@ class Part:
         self.model = model
         self.listed = PriceList(model, catalogue)
         self.floors = Prices.floors(self.listed)
+        #: By ratios, prices that were worked out together with the floors.
+        self.known: dict[tuple[float, ...], Prices] = {}
         #: A part of as much memory on which every program costs less, or no more; and by how much at least.
         self.stronger: Part | None = None
         self.more_s = 0.0

@@ -96,7 +96,11 @@ class Choosing:
             self._parts = made = parts_of(fleet, parts)
             if len(made) > 1:
                 find_weaker(made, favourite, self._solver.factors, space)
-                self._bound_first(self._strong, bounded_at_once(made, favourite))
+                joined = bounded_at_once(made, favourite)
+                if self._surely_planned([part for part in self._strong if part not in joined]):
+                    even = (1.0 / len(fleet.devices),) * len(fleet.devices)
+                    made[0].known[even] = Prices.at(made[0].listed, even)
+                self._bound_first(self._strong, joined)
                 for part in made:
                     part.follow()
 
@@ -197,6 +201,16 @@ class Choosing:
         """The parts of which none is known to be no better than another one."""
         return [part for part in self._parts if part.stronger is None]
 
+    def _surely_planned(self, alone: Sequence[Part]) -> bool:
+        """Whether the whole fleet, of unlike devices, is the first that is planned: others have no room.
+
+        Args:
+            alone: the parts that are bounded by prices of their own at first.
+        """
+        whole = self._parts[0]
+        unlike = whole.whole and len(whole.model.types) > 1 and self._first is None
+        return unlike and len(alone) > 1 and all(part.whole or self._too_small(part) for part in alone)
+
     def _too_small(self, part: Part) -> bool:
         """Whether the step fits into the memory of a part in no way."""
         return too_small(self._graph, [device.type.memory_bytes for device in part.model.fleet.devices])
@@ -207,13 +221,17 @@ class Choosing:
         prices = [part.floors for part in alone]
         if joined:
             prices.append(Prices.least_of([part.floors for part in joined]))
+        # What the search will ask for hardly takes longer together with what is asked for now.
+        prices += [each for part in alone for each in part.known.values()]
         several = Prices.of_all(prices)
         bounds = self._solver.bounds(several).tolist()
         for number, part in enumerate(alone):
             part.bound_s, part.floors = max(part.bound_s, bounds[number]), several.one(number)
             part.joined, part.looked_at = None, False
         for part in joined:
-            part.bound_s, part.joined = bounds[-1], prices[-1]
+            part.bound_s, part.joined = bounds[len(alone)], prices[len(alone)]
+        for number in range(len(alone) + bool(joined), len(prices)):
+            several.one(number)
 
     def _bound(self, waiting: Sequence[Part], least_s: float) -> None:
         """Raise the bounds of parts that are not ruled out: those of several, or else that of the first."""
@@ -353,6 +371,7 @@ class Choosing:
                 self._extra,
                 solver=self._solver,
                 floors=part.floors,
+                known=part.known,
                 first=tuple(x / sum(shares) for x in shares) if sum(shares) > 0 else None,
                 look=self._look,
                 roughly=roughly,

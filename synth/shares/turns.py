@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -93,8 +93,9 @@ class Turns:
         stop: Callable[[], bool],
         judge: Judge,
         extra: Sequence[Use] = (),
+        known: Mapping[tuple[float, ...], Prices] | None = None,
     ) -> None:
-        self.judge, self.extra = judge, extra
+        self.judge, self.extra, self._known = judge, extra, known or {}
         self.weighed: list[Candidate] = []
         self.space, self.listed, self.timer, self.solver, self.stop = space, listed, timer, solver, stop
         self.model = listed.model
@@ -111,10 +112,10 @@ class Turns:
     def search(self, ratios: tuple[float, ...], rival: Found | None = None) -> tuple[Solution, Prices]:
         """The best program at some ratios; a rival that was found for them, where none is seen to be better."""
         if ratios not in self._seen:
-            known = None if rival is None else Rival(rival.solution.assignment, rival.cost_s)
+            other = None if rival is None else Rival(rival.solution.assignment, rival.cost_s)
             with self.timer.search():
-                prices = Prices.at(self.listed, ratios)
-                solution = self.solver.solve(prices, stop=self.stop, rival=known)
+                prices = self._known.get(ratios) or Prices.at(self.listed, ratios)
+                solution = self.solver.solve(prices, stop=self.stop, rival=other)
             self.expanded, self.searches = self.expanded + solution.expanded, self.searches + 1
             self._seen[ratios] = solution, prices
         return self._seen[ratios]
