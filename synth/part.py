@@ -15,7 +15,7 @@ from shardwright.cost.subfleet import subfleet
 from shardwright.synth.alternate import Free, Synthesis
 from shardwright.synth.fallback import fullest
 from shardwright.synth.parts import Members, candidates
-from shardwright.synth.prices.lists import Catalogue, PriceList
+from shardwright.synth.prices.lists import Catalogue, PriceList, learn_products
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.space.factors import EquationFactor, Factor
 from shardwright.synth.space.space import Space
@@ -164,6 +164,7 @@ def find_weaker(
             less = all(mine <= theirs for mine, theirs in zip(_sheet(part), _sheet(strongest), strict=True))
             if less and part is not strongest and part.members != favourite:
                 part.floors.enlist(factors)
+                learn_products([each.listed for each in parts])
                 more_s = costs_more(part, strongest, space)
                 if more_s >= 0:
                     part.stronger, part.more_s, part.looked_at = strongest, more_s, True
