@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.memory.liveness import Peaks
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.synth.alternate import Free, Synthesis
@@ -93,6 +94,21 @@ class Part:
             return fullest(self.found, self.model) < fullest(other.found, other.model)
         return self.cost_s < other.cost_s * (1 - 1e-9)
 
+    def lacks_room(self, *, sure: bool = False) -> bool:
+        """Whether a part of one device, on which all programs are one, has no room for it as it will run.
+
+        Args:
+            sure: look at the program if nobody did. It was planned.
+        """
+        if len(self.members) > 1 or self.fits or self.found is None or self.free is None:
+            return False
+        found, judge = self.found, self.free.turns.judge
+        memory = found.memory
+        if sure:
+            memory = judge.peaks(found.program, found.ratios, memory, sure=True)
+        looked = judge.look is None or (isinstance(memory, Peaks) and memory.seen)
+        return looked and judge.feared(memory, found.ratios) > 1
+
 
 @dataclass(frozen=True, slots=True)
 class Promising:
@@ -129,6 +145,17 @@ def starts_agree(parts: Sequence[Part]) -> bool:
     """Whether no further start led to anything much cheaper, on all parts of unlike devices so far."""
     tried = [part.free for part in parts if part.free is not None and len(part.model.types) > 1]
     return bool(tried) and all(free.agree for free in tried)
+
+
+def price_even(parts: Sequence[Part], alone: Sequence[Part], no_room: Callable[[Part], bool]) -> None:
+    """Have even ratios priced with the floors of the whole fleet, if its search is sure to ask for them.
+
+    That is of unlike devices, where it is planned first: no other part has room that is bounded alone.
+    """
+    whole, others = parts[0], [part for part in alone if part is not parts[0]]
+    if whole.whole and len(whole.model.types) > 1 and others and all(map(no_room, others)):
+        even = (1.0 / len(whole.members),) * len(whole.members)
+        whole.known[even] = Prices.at(whole.listed, even)
 
 
 def bounded_at_once(parts: Sequence[Part], favourite: Members | None) -> list[Part]:

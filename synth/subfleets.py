@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.memory.liveness import Peaks
 from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Free, freely, within_memory
 from shardwright.synth.chosen import Choice, choice_of, settle
@@ -33,6 +32,7 @@ from shardwright.synth.part import (
     bounded_at_once,
     find_weaker,
     parts_of,
+    price_even,
     starts_agree,
 )
 from shardwright.synth.parts import Members, Tried, outgrown, raised_in_turn
@@ -97,9 +97,8 @@ class Choosing:
             if len(made) > 1:
                 find_weaker(made, favourite, self._solver.factors, space)
                 joined = bounded_at_once(made, favourite)
-                if self._surely_planned([part for part in self._strong if part not in joined]):
-                    even = (1.0 / len(fleet.devices),) * len(fleet.devices)
-                    made[0].known[even] = Prices.at(made[0].listed, even)
+                if first is None:
+                    price_even(made, [part for part in self._strong if part not in joined], self._too_small)
                 self._bound_first(self._strong, joined)
                 for part in made:
                     part.follow()
@@ -201,16 +200,6 @@ class Choosing:
         """The parts of which none is known to be no better than another one."""
         return [part for part in self._parts if part.stronger is None]
 
-    def _surely_planned(self, alone: Sequence[Part]) -> bool:
-        """Whether the whole fleet, of unlike devices, is the first that is planned: others have no room.
-
-        Args:
-            alone: the parts that are bounded by prices of their own at first.
-        """
-        whole = self._parts[0]
-        unlike = whole.whole and len(whole.model.types) > 1 and self._first is None
-        return unlike and len(alone) > 1 and all(part.whole or self._too_small(part) for part in alone)
-
     def _too_small(self, part: Part) -> bool:
         """Whether the step fits into the memory of a part in no way."""
         return too_small(self._graph, [device.type.memory_bytes for device in part.model.fleet.devices])
@@ -221,7 +210,7 @@ class Choosing:
         prices = [part.floors for part in alone]
         if joined:
             prices.append(Prices.least_of([part.floors for part in joined]))
-        # What the search will ask for hardly takes longer together with what is asked for now.
+        # What a search will ask for takes hardly any time beside that.
         prices += [each for part in alone for each in part.known.values()]
         several = Prices.of_all(prices)
         bounds = self._solver.bounds(several).tolist()
@@ -265,7 +254,7 @@ class Choosing:
     def _raised(self, part: Part, cost_s: float) -> float:
         """A part's bound of plans that fit, raised if that can be."""
         raised = part.bound_s
-        part.impossible = self._lacks_room(part, sure=True)
+        part.impossible = part.lacks_room(sure=True)
         if part.impossible or part.free is None:
             return raised
         turns, free_s, enough_s = part.free.turns, part.free.found.cost_s, (1 - ENOUGH) * cost_s
@@ -384,25 +373,8 @@ class Choosing:
         found = within_memory(free, least_s, briefly=briefly, glance=glance)
         part.found, part.fits = found, fits(found, part.model)
         part.unfinished = briefly and found.dearer
-        part.impossible = self._lacks_room(part)
+        part.impossible = part.lacks_room()
         part.bound_s = max(part.bound_s, found.bound_s)
-
-    @staticmethod
-    def _lacks_room(part: Part, *, sure: bool = False) -> bool:
-        """Whether a part of one device, on which all programs are one, has no room for it as it will run.
-
-        Args:
-            part: it was planned.
-            sure: look at the program if nobody did.
-        """
-        if len(part.members) > 1 or part.fits or part.found is None or part.free is None:
-            return False
-        found, judge = part.found, part.free.turns.judge
-        memory = found.memory
-        if sure:
-            memory = judge.peaks(found.program, found.ratios, memory, sure=True)
-        looked = judge.look is None or (isinstance(memory, Peaks) and memory.seen)
-        return looked and judge.feared(memory, found.ratios) > 1
 
     def _or_baseline(self, best: Part, rival_s: float) -> Part:
         """The best part; the whole fleet with a baseline where that is better and fits."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from shardwright.synth.search.astar import DIVES, MOST_NODES, Layer, a_star, in_
 from shardwright.synth.search.eliminate import eliminate
 from shardwright.synth.search.fold import Scope, cook, fold, rounded
 from shardwright.synth.search.prune import Kept
+from shardwright.synth.search.solution import Rival, Solution, unbeaten, width_of
 from shardwright.synth.search.stages import AT_ONCE, Core, Stage, distinct, original
 from shardwright.synth.space.factors import Factor, Use
 from shardwright.synth.space.space import Space
@@ -52,38 +52,6 @@ _SEVERAL_CELLS = 1 << 14
 
 #: See `Solver`.
 STAGES = ((3, 1 << 14), (4, 1 << 15))
-
-
-#: Sums of the same prices in another order differ by less than this, as a fraction.
-SAME = 1e-10
-
-
-@dataclass(frozen=True, slots=True)
-class Rival:
-    """An assignment that there is already, and what it costs at the prices of a search."""
-
-    assignment: tuple[int, ...]
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Solution:
-    """An assignment at one set of prices.
-
-    Attributes:
-        assignment: position in its domain of every choice.
-        seconds: what it costs.
-        bound_s: what no assignment can be cheaper than at these prices; equal to `seconds` where the search
-            ended by itself.
-        expanded: nodes that A* expanded.
-        width: most choices in one table of the elimination.
-    """
-
-    assignment: tuple[int, ...]
-    seconds: float
-    bound_s: float
-    expanded: int
-    width: int
 
 
 class Solver:
@@ -242,17 +210,17 @@ class Solver:
     ) -> Solution | None:
         self.cells = all_cells = core.cells(kept, self._levels[-1])
         if rival is not None and _A_GLANCE < all_cells <= AT_ONCE and self._levels[-1] > _A_RIVAL:
-            unbeaten = _unbeaten(rival, core.finish(kept, _A_RIVAL))
-            if unbeaten is not None:
-                return unbeaten
+            same = unbeaten(rival, core.finish(kept, _A_RIVAL))
+            if same is not None:
+                return same
         levels = self._levels[self.level :]
         if all_cells <= _EXACT:
             levels = (*([_NEARLY_EXACT] if self._levels[-1] > _NEARLY_EXACT else []), self._levels[-1])
         for most_cells in levels:
             layers = core.finish(kept, most_cells)
-            unbeaten = None if rival is None else _unbeaten(rival, layers)
-            if unbeaten is not None:
-                return unbeaten
+            same = None if rival is None else unbeaten(rival, layers)
+            if same is not None:
+                return same
             shortest = sum(len(layer.elimination.tape.buckets) for layer in layers)
             # The longer a node's list of choices, the longer a node takes.
             patience = all_cells // (_CELLS + len(core.folded.class_of))
@@ -269,22 +237,10 @@ class Solver:
             if found is None:
                 return None
             if found.assignment or last:
-                return Solution(found.assignment, found.cost, found.bound, found.expanded, _width(layers))
+                return Solution(found.assignment, found.cost, found.bound, found.expanded, width_of(layers))
             if most_cells in self._levels:
                 self.level = self._levels.index(most_cells) + 1  # other prices will hardly be easier
         raise AssertionError("there is always a last level")
-
-
-def _unbeaten(rival: Rival, layers: Sequence[Layer]) -> Solution | None:
-    """The rival, where no assignment costs less by these stages; prices are added up in any order."""
-    bound_s = sum(float(layer.elimination.constant) for layer in layers)
-    if not rival.seconds * (1 - SAME) <= bound_s < math.inf:
-        return None
-    return Solution(rival.assignment, bound_s, bound_s, 0, _width(layers))
-
-
-def _width(layers: Sequence[Layer]) -> int:
-    return max(layer.elimination.tape.width for layer in layers)
 
 
 class SpaceSolver:

@@ -20,6 +20,7 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.trace import trace
 from shardwright.synth.alternate import synthesize as search
 from shardwright.synth.memory.rent import too_small
+from shardwright.synth.part import Part
 from shardwright.synth.parts import MOST_PARTS, candidates
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.search.solve import SpaceSolver
@@ -220,3 +221,19 @@ def test_files_say_which_devices_are_used() -> None:
     whole = synthesize(step, *arguments(), fleet=FLEETS["two kinds of nodes"](), axes=1, devices="all")
     old = {k: v for k, v in whole.to_dict().items() if k not in ("used", "unused")}
     assert Plan.from_dict(json.loads(json.dumps(old))) == whole
+
+
+@pytest.mark.parametrize(("memory", "known"), [("1 GB", False), ("1.7 kB", True)])
+def test_even_ratios_are_priced_with_the_floors_where_nodes_have_no_room(memory: str, known: bool) -> None:
+    """The whole fleet is planned first then, and its search asks for them."""
+    graph, space = problem()
+    on = fleet(node(5, 5, memory=memory), node(1, 1, memory=memory), network=FAST)
+    choosing = Choosing(graph, space, on, Timer())
+    whole, even = choosing.parts[0], (0.25,) * 4
+    assert isinstance(whole, Part)
+    room = whole.model.types[0].memory_bytes
+    assert too_small(graph, [room] * 2) is known and not too_small(graph, [room] * 4)
+    assert list(whole.known) == ([even] if known else [])
+    assert choosing.below(math.inf) is not None
+    if known:
+        assert whole.free is not None and whole.free.turns.search(even)[1] is whole.known[even]
