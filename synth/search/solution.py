@@ -14,10 +14,17 @@ SAME = 1e-10
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """An assignment that there is already, and what it costs at the prices of a search."""
+    """An assignment that there is already.
+
+    Attributes:
+        assignment: it.
+        seconds: what it costs at the prices of a search.
+        expanded: nodes that A* expanded to find it.
+    """
 
     assignment: tuple[int, ...]
     seconds: float
+    expanded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +52,7 @@ def unbeaten(rival: Rival, layers: Sequence[Layer]) -> Solution | None:
     bound_s = sum(float(layer.elimination.constant) for layer in layers)
     if not rival.seconds * (1 - SAME) <= bound_s < math.inf:
         return None
-    return Solution(rival.assignment, bound_s, bound_s, 0, width_of(layers))
+    return Solution(rival.assignment, bound_s, bound_s, rival.expanded, width_of(layers))
 
 
 def width_of(layers: Sequence[Layer]) -> int:

@@ -111,9 +111,11 @@ class Turns:
         return Ledger(self.space.uses)
 
     def search(self, ratios: tuple[float, ...], rival: Found | None = None) -> tuple[Solution, Prices]:
-        """The best program at some ratios; a rival that was found for them, where none is seen to be better."""
+        """The best program at some ratios; a rival that was found for them, where none is seen to be less."""
         if ratios not in self._seen:
-            other = None if rival is None else Rival(rival.solution.assignment, rival.cost_s)
+            other: Rival | None = None
+            if rival is not None:
+                other = Rival(rival.solution.assignment, rival.cost_s, rival.solution.expanded)
             with self.timer.search():
                 prices = self._known.get(ratios) or Prices.at(self.listed, ratios)
                 solution = self.solver.solve(prices, stop=self.stop, rival=other)
