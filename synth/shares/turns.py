@@ -111,7 +111,7 @@ class Turns:
         return Ledger(self.space.uses)
 
     def search(self, ratios: tuple[float, ...], rival: Found | None = None) -> tuple[Solution, Prices]:
-        """The best program at some ratios; a rival that was found for them, where none is seen to be less."""
+        """The best program at some ratios: a rival that likes them, where nothing is seen to cost less."""
         if ratios not in self._seen:
             other: Rival | None = None
             if rival is not None:
