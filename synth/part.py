@@ -18,6 +18,7 @@ from shardwright.synth.fallback import fullest
 from shardwright.synth.parts import Members, candidates
 from shardwright.synth.prices.lists import Catalogue, PriceList, learn_products
 from shardwright.synth.prices.tables import Prices
+from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.space.factors import EquationFactor, Factor
 from shardwright.synth.space.space import Space
 
@@ -158,17 +159,34 @@ def price_even(parts: Sequence[Part], alone: Sequence[Part], no_room: Callable[[
         whole.known[even] = Prices.at(whole.listed, even)
 
 
-def bounded_at_once(parts: Sequence[Part], favourite: Members | None) -> list[Part]:
+def bounded_at_once(
+    parts: Sequence[Part], favourite: Members | None, no_room: Callable[[Part], bool]
+) -> list[Part]:
     """The parts that are bounded at once, as if each instruction ran on the one that it likes best.
 
-    All but the whole fleet, what lies in one node and the favourite, if they are more than two. The more
-    kinds of nodes there are, the less such a bound says: with more than two kinds, none.
+    All but what lies in one node and the favourite, if they are more than two beside the whole fleet. That is
+    among them where a node has room: it is more likely to be planned first otherwise. The more kinds of nodes
+    there are, the less such a bound says: with more than two kinds, none.
     """
     if len({node.kind for node in parts[0].model.fleet.nodes}) > _KINDS:
         return []
-    several = [part for part in parts if not part.whole and len(part.model.fleet.nodes) > 1]
-    found = [part for part in several if part.members != favourite]
-    return found if len(found) > _TOGETHER else []
+    several = [part for part in parts if len(part.model.fleet.nodes) > 1 and part.members != favourite]
+    if sum(not part.whole for part in several) <= _TOGETHER:
+        return []
+    nodes = (part for part in parts if len(part.model.fleet.nodes) == 1 and part.stronger is None)
+    if any(not no_room(part) for part in nodes):
+        return several
+    return [part for part in several if not part.whole]
+
+
+def node_comes_first(parts: Sequence[Part], joined: Sequence[Part], solver: SpaceSolver) -> bool:
+    """Whether a part bounded alone is bounded no higher than those at once, which are looked at if need be."""
+    least_s, prices = min(part.bound_s for part in parts if part not in joined), joined[0].joined
+    if joined[0].bound_s < least_s and prices is not None:
+        (bound_s,) = solver.closer([prices])
+        for part in joined:
+            part.bound_s, part.looked_at = max(part.bound_s, bound_s), True
+    return joined[0].bound_s >= least_s
 
 
 def find_weaker(

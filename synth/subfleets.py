@@ -31,6 +31,7 @@ from shardwright.synth.part import (
     Promising,
     bounded_at_once,
     find_weaker,
+    node_comes_first,
     parts_of,
     price_even,
     starts_agree,
@@ -96,10 +97,12 @@ class Choosing:
             self._parts = made = parts_of(fleet, parts)
             if len(made) > 1:
                 find_weaker(made, favourite, self._solver.factors, space)
-                joined = bounded_at_once(made, favourite)
+                joined = bounded_at_once(made, favourite, self._too_small)
                 if first is None:
                     price_even(made, [part for part in self._strong if part not in joined], self._too_small)
                 self._bound_first(self._strong, joined)
+                if made[0] in joined and not node_comes_first(self._strong, joined, self._solver):
+                    self._bound_first(made[:1])
                 for part in made:
                     part.follow()
 

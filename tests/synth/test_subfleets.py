@@ -149,6 +149,20 @@ def test_parts_that_share_a_bound_are_not_lost(
     assert found[0] == pytest.approx(found[1], rel=1e-9)
 
 
+@pytest.mark.parametrize(("network", "alone"), [(SLOW, False), (FAST, True)])
+def test_the_whole_fleet_has_prices_of_its_own_where_it_may_come_before_a_node(
+    network: dict[str, str], alone: bool
+) -> None:
+    graph, space = problem()
+    whole, *others = Choosing(
+        graph, space, fleet(node(5, 5, count=3), node(1, 1, 1, count=2), network=network), Timer()
+    ).parts
+    assert isinstance(whole, Part)
+    least_s = min(part.bound_s for part in others if len(part.members) < 4)
+    assert (whole.joined is None) is alone
+    assert (whole.bound_s < least_s) is alone
+
+
 def test_a_slow_network_leaves_nodes_out_and_a_quick_one_does_not() -> None:
     args = arguments()
     plan = synthesize(step, *args, fleet=FLEETS["two kinds of nodes"](), axes=1)
