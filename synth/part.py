@@ -180,7 +180,7 @@ def bounded_at_once(
 
 
 def node_comes_first(parts: Sequence[Part], joined: Sequence[Part], solver: SpaceSolver) -> bool:
-    """Whether a part bounded alone is bounded no higher than those at once, which are looked at if need be."""
+    """Whether a part bounded alone is bounded no higher than those at once, looked at closely if need be."""
     least_s, prices = min(part.bound_s for part in parts if part not in joined), joined[0].joined
     if joined[0].bound_s < least_s and prices is not None:
         (bound_s,) = solver.closer([prices])
