@@ -13,7 +13,7 @@ fits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -33,7 +33,8 @@ from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
 from shardwright.synth.programs.judge import Judge, Look, shortage
-from shardwright.synth.search.solve import Solution, SpaceSolver
+from shardwright.synth.search.solution import Solution
+from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.segments import WORTH, Segmented, apart, apart_s
 from shardwright.synth.shares.bounds import ENOUGH, Certificate
 from shardwright.synth.shares.turns import MOST_TURNS, Candidate, Found, Turns, candidate, starting_ratios
@@ -161,6 +162,7 @@ def freely(
     *,
     solver: SpaceSolver | None = None,
     floors: Prices | None = None,
+    known: Mapping[tuple[float, ...], Prices] | None = None,
     first: tuple[float, ...] | None = None,
     look: Look | None = None,
     roughly: bool = False,
@@ -176,6 +178,7 @@ def freely(
         extra: factors that pin choices.
         solver: of the space with these factors, where there is one already; it serves any prices.
         floors: the floors of the model's prices, where they are known already.
+        known: other prices of their list that are known already, by ratios.
         first: shares to start from, before all others.
         look: what says how much memory a program takes; by default the model of `cost/memory/liveness.py`.
         roughly: leave the bound as it is without large tables; see `Free.certified`.
@@ -190,7 +193,7 @@ def freely(
         solver = solver or SpaceSolver(space, extra)
         floors = floors or Prices.floors(model)
         assert isinstance(floors.list, PriceList), "floors are of programs on one axis"
-        turns = Turns(space, floors.list, timer, solver, stop, judge, extra)
+        turns = Turns(space, floors.list, timer, solver, stop, judge, extra, known)
         ideal = solver.solve(floors, stop=stop)
     found: Found | None = None
     bound_s = ideal.bound_s
@@ -365,7 +368,7 @@ def _several(
 def _liked(turns: Turns, ideal: Solution, floors: Prices) -> Found:
     """Turns from the ratios on that the best program at the floors likes."""
     liked = turns.like(ideal, floors)
-    solution, _ = turns.search(liked.ratios)
+    solution, _ = turns.search(liked.ratios, liked)
     return liked if solution is ideal else turns.take(liked.ratios)
 
 

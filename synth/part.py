@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.memory.liveness import Peaks
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.synth.alternate import Free, Synthesis
 from shardwright.synth.fallback import fullest
 from shardwright.synth.parts import Members, candidates
-from shardwright.synth.prices.lists import Catalogue, PriceList
+from shardwright.synth.prices.lists import Catalogue, PriceList, learn_products
 from shardwright.synth.prices.tables import Prices
+from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.space.factors import EquationFactor, Factor
 from shardwright.synth.space.space import Space
 
@@ -39,6 +41,8 @@ class Part:
         self.model = model
         self.listed = PriceList(model, catalogue)
         self.floors = Prices.floors(self.listed)
+        #: By ratios, prices that were worked out together with the floors.
+        self.known: dict[tuple[float, ...], Prices] = {}
         #: A part of as much memory on which every program costs less, or no more; and by how much at least.
         self.stronger: Part | None = None
         self.more_s = 0.0
@@ -91,6 +95,21 @@ class Part:
             return fullest(self.found, self.model) < fullest(other.found, other.model)
         return self.cost_s < other.cost_s * (1 - 1e-9)
 
+    def lacks_room(self, *, sure: bool = False) -> bool:
+        """Whether a part of one device, on which all programs are one, has no room for it as it will run.
+
+        Args:
+            sure: look at the program if nobody did. It was planned.
+        """
+        if len(self.members) > 1 or self.fits or self.found is None or self.free is None:
+            return False
+        found, judge = self.found, self.free.turns.judge
+        memory = found.memory
+        if sure:
+            memory = judge.peaks(found.program, found.ratios, memory, sure=True)
+        looked = judge.look is None or (isinstance(memory, Peaks) and memory.seen)
+        return looked and judge.feared(memory, found.ratios) > 1
+
 
 @dataclass(frozen=True, slots=True)
 class Promising:
@@ -129,17 +148,45 @@ def starts_agree(parts: Sequence[Part]) -> bool:
     return bool(tried) and all(free.agree for free in tried)
 
 
-def bounded_at_once(parts: Sequence[Part], favourite: Members | None) -> list[Part]:
+def price_even(parts: Sequence[Part], alone: Sequence[Part], no_room: Callable[[Part], bool]) -> None:
+    """Have even ratios priced with the floors of the whole fleet, if its search is sure to ask for them.
+
+    That is of unlike devices, where it is planned first: no other part has room that is bounded alone.
+    """
+    whole, others = parts[0], [part for part in alone if part is not parts[0]]
+    if whole.whole and len(whole.model.types) > 1 and others and all(map(no_room, others)):
+        even = (1.0 / len(whole.members),) * len(whole.members)
+        whole.known[even] = Prices.at(whole.listed, even)
+
+
+def bounded_at_once(
+    parts: Sequence[Part], favourite: Members | None, no_room: Callable[[Part], bool]
+) -> list[Part]:
     """The parts that are bounded at once, as if each instruction ran on the one that it likes best.
 
-    All but the whole fleet, what lies in one node and the favourite, if they are more than two. The more
-    kinds of nodes there are, the less such a bound says: with more than two kinds, none.
+    All but what lies in one node and the favourite, if they are more than two beside the whole fleet. That is
+    among them where a node has room: it is more likely to be planned first otherwise. The more kinds of nodes
+    there are, the less such a bound says: with more than two kinds, none.
     """
     if len({node.kind for node in parts[0].model.fleet.nodes}) > _KINDS:
         return []
-    several = [part for part in parts if not part.whole and len(part.model.fleet.nodes) > 1]
-    found = [part for part in several if part.members != favourite]
-    return found if len(found) > _TOGETHER else []
+    several = [part for part in parts if len(part.model.fleet.nodes) > 1 and part.members != favourite]
+    if sum(not part.whole for part in several) <= _TOGETHER:
+        return []
+    nodes = (part for part in parts if len(part.model.fleet.nodes) == 1 and part.stronger is None)
+    if any(not no_room(part) for part in nodes):
+        return several
+    return [part for part in several if not part.whole]
+
+
+def node_comes_first(parts: Sequence[Part], joined: Sequence[Part], solver: SpaceSolver) -> bool:
+    """Whether a part bounded alone is bounded no higher than those at once, looked at closely if need be."""
+    least_s, prices = min(part.bound_s for part in parts if part not in joined), joined[0].joined
+    if joined[0].bound_s < least_s and prices is not None:
+        (bound_s,) = solver.closer([prices])
+        for part in joined:
+            part.bound_s, part.looked_at = max(part.bound_s, bound_s), True
+    return joined[0].bound_s >= least_s
 
 
 def find_weaker(
@@ -162,6 +209,7 @@ def find_weaker(
             less = all(mine <= theirs for mine, theirs in zip(_sheet(part), _sheet(strongest), strict=True))
             if less and part is not strongest and part.members != favourite:
                 part.floors.enlist(factors)
+                learn_products([each.listed for each in parts])
                 more_s = costs_more(part, strongest, space)
                 if more_s >= 0:
                     part.stronger, part.more_s, part.looked_at = strongest, more_s, True

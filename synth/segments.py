@@ -35,7 +35,7 @@ from shardwright.synth.memory.rented import rented
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
 from shardwright.synth.programs.judge import Judge
-from shardwright.synth.search.solve import Solution
+from shardwright.synth.search.solution import Solution
 from shardwright.synth.shares.ratios import SeveralSolution, solve_several
 from shardwright.synth.shares.rounding import round_ratios
 from shardwright.synth.shares.turns import Candidate, Found, Turns

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.memory.liveness import Peaks
 from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Free, freely, within_memory
 from shardwright.synth.chosen import Choice, choice_of, settle
@@ -32,7 +31,9 @@ from shardwright.synth.part import (
     Promising,
     bounded_at_once,
     find_weaker,
+    node_comes_first,
     parts_of,
+    price_even,
     starts_agree,
 )
 from shardwright.synth.parts import Members, Tried, outgrown, raised_in_turn
@@ -96,7 +97,12 @@ class Choosing:
             self._parts = made = parts_of(fleet, parts)
             if len(made) > 1:
                 find_weaker(made, favourite, self._solver.factors, space)
-                self._bound_first(self._strong, bounded_at_once(made, favourite))
+                joined = bounded_at_once(made, favourite, self._too_small)
+                if first is None:
+                    price_even(made, [part for part in self._strong if part not in joined], self._too_small)
+                self._bound_first(self._strong, joined)
+                if made[0] in joined and not node_comes_first(self._strong, joined, self._solver):
+                    self._bound_first(made[:1])
                 for part in made:
                     part.follow()
 
@@ -207,13 +213,17 @@ class Choosing:
         prices = [part.floors for part in alone]
         if joined:
             prices.append(Prices.least_of([part.floors for part in joined]))
+        # What a search will ask for takes hardly any time beside that.
+        prices += [each for part in alone for each in part.known.values()]
         several = Prices.of_all(prices)
         bounds = self._solver.bounds(several).tolist()
         for number, part in enumerate(alone):
             part.bound_s, part.floors = max(part.bound_s, bounds[number]), several.one(number)
             part.joined, part.looked_at = None, False
         for part in joined:
-            part.bound_s, part.joined = bounds[-1], prices[-1]
+            part.bound_s, part.joined = bounds[len(alone)], prices[len(alone)]
+        for number in range(len(alone) + bool(joined), len(prices)):
+            several.one(number)
 
     def _bound(self, waiting: Sequence[Part], least_s: float) -> None:
         """Raise the bounds of parts that are not ruled out: those of several, or else that of the first."""
@@ -247,7 +257,7 @@ class Choosing:
     def _raised(self, part: Part, cost_s: float) -> float:
         """A part's bound of plans that fit, raised if that can be."""
         raised = part.bound_s
-        part.impossible = self._lacks_room(part, sure=True)
+        part.impossible = part.lacks_room(sure=True)
         if part.impossible or part.free is None:
             return raised
         turns, free_s, enough_s = part.free.turns, part.free.found.cost_s, (1 - ENOUGH) * cost_s
@@ -353,6 +363,7 @@ class Choosing:
                 self._extra,
                 solver=self._solver,
                 floors=part.floors,
+                known=part.known,
                 first=tuple(x / sum(shares) for x in shares) if sum(shares) > 0 else None,
                 look=self._look,
                 roughly=roughly,
@@ -365,25 +376,8 @@ class Choosing:
         found = within_memory(free, least_s, briefly=briefly, glance=glance)
         part.found, part.fits = found, fits(found, part.model)
         part.unfinished = briefly and found.dearer
-        part.impossible = self._lacks_room(part)
+        part.impossible = part.lacks_room()
         part.bound_s = max(part.bound_s, found.bound_s)
-
-    @staticmethod
-    def _lacks_room(part: Part, *, sure: bool = False) -> bool:
-        """Whether a part of one device, on which all programs are one, has no room for it as it will run.
-
-        Args:
-            part: it was planned.
-            sure: look at the program if nobody did.
-        """
-        if len(part.members) > 1 or part.fits or part.found is None or part.free is None:
-            return False
-        found, judge = part.found, part.free.turns.judge
-        memory = found.memory
-        if sure:
-            memory = judge.peaks(found.program, found.ratios, memory, sure=True)
-        looked = judge.look is None or (isinstance(memory, Peaks) and memory.seen)
-        return looked and judge.feared(memory, found.ratios) > 1
 
     def _or_baseline(self, best: Part, rival_s: float) -> Part:
         """The best part; the whole fleet with a baseline where that is better and fits."""

@@ -25,7 +25,7 @@ from shardwright.synth.grid.solve import GridSolver, Solvers
 from shardwright.synth.grid.turns import CLOSE, GridFound, GridTurns
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Judge, Look
-from shardwright.synth.search.solve import Solution
+from shardwright.synth.search.solution import Solution
 from shardwright.synth.shares.bounds import ENOUGH
 from shardwright.synth.shares.turns import starts
 from shardwright.synth.space.factors import Use

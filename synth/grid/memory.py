@@ -37,7 +37,7 @@ from shardwright.synth.memory.sparing import Sparing
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
 from shardwright.synth.programs.judge import MOST_LOOKS, Judge
-from shardwright.synth.search.solve import Solution
+from shardwright.synth.search.solution import Solution
 from shardwright.synth.space.factors import Factor, Use
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer

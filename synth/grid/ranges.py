@@ -16,7 +16,7 @@ from shardwright.cost.grid.prices import GridCut, GridStack
 from shardwright.cost.share_cost import Floats
 from shardwright.synth.grid.pricing import grid_floors
 from shardwright.synth.grid.turns import GAIN, GridFound, GridTurns
-from shardwright.synth.search.solve import Solution
+from shardwright.synth.search.solution import Solution
 from shardwright.synth.shares.bounds import ENOUGH
 
 #: Ranges of the nodes' shares that are bounded at most for a plan, and for a certificate that is wide.

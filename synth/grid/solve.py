@@ -27,7 +27,8 @@ from shardwright.synth.grid.inherited import Inherited
 from shardwright.synth.grid.narrow import MOST_CELLS, MOST_ROUNDS, Memory, Search
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.search.fold import Scope, cook
-from shardwright.synth.search.solve import Solution, Solver
+from shardwright.synth.search.solution import Solution
+from shardwright.synth.search.solve import Solver
 from shardwright.synth.search.stages import Core, Stage
 from shardwright.synth.space.conversions import Domain
 from shardwright.synth.space.factors import Factor, Use

@@ -14,7 +14,7 @@ from shardwright.synth.grid.ratios import GridBill
 from shardwright.synth.grid.solve import GridSolver, Solvers
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.ledger import Ledger
-from shardwright.synth.search.solve import Solution
+from shardwright.synth.search.solution import Solution
 from shardwright.synth.space.factors import Use
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer

@@ -16,7 +16,7 @@ from shardwright.synth.memory.lean import LITTLE, in_turn
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
-from shardwright.synth.search.solve import Solution
+from shardwright.synth.search.solution import Solution
 from shardwright.synth.shares.turns import Candidate, Turns, candidate
 
 #: What fits is this near, as a fraction, to what does not by less rent: near enough.

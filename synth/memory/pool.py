@@ -36,7 +36,7 @@ from shardwright.synth.memory.dealt import Dealt
 from shardwright.synth.memory.sparing import Sparing
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
-from shardwright.synth.search.solve import Solution
+from shardwright.synth.search.solution import Solution
 from shardwright.synth.shares.turns import Candidate, Found, Turns, starts
 
 #: Steps of no more choices are small.

@@ -8,6 +8,7 @@ A catalogue is made once per step, a price list once per part of a fleet.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.bill import Cut, Item
+from shardwright.cost.kernels.contractions import Sizes
 from shardwright.cost.lines import Exchange, Grouped, Line, kernel_lines
 from shardwright.cost.model import CostModel
 from shardwright.cost.op_classes import PRODUCTS
@@ -249,6 +251,8 @@ class PriceList:
         self.step = self.catalogue.step
         self.moves = self.catalogue.moves
         self._stack: CostStack | None = None
+        #: Lines whose products are priced.
+        self.learned = 0
 
     def __len__(self) -> int:
         return len(self.catalogue.lines)
@@ -276,3 +280,15 @@ class PriceList:
         """A line of a bill."""
         cost, units = self.model.cost(self.catalogue.lines[line]), self.catalogue.units[line]
         return Item(label, cost, weight, Cut(units or 1, 1), exchange)
+
+
+def learn_products(lists: Sequence[PriceList], known: int = 0) -> None:
+    """Price the products that lists of one catalogue ask for, from line number `known` on, in one go."""
+    wanted: dict[tuple[str, bool], list[Sizes]] = {}
+    lines, *_ = lists[0].catalogue.since(known)
+    fresh = [each for each in lists if each.learned < len(each)]
+    for each in fresh:
+        each.learned = len(each)
+        for key, shapes in each.model.products_of(lines.kernels).items():
+            wanted.setdefault(key, []).extend(shapes)
+    lists[0].model.learn(wanted)

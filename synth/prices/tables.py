@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.bill import Cut, Shares
-from shardwright.cost.kernels.contractions import Sizes
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import CostStack, Floats, ShareCost
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Placement
 from shardwright.synth.prices.cheapest import cheapest
-from shardwright.synth.prices.lists import Listed, PriceList
+from shardwright.synth.prices.lists import Listed, PriceList, learn_products
 from shardwright.synth.space.conversions import Domain, Routes
 from shardwright.synth.space.factors import EquationFactor, Factor, Needs, TableFactor
 
@@ -50,12 +49,8 @@ class Several:
 
     def fresh(self, known: int) -> tuple[list[Stacked], NDArray[np.int64], NDArray[np.bool_]]:
         """See `PriceList.fresh`: a stack for each."""
-        wanted: dict[tuple[str, bool], list[Sizes]] = {}
-        lines, units, tied = self.catalogue.since(known)
-        for each in self._single():
-            for key, shapes in each.model.products_of(lines.kernels).items():
-                wanted.setdefault(key, []).extend(shapes)
-        self.model.learn(wanted)
+        learn_products(tuple(self._single()), known)
+        _, units, tied = self.catalogue.since(known)
         return self._stacks(known), units, tied
 
     def _single(self) -> Iterator[PriceList]:

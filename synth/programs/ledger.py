@@ -7,7 +7,7 @@ the plan is therefore priced again from the program in the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,11 +70,15 @@ class Ledger:
 
     def bill(self, assignment: Sequence[int], prices: Prices) -> list[Item]:
         """The same as items of a bill, on one mesh axis."""
+        return self.items(self.lines(assignment, prices), prices)
+
+    @staticmethod
+    def items(lines: Mapping[tuple[int, str, bool], float], prices: Prices) -> list[Item]:
+        """Lines as items of a bill, on one mesh axis."""
         listed = prices.list
         assert isinstance(listed, PriceList), "items are of programs on one axis"
         return [
-            listed.item(line, label, weight, exchange)
-            for (line, label, exchange), weight in self.lines(assignment, prices).items()
+            listed.item(line, label, weight, exchange) for (line, label, exchange), weight in lines.items()
         ]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from shardwright.synth.search.astar import DIVES, MOST_NODES, Layer, a_star, in_
 from shardwright.synth.search.eliminate import eliminate
 from shardwright.synth.search.fold import Scope, cook, fold, rounded
 from shardwright.synth.search.prune import Kept
+from shardwright.synth.search.solution import Rival, Solution, unbeaten, width_of
 from shardwright.synth.search.stages import AT_ONCE, Core, Stage, distinct, original
 from shardwright.synth.space.factors import Factor, Use
 from shardwright.synth.space.space import Space
@@ -43,31 +43,15 @@ _A_GLANCE = 1 << 22
 #: split at first, which loses next to nothing.
 _EXACT, _NEARLY_EXACT = 1 << 27, 1 << 22
 
+#: Whether anything costs less than an assignment that there is already is asked of tables up to this size
+#: first: where exact ones are together no larger than `AT_ONCE`, they hardly ever lose anything.
+_A_RIVAL = 1 << 18
+
 #: The same where several prices are worked out together: more parts of a fleet than are worth a closer look.
 _SEVERAL_CELLS = 1 << 14
 
 #: See `Solver`.
 STAGES = ((3, 1 << 14), (4, 1 << 15))
-
-
-@dataclass(frozen=True, slots=True)
-class Solution:
-    """An assignment at one set of prices.
-
-    Attributes:
-        assignment: position in its domain of every choice.
-        seconds: what it costs.
-        bound_s: what no assignment can be cheaper than at these prices; equal to `seconds` where the search
-            ended by itself.
-        expanded: nodes that A* expanded.
-        width: most choices in one table of the elimination.
-    """
-
-    assignment: tuple[int, ...]
-    seconds: float
-    bound_s: float
-    expanded: int
-    width: int
 
 
 class Solver:
@@ -192,13 +176,17 @@ class Solver:
         most_nodes: int = MOST_NODES,
         stop: Callable[[], bool] = lambda: False,
         core: Core | None = None,
+        rival: Rival | None = None,
     ) -> Solution | None:
-        """The cheapest assignment; None where all of them are impossible. `core`: see `least`."""
+        """The cheapest assignment; None where all of them are impossible. `core`: see `least`.
+
+        It is the `rival`, and nothing is searched for, where none is seen to cost less.
+        """
         known = self._known(tables)
         if known not in self._solutions:
             core = core or self.core(tables)
             kept = core.pruned()
-            found = self._solved(core, kept, most_nodes, stop)
+            found = self._solved(core, kept, most_nodes, stop, rival)
             if found is not None and found.bound_s < found.seconds:
                 return found  # more nodes, or more time, would say more
             self._solutions[known] = found
@@ -212,13 +200,27 @@ class Solver:
             digest.update(table.tobytes())
         return digest.digest()
 
-    def _solved(self, core: Core, kept: Kept, most_nodes: int, stop: Callable[[], bool]) -> Solution | None:
+    def _solved(
+        self,
+        core: Core,
+        kept: Kept,
+        most_nodes: int,
+        stop: Callable[[], bool],
+        rival: Rival | None = None,
+    ) -> Solution | None:
         self.cells = all_cells = core.cells(kept, self._levels[-1])
+        if rival is not None and _A_GLANCE < all_cells <= AT_ONCE and self._levels[-1] > _A_RIVAL:
+            same = unbeaten(rival, core.finish(kept, _A_RIVAL))
+            if same is not None:
+                return same
         levels = self._levels[self.level :]
         if all_cells <= _EXACT:
             levels = (*([_NEARLY_EXACT] if self._levels[-1] > _NEARLY_EXACT else []), self._levels[-1])
         for most_cells in levels:
             layers = core.finish(kept, most_cells)
+            same = None if rival is None else unbeaten(rival, layers)
+            if same is not None:
+                return same
             shortest = sum(len(layer.elimination.tape.buckets) for layer in layers)
             # The longer a node's list of choices, the longer a node takes.
             patience = all_cells // (_CELLS + len(core.folded.class_of))
@@ -235,8 +237,7 @@ class Solver:
             if found is None:
                 return None
             if found.assignment or last:
-                width = max(layer.elimination.tape.width for layer in layers)
-                return Solution(found.assignment, found.cost, found.bound, found.expanded, width)
+                return Solution(found.assignment, found.cost, found.bound, found.expanded, width_of(layers))
             if most_cells in self._levels:
                 self.level = self._levels.index(most_cells) + 1  # other prices will hardly be easier
         raise AssertionError("there is always a last level")
@@ -277,14 +278,17 @@ class SpaceSolver:
         most_nodes: int = MOST_NODES,
         stop: Callable[[], bool] = lambda: False,
         rents: Mapping[Factor, Floats] | None = None,
+        rival: Rival | None = None,
     ) -> Solution:
         """The cheapest program at `prices`, with `rents` in place of the tables of some factors.
+
+        For `rival` see `Solver.solve`.
 
         Raises:
             PlanError: no assignment is possible at all.
         """
         core = None if rents else self._core(prices)
-        found = self.solver.solve(self._tables(prices, rents), most_nodes, stop, core)
+        found = self.solver.solve(self._tables(prices, rents), most_nodes, stop, core, rival)
         if found is None:
             raise PlanError(
                 place="search",

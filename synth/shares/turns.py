@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -17,7 +17,8 @@ from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Judge
 from shardwright.synth.programs.ledger import Ledger
-from shardwright.synth.search.solve import Solution, SpaceSolver
+from shardwright.synth.search.solution import SAME, Rival, Solution
+from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.shares.ratios import solve_ratios
 from shardwright.synth.shares.rounding import round_ratios
 from shardwright.synth.space.factors import Use
@@ -25,9 +26,6 @@ from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
 MOST_TURNS = 4
-
-#: Sums of the same prices in another order differ by less than this, as a fraction.
-_SAME = 1e-10
 
 
 def starts(model: CostModel) -> list[Floats]:
@@ -96,25 +94,31 @@ class Turns:
         stop: Callable[[], bool],
         judge: Judge,
         extra: Sequence[Use] = (),
+        known: Mapping[tuple[float, ...], Prices] | None = None,
     ) -> None:
-        self.judge, self.extra = judge, extra
+        self.judge, self.extra, self._known = judge, extra, known or {}
         self.weighed: list[Candidate] = []
         self.space, self.listed, self.timer, self.solver, self.stop = space, listed, timer, solver, stop
         self.model = listed.model
         self.expanded = self.searches = 0
         self._seen: dict[tuple[float, ...], tuple[Solution, Prices]] = {}
+        #: By ratios to start from, and by what is executed how often: ratios that are best, and the cost.
+        self._best: dict[tuple[object, ...], tuple[tuple[float, ...], float]] = {}
 
     @cached_property
     def ledger(self) -> Ledger:
         """Bills of assignments."""
         return Ledger(self.space.uses)
 
-    def search(self, ratios: tuple[float, ...]) -> tuple[Solution, Prices]:
-        """The best program at some ratios."""
+    def search(self, ratios: tuple[float, ...], rival: Found | None = None) -> tuple[Solution, Prices]:
+        """The best program at some ratios: a rival that likes them, where nothing is seen to cost less."""
         if ratios not in self._seen:
+            other: Rival | None = None
+            if rival is not None:
+                other = Rival(rival.solution.assignment, rival.cost_s, rival.solution.expanded)
             with self.timer.search():
-                prices = Prices.at(self.listed, ratios)
-                solution = self.solver.solve(prices, stop=self.stop)
+                prices = self._known.get(ratios) or Prices.at(self.listed, ratios)
+                solution = self.solver.solve(prices, stop=self.stop, rival=other)
             self.expanded, self.searches = self.expanded + solution.expanded, self.searches + 1
             self._seen[ratios] = solution, prices
         return self._seen[ratios]
@@ -139,6 +143,16 @@ class Turns:
         best = min(options, key=price)
         return best, price(best)[1]
 
+    def _liked(
+        self, assignment: Sequence[int], prices: Prices, ratios: tuple[float, ...]
+    ) -> tuple[tuple[float, ...], float]:
+        """`best_ratios` of an assignment, found at these prices; equal bills are looked at once."""
+        lines = self.ledger.lines(assignment, prices)
+        key = ratios, frozenset(lines.items())
+        if key not in self._best:
+            self._best[key] = self.best_ratios(self.ledger.items(lines, prices), ratios)
+        return self._best[key]
+
     def like(self, ideal: Solution, floors: Prices) -> Found:
         """The cheapest program at the floors of all prices, at the ratios it likes.
 
@@ -151,9 +165,8 @@ class Turns:
             if self._are_prices_at(even, floors):
                 ratios, cost_s = even, ideal.seconds
             else:
-                items = self.ledger.bill(ideal.assignment, floors)
-                ratios, cost_s = self.best_ratios(items, even)
-        if ideal.bound_s == ideal.seconds and cost_s <= ideal.seconds * (1 + _SAME):
+                ratios, cost_s = self._liked(ideal.assignment, floors, even)
+        if ideal.bound_s == ideal.seconds and cost_s <= ideal.seconds * (1 + SAME):
             self.expanded, self.searches = self.expanded + ideal.expanded, self.searches + 1
             self._seen.setdefault(ratios, (ideal, floors))
         return Found(ideal, floors, ratios, cost_s)
@@ -163,7 +176,7 @@ class Turns:
         if len(self.model.counts) > 1:
             return False
         here = Prices.at(self.listed, even).seconds
-        return bool((here <= floors.seconds * (1 + _SAME)).all())
+        return bool((here <= floors.seconds * (1 + SAME)).all())
 
     def take(self, ratios: tuple[float, ...]) -> Found:
         """Turns from `ratios` on, until it no longer gets better.
@@ -175,8 +188,7 @@ class Turns:
             searched = ratios
             solution, prices = self.search(ratios)
             with self.timer.ratios():
-                items = self.ledger.bill(solution.assignment, prices)
-                ratios, cost_s = self.best_ratios(items, ratios)
+                ratios, cost_s = self._liked(solution.assignment, prices, ratios)
             if reached is not None and not cost_s < reached.cost_s * (1 - 1e-9):
                 break
             reached = Found(solution, prices, ratios, cost_s)

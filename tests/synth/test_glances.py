@@ -1,4 +1,4 @@
-"""Smaller tables say first whether a bound is enough: a bound then, and else the least cost."""
+"""Smaller tables say first whether a bound is enough, or nothing costs less than what there is already."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
-from test_search import Problem, problems
+from test_search import STAGINGS, Problem, problems
 
 from shardwright.synth.search import solve
+from shardwright.synth.search.solution import Rival
 
 
 @given(problems(), st.integers(0, 30), st.sampled_from([0, 1 << 24]))
@@ -22,3 +23,17 @@ def test_smaller_tables_say_whether_a_bound_is_enough(problem: Problem, enough: 
     best = problem.best()
     assert found <= best
     assert found == best or found >= enough
+
+
+@given(problems(impossible=False), st.sampled_from(STAGINGS), st.sampled_from([2, 8, 1 << 18]), st.data())
+def test_an_assignment_that_there_is_stays_only_where_nothing_costs_less(
+    problem: Problem, stages: tuple[tuple[int, int], ...], smallest: int, data: st.DataObject
+) -> None:
+    known = tuple([data.draw(st.integers(0, size - 1)) for size in problem.sizes])
+    rival, best = Rival(known, problem.cost(known)), problem.best()
+    with mock.patch.object(solve, "_A_GLANCE", -1), mock.patch.object(solve, "_A_RIVAL", smallest):
+        found = problem.solver(1 << 20, stages).solve(problem.tables, rival=rival)
+    assert found is not None
+    assert problem.cost(found.assignment) == found.seconds == found.bound_s == best
+    if rival.seconds == best:
+        assert found.assignment == known and found.expanded == 0

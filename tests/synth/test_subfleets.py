@@ -20,6 +20,7 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.trace import trace
 from shardwright.synth.alternate import synthesize as search
 from shardwright.synth.memory.rent import too_small
+from shardwright.synth.part import Part
 from shardwright.synth.parts import MOST_PARTS, candidates
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.search.solve import SpaceSolver
@@ -148,6 +149,20 @@ def test_parts_that_share_a_bound_are_not_lost(
     assert found[0] == pytest.approx(found[1], rel=1e-9)
 
 
+@pytest.mark.parametrize(("network", "alone"), [(SLOW, False), (FAST, True)])
+def test_the_whole_fleet_has_prices_of_its_own_where_it_may_come_before_a_node(
+    network: dict[str, str], alone: bool
+) -> None:
+    graph, space = problem()
+    whole, *others = Choosing(
+        graph, space, fleet(node(5, 5, count=3), node(1, 1, 1, count=2), network=network), Timer()
+    ).parts
+    assert isinstance(whole, Part)
+    least_s = min(part.bound_s for part in others if len(part.members) < 4)
+    assert (whole.joined is None) is alone
+    assert (whole.bound_s < least_s) is alone
+
+
 def test_a_slow_network_leaves_nodes_out_and_a_quick_one_does_not() -> None:
     args = arguments()
     plan = synthesize(step, *args, fleet=FLEETS["two kinds of nodes"](), axes=1)
@@ -220,3 +235,19 @@ def test_files_say_which_devices_are_used() -> None:
     whole = synthesize(step, *arguments(), fleet=FLEETS["two kinds of nodes"](), axes=1, devices="all")
     old = {k: v for k, v in whole.to_dict().items() if k not in ("used", "unused")}
     assert Plan.from_dict(json.loads(json.dumps(old))) == whole
+
+
+@pytest.mark.parametrize(("memory", "known"), [("1 GB", False), ("1.7 kB", True)])
+def test_even_ratios_are_priced_with_the_floors_where_nodes_have_no_room(memory: str, known: bool) -> None:
+    """The whole fleet is planned first then, and its search asks for them."""
+    graph, space = problem()
+    on = fleet(node(5, 5, memory=memory), node(1, 1, memory=memory), network=FAST)
+    choosing = Choosing(graph, space, on, Timer())
+    whole, even = choosing.parts[0], (0.25,) * 4
+    assert isinstance(whole, Part)
+    room = whole.model.types[0].memory_bytes
+    assert too_small(graph, [room] * 2) is known and not too_small(graph, [room] * 4)
+    assert list(whole.known) == ([even] if known else [])
+    assert choosing.below(math.inf) is not None
+    if known:
+        assert whole.free is not None and whole.free.turns.search(even)[1] is whole.known[even]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
-from synth_cases import STEPS, fleet, space, traced
+from synth_cases import FLEETS, STEPS, fleet, space, traced
 
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Judge
-from shardwright.synth.search.solve import Solution, SpaceSolver
+from shardwright.synth.search.solution import Solution
+from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.shares.turns import Found, Turns
 from shardwright.synth.timer import Timer
 
@@ -56,3 +59,23 @@ def test_where_floors_are_lower_ratios_are_looked_for(step: str, on: Fleet, part
     wanted = turns.best_ratios(turns.ledger.bill(ideal.assignment, floors), even)
     assert (found.ratios, found.cost_s) == wanted
     assert found.cost_s >= ideal.seconds / part * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("name", FLEETS)
+@pytest.mark.parametrize("step", STEPS)
+def test_what_the_floors_like_is_searched_for_again_where_something_costs_less(step: str, name: str) -> None:
+    """The program of the floors, at the ratios that it likes, is kept only if no other costs less there."""
+    turns, _, _, found = liked(step, FLEETS[name]())
+    solution, prices = turns.search(found.ratios, found)
+    least_s = SpaceSolver(space(step)).solve(Prices.at(turns.listed, found.ratios)).seconds
+    assert solution.seconds == solution.bound_s == pytest.approx(least_s, rel=1e-9)
+    tables = ((prices.table(use.factor), use.scope) for use in space(step).uses)
+    paid = sum(float(table[tuple(solution.assignment[c] for c in scope)]) for table, scope in tables)
+    assert paid == pytest.approx(least_s, rel=1e-9)
+    assert turns.search(found.ratios) == (solution, prices)
+
+
+def test_equal_bills_have_one_linear_program() -> None:
+    turns, ideal, floors, found = liked("mlp", fleet((4, 2)))
+    with mock.patch.object(Turns, "best_ratios", side_effect=AssertionError("looked for again")):
+        assert turns.like(ideal, floors) == found
