@@ -80,12 +80,14 @@ class Memory:
         self.order: list[int] = []
         self.guess_order: list[int] = []
         self.dominated = Dominated()
+        #: Whether the messages are those of another problem, and nothing was solved with them yet.
+        self.inherited = False
 
     def of(self, stage: Stage) -> Memory:
         """The memory, empty if it was of something else."""
         if self.stage is not stage:
             self.stage, self.messages, self.dominated = stage, {}, Dominated()
-            self.order, self.guess_order = [], []
+            self.order, self.guess_order, self.inherited = [], [], False
         return self
 
 
@@ -133,8 +135,9 @@ class Search:
             sweeps: of the first round at most; 0 for as many as seem useful.
         """
         self._target_s = target_s
-        sweeps, slack = sweeps or (FEW_SWEEPS if self.memory.messages else MOST_SWEEPS), _SLACK
-        known = bool(self.best)
+        known, inherited = bool(self.best), self.memory.inherited
+        few = self.memory.messages and not inherited
+        sweeps, slack = sweeps or (FEW_SWEEPS if few else MOST_SWEEPS), _SLACK
         for number in range(rounds):
             dual = self._swept(sweeps, enough, on=number > 0)
             self._prove(self.core.constant + dual.bound())
@@ -145,6 +148,11 @@ class Search:
                     self._guess(dual, _LIKELY)
                 if self.seconds > self.proven * (1 + _DOUBT):
                     self._tied(dual)
+                if self._done(enough):
+                    break
+            elif inherited and not number:
+                # A bound that is met by the best assignment alone needs nothing that takes longer.
+                self._guess(dual, _LIKELY)
                 if self._done(enough):
                     break
             rest = _Rest(self.core, self.kept, dual, self.memory)
@@ -221,6 +229,9 @@ class Search:
                 full = self._messages[name]
                 values = [self.kept.values[kind] for kind in kinds]
                 dual.start_from(number, [m[v] for m, v in zip(full, values, strict=True)])
+        if self.memory.inherited:
+            dual.balance()
+            self.memory.inherited = False
         # Messages of other prices are nearly right everywhere: no round of sweeps adds much at once.
         if on:
             # What buckets make of messages goes on rising when the bound by messages alone does not.

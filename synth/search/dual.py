@@ -245,6 +245,25 @@ class Dual:
             for position, message in enumerate(messages):
                 self._send(kind, position, message - kind.messages[position])
 
+    def balance(self) -> None:
+        """Have factors take back in equal parts what they say of a choice together, but for its least.
+
+        Messages that were right beside others say too much, or too little, where some of these are missing.
+        """
+        tellers = {colour: 0.0 for colour in self._of_colour}
+        for kind in self._in_order:
+            for position, colour in enumerate(kind.scope):
+                tellers[colour] += float(kind.heard[position] @ kind.times[position][:, 0])
+        excess: dict[int, Floats] = {}
+        for colour, shades in self._of_colour.items():
+            counts = np.array([self._counts[shade] for shade in shades])
+            got = counts @ self._sums[colour] / counts.sum()
+            excess[colour] = got - got.min()
+        for kind in self._in_order:
+            for position, colour in enumerate(kind.scope):
+                self._send(kind, position, excess[colour] / -tellers[colour])
+        self._before = self._state()
+
     def bound(self) -> float:
         """What no assignment costs less than, by these messages."""
         if self._bound is None:
