@@ -87,7 +87,7 @@ class Dual:
         ]
         self._uses = [(k, scope) for k, (_, scope) in zip(number, uses, strict=True)]
         counts = Counter(number)
-        finite = [np.where(np.isfinite(table), table, _NEVER) for table in tables]
+        finite = [np.minimum(table, _NEVER) for table in tables]
         self.kinds = [Kind(finite[f], scope, counts[k]) for (f, scope), k in numbers.items()]
         incident: list[Counter[tuple[int, int]]] = [Counter() for _ in colour]
         for k, (_, scope) in zip(number, uses, strict=True):
@@ -272,11 +272,7 @@ class Dual:
 
     def _bounded(self) -> float:
         total = sum(n * float(self._sums_of(s).min()) for s, n in sorted(self._counts.items()))
-        return total + sum(
-            kind.count
-            * float(kind.with_messages([-m for m in kind.messages], self._room(kind.table.shape)).min())
-            for kind in self.kinds
-        )
+        return total + sum(kind.count * kind.least(self._room(kind.table.shape)) for kind in self.kinds)
 
     def excess(self) -> list[Floats]:
         """Per shade and value, by how much an assignment with that value exceeds the bound at least."""

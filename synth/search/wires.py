@@ -19,6 +19,9 @@ from shardwright.synth.search.fold import Scope
 #: In single precision.
 Rough: TypeAlias = NDArray[np.float32]
 
+#: Of tables of so many axes and cells, walking over them once less is worth some calls.
+_MANY_AXES, _MANY_CELLS = 3, 1 << 12
+
 
 @dataclass(frozen=True, slots=True)
 class Update:
@@ -133,6 +136,17 @@ class Kind:
         if len(messages) > 1:
             total += messages[0].reshape(-1, *(1,) * inner.ndim)
         return total
+
+    def least(self, room: Floats) -> float:
+        """The least of the table without its messages; `room` is for a table as large."""
+        if self.table.ndim < _MANY_AXES or self.table.size < _MANY_CELLS:
+            return float(self.with_messages([-m for m in self.messages], room).min())
+        # What is said along the first axis is added when there is little left: rounding keeps the order.
+        inner = -self.messages[-1]
+        for message in self.messages[-2:0:-1]:
+            inner = inner - message.reshape(-1, *(1,) * inner.ndim)
+        np.add(self.table, inner, out=room)
+        return float((np.minimum.reduce(room.reshape(len(room), -1), axis=1) - self.messages[0]).min())
 
     def ask(self, positions: Sequence[int], bench: Bench) -> None:
         """Write to the wires, per value of some positions, the least of the table with what the choices say.
