@@ -17,7 +17,8 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.program import verify
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.fallback import fullest
-from shardwright.synth.grid.memory import GridCandidate, GridRenting
+from shardwright.synth.grid.candidate import GridCandidate
+from shardwright.synth.grid.memory import GridRenting
 from shardwright.synth.grid.narrow import MOST_ROUNDS
 from shardwright.synth.grid.pricing import GridPriceList
 from shardwright.synth.grid.ranges import NEAR, Tightening
@@ -261,13 +262,14 @@ class GridSearch:
     def _unlimited(self, best: GridFound) -> tuple[GridCandidate, GridCandidate]:
         """The program of what was found if memory were no limit: in the order that takes least, and as it is.
 
-        Both are one if it fits by the model of memory.
+        Both are one if it fits by the model of memory, and of a program that is looked for to see what memory
+        it takes: the order that takes least says most.
         """
         if self._free is None or self._free[0] is not best:
             solution, prices = self._turns.search(best.ratios)
             with self._turns.timer.search():
-                free = self._renting.candidate(solution, prices, best.ratios)
-            less = free if free.fits else self._renting.in_turn(free)
+                free = self._renting.candidate(solution, prices, best.ratios, in_turn=self._rough)
+            less = free if free.fits or self._rough else self._renting.in_turn(free)
             self._free = best, less, free
             self.crowded = self._judge.feared(less.memory, less.ratios)
         return self._free[1:]

@@ -16,9 +16,10 @@ from shardwright.synth.grid.buckets import Bounds, Buckets
 from shardwright.synth.grid.prune import Dominated
 from shardwright.synth.grid.tied import repeats, tied, untied
 from shardwright.synth.search.astar import MOST_NODES, Layer, a_star
-from shardwright.synth.search.dual import PER_ROUND, Dual, dual_of
+from shardwright.synth.search.dual import PER_ROUND, Dual
 from shardwright.synth.search.eliminate import eliminate, live, record
 from shardwright.synth.search.fold import cook, fold
+from shardwright.synth.search.messages import Messages, dual_of, note, say
 from shardwright.synth.search.order import full_order
 from shardwright.synth.search.prune import Kept
 from shardwright.synth.search.stages import Core, Stage
@@ -76,7 +77,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.stage: Stage | None = None
-        self.messages: dict[tuple[object, ...], list[Floats]] = {}
+        self.messages: Messages = {}
         self.order: list[int] = []
         self.guess_order: list[int] = []
         self.dominated = Dominated()
@@ -224,14 +225,12 @@ class Search:
             on: so many.
         """
         dual, names = dual_of(self.core.folded, self.kept)
-        for number, (name, kinds) in enumerate(names):
-            if name in self._messages:
-                full = self._messages[name]
-                values = [self.kept.values[kind] for kind in kinds]
-                dual.start_from(number, [m[v] for m, v in zip(full, values, strict=True)])
+        say(dual, names, self.kept, self._messages)
         if self.memory.inherited:
             dual.balance()
             self.memory.inherited = False
+        elif self.core.constant + dual.bound() < 0:
+            dual.halve()  # nothing costs less than nothing: these messages are worse than none
         # Messages of other prices are nearly right everywhere: no round of sweeps adds much at once.
         if on:
             # What buckets make of messages goes on rising when the bound by messages alone does not.
@@ -252,10 +251,7 @@ class Search:
                 return self.proven >= self._target_s or self._done(enough)
 
             dual.rise(sweeps, -1.0 if sweeps == FEW_SWEEPS else ENOUGH, self.stop, settled)
-        for number, (name, kinds) in enumerate(names):
-            full = self._messages.setdefault(name, [np.zeros(self.core.sizes[k]) for k in kinds])
-            for whole, kind, message in zip(full, kinds, dual.kinds[number].messages, strict=True):
-                whole[self.kept.values[kind]] = message
+        note(dual, names, self.kept, self.core.sizes, self._messages)
         if self._messages is self.memory.messages:  # what fewer values say later is of no use at other prices
             self._messages = {name: [m.copy() for m in full] for name, full in self._messages.items()}
         return dual

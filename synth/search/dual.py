@@ -25,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.share_cost import Floats
-from shardwright.synth.search.fold import Folded, Scope
-from shardwright.synth.search.prune import Kept
+from shardwright.synth.search.fold import Scope
 from shardwright.synth.search.wires import Bench, Kind, Update, Wires
 
 #: Seconds that stand for "impossible": far beyond any program, and small enough to be added up.
@@ -264,6 +263,16 @@ class Dual:
                 self._send(kind, position, excess[colour] / -tellers[colour])
         self._before = self._state()
 
+    def halve(self) -> None:
+        """Have factors say half of what they say.
+
+        By these messages the bound is at least the mean of what it was and of that without any.
+        """
+        for kind in self._in_order:
+            for position, message in enumerate(kind.messages):
+                self._send(kind, position, message / -2)
+        self._before = self._state()
+
     def bound(self) -> float:
         """What no assignment costs less than, by these messages."""
         if self._bound is None:
@@ -386,22 +395,3 @@ def _cut(kind: Kind, values: Mapping[int, NDArray[np.intp]] | None) -> Floats:
     for axis, (message, some) in enumerate(zip(kind.messages, mine, strict=True)):
         total = total - message[some].reshape(-1, *(1,) * (total.ndim - 1 - axis))
     return total
-
-
-def dual_of(folded: Folded, kept: Kept) -> tuple[Dual, list[tuple[tuple[object, ...], list[int]]]]:
-    """Messages of a problem, all nothing; and of every kind of factor its name and the classes it ties."""
-    numbers: dict[tuple[int, ...], int] = {}
-    tables: list[Floats] = []
-    uses: list[tuple[int, Scope]] = []
-    called: list[tuple[tuple[object, ...], list[int]]] = []
-    for scope, recipe in zip(folded.scopes, folded.recipe_of, strict=True):
-        kinds = tuple([folded.class_of[v] for v in scope])
-        key = kept.key(recipe, kinds)
-        if key not in numbers:
-            numbers[key] = len(numbers)
-            tables.append(kept.table(recipe, kinds))
-        uses.append((numbers[key], scope))
-        called.append(((recipe, *kinds), list(kinds)))
-    dual = Dual(folded.class_of, [kept.size(kind) for kind in folded.class_of], uses, tables)
-    by_kind = dict(zip(dual.kind_of_use(), called, strict=True))
-    return dual, [by_kind[number] for number in range(len(dual.kinds))]
