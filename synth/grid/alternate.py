@@ -88,7 +88,7 @@ class GridSearch:
             self._listed, self._floors = listed, listed.floors
         self._renting = GridRenting(graph, space, listed.grid, self._judge, timer, extra, solvers)
         self._ideal: Solution | None = None
-        self._rough = False
+        self._rough, self._changed = False, before is not None
         self._best: GridFound | None = None
         self._tightening: Tightening | None = None
         self._free: tuple[GridFound, GridCandidate, GridCandidate] | None = None
@@ -262,14 +262,15 @@ class GridSearch:
     def _unlimited(self, best: GridFound) -> tuple[GridCandidate, GridCandidate]:
         """The program of what was found if memory were no limit: in the order that takes least, and as it is.
 
-        Both are one if it fits by the model of memory, and of a program that is looked for to see what memory
-        it takes: the order that takes least says most.
+        Both are one if it fits by the model of memory. Where memory is known to be scarce, only the order that
+        takes least is looked at.
         """
         if self._free is None or self._free[0] is not best:
             solution, prices = self._turns.search(best.ratios)
             with self._turns.timer.search():
-                free = self._renting.candidate(solution, prices, best.ratios, in_turn=self._rough)
-            less = free if free.fits or self._rough else self._renting.in_turn(free)
+                scarce = self._rough or self._changed
+                free = self._renting.candidate(solution, prices, best.ratios, in_turn=scarce)
+            less = free if free.fits or scarce else self._renting.in_turn(free)
             self._free = best, less, free
             self.crowded = self._judge.feared(less.memory, less.ratios)
         return self._free[1:]
