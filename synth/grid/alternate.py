@@ -262,8 +262,8 @@ class GridSearch:
     def _unlimited(self, best: GridFound) -> tuple[GridCandidate, GridCandidate]:
         """The program of what was found if memory were no limit: in the order that takes least, and as it is.
 
-        Both are one if it fits by the model of memory. Where memory is known to be scarce, only the order that
-        takes least is looked at.
+        Both are one if it fits by the model of memory. Where memory is known to be scarce, only the order
+        that takes least is looked at.
         """
         if self._free is None or self._free[0] is not best:
             solution, prices = self._turns.search(best.ratios)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from shardwright.cost.share_cost import Floats
 from shardwright.synth.grid.buckets import Bounds, Buckets
 from shardwright.synth.grid.prune import Dominated
 from shardwright.synth.grid.tied import repeats, tied, untied
@@ -19,7 +18,7 @@ from shardwright.synth.search.astar import MOST_NODES, Layer, a_star
 from shardwright.synth.search.dual import PER_ROUND, Dual
 from shardwright.synth.search.eliminate import eliminate, live, record
 from shardwright.synth.search.fold import cook, fold
-from shardwright.synth.search.messages import Messages, dual_of, note, say
+from shardwright.synth.search.messages import Messages, Talk
 from shardwright.synth.search.order import full_order
 from shardwright.synth.search.prune import Kept
 from shardwright.synth.search.stages import Core, Stage
@@ -78,6 +77,7 @@ class Memory:
     def __init__(self) -> None:
         self.stage: Stage | None = None
         self.messages: Messages = {}
+        self.talk: Talk | None = None
         self.order: list[int] = []
         self.guess_order: list[int] = []
         self.dominated = Dominated()
@@ -88,7 +88,7 @@ class Memory:
         """The memory, empty if it was of something else."""
         if self.stage is not stage:
             self.stage, self.messages, self.dominated = stage, {}, Dominated()
-            self.order, self.guess_order, self.inherited = [], [], False
+            self.order, self.guess_order, self.inherited, self.talk = [], [], False, None
         return self
 
 
@@ -105,12 +105,11 @@ class Search:
     def __init__(self, core: Core, kept: Kept, memory: Memory, stop: Callable[[], bool]) -> None:
         self.core, self.kept, self.stop = core, kept, stop
         self.memory = memory
-        self.seconds, self.proven = math.inf, -math.inf
+        self.seconds, self.proven, self._target_s = math.inf, -math.inf, math.inf
         self.best: list[int] = []
         self._messages, self._looks = self.memory.messages, 0
         #: Whether any program is better than none.
         self._eager = False
-        self._target_s = math.inf
         self.expanded = self.width = 0
 
     def offer(self, values: Sequence[int]) -> None:
@@ -151,8 +150,7 @@ class Search:
                     self._tied(dual)
                 if self._done(enough):
                     break
-            elif inherited and not number:
-                # A bound that is met by the best assignment alone needs nothing that takes longer.
+            elif inherited and not number:  # a bound that a guess meets needs nothing that takes longer
                 self._guess(dual, _LIKELY, _CELLS[0])
                 if self._done(enough):
                     break
@@ -224,8 +222,11 @@ class Search:
             enough: part of the best cost by which a bound that ends them may miss it.
             on: so many.
         """
-        dual, names = dual_of(self.core.folded, self.kept)
-        say(dual, names, self.kept, self._messages)
+        talk = self.memory.talk
+        if talk is None or not talk.renewed(self.kept):
+            talk = self.memory.talk = Talk(self.core.folded, self.kept)
+        talk.say(self._messages)
+        dual = talk.dual
         if self.memory.inherited:
             dual.balance()
             self.memory.inherited = False
@@ -251,7 +252,7 @@ class Search:
                 return self.proven >= self._target_s or self._done(enough)
 
             dual.rise(sweeps, -1.0 if sweeps == FEW_SWEEPS else ENOUGH, self.stop, settled)
-        note(dual, names, self.kept, self.core.sizes, self._messages)
+        talk.note(self._messages, self.core.sizes)
         if self._messages is self.memory.messages:  # what fewer values say later is of no use at other prices
             self._messages = {name: [m.copy() for m in full] for name, full in self._messages.items()}
         return dual

@@ -23,44 +23,54 @@ Name: TypeAlias = tuple[object, ...]
 Messages: TypeAlias = dict[Name, list[Floats]]
 
 
-def dual_of(folded: Folded, kept: Kept) -> tuple[Dual, list[tuple[Name, list[int]]]]:
-    """Messages of a problem, all nothing; and of every kind of factor its name and the classes it ties."""
-    numbers: dict[tuple[int, ...], int] = {}
-    tables: list[Floats] = []
-    uses: list[tuple[int, Scope]] = []
-    called: list[tuple[Name, list[int]]] = []
-    for scope, recipe in zip(folded.scopes, folded.recipe_of, strict=True):
-        kinds = tuple([folded.class_of[v] for v in scope])
-        key = kept.key(recipe, kinds)
-        if key not in numbers:
-            numbers[key] = len(numbers)
-            tables.append(kept.table(recipe, kinds))
-        uses.append((numbers[key], scope))
-        called.append(((recipe, *kinds), list(kinds)))
-    dual = Dual(folded.class_of, [kept.size(kind) for kind in folded.class_of], uses, tables)
-    by_kind = dict(zip(dual.kind_of_use(), called, strict=True))
-    return dual, [by_kind[number] for number in range(len(dual.kinds))]
+class Talk:
+    """Messages of a problem with some values left, all nothing at first.
 
+    Attributes:
+        dual: the messages.
+    """
 
-def say(
-    dual: Dual, names: Sequence[tuple[Name, list[int]]], kept: Kept, messages: Mapping[Name, Sequence[Floats]]
-) -> None:
-    """Begin with known messages; `names` as of `dual_of`."""
-    for number, (name, kinds) in enumerate(names):
-        if name in messages:
-            pairs = zip(messages[name], kinds, strict=True)
-            dual.start_from(number, [message[kept.values[kind]] for message, kind in pairs])
+    def __init__(self, folded: Folded, kept: Kept) -> None:
+        self._values = kept.values.copy()
+        numbers: dict[tuple[int, ...], int] = {}
+        #: Recipe and classes of every distinct table.
+        self._tables: list[tuple[int, Scope]] = []
+        uses: list[tuple[int, Scope]] = []
+        called: list[tuple[Name, Scope]] = []
+        for scope, recipe in zip(folded.scopes, folded.recipe_of, strict=True):
+            kinds = tuple([folded.class_of[v] for v in scope])
+            key = kept.key(recipe, kinds)
+            if key not in numbers:
+                numbers[key] = len(numbers)
+                self._tables.append((recipe, kinds))
+            uses.append((numbers[key], scope))
+            called.append(((recipe, *kinds), kinds))
+        sizes = [kept.size(kind) for kind in folded.class_of]
+        self.dual = Dual(folded.class_of, sizes, uses, self._priced(kept))
+        by_kind = dict(zip(self.dual.kind_of_use(), called, strict=True))
+        #: Of every kind of factor its name and the classes it ties.
+        self._names = [by_kind[number] for number in range(len(self.dual.kinds))]
 
+    def _priced(self, kept: Kept) -> list[Floats]:
+        return [kept.table(recipe, kinds) for recipe, kinds in self._tables]
 
-def note(
-    dual: Dual,
-    names: Sequence[tuple[Name, list[int]]],
-    kept: Kept,
-    sizes: Sequence[int],
-    messages: Messages,
-) -> None:
-    """Write down what is said, for values left; `sizes` are those of classes before any went."""
-    for number, (name, kinds) in enumerate(names):
-        full = messages.setdefault(name, [np.zeros(sizes[kind]) for kind in kinds])
-        for whole, kind, message in zip(full, kinds, dual.kinds[number].messages, strict=True):
-            whole[kept.values[kind]] = message
+    def renewed(self, kept: Kept) -> bool:
+        """Begin anew at other prices of the problem if the same values are left; whether they are."""
+        if any(not np.array_equal(*pair) for pair in zip(self._values, kept.values, strict=True)):
+            return False
+        self.dual.renew(self._priced(kept))
+        return True
+
+    def say(self, messages: Mapping[Name, list[Floats]]) -> None:
+        """Begin with known messages."""
+        for number, (name, kinds) in enumerate(self._names):
+            if name in messages:
+                pairs = zip(messages[name], kinds, strict=True)
+                self.dual.start_from(number, [message[self._values[kind]] for message, kind in pairs])
+
+    def note(self, messages: Messages, sizes: Sequence[int]) -> None:
+        """Write down what is said; `sizes` are those of the classes before any values went."""
+        for kind, (name, kinds) in zip(self.dual.kinds, self._names, strict=True):
+            full = messages.setdefault(name, [np.zeros(sizes[kind]) for kind in kinds])
+            for whole, tied, message in zip(full, kinds, kind.messages, strict=True):
+                whole[self._values[tied]] = message

@@ -120,6 +120,11 @@ class Kind:
     def __post_init__(self) -> None:
         self.rough = self.table.astype(np.float32)
 
+    def reprice(self, table: Floats) -> None:
+        """Have another table of the same shape."""
+        self.table = table
+        self.rough[...] = table
+
     def with_messages(self, messages: Sequence[Floats], room: Floats | None = None) -> Floats:
         """The table with a vector added along each axis.
 
@@ -172,3 +177,16 @@ class Kind:
             np.minimum.reduce(bench.left[axis], axis=0, out=stretches[-1] if only else bench.left[axis + 1])
         if last < len(columns) - 1:
             np.minimum.reduce(bench.rows[last], axis=1, out=stretches[last])
+
+
+def marginals(total: Floats) -> list[Floats]:
+    """Of every axis, per value the least of a table.
+
+    The least over the first axis, or over all others, is many times faster than over the last.
+    """
+    found: list[Floats] = []
+    for _ in range(total.ndim):
+        found.append(total.reshape(len(total), -1).min(axis=1) if total.ndim > 1 else total)
+        if total.ndim > 1:
+            total = total.min(axis=0)
+    return found
