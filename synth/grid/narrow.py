@@ -230,8 +230,6 @@ class Search:
         if self.memory.inherited:
             dual.balance()
             self.memory.inherited = False
-        elif self.core.constant + dual.bound() < 0:
-            dual.halve()  # nothing costs less than nothing: these messages are worse than none
         # Messages of other prices are nearly right everywhere: no round of sweeps adds much at once.
         if on:
             # What buckets make of messages goes on rising when the bound by messages alone does not.

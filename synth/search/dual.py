@@ -262,16 +262,6 @@ class Dual:
                 self._send(kind, position, excess[colour] / -tellers[colour])
         self._before = self._state()
 
-    def halve(self) -> None:
-        """Have factors say half of what they say.
-
-        By these messages the bound is at least the mean of what it was and of that without any.
-        """
-        for kind in self._in_order:
-            for position, message in enumerate(kind.messages):
-                self._send(kind, position, message / -2)
-        self._before = self._state()
-
     def bound(self) -> float:
         """What no assignment costs less than, by these messages."""
         if self._bound is None:

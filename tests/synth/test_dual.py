@@ -83,24 +83,6 @@ def test_messages_move_costs_and_change_none(problem: Problem, data: st.DataObje
     assert moved == pytest.approx(problem.cost(at), abs=1e-6)
 
 
-@settings(max_examples=60)
-@given(problem=problems(impossible=False), sweeps=st.integers(0, 6), data=st.data())
-def test_half_of_what_is_said_bounds_at_least_as_well_as_all_and_nothing_do_on_average(
-    problem: Problem, sweeps: int, data: st.DataObject
-) -> None:
-    dual = dual_of(problem)
-    nothing = dual.bound()
-    for _ in range(sweeps):
-        dual.sweep()
-    for number, kind in enumerate(dual.kinds):
-        # Messages that are right somewhere else are off by any amount.
-        off = data.draw(st.integers(-9, 9))
-        dual.start_from(number, [message + off * np.arange(len(message)) for message in kind.messages])
-    before = dual.bound()
-    dual.halve()
-    assert (before + nothing) / 2 - 1e-6 <= dual.bound() <= problem.best() + 1e-6
-
-
 def test_messages_are_balanced_where_some_are_missing() -> None:
     """Factors at a choice say 8, 1 and -9 of a value, which balances; without the last one it does not."""
     tables = [np.arange(4.0).reshape(2, 2), np.ones((3, 2)), np.zeros((4, 2))]
