@@ -17,7 +17,8 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.program import verify
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.fallback import fullest
-from shardwright.synth.grid.memory import GridCandidate, GridRenting
+from shardwright.synth.grid.candidate import GridCandidate
+from shardwright.synth.grid.memory import GridRenting
 from shardwright.synth.grid.narrow import MOST_ROUNDS
 from shardwright.synth.grid.pricing import GridPriceList
 from shardwright.synth.grid.ranges import NEAR, Tightening
@@ -87,7 +88,7 @@ class GridSearch:
             self._listed, self._floors = listed, listed.floors
         self._renting = GridRenting(graph, space, listed.grid, self._judge, timer, extra, solvers)
         self._ideal: Solution | None = None
-        self._rough = False
+        self._rough, self._changed = False, before is not None
         self._best: GridFound | None = None
         self._tightening: Tightening | None = None
         self._free: tuple[GridFound, GridCandidate, GridCandidate] | None = None
@@ -261,13 +262,15 @@ class GridSearch:
     def _unlimited(self, best: GridFound) -> tuple[GridCandidate, GridCandidate]:
         """The program of what was found if memory were no limit: in the order that takes least, and as it is.
 
-        Both are one if it fits by the model of memory.
+        Both are one if it fits by the model of memory. Where memory is known to be scarce, only the order
+        that takes least is looked at.
         """
         if self._free is None or self._free[0] is not best:
             solution, prices = self._turns.search(best.ratios)
             with self._turns.timer.search():
-                free = self._renting.candidate(solution, prices, best.ratios)
-            less = free if free.fits else self._renting.in_turn(free)
+                scarce = self._rough or self._changed
+                free = self._renting.candidate(solution, prices, best.ratios, in_turn=scarce)
+            less = free if free.fits or scarce else self._renting.in_turn(free)
             self._free = best, less, free
             self.crowded = self._judge.feared(less.memory, less.ratios)
         return self._free[1:]

@@ -78,6 +78,7 @@ class Inherited:
     def hand_on(self, core: Core, memory: Memory) -> tuple[int, ...]:
         """Begin a memory with what is known, and return an assignment that is thought to be good."""
         memory.messages = self._messages(core)
+        memory.inherited = bool(memory.messages)
         memory.dominated.begin(core.folded, core.sizes, core.cooked, self._went(core))
         return completed(core, self.values)
 

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 import numpy as np
 
-from shardwright.cost.bill import Item, charges, counted
+from shardwright.cost.bill import charges, counted
 from shardwright.cost.grid.model import GridModel
 from shardwright.cost.grid.settled import Settled
 from shardwright.cost.memory.ample import peaks_at_most
@@ -27,6 +26,7 @@ from shardwright.cost.memory.liveness import Peaks, peaks_by_device, total_bytes
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph, Value, value_types
 from shardwright.ir.program import Program
+from shardwright.synth.grid.candidate import GridCandidate, Pricing
 from shardwright.synth.grid.crowd import crowd
 from shardwright.synth.grid.parts import on_nodes
 from shardwright.synth.grid.rent import GridRents, Portion, least_portions, portions
@@ -64,45 +64,6 @@ _NEARLY = 16
 
 #: How far a rented program may be from the best under its rent, as a part of what it costs.
 _ENOUGH = 1e-3
-
-
-@dataclass(frozen=True, slots=True)
-class GridCandidate:
-    """A program at ratios, with what it costs and the memory it takes."""
-
-    solution: Solution
-    prices: Prices
-    program: Program
-    items: tuple[Item, ...]
-    ratios: tuple[float, ...]
-    cost_s: float
-    memory: Peaks
-    over: float
-
-    @property
-    def fits(self) -> bool:
-        """By the judge's present budgets."""
-        return self.over <= 1
-
-    def beats(self, other: GridCandidate) -> bool:
-        """Whether it is better: what fits is better than what does not."""
-        if self.fits and other.fits:
-            return self.cost_s < other.cost_s * (1 - 1e-9)
-        return self.over < other.over
-
-
-class Pricing(Protocol):
-    """What the search on two axes knows of costs."""
-
-    def prices(self, ratios: tuple[float, ...]) -> Prices:
-        """At some ratios."""
-        ...
-
-    def best_ratios(
-        self, solution: Solution, prices: Prices, start: tuple[float, ...]
-    ) -> tuple[tuple[float, ...], float]:
-        """The ratios at which a program costs least, and what it costs there."""
-        ...
 
 
 class GridRenting:
@@ -147,12 +108,19 @@ class GridRenting:
             self._rents = GridRents(self.graph, self.space, self._crowd)
         return self._rents
 
-    def candidate(self, solution: Solution, prices: Prices, ratios: tuple[float, ...]) -> GridCandidate:
-        """A solution as a program at some ratios."""
+    def candidate(
+        self, solution: Solution, prices: Prices, ratios: tuple[float, ...], *, in_turn: bool = False
+    ) -> GridCandidate:
+        """A solution as a program at some ratios: as it is, or with every exchange where it is wanted."""
         program = emit(self.space, solution.assignment, prices, self._extra)
         if self.space.nodes != self.grid.mesh.nodes:
             program = on_nodes(program, self.graph, self.grid.mesh.nodes)
-        return self._weighed(solution, prices, program, ratios)
+        sparing = Sparing(program, self.graph) if in_turn else None
+        if sparing is None or not sparing.possible:
+            return self._weighed(solution, prices, program, ratios)
+        here = self._weighed(solution, prices, sparing.again(0), ratios)
+        self._latest_turn = here.program, sparing, here
+        return here
 
     def _weighed(
         self, solution: Solution, prices: Prices, program: Program, ratios: tuple[float, ...]

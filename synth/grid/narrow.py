@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from shardwright.cost.share_cost import Floats
 from shardwright.synth.grid.buckets import Bounds, Buckets
 from shardwright.synth.grid.prune import Dominated
 from shardwright.synth.grid.tied import repeats, tied, untied
 from shardwright.synth.search.astar import MOST_NODES, Layer, a_star
-from shardwright.synth.search.dual import PER_ROUND, Dual, dual_of
+from shardwright.synth.search.dual import PER_ROUND, Dual
 from shardwright.synth.search.eliminate import eliminate, live, record
 from shardwright.synth.search.fold import cook, fold
+from shardwright.synth.search.messages import Messages, Talk
 from shardwright.synth.search.order import full_order
 from shardwright.synth.search.prune import Kept
 from shardwright.synth.search.stages import Core, Stage
@@ -76,16 +76,19 @@ class Memory:
 
     def __init__(self) -> None:
         self.stage: Stage | None = None
-        self.messages: dict[tuple[object, ...], list[Floats]] = {}
+        self.messages: Messages = {}
+        self.talk: Talk | None = None
         self.order: list[int] = []
         self.guess_order: list[int] = []
         self.dominated = Dominated()
+        #: Whether the messages are those of another problem, and nothing was solved with them yet.
+        self.inherited = False
 
     def of(self, stage: Stage) -> Memory:
         """The memory, empty if it was of something else."""
         if self.stage is not stage:
             self.stage, self.messages, self.dominated = stage, {}, Dominated()
-            self.order, self.guess_order = [], []
+            self.order, self.guess_order, self.inherited, self.talk = [], [], False, None
         return self
 
 
@@ -102,12 +105,11 @@ class Search:
     def __init__(self, core: Core, kept: Kept, memory: Memory, stop: Callable[[], bool]) -> None:
         self.core, self.kept, self.stop = core, kept, stop
         self.memory = memory
-        self.seconds, self.proven = math.inf, -math.inf
+        self.seconds, self.proven, self._target_s = math.inf, -math.inf, math.inf
         self.best: list[int] = []
         self._messages, self._looks = self.memory.messages, 0
         #: Whether any program is better than none.
         self._eager = False
-        self._target_s = math.inf
         self.expanded = self.width = 0
 
     def offer(self, values: Sequence[int]) -> None:
@@ -133,8 +135,9 @@ class Search:
             sweeps: of the first round at most; 0 for as many as seem useful.
         """
         self._target_s = target_s
-        sweeps, slack = sweeps or (FEW_SWEEPS if self.memory.messages else MOST_SWEEPS), _SLACK
-        known = bool(self.best)
+        known, inherited = bool(self.best), self.memory.inherited
+        few = self.memory.messages and not inherited
+        sweeps, slack = sweeps or (FEW_SWEEPS if few else MOST_SWEEPS), _SLACK
         for number in range(rounds):
             dual = self._swept(sweeps, enough, on=number > 0)
             self._prove(self.core.constant + dual.bound())
@@ -145,6 +148,10 @@ class Search:
                     self._guess(dual, _LIKELY)
                 if self.seconds > self.proven * (1 + _DOUBT):
                     self._tied(dual)
+                if self._done(enough):
+                    break
+            elif inherited and not number:  # a bound that a guess meets needs nothing that takes longer
+                self._guess(dual, _LIKELY, _CELLS[0])
                 if self._done(enough):
                     break
             rest = _Rest(self.core, self.kept, dual, self.memory)
@@ -187,7 +194,7 @@ class Search:
         if search.best:
             self.offer(untied(folded, left, search.best))
 
-    def _guess(self, dual: Dual, most: int) -> None:
+    def _guess(self, dual: Dual, most: int, cells: int = _CELLS[1]) -> None:
         """Offer a good assignment of so many values per class that look best by the messages, layers tied."""
         folded = self.core.folded
         core, left = tied(folded, self.kept, dual, most)
@@ -195,7 +202,7 @@ class Search:
             self.memory.guess_order = full_order(core.sizes, live(core.folded, [2] * len(core.sizes)))
         scale = sum(float(np.where(np.isfinite(t), np.abs(t), 0.0).max()) for t in core.cooked)
         some = Kept(core.folded, core.sizes, core.cooked)
-        buckets = Buckets(some, self.memory.guess_order, _CELLS[1], (scale or 1.0) * NEVER)
+        buckets = Buckets(some, self.memory.guess_order, cells, (scale or 1.0) * NEVER)
         buckets.there()
         at = buckets.greedy()
         self.offer(untied(folded, left, [at.get(kind, 0) for kind in range(len(left))]))
@@ -215,12 +222,14 @@ class Search:
             enough: part of the best cost by which a bound that ends them may miss it.
             on: so many.
         """
-        dual, names = dual_of(self.core.folded, self.kept)
-        for number, (name, kinds) in enumerate(names):
-            if name in self._messages:
-                full = self._messages[name]
-                values = [self.kept.values[kind] for kind in kinds]
-                dual.start_from(number, [m[v] for m, v in zip(full, values, strict=True)])
+        talk = self.memory.talk
+        if talk is None or not talk.renewed(self.kept):
+            talk = self.memory.talk = Talk(self.core.folded, self.kept)
+        talk.say(self._messages)
+        dual = talk.dual
+        if self.memory.inherited:
+            dual.balance()
+            self.memory.inherited = False
         # Messages of other prices are nearly right everywhere: no round of sweeps adds much at once.
         if on:
             # What buckets make of messages goes on rising when the bound by messages alone does not.
@@ -241,10 +250,7 @@ class Search:
                 return self.proven >= self._target_s or self._done(enough)
 
             dual.rise(sweeps, -1.0 if sweeps == FEW_SWEEPS else ENOUGH, self.stop, settled)
-        for number, (name, kinds) in enumerate(names):
-            full = self._messages.setdefault(name, [np.zeros(self.core.sizes[k]) for k in kinds])
-            for whole, kind, message in zip(full, kinds, dual.kinds[number].messages, strict=True):
-                whole[self.kept.values[kind]] = message
+        talk.note(self._messages, self.core.sizes)
         if self._messages is self.memory.messages:  # what fewer values say later is of no use at other prices
             self._messages = {name: [m.copy() for m in full] for name, full in self._messages.items()}
         return dual

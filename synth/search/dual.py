@@ -25,9 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.share_cost import Floats
-from shardwright.synth.search.fold import Folded, Scope
-from shardwright.synth.search.prune import Kept
-from shardwright.synth.search.wires import Bench, Kind, Update, Wires
+from shardwright.synth.search.fold import Scope
+from shardwright.synth.search.wires import Bench, Kind, Update, Wires, marginals
 
 #: Seconds that stand for "impossible": far beyond any program, and small enough to be added up.
 _NEVER = 1e9
@@ -46,20 +45,6 @@ _ONWARD, _HURRY = 0.8, 6
 #: From which sweep on messages are moved on, between two sweeps, in the direction in which they went, and by
 #: what part of their way; that part is halved where a round no longer adds such a part of the bound.
 _START, _MOMENTUM, _STALLED = 6, 0.72, 5e-3
-
-
-def marginals(total: Floats, positions: Sequence[int]) -> list[Floats]:
-    """Of some axes, in ascending order, per value the least of a table.
-
-    The least over the first axis, or over all others, is many times faster than over the last.
-    """
-    found: list[Floats] = []
-    for axis in range(max(positions, default=-1) + 1):
-        if axis in positions:
-            found.append(total.reshape(len(total), -1).min(axis=1) if total.ndim > 1 else total)
-        if total.ndim > 1:
-            total = total.min(axis=0)
-    return found
 
 
 class Dual:
@@ -87,8 +72,9 @@ class Dual:
         ]
         self._uses = [(k, scope) for k, (_, scope) in zip(number, uses, strict=True)]
         counts = Counter(number)
-        finite = [np.where(np.isfinite(table), table, _NEVER) for table in tables]
+        finite = _finite(tables)
         self.kinds = [Kind(finite[f], scope, counts[k]) for (f, scope), k in numbers.items()]
+        self._factors = [f for f, _ in numbers]
         incident: list[Counter[tuple[int, int]]] = [Counter() for _ in colour]
         for k, (_, scope) in zip(number, uses, strict=True):
             for position, choice in enumerate(scope):
@@ -130,18 +116,30 @@ class Dual:
             kind.times = [self._times(k, p, c) for p, c in enumerate(kind.scope)]
             kind.heard = [self._heard(c, times) for c, times in zip(kind.scope, kind.times, strict=True)]
             kind.wires = Wires([places[c] for c in kind.scope], kind)
-            if kind.table.ndim == 1:  # says all it has to say at once
-                self._send(kind, 0, kind.table)
         self._in_order: list[Kind] = []
         self._plan_updates()
         #: Whether choices of one colour hear the same: then no update lowers the bound.
         self._alike = all(len(some) == 1 for some in self._of_colour.values())
+        self._rooms: dict[tuple[int, ...], Floats] = {}
+        self._benches: dict[tuple[int, ...], Bench] = {}
+        self._begin()
+
+    def renew(self, tables: Sequence[Floats]) -> None:
+        """Begin anew with other tables of the same shapes, as if made with these."""
+        finite = _finite(tables)
+        for kind, factor in zip(self.kinds, self._factors, strict=True):
+            kind.reprice(finite[factor])
+        self._got[:], self._said[:] = 0.0, 0.0
+        self._begin()
+
+    def _begin(self) -> None:
+        for kind in self.kinds:
+            if kind.table.ndim == 1:  # says all it has to say at once
+                self._send(kind, 0, kind.table)
         self.sweeps = 0
         #: Of the messages as they are, if somebody asked.
         self._bound: float | None = None
         self._momentum, self._before = _MOMENTUM, self._state()
-        self._rooms: dict[tuple[int, ...], Floats] = {}
-        self._benches: dict[tuple[int, ...], Bench] = {}
 
     def _room(self, shape: tuple[int, ...]) -> Floats:
         """Room for a table that is soon forgotten: new memory takes longer than what is written to it."""
@@ -245,6 +243,25 @@ class Dual:
             for position, message in enumerate(messages):
                 self._send(kind, position, message - kind.messages[position])
 
+    def balance(self) -> None:
+        """Have factors take back in equal parts what they say of a choice together, but for its least.
+
+        Messages that were right beside others say too much, or too little, where some of these are missing.
+        """
+        tellers = dict.fromkeys(self._of_colour, 0.0)
+        for kind in self._in_order:
+            for position, colour in enumerate(kind.scope):
+                tellers[colour] += float(kind.heard[position] @ kind.times[position][:, 0])
+        excess: dict[int, Floats] = {}
+        for colour, shades in self._of_colour.items():
+            counts = np.array([self._counts[shade] for shade in shades])
+            got = counts @ self._sums[colour] / counts.sum()
+            excess[colour] = got - got.min()
+        for kind in self._in_order:
+            for position, colour in enumerate(kind.scope):
+                self._send(kind, position, excess[colour] / -tellers[colour])
+        self._before = self._state()
+
     def bound(self) -> float:
         """What no assignment costs less than, by these messages."""
         if self._bound is None:
@@ -253,20 +270,15 @@ class Dual:
 
     def _bounded(self) -> float:
         total = sum(n * float(self._sums_of(s).min()) for s, n in sorted(self._counts.items()))
-        return total + sum(
-            kind.count
-            * float(kind.with_messages([-m for m in kind.messages], self._room(kind.table.shape)).min())
-            for kind in self.kinds
-        )
+        return total + sum(kind.count * kind.least(self._room(kind.table.shape)) for kind in self.kinds)
 
     def excess(self) -> list[Floats]:
         """Per shade and value, by how much an assignment with that value exceeds the bound at least."""
         each = [self._sums_of(s) for s in range(len(self._counts))]
         found = [sums - sums.min() for sums in each]
         for kind in self.kinds:
-            everywhere = range(len(kind.scope))
             total = kind.with_messages([-m for m in kind.messages], self._room(kind.table.shape))
-            for position, marginal in enumerate(marginals(total, everywhere)):
+            for position, marginal in enumerate(marginals(total)):
                 over = marginal - marginal.min()
                 shades = self._of_colour[kind.scope[position]]
                 for shade, times in zip(shades, kind.times[position], strict=True):
@@ -362,6 +374,10 @@ class Dual:
         return self._got.copy(), self._said.copy()
 
 
+def _finite(tables: Sequence[Floats]) -> list[Floats]:
+    return [table if table.max(initial=0.0) <= _NEVER else np.minimum(table, _NEVER) for table in tables]
+
+
 def _cut(kind: Kind, values: Mapping[int, NDArray[np.intp]] | None) -> Floats:
     """The table of a kind without its messages, for some values of its colours."""
     if values is None or not kind.scope:
@@ -371,22 +387,3 @@ def _cut(kind: Kind, values: Mapping[int, NDArray[np.intp]] | None) -> Floats:
     for axis, (message, some) in enumerate(zip(kind.messages, mine, strict=True)):
         total = total - message[some].reshape(-1, *(1,) * (total.ndim - 1 - axis))
     return total
-
-
-def dual_of(folded: Folded, kept: Kept) -> tuple[Dual, list[tuple[tuple[object, ...], list[int]]]]:
-    """Messages of a problem, all nothing; and of every kind of factor its name and the classes it ties."""
-    numbers: dict[tuple[int, ...], int] = {}
-    tables: list[Floats] = []
-    uses: list[tuple[int, Scope]] = []
-    called: list[tuple[tuple[object, ...], list[int]]] = []
-    for scope, recipe in zip(folded.scopes, folded.recipe_of, strict=True):
-        kinds = tuple([folded.class_of[v] for v in scope])
-        key = kept.key(recipe, kinds)
-        if key not in numbers:
-            numbers[key] = len(numbers)
-            tables.append(kept.table(recipe, kinds))
-        uses.append((numbers[key], scope))
-        called.append(((recipe, *kinds), list(kinds)))
-    dual = Dual(folded.class_of, [kept.size(kind) for kind in folded.class_of], uses, tables)
-    by_kind = dict(zip(dual.kind_of_use(), called, strict=True))
-    return dual, [by_kind[number] for number in range(len(dual.kinds))]

@@ -19,6 +19,9 @@ from shardwright.synth.search.fold import Scope
 #: In single precision.
 Rough: TypeAlias = NDArray[np.float32]
 
+#: Of tables of so many axes and cells, walking over them once less is worth some calls.
+_MANY_AXES, _MANY_CELLS = 3, 1 << 12
+
 
 @dataclass(frozen=True, slots=True)
 class Update:
@@ -117,6 +120,11 @@ class Kind:
     def __post_init__(self) -> None:
         self.rough = self.table.astype(np.float32)
 
+    def reprice(self, table: Floats) -> None:
+        """Have another table of the same shape."""
+        self.table = table
+        self.rough[...] = table
+
     def with_messages(self, messages: Sequence[Floats], room: Floats | None = None) -> Floats:
         """The table with a vector added along each axis.
 
@@ -133,6 +141,17 @@ class Kind:
         if len(messages) > 1:
             total += messages[0].reshape(-1, *(1,) * inner.ndim)
         return total
+
+    def least(self, room: Floats) -> float:
+        """The least of the table without its messages; `room` is for a table as large."""
+        if self.table.ndim < _MANY_AXES or self.table.size < _MANY_CELLS:
+            return float(self.with_messages([-m for m in self.messages], room).min())
+        # What is said along the first axis is added when there is little left: rounding keeps the order.
+        inner = -self.messages[-1]
+        for message in self.messages[-2:0:-1]:
+            inner = inner - message.reshape(-1, *(1,) * inner.ndim)
+        np.add(self.table, inner, out=room)
+        return float((np.minimum.reduce(room.reshape(len(room), -1), axis=1) - self.messages[0]).min())
 
     def ask(self, positions: Sequence[int], bench: Bench) -> None:
         """Write to the wires, per value of some positions, the least of the table with what the choices say.
@@ -158,3 +177,16 @@ class Kind:
             np.minimum.reduce(bench.left[axis], axis=0, out=stretches[-1] if only else bench.left[axis + 1])
         if last < len(columns) - 1:
             np.minimum.reduce(bench.rows[last], axis=1, out=stretches[last])
+
+
+def marginals(total: Floats) -> list[Floats]:
+    """Of every axis, per value the least of a table.
+
+    The least over the first axis, or over all others, is many times faster than over the last.
+    """
+    found: list[Floats] = []
+    for _ in range(total.ndim):
+        found.append(total.reshape(len(total), -1).min(axis=1) if total.ndim > 1 else total)
+        if total.ndim > 1:
+            total = total.min(axis=0)
+    return found

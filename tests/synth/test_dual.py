@@ -19,6 +19,7 @@ from shardwright.synth.search.eliminate import live
 from shardwright.synth.search.fold import cook, fold
 from shardwright.synth.search.order import full_order
 from shardwright.synth.search.prune import Kept
+from shardwright.synth.search.wires import Kind
 
 
 def dual_of(problem: Problem) -> Dual:
@@ -80,6 +81,44 @@ def test_messages_move_costs_and_change_none(problem: Problem, data: st.DataObje
     at = tuple(data.draw(st.integers(0, size - 1)) for size in problem.sizes)
     moved = sum(float(tables[k][tuple(at[v] for v in scope)]) for k, scope in uses)
     assert moved == pytest.approx(problem.cost(at), abs=1e-6)
+
+
+def test_messages_are_balanced_where_some_are_missing() -> None:
+    """Factors at a choice say 8, 1 and -9 of a value, which balances; without the last one it does not."""
+    tables = [np.arange(4.0).reshape(2, 2), np.ones((3, 2)), np.zeros((4, 2))]
+    dual = Dual(range(4), (2, 2, 3, 4), [(0, (1, 0)), (1, (2, 0)), (2, (3, 0))], tables)
+    for number, said in enumerate((8.0, 1.0)):
+        kind = dual.kinds[number]
+        dual.start_from(number, [kind.messages[0].copy(), np.array([0.0, said])])
+    dual.balance()
+    assert [kind.messages[1].tolist() for kind in dual.kinds] == [[0.0, 5.0], [0.0, -2.0], [0.0, -3.0]]
+
+
+@given(one=problems(), seed=st.integers(0, 1 << 20), sweeps=st.integers(0, 9))
+def test_messages_renewed_at_other_prices_are_those_made_for_them(
+    one: Problem, seed: int, sweeps: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    tables = [table + rng.integers(0, 3, table.shape) for table in one.tables]
+    fresh, renewed = Dual(one.sizes, one.sizes, one.uses, tables), dual_of(one)
+    renewed.rise(16, 1e-3, never)
+    renewed.renew(tables)
+    for dual in (fresh, renewed):
+        for _ in range(sweeps):
+            dual.sweep()
+    assert renewed.bound() == fresh.bound()
+    assert all(map(np.array_equal, renewed.excess(), fresh.excess()))
+
+
+@pytest.mark.parametrize("shape", [(9,), (70, 80), (3, 4, 5), (20, 30, 10), (9, 8, 7, 12)])
+def test_the_least_of_a_table_without_its_messages(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    kind = Kind(rng.normal(size=shape), tuple(range(len(shape))), 1)
+    kind.messages = [rng.normal(size=size) for size in shape]
+    left = kind.table.copy()
+    for axis, message in enumerate(kind.messages):
+        left -= message.reshape(-1, *(1,) * (len(shape) - 1 - axis))
+    assert kind.least(np.empty(shape)) == pytest.approx(left.min(), abs=1e-12)
 
 
 @settings(max_examples=60)

@@ -15,9 +15,11 @@ from shardwright.cost.grid.prices import Mesh
 from shardwright.cost.memory.liveness import peaks_by_device
 from shardwright.cost.model import CostModel
 from shardwright.ir.placement import Shard, grid, parse_placement, region
-from shardwright.ir.program import verify
+from shardwright.ir.program import Program, verify
 from shardwright.memory.device_memory import device_memory, peaks
 from shardwright.synth.grid.alternate import GridSearch
+from shardwright.synth.grid.candidate import GridCandidate
+from shardwright.synth.grid.memory import GridRenting
 from shardwright.synth.grid.rent import least_portions, portions
 from shardwright.synth.memory.sparing import Sparing
 
@@ -143,6 +145,35 @@ def test_what_fits_though_it_was_searched_roughly_is_searched_again(monkeypatch:
     assert (
         again.bound_s == pytest.approx(well.bound_s, rel=1e-9) and again.search_gap <= well.search_gap + 1e-9
     )
+
+
+def test_where_memory_is_scarce_the_order_that_takes_least_is_weighed_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    candidate, weighed, met = GridRenting.candidate, GridRenting._weighed, list[bool]()  # pyright: ignore[reportPrivateUsage]
+    times: list[Program] = []
+
+    def noted(self: GridRenting, *args: Any, in_turn: bool = False) -> GridCandidate:
+        as_it_is = candidate(self, *args)
+        times.clear()
+        found = candidate(self, *args, in_turn=in_turn)
+        met.append(in_turn)
+        if in_turn:
+            assert times == [found.program] != [as_it_is.program]
+            assert found.cost_s == pytest.approx(as_it_is.cost_s) and found.over <= as_it_is.over
+            # It is known to be in that order.
+            assert self.in_turn(found) is found and times == [found.program]
+        return found
+
+    def counted(self: GridRenting, *args: Any) -> GridCandidate:
+        times.append(args[2])
+        return weighed(self, *args)
+
+    monkeypatch.setattr(GridRenting, "candidate", noted)
+    monkeypatch.setattr(GridRenting, "_weighed", counted)
+    monkeypatch.setattr("shardwright.synth.grid.choice._CROWDED", 0.0)
+    planned(1 << 30)
+    assert met[0] and not all(met)
 
 
 def test_what_cannot_fit_is_said() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +22,11 @@ from shardwright.ir.rewrites.recompute import Stretch
 from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced, trace
 from shardwright.synth.grid.inherited import Inherited, completed
-from shardwright.synth.grid.narrow import Memory
+from shardwright.synth.grid.narrow import Memory, Search
 from shardwright.synth.grid.pricing import GridPriceList, grid_floors
 from shardwright.synth.grid.solve import GridSolver
+from shardwright.synth.grid.turns import CLOSE
+from shardwright.synth.search.dual import Dual
 from shardwright.synth.search.fold import fold
 from shardwright.synth.search.solve import Solver
 from shardwright.synth.search.stages import Stage
@@ -103,6 +106,33 @@ def test_a_changed_step_begins_with_what_was_good_before(name: str) -> None:
     found = GridSolver(space, before=solver).solve(prices)
     assert found.seconds == pytest.approx(best.seconds, rel=1e-9)
     assert found.bound_s == pytest.approx(best.bound_s, rel=1e-6)
+
+
+def test_a_guess_by_messages_from_before_is_enough_where_it_meets_their_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Then there is no way there and back; and only at first are messages those of another step."""
+    before, after = step(STEPS[0]), changed(step(STEPS[0]))
+    model = GridModel(CostModel(FLEETS["2 + 3, one of them mixed"]))
+    words, prices = Vocabulary(Domains(model.mesh.nodes)), grid_floors(GridPriceList(model))
+    solver = GridSolver(Space(before.graph, model.mesh.nodes, words))
+    solver.solve(prices)
+    done: list[str] = []
+    for of, name in ((Dual, "balance"), (Search, "_guess"), (Search, "_look_at")):
+        was = getattr(of, name)
+
+        def noted(self: object, *args: object, name: str = name, was: Any = was, **how: object) -> object:
+            done.append(name)
+            return was(self, *args, **how)
+
+        monkeypatch.setattr(of, name, noted)
+    changed_solver = GridSolver(Space(after.graph, model.mesh.nodes, words), before=solver)
+    found = changed_solver.solve(prices, enough=CLOSE)
+    assert found.bound_s >= found.seconds * (1 - CLOSE)
+    assert done == ["balance", "_guess"]
+    done.clear()
+    changed_solver.solve(prices, enough=CLOSE)
+    assert "balance" not in done
 
 
 @pytest.mark.parametrize("apart", [False, True])

@@ -1,0 +1,76 @@
+"""Messages (`shardwright.synth.search.dual`) by name, for problems that are solved at prices after prices.
+
+A name says what a kind of factor adds up and which classes it ties: whatever values are left, and whatever
+they cost, messages of one name are over the same choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from shardwright.cost.share_cost import Floats
+from shardwright.synth.search.dual import Dual
+from shardwright.synth.search.fold import Folded, Scope
+from shardwright.synth.search.prune import Kept
+
+#: A recipe and the classes of its choices.
+Name: TypeAlias = tuple[object, ...]
+
+#: Messages to each choice, over all values of its class.
+Messages: TypeAlias = dict[Name, list[Floats]]
+
+
+class Talk:
+    """Messages of a problem with some values left, all nothing at first.
+
+    Attributes:
+        dual: the messages.
+    """
+
+    def __init__(self, folded: Folded, kept: Kept) -> None:
+        self._values = kept.values.copy()
+        numbers: dict[tuple[int, ...], int] = {}
+        #: Recipe and classes of every distinct table.
+        self._tables: list[tuple[int, Scope]] = []
+        uses: list[tuple[int, Scope]] = []
+        called: list[tuple[Name, Scope]] = []
+        for scope, recipe in zip(folded.scopes, folded.recipe_of, strict=True):
+            kinds = tuple([folded.class_of[v] for v in scope])
+            key = kept.key(recipe, kinds)
+            if key not in numbers:
+                numbers[key] = len(numbers)
+                self._tables.append((recipe, kinds))
+            uses.append((numbers[key], scope))
+            called.append(((recipe, *kinds), kinds))
+        sizes = [kept.size(kind) for kind in folded.class_of]
+        self.dual = Dual(folded.class_of, sizes, uses, self._priced(kept))
+        by_kind = dict(zip(self.dual.kind_of_use(), called, strict=True))
+        #: Of every kind of factor its name and the classes it ties.
+        self._names = [by_kind[number] for number in range(len(self.dual.kinds))]
+
+    def _priced(self, kept: Kept) -> list[Floats]:
+        return [kept.table(recipe, kinds) for recipe, kinds in self._tables]
+
+    def renewed(self, kept: Kept) -> bool:
+        """Begin anew at other prices of the problem if the same values are left; whether they are."""
+        if any(not np.array_equal(*pair) for pair in zip(self._values, kept.values, strict=True)):
+            return False
+        self.dual.renew(self._priced(kept))
+        return True
+
+    def say(self, messages: Mapping[Name, list[Floats]]) -> None:
+        """Begin with known messages."""
+        for number, (name, kinds) in enumerate(self._names):
+            if name in messages:
+                pairs = zip(messages[name], kinds, strict=True)
+                self.dual.start_from(number, [message[self._values[kind]] for message, kind in pairs])
+
+    def note(self, messages: Messages, sizes: Sequence[int]) -> None:
+        """Write down what is said; `sizes` are those of the classes before any values went."""
+        for kind, (name, kinds) in zip(self.dual.kinds, self._names, strict=True):
+            full = messages.setdefault(name, [np.zeros(sizes[kind]) for kind in kinds])
+            for whole, tied, message in zip(full, kinds, kind.messages, strict=True):
+                whole[self._values[tied]] = message
