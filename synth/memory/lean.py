@@ -190,12 +190,8 @@ def _handing_on(several: _InTurn, found: Candidate, peaks: Peaks) -> tuple[Candi
     turns, judge = several.turns, several.turns.judge
     if found.over > _HANDED_ON:
         return found, peaks
-    tried = [found.program]
     for rearranged in _Rearranged(turns).ways:
         program = rearranged(found.program)
-        if program in tried:
-            continue  # between few segments there is little to hand on
-        tried.append(program)
         looked = several.looked_at(program, found.ratios, judge.feared(found.memory, found.ratios))
         if looked is None:
             continue
@@ -221,15 +217,10 @@ def _instead(several: _InTurn, found: Candidate, peaks: Peaks) -> tuple[Candidat
     first = several.weighed(0)
     if judge.feared(first.memory, ratios) > _HANDED_ON * most:
         return found, peaks
-    tried = [first.program]
     for rearranged in _Rearranged(several.turns).ways:
-        program = rearranged(first.program)
         if several.turns.stop():
             break
-        if program in tried:
-            continue
-        tried.append(program)
-        looked = several.looked_at(program, ratios, _LITTLE_OFF * most)
+        looked = several.looked_at(rearranged(first.program), ratios, _LITTLE_OFF * most)
         if looked is not None and looked[0].fits:
             return looked if looked[0].cost_s < found.cost_s else (found, peaks)
     return found, peaks

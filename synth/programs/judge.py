@@ -121,7 +121,12 @@ class Judge:
             return told
         key = id(program), tuple(ratios)
         if key not in self._seen:
-            self._seen[key] = program, Peaks(self.look(program, ratios), seen=True)
+            # An equal program may have been looked at: what another order leaves as it is.
+            same = (
+                seen for (_, at), (other, seen) in self._seen.items() if at == key[1] and other == program
+            )
+            found = next(same, None) or Peaks(self.look(program, ratios), seen=True)
+            self._seen[key] = program, found
         return self._seen[key][1]
 
     def learn(self, peaks: Peaks, ratios: Sequence[float], memory: Footprint | Peaks, rounds: int) -> None:

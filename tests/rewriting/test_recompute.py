@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,12 +23,10 @@ from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.graph import Graph
 from shardwright.ir.rewrites.graphs import saved
 from shardwright.ir.rewrites.recompute import Stretch, gains, recomputing
-from shardwright.ir.rewrites.rewriting import Rewriting, original, rewriting_of, rewritten
+from shardwright.ir.rewrites.rewriting import Rewriting, original, rewritten
 from shardwright.ir.segments import Segment, schedule
 from shardwright.ir.trace import Traced, trace
-from shardwright.memory.ladder import Ladder
-from shardwright.memory.rivals import WORTH
-from shardwright.synth.stretches import RECOMPUTING, ladder, stretches
+from shardwright.synth.stretches import ladder, stretches
 
 
 @cache
@@ -213,143 +211,3 @@ for scan, speeds, pieces, options in {cases!r}:
     for a, b in zip(got, on_reference(plan, args), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 """
-
-
-class Dearer:
-    """Plans every step a tenth dearer than the rival that it was asked to beat."""
-
-    thorough = False
-
-    def __init__(self, plan: Plan) -> None:
-        self.made = plan
-
-    def plan(self, traced: Traced, rival_s: float = np.inf, **options: Any) -> Plan:
-        changed: Any = traced.rewriting
-        return replace(self.made, cost_s=1.1 * rival_s, rewriting=changed)
-
-
-def test_layers_are_left_out_of_the_best_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    traced = traced_layers(False)
-    best = synthesize_traced(traced, fleet=fleet(), recompute="all")
-    rungs = Ladder(traced, fleet(), RECOMPUTING, 1, cast(Any, Dearer(best)), lambda: False)
-    assert 1 < len(rungs.rungs) <= 8 and best.fits
-    started: list[Plan] = []
-    monkeypatch.setattr(Ladder, "_without_one", lambda self, plan: started.append(plan))
-    rungs.below(best, free_s=0.0)
-    assert rungs.known and started == [best]
-
-
-class Costing:
-    """Plans that fit, at what they cost without a limit and as much more as memory takes."""
-
-    def __init__(self, plan: Plan, memory_s: float) -> None:
-        self.made, self.memory_s = plan, memory_s
-        self.asked: list[int] = []
-
-    def plan(self, traced: Traced, rival_s: float = np.inf, **options: Any) -> Plan:
-        again = len(rewriting_of(traced).recompute)
-        self.asked.append(again)
-        return self.made.but(cost_s=again + self.memory_s, free_s=float(again))
-
-    def unfinished(self, traced: Traced) -> bool:
-        return self.memory_s > 0
-
-
-@pytest.mark.parametrize("memory_s", [0.0, 0.5])
-def test_rungs_above_one_that_memory_makes_no_dearer_are_not_planned(memory_s: float) -> None:
-    traced = traced_layers(False)
-    best = synthesize_traced(traced, fleet=fleet(), recompute="all")
-    planner = Costing(best, memory_s)
-    step, args = layered(False, layers=6)
-    rungs = Ladder(trace(step, *args), fleet(), RECOMPUTING, 1, cast(Any, planner), lambda: False)
-    assert len(rungs.rungs) > 8
-    found = rungs.freely(np.inf)
-    assert found is not None and found.cost_s == min(planner.asked) + memory_s
-    # What is left out counts as dearer.
-    assert len(planner.asked) == (1 if not memory_s else 3) and len(rungs.free_s) == 3
-
-
-class Refusing(Costing):
-    """Plans what costs no more than a rival; what that was is kept."""
-
-    rivals: list[float]
-    full: bool
-
-    def plan(self, traced: Traced, rival_s: float = np.inf, **options: Any) -> Any:
-        self.rivals.append(rival_s)
-        plan = super().plan(traced, rival_s, **options)
-        return plan if plan.cost_s < rival_s else None
-
-    def outgrown(self, traced: Traced) -> bool:
-        return self.full
-
-
-@pytest.mark.parametrize("full", [False, True])
-def test_rungs_above_one_that_is_no_rival_are_not_planned(full: bool) -> None:
-    """But where a part of the fleet has no room for that one: it may have room for those."""
-    best = synthesize_traced(traced_layers(False), fleet=fleet(), recompute="all")
-    step, args = layered(False, layers=6)
-    traced = trace(step, *args)
-    planner = Refusing(best, 0.5)
-    planner.rivals, planner.full = [], full
-    rungs = Ladder(traced, fleet(), RECOMPUTING, 1, cast(Any, planner), lambda: False)
-    rungs.worth = WORTH
-    assert rungs.freely(1.0) is None
-    # Beside another plan a rung should save what makes it worth while.
-    assert planner.rivals == [pytest.approx(1 - WORTH)] * (3 if full else 1)
-    assert list(rungs.free_s.values()) == [np.inf] * 3
-
-
-def test_of_a_long_ladder_a_low_rung_that_fits_is_taken() -> None:
-    """Not the one that keeps least, where the devices have room for more; nor one that does not fit."""
-    step, args = layered(False, layers=6)
-    traced = trace(step, *args)
-    free = synthesize_traced(traced, fleet=fleet(), recompute="off", microbatches=1)
-    least = synthesize_traced(traced, fleet=fleet(), recompute="all", microbatches=1)
-    assert len(ladder(traced.graph, CostModel(fleet()))) > 8
-    budget = (max(free.memory_bytes) + max(least.memory_bytes)) // 2
-    found = synthesize_traced(traced, fleet=fleet(f"{budget} B"), microbatches=1)
-    assert found.fits and max(found.memory_bytes) <= budget
-    assert found.cost_s <= least.cost_s * (1 + 1e-9)
-
-
-class Saving:
-    """Plans that fit, each at a tenth less than the one before."""
-
-    thorough = False
-
-    def __init__(self, plan: Plan) -> None:
-        self.made, self.cost_s = plan, 1.0
-        self.asked: list[str] = []
-
-    def plan(self, traced: Traced, rival_s: float = np.inf, **options: Any) -> Plan:
-        rewriting: Any = traced.rewriting
-        self.asked += [stretch.keep for stretch in rewriting.recompute]
-        self.cost_s *= 0.9
-        return self.made.but(cost_s=self.cost_s, free_s=self.cost_s)
-
-
-@pytest.mark.parametrize(
-    ("width", "memory", "memory_s", "asked"),
-    [
-        pytest.param(2, "1 GB", 0.0, ["products", "nothing"], id="products are cheap"),
-        pytest.param(64, "1 GB", 0.0, ["products"], id="products are dear"),
-        pytest.param(64, "1 GB", 0.2, ["products", "nothing"], id="memory made it dearer"),
-        pytest.param(64, "500 kB", 0.0, ["products", "nothing"], id="memory is scarce"),
-    ],
-)
-def test_a_scan_keeps_no_products_only_where_that_may_save_time(
-    width: int, memory: str, memory_s: float, asked: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or where memory made what fits dearer: what fits is wanted then, too."""
-    step, args = layered(True, width=width)
-    traced = trace(step, *args)
-    planner = Saving(synthesize_traced(traced_layers(True), fleet=fleet(), recompute="off"))
-    monkeypatch.setattr(Ladder, "every", ())
-    found = Ladder(traced, fleet(memory), RECOMPUTING, 1, cast(Any, planner), lambda: False)
-    found.worth = WORTH
-    base = planner.made.but(cost_s=1.0 + memory_s, free_s=1.0)
-    if memory_s:
-        planner.plan = lambda traced, rival_s=np.inf, **options: Saving.plan(planner, traced).but(fits=False)
-    found.in_scans(base)
-    assert planner.asked == asked

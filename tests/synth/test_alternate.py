@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -17,9 +18,11 @@ from synth_cases import FLEETS, STEPS, fleet, model, ratios, sgd, shape, space, 
 from shardwright.cost.bill import bill, seconds
 from shardwright.cost.memory.liveness import peak_bytes
 from shardwright.cost.model import CostModel
-from shardwright.ir.program import Move, verify
+from shardwright.ir.program import Move, Program, verify
 from shardwright.ir.trace import trace
+from shardwright.synth import fallback
 from shardwright.synth.alternate import Synthesis, synthesize
+from shardwright.synth.fallback import fitting
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
@@ -205,3 +208,21 @@ def test_plans_do_not_depend_on_the_hash_seed() -> None:
     first = printed(_SCRIPT, "0")
     assert first.count("program {") == 2
     assert first == printed(_SCRIPT, "4242")
+
+
+def test_on_one_device_no_program_is_looked_at_twice_and_no_baseline_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its only program, in any order of its instructions, is looked at where memory is short."""
+    graph, small = traced("mlp").graph, CostModel(fleet((2.0,), memory="130 kB"))
+    looks: list[Program] = []
+
+    def look(program: Program, ratios: Sequence[float]) -> tuple[int, ...]:
+        looks.append(program)
+        return (131_000,)
+
+    monkeypatch.setattr(fallback, "Workshop", lambda *_: pytest.fail("a baseline was made"))
+    found = synthesize(graph, space("mlp"), small, Timer(), look=look)
+    assert found.program in looks and found.notes
+    assert all(looks.count(program) == 1 for program in looks)
+    assert fitting(graph, space("mlp"), small, found, Timer(), look) is found

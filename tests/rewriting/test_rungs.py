@@ -1,0 +1,229 @@
+"""Which rungs of a ladder of rewritings are planned, and which are not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from rewriting_cases import fleet, layered
+
+from shardwright import Plan
+from shardwright.api import synthesize_traced
+from shardwright.cost.model import CostModel
+from shardwright.ir.rewrites.rewriting import rewriting_of
+from shardwright.ir.trace import Traced, trace
+from shardwright.memory.ladder import Ladder
+from shardwright.memory.rivals import WORTH
+from shardwright.synth.stretches import RECOMPUTING, ladder
+
+
+@cache
+def traced_layers(scan: bool) -> Traced:
+    step, args = layered(scan)
+    return trace(step, *args)
+
+
+class Dearer:
+    """Plans every step a tenth dearer than the rival that it was asked to beat."""
+
+    thorough = False
+
+    def __init__(self, plan: Plan) -> None:
+        self.made = plan
+
+    def plan(self, traced: Traced, rival_s: float = np.inf, **options: Any) -> Plan:
+        changed: Any = traced.rewriting
+        return replace(self.made, cost_s=1.1 * rival_s, rewriting=changed)
+
+
+def test_layers_are_left_out_of_the_best_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = traced_layers(False)
+    best = synthesize_traced(traced, fleet=fleet(), recompute="all")
+    rungs = Ladder(traced, fleet(), RECOMPUTING, 1, cast(Any, Dearer(best)), lambda: False)
+    assert 1 < len(rungs.rungs) <= 8 and best.fits
+    started: list[Plan] = []
+    monkeypatch.setattr(Ladder, "_without_one", lambda self, plan: started.append(plan))
+    rungs.below(best, free_s=0.0)
+    assert rungs.known and started == [best]
+
+
+class Costing:
+    """Plans that fit, at what they cost without a limit and as much more as memory takes."""
+
+    def __init__(self, plan: Plan, memory_s: float) -> None:
+        self.made, self.memory_s = plan, memory_s
+        self.asked: list[int] = []
+
+    def plan(self, traced: Traced, rival_s: float = np.inf, **options: Any) -> Plan:
+        again = len(rewriting_of(traced).recompute)
+        self.asked.append(again)
+        return self.made.but(cost_s=again + self.memory_s, free_s=float(again))
+
+    def unfinished(self, traced: Traced) -> bool:
+        return self.memory_s > 0
+
+
+@pytest.mark.parametrize("memory_s", [0.0, 0.5])
+def test_rungs_above_one_that_memory_makes_no_dearer_are_not_planned(memory_s: float) -> None:
+    traced = traced_layers(False)
+    best = synthesize_traced(traced, fleet=fleet(), recompute="all")
+    planner = Costing(best, memory_s)
+    step, args = layered(False, layers=6)
+    rungs = Ladder(trace(step, *args), fleet(), RECOMPUTING, 1, cast(Any, planner), lambda: False)
+    assert len(rungs.rungs) > 8
+    found = rungs.freely(np.inf)
+    assert found is not None and found.cost_s == min(planner.asked) + memory_s
+    # What is left out counts as dearer.
+    assert len(planner.asked) == (1 if not memory_s else 3) and len(rungs.free_s) == 3
+
+
+class Refusing(Costing):
+    """Plans what costs no more than a rival; what that was is kept."""
+
+    rivals: list[float]
+    full: bool
+
+    def plan(self, traced: Traced, rival_s: float = np.inf, **options: Any) -> Any:
+        self.rivals.append(rival_s)
+        plan = super().plan(traced, rival_s, **options)
+        return plan if plan.cost_s < rival_s else None
+
+    def outgrown(self, traced: Traced) -> bool:
+        return self.full
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_rungs_above_one_that_is_no_rival_are_not_planned(full: bool) -> None:
+    """But where a part of the fleet has no room for that one: it may have room for those."""
+    best = synthesize_traced(traced_layers(False), fleet=fleet(), recompute="all")
+    step, args = layered(False, layers=6)
+    traced = trace(step, *args)
+    planner = Refusing(best, 0.5)
+    planner.rivals, planner.full = [], full
+    rungs = Ladder(traced, fleet(), RECOMPUTING, 1, cast(Any, planner), lambda: False)
+    rungs.worth = WORTH
+    assert rungs.freely(1.0) is None
+    # Beside another plan a rung should save what makes it worth while.
+    assert planner.rivals == [pytest.approx(1 - WORTH)] * (3 if full else 1)
+    assert list(rungs.free_s.values()) == [np.inf] * 3
+
+
+def test_of_a_long_ladder_a_low_rung_that_fits_is_taken() -> None:
+    """Not the one that keeps least, where the devices have room for more; nor one that does not fit."""
+    step, args = layered(False, layers=6)
+    traced = trace(step, *args)
+    free = synthesize_traced(traced, fleet=fleet(), recompute="off", microbatches=1)
+    least = synthesize_traced(traced, fleet=fleet(), recompute="all", microbatches=1)
+    assert len(ladder(traced.graph, CostModel(fleet()))) > 8
+    budget = (max(free.memory_bytes) + max(least.memory_bytes)) // 2
+    found = synthesize_traced(traced, fleet=fleet(f"{budget} B"), microbatches=1)
+    assert found.fits and max(found.memory_bytes) <= budget
+    assert found.cost_s <= least.cost_s * (1 + 1e-9)
+
+
+class Known:
+    """Plans each rung at a cost of its own, or says that it does not fit."""
+
+    def __init__(self, plan: Plan, costs: Sequence[float], room: int = 0) -> None:
+        self.made, self.costs, self.room = plan, costs, room
+        self.tried: list[int] = []
+
+    def of(self, rungs: Ladder) -> None:
+        self.rungs = [rung.stretches for rung in rungs.rungs]
+
+    def plan(self, traced: Traced, rival_s: float = np.inf, **options: Any) -> Plan | None:
+        rung = self.rungs.index(rewriting_of(traced).recompute)
+        self.tried.append(rung)
+        cost_s = self.costs[rung]
+        return None if cost_s >= rival_s or rung < self.room else self.made.but(cost_s=cost_s, bound_s=cost_s)
+
+
+def long_ladder(speeds: tuple[int, ...] = (3, 1)) -> tuple[Ladder, Plan]:
+    """A ladder of more rungs than are all tried, without a planner; and some plan."""
+    step, args = layered(False, layers=6)
+    traced = trace(step, *args)
+    made = synthesize_traced(traced, fleet=fleet(speeds=speeds), recompute="off", microbatches=1)
+    rungs = Ladder(traced, fleet(speeds=speeds), RECOMPUTING, 1, cast(Any, None), lambda: False)
+    assert len(rungs.rungs) > 8
+    return rungs, made
+
+
+def test_where_a_rung_is_much_cheaper_others_below_it_are_tried_as_well() -> None:
+    """What goes to host memory may cost many times as much as what is computed again."""
+    for growth, more in ((8.0, True), (1.005, False)):
+        rungs, made = long_ladder()
+        last = len(rungs.rungs) - 1
+        costs = [growth**n for n in range(last + 1)]
+        planner = Known(made, costs, room=1)
+        rungs.planner = cast(Any, planner)
+        planner.of(rungs)
+        rungs.known[last] = best = made.but(cost_s=costs[last], bound_s=costs[last])
+        found = rungs.below(best, 0.0)
+        assert found is not None
+        assert (len(planner.tried) > 3) == more
+        assert (found.cost_s == costs[1]) == more
+
+
+@pytest.mark.parametrize("speeds", [(3,), (3, 1)])
+def test_on_one_device_a_rung_says_what_others_cost(speeds: tuple[int, ...]) -> None:
+    """On several, what computing again takes is no less than was thought."""
+    rungs, made = long_ladder(speeds)
+    last = len(rungs.rungs) - 1
+    seconds = [rung.seconds for rung in rungs.rungs]
+    # It takes half as long as was thought.
+    costs = [1.0 + 0.5 * each for each in seconds]
+    planner = Known(made, costs)
+    rungs.planner = cast(Any, planner)
+    planner.of(rungs)
+    rungs.worth = 0.0
+    rungs.known[last] = best = made.but(cost_s=costs[last], bound_s=costs[last])
+    rungs.below(best, 1.0)
+    as_thought = 0.5 if len(speeds) == 1 else 1.0
+    highest = max(n for n in range(last) if 1.0 + as_thought * seconds[n] < costs[last])
+    assert planner.tried[0] == highest
+
+
+class Saving:
+    """Plans that fit, each at a tenth less than the one before."""
+
+    thorough = False
+
+    def __init__(self, plan: Plan) -> None:
+        self.made, self.cost_s = plan, 1.0
+        self.asked: list[str] = []
+
+    def plan(self, traced: Traced, rival_s: float = np.inf, **options: Any) -> Plan:
+        rewriting: Any = traced.rewriting
+        self.asked += [stretch.keep for stretch in rewriting.recompute]
+        self.cost_s *= 0.9
+        return self.made.but(cost_s=self.cost_s, free_s=self.cost_s)
+
+
+@pytest.mark.parametrize(
+    ("width", "memory", "memory_s", "asked"),
+    [
+        pytest.param(2, "1 GB", 0.0, ["products", "nothing"], id="products are cheap"),
+        pytest.param(64, "1 GB", 0.0, ["products"], id="products are dear"),
+        pytest.param(64, "1 GB", 0.2, ["products", "nothing"], id="memory made it dearer"),
+        pytest.param(64, "500 kB", 0.0, ["products", "nothing"], id="memory is scarce"),
+    ],
+)
+def test_a_scan_keeps_no_products_only_where_that_may_save_time(
+    width: int, memory: str, memory_s: float, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or where memory made what fits dearer: what fits is wanted then, too."""
+    step, args = layered(True, width=width)
+    traced = trace(step, *args)
+    planner = Saving(synthesize_traced(traced_layers(True), fleet=fleet(), recompute="off"))
+    monkeypatch.setattr(Ladder, "every", ())
+    found = Ladder(traced, fleet(memory), RECOMPUTING, 1, cast(Any, planner), lambda: False)
+    found.worth = WORTH
+    base = planner.made.but(cost_s=1.0 + memory_s, free_s=1.0)
+    if memory_s:
+        planner.plan = lambda traced, rival_s=np.inf, **options: Saving.plan(planner, traced).but(fits=False)
+    found.in_scans(base)
+    assert planner.asked == asked
