@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from shardwright.backends.layout import abstract
 from shardwright.backends.reference import ReferenceExecutable
 from shardwright.ir.graph import Literal
 from shardwright.ir.segments import LoopStep, Schedule, Segment, schedule
-from shardwright.ir.trace import Traced
+from shardwright.ir.trace import Traced, trace
 
 
 def fleet(memory: str = "1 GB", speeds: tuple[int, ...] = (3, 1), host: str = "") -> Fleet:
@@ -62,6 +63,13 @@ def layered(
     else:
         params = [{"up": array(width, 2 * width), "down": array(2 * width, width)} for _ in range(layers)]
     return train_step, (params, array(batch, width), array(batch, width))
+
+
+@cache
+def traced_layers(scan: bool) -> Traced:
+    """`layered` as it is by default."""
+    step, args = layered(scan)
+    return trace(step, *args)
 
 
 def on_reference(plan: Plan, args: tuple[Any, ...]) -> list[np.ndarray[Any, Any]]:

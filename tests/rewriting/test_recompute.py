@@ -7,14 +7,13 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from rewriting_cases import compiled_bytes, evaluated, fleet, layered, on_reference
+from rewriting_cases import compiled_bytes, evaluated, fleet, layered, on_reference, traced_layers
 
 from shardwright import Plan, synthesize
 from shardwright.api import synthesize_traced
@@ -27,12 +26,6 @@ from shardwright.ir.rewrites.rewriting import Rewriting, original, rewritten
 from shardwright.ir.segments import Segment, schedule
 from shardwright.ir.trace import Traced, trace
 from shardwright.synth.stretches import ladder, stretches
-
-
-@cache
-def traced_layers(scan: bool) -> Traced:
-    step, args = layered(scan)
-    return trace(step, *args)
 
 
 def kept(graph: Graph) -> int:

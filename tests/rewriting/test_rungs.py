@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from rewriting_cases import fleet, layered
+from rewriting_cases import fleet, layered, traced_layers
 
 from shardwright import Plan
 from shardwright.api import synthesize_traced
@@ -19,12 +18,6 @@ from shardwright.ir.trace import Traced, trace
 from shardwright.memory.ladder import Ladder
 from shardwright.memory.rivals import WORTH
 from shardwright.synth.stretches import RECOMPUTING, ladder
-
-
-@cache
-def traced_layers(scan: bool) -> Traced:
-    step, args = layered(scan)
-    return trace(step, *args)
 
 
 class Dearer:
