@@ -19,6 +19,7 @@ from shardwright.synth import segments
 from shardwright.synth.alternate import freely
 from shardwright.synth.memory.budgets import Limits
 from shardwright.synth.memory.rented import Rented, rented
+from shardwright.synth.programs.judge import Judge
 from shardwright.synth.segments import Fear, Segmented, apart
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
@@ -122,7 +123,8 @@ def test_what_one_look_says_of_the_model_goes_for_the_next_program() -> None:
 
     def looked_at(each: Rented, fear: Fear) -> int:
         looks.clear()
-        given = (graph, model, free.turns.judge, each.program, each.ratios, each.items)
+        judge = Judge(graph, model, look)  # which has looked at nothing
+        given = (graph, model, judge, each.program, each.ratios, each.items)
         found = segments.segmented(*given, short=True, worth_s=free.found.cost_s * 1.5, feared=fear)
         assert found is None
         return len(looks)
