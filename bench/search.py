@@ -56,6 +56,8 @@ MIXED = "32 A100 + 32 V100"
 BUDGETS = (40, 24, 16)
 #: Boxes and a cluster of unlike cards: too small for GPT-2 as it is.
 UNLIKE = ("a100_t4", "2 V100 + 2 T4", "2 A100, 4 T4", "4 classes of 4")
+#: A card that has no room for GPT-2, ViT and BERT as they are.
+ONE = "1 A100"
 #: Sequences per step at which GPT-2 of 12 layers fits the testbed's memory; by depth, 96 layers and so many
 #: tokens a sequence: what a device keeps of one sequence of 1,024 tokens in 48 layers is more than its 16 GB.
 BATCH, TOKENS = 16, 256
@@ -120,6 +122,7 @@ CASES = (
     *(Case("unlike cards", "gpt2", fleet, axes="auto", factory="small_scan") for fleet in UNLIKE[:2]),
     *(Case("unlike cards", model, "a100_t4", axes="auto") for model in ("vit", "bert")),
     Case("unlike cards", "gpt2", "a100_t4", 12, batch=32, axes="auto"),
+    *(Case("one card", model, ONE, axes="auto") for model in ("gpt2", "vit", "bert")),
 )
 
 

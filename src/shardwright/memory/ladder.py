@@ -312,7 +312,8 @@ class Ladder:
 
         A rung is worth a plan where what the step costs without a limit of memory, and what the rung computes
         again, are less: from the highest of them downwards, which has the best chance to fit. A rung that was
-        planned says how much more that is than was thought.
+        planned says how much more that is than was thought. Of a longer ladder a few at a time are tried, as
+        long as the plan gets much cheaper.
 
         Args:
             best: the plan that fits.
