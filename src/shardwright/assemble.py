@@ -95,8 +95,10 @@ def assembled(
         unused=tuple(Unused(tuple(devices[d].name for d in some), why) for some, why in chosen.unused),
         rewriting=rewriting_of(traced),
         donate=traced.graph.donated,
-        again_s=_spent_s(computed_again, items, found.program, traced, model, found.ratios),
-        host_s=_spent_s(brought_back, items, found.program, traced, model, found.ratios),
+        again_s=when_asked(
+            lambda: _spent_s(computed_again, items, found.program, traced, model, found.ratios)
+        ),
+        host_s=when_asked(lambda: _spent_s(brought_back, items, found.program, traced, model, found.ratios)),
         comparing_s=when_asked(lambda: _comparing_s(found.program, traced.graph, model)),
         traced=traced,
         free_s=free_s,

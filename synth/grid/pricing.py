@@ -109,6 +109,12 @@ class GridPriceList:
         """What every instruction costs at least, under shares of its own."""
         return grid_floors(self)
 
+    @cached_property
+    def even(self) -> Prices:
+        """What every instruction costs at even shares on both axes."""
+        mesh = self.grid.mesh
+        return grid_prices(self, mesh.ratios(*mesh.even()))
+
     def __len__(self) -> int:
         return len(self.cuts)
 

@@ -22,6 +22,10 @@ from shardwright.synth.search.prune import HUGE, Kept
 #: Values left may be more than last time by this part before all of them are compared again.
 _MORE = 0.1
 
+#: Values left may be more than need be by this part where the same ones are left as last time: messages then
+#: have their tables.
+_SAME = 0.02
+
 #: Differences that single precision may make up, as a part of what they are between.
 _ROUGH = 1e-6
 
@@ -37,10 +41,11 @@ Went: TypeAlias = tuple[NDArray[np.intp], NDArray[np.intp]]
 
 @dataclass(slots=True)
 class Dominated:
-    """What went at the last prices, by class, and how many values were left."""
+    """What went when all values were compared, by class, and how many were left; and what went last."""
 
     went: dict[int, Went] = field(default_factory=dict[int, Went])
     left: int = 0
+    last: dict[int, NDArray[np.intp]] = field(default_factory=dict[int, NDArray[np.intp]])
 
     def begin(
         self, folded: Folded, sizes: Sequence[int], cooked: Sequence[Floats], went: Mapping[int, Went]
@@ -65,10 +70,20 @@ class Dominated:
             self.went = {kind: _compared(whole, kind) for kind, size in enumerate(sizes) if size > 1}
             gone = {kind: went for kind, (went, _) in self.went.items()}
             self.left = sum(sizes) - sum(map(len, gone.values()))
+        elif self.last and self._same(gone):
+            gone = self.last
+        self.last = gone
         for kind, values in gone.items():
             if len(values):
                 whole.keep(kind, np.setdiff1d(whole.values[kind], values, assume_unique=True))
         return whole
+
+    def _same(self, gone: Mapping[int, NDArray[np.intp]]) -> bool:
+        """Whether all values that went last go, and hardly any others."""
+        more = sum(map(len, gone.values())) - sum(map(len, self.last.values()))
+        return 0 <= more <= self.left * _SAME and all(
+            np.isin(values, gone[kind], assume_unique=True).all() for kind, values in self.last.items()
+        )
 
 
 def _compared(whole: Kept, kind: int) -> Went:

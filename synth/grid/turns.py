@@ -91,8 +91,8 @@ class GridTurns:
         self._seen.clear()
 
     def prices(self, ratios: tuple[float, ...]) -> Prices:
-        """At some ratios."""
-        return grid_prices(self.listed, ratios)
+        """At some ratios; what was worked out at even ones serves a step's rewritings, too."""
+        return self.listed.even if ratios == self.even else grid_prices(self.listed, ratios)
 
     def search(self, ratios: tuple[float, ...]) -> tuple[Solution, Prices]:
         """The best program at some ratios."""

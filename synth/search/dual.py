@@ -180,7 +180,7 @@ class Dual:
                 continue
             wires = kind.wires
             each = got[wires.at]
-            seen = each[0] if len(each) == 1 else (wires.heard * each).sum(axis=0)
+            seen = each[0] if len(each) == 1 else np.add.reduce(wires.heard * each, axis=0)
             np.subtract(seen, kind.said, out=wires.rough)
             shape = kind.table.shape
             if shape not in self._benches:

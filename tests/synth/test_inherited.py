@@ -23,9 +23,9 @@ from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced, trace
 from shardwright.synth.grid.inherited import Inherited, completed
 from shardwright.synth.grid.narrow import Memory, Search
-from shardwright.synth.grid.pricing import GridPriceList, grid_floors
+from shardwright.synth.grid.pricing import GridPriceList, grid_floors, grid_prices
 from shardwright.synth.grid.solve import GridSolver
-from shardwright.synth.grid.turns import CLOSE
+from shardwright.synth.grid.turns import CLOSE, GridTurns
 from shardwright.synth.search.dual import Dual
 from shardwright.synth.search.fold import fold
 from shardwright.synth.search.solve import Solver
@@ -35,6 +35,7 @@ from shardwright.synth.space.space import Space
 from shardwright.synth.space.twins import twin_values, twins
 from shardwright.synth.space.vocabulary import Vocabulary
 from shardwright.synth.stretches import stretches
+from shardwright.synth.timer import Timer
 
 STEPS = ("examples/gpt2.py:tiny", "examples/llama3.py:tiny_scan")
 
@@ -133,6 +134,22 @@ def test_a_guess_by_messages_from_before_is_enough_where_it_meets_their_bound(
     done.clear()
     changed_solver.solve(prices, enough=CLOSE)
     assert "balance" not in done
+
+
+def test_a_changed_step_has_the_even_prices_of_the_step_as_it_was() -> None:
+    model, timer = GridModel(CostModel(FLEETS["2 + 2"])), Timer()
+    words, listed = Vocabulary(Domains(model.mesh.nodes)), GridPriceList(model)
+    before, after = (
+        GridTurns(Space(each.graph, model.mesh.nodes, words), listed, timer, ())
+        for each in (step(STEPS[0]), changed(step(STEPS[0])))
+    )
+    assert before.even is not None
+    assert before.prices(before.even) is after.prices(before.even)
+    known, factors = before.prices(before.even), after.solver.factors
+    known.tables(before.solver.factors)
+    fresh = grid_prices(GridPriceList(model), before.even)
+    for mine, theirs in zip(known.tables(factors), fresh.tables(factors), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 @pytest.mark.parametrize("apart", [False, True])

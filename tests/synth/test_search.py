@@ -267,6 +267,26 @@ def test_what_was_dominated_is_dropped_at_other_prices_only_where_it_still_is(
         assert min(map(now.cost, itertools.product(*left))) == pytest.approx(now.best(), rel=1e-12)
 
 
+def test_the_same_values_are_left_at_other_prices_where_hardly_more_could_go() -> None:
+    many = 60
+    problem = Problem((many + 2, many), (((0, 1), np.zeros((many + 2, many))),))
+    folded = problem.folded()
+    dominated = Dominated()
+
+    def left(dear: float, other: float) -> int:
+        """How many values are left if the last two of a choice cost so much beside any of the other."""
+        last = np.repeat([[dear], [other]], many, axis=1)
+        table = np.concatenate([1 - np.eye(many), last])
+        kept = dominated.prune(folded, [many + 2, many], cook(folded, [table]))
+        return len(kept.values[folded.class_of[0]])
+
+    assert left(2.0, 2.0) == many
+    assert left(2.0, 0.5) == many + 1  # the last one is good for something
+    assert left(2.0, 2.0) == many + 1  # and stays, so that what is left is the same
+    assert left(0.5, 2.0) == many + 1  # another one is good for something: the last one goes
+    assert left(0.5, 0.5) == many + 2
+
+
 def test_pruning_drops_the_impossible_and_the_dominated_and_one_of_equals() -> None:
     own = np.array([1.0, np.inf, 2.0, 1.0])
     shared = np.array([[0.0, 5.0], [0.0, 0.0], [1.0, 5.0], [0.0, 5.0]])

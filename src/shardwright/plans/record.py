@@ -22,7 +22,8 @@ T = TypeVar("T")
 
 #: What only printing, saving and running need: not worked out while planning.
 WHEN_ASKED = (
-    "iteration_s", "spent", "comparing_s", "memory_bytes", "bucket_bytes", "exchanges", "fingerprint",
+    "iteration_s", "spent", "again_s", "host_s", "comparing_s", "memory_bytes", "bucket_bytes", "exchanges",
+    "fingerprint",
 )  # fmt: skip
 
 
