@@ -22,8 +22,8 @@ from shardwright.synth.search.prune import Kept, prune
 #: Exact tables that are together no larger than this are filled without trying smaller ones first.
 AT_ONCE = 1 << 24
 
-#: Exact tables that are together larger than this are worth a look for another order, which takes about as long
-#: as filling 2^24 cells, and mostly leaves some tenths less.
+#: Where exact tables are together larger than this, another order is looked for. That takes about as long as
+#: filling 2^24 cells; of four full-size models tables changed by +3, -15, -20 and -75 %, most in the largest.
 _REORDERED = 1 << 27
 
 
