@@ -133,6 +133,10 @@ class Free:
         with self.turns.timer.search():
             return self.certificate.reach(self.found.cost_s * (1 - ENOUGH))
 
+    def bounded(self, seconds: float) -> bool:
+        """Whether no program costs less than that, looked at closely if need be."""
+        return self.certificate.bound_s >= seconds or self.certified() >= seconds
+
     def renting(self, limits: Limits) -> Renting:
         """What makes programs smaller."""
         turns = self.turns
@@ -181,7 +185,7 @@ def freely(
         known: other prices of their list that are known already, by ratios.
         first: shares to start from, before all others.
         look: what says how much memory a program takes; by default the model of `cost/memory/liveness.py`.
-        roughly: leave the bound as it is without large tables; see `Free.certified`.
+        roughly: leave the bound as it is without large tables, if choices are many; see `Free.certified`.
         starts_agree: start from one vector of ratios alone: others are likely to lead to the same.
 
     Raises:
@@ -198,13 +202,13 @@ def freely(
     found: Found | None = None
     bound_s = ideal.bound_s
     certificate = Certificate(solver, turns.listed, bound_s, stop)
-    agree = True
+    agree, closely = True, not roughly or len(space.choices) <= FEW_CHOICES
     for ratios in starting_ratios(model, first, alone=starts_agree):
         reached = _liked(turns, ideal, floors) if ratios is None else turns.take(ratios)
         if found is None:
             # Is there anything left to find? The bound says so before other starts are tried.
             with timer.search():
-                bound_s = certificate.reach(reached.cost_s * (1 - ENOUGH), closely=not roughly)
+                bound_s = certificate.reach(reached.cost_s * (1 - ENOUGH), closely=closely)
         agree = agree and (found is None or reached.cost_s >= found.cost_s * (1 - _ALIKE))
         if found is None or reached.cost_s < found.cost_s * (1 - 1e-9):
             found = reached
@@ -235,7 +239,6 @@ def within_memory(
     """
     turns, found, best, certificate = free.turns, free.found, free.best, free.certificate
     graph, model, stop = turns.judge.graph, turns.model, turns.stop
-    bound_s = certificate.bound_s if briefly else free.certified()
     renting = cache(lambda: free.renting(Limits.of(model)))
     pool, within = None if turns.judge.roomy else free.pool, None
     alone = len(model.class_of) == 1
@@ -251,20 +254,16 @@ def within_memory(
         brief = briefly or alone or (pool is not None and rival_s < math.inf)
         first, memory = judged(turns, best, found, renting, rival_s, briefly=brief)
         best, memory = overlooked(turns, first, memory, found.cost_s, rival_s, briefly=brief)
-        if not brief and _wide(turns, best, bound_s, rival_s, renting):
+        if not brief and _wide(free, best, rival_s, renting):
             cheaper, theirs = uncrowded(turns, best, memory, rival_s)
             first = first if cheaper is best else cheaper
             best, memory = cheaper, theirs
         if best.fits and not brief:
             best, memory = stretched(turns, best, memory, found.cost_s)
-    if best.fits:
-        bound_s = free.certified()
     mixed = len(model.types) > 1
     little = _SAME if pool is not None else min(next_to_nothing(graph), WORTH if mixed else math.inf)
     dearer = not best.fits or best.cost_s > found.cost_s * (1 + little)
     given_up = (briefly and dearer) or (not best.fits and rival_s < math.inf)
-    # The bound is of plans with several ratios, too.
-    settled = best.fits and bound_s >= best.cost_s * (1 - WORTH)
     several: tuple[Segmented, float] | None = None
     others = () if within is None or pool is None else pool.below(best.cost_s * (1 - WORTH), found.ratios)
     larger = mixed and len(turns.space.choices) > FEW_CHOICES
@@ -278,7 +277,8 @@ def within_memory(
 
     # Several ratios save less than that of what memory made so much dearer than a plan there is.
     beaten = pool is None and best.cost_s > rival_s * FAR_DEARER
-    if not (given_up or settled or beaten):
+    # The bound is of plans with several ratios, too.
+    if not (given_up or beaten or (best.fits and certificate.bound_s >= best.cost_s * (1 - WORTH))):
         cut_apart(best)
         if others and pool is not None:
             # What is found within less memory fits as well, and may be cheaper.
@@ -289,13 +289,14 @@ def within_memory(
         return _several(turns, *several, found, certificate, renting)
     # Where memory made the plan dearer, it has a say in the bound, too.
     bounded = given_up or not best.fits or best.cost_s <= found.cost_s * (1 + 1e-6)
-    if not bounded and bound_s < best.cost_s * (1 - ENOUGH):
+    within_s = 0.0
+    if not (bounded or free.bounded(best.cost_s * (1 - ENOUGH))):
         with turns.timer.search():
-            bound_s = max(bound_s, renting().bound_within(turns.listed, bound_s, best.cost_s, stop))
+            within_s = renting().bound_within(turns.listed, certificate.bound_s, best.cost_s, stop)
     with turns.timer.search():
         verify(best.program, graph)
         solution, _ = turns.search(best.ratios)
-    bound_s = min(bound_s, best.cost_s)
+    bound_s = min(max(within_s, certificate.bound_s), best.cost_s)
     # What the search found at these ratios is what was emitted, unless memory forbade it.
     same = best.cost_s <= solution.seconds * (1 + 1e-9)
     least = solution.bound_s if same else min(solution.bound_s, best.cost_s)
@@ -323,13 +324,12 @@ def within_memory(
     )
 
 
-def _wide(
-    turns: Turns, best: Candidate, bound_s: float, rival_s: float, renting: Callable[[], Renting]
-) -> bool:
+def _wide(free: Free, best: Candidate, rival_s: float, renting: Callable[[], Renting]) -> bool:
     """Whether memory leaves a wide gap between what was found and what nothing can cost less than."""
-    least_s = min(rival_s, best.cost_s if best.fits else math.inf)
-    if turns.judge.roomy or bound_s >= least_s * (1 - WIDE):
+    turns, least_s = free.turns, min(rival_s, best.cost_s if best.fits else math.inf)
+    if turns.judge.roomy or free.bounded(least_s * (1 - WIDE)):
         return False
+    bound_s = free.certificate.bound_s
     if least_s < math.inf:
         with turns.timer.search():
             bound_s = renting().bound_within(turns.listed, bound_s, least_s, turns.stop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,7 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.part import Part
-from shardwright.synth.parts import Members, unused
+from shardwright.synth.parts import Members, Tried, unused
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +31,34 @@ class Choice:
     unused: tuple[tuple[Members, str], ...] = ()
 
 
-def settle(parts: Sequence[Part], best: Part) -> None:
-    """Raise the bounds of parts that were planned, the least first, until that of the whole is exact."""
+def settle(parts: Sequence[Part], cost_s: float, *, fitting: bool) -> None:
+    """Raise the bounds of parts that were planned, the least first, until that of the whole is exact.
+
+    Args:
+        parts: of the fleet.
+        cost_s: of the best plan.
+        fitting: whether it fits.
+    """
     queue = [(part.bound_s, number) for number, part in enumerate(parts)]
     heapq.heapify(queue)
     while queue:
         bound_s, number = heapq.heappop(queue)
         part = parts[number]
-        if best.fits and part.impossible:
+        if fitting and part.impossible:
             continue
-        if bound_s >= best.cost_s or part.free is None:
+        if bound_s >= cost_s or part.free is None:
             break
-        raised = part.free.certificate.settle(best.cost_s)
+        part.free.certified()
+        raised = part.free.certificate.settle(cost_s)
         if raised <= bound_s:
             break
         part.bound_s = raised
         heapq.heappush(queue, (raised, number))
+
+
+def least_bound(parts: Sequence[Tried], *, fitting: bool) -> float:
+    """The least bound of all parts; of a plan that fits, of those that have room for any."""
+    return min((part.bound_s for part in parts if not (fitting and part.impossible)), default=math.inf)
 
 
 def choice_of(best: Part, parts: Sequence[Part], fleet: Fleet, *, ended: bool) -> Choice:
@@ -58,7 +71,7 @@ def choice_of(best: Part, parts: Sequence[Part], fleet: Fleet, *, ended: bool) -
     found = replace(
         best.found,
         # Of a plan that fits, the bound is that of all that fit: parts too small for any have no say.
-        bound_s=min((best.cost_s, *(p.bound_s for p in parts if not (best.fits and p.impossible)))),
+        bound_s=min(best.cost_s, least_bound(parts, fitting=best.fits)),
         expanded=sum(each.expanded for each in made),
         searches=sum(each.searches for each in made),
         notes=notes,

@@ -131,9 +131,10 @@ class Choosing:
             queue = [(math.inf, *turn[1:]) if made[turn[2]].by_others else turn for turn in queue]
             queue = [(0.0, *turn[1:]) if made[turn[2]].members == self._favourite else turn for turn in queue]
         looked: list[Part] = []
-        roughly = briefly and not few_equations(self._graph)
+        # What is planned beside others may be no plan: `settled` bounds what is.
+        roughly = briefly or rival_s < math.inf
         # What is not made to fit on the part that it likes best may be changed there, which comes first.
-        postponed = glance and roughly and not timer.limited
+        postponed = glance and briefly and not few_equations(self._graph) and not timer.limited
         best: Part | None = None
         for part in done:
             best = part if best is None or part.beats(best) else best
@@ -186,9 +187,6 @@ class Choosing:
             best = self._or_baseline(best, rival_s)
         if rival_s < math.inf and not best.fits and not briefly:
             return None
-        if best.fits or not roughly:
-            with timer.search():
-                settle(self._strong, best)
         for part in made:
             part.follow()
         return choice_of(best, made, self._fleet, ended=bool(queue) and timer.late())
@@ -243,6 +241,13 @@ class Choosing:
                 # The program itself is looked for where its bound does not rule the part out.
                 bound_s = self._solver.bound(part.floors, self._timer.late, least_s)
                 part.bound_s, part.bounded = max(part.bound_s, bound_s), True
+
+    def settle(self, cost_s: float, *, fitting: bool) -> None:
+        """Raise the bounds of the parts as far as that matters to a plan; see `chosen.settle`."""
+        with self._timer.search():
+            settle(self._strong, cost_s, fitting=fitting)
+        for part in self._parts:
+            part.follow()
 
     def sharpened(self, cost_s: float) -> float:
         """What no plan that fits costs less than, found with more effort where that is far below `cost_s`.

@@ -24,7 +24,7 @@ from shardwright.ir.trace import Traced
 from shardwright.memory.device_memory import crowds, peaks
 from shardwright.plan import Plan
 from shardwright.plans.parts import Stats
-from shardwright.synth.chosen import Choice
+from shardwright.synth.chosen import Choice, least_bound
 from shardwright.synth.combinations import SMALL, few_equations
 from shardwright.synth.fallback import fits, fullest
 from shardwright.synth.grid.alternate import is_mesh
@@ -114,10 +114,21 @@ class Planner:
 
     def certified(self, plan: Plan) -> Plan:
         """A plan that was found, with a bound found with more effort where it is far below the cost."""
-        step = next(
+        step = self._step_of(plan)
+        return plan if step is None else step.certified(step.settled(plan))
+
+    def settled(self, plan: Plan) -> Plan:
+        """A plan that was found, with exact bounds of the programs on one mesh axis that were searched.
+
+        Those of a plan are rough, of a step of many choices, until then: it may be none.
+        """
+        step = self._step_of(plan)
+        return plan if step is None else step.settled(plan)
+
+    def _step_of(self, plan: Plan) -> _Step | None:
+        return next(
             (each for each in self._known.values() if rewriting_of(each.traced) == plan.rewriting), None
         )
-        return plan if step is None else step.certified(plan)
 
     @property
     def thorough(self) -> bool:
@@ -292,6 +303,16 @@ class _Step:
             ample=ample,
             free_s=min((made.free_s for made in self._searches), default=None),
         )
+
+    def settled(self, plan: Plan) -> Plan:
+        """See `Planner.settled`."""
+        if "choosing" not in vars(self):
+            return plan
+        self.choosing.settle(plan.cost_s, fitting=plan.fits)
+        parts = [part for made in self._searches for part in made.parts]
+        bound_s = max(plan.bound_s, min(plan.cost_s, least_bound(parts, fitting=plan.fits)))
+        gap = (plan.cost_s - bound_s) / plan.cost_s if plan.cost_s > 0 else 0.0
+        return plan.but(bound_s=bound_s, search_gap=min(plan.search_gap, gap))
 
     def certified(self, plan: Plan) -> Plan:
         """See `Planner.certified`."""

@@ -96,7 +96,7 @@ class LeastRent:
             below = _Point(ratios, solution.seconds, renting.nbytes(solution.assignment, ratios))
         least, most = 0.0, SCALES[top]
         for _ in range(_MOST_RENTS):
-            if self._settled() or most <= least * _NARROW:
+            if self._settled() or most <= least * _NARROW or (not least and self._as_cheap(above)):
                 break
             scale, known = (least * most) ** 0.5 if least else most / 16, False
             if below.ratios == above.ratios and below.nbytes > above.nbytes:
@@ -109,6 +109,14 @@ class LeastRent:
             if known and self._again:
                 break
         renting.helped = next(n for n, scale in enumerate(SCALES) if scale >= most or n == last)
+
+    def _as_cheap(self, point: _Point) -> bool:
+        """Whether what fits costs hardly more than the best program without rent does at its ratios."""
+        if point.ratios == self._found.ratios:
+            return False  # that one is known, and too large
+        with self._turns.timer.search():
+            solution, _ = self._turns.search(point.ratios)
+        return point.cost_s <= solution.seconds * (1 + _SETTLED)
 
     def _settled(self) -> bool:
         """Whether more of this finds nothing that is worth it."""

@@ -26,6 +26,7 @@ from shardwright.ir.program import verify
 from shardwright.ir.ties import cut_by, stretches
 from shardwright.ir.trace import Traced, trace
 from shardwright.planning import Planner
+from shardwright.synth import alternate
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
@@ -34,6 +35,8 @@ from shardwright.synth.segments import kinds_of
 from shardwright.synth.shares.bounds import Certificate
 from shardwright.synth.shares.labelled import LabelledSolver
 from shardwright.synth.space.space import Space
+from shardwright.synth.subfleets import Choosing
+from shardwright.synth.timer import Timer
 
 
 def labelled(space: Space) -> LabelledSolver:
@@ -183,3 +186,23 @@ def test_a_plan_far_above_its_bound_is_bounded_with_labels(monkeypatch: pytest.M
     plain = synthesize_traced(attention(), **options)
     assert plan.cost_s == plain.cost_s
     assert plain.bound_s < plan.bound_s <= plan.cost_s
+
+
+def test_bounds_of_what_may_be_no_plan_stay_rough_until_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alternate, "FEW_CHOICES", 0)
+    graph = attention().graph
+    space = Space(graph)
+
+    def bounds(*, briefly: bool) -> tuple[float, float, float]:
+        """Of what was searched, and of it settled; and the plan's cost."""
+        search = Choosing(graph, space, crossed("10 GB/s"), Timer(), parts=[(0, 1)])
+        found = search.below(np.inf, briefly=briefly)
+        assert found is not None and found.found.bound_s == search.bound_s
+        rough_s = search.bound_s
+        search.settle(found.found.cost_s, fitting=True)
+        return rough_s, search.bound_s, found.found.cost_s
+
+    rough_s, exact_s, cost_s = bounds(briefly=True)
+    closer_s, settled_s, same_s = bounds(briefly=False)
+    assert rough_s < closer_s <= exact_s < cost_s and cost_s == same_s
+    assert exact_s == pytest.approx(settled_s, rel=1e-12)

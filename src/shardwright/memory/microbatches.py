@@ -85,7 +85,7 @@ class Pieces:
             best = better(best, plan)
             # Of what is there in one piece, so much is there in however many.
             stays = (pieces * self.crowded - crowded) / (pieces - 1)
-            if best is not None and best.cost_s <= best.bound_s * (1 + self.near):
+            if best is not None and best.cost_s <= self.planner.settled(best).bound_s * (1 + self.near):
                 break  # the bound of more pieces is no less than that of these
             if best is None and stays > 1:
                 break

@@ -37,6 +37,10 @@ class Planning(Protocol):
         """The plan of a step, None where none costs less than a rival that fits."""
         ...
 
+    def settled(self, plan: Plan) -> Plan:
+        """A plan that was found, with a bound as close as it is exact."""
+        ...
+
     @property
     def thorough(self) -> bool:
         """Whether looking around a program that does not fit takes far longer than planning another step."""
