@@ -148,7 +148,7 @@ def matmul_work(
     misses = np.maximum(1 - 2 ** c["tlb_log2_bytes"] / (itemsize * k * short), 0.0) * short
     slow = slow * (1 + np.where(transposed, c["tlb"] * np.exp(own["kt"]) * misses, 0.0))
     nbytes = itemsize * b * (m * n + m * k + n * k)
-    dram = nbytes / product_byte_per_s(c, card) if memory else np.zeros(len(b))
+    dram = nbytes / product_byte_per_s(c, card)
     joule = c["energy"] * np.where(capability >= FRUGAL_SINCE, FRUGAL, 1.0) * 1e-12
     joule = joule * np.where(tensor, TENSOR_POWER, 1.0)
     watt = np.maximum(np.asarray(card.board_w) - IDLE_W, 0.25 * np.asarray(card.board_w))
@@ -183,7 +183,8 @@ def matmul_work(
         compute = (c["waves"] * waves + (1 - c["waves"]) * smooth) * (reduction + c["prologue"])
         small = 1 + c["small_tile_energy"] * (32 / rows + 32 / columns - 0.5)
         power = 2 * blocks * columns * rows * reduction * of(joule_s) * small
-        time_s = _maximum8(compute, power, np.broadcast_to(dram[at], compute.shape))
+        moved = (np.broadcast_to(dram[at], compute.shape),) if memory else ()
+        time_s = _maximum8(compute, power, *moved)
         if split > 1:
             partial_sums = of(itemsize) * (m * n)[at] * split / (0.8 * of(card.byte_per_s))
             time_s = time_s + (c["split_us"] * 1e-6 + partial_sums)

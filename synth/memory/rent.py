@@ -26,7 +26,7 @@ import numpy as np
 
 from shardwright.cost.memory.liveness import all_bytes
 from shardwright.cost.share_cost import Floats
-from shardwright.ir.graph import Graph
+from shardwright.ir.graph import Graph, per_graph
 from shardwright.ir.placement import Placement, Shard
 from shardwright.ir.regions import boundary
 from shardwright.synth.memory.alive import (
@@ -266,6 +266,7 @@ def _fills(graph: Graph, limits: Sequence[float]) -> bool:
     return most_alive(graph) + _most_inside(graph) > sum(limits) - constants * len(limits)
 
 
+@per_graph
 def _most_inside(graph: Graph) -> int:
     """Bytes at most of what is in memory within a loop or branch, beside its operands and results."""
     return max((_most_stored(region) for e in graph.equations for region in e.regions), default=0)

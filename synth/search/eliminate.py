@@ -153,8 +153,11 @@ class Elimination:
 
 def live(folded: Folded, size_of: Sequence[int]) -> list[Scope]:
     """Scopes of all terms, without choices of which only one value is left."""
-    sizes = [size_of[kind] for kind in folded.class_of]
-    return [tuple([v for v in scope if sizes[v] > 1]) for scope in folded.scopes]
+    settled = {v for v, kind in enumerate(folded.class_of) if size_of[kind] <= 1}
+    return [
+        scope if settled.isdisjoint(scope) else tuple([v for v in scope if v not in settled])
+        for scope in folded.scopes
+    ]
 
 
 def record(

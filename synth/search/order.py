@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from shardwright.synth.search.fold import Scope
 
@@ -19,59 +19,49 @@ from shardwright.synth.search.fold import Scope
 _HUB = 48
 
 
-class _Ties:
-    """Which choices occur together in a term."""
-
-    def __init__(self, scopes: Sequence[Scope]) -> None:
-        self.of: dict[int, set[int]] = {}
-        for scope in scopes:
-            for v in scope:
-                self.of.setdefault(v, set()).update(scope)
-        for v, tied in self.of.items():
-            tied.discard(v)
-
-    def eliminate(self, v: int) -> list[int]:
-        """Take a choice out; its neighbours, now tied to each other, in ascending order."""
-        return sorted(self.take(v)[0])
-
-    def take(self, v: int) -> tuple[set[int], set[int]]:
-        """Take a choice out: its neighbours, now tied to each other, and all whose fill may have changed."""
-        of = self.of
-        tied = of.pop(v)
-        changed = set(tied)
-        for a in tied:
-            of[a].discard(v)
-        for a in tied:
-            for b in tied - of[a]:
-                if b > a:
-                    # What is tied to both lacks one tie less.
-                    changed |= of[a] & of[b]
-        for a in tied:
-            mine = of[a]
-            mine |= tied
-            mine.discard(a)
-        return tied, changed
+def _ties(scopes: Iterable[Scope]) -> dict[int, set[int]]:
+    """Of every choice in a term, the others that it occurs together with."""
+    of: dict[int, set[int]] = {}
+    for scope in scopes:
+        for v in scope:
+            mine = of.get(v)
+            if mine is None:
+                of[v] = set(scope)
+            else:
+                mine.update(scope)
+    for v, tied in of.items():
+        tied.discard(v)
+    return of
 
 
 def simple_order(sizes: Sequence[int], scopes: Sequence[Scope], degree: int, cells: int) -> list[int]:
     """Choices tied to at most `degree` others, by tables of at most `cells`, until there are none left."""
-    ties = _Ties(scopes)
+    of = _ties(scopes)
     order: list[int] = []
 
     def simple(v: int) -> bool:
-        tied = ties.of.get(v)
-        if tied is None or len(tied) > degree:
+        tied = of[v]
+        if len(tied) > degree:
             return False
-        return sizes[v] * math.prod([sizes[a] for a in tied]) <= cells
+        table = sizes[v]
+        for a in tied:
+            table *= sizes[a]
+        return table <= cells
 
-    current = sorted(filter(simple, ties.of))
+    current = sorted(filter(simple, of))
     while current:
-        touched: dict[int, None] = {}
+        touched: set[int] = set()
         for v in current:
             if simple(v):
                 order.append(v)
-                touched.update(dict.fromkeys(ties.eliminate(v)))
-        current = sorted(filter(simple, touched))
+                tied = of.pop(v)
+                for a in tied:
+                    mine = of[a]
+                    mine |= tied
+                    mine.discard(a)
+                    mine.discard(v)
+                touched |= tied
+        current = sorted([v for v in touched if v in of and simple(v)])
     return order
 
 
@@ -86,7 +76,7 @@ class _Filled:
     """
 
     def __init__(self, sizes: Sequence[int], scopes: Sequence[Scope]) -> None:
-        self.of, self._sizes = _Ties(scopes).of, sizes
+        self.of, self._sizes = _ties(scopes), sizes
         self.fill = {v: self._counted(tied) for v, tied in self.of.items() if len(tied) <= _HUB}
         self.gone = {v: sum([sizes[a] for a in tied]) for v, tied in self.of.items()}
         self.cells = {v: math.prod([sizes[v], *[sizes[a] for a in tied]]) for v, tied in self.of.items()}
