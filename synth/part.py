@@ -13,8 +13,9 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.memory.liveness import Peaks
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
-from shardwright.synth.alternate import Free, Synthesis
+from shardwright.synth.alternate import Synthesis
 from shardwright.synth.fallback import fullest
+from shardwright.synth.freely import Free
 from shardwright.synth.parts import Members, candidates
 from shardwright.synth.prices.lists import Catalogue, PriceList, learn_products
 from shardwright.synth.prices.tables import Prices

@@ -16,7 +16,7 @@ no memory that is short, keeps the plan's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,29 +27,20 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph
 from shardwright.ir.placement import OwnRatios
-from shardwright.ir.program import Program, own_ratios, verify
+from shardwright.ir.program import Program, verify
 from shardwright.ir.registry import registry
 from shardwright.ir.ties import Stretches, cut_by, stretches
-from shardwright.synth.memory.budgets import SCALES, Renting
-from shardwright.synth.memory.rented import rented
-from shardwright.synth.prices.tables import Prices
-from shardwright.synth.programs.emit import emit
 from shardwright.synth.programs.judge import Judge
-from shardwright.synth.search.solution import Solution
 from shardwright.synth.shares.ratios import SeveralSolution, solve_several
 from shardwright.synth.shares.rounding import round_ratios
-from shardwright.synth.shares.turns import Candidate, Found, Turns
 
 #: Part of the cost that ratios of their own have to save: programs with several are searched less well.
 WORTH = 0.02
 
-#: Part of the cost that one program with several should save over another.
-_BETTER = 1e-3
-
 #: How often budgets are corrected by what a look at the program says, by how much more each time, and which
 #: difference does not matter; the model takes programs for so much larger than they are at most, see `Fear`.
 _LOOKS = 3
-_FEARED = 1.5
+FEARED = 1.5
 _STRICTER = 0.98
 _NEAR = 0.05
 
@@ -85,102 +76,13 @@ class Fear:
     """
 
     def __init__(self, classes: int) -> None:
-        self.times: Floats = np.full(classes, _FEARED)
+        self.times: Floats = np.full(classes, FEARED)
         self._seen: Floats = np.zeros(classes)
 
     def learn(self, part: Floats) -> None:
         """Of a program, by class, what the model has of each byte that a device is found to need."""
         self._seen = np.maximum(self._seen, part)
-        self.times = np.minimum(self._seen * (1 + _NEAR), _FEARED)
-
-
-def apart(
-    turns: Turns,
-    best: Candidate,
-    free: Found,
-    renting: Callable[[], Renting],
-    others: Iterable[tuple[Program, tuple[float, ...], Sequence[Item]]] = (),
-    *,
-    larger: bool = False,
-    rival_s: float = np.inf,
-) -> tuple[Segmented, float] | None:
-    """A plan with several ratios that is better than one with one.
-
-    The program at hand is given ratios of its own; where memory is short, so are programs that rent makes
-    small at the ratios that computing would like. What is best then is searched for once more, at its ratios:
-    whatever is not tied to the plan's takes those of them that it likes best.
-
-    Args:
-        turns: the search so far.
-        best: what it found with one vector of ratios.
-        free: what it found if memory were no limit.
-        renting: makes programs smaller.
-        others: programs that are tried as well where memory is short, with ratios to start from, and bills.
-        larger: whether programs that rents find whatever the memory are tried there, too.
-        rival_s: what a plan that fits costs already: of these, none that is dearer is looked at.
-
-    Returns:
-        The plan, and what no program at its ratios can be cheaper than; None where there is none.
-    """
-    model, judge, graph, stop = turns.model, turns.judge, turns.judge.graph, turns.stop
-    if len(model.counts) == 1 or stop():
-        return None
-    short = not judge.roomy and not (best.fits and best.cost_s <= free.cost_s * (1 + WORTH))
-    found: Segmented | None = None
-    fear = Fear(len(model.counts))
-
-    def consider(
-        program: Program, ratios: tuple[float, ...], items: Sequence[Item], feared: Fear | None = None
-    ) -> bool:
-        nonlocal found
-        fits, cost_s = (best.fits, best.cost_s) if found is None else (found.fits, found.cost_s)
-        less = WORTH if found is None else _BETTER
-        worth_s = cost_s * (1 - less) if fits else np.inf
-        worth_s = worth_s if feared is None else min(worth_s, rival_s)
-        with turns.timer.ratios():
-            here = segmented(
-                graph, model, judge, program, ratios, items, short=short, worth_s=worth_s, feared=feared
-            )
-        if here is None or not here.fits or here.cost_s >= worth_s:
-            return False
-        found = here
-        return True
-
-    def search(prices: Prices, rent_s: float) -> Solution:
-        with turns.timer.search():
-            if rent_s:
-                return renting().solve(prices, free.ratios, rent_s, stop)
-            return turns.solver.solve(prices, stop=stop)
-
-    consider(best.program, best.ratios, best.items)
-    for program, ratios, items in others if short else ():
-        if not stop():
-            consider(program, ratios, items)
-    for each in rented(turns, free, renting()) if short and larger else ():
-        if found is not None and found.cost_s <= free.cost_s * (1 + _BETTER):
-            break  # memory makes that one no dearer
-        consider(each.program, each.ratios, each.items, fear)
-    rents: Sequence[float] = (0.0,)
-    if short:
-        unit, near = best.cost_s / float(judge.limits[model.class_of].sum()), renting().helped
-        rents = [scale * unit for scale in SCALES[max(near - 2, 0) : near + 2]]
-        for rent_s in () if larger else rents:
-            if not stop():
-                prices = Prices.at(turns.listed, free.ratios)
-                program = emit(turns.space, search(prices, rent_s).assignment, prices, turns.extra)
-                if consider(program, free.ratios, charges(program, graph, model)):
-                    rents = (rent_s,)
-    least_s = 0.0
-    while found is not None:
-        own = [each.shares for each in own_ratios(found.program).values()]
-        prices = Prices.at(turns.listed, found.ratios, others=own)
-        solution = search(prices, 0.0)
-        least_s = solution.bound_s
-        smaller = search(prices, rents[0]) if short else solution
-        program = emit(turns.space, smaller.assignment, prices, turns.extra)
-        if stop() or not consider(program, found.ratios, charges(program, graph, model)):
-            break
-    return None if found is None else (found, least_s)
+        self.times = np.minimum(self._seen * (1 + _NEAR), FEARED)
 
 
 def apart_s(

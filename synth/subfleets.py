@@ -19,10 +19,11 @@ from functools import cached_property
 
 from shardwright.cost.fleet import Fleet
 from shardwright.ir.graph import Graph
-from shardwright.synth.alternate import Free, freely, within_memory
+from shardwright.synth.alternate import within_memory
 from shardwright.synth.chosen import Choice, choice_of, settle
 from shardwright.synth.combinations import SMALL, few_equations, in_a_moment
 from shardwright.synth.fallback import fits, fitting
+from shardwright.synth.freely import Free, freely
 from shardwright.synth.memory.budgets import Limits
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.part import (

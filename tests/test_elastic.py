@@ -16,7 +16,7 @@ import pytest
 import shardwright
 from shardwright import Fleet, InputError, Plan, PlanError, elastic
 from shardwright.backends.verify import verify_program
-from shardwright.synth import alternate
+from shardwright.synth import freely
 from shardwright.synth.shares.turns import starting_ratios
 
 WATCH = Path(elastic.__file__).with_name("watch.py")
@@ -57,7 +57,7 @@ def test_a_new_plan_is_as_good_as_one_from_scratch_and_starts_from_the_old_share
 
     smaller = elastic.without(plan.fleet, ["n0.d1"])
     scratch = shardwright.synthesize(step, *ARGS, fleet=smaller, devices="all")
-    monkeypatch.setattr(alternate, "starting_ratios", noted)
+    monkeypatch.setattr(freely, "starting_ratios", noted)
     again = shardwright.replan(plan, smaller, devices="all")
     assert again.fleet == smaller and len(again.ratios) == 3 and again.fingerprint == plan.fingerprint
     assert again.cost_s <= scratch.cost_s * 1.01 and again.bound_s <= again.cost_s

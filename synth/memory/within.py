@@ -54,8 +54,11 @@ def judged(
     rival_s: float = math.inf,
     *,
     briefly: bool = False,
-) -> tuple[Candidate, Footprint | Peaks]:
+    apart: Callable[[], bool] = lambda: False,
+) -> tuple[Candidate, Footprint | Peaks] | None:
     """The best candidate that fits as it will run; searched for with rent where the best of all does not.
+
+    None where it fits with several ratios: then nothing else is looked for.
 
     Args:
         turns: the search so far.
@@ -64,28 +67,40 @@ def judged(
         renting: makes programs smaller.
         rival_s: what a plan that fits costs already: nobody looks for a dearer one.
         briefly: look at the candidate, and for no other one.
+        apart: whether it fits with several ratios, and is no dearer.
     """
     if best.cost_s <= free.cost_s * (1 + ENOUGH) and turns.judge.ample(best.memory, best.ratios):
         return best, best.memory
-    return _Judging(turns, free.cost_s, renting, rival_s, briefly=briefly).search(best)
+    return _Judging(turns, free.cost_s, renting, rival_s, apart, briefly=briefly).search(best)
 
 
 class _Judging:
     """The search of `judged`, and the best that it looked at: what fits, and what lacks least."""
 
     def __init__(
-        self, turns: Turns, free_s: float, renting: Callable[[], Renting], rival_s: float, *, briefly: bool
+        self,
+        turns: Turns,
+        free_s: float,
+        renting: Callable[[], Renting],
+        rival_s: float,
+        apart: Callable[[], bool],
+        *,
+        briefly: bool,
     ) -> None:
-        self._turns, self._judge, self._renting = turns, turns.judge, renting
+        self._turns, self._judge, self._renting, self._apart = turns, turns.judge, renting, apart
         self._free_s, self._rival_s, self._briefly = free_s, rival_s, briefly
         limits = [device.type.memory_bytes for device in turns.model.fleet.devices]
         self._possible = not too_small(turns.judge.graph, limits)
+        #: Whether it fits with several ratios.
+        self._cut = False
         self._fitting: tuple[Candidate, Peaks] | None = None
         self._fallen: tuple[Candidate, Peaks] | None = None
 
-    def search(self, best: Candidate) -> tuple[Candidate, Footprint | Peaks]:
+    def search(self, best: Candidate) -> tuple[Candidate, Footprint | Peaks] | None:
         """See `judged`."""
         start = self._start(best)
+        if self._cut:
+            return None
         if start is not None:
             self._go_on(*start)
         return self._fitting or self._least_lacking()
@@ -95,14 +110,16 @@ class _Judging:
         if self._briefly and self._in_turn(best):
             return None
         best, peaks = self._look(best)
-        if not best.fits:
-            if not self._briefly and self._beaten(best):
-                return None
-            if self._possible or not self._briefly:
-                best, peaks = self._spared(best, peaks)
+        if not (best.fits or self._briefly) and self._beaten(best):
+            return None
+        self._cut = self._possible and not self._for_nothing(best) and self._apart()
+        if self._cut:
+            return None
+        if not best.fits and (self._possible or not self._briefly):
+            best, peaks = self._spared(best, peaks)
         dearer = not best.fits or best.cost_s > self._rival_s
         if self._fitting is not None:
-            if self._fitting[0].cost_s <= self._free_s * (1 + next_to_nothing(self._judge.graph)):
+            if self._for_nothing(self._fitting[0]):
                 return None
             self._rival_s = min(self._rival_s, self._fitting[0].cost_s)
         if self._briefly or not (best.fits or self._possible) or (dearer and self._hopeless()):
@@ -120,6 +137,8 @@ class _Judging:
             best = LeastRent(turns, best, self._renting(), self._rival_s).search()
             if not best.fits and best.over > (_NEARLY if rounds else _FEARED):
                 break
+            if best.cost_s > self._rival_s * FAR_DEARER:
+                break  # whatever a look says of it
             best, peaks = self._look(best)
             if best.fits or not self._possible or turns.stop():
                 break
@@ -150,6 +169,10 @@ class _Judging:
         if here is None or not here.fits or here.cost_s > best.cost_s * (1 + 1e-9):
             return False
         return self._look(here)[0].fits
+
+    def _for_nothing(self, found: Candidate) -> bool:
+        """Whether it fits, and memory makes it no dearer."""
+        return found.fits and found.cost_s <= self._free_s * (1 + next_to_nothing(self._judge.graph))
 
     def _hopeless(self) -> bool:
         return hopeless(self._turns, self._renting, self._free_s, self._rival_s)

@@ -18,7 +18,8 @@ from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced, trace
 from shardwright.memory.device_memory import crowds, device_memory, peaks
 from shardwright.planning import looking
-from shardwright.synth.alternate import freely, synthesize
+from shardwright.synth.alternate import synthesize
+from shardwright.synth.freely import freely
 from shardwright.synth.memory import crowded
 from shardwright.synth.memory.crowded import uncrowded
 from shardwright.synth.space.space import Space

@@ -26,7 +26,7 @@ from shardwright.ir.program import verify
 from shardwright.ir.ties import cut_by, stretches
 from shardwright.ir.trace import Traced, trace
 from shardwright.planning import Planner
-from shardwright.synth import alternate
+from shardwright.synth import alternate, freely
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
@@ -190,6 +190,7 @@ def test_a_plan_far_above_its_bound_is_bounded_with_labels(monkeypatch: pytest.M
 
 def test_bounds_of_what_may_be_no_plan_stay_rough_until_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alternate, "FEW_CHOICES", 0)
+    monkeypatch.setattr(freely, "FEW_CHOICES", 0)
     graph = attention().graph
     space = Space(graph)
 

@@ -10,7 +10,7 @@ from synth_cases import attention, fleet
 
 from shardwright.cost.model import CostModel
 from shardwright.ir.trace import trace
-from shardwright.synth.alternate import freely
+from shardwright.synth.freely import freely
 from shardwright.synth.memory.budgets import Limits, Renting
 from shardwright.synth.memory.least import LeastRent
 from shardwright.synth.search.solution import Solution

@@ -14,8 +14,8 @@ from shardwright import planning
 from shardwright.cost.fleet import Fleet
 from shardwright.ir.graph import Graph
 from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
-from shardwright.synth import alternate, subfleets
-from shardwright.synth.alternate import Free
+from shardwright.synth import alternate, freely, subfleets
+from shardwright.synth.freely import Free
 from shardwright.synth.part import Promising
 from shardwright.synth.parts import candidates
 from shardwright.synth.space.space import Space
@@ -35,6 +35,7 @@ def no(graph: Graph) -> bool:
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are planned as large ones are."""
     monkeypatch.setattr(alternate, "FEW_CHOICES", 0)
+    monkeypatch.setattr(freely, "FEW_CHOICES", 0)
     monkeypatch.setattr(subfleets, "few_equations", no)
 
 
@@ -187,11 +188,11 @@ def test_where_all_starts_agreed_another_part_starts_once(
     monkeypatch.setattr(subfleets, "SMALL", 0)
     began: list[bool] = []
 
-    def freely(*given: Any, starts_agree: bool, **options: Any) -> Free:
+    def noted(*given: Any, starts_agree: bool, **options: Any) -> Free:
         began.append(starts_agree)
-        return replace(alternate.freely(*given, starts_agree=starts_agree, **options), agree=agree)
+        return replace(freely.freely(*given, starts_agree=starts_agree, **options), agree=agree)
 
-    monkeypatch.setattr(subfleets, "freely", freely)
+    monkeypatch.setattr(subfleets, "freely", noted)
     graph = traced("mlp").graph
     search = Choosing(graph, Space(graph), three_nodes(), Timer())
     assert search.below(math.inf) is not None

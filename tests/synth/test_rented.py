@@ -16,11 +16,12 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.program import Program, verify
 from shardwright.ir.trace import trace
 from shardwright.synth import segments
-from shardwright.synth.alternate import freely
+from shardwright.synth.apart import apart
+from shardwright.synth.freely import freely
 from shardwright.synth.memory.budgets import Limits
 from shardwright.synth.memory.rented import Rented, rented
 from shardwright.synth.programs.judge import Judge
-from shardwright.synth.segments import Fear, Segmented, apart
+from shardwright.synth.segments import Fear, Segmented
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
@@ -71,7 +72,7 @@ def test_once_memory_makes_a_plan_no_dearer_no_further_programs_are_tried(
             costs.append(free.found.cost_s * (1 + dearer) * 0.998 ** len(costs))
             return Segmented(given[3], given[4], costs[-1], (), Peaks((0, 0, 0)), fits=True)
 
-        monkeypatch.setattr(segments, "segmented", costing)
+        monkeypatch.setattr("shardwright.synth.apart.segmented", costing)
         renting = free.renting(Limits.of(model))
         best = apart(free.turns, free.best, free.found, lambda: renting, larger=True)
         assert best is not None and best[0].cost_s == costs[-1]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,21 +20,27 @@ import shardwright
 from shardwright.backends.reference import ReferenceExecutable
 from shardwright.cost.bill import bill, seconds
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.memory.liveness import peak_bytes
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import PlanError, ProgramError
 from shardwright.ir.placement import OwnRatios, parse_placement
-from shardwright.ir.program import own_ratios, verify
+from shardwright.ir.program import Program, own_ratios, verify
 from shardwright.ir.text import parse_program
 from shardwright.ir.ties import cut_by, stretches
 from shardwright.ir.trace import trace
-from shardwright.synth import alternate
+from shardwright.synth import alternate, freely
+from shardwright.synth.memory import within
+from shardwright.synth.memory.budgets import Limits
+from shardwright.synth.memory.least import LeastRent
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
 from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.segments import apart_s, kinds_of
 from shardwright.synth.shares.bounds import Certificate
+from shardwright.synth.shares.turns import Candidate
 from shardwright.synth.space.space import Space
+from shardwright.synth.timer import Timer
 
 WIDTH, LAYERS, BATCH = 64, 4, 128
 
@@ -75,6 +83,7 @@ def plan(several: bool) -> shardwright.Plan:
     with pytest.MonkeyPatch.context() as patch:
         if not several:
             patch.setattr(alternate, "apart", lambda *_, **__: None)
+            patch.setattr(freely.Free, "at_no_cost", None)
         return shardwright.synthesize(
             adam, *arguments(), fleet=made, devices="all", axes=1, recompute="off", microbatches=1
         )
@@ -96,6 +105,56 @@ def test_memory_bandwidth_says_who_updates() -> None:
     (own,) = own_ratios(found.program).values()
     assert found.ratios[0] > 0.8 and own.shares == (0.5, 0.5)
     assert found.search_gap <= found.gap < 0.05
+
+
+@pytest.mark.parametrize("briefly", [True, False])
+def test_what_fits_with_several_ratios_at_no_cost_is_found_before_anything_dearer(
+    briefly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, model = trace(adam, *arguments()).graph, CostModel(odd_couple("500 kB", "3900 kB"))
+    free, again = [freely.freely(graph, Space(graph), model, Timer()) for _ in range(2)]
+    rents: list[LeastRent] = []
+    monkeypatch.setattr(LeastRent, "search", lambda self: rents.append(self) or self.best)
+    # A rival that costs no more than the step does without a limit ends the search before that.
+    alternate.within_memory(free, 0.99 * free.found.cost_s, briefly=briefly)
+    assert "at_no_cost" not in vars(free)
+    rents.clear()
+    found = alternate.within_memory(free, briefly=briefly)
+    assert own_ratios(found.program) and not rents and not found.dearer
+    assert found.memory.peak(np.array(found.ratios))[0] <= 500e3
+    assert found.bound_s <= found.cost_s <= 1.001 * free.found.cost_s
+    monkeypatch.setattr(freely.Free, "at_no_cost", None)
+    other = alternate.within_memory(again, briefly=briefly)
+    assert other.cost_s > 1.1 * found.cost_s if briefly else bool(rents)
+
+
+def test_what_rents_make_far_dearer_than_a_rival_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, model = trace(adam, *arguments()).graph, CostModel(fleet((4, 1), memory="400 kB"))
+    space = Space(graph)
+
+    def looks(rival_s: float) -> tuple[int, float]:
+        """At programs; and what the rents' first one costs."""
+        looked, costs = list[Program](), list[float]()
+
+        def look(program: Program, ratios: Sequence[float]) -> tuple[int, ...]:
+            looked.append(program)
+            return peak_bytes(program, graph, ratios)
+
+        class Noted(LeastRent):
+            def search(self) -> Candidate:
+                found = super().search()
+                costs.append(found.cost_s)
+                return found
+
+        monkeypatch.setattr(within, "LeastRent", Noted)
+        free = freely.freely(graph, space, model, Timer(), look=look)
+        renting = free.renting(Limits.of(model))
+        within.judged(free.turns, free.best, free.found, lambda: renting, rival_s)
+        return len(looked), costs[0]
+
+    several, cost_s = looks(math.inf)
+    far_s = cost_s / within.FAR_DEARER
+    assert looks(0.99 * far_s)[0] == 1 < looks(1.01 * far_s)[0] <= several
 
 
 def test_it_runs_and_comes_back_from_its_file(tmp_path: Path) -> None:
