@@ -8,15 +8,16 @@ better.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardwright.cost.bill import charges
+from shardwright.cost.memory.liveness import at_the_end
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.synth.apart import at_no_cost
 from shardwright.synth.memory.budgets import Limits, Renting
-from shardwright.synth.memory.lean import hardly_fits
+from shardwright.synth.memory.lean import hardly_fits, leaner
 from shardwright.synth.memory.pool import FEW_CHOICES, Pool
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.prices.lists import PriceList
@@ -168,7 +169,7 @@ def freely(
         if found.cost_s >= free.found.cost_s * (1 - _SAME):
             break
         free = Free(turns, found, *_settle(graph, turns, found), certificate, ideal, agree)
-    return free
+    return _handed_less(free)
 
 
 def _liked(turns: Turns, ideal: Solution, floors: Prices) -> Found:
@@ -176,6 +177,20 @@ def _liked(turns: Turns, ideal: Solution, floors: Prices) -> Found:
     liked = turns.like(ideal, floors)
     solution, _ = turns.search(liked.ratios, liked)
     return liked if solution is ideal else turns.take(liked.ratios)
+
+
+def _handed_less(free: Free) -> Free:
+    """With a program that is handed less and hands out less, where that alone is too much for a device.
+
+    It is found at a little rent; neither another order nor a step that keeps less would make this one fit.
+    """
+    turns, best = free.turns, free.best
+    graph, limits = turns.judge.graph, Limits.of(turns.model)
+    least = at_the_end(best.program, graph)
+    if best.fits or turns.judge.feared(least, best.ratios) <= 1 or too_small(graph, limits.nbytes):
+        return free
+    smaller = leaner(turns, best, free.renting(limits))
+    return replace(free, best=smaller, over=smaller.over) if smaller.over < best.over else free
 
 
 def _settle(graph: Graph, turns: Turns, found: Found) -> tuple[Candidate, float]:

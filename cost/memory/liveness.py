@@ -28,9 +28,10 @@ import numpy as np
 from shardwright.cost.memory.tenants import Bytes, Size, front, moments
 from shardwright.cost.memory.written import written
 from shardwright.cost.share_cost import Floats
-from shardwright.ir.graph import Graph, TensorType, per_graph
+from shardwright.ir.donation import continued
+from shardwright.ir.graph import Graph, TensorType, Value, per_graph
 from shardwright.ir.placement import Placement, Shard, by_node, region, seat
-from shardwright.ir.program import Program, nodes_of, own_ratios
+from shardwright.ir.program import Program, Property, nodes_of, own_ratios
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,21 @@ class Footprint:
 def footprint(program: Program, graph: Graph) -> Footprint:
     """The program's memory over time; loop bodies add their own peak moments to that of the loop."""
     found = front(moments(program, graph, written(graph), top=True, size=_size))
+    return Footprint(found[:, 0], found[:, 1])
+
+
+def at_the_end(program: Program, graph: Graph) -> Footprint:
+    """What is there at the end: what the program was handed and, unless that is written over it, hands out.
+
+    No order of its instructions needs less, nor does one that keeps less for its backward part.
+    """
+    there = {Property(value.index, at): value for value, at in zip(graph.inputs, program.inputs, strict=True)}
+    over = continued(program, graph)
+    for atom, at in zip(graph.outputs, program.outputs, strict=True):
+        if isinstance(atom, Value) and Property(atom.index, at) not in over:
+            there[Property(atom.index, at)] = atom
+    sizes = [_size(value.type, held.placement) for held, value in there.items()]
+    found = np.array(sizes).reshape(-1, 2).sum(axis=0, keepdims=True)
     return Footprint(found[:, 0], found[:, 1])
 
 
