@@ -205,6 +205,8 @@ def within_memory(
 def _wide(free: Free, best: Candidate, rival_s: float, renting: Callable[[], Renting]) -> bool:
     """Whether memory leaves a wide gap between what was found and what nothing can cost less than."""
     turns, least_s = free.turns, min(rival_s, best.cost_s if best.fits else math.inf)
+    if best.fits and best.cost_s <= free.found.cost_s * (1 + _SAME):
+        return False
     if turns.judge.roomy or free.bounded(least_s * (1 - WIDE)):
         return False
     bound_s = free.certificate.bound_s
