@@ -173,7 +173,7 @@ class GridSearch:
         turns = self._turns
         if self._best is None:
             for ratios in _starts(turns, self._ideal, self._floors):
-                reached = turns.take(ratios)
+                reached = self._reached(ratios, most_s)
                 if self._best is None or reached.cost_s < self._best.cost_s * (1 - 1e-9):
                     self._best = reached
                 if turns.timer.late() or self.bound_s >= self._best.cost_s * (1 - ENOUGH):
@@ -194,6 +194,15 @@ class GridSearch:
                 settled = replace(settled, expanded=expanded, searches=searches)
                 return replace(settled, bound_s=bound_s)
         return self._settled(self._best, most_s, briefly=briefly)
+
+    def _reached(self, ratios: tuple[float, ...], most_s: float) -> GridFound:
+        """Turns from some ratios on: beside a rival thorough ones only if less thorough ones beat it."""
+        if most_s < inf:
+            reached = self._turns.take(ratios, rounds=1)
+            if reached.cost_s >= most_s / (1 - ENOUGH) or self._turns.timer.late():
+                return reached
+            self._turns.forget()
+        return self._turns.take(ratios)
 
     def sharpened(self, wanted_s: float) -> float:
         """What no program costs less than, found with more effort.

@@ -94,12 +94,12 @@ class GridTurns:
         """At some ratios; what was worked out at even ones serves a step's rewritings, too."""
         return self.listed.even if ratios == self.even else grid_prices(self.listed, ratios)
 
-    def search(self, ratios: tuple[float, ...]) -> tuple[Solution, Prices]:
-        """The best program at some ratios."""
+    def search(self, ratios: tuple[float, ...], rounds: int = MOST_ROUNDS) -> tuple[Solution, Prices]:
+        """The best program at some ratios, or a good one after few rounds; see `DualSolver.solve`."""
         if ratios not in self._seen:
             prices = self.prices(ratios)
-            known = self._near(prices)
-            self._seen[ratios] = self.solve(prices, self._latest) if known is None else known, prices
+            found = self._near(prices) or self.solve(prices, self._latest, rounds=rounds)
+            self._seen[ratios] = found, prices
         return self._seen[ratios]
 
     def _near(self, prices: Prices) -> Solution | None:
@@ -128,11 +128,11 @@ class GridTurns:
             ratios = found.best_ratios(start)
             return ratios, found.seconds(ratios)
 
-    def take(self, ratios: tuple[float, ...]) -> GridFound:
-        """Turns from `ratios` on, until it no longer gets better."""
+    def take(self, ratios: tuple[float, ...], rounds: int = MOST_ROUNDS) -> GridFound:
+        """Turns from `ratios` on, until it no longer gets better; for `rounds` see `search`."""
         reached: GridFound | None = None
         for _ in range(_MOST_TURNS):
-            solution, prices = self.search(ratios)
+            solution, prices = self.search(ratios, rounds)
             ratios, cost_s = self.best_ratios(solution, prices, ratios)
             if reached is not None and not cost_s < reached.cost_s * (1 - 1e-6):
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 from typing import Any
 
@@ -22,9 +23,13 @@ from shardwright.cost.grid.prices import (
 from shardwright.cost.model import CostModel
 from shardwright.ir.trace import trace
 from shardwright.synth.grid.alternate import GridSearch
+from shardwright.synth.grid.narrow import MOST_ROUNDS
 from shardwright.synth.grid.pricing import GridPriceList, grid_floors, grid_prices
 from shardwright.synth.grid.ratios import per_class
 from shardwright.synth.grid.solve import GridSolver
+from shardwright.synth.grid.turns import GridTurns
+from shardwright.synth.prices.tables import Prices
+from shardwright.synth.search.solution import Solution
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
@@ -154,6 +159,35 @@ def test_a_wide_certificate_is_raised_by_ranges_of_every_kind_and_stays_one(
         parts = random.dirichlet(np.ones(3))
         ratios = listed.grid.mesh.ratios(parts, listed.grid.mesh.even()[1])
         assert raised <= solver.solve(grid_prices(listed, ratios)).bound_s * (1 + 1e-9)
+
+
+def test_beside_a_rival_ratios_are_searched_thoroughly_only_if_that_may_be_beaten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    where = fleet(((40, 2),), ((20, 2),), network="10 Gbit/s")
+    step = trace(train_step, *jax.eval_shape(lambda: arguments(960, 256))).graph
+    listed = GridPriceList(GridModel(CostModel(where)))
+    space = Space(step, listed.grid.mesh.nodes)
+    searched: list[int] = []
+    solve = GridTurns.solve
+
+    def noted(self: GridTurns, prices: Prices, *given: Any, rounds: int = MOST_ROUNDS) -> Solution:
+        if prices is not listed.floors:
+            searched.append(rounds)
+        return solve(self, prices, *given, rounds=rounds)
+
+    monkeypatch.setattr(GridTurns, "solve", noted)
+    monkeypatch.setattr("shardwright.synth.grid.ranges._MOST_PIECES", 0)
+
+    def plan(most_s: float) -> tuple[float, set[int]]:
+        searched.clear()
+        found = GridSearch(step, space, listed, Timer()).plan(most_s)
+        return found.cost_s, set(searched)
+
+    cost_s, rounds = plan(math.inf)
+    assert rounds == {MOST_ROUNDS}
+    assert plan(0.9 * cost_s) == (pytest.approx(cost_s, rel=1e-2), {1})
+    assert plan(1.1 * cost_s) == (pytest.approx(cost_s, rel=1e-9), {1, MOST_ROUNDS})
 
 
 @pytest.mark.parametrize("name", FLEETS)
