@@ -106,14 +106,15 @@ class Units:
                 self._tie_all(value, graph.inputs[inp])
         found = table(graph)
         # Equations whose letters are in the same places tie the same dimensions of operands and results.
-        alike: dict[int, tuple[Places, list[int]]] = {}
+        alike: dict[int, tuple[int, Places]] = {}
+        kind = np.full(len(found.examples), -1)
         for form, example in enumerate(found.examples):
-            if not example.regions:
-                where = places(example)
-                alike.setdefault(id(where), (where, []))[1].append(form)
-        for where, forms in alike.values():
-            if where.tied:
-                self._tie(where.tied, np.flatnonzero(np.isin(found.form, forms)), found, first)
+            where = None if example.regions else places(example)
+            if where is not None and where.tied:
+                kind[form], _ = alike.setdefault(id(where), (len(alike), where))
+        kinds = kind[found.form]
+        for number, where in alike.values():
+            self._tie(where.tied, np.flatnonzero(kinds == number), found, first)
         for equation in graph.equations:
             if equation.regions:
                 self._add_regions(equation)
