@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,24 +18,22 @@ from shardwright.synth.space.conversions import Domain
 from shardwright.synth.space.factors import Choice, EquationFactor, Slot, Use
 from shardwright.synth.space.frame import Frame
 from shardwright.synth.space.fuse import Fusion, fuse
+from shardwright.synth.space.making import Made
 from shardwright.synth.space.outstanding import Outstanding
-
-if TYPE_CHECKING:
-    from shardwright.synth.space.space import Space
 
 
 class Framing:
     """Fills in a frame: the caller goes through values and equations in order.
 
     Args:
-        space: that gets the choices and factors.
+        made: what gets the choices and factors.
         frame: that is filled in.
         outstanding: what may be Partial, and which signatures there are.
     """
 
-    def __init__(self, space: Space, frame: Frame, outstanding: Outstanding) -> None:
+    def __init__(self, made: Made, frame: Frame, outstanding: Outstanding) -> None:
         graph = frame.graph
-        self._space, self._frame = space, frame
+        self._made, self._frame = made, frame
         self._codes, self._meant = outstanding.codes[graph], outstanding.meant
         sums = np.array(["sum" in partials for _, partials in self._meant], dtype=np.bool_)
         fusion = fuse(graph, sums[self._codes])
@@ -61,10 +58,10 @@ class Framing:
         if fused >= 0:
             self._place(value, self._class_choice(fused, value))
             if not self._meant[self._codes[value.index]][1]:
-                self._space.tie("not partial", frame.choice[value])
+                self._made.tie("not partial", frame.choice[value])
         elif self._outside[value.index] > 1:
             self._place(value, self._choice("given", value))
-            self._space.tie("hold", frame.choice[value], weight=frame.weight)
+            self._made.tie("hold", frame.choice[value], weight=frame.weight)
         else:
             self._place(value, self._choice("single", value))
 
@@ -83,7 +80,7 @@ class Framing:
         if outside > 1:
             left = self._frame.exits[value] = self._choice("multiple", value)
             self._placed[2 * value.index] = left.index
-            self._space.tie("exit", mine, left, weight=self._frame.weight)
+            self._made.tie("exit", mine, left, weight=self._frame.weight)
 
     def _place(self, value: Value, choice: Choice) -> None:
         self._frame.choice[value] = choice
@@ -94,8 +91,10 @@ class Framing:
         key = what, code, id(value.type)
         domain = self._domains.get(key)
         if domain is None:
-            domain = self._domains[key] = self._space.domains.domain(what, value.type, *self._meant[code])
-        return self._space.choice(domain)
+            domain = self._domains[key] = self._made.words.domains.domain(
+                what, value.type, *self._meant[code]
+            )
+        return self._made.choice(domain)
 
     def _class_choice(self, fused: int, value: Value) -> Choice:
         """The placement in which a class is computed, made when the first of its values is met."""
@@ -103,7 +102,7 @@ class Framing:
         if found is None:
             partials: tuple[ReduceOp, ...] = ("sum",) if self._sums[fused] else ()
             units = self._meant[self._codes[value.index]][0]
-            found = self._space.choice(self._space.domains.single(value.type, units, partials))
+            found = self._made.choice(self._made.words.domains.single(value.type, units, partials))
             self._of_class[fused] = found
         return found
 
@@ -111,7 +110,7 @@ class Framing:
 
     def add_use(self, equation: Equation) -> None:
         """The factor of an equation without regions, with its choices."""
-        number, placed, choices = equation.index, self._placed, self._space.choices
+        number, placed, choices = equation.index, self._placed, self._made.choices
         slots = self._slots[self._begin[number] : self._begin[number + 1]]
         scope = tuple([placed[slot] for slot in slots])
         several = scope
@@ -125,7 +124,7 @@ class Framing:
             modes = [2 * scope.index(placed[slot]) + slot % 2 for slot in slots]
             factor = self._known[key] = self._factor(equation, modes, domains)
         use = self._frame.uses[equation] = Use(factor, scope)
-        self._space.uses.append(use)
+        self._made.uses.append(use)
 
     def _factor(self, equation: Equation, modes: list[int], domains: tuple[Domain, ...]) -> EquationFactor:
         """The factor of an equation.
@@ -138,12 +137,12 @@ class Framing:
         """
         rest = iter(modes)
         usual = [*[(atom, "use") for atom in equation.inputs], *[(v, "derive") for v in equation.outputs]]
-        found, through = self._space.on_mesh(self._signatures[equation.index]), self._through[equation]
+        found, through = self._made.on_mesh(self._signatures[equation.index]), self._through[equation]
         slots: list[Slot | None] = []
         for atom, mode in usual:
             coded = next(rest) if isinstance(atom, Value) else None
             slots.append(None if coded is None else Slot(coded // 2, "exact" if coded % 2 else mode))
-        weight, known = self._frame.weight, self._space.factors
+        weight, known = self._frame.weight, self._made.words.factors
         key = (id(found), through, weight, *slots, *domains)
         factor = known.get(key)
         if factor is None:

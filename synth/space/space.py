@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import shardwright.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (rules, before planning begins)
 from shardwright.ir.graph import Atom, Equation, Graph, Value
-from shardwright.ir.pairs import pairs
 from shardwright.ir.regions import Boundary, boundary
 from shardwright.ir.registry import registry
 from shardwright.ir.rules import Signature
 from shardwright.synth.space.conversions import Domain, Domains, Routes
-from shardwright.synth.space.factors import Choice, LinkFactor, Use
+from shardwright.synth.space.factors import Choice
 from shardwright.synth.space.frame import Frame
 from shardwright.synth.space.framing import Framing
+from shardwright.synth.space.making import Made
 from shardwright.synth.space.outstanding import Outstanding
 from shardwright.synth.space.units import Units
 from shardwright.synth.space.vocabulary import Vocabulary
@@ -29,7 +29,6 @@ class Space:
         root: the frame of the step itself.
         choices: all choices, numbered.
         uses: all factors, with the choices they tie.
-        factors: of equations, by content; the vocabulary's.
         replicated: primitives without a rule, which run replicated, with one equation of each.
         assumptions: what prices assume about loops, in words.
 
@@ -43,13 +42,11 @@ class Space:
         self, graph: Graph, nodes: tuple[int, ...] | None = None, vocabulary: Vocabulary | None = None
     ) -> None:
         self.nodes = nodes
-        self.choices: list[Choice] = []
-        self.uses: list[Use] = []
         self.replicated: dict[str, Equation] = {}
         self.assumptions: dict[str, None] = {}
         words = Vocabulary(Domains(nodes)) if vocabulary is None else vocabulary
-        self.domains = words.domains
-        self._pairs, self._links, self.factors = words.pairs, words.links, words.factors
+        self.domains, self._made = words.domains, Made(words)
+        self.choices, self.uses = self._made.choices, self._made.uses
         known = registry()
         for equation in graph.all_equations():
             if equation.primitive not in known and not equation.regions:
@@ -66,14 +63,6 @@ class Space:
         """The signatures of an equation whose letters can be cut; one object for equal equations."""
         return self._outstanding.signatures_of(equation)
 
-    def on_mesh(self, found: tuple[Signature, ...]) -> tuple[Signature, ...]:
-        """Signatures on the space's mesh axes: these, or all pairs of them."""
-        if self.nodes is None:
-            return found
-        if id(found) not in self._pairs:
-            self._pairs[id(found)] = pairs(found, found, self.nodes)
-        return self._pairs[id(found)]
-
     def routes(self, value: Value) -> Routes:
         """The placements between which a value is converted."""
         return self.domains.routes(value.type, self.units.of(value), self._outstanding.partials[value])
@@ -82,7 +71,7 @@ class Space:
 
     def _frame(self, graph: Graph, weight: float) -> Frame:
         frame = Frame(graph, weight)
-        framing = Framing(self, frame, self._outstanding)
+        framing = Framing(self._made, frame, self._outstanding)
         for value in graph.inputs:
             framing.add_input(value)
         for value in graph.constants:
@@ -96,32 +85,12 @@ class Space:
                 framing.add_use(equation)
         return frame
 
-    def choice(self, domain: Domain) -> Choice:
-        """One more choice."""
-        choice = Choice(len(self.choices), domain)
-        self.choices.append(choice)
-        return choice
-
-    def link(self, kind: str, *scope: Choice, weight: float = 1.0, stacked: bool = False) -> Use:
-        """A link factor with its choices; equal links share their factor."""
-        domains = tuple([choice.domain for choice in scope])
-        key = (kind, domains, weight, stacked)
-        factor = self._links.get(key)
-        if factor is None:
-            factor = self._links[key] = LinkFactor(kind, domains, weight, stacked)
-        return Use(factor, tuple([choice.index for choice in scope]))
-
-    def tie(self, kind: str, *scope: Choice, weight: float = 1.0, stacked: bool = False) -> None:
-        """Add a link factor; choices that are the same need none."""
-        if len(set(scope)) == len(scope):
-            self.uses.append(self.link(kind, *scope, weight=weight, stacked=stacked))
-
     def _add_output(self, frame: Frame, out: int, value: Value) -> None:
         held = frame.held(value)
         if out in frame.graph.state:
-            self.tie("return", held, frame.choice[frame.graph.inputs[frame.graph.state[out]]])
+            self._made.tie("return", held, frame.choice[frame.graph.inputs[frame.graph.state[out]]])
         else:
-            self.tie("hand out whole" if value.type.rank == 0 else "hand out", held)
+            self._made.tie("hand out whole" if value.type.rank == 0 else "hand out", held)
 
     # -- regions -----------------------------------------------------------------------------------
 
@@ -139,11 +108,11 @@ class Space:
         for operand in wiring.replicated_operands:
             atom = equation.inputs[operand]
             if isinstance(atom, Value):
-                self.tie("hand out whole", frame.held(atom), weight=frame.weight)
+                self._made.tie("hand out whole", frame.held(atom), weight=frame.weight)
         for region, out in wiring.replicated_outputs:
             atom = frames[region].graph.outputs[out]
             if isinstance(atom, Value):
-                self.tie("hand out whole", frames[region].held(atom), weight=frames[region].weight)
+                self._made.tie("hand out whole", frames[region].held(atom), weight=frames[region].weight)
 
     def _enter(self, frame: Frame, equation: Equation, wiring: Boundary, frames: tuple[Frame, ...]) -> None:
         first: dict[int, Choice] = {}
@@ -152,11 +121,11 @@ class Space:
             inner = child.choice[child.graph.inputs[port.inner]]
             outer = equation.inputs[port.outer]
             if port.outer in first:
-                self.tie("same", first[port.outer], inner)
+                self._made.tie("same", first[port.outer], inner)
                 continue
             first[port.outer] = inner
             if isinstance(outer, Value):
-                self.tie("enter", frame.held(outer), inner, weight=frame.weight, stacked=port.stacked)
+                self._made.tie("enter", frame.held(outer), inner, weight=frame.weight, stacked=port.stacked)
 
     def _carry_and_leave(
         self, frame: Frame, equation: Equation, wiring: Boundary, frames: tuple[Frame, ...]
@@ -167,9 +136,9 @@ class Space:
             choice = target.choice[target.graph.inputs[into]]
             atom = source.graph.outputs[out]
             if isinstance(atom, Value):
-                self.tie("return", source.held(atom), choice, weight=source.weight)
+                self._made.tie("return", source.held(atom), choice, weight=source.weight)
             else:
-                self.tie("whole", choice)
+                self._made.tie("whole", choice)
             carried.setdefault((from_region, out), choice)
         ports = frame.ports.setdefault(equation, {})
         for port in wiring.outs:
@@ -179,12 +148,12 @@ class Space:
                 ports[port.outer] = carried[port.region, port.inner]
             else:
                 if port.outer not in ports:
-                    ports[port.outer] = self.choice(self._port_domain(atom, result))
+                    ports[port.outer] = self._made.choice(self._port_domain(atom, result))
                 if isinstance(atom, Value):
-                    self.tie("return", child.held(atom), ports[port.outer], weight=child.weight)
+                    self._made.tie("return", child.held(atom), ports[port.outer], weight=child.weight)
                 else:
-                    self.tie("whole", ports[port.outer])
-            self.tie(
+                    self._made.tie("whole", ports[port.outer])
+            self._made.tie(
                 "leave" if port.stacked else "exit",
                 ports[port.outer],
                 frame.choice[result],
