@@ -6,16 +6,16 @@ whose tensors have the same units and the same reductions outstanding are one: t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import TypeAlias
 
 from shardwright.ir.graph import Equation, Graph, Value
 from shardwright.ir.placement import Partial, ReduceOp, Shard
 from shardwright.ir.regions import boundary
-from shardwright.ir.registry import rule_of
-from shardwright.ir.rules import Signature, signatures
+from shardwright.ir.rules import Signature
 from shardwright.ir.table import table
-from shardwright.synth.space.units import Units, places
+from shardwright.synth.space.units import Units
 from shardwright.synth.space.vocabulary import Vocabulary
 
 _NONE: frozenset[ReduceOp] = frozenset()
@@ -38,40 +38,23 @@ class Outstanding:
         graph: a step, with what is in its regions.
         units: of its values.
         words: what spaces have in common.
+        listed: the signatures of an equation.
     """
 
-    def __init__(self, graph: Graph, units: Units, words: Vocabulary) -> None:
-        self._units, self._known, self._arising = units, words.signatures, words.arising
+    def __init__(
+        self,
+        graph: Graph,
+        units: Units,
+        words: Vocabulary,
+        listed: Callable[[Equation], tuple[Signature, ...]],
+    ) -> None:
+        self._units, self._arising, self._listed = units, words.arising, listed
         self.partials: dict[Value, frozenset[ReduceOp]] = {}
         self.codes: dict[Graph, list[int]] = {}
         self.meant: list[tuple[tuple[int, ...], frozenset[ReduceOp]]] = []
         self.signatures: dict[Graph, list[tuple[Signature, ...]]] = {}
         self._numbers: dict[tuple[int, frozenset[ReduceOp]], int] = {}
         self._add(graph, frozenset())
-
-    def signatures_of(self, equation: Equation) -> tuple[Signature, ...]:
-        """The signatures of an equation whose letters can be cut; one object for equal equations."""
-        atoms = (*equation.inputs, *equation.outputs)
-        where = places(equation)
-        units: list[int] = []
-        for position, dim, minor in where.first:
-            unit = self._units.of(atoms[position])[dim]  # pyright: ignore[reportArgumentType]  (no literal)
-            units.append(unit // minor if minor else 0)
-        key = (equation.form, *units)
-        found = self._known.get(key)
-        if found is None:
-            rule = rule_of(equation)
-            by_letter = dict.fromkeys(rule.letters, 0) | dict(zip(where.letters, units, strict=True))
-            listed = signatures(rule, equation, by_letter)
-            # Forms that differ in what does not matter here share one list, which no others have: factors
-            # compare it by identity.
-            same = (equation.primitive, equation.input_types, equation.output_types, id(listed))
-            same = (*same, rule.axes, rule.flop_per_point, str(equation.params.get("precision")))
-            found = self._known.get(same)
-            if found is None:
-                found = self._known[same] = tuple(signature for signature in listed)
-            self._known[key] = found
-        return found
 
     def _code(self, unit: int, some: frozenset[ReduceOp]) -> int:
         found = self._numbers.get((unit, some))
@@ -116,7 +99,7 @@ class Outstanding:
 
     def _judge(self, equation: Equation, operands: tuple[int, ...], units: list[int]) -> _Found:
         """Of an equation whose operands and whose results' units these numbers stand for."""
-        found = self.signatures_of(equation)
+        found = self._listed(equation)
         coming = tuple([_NONE if number < 0 else self.meant[number][1] for number in operands])
         arising = self._arise(found, coming, len(units))
         return found, tuple(map(self._code, units, arising))

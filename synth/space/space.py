@@ -10,15 +10,15 @@ from __future__ import annotations
 import shardwright.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (rules, before planning begins)
 from shardwright.ir.graph import Atom, Equation, Graph, Value
 from shardwright.ir.regions import Boundary, boundary
-from shardwright.ir.registry import registry
-from shardwright.ir.rules import Signature
+from shardwright.ir.registry import registry, rule_of
+from shardwright.ir.rules import Signature, signatures
 from shardwright.synth.space.conversions import Domain, Domains, Routes
 from shardwright.synth.space.factors import Choice
 from shardwright.synth.space.frame import Frame
 from shardwright.synth.space.framing import Framing
 from shardwright.synth.space.making import Made
 from shardwright.synth.space.outstanding import Outstanding
-from shardwright.synth.space.units import Units
+from shardwright.synth.space.units import Units, places
 from shardwright.synth.space.vocabulary import Vocabulary
 
 
@@ -53,7 +53,7 @@ class Space:
                 self.replicated.setdefault(equation.primitive, equation)
         self.units = Units()
         self.units.add(graph)
-        self._outstanding = Outstanding(graph, self.units, words)
+        self._outstanding = Outstanding(graph, self.units, words, self.signatures)
         self.root = self._frame(graph, 1.0)
         for out, atom in enumerate(graph.outputs):
             if isinstance(atom, Value):
@@ -61,7 +61,28 @@ class Space:
 
     def signatures(self, equation: Equation) -> tuple[Signature, ...]:
         """The signatures of an equation whose letters can be cut; one object for equal equations."""
-        return self._outstanding.signatures_of(equation)
+        known = self._made.words.signatures
+        atoms = (*equation.inputs, *equation.outputs)
+        where = places(equation)
+        units: list[int] = []
+        for position, dim, minor in where.first:
+            unit = self.units.of(atoms[position])[dim]  # pyright: ignore[reportArgumentType]  (no literal)
+            units.append(unit // minor if minor else 0)
+        key = (equation.form, *units)
+        found = known.get(key)
+        if found is None:
+            rule = rule_of(equation)
+            by_letter = dict.fromkeys(rule.letters, 0) | dict(zip(where.letters, units, strict=True))
+            listed = signatures(rule, equation, by_letter)
+            # Forms that differ in what does not matter here share one list, which no others have: factors
+            # compare it by identity.
+            same = (equation.primitive, equation.input_types, equation.output_types, id(listed))
+            same = (*same, rule.axes, rule.flop_per_point, str(equation.params.get("precision")))
+            found = known.get(same)
+            if found is None:
+                found = known[same] = tuple(signature for signature in listed)
+            known[key] = found
+        return found
 
     def routes(self, value: Value) -> Routes:
         """The placements between which a value is converted."""
