@@ -96,3 +96,16 @@ def table(graph: Graph) -> Table:
         made=np.concatenate([[0], gives.cumsum()]),
         handed_out=handed_out,
     )
+
+
+def stretches(begin: Numbers, equations: Numbers) -> tuple[Numbers, Numbers]:
+    """Places of the operands, or results, of some equations, and which of these equations each is of.
+
+    Args:
+        begin: `Table.begin` or `Table.made`.
+        equations: in any order.
+    """
+    lengths = begin[equations + 1] - begin[equations]
+    before = lengths.cumsum() - lengths
+    places = np.arange(lengths.sum()) + (begin[equations] - before).repeat(lengths)
+    return places, np.arange(len(equations)).repeat(lengths)
