@@ -115,12 +115,10 @@ def _as_written(program: Program, graph: Graph) -> Iterator[tuple[Instruction, M
 
 
 def _as_run(program: Program, graph: Graph) -> Iterator[tuple[Instruction, Mapping[Equation, Traffic]]]:
-    values = {value.index: value for value in graph.values()}
     for step in schedule(program, graph).steps:
         if isinstance(step, Segment | Back):
-            made = [graph.equations[i.equation] for i in step.instructions if not isinstance(i, Move)]
-            given, left = ([values[p.value] for p in some] for some in (step.needs, step.gives))
-            stored = through_memory(made, given, set(left))
+            made = [i.equation for i in step.instructions if not isinstance(i, Move)]
+            stored = through_memory(graph, made, [prop.value for prop in step.gives])
             yield from ((instruction, stored) for instruction in step.instructions)
         elif not isinstance(step, Away):  # it costs what it takes to come back
             yield (step.move if isinstance(step, Exchange) else step.loop), {}

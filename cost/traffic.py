@@ -7,11 +7,15 @@ nothing, and a transpose that only contractions read is folded into them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
 
 from shardwright.cost.lines import ALIASES, Traffic
-from shardwright.ir.graph import Equation, Graph, Value, per_form, per_graph
+from shardwright.ir.graph import Equation, Graph, per_form, per_graph
 from shardwright.ir.registry import registry
+from shardwright.ir.table import Flags, stretches, table
 
 _PRODUCERS = frozenset({"elementwise", "movement"})
 _CONSUMERS = frozenset({"elementwise", "movement", "reduction"})
@@ -26,59 +30,73 @@ def _kind(equation: Equation) -> str:
 @per_graph
 def traffic(graph: Graph) -> Mapping[Equation, Traffic]:
     """For every equation of `graph`, which of its operands and results go through memory."""
-    handed_out = {atom for atom in graph.outputs if isinstance(atom, Value)}
-    return through_memory(graph.equations, (*graph.inputs, *graph.constants), handed_out)
+    return through_memory(
+        graph, range(len(graph.equations)), np.flatnonzero(table(graph).handed_out).tolist()
+    )
 
 
 def through_memory(
-    equations: Sequence[Equation], given: Iterable[Value], handed_out: Collection[Value]
+    graph: Graph, compiled: Sequence[int], handed_out: Collection[int]
 ) -> Mapping[Equation, Traffic]:
-    """The same of equations that are compiled together.
+    """The same of equations that are compiled together; what others make lies in memory at the start.
 
     Args:
-        equations: in order.
-        given: values that lie in memory at the start.
-        handed_out: values that are to lie there at the end.
+        graph: that they are of.
+        compiled: their indices, in order.
+        handed_out: indices of values that are to lie in memory at the end.
     """
-    kinds = [_kind(equation) for equation in equations]
-    # What is read by something else than a contraction, and than a loop.
-    contracted: set[Value] = set()
-    uncontracted: set[Value] = set()
-    unlooped: set[Value] = set()
-    for equation, kind in zip(equations, kinds, strict=True):
-        if kind in _CONSUMERS:
-            uncontracted.update(equation.input_values)
-        else:
-            (contracted if kind == "contraction" else uncontracted).update(equation.input_values)
-            unlooped.update(equation.input_values)
-    in_memory = unlooped.union(handed_out)
-    stored: dict[Value, bool] = dict.fromkeys(given, True)
-    found: dict[Equation, Traffic] = {}
-    read: set[Value] = set()
-    for equation, kind in zip(equations, kinds, strict=True):
-        inputs, outputs = equation.inputs, equation.outputs
-        primitive = equation.primitive
-        if primitive in ALIASES and equation.input_values:
-            source = stored[equation.input_values[0]]
-            stored.update(dict.fromkeys(outputs, source))
-        elif primitive == "transpose" and outputs[0] in contracted and outputs[0] not in uncontracted:
-            stored[outputs[0]] = True
-            found[equation] = Traffic((False,) * len(inputs), (False,) * len(outputs))
-            continue
-        else:
-            loop = kind in _PRODUCERS
-            for value in outputs:
-                stored[value] = not loop or value in in_memory
-        if kind in _CONSUMERS:
-            # The loops of one fusion read a tensor once between them.
-            ins: list[bool] = []
-            for atom in inputs:
-                if type(atom) is Value and atom not in read:
-                    read.add(atom)
-                    ins.append(stored[atom])
-                else:
-                    ins.append(False)
-        else:
-            ins = [type(atom) is Value and stored[atom] for atom in inputs]
-        found[equation] = Traffic(tuple(ins), tuple([stored[value] for value in outputs]))
-    return found
+    found, rows = table(graph), np.array(compiled, dtype=np.intp)
+    kinds, values = found.by_form(_kind), len(found.handed_out)
+
+    def are(of_form: list[bool]) -> Flags:
+        return np.array(of_form, dtype=np.bool_)[found.form[rows]]
+
+    producers, consumers = (are([kind in some for kind in kinds]) for some in (_PRODUCERS, _CONSUMERS))
+    contractions = are([kind == "contraction" for kind in kinds])
+    operands, reader = stretches(found.begin, rows)
+    results, maker = stretches(found.made, rows)
+    read, made = found.operands[operands], found.results[results]
+    reads = read >= 0
+
+    def those(some: Flags) -> Flags:
+        """Of every value, whether one of these operands is it."""
+        flags = np.zeros(values, dtype=np.bool_)
+        flags[read[reads & some]] = True
+        return flags
+
+    in_memory = those(~consumers[reader])  # what is read by something else than a loop
+    in_memory[list(handed_out)] = True
+    stored = np.ones(values, dtype=np.bool_)
+    stored[made] = ~producers[maker] | in_memory[made]
+    # A transpose that only contractions read.
+    into_contractions = those(contractions[reader]) & ~those(~contractions[reader])
+    folded = are([example.primitive == "transpose" for example in found.examples])
+    folded[folded] = into_contractions[found.results[found.made[rows[folded]]]]
+    stored[made[folded[maker]]] = True
+    renamed = are([example.primitive in ALIASES for example in found.examples])
+    for row in rows[renamed].tolist():
+        equation = graph.equations[row]
+        if equation.input_values:
+            source = stored[equation.input_values[0].index]
+            for value in equation.outputs:
+                stored[value.index] = source
+    reads &= ~folded[reader]
+    ins, outs = reads & stored[read], stored[made] & ~folded[maker]
+    # The loops of one fusion read a tensor once between them.
+    by_loops = np.flatnonzero(reads & consumers[reader])
+    first = np.zeros(values, dtype=np.intp)
+    first[read[by_loops][::-1]] = by_loops[::-1]
+    ins[by_loops] &= first[read[by_loops]] == by_loops
+    #: Equal ones are one object.
+    known: dict[tuple[bytes, bytes], Traffic] = {}
+    there: dict[Equation, Traffic] = {}
+    flags = ins.tobytes(), outs.tobytes()
+    begin = (np.concatenate([[0], np.bincount(of, minlength=len(rows)).cumsum()]) for of in (reader, maker))
+    taken, given = (pairwise(places.tolist()) for places in begin)
+    for row, (a, b), (c, d) in zip(compiled, taken, given, strict=True):
+        key = flags[0][a:b], flags[1][c:d]
+        through = known.get(key)
+        if through is None:
+            through = known[key] = Traffic(*(tuple(map(bool, some)) for some in key))
+        there[graph.equations[row]] = through
+    return there

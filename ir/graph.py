@@ -132,8 +132,10 @@ class Forms:
         """The form of an equation; one of its own where a parameter or literal cannot be compared."""
         input_types = tuple([atom.type for atom in ins])
         output_types = tuple([value.type for value in outs])
-        literals = tuple([atom.value if type(atom) is Literal else None for atom in ins])
-        key = (primitive, *params.items(), literals, input_types, output_types)
+        literals = ()
+        if Literal in map(type, ins):
+            literals = tuple([atom.value if type(atom) is Literal else None for atom in ins])
+        key = (primitive, *params, *params.values(), literals, input_types, output_types)
         try:
             found = self._made.get(key)
         except TypeError:  # a parameter without a hash, such as an array
@@ -166,10 +168,11 @@ class Equation:
     input_values: tuple[Value, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        inputs = self.inputs
-        values = tuple([a for a in inputs if type(a) is Value])
         # One object where there is no literal.
-        object.__setattr__(self, "input_values", inputs if len(values) == len(inputs) else values)
+        values = inputs = self.inputs
+        if Literal in map(type, inputs):
+            values = tuple([a for a in inputs if type(a) is Value])
+        object.__setattr__(self, "input_values", values)
 
     @property
     def primitive(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -103,7 +104,8 @@ class _Region:
         self.constants: dict[int, Any] = {}
         self.by_identity: dict[int, int] = {}
         self.met: list[_Met] = []
-        self.backward: set[int] = set()
+        #: Of every value, whether the backward part makes it.
+        self.backward: list[bool] = []
         self.residuals: dict[int, None] = {}
 
     def build(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], caller: Any, part: str) -> Graph:
@@ -117,6 +119,7 @@ class _Region:
 
     def value(self, aval: Any) -> int:
         self.types.append(self.builder.type_of(aval))
+        self.backward.append(False)
         return len(self.types) - 1
 
     def bind_constants(
@@ -145,7 +148,7 @@ class _Region:
         self, jaxpr: jex.Jaxpr, env: dict[jex.Var, int | Literal], caller: Any, around: str = ""
     ) -> None:
         """Append the equations of a jaxpr; `caller` and `around` are source and part of the call or loop."""
-        builder, types, met = self.builder, self.types, self.met
+        builder, types, met, backward = self.builder, self.types, self.met, self.backward
         literal, type_of, part_of = jex.Literal, builder.type_of, builder.part_of
         for eqn in jaxpr.eqns:
             name, results = eqn.primitive.name, eqn.outvars
@@ -154,7 +157,7 @@ class _Region:
             if part == "backward" and around != part:
                 # What JAX hands over is read off its own equations, calls as a whole: the backward part of a
                 # call may not need all that the forward part kept for it.
-                kept = (atom for atom in operands if isinstance(atom, int) and atom not in self.backward)
+                kept = [atom for atom in operands if isinstance(atom, int) and not backward[atom]]
                 self.residuals.update(dict.fromkeys(kept))
             if name in CALLS:
                 called = eqn.params[CALLS[name]]
@@ -168,7 +171,7 @@ class _Region:
                     zip(eqn.outvars, (self.read(atom, inner_env) for atom in inner.outvars), strict=True)
                 )
                 if part == "backward":
-                    self.backward.update(range(before, len(self.types)))
+                    backward[before:] = [True] * (len(types) - before)
                 continue
             source = eqn.source_info if caller is None else builder.users(eqn.source_info, caller)
             regions: tuple[Graph, ...] = ()
@@ -187,7 +190,10 @@ class _Region:
                     remedy="Use jax.random with a key",
                 )
             builder.primitives.setdefault(name, eqn.primitive)
-            types.extend([type_of(var.aval) for var in results])
+            for number, var in enumerate(results, before):
+                types.append(type_of(var.aval))
+                backward.append(part == "backward")
+                env[var] = number
             outputs = tuple(range(before, len(types)))
             if name == "optimization_barrier":
                 # A barrier of several operands is one of each: they may be placed differently.
@@ -195,13 +201,10 @@ class _Region:
                     met.append((name, eqn.params, (a,), (v,), regions, source, part))
             else:
                 met.append((name, eqn.params, operands, outputs, regions, source, part))
-            env.update(zip(results, outputs, strict=True))
-            if part == "backward":
-                self.backward.update(outputs)
 
     def needed(self, inputs: Sequence[int], outputs: Sequence[int | Literal]) -> Graph:
         """The graph without equations and constants nobody needs, its values numbered densely."""
-        used = [False] * len(self.types)
+        types, used = self.types, [False] * len(self.types)
         for atom in outputs:
             if isinstance(atom, int):
                 used[atom] = True
@@ -212,27 +215,30 @@ class _Region:
                 for atom in met[2]:
                     if type(atom) is int:
                         used[atom] = True
-        types, values = self.types, dict[int, Value]()
+        kept.reverse()
+        constants = [number for number in self.constants if used[number]]
+        order = [*inputs, *constants, *chain.from_iterable([met[3] for met in kept])]
+        new = list(map(Value, range(len(order)), [types[number] for number in order]))
+        values = dict(zip(order, new, strict=True))
 
         def name(atom: int | Literal) -> Atom:
             return atom if isinstance(atom, Literal) else values[atom]
 
-        def made(number: int) -> Value:
-            value = values[number] = Value(len(values), types[number])
-            return value
-
-        new_inputs = tuple([made(number) for number in inputs])
-        new_constants = {made(number): array for number, array in self.constants.items() if used[number]}
         equations: list[Equation] = []
-        form_of = self.builder.forms.of
-        for primitive, params, operands, results, regions, source, part in reversed(kept):
+        form_of, made = self.builder.forms.of, len(inputs) + len(constants)
+        for index, (primitive, params, operands, results, regions, source, part) in enumerate(kept):
             ins = tuple([values[atom] if type(atom) is int else name(atom) for atom in operands])
-            outs = tuple([made(number) for number in results])
+            first, made = made, made + len(results)
+            outs = tuple(new[first:made])
             form = form_of(primitive, params, ins, outs)
-            equations.append(Equation(len(equations), form, ins, outs, regions, source, part))
-        handed_out = tuple([name(atom) for atom in outputs])
-        residuals = tuple([(self.types[number], values.get(number)) for number in self.residuals])
-        return Graph(new_inputs, new_constants, tuple(equations), handed_out, residuals=residuals)
+            equations.append(Equation(index, form, ins, outs, regions, source, part))
+        return Graph(
+            tuple(new[: len(inputs)]),
+            {values[number]: self.constants[number] for number in constants},
+            tuple(equations),
+            tuple([name(atom) for atom in outputs]),
+            residuals=tuple([(types[number], values.get(number)) for number in self.residuals]),
+        )
 
 
 def _regions(eqn: jex.JaxprEqn) -> list[jex.ClosedJaxpr]:

@@ -16,15 +16,16 @@ has it, read off optimised programs and buffer assignments.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from itertools import chain
 from typing import TypeAlias
+
+import numpy as np
 
 from shardwright.cost.memory.nodes import Node, is_square, is_zero
 from shardwright.cost.memory.ways import SUMS, Shape, shape_of, way_of
 from shardwright.ir.graph import Equation, Form, Graph, Literal, TensorType, Value
 from shardwright.ir.regions import boundary
+from shardwright.ir.table import table
 
 #: Scratch bytes of the bodies of an equation with regions.
 Inner: TypeAlias = Callable[[Equation], int]
@@ -55,22 +56,25 @@ class Lowering:
         self._known: dict[Hashable, Node] = {}
         self._literals: dict[tuple[Form, int], Node] = {}
         self._once: set[int] = set()
-        uses = Counter(chain.from_iterable([equation.input_values for equation in graph.equations]))
+        found = table(graph)
+        read = np.bincount(found.operands[found.operands >= 0], minlength=len(found.handed_out)).tolist()
         for value in (*graph.inputs, *graph.constants):
             self.of[value] = self._add(str(value), "input", (), value.type, None)
         for position in sliced:
             value = graph.inputs[position]
             self.of[value] = self._add("slice", "loop", (self.of[value],), value.type, None)
-        of = self.of
-        for equation in graph.equations:
-            shape = shape_of(equation)
+        of, shapes = self.of, found.by_form(shape_of)
+        for equation, form in zip(graph.equations, found.form.tolist(), strict=True):
+            shape = shapes[form]
             if shape is not None:
                 of[equation.outputs[0]] = self._elementwise(equation, shape)
+                if not shape.rewritten:
+                    continue
             else:
                 self._equation(equation)
             for value in equation.outputs:
                 node = of[value]
-                if node.kind == "scatter" and uses[value] == 1:
+                if node.kind == "scatter" and read[value.index] == 1:
                     self._once.add(node.number)
         self.outputs: list[Node] = []
         for position, atom in enumerate(graph.outputs):
@@ -151,7 +155,7 @@ class Lowering:
             self.of[value] = self._make((*key, position), equation.primitive, kind, ins, value.type, equation)
 
     def _key(self, equation: Equation, ins: Sequence[Node]) -> tuple[Hashable, ...]:
-        return (equation.form, *[node.number for node in ins])
+        return (equation.form, *ins)
 
     def _whole(self, equation: Equation, shape: Shape) -> tuple[Node, ...]:
         """Operands of an elementwise equation, broadcast to the shape of its result."""
@@ -189,7 +193,7 @@ class Lowering:
                 square = self._squared(ins[0], out, equation)
                 ins = (*ins, self._gauss(square, out, equation))
         # Inlined from `_make`: most nodes are made here.
-        key = (equation.form, *[node.number for node in ins])
+        key = (equation.form, *ins)
         made = self._known.get(key)
         if made is None:
             nodes = self.nodes
@@ -262,7 +266,7 @@ class Lowering:
                 moved = self._transposed(node, order, equation)
                 node = self._renamed(node, node.type, equation) if moved is node and not batch else moved
             operands.append(node)
-        key = (equation.form, *[node.number for node in operands])
+        key = (equation.form, *operands)
         return self._make(key, "dot", "product", operands, equation.output_types[0], equation)
 
     def _convolution(self, equation: Equation, ins: Sequence[Node]) -> Node:
@@ -273,7 +277,7 @@ class Lowering:
             self._transposed(ins[0], (batch, *space, features), equation),
             self._transposed(ins[1], (*window, in_features, out_features), equation),
         ]
-        key = (equation.form, *[node.number for node in operands])
+        key = (equation.form, *operands)
         return self._make(key, "conv", "kernel", operands, equation.output_types[0], equation)
 
     def _unpooled(self, equation: Equation, ins: Sequence[Node]) -> Node:
@@ -335,16 +339,11 @@ class Lowering:
     def _find_users(self) -> list[bool]:
         """Tell every node who reads it; by number, what is needed at all."""
         needed = [False] * len(self.nodes)
-        waiting = list(self.outputs)
-        for node in waiting:
+        for node in self.outputs:
             needed[node.number] = True
-        while waiting:
-            for operand in waiting.pop().ins:
-                if not needed[operand.number]:
-                    needed[operand.number] = True
-                    waiting.append(operand)
-        for node in self.nodes:
+        for node in reversed(self.nodes):  # operands come before users
             if needed[node.number]:
                 for operand in node.ins if len(node.ins) == 1 else dict.fromkeys(node.ins):
+                    needed[operand.number] = True
                     operand.users.append(node)
         return needed

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 
+import numpy as np
+
 from shardwright.cost.lines import ALIASES
 from shardwright.cost.memory.liveness import stored, total_bytes
 from shardwright.cost.memory.written import Written, written
 from shardwright.ir.graph import Equation, Graph, Value, per_graph
 from shardwright.ir.host import is_reload
 from shardwright.ir.regions import boundary
+from shardwright.ir.table import table
 
 #: Moments looked at of each kind, see `must_live`.
 _MOMENTS = 8
@@ -48,11 +51,17 @@ def kept_values(graph: Graph) -> tuple[Value, ...]:
     return _apart(graph, [value for _, value in graph.residuals if value is not None], stored(graph))
 
 
+@per_graph
+def _makers(graph: Graph) -> Mapping[Value, Equation]:
+    """The equation that makes a value, of all that are no inputs or constants."""
+    return {value: equation for equation in graph.equations for value in equation.outputs}
+
+
 def _apart(
     graph: Graph, values: Iterable[Value], kept: Collection[int], elsewhere: Iterable[Value] = ()
 ) -> tuple[Value, ...]:
     """Those that equations make and that are in memory; of tensors that share it, or that of others, one."""
-    made = {value: equation for equation in graph.equations for value in equation.outputs}
+    made = _makers(graph)
     found: dict[Value, None] = {}
     roots = {_root(value, made) for value in elsewhere}
     if graph.donated:  # what continues state lies where that lay, which is counted
@@ -135,7 +144,7 @@ def _begins(loop: Equation) -> set[object]:
 
 def _large_or_late(graph: Graph, held: Written) -> tuple[Value, ...]:
     """Values at whose making memory may be full: the largest, and the last that the backward part needs."""
-    makers = {value: equation for equation in graph.equations for value in equation.outputs}
+    makers = _makers(graph)
     made = _apart(graph, list(makers), held.values)
     large = sorted(made, key=lambda v: (-v.type.nbytes, v.index))[:_MOMENTS]
     backward = {v for e in graph.equations if e.part == "backward" for v in e.input_values}
@@ -165,22 +174,22 @@ def _alive(
         elsewhere: values that do not count: their memory is another's.
     """
     equations = graph.equations
-    makers = {value: equation.index for equation in equations for value in equation.outputs}
+    makers = _makers(graph)
     values = _apart(graph, list(makers), held.values, elsewhere)
     readers = _readers(graph, held)
     # Sets of moments as bits: those before which an equation must have run, and those that it waits for.
     at, over = [0] * len(equations), [0] * len(equations)
     for bit, z in enumerate(moments):
-        at[makers[z]] |= 1 << bit
+        at[makers[z].index] |= 1 << bit
         if z.index in held.over:
-            over[makers[z]] |= 1 << bit
-    before, after = _spread(equations, makers, at)
+            over[makers[z].index] |= 1 << bit
+    before, after = _spread(graph, at)
     alive: list[list[Value]] = [[] for _ in moments]
     for value in values:
         waiting = 0
         for reader in readers.get(value, ()):
             waiting |= after[reader] & ~over[reader]
-        both = before[makers[value]] & waiting
+        both = before[makers[value].index] & waiting
         if both:
             for bit, mine in enumerate(alive):
                 if both >> bit & 1:
@@ -201,23 +210,24 @@ def _readers(graph: Graph, held: Written) -> dict[Value, list[int]]:
     return found
 
 
-def _spread(
-    equations: Sequence[Equation], makers: Mapping[Value, int], at: Sequence[int]
-) -> tuple[list[int], list[int]]:
+def _spread(graph: Graph, at: Sequence[int]) -> tuple[list[int], list[int]]:
     """Of every equation the moments that wait for it, and those that it waits for, its own among both.
 
     Args:
-        equations: in an order in which they may run.
-        makers: the equation that makes a value.
+        graph: the equations, in an order in which they may run.
         at: the moments at which an equation runs, as bits.
     """
-    sources_of = [[makers[v] for v in equation.input_values if v in makers] for equation in equations]
+    found = table(graph)
+    maker = np.full(len(found.handed_out), -1)
+    maker[found.results] = found.maker
+    source = np.where(found.operands >= 0, maker[found.operands], -1)
+    made = source >= 0
     before, after = list(at), list(at)
-    for number in range(len(equations) - 1, -1, -1):
-        if before[number]:
-            for source in sources_of[number]:
-                before[source] |= before[number]
-    for number, sources in enumerate(sources_of):
-        for source in sources:
-            after[number] |= after[source]
+    pairs = list(zip(found.reader[made].tolist(), source[made].tolist(), strict=True))
+    for reader, mine in reversed(pairs):
+        if before[reader]:
+            before[mine] |= before[reader]
+    for reader, mine in pairs:
+        if after[mine]:
+            after[reader] |= after[mine]
     return before, after

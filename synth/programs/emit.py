@@ -2,25 +2,27 @@
 
 The graph is walked once. Before an equation its operands are brought into the placements its signature
 needs, after it its results into the placements they are to be held in; each move takes the cheapest
-path from what is established. The instructions are then put in order of *rounds*: everything local that
-can run before the next exchange runs before it, so that local segments are as long as possible and
-exchanges that wait for the same segment stand side by side.
+path from what is established. The instructions are then put in order of rounds (`rounds.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
-from shardwright.ir.collectives import registry as collectives
-from shardwright.ir.graph import Atom, Equation, Graph, Value
+import numpy as np
+
+from shardwright.ir.graph import Atom, Equation, Value
 from shardwright.ir.placement import Placement, R, reduction
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
 from shardwright.ir.regions import boundary, outer_placement
 from shardwright.ir.rules import Signature
-from shardwright.ir.wires import Number, Recorder, Wires, wires, with_wires
+from shardwright.ir.table import table
+from shardwright.ir.wires import Number, Recorder, wires, with_wires
 from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.rounds import ends, ordered
 from shardwright.synth.space.conversions import Holding, Routes
 from shardwright.synth.space.factors import Choice, EquationFactor, Use
 from shardwright.synth.space.frame import Frame
@@ -64,6 +66,19 @@ class _Coded(NamedTuple):
     settled: bool
 
 
+class _Numbered(NamedTuple):
+    """The equations of a graph under their signatures; of those with regions nothing is said.
+
+    Attributes:
+        reads, makes: by equation, see `shardwright.ir.wires`.
+        plain: whether all operands are read as they were made, and all results held so and no other way.
+    """
+
+    reads: list[list[Number]]
+    makes: list[list[Number]]
+    plain: list[bool]
+
+
 @dataclass(slots=True)
 class _Emitter:
     """Writes the program of one frame.
@@ -71,9 +86,10 @@ class _Emitter:
     Attributes:
         instructions: so far.
         recorder: who reads and makes what in them.
-        established: the placements in which every value is there, the one that it was made in first.
-        there: the same as numbers.
-        known: what every factor comes to at every assignment met so far.
+        coded: of every equation; None of those with regions.
+        established: the placements in which a value is there, the one that it was made in first; read by
+            `held`.
+        there: the same as numbers, and beforehand those of the results of equations without regions.
     """
 
     space: Space
@@ -82,9 +98,9 @@ class _Emitter:
     frame: Frame
     instructions: list[Instruction] = field(default_factory=list[Instruction])
     recorder: Recorder = field(default_factory=Recorder)
+    coded: list[_Coded | None] = field(default_factory=list[_Coded | None])
     established: dict[Value, list[Placement]] = field(default_factory=dict[Value, list[Placement]])
     there: set[Number] = field(default_factory=set[Number])
-    known: dict[tuple[Any, ...], _Coded] = field(default_factory=dict[tuple[Any, ...], "_Coded"])
 
     def holding(self, choice: Choice) -> Holding:
         return choice.domain.holdings[self.assignment[choice.index]]
@@ -93,49 +109,92 @@ class _Emitter:
         """The frame's program; `wanted` are the placements of its outputs, None for anything but Partial."""
         graph = self.frame.graph
         inputs = tuple(self.holding(self.frame.choice[value]).base for value in graph.inputs)
-        for value, placement in zip(graph.inputs, inputs, strict=True):
+        given = (*zip(graph.inputs, inputs, strict=True), *((value, R) for value in graph.constants))
+        for value, placement in given:
             self.establish(value, placement)
+        for value in graph.inputs:
             self.hold(value)
-        for value in graph.constants:
-            self.establish(value, R)
-        for equation in graph.equations:
-            if equation.regions:
+        self.coded = self._coded()
+        lines = self._numbered([self.recorder.wires.number(v.index, p) for v, p in given])
+        for equation, coded, reads, makes, plain in zip(graph.equations, self.coded, *lines, strict=True):
+            if coded is None:
                 self.region(equation)
+            elif plain:
+                self.instructions.append(Compute(equation.index, coded.signature))
+                self.recorder.note(reads, makes)
             else:
-                self.equation(equation)
+                self.write(Compute(equation.index, coded.signature), equation, coded.settled, reads, makes)
         outputs = tuple(
             self.output(atom, placement) for atom, placement in zip(graph.outputs, wanted, strict=True)
         )
-        return _ordered(Program(inputs, tuple(self.instructions), outputs), graph, self.recorder.wires)
+        return ordered(Program(inputs, tuple(self.instructions), outputs), graph, self.recorder.wires)
 
-    def equation(self, equation: Equation) -> None:
-        use, assignment = self.frame.uses[equation], self.assignment
-        key = (use.factor, *[assignment[choice] for choice in use.scope])
-        coded = self.known.get(key)
-        if coded is None:
-            assert isinstance(use.factor, EquationFactor)
-            signature = use.factor.signatures[self.prices.best(use.factor, key[1:])]
-            _, ins, outs = self.recorder.codes(signature)
-            held = [self.holding(self.frame.choice[value]) for value in equation.outputs]
-            settled = held == [Holding(placement) for placement in signature.outs]
-            coded = self.known[key] = _Coded(signature, ins, outs, settled)
-        self.write(Compute(equation.index, coded.signature), equation, coded)
+    def _coded(self) -> list[_Coded | None]:
+        """Of every equation without regions; what a factor comes to at an assignment is found out once."""
+        assignment, uses = self.assignment, self.frame.uses
+        known: dict[tuple[Any, ...], _Coded] = {}
+        found: list[_Coded | None] = []
+        for equation in self.frame.graph.equations:
+            use = uses.get(equation)
+            if use is None:
+                found.append(None)
+                continue
+            key = (use.factor, *[assignment[choice] for choice in use.scope])
+            coded = known.get(key)
+            if coded is None:
+                assert isinstance(use.factor, EquationFactor)
+                signature = use.factor.signatures[self.prices.best(use.factor, key[1:])]
+                _, ins, outs = self.recorder.codes(signature)
+                held = [self.holding(self.frame.choice[value]) for value in equation.outputs]
+                settled = held == [Holding(placement) for placement in signature.outs]
+                coded = known[key] = _Coded(signature, ins, outs, settled)
+            found.append(coded)
+        return found
 
-    def write(self, instruction: Compute | Loop, equation: Equation, coded: _Coded) -> None:
+    def _numbered(self, given: list[Number]) -> _Numbered:
+        """Of all equations at once; `given` are the numbers of inputs and constants."""
+        found, graph = table(self.frame.graph), self.frame.graph
+        pairs = list(zip(graph.equations, self.coded, strict=True))
+        ins = chain.from_iterable([(0,) * len(e.inputs) if c is None else c.ins for e, c in pairs])
+        outs = chain.from_iterable([(0,) * len(e.outputs) if c is None else c.outs for e, c in pairs])
+        written = np.array([c is not None for c in self.coded], dtype=np.bool_)
+        reads = found.operands + np.fromiter(ins, np.int64, len(found.operands))
+        makes = found.results + np.fromiter(outs, np.int64, len(found.results))
+        made = np.concatenate([np.array(given, dtype=np.int64), np.where(written[found.maker], makes, -1)])
+        values = found.operands >= 0
+        plain = written & ~found.any_of(values & (made[found.operands] != reads))
+        plain &= [c is not None and c.settled for c in self.coded]
+        left = np.zeros(len(made), dtype=np.bool_)
+        left[[value.index for value in self.frame.exits]] = True
+        plain[found.maker[left[found.results]]] = False
+        self.there.update(makes[written[found.maker]].tolist())
+        begin = np.concatenate([[0], values.cumsum()])[found.begin].tolist()
+        read, made_by = reads[values].tolist(), makes.tolist()
+        return _Numbered(
+            [read[first:last] for first, last in pairwise(begin)],
+            [made_by[first:last] for first, last in pairwise(found.made.tolist())],
+            plain.tolist(),
+        )
+
+    def write(
+        self,
+        instruction: Compute | Loop,
+        equation: Equation,
+        settled: bool,
+        reads: list[Number],
+        makes: list[Number],
+    ) -> None:
         """Write an instruction between the moves that bring what it needs, and those into what is held."""
-        signature, ins, outs, settled = coded
-        there, established, exits = self.there, self.established, self.frame.exits
-        reads = [a.index + c for a, c in zip(equation.inputs, ins, strict=True) if type(a) is Value]
+        there, exits = self.there, self.frame.exits
         if not there.issuperset(reads):
-            for atom, placement in zip(equation.inputs, signature.ins, strict=True):
+            for atom, placement in zip(equation.inputs, instruction.signature.ins, strict=True):
                 if type(atom) is Value:
                     self.need(atom, placement)
-        makes = [value.index + code for value, code in zip(equation.outputs, outs, strict=True)]
         self.instructions.append(instruction)
         self.recorder.note(reads, makes)
         there.update(makes)
-        for value, placement in zip(equation.outputs, signature.outs, strict=True):
-            established[value] = [placement]
+        for value, placement in zip(equation.outputs, instruction.signature.outs, strict=True):
+            self.established[value] = [placement]
             if not settled or value in exits:
                 self.hold(value)
 
@@ -144,9 +203,22 @@ class _Emitter:
         self.established[value] = [placement]
         self.there.add(self.recorder.wires.number(value.index, placement))
 
+    def held(self, value: Value) -> list[Placement]:
+        """The placements in which a value is there, the one that it was made in first."""
+        found = self.established.get(value)
+        if found is None:
+            graph = self.frame.graph
+            result = value.index - len(graph.inputs) - len(graph.constants)
+            maker = int(table(graph).maker[result])
+            coded = self.coded[maker]
+            assert coded is not None, "what has regions establishes its results"
+            placement = coded.signature.outs[result - int(table(graph).made[maker])]
+            found = self.established[value] = [placement]
+        return found
+
     def hold(self, value: Value) -> None:
         """Bring a value into all placements it is to be held in, the nearer one first."""
-        frame, established = self.frame, self.established[value]
+        frame, established = self.frame, self.held(value)
         left = frame.exits.get(value)
         for choice in (frame.choice[value],) if left is None else (frame.choice[value], left):
             holding = self.holding(choice)
@@ -160,14 +232,14 @@ class _Emitter:
 
     def distance(self, value: Value, placement: Placement) -> float:
         routes = self.routes(value)
-        return min(self.prices.distance(routes, p, placement) for p in self.established[value])
+        return min(self.prices.distance(routes, p, placement) for p in self.held(value))
 
     def routes(self, value: Value) -> Routes:
         return self.space.routes(value)
 
     def need(self, value: Value, placement: Placement) -> None:
         """Establish `value` in `placement` by the cheapest moves."""
-        held = self.established[value]
+        held = self.held(value)
         if placement in held:
             return
         routes = self.routes(value)
@@ -186,7 +258,7 @@ class _Emitter:
         if not isinstance(atom, Value):
             return R
         if wanted is None:
-            whole = [p for p in self.established[atom] if reduction(p) is None]
+            whole = [p for p in self.held(atom) if reduction(p) is None]
             domain = self.frame.held(atom).domain
             options = whole or [
                 h.base for h in domain.holdings if h.extra is None and reduction(h.base) is None
@@ -222,8 +294,14 @@ class _Emitter:
             for child, outputs in zip(frames, wanted, strict=True)
         )
         signature = Signature(tuple(ins), tuple(outs))
-        coded = _Coded(*self.recorder.codes(signature), settled=False)
-        self.write(Loop(equation.index, signature, bodies), equation, coded)
+        _, reads, makes = self.recorder.codes(signature)
+        self.write(
+            Loop(equation.index, signature, bodies),
+            equation,
+            settled=False,
+            reads=[a.index + c for a, c in zip(equation.inputs, reads, strict=True) if type(a) is Value],
+            makes=[value.index + c for value, c in zip(equation.outputs, makes, strict=True)],
+        )
 
 
 def _handed_in_as_read(program: Program, frame: Frame, pinned: Collection[int]) -> Program:
@@ -242,7 +320,7 @@ def _handed_in_as_read(program: Program, frame: Frame, pinned: Collection[int]) 
     for position, move in enumerate(program.instructions):
         if isinstance(move, Move) and move.kind == "slice" and move.value in places:
             cuts[found.number(move.value, move.pre)] = position, move
-    several = _ends(program, graph, found)
+    several = ends(program, graph, found)
     if cuts:
         for position, reads in enumerate(found.reads):
             for number in reads:
@@ -264,74 +342,3 @@ def _handed_in_as_read(program: Program, frame: Frame, pinned: Collection[int]) 
     left = [position for position in range(len(program.instructions)) if position not in dropped]
     instructions = tuple([program.instructions[position] for position in left])
     return with_wires(Program(tuple(inputs), instructions, program.outputs), graph, found.taken(left))
-
-
-# ---------------------------------------------------------------------------------------------------
-# Order
-
-
-def exchanges(instruction: Instruction) -> bool:
-    """Whether devices talk to each other in an instruction."""
-    if isinstance(instruction, Loop):
-        return any(exchanges(inner) for body in instruction.bodies for inner in body.instructions)
-    return isinstance(instruction, Move) and not collectives()[instruction.kind].local
-
-
-def _ordered(program: Program, graph: Graph, found: Wires) -> Program:
-    """The program without what nobody needs, in stable order by round.
-
-    A round is local instructions first, then its exchanges. `found`: what they read and make.
-    """
-    kept = _live(found, _ends(program, graph, found))
-    order = _in_rounds(program.instructions, kept, found, graph)
-    instructions = tuple([program.instructions[position] for position in order])
-    return with_wires(Program(program.inputs, instructions, program.outputs), graph, found.taken(order))
-
-
-def _ends(program: Program, graph: Graph, found: Wires) -> set[Number]:
-    """The outputs in the placements that they are given back in."""
-    ends = zip(graph.outputs, program.outputs, strict=True)
-    return {found.number(atom.index, p) for atom, p in ends if isinstance(atom, Value)}
-
-
-def _live(found: Wires, needed: set[Number]) -> list[int]:
-    """Positions of instructions that make something anybody needs."""
-    kept: list[int] = []
-    for position in range(len(found.reads) - 1, -1, -1):
-        if not needed.isdisjoint(found.makes[position]):
-            kept.append(position)
-            needed.update(found.reads[position])
-    return kept[::-1]
-
-
-def _in_rounds(
-    instructions: Sequence[Instruction], positions: Sequence[int], found: Wires, graph: Graph
-) -> list[int]:
-    """The positions by round."""
-    equations = graph.equations
-    waits = {e.index: e.after.index for e in equations if e.after is not None}
-    ready: dict[Number, int] = {}
-    #: The round in which a value is there first, in whatever placement.
-    made_in: dict[int, int] = {}
-    #: Of every position twice its round, and one more for an exchange.
-    turn: dict[int, int] = {}
-    for position in positions:
-        instruction = instructions[position]
-        start, talks = 0, False
-        for need in found.reads[position]:
-            since = ready.get(need, 0)
-            if since > start:
-                start = since
-        if type(instruction) is Compute:
-            # What is computed again waits for the backward part to come by.
-            if waits and instruction.equation in waits:
-                start = max(start, made_in.get(waits[instruction.equation], 0))
-        else:
-            talks = exchanges(instruction)
-        turn[position] = 2 * start + talks
-        for made in found.makes[position]:
-            ready.setdefault(made, start + talks)
-        if waits:
-            for value, _ in found.keys(found.makes[position]):
-                made_in.setdefault(value, start + talks)
-    return sorted(turn, key=turn.__getitem__)

@@ -162,23 +162,24 @@ class Domains:
 
     def whole(self, tensor: TensorType, units: tuple[int, ...]) -> Domain:
         """A tensor every device has."""
-        return self._domain("whole", tensor, units, ())
+        return self.domain("whole", tensor, units, ())
 
     def single(self, tensor: TensorType, units: tuple[int, ...], partials: Iterable[ReduceOp]) -> Domain:
         """A tensor held in one placement."""
-        return self._domain("single", tensor, units, partials)
+        return self.domain("single", tensor, units, partials)
 
     def multiple(self, tensor: TensorType, units: tuple[int, ...], partials: Iterable[ReduceOp]) -> Domain:
         """A tensor with several users, held in one placement or two. Beside R no other is ever missing."""
-        return self._domain("multiple", tensor, units, partials)
+        return self.domain("multiple", tensor, units, partials)
 
     def given(self, tensor: TensorType, units: tuple[int, ...], partials: Iterable[ReduceOp]) -> Domain:
         """A tensor handed in, with several users: where it lies, and a second placement made from that."""
-        return self._domain("given", tensor, units, partials)
+        return self.domain("given", tensor, units, partials)
 
-    def _domain(
+    def domain(
         self, what: str, tensor: TensorType, units: tuple[int, ...], partials: Iterable[ReduceOp]
     ) -> Domain:
+        """Of one of these kinds: "whole", "single", "multiple", "given"."""
         quick = (what, id(tensor), units, partials)
         known = self._met.get(quick)
         if known is not None:

@@ -42,7 +42,6 @@ class Choice:
     """One decision: what a tensor is held in. Compared by identity."""
 
     index: int
-    name: str
     domain: Domain
 
 

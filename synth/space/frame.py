@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from shardwright.ir.graph import Equation, Graph, Value
 from shardwright.synth.space.factors import Choice, Use
-from shardwright.synth.space.fuse import Fusion
 
 
 @dataclass(slots=True)
@@ -16,7 +15,6 @@ class Frame:
     Attributes:
         graph: the graph.
         weight: how often it runs per step.
-        fusion: its fused classes.
         choice: what each value is held in, for a value of a class that class's placement.
         exits: values computed in a class that have a holding of their own for users outside of it.
         uses: the factor of every equation without regions, and the choices it ties.
@@ -27,7 +25,6 @@ class Frame:
 
     graph: Graph
     weight: float
-    fusion: Fusion
     choice: dict[Value, Choice] = field(default_factory=dict[Value, Choice])
     exits: dict[Value, Choice] = field(default_factory=dict[Value, Choice])
     uses: dict[Equation, Use] = field(default_factory=dict[Equation, Use])

@@ -10,38 +10,38 @@ one tensor and hands it to the latter alone, so that reducing before or after it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
+from scipy import sparse
+from scipy.sparse import csgraph
 
 from shardwright.ir.graph import Equation, Graph, Value, per_form
 from shardwright.ir.registry import registry, rule_of
 from shardwright.ir.rules import passes_through
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FusedClass:
-    """Elementwise equations computed in one placement. `passes` says whether that may be Partial(sum)."""
-
-    equations: tuple[Equation, ...]
-    passes: bool
+from shardwright.ir.table import Flags, Numbers, Table, table
 
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """The classes of one graph.
+    """The classes of one graph; equations and values are their indices, see `shardwright.ir.table`.
 
     Attributes:
-        of_equation: the class of an elementwise equation that was merged.
-        of_value: the class in whose placement a value is computed, or in which its only users are.
-        users: who uses a value: an equation each, None for the graph's outputs, and a class once if the value
-            is computed in its placement. Of a value from elsewhere, each of its equations is a user: they
-            share one conversion, which is therefore to be paid once.
+        of_equation: number of the class of every equation, -1 where it was not merged.
+        of_value: the class in whose placement every value is computed, or in which its only users are; -1
+            without one.
+        within: of every operand, whether its equation takes it in the placement of its class.
+        outside: how many use every value but its own class: equations, and the graph's outputs. Equations
+            outside share one conversion each, which is therefore to be paid once.
+        sums: of every class, whether its placement may be Partial(sum).
     """
 
-    of_equation: Mapping[Equation, FusedClass]
-    of_value: Mapping[Value, FusedClass]
-    users: Mapping[Value, tuple[Equation | FusedClass | None, ...]]
+    of_equation: Numbers
+    of_value: Numbers
+    within: Flags
+    outside: Numbers
+    sums: Flags
 
 
 @per_form
@@ -51,137 +51,91 @@ def kind(equation: Equation) -> str:
     return "region" if equation.regions else op.kind if op is not None else "unknown"
 
 
-@per_form
-def _alike(equation: Equation) -> tuple[int, ...]:
-    """Positions of the operands that have the shape and width of the result."""
-    out = equation.output_types[0]
-    return tuple(
-        k
-        for k, atom in enumerate(equation.inputs)
-        if isinstance(atom, Value) and atom.type.shape == out.shape and atom.type.nbytes == out.nbytes
-    )
-
-
-@per_form
-def alike(equation: Equation) -> frozenset[int]:
-    """Positions of the operands that an elementwise equation could share a class with."""
-    return frozenset(_alike(equation))
-
-
-def same_shape(equation: Equation) -> tuple[Value, ...]:
-    """Operands that an elementwise equation could share a class with: shape and width of the result."""
-    inputs = equation.inputs
-    return tuple([inputs[k] for k in _alike(equation)])  # pyright: ignore[reportReturnType]  (no literals)
-
-
-@per_form
-def passes_sum(equation: Equation) -> bool:
-    """Whether Partial(sum) passes through all same-shape operands at once, the others being replicated."""
-    return passes_through(rule_of(equation), equation, _alike(equation))
-
-
-def fuse(graph: Graph, may_sum: Callable[[Value], bool]) -> Fusion:
+def fuse(graph: Graph, may_sum: Flags) -> Fusion:
     """Merge elementwise equations into classes, and find every value's users.
 
     Args:
         graph: the graph.
-        may_sum: whether a value may arrive as Partial(sum) at all.
+        may_sum: of every value, whether it may arrive as Partial(sum) at all.
     """
-    readers: dict[Value, list[Equation]] = {}
-    for equation in graph.equations:
-        for value in equation.input_values:
-            using = readers.get(value)
-            if using is None:
-                readers[value] = [equation]
-            elif using[-1] is not equation:
-                using.append(equation)
-    handed_out = {atom for atom in graph.outputs if isinstance(atom, Value)}
+    found = table(graph)
+    count, values = len(found.form), len(found.handed_out)
+    read, reader = found.readers(found.operands >= 0)
+    readers = np.bincount(read, minlength=values)
+    likes = found.by_form(_like)
+    together = found.by_operand(
+        [
+            tuple([like is not None and k in like.together for k in range(len(example.inputs))])
+            for like, example in zip(likes, found.examples, strict=True)
+        ]
+    )
+    merged = np.array([like is not None for like in likes], dtype=np.bool_)[found.form]
+    joins = np.array([like is not None and like.joins for like in likes], dtype=np.bool_)[found.form]
+    elsewhere = (readers + found.handed_out > 1)[found.operands]
+    merged &= ~found.any_of(together & elsewhere & joins[found.reader])
+    together &= merged[found.reader]
+    passes = np.array([like is not None and like.passes for like in likes], dtype=np.bool_)[found.form]
+    passes &= merged & found.any_of(together & may_sum[found.operands])
+    inside = found.readers(together)
+    #: Values that only equations read which they may share a class with.
+    alone = (readers > 0) & (np.bincount(inside[0], minlength=values) == readers) & ~found.handed_out
+    _hand_on(passes, found, inside, alone)
 
-    fusible, together = _passing(graph, may_sum, readers, handed_out)
-    of_equation: dict[Equation, FusedClass] = {}
-    of_value: dict[Value, FusedClass] = {}
-    for equations in _groups(fusible, together):
-        merged = FusedClass(tuple(equations), fusible[equations[0]])
-        for equation in equations:
-            of_equation[equation] = of_value[equation.outputs[0]] = merged
-    users = _users(readers, handed_out, of_equation)
-    for value, using in users.items():
-        inside = of_value.get(value)
-        if inside is None and len(using) == 1 and type(using[0]) is FusedClass:
-            merged = using[0]
-            if all(value in together[e] for e in readers[value]):
-                of_value[value] = inside = merged
-        for user in using:
-            if user is not inside and type(user) is FusedClass:
-                each = (inside if of_equation.get(e) is inside else e for e in readers[value])
-                users[value] = (*dict.fromkeys(each), *(None,) * (value in handed_out))
-                break
-    return Fusion(of_equation, of_value, users)
+    made_by = np.full(values, -1)
+    made_by[found.results] = found.maker
+    maker, user = made_by[inside[0]], inside[1]
+    tied = (maker >= 0) & merged[maker] & (passes[maker] == passes[user])
+    ties = sparse.coo_matrix((np.ones(tied.sum()), (maker[tied], user[tied])), shape=(count, count))
+    labels = csgraph.connected_components(ties, directed=False)[1][merged] if count else made_by[:0]
+    of_equation, of_value = np.full(count, -1), np.full(values, -1)
+    leaders, of_equation[merged] = np.unique(labels, return_index=True, return_inverse=True)[1:]
+    mine = merged[found.maker]
+    of_value[found.results[mine]] = of_equation[found.maker[mine]]
+    # A value from elsewhere is of the class in which all of its users are.
+    lowest, highest = np.full(values, count), np.full(values, -1)
+    np.minimum.at(lowest, read, of_equation[reader])
+    np.maximum.at(highest, read, of_equation[reader])
+    within = alone & (of_value < 0) & (lowest == highest)
+    of_value[within] = highest[within]
+
+    apart = (of_equation[reader] < 0) | (of_equation[reader] != of_value[read])
+    sums = np.zeros(len(leaders), dtype=np.bool_)
+    taking, giving = together & may_sum[found.operands], mine & may_sum[found.results]
+    sums[of_equation[found.reader[taking]]] = True
+    sums[of_equation[found.maker[giving]]] = True
+    return Fusion(
+        of_equation,
+        of_value,
+        within=together & (of_value[found.operands] == of_equation[found.reader]),
+        outside=np.bincount(read[apart], minlength=values) + found.handed_out,
+        sums=sums & passes[merged][leaders],
+    )
 
 
-def _groups(
-    fusible: Mapping[Equation, bool], together: Mapping[Equation, Sequence[Value]]
-) -> Iterable[list[Equation]]:
-    """Equations that hand each other tensors and alike pass a Partial(sum) or do not.
+def _hand_on(passes: Flags, found: Table, inside: tuple[Numbers, Numbers], alone: Flags) -> None:
+    """Take a Partial(sum) out of `passes` where to reduce it before or after an equation is the same.
+
+    That is where the equation takes one tensor and hands its result to equations alone through which none
+    may pass, for them to share a class with.
 
     Args:
-        fusible: the equations that may be merged, in order, and whether a Partial(sum) may pass.
-        together: the operands that each could share a class with.
+        passes: of every equation, whether a Partial(sum) may pass.
+        found: the graph.
+        inside: values, and equations that may share a class with them.
+        alone: of every value, whether nobody else reads it.
     """
-    producer = {equation.outputs[0]: equation for equation in fusible}
-    parent: dict[Equation, Equation] = dict(zip(fusible, fusible, strict=True))
-
-    def find(equation: Equation) -> Equation:
-        above = parent[equation]
-        while above is not equation:
-            parent[equation] = parent[above]
-            equation = parent[equation]
-            above = parent[equation]
-        return equation
-
-    for equation, passes in fusible.items():
-        mine = equation
-        for value in together[equation]:
-            before = producer.get(value)
-            if before is not None and fusible[before] is passes:
-                root = find(before)
-                parent[mine] = mine = root
-    members: dict[Equation, list[Equation]] = {}
-    for equation in fusible:
-        members.setdefault(find(equation), []).append(equation)
-    return members.values()
-
-
-def _passing(
-    graph: Graph,
-    may_sum: Callable[[Value], bool],
-    readers: Mapping[Value, Sequence[Equation]],
-    handed_out: Set[Value],
-) -> tuple[dict[Equation, bool], dict[Equation, tuple[Value, ...]]]:
-    """The equations that may be merged, in order, and whether a Partial(sum) may usefully pass through them.
-
-    And of each the operands that it could share a class with.
-    """
-    found: dict[Equation, bool] = {}
-    of: dict[Equation, tuple[Value, ...]] = {}
-    for equation in reversed(graph.equations):
-        like = _like(equation)
-        if like is None:
-            continue
-        inputs = equation.inputs
-        together: tuple[Value, ...] = tuple([inputs[k] for k in like.together])  # pyright: ignore[reportAssignmentType]  (no literals)
-        if like.joins and any(len(readers[v]) + (v in handed_out) > 1 for v in together):
-            continue
-        of[equation] = together
-        passes = like.passes and any(map(may_sum, together))
-        if passes and len(set(together)) == 1:
-            result = equation.outputs[0]
-            using = readers.get(result, ())
-            if using and result not in handed_out:
-                handed_on = all(found.get(user) is False for user in using)
-                passes = not (handed_on and all(result in of[user] for user in using))
-        found[equation] = passes
-    return dict(reversed(found.items())), of
+    read, reader = inside
+    takes_one = np.bincount(reader, minlength=len(passes)) == 1
+    candidates = np.flatnonzero(passes & takes_one)
+    results = found.results[found.made[candidates]]
+    handed_on = alone[results]
+    candidates, results = candidates[handed_on], results[handed_on]
+    begin, end = (np.searchsorted(read, results, side=side).tolist() for side in ("left", "right"))
+    users, still = reader.tolist(), passes.tolist()
+    for which in range(len(candidates) - 1, -1, -1):
+        if True not in [still[user] for user in users[begin[which] : end[which]]]:
+            still[candidates[which]] = False
+    passes[:] = still
 
 
 class _Like(NamedTuple):
@@ -190,7 +144,7 @@ class _Like(NamedTuple):
     Attributes:
         together: positions of the operands that have the shape and width of the result.
         joins: whether it adds tensors of equal shape: a residual stream, if they are used elsewhere too.
-        passes: see `passes_sum`.
+        passes: whether Partial(sum) passes through all of `together` at once, the others being replicated.
     """
 
     together: tuple[int, ...]
@@ -201,23 +155,15 @@ class _Like(NamedTuple):
 @per_form
 def _like(equation: Equation) -> _Like | None:
     """None where an equation cannot be merged, whatever is around it."""
-    if kind(equation) != "elementwise" or len(equation.outputs) != 1 or not _alike(equation):
+    if kind(equation) != "elementwise" or len(equation.outputs) != 1:
         return None
-    together = _alike(equation)
+    out = equation.output_types[0]
+    together = tuple(
+        k
+        for k, atom in enumerate(equation.inputs)
+        if isinstance(atom, Value) and atom.type.shape == out.shape and atom.type.nbytes == out.nbytes
+    )
+    if not together:
+        return None
     joins = equation.primitive in ("add", "add_any") and len(together) > 1
-    return _Like(together, joins, passes_sum(equation))
-
-
-def _users(
-    readers: Mapping[Value, Sequence[Equation]],
-    handed_out: Set[Value],
-    of_equation: Mapping[Equation, FusedClass],
-) -> dict[Value, tuple[Equation | FusedClass | None, ...]]:
-    users: dict[Value, tuple[Equation | FusedClass | None, ...]] = {}
-    for value, using in readers.items():
-        classes = [of_equation.get(equation, equation) for equation in using]
-        distinct = tuple(classes) if len(classes) == 1 else tuple(dict.fromkeys(classes))
-        users[value] = (*distinct, None) if value in handed_out else distinct
-    for value in handed_out - readers.keys():
-        users[value] = (None,)
-    return users
+    return _Like(together, joins, passes_through(rule_of(equation), equation, together))

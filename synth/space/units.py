@@ -8,8 +8,9 @@ tied to 12 heads of 64 is cut in 12 units of 64, and 768 tied to nothing smaller
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
+from itertools import chain, pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -22,6 +23,7 @@ from shardwright.ir.graph import Equation, Graph, Literal, Value, per_form
 from shardwright.ir.regions import boundary
 from shardwright.ir.registry import rule_of
 from shardwright.ir.rules import cuts_of, minor_sizes
+from shardwright.ir.table import Numbers, Table, table
 
 #: A dimension of an operand or result of an equation (operands are counted first).
 Place: TypeAlias = tuple[int, int]
@@ -81,44 +83,61 @@ class Units:
         # Dimensions of one value are numbered consecutively from `_first[value]`.
         self._first: dict[Value, int] = {}
         self._sizes: list[int] = []
+        #: `_first` of the values of every graph by their indices, and where those of the last one end.
+        self._of_graph: dict[Graph, list[int]] = {}
         #: Pairs of dimensions that are tied.
         self._pairs: list[tuple[NDArray[np.intp], NDArray[np.intp]]] = []
         self._settled: tuple[list[int], list[int]] | None = None
-        self._found: tuple[dict[Value, tuple[int, ...]], dict[Value, int]] | None = None
+        self._found: (
+            tuple[dict[Graph, list[int]], list[tuple[int, ...]], dict[Value, tuple[int, ...]]] | None
+        ) = None
 
     def add(self, graph: Graph) -> None:
         """Take in a graph; call once for the outermost graph."""
-        for value in graph.values():
-            self._first[value] = len(self._sizes)
-            self._sizes.extend(value.type.shape)
+        values = list(graph.values())
+        shapes = [value.type.shape for value in values]
+        first = len(self._sizes) + np.cumsum([0, *map(len, shapes)])
+        self._of_graph[graph] = first.tolist()
+        self._first.update(zip(values, first.tolist(), strict=False))
+        self._sizes.extend(chain.from_iterable(shapes))
         for out, inp in graph.state.items():
             value = graph.outputs[out]
             if isinstance(value, Value):
                 self._tie_all(value, graph.inputs[inp])
+        found = table(graph)
         # Equations whose letters are in the same places tie the same dimensions of operands and results.
-        alike: dict[int, tuple[Places, list[Equation]]] = {}
+        alike: dict[int, tuple[int, Places]] = {}
+        kind = np.full(len(found.examples), -1)
+        for form, example in enumerate(found.examples):
+            where = None if example.regions else places(example)
+            if where is not None and where.tied:
+                kind[form], _ = alike.setdefault(id(where), (len(alike), where))
+        kinds = kind[found.form]
+        for number, where in alike.values():
+            self._tie(where.tied, np.flatnonzero(kinds == number), found, first)
         for equation in graph.equations:
             if equation.regions:
                 self._add_regions(equation)
-            else:
-                found = places(equation)
-                alike.setdefault(id(found), (found, []))[1].append(equation)
-        for found, equations in alike.values():
-            if found.tied:
-                self._tie(found.tied, equations)
         self._settled = self._found = None
 
-    def _tie(self, groups: Sequence[Sequence[Place]], equations: Sequence[Equation]) -> None:
-        """Tie the same dimensions of all equations, which have equally many operands."""
-        first, places = self._first, tuple({position: 0 for group in groups for position, _ in group})
-        operands = len(equations[0].inputs)
-        of: dict[int, NDArray[np.intp]] = {}
-        for position in places:
+    def _tie(
+        self, groups: Sequence[Sequence[Place]], equations: Numbers, found: Table, first: Numbers
+    ) -> None:
+        """Tie the same dimensions of all these equations, which have equally many operands.
+
+        Args:
+            groups: places of dimensions that are tied.
+            equations: of one graph.
+            found: the graph.
+            first: of all of its values, the number of the first dimension.
+        """
+        operands = len(found.examples[found.form[equations[0]]].inputs)
+        of: dict[int, Numbers] = {}
+        for position in {position for group in groups for position, _ in group}:
             if position < operands:
-                begin = [first[e.inputs[position]] for e in equations]  # pyright: ignore[reportArgumentType]
+                of[position] = first[found.operands[found.begin[equations] + position]]
             else:
-                begin = [first[e.outputs[position - operands]] for e in equations]
-            of[position] = np.array(begin, dtype=np.intp)
+                of[position] = first[found.results[found.made[equations] + position - operands]]
         for (position, dim), *others in groups:
             root = of[position] + dim
             self._pairs.extend((root, of[other] + at) for other, at in others)
@@ -161,26 +180,28 @@ class Units:
 
     def of(self, value: Value) -> tuple[int, ...]:
         """Per dimension, the elements that must stay together; 0 where it cannot be cut at all."""
-        return self._each()[0][value]
+        return self._each()[2][value]
 
-    def numbers(self) -> Mapping[Value, int]:
-        """Of every value, a number that stands for its units."""
-        return self._each()[1]
+    def numbers(self, graph: Graph) -> list[int]:
+        """Of every value of a graph, by its index, a number that stands for its units (`numbered`)."""
+        return self._each()[0][graph]
 
-    def _each(self) -> tuple[dict[Value, tuple[int, ...]], dict[Value, int]]:
-        """Of every value, its units, one object for equal ones, and the number of these."""
+    def numbered(self, number: int) -> tuple[int, ...]:
+        """The units that a number stands for."""
+        return self._each()[1][number]
+
+    def _each(self) -> tuple[dict[Graph, list[int]], list[tuple[int, ...]], dict[Value, tuple[int, ...]]]:
+        """Numbers for the units of every graph's values; what these stand for, and of every value its own."""
         if self._found is None:
-            steps = self._known()[1]
-            interned: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
-            units: dict[Value, tuple[int, ...]] = {}
-            numbers: dict[Value, int] = {}
-            for value, first in self._first.items():
-                mine = tuple(steps[first : first + len(value.type.shape)])
-                known = interned.get(mine)
-                if known is None:
-                    known = interned[mine] = len(interned), mine
-                numbers[value], units[value] = known
-            self._found = units, numbers
+            steps, known = self._known()[1], dict[tuple[int, ...], int]()
+            numbers = {
+                graph: [known.setdefault(tuple(steps[a:b]), len(known)) for a, b in pairwise(first)]
+                for graph, first in self._of_graph.items()
+            }
+            units, of = list(known), dict[Value, tuple[int, ...]]()
+            for graph, mine in numbers.items():
+                of.update(zip(graph.values(), [units[number] for number in mine], strict=True))
+            self._found = numbers, units, of
         return self._found
 
     def group(self, value: Value, dim: int) -> Dim:

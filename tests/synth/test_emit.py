@@ -18,7 +18,8 @@ from shardwright.ir.serialize import program_from_json, program_to_json
 from shardwright.ir.text import format_program, parse_program
 from shardwright.ir.trace import trace
 from shardwright.synth.prices.tables import Prices
-from shardwright.synth.programs.emit import emit, exchanges
+from shardwright.synth.programs.emit import emit
+from shardwright.synth.programs.rounds import exchanges
 from shardwright.synth.search.solve import solve
 from shardwright.synth.space.pins import pin
 from shardwright.synth.space.space import Space

@@ -1,0 +1,189 @@
+"""The choices of one graph's values, and the factors of its equations; see `frame.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from shardwright.cost.lines import Traffic
+from shardwright.cost.traffic import traffic
+from shardwright.ir.graph import Equation, Value
+from shardwright.ir.placement import ReduceOp
+from shardwright.ir.registry import rule_of
+from shardwright.ir.rules import Signature
+from shardwright.ir.table import Table, table
+from shardwright.synth.space.conversions import Domain
+from shardwright.synth.space.factors import Choice, EquationFactor, Slot, Use
+from shardwright.synth.space.frame import Frame
+from shardwright.synth.space.fuse import Fusion, fuse
+from shardwright.synth.space.making import Made
+from shardwright.synth.space.outstanding import Outstanding
+
+
+class Framing:
+    """Fills in a frame: the caller goes through values and equations in order.
+
+    Args:
+        made: what gets the choices and factors.
+        frame: that is filled in.
+        outstanding: what may be Partial, and which signatures there are.
+    """
+
+    def __init__(self, made: Made, frame: Frame, outstanding: Outstanding) -> None:
+        graph = frame.graph
+        self._made, self._frame = made, frame
+        self._codes, self._meant = outstanding.codes[graph], outstanding.meant
+        sums = np.array(["sum" in partials for _, partials in self._meant], dtype=np.bool_)
+        fusion = fuse(graph, sums[self._codes])
+        self._of_value, self._outside = fusion.of_value.tolist(), fusion.outside.tolist()
+        self._of_class: list[Choice | None] = [None] * len(fusion.sums)
+        self._sums = fusion.sums.tolist()
+        self._domains: dict[tuple[str, int, int], Domain] = {}
+        #: Of every value the choice from which users outside of its class get it, and that of its class.
+        self._placed = [0] * (2 * len(self._codes))
+        self._signatures = outstanding.signatures[graph]
+        self._through = traffic(graph)
+        self._slots, self._begin = _slots(table(graph), fusion)
+        through = [self._through[equation] for equation in graph.equations]
+        self._kinds = _kinds(self._signatures, through, self._slots, self._begin)
+        self._known: dict[tuple[object, ...], EquationFactor] = {}
+
+    # -- choices -----------------------------------------------------------------------------------
+
+    def add_input(self, value: Value) -> None:
+        """The choice of an input."""
+        fused, frame = self._of_value[value.index], self._frame
+        if fused >= 0:
+            self._place(value, self._class_choice(fused, value))
+            if not self._meant[self._codes[value.index]][1]:
+                self._made.tie("not partial", frame.choice[value])
+        elif self._outside[value.index] > 1:
+            self._place(value, self._choice("given", value))
+            self._made.tie("hold", frame.choice[value], weight=frame.weight)
+        else:
+            self._place(value, self._choice("single", value))
+
+    def add_constant(self, value: Value) -> None:
+        """The choice of a constant."""
+        self._place(value, self._choice("whole", value))
+
+    def add_result(self, value: Value) -> None:
+        """The choice of a result: that of its class, and another one for who reads it from elsewhere."""
+        fused, outside = self._of_value[value.index], self._outside[value.index]
+        if fused < 0:
+            self._place(value, self._choice("multiple" if outside > 1 else "single", value))
+            return
+        mine = self._of_class[fused] or self._class_choice(fused, value)
+        self._place(value, mine)
+        if outside > 1:
+            left = self._frame.exits[value] = self._choice("multiple", value)
+            self._placed[2 * value.index] = left.index
+            self._made.tie("exit", mine, left, weight=self._frame.weight)
+
+    def _place(self, value: Value, choice: Choice) -> None:
+        self._frame.choice[value] = choice
+        self._placed[2 * value.index] = self._placed[2 * value.index + 1] = choice.index
+
+    def _choice(self, what: str, value: Value) -> Choice:
+        code = self._codes[value.index]
+        key = what, code, id(value.type)
+        domain = self._domains.get(key)
+        if domain is None:
+            domain = self._domains[key] = self._made.words.domains.domain(
+                what, value.type, *self._meant[code]
+            )
+        return self._made.choice(domain)
+
+    def _class_choice(self, fused: int, value: Value) -> Choice:
+        """The placement in which a class is computed, made when the first of its values is met."""
+        found = self._of_class[fused]
+        if found is None:
+            partials: tuple[ReduceOp, ...] = ("sum",) if self._sums[fused] else ()
+            units = self._meant[self._codes[value.index]][0]
+            found = self._made.choice(self._made.words.domains.single(value.type, units, partials))
+            self._of_class[fused] = found
+        return found
+
+    # -- factors -----------------------------------------------------------------------------------
+
+    def add_use(self, equation: Equation) -> None:
+        """The factor of an equation without regions, with its choices."""
+        number, placed, choices = equation.index, self._placed, self._made.choices
+        slots = self._slots[self._begin[number] : self._begin[number + 1]]
+        scope = tuple([placed[slot] for slot in slots])
+        several = scope
+        key = (self._kinds[number], *[choices[choice].domain for choice in scope])
+        if len(set(scope)) < len(scope):
+            scope = tuple(dict.fromkeys(several))
+            key = (*key, *map(scope.index, several))
+        factor = self._known.get(key)
+        if factor is None:
+            domains = tuple([choices[choice].domain for choice in scope])
+            modes = [2 * scope.index(placed[slot]) + slot % 2 for slot in slots]
+            factor = self._known[key] = self._factor(equation, modes, domains)
+        use = self._frame.uses[equation] = Use(factor, scope)
+        self._made.uses.append(use)
+
+    def _factor(self, equation: Equation, modes: list[int], domains: tuple[Domain, ...]) -> EquationFactor:
+        """The factor of an equation.
+
+        Args:
+            equation: the equation.
+            modes: of its operands and results that are no literals, twice the place in the scope, and one
+                more where the mode is "exact".
+            domains: of the choices in its scope.
+        """
+        rest = iter(modes)
+        usual = [*[(atom, "use") for atom in equation.inputs], *[(v, "derive") for v in equation.outputs]]
+        found, through = self._made.on_mesh(self._signatures[equation.index]), self._through[equation]
+        slots: list[Slot | None] = []
+        for atom, mode in usual:
+            coded = next(rest) if isinstance(atom, Value) else None
+            slots.append(None if coded is None else Slot(coded // 2, "exact" if coded % 2 else mode))
+        weight, known = self._frame.weight, self._made.words.factors
+        key = (id(found), through, weight, *slots, *domains)
+        factor = known.get(key)
+        if factor is None:
+            rule = rule_of(equation)
+            factor = known[key] = EquationFactor(
+                equation, rule, through, found, tuple(slots), domains, weight
+            )
+        return factor
+
+
+def _slots(found: Table, fusion: Fusion) -> tuple[list[int], list[int]]:
+    """Of every equation, twice each operand that is no literal, then each result; and where these begin.
+
+    One more where the equation has it in the placement of its class.
+    """
+    values, mine = found.operands >= 0, fusion.of_equation >= 0
+    slots = np.concatenate(
+        [(2 * found.operands + fusion.within)[values], 2 * found.results + mine[found.maker]]
+    )
+    of = np.concatenate([found.reader[values], found.maker])
+    begin = np.concatenate([[0], np.bincount(of, minlength=len(found.form)).cumsum()])
+    return slots[np.argsort(of, kind="stable")].tolist(), begin.tolist()
+
+
+def _kinds(
+    signatures: Sequence[tuple[Signature, ...]],
+    through: Iterable[Traffic],
+    slots: Sequence[int],
+    begin: Sequence[int],
+) -> list[int]:
+    """Of every equation a number; equations of one number differ in no more than their choices.
+
+    Args:
+        signatures: of every equation.
+        through: what of every equation goes through memory.
+        slots, begin: see `_slots`.
+    """
+    bits = np.array(slots, dtype=np.intp) & 1
+    known: dict[tuple[int, Traffic, bytes], int] = {}
+    exact = bits.astype(np.int8).tobytes()
+    return [
+        known.setdefault((id(some), memory, exact[first:last]), len(known))
+        for some, memory, (first, last) in zip(signatures, through, pairwise(begin), strict=True)
+    ]
