@@ -7,8 +7,10 @@ does not apply to a step or a fleet, it is left out, with the reason.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +31,9 @@ from shardwright.synth.programs.emit import emit
 from shardwright.synth.programs.judge import Look
 from shardwright.synth.programs.just_in_time import just_in_time
 from shardwright.synth.recipes import RECIPES, Along, Recipe, leanings, obstacle, pins, restricted
-from shardwright.synth.search.solve import solve
+from shardwright.synth.search.solution import Solution
+from shardwright.synth.search.solve import SpaceSolver, solve
+from shardwright.synth.space.factors import Use
 from shardwright.synth.space.roles import roles
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
@@ -90,6 +94,19 @@ class Draft:
     cost_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Outline:
+    """The best program that keeps to a recipe, as it was found; it costs `least_s` or more."""
+
+    recipe: Recipe
+    space: Space
+    prices: Prices
+    ratios: tuple[float, ...]
+    extra: tuple[Use, ...]
+    solution: Solution
+    least_s: float
+
+
 class Workshop:
     """Makes the baselines of one step for one fleet; restricted spaces are built once each."""
 
@@ -108,37 +125,60 @@ class Workshop:
         self._tick = tick
         self._roles = roles(graph, space.units)
         self._spaces: dict[tuple[Along, bool], Space] = {}
+        #: By where tensors lie.
+        self._solvers: dict[tuple[str, ...], tuple[Space, tuple[Use, ...], SpaceSolver]] = {}
 
     def all(self) -> Baselines:
         """Every baseline that applies."""
         found = self.whole_fleet()
-        for name, members in self._parts(found.left_out):
+        for name, members in self.parts(found.left_out):
             self._tick(f"planning {name}")
             found.append(self.alone(name, members))
         return found
+
+    def on(self, model: CostModel) -> Workshop:
+        """Makes those of the same step for other devices, by the same restricted spaces."""
+        other = copy(self)
+        other.model = model
+        return other
 
     def whole_fleet(self, recipes: Sequence[Recipe] = RECIPES) -> Baselines:
         """Those of `recipes` that apply, on all devices."""
         found = Baselines()
         for recipe in recipes:
-            draft = self._draft_of(recipe, found.left_out)
-            if draft is not None:
+            outline = self._outline_of(recipe, found.left_out)
+            if outline is not None:
+                draft = self._draft(outline)
                 found.append(self._finished(draft, self.model, range(len(draft.ratios))))
         return found
 
-    def cheaper(self, rival_s: float) -> list[Draft]:
-        """What costs less than a rival, on all devices, the cheapest first; nobody asked whether it fits."""
-        drafts = (self._draft_of(recipe, {}) for recipe in RECIPES)
-        found = [draft for draft in drafts if draft is not None and draft.cost_s < rival_s]
-        return sorted(found, key=lambda draft: draft.cost_s)
+    def cheaper(self, rival_s: float) -> Iterator[Draft]:
+        """What costs less than a rival, on all devices, the cheapest first; nobody asked whether it fits.
 
-    def _draft_of(self, recipe: Recipe, left_out: dict[str, str]) -> Draft | None:
-        """The program of a recipe, or why there is none."""
+        A program is written only when none that is left may be cheaper: as written it costs no less than as
+        it was found, since exchanges are put elsewhere or made once more.
+        """
+        waiting: list[tuple[float, int, _Outline | Draft]] = []
+        for number, recipe in enumerate(RECIPES):
+            outline = self._outline_of(recipe, {})
+            if outline is not None:
+                waiting.append((outline.least_s, number, outline))
+        heapq.heapify(waiting)
+        while waiting and waiting[0][0] < rival_s:
+            _, number, found = heapq.heappop(waiting)
+            if isinstance(found, Draft):
+                yield found
+            else:
+                draft = self._draft(found)
+                heapq.heappush(waiting, (draft.cost_s, number, draft))
+
+    def _outline_of(self, recipe: Recipe, left_out: dict[str, str]) -> _Outline | None:
+        """The best program of a recipe as it was found, or why there is none."""
         self._tick(f"pricing {recipe.name}")
         reason = obstacle(recipe, self.graph, self.space, self._roles)
         if not reason:
             try:
-                return self.draft(recipe)
+                return self._outline(recipe)
             except PlanError:
                 reason = "no program keeps to it: something in the step cannot be computed so"
         left_out[recipe.name] = reason
@@ -159,24 +199,40 @@ class Workshop:
         Raises:
             PlanError: no program keeps to it.
         """
-        key = (recipe.along, recipe.parameters == "whole")
-        if key not in self._spaces:
-            self._spaces[key] = restricted(*key, self.graph, self.space.units, self._roles)
-        space = self._spaces[key]
+        return self._draft(self._outline(recipe))
+
+    def _outline(self, recipe: Recipe) -> _Outline:
+        space, extra, solver = self._solver_of(recipe)
         types, counts = self.model.types, self.model.counts
         speed = np.array([device.flop_rate("float32", None)[0] for device in types])
         per_class = speed if recipe.proportional else np.ones_like(speed)
         per_class = per_class / float(counts @ per_class)
         ratios = tuple(float(per_class[c]) for c in self.model.class_of)
         prices = Prices.at(self.model, ratios, allowed=recipe.exchanges)
-        extra = tuple(pins(recipe, self.graph, space, self._roles))
-        solution = solve(space, prices, extra=extra)
-        if leaning := leanings(recipe, space, self._roles, _LARGE * solution.seconds):
+        solution = solver.solve(prices)
+        least_s = solution.seconds
+        if leaning := leanings(recipe, space, self._roles, _LARGE * least_s):
             solution = solve(space, prices, extra=(*extra, *leaning))
-        program = emit(space, solution.assignment, prices, extra)
+        return _Outline(recipe, space, prices, ratios, extra, solution, least_s)
+
+    def _solver_of(self, recipe: Recipe) -> tuple[Space, tuple[Use, ...], SpaceSolver]:
+        """The programs that keep to a recipe, what they are pinned to, and what solves for them."""
+        lies = recipe.along, recipe.parameters, recipe.contracted, recipe.optimizer
+        if lies not in self._solvers:
+            key = (recipe.along, recipe.parameters == "whole")
+            if key not in self._spaces:
+                self._spaces[key] = restricted(*key, self.graph, self.space.units, self._roles)
+            space = self._spaces[key]
+            extra = tuple(pins(recipe, self.graph, space, self._roles))
+            self._solvers[lies] = space, extra, SpaceSolver(space, extra)
+        return self._solvers[lies]
+
+    def _draft(self, outline: _Outline) -> Draft:
+        recipe = outline.recipe
+        program = emit(outline.space, outline.solution.assignment, outline.prices, outline.extra)
         if recipe.placed:
             program = just_in_time(program, self.graph, self._roles.weights, again=recipe.again)
-        return self._drafted(recipe.name, program, ratios, self.model)
+        return self._drafted(recipe.name, program, outline.ratios, self.model)
 
     def alone(self, name: str, members: Sequence[int]) -> Baseline:
         """The plan of some devices by themselves."""
@@ -210,8 +266,12 @@ class Workshop:
             fits=all(memory[device.index] <= device.type.memory_bytes for device in devices),
         )
 
-    def _parts(self, left_out: dict[str, str]) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and devices of every node and class that differs from the whole fleet and from each other."""
+    def parts(self, left_out: dict[str, str]) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Names and devices of every node and class that differs from the whole fleet and from each other.
+
+        Args:
+            left_out: is told the names of the others, and why.
+        """
         fleet = self.model.fleet
         seen: dict[tuple[int, ...], str] = {tuple(range(len(fleet.devices))): "the whole fleet"}
         kinds: dict[object, str] = {}

@@ -1,4 +1,4 @@
-"""What is planned where nothing may be searched, or where nothing that was searched fits: a baseline."""
+"""What is planned where nothing that was searched fits, or memory made it dearer: a baseline."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardwright.cost.bill import charges
-from shardwright.cost.memory.liveness import Footprint, Peaks, footprint
+from shardwright.cost.memory.liveness import Footprint, Peaks
 from shardwright.cost.model import CostModel
-from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.baselines import Draft, Workshop
 from shardwright.synth.memory.rent import too_small
-from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Judge, Look, shortage
-from shardwright.synth.search.solve import bound
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
@@ -31,40 +27,6 @@ def fullest(found: Synthesis, model: CostModel) -> float:
     """The largest part of its memory that what was found takes on a device."""
     limits = np.array([device.type.memory_bytes for device in model.fleet.devices], dtype=np.float64)
     return float((found.memory.peak(np.asarray(found.ratios)) / limits).max())
-
-
-def best_baseline(graph: Graph, space: Space, model: CostModel, timer: Timer) -> Synthesis:
-    """The best baseline on all devices, one that fits before any that does not, with its bound.
-
-    Raises:
-        PlanError: no baseline applies.
-    """
-    with timer.search():
-        found = Workshop(graph, space, model).whole_fleet()
-        best = min(found, key=lambda b: (not b.fits, b.cost_s), default=None)
-        if best is None:
-            raise PlanError(
-                place="time limit",
-                reason="is 0, and no baseline applies to this step",
-                remedy="Allow some time to search",
-            )
-        bound_s = min(bound(space, Prices.floors(model)), best.cost_s)
-    gap = (best.cost_s - bound_s) / best.cost_s if best.cost_s else 0.0
-    notes = [f"nothing was searched: the time limit is 0, and this is {best.name}"]
-    if not best.fits:
-        notes.append("no baseline fits into every device's memory")
-    return Synthesis(
-        program=best.program,
-        ratios=best.ratios,
-        cost_s=best.cost_s,
-        bound_s=bound_s,
-        search_gap=gap,
-        expanded=0,
-        searches=0,
-        notes=tuple(notes),
-        items=tuple(charges(best.program, graph, model)),
-        memory=footprint(best.program, graph),
-    )
 
 
 def fitting(

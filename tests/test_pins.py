@@ -198,12 +198,20 @@ def test_the_smallest_conflicting_set_is_found_by_search() -> None:
 def test_without_time_the_best_baseline_is_the_plan() -> None:
     plan = planned(time_limit_s=0)
     best = baselines(train_step, *ARGS, fleet=FLEET)
-    whole = [b for b in best if len(b.devices) == 2]
-    assert plan.cost_s == min(b.cost_s for b in whole if b.fits)
+    assert plan.cost_s == min(b.cost_s for b in best if b.fits)
     assert plan.stats.searches == 0
     assert 0 < plan.bound_s <= planned().cost_s <= plan.cost_s
-    assert plan.gap == plan.search_gap > 0
-    assert any("nothing was searched" in note for note in plan.assumptions)
+    assert plan.gap > 0 == plan.search_gap  # on the device that it is for all programs are one
+    assert any("nothing was searched" in note and note.endswith(" alone") for note in plan.assumptions)
+    assert len(plan.used) == 1 and plan.unused
+    assert plan.verify(train_step, *ARGS).ok
+
+
+def test_without_time_all_devices_that_were_asked_for_are_used() -> None:
+    plan = planned(time_limit_s=0, devices="all")
+    best = baselines(train_step, *ARGS, fleet=FLEET)
+    assert plan.cost_s == min(b.cost_s for b in best if b.fits and len(b.devices) == 2)
+    assert plan.stats.searches == 0 and plan.gap == plan.search_gap > 0
     assert plan.verify(train_step, *ARGS).ok
 
 

@@ -325,7 +325,8 @@ class _Step:
     def _chosen(self, rival_s: float, *, briefly: bool, glance: bool, baselines: bool) -> Choice | None:
         asked, meshes = self.asked, self.meshes
         if asked.time_limit_s == 0:
-            return unsearched(self.traced.graph, self.space, asked.fleet, self.timer, self.parts)
+            graph, _, solver = self._known()
+            return unsearched(graph, solver, self.space, asked.fleet, self.timer, self.parts)
         one = two = None
         meant_for_two = takes_two_axes(self.pins, bool(meshes))
         flat = not meshes or (asked.axes == "auto" and not meant_for_two)

@@ -201,7 +201,11 @@ def test_with_a_time_limit_there_is_a_plan_for_the_whole_fleet_first() -> None:
     best = synthesize(step, *args, fleet=where, axes=1)
     assert hurried.bound_s <= best.cost_s
     unsearched = synthesize(step, *args, fleet=where, axes=1, time_limit_s=0)
-    assert len(unsearched.used) == 8 and unsearched.bound_s <= best.cost_s
+    (said,) = [note for note in unsearched.assumptions if "nothing was searched" in note]
+    assert said.endswith(" on node n0 alone") and unsearched.used == (0, 1)
+    assert unsearched.bound_s <= best.cost_s <= unsearched.cost_s
+    same = synthesize(step, *args, fleet=where, axes=1, time_limit_s=0, devices="all")
+    assert len(same.used) == 8 and same.cost_s > unsearched.cost_s
     assert synthesize(step, *args, fleet=where, axes=1, time_limit_s=1000).used == best.used
 
 
