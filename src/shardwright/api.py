@@ -62,7 +62,7 @@ def synthesize(
             `{"params/*/kernel": Shard(0)}`, or a function of name and type that returns a placement or None.
             The state that continues an argument lies as it does. The plan shows what each pin costs.
         time_limit_s: seconds after which no further search begins; the best plan so far is returned. With 0
-            it is the best baseline on all devices that fits.
+            it is the best baseline that fits, on all devices or on a node or a class of them alone.
         devices: "auto" leaves nodes or classes of devices out where the step is faster without them; with
             "all" every device takes part.
         axes: mesh axes. With 1 a tensor lies on all devices alike; with 2 first on the nodes, then in each
