@@ -298,6 +298,16 @@ class Ladder:
             found = found if most_alive(step.graph) <= sum(self.limits) * _ROOM else last
         return found
 
+    def falls_short(self, base: Plan | None) -> bool:
+        """Whether to keep as little as the last rung frees less than the best program of the step lacks.
+
+        Args:
+            base: see `briefly`.
+        """
+        if base is None or base.fits or not self.rungs:
+            return False
+        return self._lacks(base) > self.rungs[-1].freed_bytes
+
     def _lacks(self, plan: Plan) -> float:
         """Bytes, each tensor whole, that a plan would have to keep less."""
         shares = {d: plan.ratios[d] for d in plan.used if plan.ratios[d] > 0}

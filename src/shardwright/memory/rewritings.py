@@ -217,8 +217,9 @@ class _InPieces:
             if self.found is not None and self._costs(_free_s(self.base, self.found)):
                 return _noted(_compared(self.found, self.base), ladder.untried)
         elif ladder.mixed and not ladder.every:
-            if self.planner.outgrown(self.step):
-                # Pieces may fit where the step might be cheapest: a rival for what keeps less elsewhere.
+            if self.planner.outgrown(self.step) or ladder.falls_short(self.base):
+                # Pieces may fit where the step might be cheapest, or where keeping less will hardly do: a
+                # rival for what keeps less.
                 self._cut()
             self.found = better(self.found, ladder.freely(cost_of(self.found)))
         if small or not self._costs(self._free_s):
