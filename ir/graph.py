@@ -15,7 +15,8 @@ A region (the body of a scan, the branches of a cond, ...) is a graph of its own
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, wraps
 from typing import Any, TypeAlias, TypeVar, cast
@@ -132,10 +133,7 @@ class Forms:
         """The form of an equation; one of its own where a parameter or literal cannot be compared."""
         input_types = tuple([atom.type for atom in ins])
         output_types = tuple([value.type for value in outs])
-        literals = ()
-        if Literal in map(type, ins):
-            literals = tuple([atom.value if type(atom) is Literal else None for atom in ins])
-        key = (primitive, *params, *params.values(), literals, input_types, output_types)
+        key = (primitive, *params, *params.values(), _literals(ins), input_types, output_types)
         try:
             found = self._made.get(key)
         except TypeError:  # a parameter without a hash, such as an array
@@ -143,6 +141,21 @@ class Forms:
         if found is None:
             found = self._made[key] = Form(primitive, params, input_types, output_types)
         return found
+
+    def adopt(self, equations: Iterable[Equation]) -> None:
+        """Have equal equations share the forms of these, which were made elsewhere."""
+        for form, ins in {equation.form: equation.inputs for equation in equations}.items():
+            types = form.input_types, form.output_types
+            key = (form.primitive, *form.params, *form.params.values(), _literals(ins), *types)
+            with suppress(TypeError):  # see `of`
+                self._made.setdefault(key, form)
+
+
+def _literals(ins: Sequence[Atom]) -> tuple[Any, ...]:
+    """What an equation says of its operands' values: nothing where all are tensors."""
+    if Literal not in map(type, ins):
+        return ()
+    return tuple([atom.value if type(atom) is Literal else None for atom in ins])
 
 
 @record(frozen=True, slots=True, eq=False)

@@ -26,13 +26,15 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from shardwright.ir.dtypes import dtype_of
-from shardwright.ir.graph import Atom, Equation, Graph, TensorType, Value
+from shardwright.ir.graph import Atom, Equation, Form, Forms, Graph, TensorType, Value
 from shardwright.ir.jaxpr import Builder, source_text
 from shardwright.ir.placement import Placement, Shard, region
 from shardwright.ir.regions import scan_counts
 from shardwright.ir.registry import Extent, Local, registry
+from shardwright.ir.rewrites.graphs import renumbered, with_inputs
 from shardwright.ir.rewrites.pieces import INVARIANT, LATER, SUM, Pieces, Split, batch_of, refuse
 from shardwright.ir.rules import Signature
 from shardwright.ir.trace import Traced
@@ -49,18 +51,33 @@ def microbatched(traced: Traced, count: int) -> Traced:
     graph = traced.graph
     pieces = Pieces(count)
     split = pieces.split(graph, batch_of(graph, count), top=True)
+    later = [e for e in graph.equations if any(split.kinds[value] == LATER for value in e.outputs)]
+    read = (atom for some in (*(e.inputs for e in later), graph.outputs) for atom in some)
+    made = {value for equation in later for value in equation.outputs}.union(graph.inputs)
+    handed_on = [atom for atom in dict.fromkeys(read) if isinstance(atom, Value) and atom not in made]
     avals = [_abstract(value.type) for value in graph.inputs]
-    closed = jax.make_jaxpr(_Runner(traced.primitives, count).step(graph, split))(*avals)
+    closed = jax.make_jaxpr(_Runner(traced.primitives, count).until_later(graph, split, handed_on))(*avals)
     builder = Builder()
-    found = builder.graph(closed.jaxpr, closed.consts)
-    named = replace(
-        found,
-        input_names=graph.input_names,
-        output_names=graph.output_names,
-        state=graph.state,
-        memo={},
+    builder.forms.adopt(graph.equations)
+    loop = builder.graph(closed.jaxpr, closed.consts)
+    named: dict[Atom, Atom] = dict(zip(graph.inputs, loop.inputs, strict=True))
+    named.update(zip(handed_on, loop.outputs, strict=True))
+    found = renumbered(
+        replace(graph, inputs=loop.inputs, constants=loop.constants),
+        [*loop.equations, *(_on(equation, named, builder.forms) for equation in later)],
+        outputs=[named.get(atom, atom) for atom in graph.outputs],
     )
-    return replace(traced, graph=named, primitives={**traced.primitives, **builder.primitives})
+    return replace(traced, graph=found, primitives={**traced.primitives, **builder.primitives})
+
+
+def _on(equation: Equation, named: Mapping[Atom, Atom], forms: Forms) -> Equation:
+    """An equation on what its operands have become."""
+    inputs = tuple([named.get(atom, atom) for atom in equation.inputs])
+    found = with_inputs(equation, inputs)
+    if list(map(type, inputs)) == list(map(type, equation.inputs)):
+        return found
+    # The form of an equation says which literals it has.
+    return replace(found, form=forms.of(equation.primitive, equation.params, inputs, equation.outputs))
 
 
 def _abstract(tensor: TensorType) -> jax.ShapeDtypeStruct:
@@ -81,11 +98,15 @@ class _Runner:
     def __init__(self, primitives: Mapping[str, Any], count: int) -> None:
         self.primitives, self.count = primitives, count
         self.ratios = (1.0 / count,) * count
+        #: Forms and signatures of equations that are the same computation on every piece.
+        self.alike: set[tuple[Form, Signature]] = set()
+        #: Where pieces of tensors lie.
+        self.extents: dict[tuple[int, TensorType, Placement], tuple[Extent, ...]] = {}
         #: Of the piece that the loop is at, where a loop inside of it wants to know.
         self.number: Any = None
 
-    def step(self, graph: Graph, split: Split) -> Callable[..., list[Any]]:
-        """The step, as a function of flat arguments."""
+    def until_later(self, graph: Graph, split: Split, handed_on: Sequence[Value]) -> Callable[..., list[Any]]:
+        """The step up to the end of its loop, as a function of flat arguments: what it hands on."""
         in_loop = [e for e in graph.equations if e.index in split.local]
         outside = [v for e in graph.equations if e.index not in split.local for v in e.input_values]
         handed_out = dict.fromkeys((*outside, *(v for v in graph.outputs if isinstance(v, Value))))
@@ -124,10 +145,7 @@ class _Runner:
                 cut = split.kinds[value]
                 assert isinstance(cut, Shard)
                 env[value] = self._together(x, value.type, cut)
-            for equation in graph.equations:
-                if any(split.kinds[value] == LATER for value in equation.outputs):
-                    self._whole(equation, env)
-            return [self._read(atom, env) for atom in graph.outputs]
+            return [env[value] for value in handed_on]
 
         return run
 
@@ -236,20 +254,24 @@ class _Runner:
                 return primitive.bind(*args, **params)
             return op.localize(Local(params, ins, outs, signature.ins, primitive.bind, jax), *args)
 
-        if op.localize is not None:
+        if op.localize is not None and (equation.form, signature) not in self.alike:
             texts = {str(jax.make_jaxpr(partial(run, member))(*args)) for member in (0, self.count - 1)}
             if len(texts) > 1:
                 raise refuse(
                     "depends on where in the batch it is",
                     f"{equation.primitive} at {source_text(equation.source)}",
                 )
+            self.alike.add((equation.form, signature))
         return self._bound(run(0, *args))
 
     def _extents(self, member: int) -> Callable[[TensorType, Placement], tuple[Extent, ...]]:
         def of(tensor: TensorType, placement: Placement) -> tuple[Extent, ...]:
-            held = region(tensor.shape, placement, member, self.ratios)
-            pairs = zip(tensor.shape, held, strict=True)
-            return tuple(Extent(size, offset, length) for size, (offset, length) in pairs)
+            key = member, tensor, placement
+            if key not in self.extents:
+                held = region(tensor.shape, placement, member, self.ratios)
+                pairs = zip(tensor.shape, held, strict=True)
+                self.extents[key] = tuple([Extent(size, offset, length) for size, (offset, length) in pairs])
+            return self.extents[key]
 
         return of
 
@@ -285,7 +307,7 @@ class _Runner:
         return list(results) if isinstance(results, (tuple, list)) else [results]
 
     def _read(self, atom: Atom, env: Env) -> Any:
-        return env[atom] if isinstance(atom, Value) else jnp.asarray(atom.value, atom.type.dtype)
+        return env[atom] if isinstance(atom, Value) else np.asarray(atom.value, dtype_of(atom.type.dtype))
 
     def _in_pieces(self, x: Any, cut: Shard) -> Any:
         """Stacked pieces of a tensor; piece k has every so many units from unit k on."""

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from shardwright.ir.errors import InputError
-from shardwright.ir.graph import Atom, Equation, Graph, Value
+from shardwright.ir.graph import Atom, Equation, Form, Graph, Value
 from shardwright.ir.graph import Literal as Scalar
 from shardwright.ir.jaxpr import source_text
 from shardwright.ir.placement import Partial, Placement, R, Shard
@@ -96,6 +96,8 @@ class Pieces:
 
     def __init__(self, count: int) -> None:
         self.count = count
+        #: By form, kinds of operands, and which of them are zero: repeated layers have those of one.
+        self._known: dict[tuple[Form, tuple[Kind, ...], tuple[bool, ...]], Signature | None] = {}
 
     def split(self, graph: Graph, given: Sequence[Kind], *, top: bool, zeros: Iterable[Value] = ()) -> Split:
         """The kinds of a graph's values, given those of its inputs, of which some are zero."""
@@ -167,6 +169,12 @@ class Pieces:
 
     def _signature(self, equation: Equation, found: Split, kinds: Sequence[Kind]) -> Signature | None:
         """The signature that an equation is done with on a piece; the one that takes fewest other pieces."""
+        key = equation.form, tuple(kinds), tuple(map(found.is_zero, equation.inputs))
+        if key not in self._known:
+            self._known[key] = self._find_signature(equation, found, kinds)
+        return self._known[key]
+
+    def _find_signature(self, equation: Equation, found: Split, kinds: Sequence[Kind]) -> Signature | None:
         rule, best = rule_of(equation), None
         for letter in rule.letters:
             cut_ins, _ = cuts(rule, equation, letter)

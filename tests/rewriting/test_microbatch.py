@@ -112,6 +112,28 @@ def test_pieces_add_up_to_the_whole(name: str) -> None:
             np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
 
 
+def test_what_comes_after_the_loop_keeps_its_forms_and_those_say_which_literals_there_are() -> None:
+    """A number that JAX works out on the way is a literal in pieces, though the step has a tensor for it."""
+
+    def step(w: Any, x: Any) -> Any:
+        loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+        two, three = (jax.lax.convert_element_type(number, jnp.float32) for number in (2, 3))
+        return w - 0.1 * gradient, 0.1 * loss + two, 0.1 * loss + three
+
+    args = normal(4, 4), normal(8, 4)
+    whole = trace(step, *args)
+    cut = microbatched(whole, 2)
+    for got, expected in zip(evaluated(cut, list(args)), step(*args), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=2e-5)
+    two, three = (equation for equation in cut.graph.equations if equation.primitive == "add")
+    assert [str(atom) for atom in (two.inputs[1], three.inputs[1])] == ["2.0", "3.0"]
+    assert two.form is not three.form
+    (before,), (after,) = (
+        [e for e in found.graph.equations if e.primitive == "sub" and not e.part] for found in (whole, cut)
+    )
+    assert after.form is before.form and after.source is before.source
+
+
 @pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
 @pytest.mark.filterwarnings("ignore::shardwright.ReplicatedWarning")
 def test_typed_keys_are_arguments_and_state(generator: str) -> None:
