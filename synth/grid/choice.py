@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-import numpy as np
-
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.grid.kernels import KnownWays
 from shardwright.cost.grid.model import GridModel
@@ -266,14 +264,13 @@ class GridChoosing:
 
         return raised_in_turn(self._parts, wanted_s, cost_s, raised)
 
-    def estimate_s(self, members: Members) -> float:
-        """About what arithmetic takes at least on some devices, by what it takes on all of them."""
+    def products_s(self, members: Members) -> float:
+        """What the products of every program take at least on some devices."""
         whole = self._parts[0]
-        if whole.grid is None:
-            return math.inf
-        model = whole.grid.model
-        rates = np.array([device.flop_rate("float32", None)[0] for device in model.types])[model.class_of]
-        return whole.arithmetic_s * float(rates.sum() / rates[list(members)].sum())
+        with self._timer.search():
+            model = self._known.listed(whole.members, whole.fleet).model
+            (found,) = products_s(self.space, model, [members])
+        return found
 
     def lacks_room(self, members: Members) -> bool:
         """Whether no program of the step can fit on some of the devices."""

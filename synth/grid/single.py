@@ -5,10 +5,10 @@ on one axis (`shardwright.synth.subfleets`), with all that is done there about m
 rival for parts on two axes (`shardwright.synth.grid.choice`), and their bounds are part of the certificate.
 
 That takes a search of its own, and is done where two axes leave something to be desired: before anybody
-searches for what fits in place of what does not, where the plan is far above its bound, where such a part
-might do the arithmetic in less time than the plan takes, unless it is one of nodes that are all alike or has
-no room for any program, and where one had a plan for the step changed in another way. Of small steps it is
-always done.
+searches for what fits in place of what does not, where the plan is far above its bound, where the products
+of a step take such a part less time at its peak than the plan takes, unless it is one of nodes that are all
+alike or has no room for any program, and where one had a plan for the step changed in another way. Of small
+steps it is always done.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class BesideSingle:
         if two is not None and (not _fits(two) or two.found.bound_s < least_s * (1 - WIDE)):
             return True
         always, grid = self._small or self._known.single, self._grid
-        likely = (each for each in self._apart if always or grid.estimate_s(each) < least_s)
+        likely = (each for each in self._apart if always or grid.products_s(each) < least_s)
         # Beside a plan that fits, parts without room for any are of no use.
         return any(two is None or not grid.lacks_room(each) for each in likely)
 

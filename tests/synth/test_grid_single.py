@@ -79,9 +79,23 @@ def test_single_nodes_are_not_searched_where_two_axes_do_well(monkeypatch: pytes
     assert not any(SAID in said for said in plan.assumptions)
 
 
+@pytest.mark.parametrize("rows", [6, 24, 48, 4_800])
+def test_a_device_may_be_best_alone_where_little_is_to_be_done(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What starting kernels takes is no less on many devices: arithmetic by speed does not rule one out."""
+    monkeypatch.setattr("shardwright.planning.SMALL", 0)
+    where = fleet(((20, 1),), ((10, 3),), ((10, 3),), network="100 Gbit/s")
+    one, two = (
+        shardwright.synthesize(train_step, *arguments(rows), fleet=where, axes=axes) for axes in (1, 2)
+    )
+    assert two.cost_s <= one.cost_s * (1 + 1e-9) and two.bound_s <= one.cost_s
+    assert rows > 48 or one.used == two.used == (0,)
+
+
 def test_alike_nodes_do_what_one_of_them_would(monkeypatch: pytest.MonkeyPatch) -> None:
     """One node alone is not searched for, and costs no less, however quick its arithmetic might be."""
-    monkeypatch.setattr(GridChoosing, "estimate_s", lambda self, members: 0.0)
+    monkeypatch.setattr(GridChoosing, "products_s", lambda self, members: 0.0)
     where = fleet(((40, 2),), ((40, 2),), network="20 kbit/s")
     plan = planned(where)
     assert not any(SAID in said for said in plan.assumptions)
