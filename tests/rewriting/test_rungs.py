@@ -16,7 +16,9 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.rewrites.rewriting import rewriting_of
 from shardwright.ir.trace import Traced, trace
 from shardwright.memory.ladder import Ladder
+from shardwright.memory.microbatches import Pieces
 from shardwright.memory.rivals import WORTH
+from shardwright.planning import Planner
 from shardwright.synth.stretches import RECOMPUTING, ladder
 
 
@@ -220,3 +222,57 @@ def test_a_scan_keeps_no_products_only_where_that_may_save_time(
         planner.plan = lambda traced, rival_s=np.inf, **options: Saving.plan(planner, traced).but(fits=False)
     found.in_scans(base)
     assert planner.asked == asked
+
+
+class Seen:
+    """What it plans was looked at."""
+
+    def unfinished(self, traced: Traced) -> bool:
+        return False
+
+
+def test_a_ladder_falls_short_of_what_lacks_more_than_its_last_rung_frees() -> None:
+    traced = _six_layers()
+    made = synthesize_traced(traced, fleet=fleet(speeds=(3,)), recompute="off", microbatches=1)
+    rungs = Ladder(traced, fleet(speeds=(3,)), RECOMPUTING, 1, cast(Any, Seen()), lambda: False)
+    (limit,), freed = rungs.limits, rungs.rungs[-1].freed_bytes
+    assert freed > 0 and not rungs.falls_short(None) and not rungs.falls_short(made)
+    for beyond in (-1, 1):
+        lacking = made.but(memory_bytes=(int(limit + freed + beyond),), fits=False)
+        assert rungs.falls_short(lacking) == (beyond > 0)
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_where_keeping_less_will_not_do_pieces_come_first(
+    short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    monkeypatch.setattr("shardwright.memory.rewritings.SMALL", 0)
+    monkeypatch.setattr(Planner, "outgrown", _says(False))
+    monkeypatch.setattr(Ladder, "every", ())
+    monkeypatch.setattr(Ladder, "falls_short", _says(short))
+    for name, where in (("freely", Ladder), ("briefly", Pieces)):
+        monkeypatch.setattr(where, name, _noted(getattr(where, name), name, order))
+    plan = synthesize_traced(_six_layers(), fleet=fleet("60 kB"))
+    assert plan.fits and sorted(order) == ["briefly", "freely"]
+    assert order[0] == ("briefly" if short else "freely")
+
+
+def _six_layers() -> Traced:
+    step, args = layered(False, layers=6)
+    return trace(step, *args)
+
+
+def _says(what: bool) -> Any:
+    def said(*args: Any) -> bool:
+        return what
+
+    return said
+
+
+def _noted(method: Any, name: str, order: list[str]) -> Any:
+    def noted(*args: Any) -> Any:
+        order.append(name)
+        return method(*args)
+
+    return noted
