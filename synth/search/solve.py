@@ -220,7 +220,7 @@ class Solver:
         levels = self._levels[self.level :]
         if all_cells <= _EXACT:
             levels = (*([_NEARLY_EXACT] if self._levels[-1] > _NEARLY_EXACT else []), self._levels[-1])
-            if AT_ONCE < all_cells and levels[0] > _A_TRY and most_nodes >= MOST_NODES:
+            if all_cells > AT_ONCE and levels[0] > _A_TRY and most_nodes >= MOST_NODES:
                 levels = (_A_TRY, *levels)
         for most_cells in levels:
             layers = core.finish(kept, most_cells)

@@ -104,6 +104,7 @@ class Space:
                 self._add_regions(frame, equation)
             else:
                 framing.add_use(equation)
+        framing.close()
         return frame
 
     def _add_output(self, frame: Frame, out: int, value: Value) -> None:
