@@ -229,12 +229,17 @@ def in_groups(
         Of every group, the choices that its table is over, and its terms.
     """
 
+    if not terms:
+        return []
+    every = set(terms[0][1])
+    if len(terms) > 1:
+        every.update(*[scope for _, scope in terms])
+    if math.prod([sizes[u] for u in every]) <= most_cells:
+        return [(every, terms)]
+
     def cells(scope: set[int]) -> int:
         return math.prod([sizes[u] for u in scope])
 
-    every = set[int]().union(*[scope for _, scope in terms])
-    if cells(every) <= most_cells:
-        return [(every, terms)] if terms else []
     groups: list[tuple[set[int], list[tuple[T, Scope]]]] = []
     for term in sorted(terms, key=lambda t: (-cells(set(t[1])), t)):
         for scope, members in groups:
