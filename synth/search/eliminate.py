@@ -23,6 +23,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 from shardwright.cost.share_cost import Floats
+from shardwright.ir.record import record as record_class
 from shardwright.synth.search.fold import Folded, Scope
 from shardwright.synth.search.merged import Merged, Seen, Table, whole
 from shardwright.synth.search.minimum import Loose, apart, content, loosened, minimum
@@ -55,7 +56,7 @@ class Operation:
     lasting: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record_class(frozen=True, slots=True)
 class Bucket:
     """What is eliminated with one choice: operations, each with the other choices that its table is over."""
 
