@@ -102,7 +102,10 @@ def incident(
     """See `Folded`."""
     first = {members[0]: kind for kind, members in enumerate(classes)}
     found: list[Counter[tuple[int, Scope, int]]] = [Counter() for _ in classes]
+    members = frozenset(first)
     for scope, recipe in zip(scopes, recipe_of, strict=True):
+        if members.isdisjoint(scope):
+            continue
         for axis, choice in enumerate(scope):
             kind = first.get(choice)
             if kind is not None:
