@@ -158,20 +158,28 @@ class Framing:
                 more where the mode is "exact".
             domains: of the choices in its scope.
         """
-        rest = iter(modes)
+        rest, given = iter(modes), self._signatures[equation.index]
         usual = [*[(atom, "use") for atom in equation.inputs], *[(v, "derive") for v in equation.outputs]]
-        found, through = self._made.on_mesh(self._signatures[equation.index]), self._through[equation]
+        found, through = self._made.on_mesh(given), self._through[equation]
         slots: list[Slot | None] = []
         for atom, mode in usual:
             coded = next(rest) if isinstance(atom, Value) else None
             slots.append(None if coded is None else Slot(coded // 2, "exact" if coded % 2 else mode))
-        weight, known = self._frame.weight, self._made.words.factors
+        weight, words = self._frame.weight, self._made.words
         key = (id(found), through, weight, *slots, *domains)
-        factor = known.get(key)
+        factor = words.factors.get(key)
         if factor is None:
-            rule = rule_of(equation)
-            factor = known[key] = EquationFactor(
-                equation, rule, through, found, tuple(slots), domains, weight
+            # Lists of signatures that differ by types alone are made of the same ones.
+            alike = (*map(id, given), *slots, *[domain.alike for domain in domains])
+            factor = words.factors[key] = EquationFactor(
+                equation,
+                rule_of(equation),
+                through,
+                found,
+                tuple(slots),
+                domains,
+                weight,
+                words.needs.setdefault(alike, []),
             )
         return factor
 
