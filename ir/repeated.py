@@ -12,7 +12,7 @@ from shardwright.ir.program import Instruction, Loop, Move, Program
 @per_graph
 def repeats(graph: Graph) -> bool:
     """Whether something in it is computed again, in another executable than at first."""
-    return any([equation.after is not None for equation in graph.all_equations()])
+    return any(equation.after is not None for equation in graph.all_equations())
 
 
 class Together:

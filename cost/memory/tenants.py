@@ -164,12 +164,12 @@ class _Walk:
         for number, time in zip(read[mine].tolist(), reader[mine].tolist(), strict=True):
             talks = isinstance(instructions[time], Loop) or exchanges(instructions[time], self.graph)
             light[number][1].add(-1 if talks else self.stretches[time])
-        for number, (read, readers) in light.items():
+        for number, (needed, readers) in light.items():
             apart = len(readers) == 1 and readers.isdisjoint((-1, tenants.stretch[number]))
             if apart and number not in handed_out:
                 tenants.later.add(number)
                 # What it reads is read when that stretch runs: nothing takes its memory before.
-                self.read_last |= dict.fromkeys(read, -1)
+                self.read_last |= dict.fromkeys(needed, -1)
 
     def _light(self, instruction: Instruction) -> bool:
         """Whether an instruction is cheap enough for `shardwright/ir/late.py` to move it."""

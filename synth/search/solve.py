@@ -43,8 +43,8 @@ _A_GLANCE = 1 << 22
 #: split at first, which loses next to nothing.
 _EXACT, _NEARLY_EXACT = 1 << 27, 1 << 22
 
-#: Before these, where they are together larger than `AT_ONCE`, somewhat smaller ones: they guide A* as well, or
-#: not at all. It is seen to get lost before it has expanded so many nodes more than the shortest path has.
+#: Before these, where they are together larger than `AT_ONCE`, somewhat smaller ones: they guide A* as well,
+#: or not at all. It is seen to get lost before it has expanded so many nodes more than the shortest path has.
 _A_TRY, _STRAYED = 1 << 20, 64
 
 #: Whether anything costs less than an assignment that there is already is asked of tables up to this size

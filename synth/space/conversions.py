@@ -75,8 +75,8 @@ class Domain:
         holdings: what it may be.
         base, extra: of every holding, as positions in `routes.placements`; where there is no extra
             placement, `extra` repeats `base`.
-        alike: a number that it has in common with all whose placements and holdings are the same, whatever the
-            type of their tensors.
+        alike: a number that it has in common with all whose placements and holdings are the same, whatever
+            the type of their tensors.
         one: the holdings of one placement, where there are others that each have two of these placements;
             None elsewhere.
         nearer: of every holding, its two placements as positions in `one`.
@@ -199,9 +199,11 @@ class Domains:
                 holdings = _grid_holdings(what, units, ops, self.nodes)
             base = [routes.index[h.base] for h in holdings]
             extra = [routes.index[h.base if h.extra is None else h.extra] for h in holdings]
-            same, both = (holdings, id(routes)), np.array([base, extra], dtype=np.intp)
+            same = (holdings, id(routes))
             alike = self._alike.setdefault((what, units, ops), len(self._alike))
-            found = self._made[key] = self._made.setdefault(same, Domain(routes, holdings, *both, alike))
+            at = np.array([base, extra], dtype=np.intp)
+            found = Domain(routes, holdings, at[0], at[1], alike)
+            found = self._made[key] = self._made.setdefault(same, found)
         # What is remembered by identity is kept, lest something else comes to have it.
         self._met[quick] = tensor, found
         return found
