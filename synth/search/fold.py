@@ -65,7 +65,10 @@ def fold(kinds: Sequence[Hashable], uses: Sequence[tuple[int, Scope]]) -> Folded
     for factor, scope in uses:
         order = _ORDERS[len(scope)] if len(scope) < len(_ORDERS) else tuple(range(len(scope)))
         ascending = scope
-        if len(scope) > 1:
+        if len(scope) == 2:  # most are
+            if scope[0] > scope[1]:
+                ascending, order = scope[::-1], (1, 0)
+        elif len(scope) > 2:
             ascending = tuple(sorted(scope))
             order = order if ascending == scope else _order(scope)
         mine = parts.get(ascending)
