@@ -15,10 +15,11 @@ A region (the body of a scan, the branches of a cond, ...) is a graph of its own
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, wraps
+from itertools import chain
 from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -254,19 +255,13 @@ class Graph:
     donated: bool = False
     memo: dict[object, Any] = field(default_factory=dict[object, Any], repr=False)
 
-    def values(self) -> Iterator[Value]:
+    def values(self) -> tuple[Value, ...]:
         """All values in order of definition."""
-        yield from self.inputs
-        yield from self.constants
-        for equation in self.equations:
-            yield from equation.outputs
+        return _values(self)
 
-    def all_equations(self) -> Iterator[Equation]:
+    def all_equations(self) -> tuple[Equation, ...]:
         """Equations of this graph and, depth first, of every region in it."""
-        for equation in self.equations:
-            yield equation
-            for region in equation.regions:
-                yield from region.all_equations()
+        return _all_equations(self)
 
     def __str__(self) -> str:
         lines = ["inputs " + ", ".join(f"{v}:{v.type}" for v in self.inputs)]
@@ -284,6 +279,22 @@ def per_graph(function: Callable[[Graph], _T]) -> Callable[[Graph], _T]:
         return cast(_T, graph.memo[function])
 
     return remembered
+
+
+@per_graph
+def _values(graph: Graph) -> tuple[Value, ...]:
+    made = chain.from_iterable([equation.outputs for equation in graph.equations])
+    return (*graph.inputs, *graph.constants, *made)
+
+
+@per_graph
+def _all_equations(graph: Graph) -> tuple[Equation, ...]:
+    found: list[Equation] = []
+    for equation in graph.equations:
+        found.append(equation)
+        for region in equation.regions:
+            found.extend(region.all_equations())
+    return tuple(found)
 
 
 @per_graph

@@ -59,7 +59,7 @@ def leaving(graph: Graph) -> Mapping[int, int]:
 @per_graph
 def uses_host(graph: Graph) -> bool:
     """Whether anything, in loops as well, waits in host memory."""
-    return any(map(is_reload, graph.all_equations()))
+    return RELOAD in {equation.form.primitive for equation in graph.all_equations()}
 
 
 def spilled_bytes(equations: Iterable[Equation]) -> int:

@@ -22,6 +22,9 @@ Flags: TypeAlias = NDArray[np.bool_]
 
 _T = TypeVar("_T")
 
+#: Codes of rows are kept below this, so that one more column does not overflow them.
+_LARGE = 1 << 40
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
@@ -109,3 +112,13 @@ def stretches(begin: Numbers, equations: Numbers) -> tuple[Numbers, Numbers]:
     before = lengths.cumsum() - lengths
     places = np.arange(lengths.sum()) + (begin[equations] - before).repeat(lengths)
     return places, np.arange(len(equations)).repeat(lengths)
+
+
+def codes(rows: Numbers) -> Numbers:
+    """A number for every row, equal for equal rows."""
+    found = rows[:, 0]
+    for column in rows.T[1:]:
+        found = found * (int(column.max()) + 1) + column
+        if found.max() > _LARGE:  # few rows, by far: numbered anew before they overflow
+            found = np.unique(found, return_inverse=True)[1]
+    return found

@@ -32,7 +32,7 @@ def in_a_moment(graph: Graph, fleet: Fleet) -> bool:
 
 def few_equations(graph: Graph) -> bool:
     """Whether a step is planned in a second or so on most fleets: then more than one of its ways is."""
-    return sum(1 for _ in graph.all_equations()) <= _EQUATIONS
+    return len(graph.all_equations()) <= _EQUATIONS
 
 
 def combinations(

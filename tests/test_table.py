@@ -10,7 +10,7 @@ import pytest
 
 from shardwright.cost.traffic import through_memory, traffic
 from shardwright.ir.graph import Graph, Literal, Value
-from shardwright.ir.table import stretches, table
+from shardwright.ir.table import codes, stretches, table
 from shardwright.ir.trace import trace
 from shardwright.synth.space.fuse import fuse
 
@@ -88,3 +88,13 @@ def test_a_chain_is_one_class_and_a_residual_stream_ends_it() -> None:
     of = dict(zip([e.primitive for e in stream.equations], classes.of_equation.tolist(), strict=True))
     assert of["add"] == -1
     assert of["sin"] >= 0
+
+
+@pytest.mark.parametrize("most", [3, 1 << 30])
+def test_rows_have_one_code_where_they_are_equal(most: int) -> None:
+    rows = np.random.default_rng(0).choice([0, 1, most], (200, 5))
+    found, known = codes(rows).tolist(), dict[int, tuple[int, ...]]()
+    assert all(
+        known.setdefault(code, tuple(row)) == tuple(row) for code, row in zip(found, rows, strict=True)
+    )
+    assert len(known) == len({tuple(row) for row in rows}) < 200

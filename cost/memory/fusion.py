@@ -122,7 +122,8 @@ class Fusion:
         if members is not None:
             outside = (o for member in members.values() for o in member.ins if o.number not in members)
             return tuple(dict.fromkeys(outside))
-        buffered, found = self._buffered, dict[Node, None]()
+        buffered = self._buffered
+        found: dict[Node, None] = {}
         seen: set[int] = set()
         waiting = list(node.ins)
         while waiting:

@@ -159,17 +159,19 @@ class Lowering:
 
     def _whole(self, equation: Equation, shape: Shape) -> tuple[Node, ...]:
         """Operands of an elementwise equation, broadcast to the shape of its result."""
-        of, found = self.of, list[Node]()
+        of = self.of
+        found: list[Node] = []
         for place, (atom, wide) in enumerate(zip(equation.inputs, shape.wide, strict=True)):
-            if isinstance(atom, Literal):
-                key = equation.form, place  # equations of one form have equal literals
-                node = self._literals.get(key)
-                if node is None:
-                    assert wide is not None, "a literal has no shape"
-                    node = self._literals[key] = self._repeated(atom.value, wide, equation)
-                found.append(node)
-            else:
+            if type(atom) is Value:
                 found.append(of[atom] if wide is None else self._broadcast(of[atom], wide, equation))
+                continue
+            key = equation.form, place  # equations of one form have equal literals
+            node = self._literals.get(key)
+            if node is None:
+                assert wide is not None, "a literal has no shape"
+                assert isinstance(atom, Literal)
+                node = self._literals[key] = self._repeated(atom.value, wide, equation)
+            found.append(node)
         return tuple(found)
 
     def _broadcast(self, node: Node, wide: TensorType, equation: Equation) -> Node:

@@ -57,7 +57,7 @@ class Node:
     equation: Equation | None
     value: object = None
     inner_bytes: int = 0
-    users: list[Node] = field(default_factory=list["Node"])
+    users: list[Node] = field(default_factory=list)
     group: int | None = None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ from shardwright.ir.placement import Placement, R, cuts
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
 from shardwright.ir.regions import entering
 from shardwright.ir.registry import registry as operations
+from shardwright.ir.table import Flags, Numbers
 from shardwright.ir.wires import Number, apart, wires
 
 #: Bytes of a tensor in a placement: fixed, and times a device's share (one for each of a program's ratios).
@@ -70,10 +72,6 @@ class _Tenants:
         self.later: set[int] = set()
         self.over: list[_Over] = []
 
-    def add(self, stretch: int) -> int:
-        self.stretch.append(stretch)
-        return len(self.stretch) - 1
-
     def write(self, number: int, time: int, size: Bytes) -> None:
         self.first[number] = self.last[number] = time
         self.sources[number] = (number,)
@@ -102,6 +100,7 @@ class _Walk:
         #: Of what is given, the last stretch that reads it.
         self.read_last: dict[int, int] = {}
         self.made: list[Sequence[int]] = []
+        #: When an equation is carried out first.
         self.time_of: dict[int, int] = {}
         #: (moment, bytes) beside the tenants: temporaries, bodies, what exchanges pack.
         self.beside: list[tuple[int, int, Bytes]] = []
@@ -115,48 +114,62 @@ class _Walk:
     def _establish(self) -> None:
         tenants, current, graph, program = self.tenants, self.current, self.graph, self.program
         given = [(v.index, p) for v, p in zip(graph.inputs, program.inputs, strict=True)]
-        for index, placement in (*given, *((v.index, R) for v in graph.constants)):
-            current[self.wires.number(index, placement)] = number = tenants.add(-1)
+        given += [(v.index, R) for v in graph.constants]
+        for number, (index, placement) in enumerate(given):
+            current[self.wires.number(index, placement)] = number
             if not self.top and index in self.held.values:
                 tenants.write(number, 0, self.size(self.types[index], placement))
         self.given.update(current)
-        stretch_of, leaves, read_last = tenants.stretch, tenants.leaves, self.read_last
+        count = len(given)
+        for reads, makes in zip(self.wires.reads, self.wires.makes, strict=True):
+            self.reads.append(tuple([current[key] for key in reads if key in current]))
+            for number, key in enumerate(makes, count):
+                current[key] = number
+            self.made.append(range(count, count + len(makes)))
+            count += len(makes)
+        if self.held.temporaries:
+            lines = reversed(list(enumerate(program.instructions)))
+            self.time_of = {i.equation: time for time, i in lines if not isinstance(i, Move)}
+        times, stretches = np.arange(self.end), np.array(self.stretches, dtype=np.intp)
+        reader, maker = (times.repeat(list(map(len, some))) for some in (self.reads, self.made))
+        made_in = np.concatenate([np.full(len(given), -1, dtype=np.intp), stretches[maker]])
+        tenants.stretch = made_in.tolist()
+        read = np.fromiter(chain.from_iterable(self.reads), np.intp, len(reader))
+        read_in, known = stretches[reader], made_in[read] < 0
+        tenants.leaves.update(read[made_in[read] != read_in].tolist())
+        # The last one of several is kept.
+        self.read_last.update(zip(read[known].tolist(), read_in[known].tolist(), strict=True))
+        if self.top:
+            self._find_later(read, reader, np.bincount(reader[~known], minlength=self.end) == 0)
+
+    def _find_later(self, read: Numbers, reader: Numbers, of_given: Flags) -> None:
+        """Find the tenants that a later stretch computes itself.
+
+        Args:
+            read: tenants that instructions read, one after another.
+            reader: which instruction reads each.
+            of_given: of every instruction, whether it reads nothing but what is given.
+        """
+        tenants, instructions = self.tenants, self.program.instructions
+        handed_out = {self.current[key] for key in self._handed_out() if key in self.current}
+        tenants.leaves |= handed_out
         #: Cheaply made of what is given: what it reads, and which stretches read it; -1: exchanges, loops.
         light: dict[int, tuple[tuple[int, ...], set[int]]] = {}
-        lines = zip(program.instructions, self.stretches, self.wires.reads, self.wires.makes, strict=True)
-        for time, (instruction, stretch, reads, makes) in enumerate(lines):
-            read = tuple([current[key] for key in reads if key in current])
-            of_given = self.top
-            for number in read:
-                made_in = stretch_of[number]
-                if made_in != stretch:
-                    leaves.add(number)
-                if made_in < 0:
-                    read_last[number] = stretch
-                else:
-                    of_given = False
-                    if number in light:
-                        talks = isinstance(instruction, Loop) or exchanges(instruction, graph)
-                        light[number][1].add(-1 if talks else stretch)
-            self.reads.append(read)
-            made = range(len(stretch_of), len(stretch_of) + len(makes))
-            for number, key in zip(made, makes, strict=True):
-                stretch_of.append(stretch)
-                current[key] = number
-            if of_given and self._light(instruction):
-                light.update((number, (read, set())) for number in made)
-            self.made.append(made)
-            if not isinstance(instruction, Move):
-                self.time_of.setdefault(instruction.equation, time)
-        if self.top:
-            handed_out = {current[key] for key in self._handed_out() if key in current}
-            leaves |= handed_out
-            for number, (read, readers) in light.items():
-                apart = len(readers) == 1 and readers.isdisjoint((-1, stretch_of[number]))
-                if apart and number not in handed_out:
-                    tenants.later.add(number)
-                    # What it reads is read when that stretch runs: nothing takes its memory before.
-                    read_last |= dict.fromkeys(read, -1)
+        for time in np.flatnonzero(of_given).tolist():
+            if self._light(instructions[time]):
+                light.update((number, (self.reads[time], set())) for number in self.made[time])
+        those = np.zeros(len(tenants.stretch), dtype=np.bool_)
+        those[list(light)] = True
+        mine = those[read]
+        for number, time in zip(read[mine].tolist(), reader[mine].tolist(), strict=True):
+            talks = isinstance(instructions[time], Loop) or exchanges(instructions[time], self.graph)
+            light[number][1].add(-1 if talks else self.stretches[time])
+        for number, (needed, readers) in light.items():
+            apart = len(readers) == 1 and readers.isdisjoint((-1, tenants.stretch[number]))
+            if apart and number not in handed_out:
+                tenants.later.add(number)
+                # What it reads is read when that stretch runs: nothing takes its memory before.
+                self.read_last |= dict.fromkeys(needed, -1)
 
     def _light(self, instruction: Instruction) -> bool:
         """Whether an instruction is cheap enough for `shardwright/ir/late.py` to move it."""
@@ -171,26 +184,56 @@ class _Walk:
                 yield self.wires.number(atom.index, placement)
 
     def _follow(self) -> None:
-        tenants, makes, canonical = self.tenants, self.wires.makes, dict[Number, int]()
-        for time, instruction in enumerate(self.program.instructions):
-            read, made = self.reads[time], self.made[time]
-            if isinstance(instruction, Compute):
-                self._compute(time, instruction, read, made, canonical)
+        equations, held, stretches = self.graph.equations, self.held, self.stretches
+        same, stretch_of, sources_of = held.same, self.tenants.stretch, self.tenants.sources
+        leaves, later, over = self.tenants.leaves, self.tenants.later, self.tenants.over
+        canonical: dict[Number, int] = {}
+        lines = zip(self.program.instructions, self.reads, self.made, self.wires.makes, strict=True)
+        for time, (instruction, read, made, makes) in enumerate(lines):
+            sources = sources_of[read[0]] if len(read) == 1 else _union([sources_of[n] for n in read])
+            if not isinstance(instruction, Compute):
+                self._move_or_loop(time, instruction, sources)
                 continue
-            sources = _union([tenants.sources[number] for number in read])
-            if isinstance(instruction, Move) and registry()[instruction.kind].local:
-                (number,), (code,) = made, makes[time]
-                tenants.sources[number] = sources
-                if number in tenants.leaves:
+            equation = equations[instruction.equation]
+            if self.host and is_reload(equation):  # what it reads is in host memory until it is read
+                for number, code in zip(made, makes, strict=True):
+                    self._write(number, time, code, ())
+                continue
+            for number, code, value in zip(made, makes, equation.outputs, strict=True):
+                index = value.index
+                equal = canonical.get(code - index + same[index] if index in same else code)
+                canonical[code], leaf = number, number in leaves
+                if equal is not None and not leaf and stretch_of[equal] == stretches[time]:
+                    sources_of[number] = sources_of[equal]
+                elif index in held.values or (
+                    leaf and number not in later and not (equation.primitive in ALIASES and sources)
+                ):
                     self._write(number, time, code, sources)
-                continue
-            for number, code in zip(made, makes[time], strict=True):
+                    if index in held.over and not leaf:
+                        over.append((number, sources, time))
+                else:
+                    sources_of[number] = sources
+                    if leaf:  # another name for what must then stay
+                        leaves.update(sources)
+            if equation.index in held.temporaries:
+                for temporary in held.temporaries[equation.index]:
+                    self._temporary(time, instruction, temporary.like, temporary.part, temporary.readers)
+
+    def _move_or_loop(self, time: int, instruction: Move | Loop, sources: tuple[int, ...]) -> None:
+        tenants, made, makes = self.tenants, self.made[time], self.wires.makes[time]
+        if isinstance(instruction, Move) and registry()[instruction.kind].local:
+            (number,), (code,) = made, makes
+            tenants.sources[number] = sources
+            if number in tenants.leaves:
                 self._write(number, time, code, sources)
-            tenants.read(sources, time)
-            if isinstance(instruction, Move):
-                self._pack(time, instruction)
-            else:
-                self._bodies(time, instruction)
+            return
+        for number, code in zip(made, makes, strict=True):
+            self._write(number, time, code, sources)
+        tenants.read(sources, time)
+        if isinstance(instruction, Move):
+            self._pack(time, instruction)
+        else:
+            self._bodies(time, instruction)
 
     def _write(self, number: int, time: int, code: Number, sources: tuple[int, ...]) -> None:
         index, placement = apart(code)
@@ -201,42 +244,6 @@ class _Walk:
             size = self.sizes[key] = self.size(tensor, self.placements[placement])
         self.tenants.write(number, time, size)
         self.tenants.read(sources, time)
-
-    def _compute(
-        self,
-        time: int,
-        instruction: Compute,
-        read: tuple[int, ...],
-        made: Sequence[int],
-        canonical: dict[Number, int],
-    ) -> None:
-        tenants, held, same = self.tenants, self.held, self.held.same
-        equation, makes = self.graph.equations[instruction.equation], self.wires.makes[time]
-        if self.host and is_reload(equation):  # what it reads is in host memory until it is read
-            for number, code in zip(made, makes, strict=True):
-                self._write(number, time, code, ())
-            return
-        sources = tenants.sources[read[0]] if len(read) == 1 else _union([tenants.sources[n] for n in read])
-        for number, code, value in zip(made, makes, equation.outputs, strict=True):
-            index = value.index
-            equal = canonical.get(code - index + same[index] if index in same else code)
-            leaves = number in tenants.leaves
-            if equal is not None and tenants.stretch[equal] == self.stretches[time] and not leaves:
-                tenants.sources[number] = tenants.sources[equal]
-            elif index in held.values or (
-                leaves and number not in tenants.later and not (equation.primitive in ALIASES and sources)
-            ):
-                self._write(number, time, code, sources)
-                if index in held.over and not leaves:
-                    tenants.over.append((number, sources, time))
-            else:
-                tenants.sources[number] = sources
-                if leaves:  # another name for what must then stay
-                    tenants.leaves.update(sources)
-            canonical[code] = number
-        if equation.index in held.temporaries:
-            for temporary in held.temporaries[equation.index]:
-                self._temporary(time, instruction, temporary.like, temporary.part, temporary.readers)
 
     def _temporary(
         self, time: int, instruction: Compute, like: int, part: float, readers: tuple[int, ...]
@@ -308,7 +315,7 @@ class _Walk:
         """From when to when a tenant or something beside them is in memory, and its bytes."""
         tenants, end = self.tenants, self.end
         first, last, after = tenants.first, tenants.last, self._written_over()
-        starts = {stretch: time for time, stretch in reversed(list(enumerate(self.stretches)))}
+        starts = [0, *[time + 1 for time in self.ends]]
         rows: list[tuple[float, ...]] = []
         for number, nbytes in self._taken_over():
             rows.append((starts[tenants.stretch[number]], end + 1, *(-n for n in nbytes)))

@@ -288,7 +288,7 @@ class _Step:
             ratio_s=0.0,
             expanded=found.expanded,
             searches=found.searches,
-            equations=sum(1 for _ in traced.graph.all_equations()),
+            equations=len(traced.graph.all_equations()),
             choices=len(space.choices),
             replicated=replicated_in(traced.graph, space),
         )

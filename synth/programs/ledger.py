@@ -10,19 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardwright.cost.bill import Item
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.placement import Placement, reduction
+from shardwright.ir.table import codes
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.search.fold import Scope
 from shardwright.synth.space.conversions import Domain
 from shardwright.synth.space.factors import Conversion, EquationFactor, Factor, Use
-
-#: Codes of rows are kept below this, so that one more column does not overflow them.
-_LARGE = 1 << 40
 
 
 class Ledger:
@@ -50,7 +47,7 @@ class Ledger:
         found: list[tuple[int, int, tuple[int, ...], int]] = []
         for which, scopes in self._uses:
             rows = np.column_stack([which[:, 0], values[scopes]])
-            _, first, times = np.unique(_codes(rows), return_index=True, return_counts=True)
+            _, first, times = np.unique(codes(rows), return_index=True, return_counts=True)
             at = map(tuple, rows[first].tolist())
             mine = zip(which[first].tolist(), at, times.tolist(), strict=True)
             found += [(number, position, row[1:], count) for (number, position), row, count in mine]
@@ -80,16 +77,6 @@ class Ledger:
         return [
             listed.item(line, label, weight, exchange) for (line, label, exchange), weight in lines.items()
         ]
-
-
-def _codes(rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """A number for every row, equal for equal rows."""
-    codes = rows[:, 0]
-    for column in rows.T[1:]:
-        codes = codes * (int(column.max()) + 1) + column
-        if codes.max() > _LARGE:  # few rows, by far: numbered anew before they overflow
-            codes = np.unique(codes, return_inverse=True)[1]
-    return codes
 
 
 def _entries(factor: Factor, at: tuple[int, ...], prices: Prices) -> Iterator[tuple[int, str, bool]]:

@@ -23,6 +23,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 from shardwright.cost.share_cost import Floats
+from shardwright.ir.record import record as record_class
 from shardwright.synth.search.fold import Folded, Scope
 from shardwright.synth.search.merged import Merged, Seen, Table, whole
 from shardwright.synth.search.minimum import Loose, apart, content, loosened, minimum
@@ -55,7 +56,7 @@ class Operation:
     lasting: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record_class(frozen=True, slots=True)
 class Bucket:
     """What is eliminated with one choice: operations, each with the other choices that its table is over."""
 
@@ -229,12 +230,17 @@ def in_groups(
         Of every group, the choices that its table is over, and its terms.
     """
 
+    if not terms:
+        return []
+    every = set(terms[0][1])
+    if len(terms) > 1:
+        every.update(*[scope for _, scope in terms])
+    if math.prod([sizes[u] for u in every]) <= most_cells:
+        return [(every, terms)]
+
     def cells(scope: set[int]) -> int:
         return math.prod([sizes[u] for u in scope])
 
-    every = set[int]().union(*[scope for _, scope in terms])
-    if cells(every) <= most_cells:
-        return [(every, terms)] if terms else []
     groups: list[tuple[set[int], list[tuple[T, Scope]]]] = []
     for term in sorted(terms, key=lambda t: (-cells(set(t[1])), t)):
         for scope, members in groups:

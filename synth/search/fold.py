@@ -65,7 +65,10 @@ def fold(kinds: Sequence[Hashable], uses: Sequence[tuple[int, Scope]]) -> Folded
     for factor, scope in uses:
         order = _ORDERS[len(scope)] if len(scope) < len(_ORDERS) else tuple(range(len(scope)))
         ascending = scope
-        if len(scope) > 1:
+        if len(scope) == 2:  # most are
+            if scope[0] > scope[1]:
+                ascending, order = scope[::-1], (1, 0)
+        elif len(scope) > 2:
             ascending = tuple(sorted(scope))
             order = order if ascending == scope else _order(scope)
         mine = parts.get(ascending)
@@ -102,7 +105,10 @@ def incident(
     """See `Folded`."""
     first = {members[0]: kind for kind, members in enumerate(classes)}
     found: list[Counter[tuple[int, Scope, int]]] = [Counter() for _ in classes]
+    members = frozenset(first)
     for scope, recipe in zip(scopes, recipe_of, strict=True):
+        if members.isdisjoint(scope):
+            continue
         for axis, choice in enumerate(scope):
             kind = first.get(choice)
             if kind is not None:

@@ -25,7 +25,7 @@ Labels: TypeAlias = tuple[int, ...]
 _COMPARED = 1 << 18
 
 #: Entries in which slices are compared before they are in all of them.
-_SAMPLE = 12
+_SAMPLE = 48
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,18 +125,27 @@ def compared(table: Floats) -> tuple[Labels, ...]:
     """Per axis, the values that a table does not tell apart; of a large one none."""
     if table.size > _COMPARED:
         return tuple([tuple(range(size)) for size in table.shape])
-    return tuple([_labels(table.swapaxes(0, axis)) for axis in range(table.ndim)])
+    found: list[Labels] = []
+    for axis, size in enumerate(table.shape):
+        found.append(_labels(table.swapaxes(0, axis)))
+        if max(found[-1]) + 1 < size:  # what repeats itself need not be compared along other axes
+            table = table.take(firsts(found[-1]), axis)
+    return tuple(found)
 
 
 def _labels(rows: Floats) -> Labels:
     """Which entries of the first axis are equal throughout; a few of the others tell most of them apart."""
-    sample = rows[:, None] if rows.ndim == 1 else rows[slice(None), *_sampled(rows.shape[1:])]
+    sample = rows if rows.ndim == 1 else rows[slice(None), *_sampled(rows.shape[1:])]
+    cells, width = sample.tobytes(), sample.nbytes // len(rows)
+    parts = [cells[begin : begin + width] for begin in range(0, len(cells), width)]
+    if len(set(parts)) == len(parts):
+        return tuple(range(len(parts)))
     found: list[int] = []
     alike: dict[bytes, list[tuple[int, Floats]]] = {}
     count = 0
-    for value, part in enumerate(sample):
-        mine, near = rows[value], alike.setdefault(part.tobytes(), [])
-        kind = next((kind for kind, other in near if np.array_equal(mine, other)), count)
+    for value, part in enumerate(parts):
+        mine, near = rows[value], alike.setdefault(part, [])
+        kind = next((kind for kind, other in near if (mine == other).all()), count)
         if kind == count:
             near.append((kind, mine))
             count += 1

@@ -43,6 +43,10 @@ _A_GLANCE = 1 << 22
 #: split at first, which loses next to nothing.
 _EXACT, _NEARLY_EXACT = 1 << 27, 1 << 22
 
+#: Before these, where they are together larger than `AT_ONCE`, somewhat smaller ones: they guide A* as well,
+#: or not at all. It is seen to get lost before it has expanded so many nodes more than the shortest path has.
+_A_TRY, _STRAYED = 1 << 20, 64
+
 #: Whether anything costs less than an assignment that there is already is asked of tables up to this size
 #: first: where exact ones are together no larger than `AT_ONCE`, they hardly ever lose anything.
 _A_RIVAL = 1 << 18
@@ -216,6 +220,8 @@ class Solver:
         levels = self._levels[self.level :]
         if all_cells <= _EXACT:
             levels = (*([_NEARLY_EXACT] if self._levels[-1] > _NEARLY_EXACT else []), self._levels[-1])
+            if all_cells > AT_ONCE and levels[0] > _A_TRY and most_nodes >= MOST_NODES:
+                levels = (_A_TRY, *levels)
         for most_cells in levels:
             layers = core.finish(kept, most_cells)
             same = None if rival is None else unbeaten(rival, layers)
@@ -227,7 +233,7 @@ class Solver:
             # All levels together take no more of them.
             tried = 2 if all_cells <= _EXACT else len(self._levels) - 1 or 1
             patience = _PATIENCE + patience // tried
-            nodes = 2 * shortest + patience
+            nodes = shortest + _STRAYED if most_cells == _A_TRY else 2 * shortest + patience
             # Who allows no more nodes than that wants a guess: nearly exact tables do.
             last = most_cells == self._levels[-1] or (most_cells == _NEARLY_EXACT and most_nodes <= nodes)
             nodes = most_nodes if last else nodes

@@ -75,6 +75,8 @@ class Domain:
         holdings: what it may be.
         base, extra: of every holding, as positions in `routes.placements`; where there is no extra
             placement, `extra` repeats `base`.
+        alike: a number that it has in common with all whose placements and holdings are the same, whatever
+            the type of their tensors.
         one: the holdings of one placement, where there are others that each have two of these placements;
             None elsewhere.
         nearer: of every holding, its two placements as positions in `one`.
@@ -84,6 +86,7 @@ class Domain:
     holdings: tuple[Holding, ...]
     base: NDArray[np.intp]
     extra: NDArray[np.intp]
+    alike: int
     one: NDArray[np.intp] | None = field(init=False, default=None)
     nearer: tuple[NDArray[np.intp], NDArray[np.intp]] = field(init=False, default=_NONE)
 
@@ -140,6 +143,7 @@ class Domains:
         self.nodes = nodes
         self._routes: dict[tuple[object, ...], Routes] = {}
         self._made: dict[tuple[object, ...], Domain] = {}
+        self._alike: dict[tuple[object, ...], int] = {}
         self._met: dict[tuple[object, ...], tuple[TensorType, Domain]] = {}
 
     def routes(self, tensor: TensorType, units: tuple[int, ...], partials: Iterable[ReduceOp]) -> Routes:
@@ -196,7 +200,9 @@ class Domains:
             base = [routes.index[h.base] for h in holdings]
             extra = [routes.index[h.base if h.extra is None else h.extra] for h in holdings]
             same = (holdings, id(routes))
-            found = Domain(routes, holdings, np.array(base, dtype=np.intp), np.array(extra, dtype=np.intp))
+            alike = self._alike.setdefault((what, units, ops), len(self._alike))
+            at = np.array([base, extra], dtype=np.intp)
+            found = Domain(routes, holdings, at[0], at[1], alike)
             found = self._made[key] = self._made.setdefault(same, found)
         # What is remembered by identity is kept, lest something else comes to have it.
         self._met[quick] = tensor, found

@@ -60,7 +60,10 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EquationFactor:
-    """Equations of one form whose tensors are held in the same domains; literal operands have no slot."""
+    """Equations of one form whose tensors are held in the same domains; literal operands have no slot.
+
+    What is known of its needs is kept in `memo`, which factors that have the same ones share.
+    """
 
     equation: Equation
     rule: Rule

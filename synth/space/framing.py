@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -13,13 +14,16 @@ from shardwright.ir.graph import Equation, Value
 from shardwright.ir.placement import ReduceOp
 from shardwright.ir.registry import rule_of
 from shardwright.ir.rules import Signature
-from shardwright.ir.table import Table, table
+from shardwright.ir.table import Numbers, Table, codes, table
 from shardwright.synth.space.conversions import Domain
 from shardwright.synth.space.factors import Choice, EquationFactor, Slot, Use
 from shardwright.synth.space.frame import Frame
 from shardwright.synth.space.fuse import Fusion, fuse
 from shardwright.synth.space.making import Made
 from shardwright.synth.space.outstanding import Outstanding
+
+#: In the place of a factor that is still to come.
+_NONE: Any = None
 
 
 class Framing:
@@ -46,9 +50,11 @@ class Framing:
         self._signatures = outstanding.signatures[graph]
         self._through = traffic(graph)
         self._slots, self._begin = _slots(table(graph), fusion)
+        #: Equations without regions so far, and where their factors come.
+        self._waiting: list[Equation] = []
+        self._places: list[int] = []
         through = [self._through[equation] for equation in graph.equations]
         self._kinds = _kinds(self._signatures, through, self._slots, self._begin)
-        self._known: dict[tuple[object, ...], EquationFactor] = {}
 
     # -- choices -----------------------------------------------------------------------------------
 
@@ -109,22 +115,39 @@ class Framing:
     # -- factors -----------------------------------------------------------------------------------
 
     def add_use(self, equation: Equation) -> None:
-        """The factor of an equation without regions, with its choices."""
-        number, placed, choices = equation.index, self._placed, self._made.choices
-        slots = self._slots[self._begin[number] : self._begin[number + 1]]
-        scope = tuple([placed[slot] for slot in slots])
-        several = scope
-        key = (self._kinds[number], *[choices[choice].domain for choice in scope])
-        if len(set(scope)) < len(scope):
-            scope = tuple(dict.fromkeys(several))
-            key = (*key, *map(scope.index, several))
-        factor = self._known.get(key)
-        if factor is None:
-            domains = tuple([choices[choice].domain for choice in scope])
-            modes = [2 * scope.index(placed[slot]) + slot % 2 for slot in slots]
-            factor = self._known[key] = self._factor(equation, modes, domains)
-        use = self._frame.uses[equation] = Use(factor, scope)
-        self._made.uses.append(use)
+        """The factor of an equation without regions has its place here; `close` puts it there."""
+        self._waiting.append(equation)
+        self._places.append(len(self._made.uses))
+        self._made.uses.append(_NONE)
+
+    def close(self) -> None:
+        """The factors of all equations, each with its choices: what is alike is found for all at once."""
+        choices, uses, several = self._made.choices, self._made.uses, self._frame.uses
+        known: dict[int, int] = {}
+        domain = np.array([known.setdefault(id(choice.domain), len(known)) for choice in choices], np.intp)
+        equations = np.array([equation.index for equation in self._waiting], dtype=np.intp)
+        scopes, kinds = np.array(self._placed, dtype=np.intp)[self._slots], np.array(self._kinds, np.intp)
+        counts = np.diff(self._begin)[equations]
+        for count in np.unique(counts).tolist():
+            mine = np.flatnonzero(counts == count)
+            here = self._begin[equations[mine]][:, None] + np.arange(count)
+            scope = scopes[here]
+            # Of every choice the first place that it has: some have several.
+            first = (scope[:, :, None] == scope[:, None, :]).argmax(axis=2)
+            rows = np.column_stack([kinds[equations[mine]], first, domain[scope]])
+            _, examples, alike = np.unique(codes(rows), return_index=True, return_inverse=True)
+            factors: list[EquationFactor] = []
+            for k in examples.tolist():
+                given, slots = scope[k].tolist(), self._slots[here[k]].tolist()
+                found = tuple(dict.fromkeys(given))
+                modes = [2 * found.index(c) + s % 2 for c, s in zip(given, slots, strict=True)]
+                domains = tuple([choices[choice].domain for choice in found])
+                factors.append(self._factor(self._waiting[mine[k]], modes, domains))
+            apart = (first == np.arange(count)).all(axis=1).tolist()
+            lines = zip(mine.tolist(), alike.tolist(), scope.tolist(), apart, strict=True)
+            for number, factor, given, once in lines:
+                use = Use(factors[factor], tuple(given if once else dict.fromkeys(given)))
+                uses[self._places[number]] = several[self._waiting[number]] = use
 
     def _factor(self, equation: Equation, modes: list[int], domains: tuple[Domain, ...]) -> EquationFactor:
         """The factor of an equation.
@@ -135,25 +158,33 @@ class Framing:
                 more where the mode is "exact".
             domains: of the choices in its scope.
         """
-        rest = iter(modes)
+        rest, given = iter(modes), self._signatures[equation.index]
         usual = [*[(atom, "use") for atom in equation.inputs], *[(v, "derive") for v in equation.outputs]]
-        found, through = self._made.on_mesh(self._signatures[equation.index]), self._through[equation]
+        found, through = self._made.on_mesh(given), self._through[equation]
         slots: list[Slot | None] = []
         for atom, mode in usual:
             coded = next(rest) if isinstance(atom, Value) else None
             slots.append(None if coded is None else Slot(coded // 2, "exact" if coded % 2 else mode))
-        weight, known = self._frame.weight, self._made.words.factors
+        weight, words = self._frame.weight, self._made.words
         key = (id(found), through, weight, *slots, *domains)
-        factor = known.get(key)
+        factor = words.factors.get(key)
         if factor is None:
-            rule = rule_of(equation)
-            factor = known[key] = EquationFactor(
-                equation, rule, through, found, tuple(slots), domains, weight
+            # Lists of signatures that differ by types alone are made of the same ones.
+            alike = (*map(id, given), *slots, *[domain.alike for domain in domains])
+            factor = words.factors[key] = EquationFactor(
+                equation,
+                rule_of(equation),
+                through,
+                found,
+                tuple(slots),
+                domains,
+                weight,
+                words.needs.setdefault(alike, []),
             )
         return factor
 
 
-def _slots(found: Table, fusion: Fusion) -> tuple[list[int], list[int]]:
+def _slots(found: Table, fusion: Fusion) -> tuple[Numbers, Numbers]:
     """Of every equation, twice each operand that is no literal, then each result; and where these begin.
 
     One more where the equation has it in the placement of its class.
@@ -164,14 +195,14 @@ def _slots(found: Table, fusion: Fusion) -> tuple[list[int], list[int]]:
     )
     of = np.concatenate([found.reader[values], found.maker])
     begin = np.concatenate([[0], np.bincount(of, minlength=len(found.form)).cumsum()])
-    return slots[np.argsort(of, kind="stable")].tolist(), begin.tolist()
+    return slots[np.argsort(of, kind="stable")], begin
 
 
 def _kinds(
     signatures: Sequence[tuple[Signature, ...]],
     through: Iterable[Traffic],
-    slots: Sequence[int],
-    begin: Sequence[int],
+    slots: Numbers,
+    begin: Numbers,
 ) -> list[int]:
     """Of every equation a number; equations of one number differ in no more than their choices.
 
@@ -180,10 +211,9 @@ def _kinds(
         through: what of every equation goes through memory.
         slots, begin: see `_slots`.
     """
-    bits = np.array(slots, dtype=np.intp) & 1
     known: dict[tuple[int, Traffic, bytes], int] = {}
-    exact = bits.astype(np.int8).tobytes()
+    exact = (slots & 1).astype(np.int8).tobytes()
     return [
         known.setdefault((id(some), memory, exact[first:last]), len(known))
-        for some, memory, (first, last) in zip(signatures, through, pairwise(begin), strict=True)
+        for some, memory, (first, last) in zip(signatures, through, pairwise(begin.tolist()), strict=True)
     ]

@@ -49,7 +49,7 @@ class Space:
         self.choices, self.uses = self._made.choices, self._made.uses
         known = registry()
         for equation in graph.all_equations():
-            if equation.primitive not in known and not equation.regions:
+            if equation.form.primitive not in known and not equation.regions:
                 self.replicated.setdefault(equation.primitive, equation)
         self.units = Units()
         self.units.add(graph)
@@ -104,6 +104,7 @@ class Space:
                 self._add_regions(frame, equation)
             else:
                 framing.add_use(equation)
+        framing.close()
         return frame
 
     def _add_output(self, frame: Frame, out: int, value: Value) -> None:

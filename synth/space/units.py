@@ -94,7 +94,7 @@ class Units:
 
     def add(self, graph: Graph) -> None:
         """Take in a graph; call once for the outermost graph."""
-        values = list(graph.values())
+        values = graph.values()
         shapes = [value.type.shape for value in values]
         first = len(self._sizes) + np.cumsum([0, *map(len, shapes)])
         self._of_graph[graph] = first.tolist()

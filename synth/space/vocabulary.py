@@ -12,7 +12,7 @@ from typing import TypeAlias
 from shardwright.ir.placement import ReduceOp
 from shardwright.ir.rules import Signature
 from shardwright.synth.space.conversions import Domains
-from shardwright.synth.space.factors import EquationFactor, LinkFactor
+from shardwright.synth.space.factors import EquationFactor, LinkFactor, Needs
 
 Key: TypeAlias = tuple[object, ...]
 
@@ -27,6 +27,8 @@ class Vocabulary:
         pairs: signatures on two mesh axes, by the id of those on one, which `signatures` keeps.
         arising: which reductions results may have outstanding.
         factors, links: of equations, and between choices.
+        needs: what is known of the needs of factors (`EquationFactor.needs`), by signatures, slots and
+            `Domain.alike`: they have them in common.
     """
 
     domains: Domains
@@ -37,3 +39,4 @@ class Vocabulary:
     )
     factors: dict[Key, EquationFactor] = field(default_factory=dict[Key, EquationFactor])
     links: dict[Key, LinkFactor] = field(default_factory=dict[Key, LinkFactor])
+    needs: dict[Key, list[Needs]] = field(default_factory=dict[Key, list[Needs]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,10 @@ from shardwright.cost.share_cost import Floats
 from shardwright.ir.trace import trace
 from shardwright.synth.prices import cheapest as module
 from shardwright.synth.prices.cheapest import cheapest
-from shardwright.synth.space.conversions import Domain
+from shardwright.synth.space.conversions import Domain, Domains
 from shardwright.synth.space.factors import EquationFactor
 from shardwright.synth.space.space import Space
+from shardwright.synth.space.vocabulary import Vocabulary
 
 
 def _step(w: jax.Array, m: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -83,3 +85,27 @@ def test_the_least_is_that_of_all_sums(
         merged += any(each is not None for each in steps.merged)
         exact, apart = exact + bool(steps.exact), apart + any(steps.apart)
     assert merged and exact and apart  # else this says little
+
+
+@pytest.mark.parametrize("nodes", [None, (2, 1)])
+def test_needs_that_factors_have_in_common_are_those_of_each(nodes: tuple[int, ...] | None) -> None:
+    def step(w: jax.Array, v: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        h = jnp.tanh(x @ w)
+        return x + jnp.sin(h) * jnp.cos(h), h + jnp.sin(jnp.tanh(h @ v)) * 2.0
+
+    # Tensors of several types, cut alike.
+    shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((8, 8), (8, 8), (4, 8))]
+    graphs = [trace(step, *shapes).graph]
+    graphs.append(trace(step, *[jax.ShapeDtypeStruct(each.shape, "bfloat16") for each in shapes]).graph)
+    words = Vocabulary(Domains(nodes))
+    uses = [use for graph in graphs for use in Space(graph, nodes, words).uses]
+    factors = [f for f in dict.fromkeys(use.factor for use in uses) if isinstance(f, EquationFactor)]
+    for factor in factors:
+        needs, own = factor.needs(), replace(factor, memo=[]).needs()
+        np.testing.assert_array_equal(needs.signatures, own.signatures)
+        for mine, theirs in zip(needs.of, own.of, strict=True):
+            assert [mode for mode, _ in mine] == [mode for mode, _ in theirs]
+            for (_, where), (_, there) in zip(mine, theirs, strict=True):
+                np.testing.assert_array_equal(where, there)
+    assert len({id(factor.needs()) for factor in factors}) < len(factors)
+    assert len({id(factor.needs()) for factor in factors}) > 4  # else this says little
