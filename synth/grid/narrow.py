@@ -236,11 +236,12 @@ class Search:
             dual.move(sweeps // PER_ROUND, self.stop)
         else:
             guesses, guessed_at = 0, -math.inf
+            soon = max(_SOON, min(enough, _FAR) / 2)
 
             def settled(bound: float, more: float) -> bool:
                 nonlocal guesses, guessed_at
                 self._prove(self.core.constant + bound)
-                close = more < _SOON * (abs(self.core.constant) + abs(bound))
+                close = more < soon * (abs(self.core.constant) + abs(bound))
                 # Messages that have hardly changed lead to the same guess.
                 news = not self.proven < guessed_at + _NEWS * (self.seconds - guessed_at)
                 good = self.seconds <= self.proven * (1 + _DOUBT)
