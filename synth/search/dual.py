@@ -120,7 +120,10 @@ class Dual:
         self._plan_updates()
         #: Whether choices of one colour hear the same: then no update lowers the bound.
         self._alike = all(len(some) == 1 for some in self._of_colour.values())
-        self._rooms: dict[tuple[int, ...], Floats] = {}
+        self._rooms = np.empty(max([kind.table.size for kind in self.kinds], default=0))
+        self._bench = np.empty(
+            max([Bench.cells(k.table.shape) for k in self.kinds], default=0), dtype=np.float32
+        )
         self._benches: dict[tuple[int, ...], Bench] = {}
         self._begin()
 
@@ -143,9 +146,7 @@ class Dual:
 
     def _room(self, shape: tuple[int, ...]) -> Floats:
         """Room for a table that is soon forgotten: new memory takes longer than what is written to it."""
-        if shape not in self._rooms:
-            self._rooms[shape] = np.empty(shape)
-        return self._rooms[shape]
+        return self._rooms[: math.prod(shape)].reshape(shape)
 
     def _times(self, kind: int, position: int, colour: int) -> Floats:
         """How often choices of every shade of a colour get a kind's message: (shades, 1)."""
@@ -184,7 +185,7 @@ class Dual:
             np.subtract(seen, kind.said, out=wires.rough)
             shape = kind.table.shape
             if shape not in self._benches:
-                self._benches[shape] = Bench(shape)
+                self._benches[shape] = Bench(shape, self._bench)
             kind.ask(update.positions, self._benches[shape])
             change = update.part * wires.least
             change -= update.damping * seen

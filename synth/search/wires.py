@@ -6,6 +6,7 @@ sweep is then a few operations on whole vectors per kind, and as few on its tabl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -38,6 +39,12 @@ class Update:
 class Bench:
     """Room to work with tables of one shape in single precision, with what is left of it axis after axis.
 
+    Tables of other shapes may be worked with in the same room: it then stays in the cache.
+
+    Args:
+        shape: of the tables.
+        room: a vector of at least `cells` of the shape.
+
     Attributes:
         sums: for vectors of the last axes added up, from the last two on to all but the first.
         total: for the whole table.
@@ -45,11 +52,19 @@ class Bench:
         rows: the same, as tables of two axes.
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.sums = [np.empty(shape[axis:], dtype=np.float32) for axis in range(len(shape) - 2, 0, -1)]
-        self.left = [np.empty(shape[axis:], dtype=np.float32) for axis in range(len(shape))]
+    def __init__(self, shape: tuple[int, ...], room: Rough) -> None:
+        parts = [shape[axis:] for axis in range(len(shape))]
+        ends = np.cumsum([0, *map(math.prod, parts)]).tolist()
+        self.left = [room[ends[k] : ends[k + 1]].reshape(part) for k, part in enumerate(parts)]
+        # What is left of the table is there when the vectors are not needed any more.
+        self.sums = self.left[-2:0:-1]
         self.total = self.left[0]
         self.rows = [table.reshape(len(table), -1) for table in self.left]
+
+    @staticmethod
+    def cells(shape: tuple[int, ...]) -> int:
+        """How much room it takes."""
+        return sum(math.prod(shape[axis:]) for axis in range(len(shape)))
 
 
 class Wires:
