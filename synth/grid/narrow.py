@@ -151,7 +151,7 @@ class Search:
                 if self._done(enough):
                     break
             elif inherited and not number:  # a bound that a guess meets needs nothing that takes longer
-                self._guess(dual, _LIKELY, _CELLS[0])
+                self._guess(dual, _LIKELY)
                 if self._done(enough):
                     break
             rest = _Rest(self.core, self.kept, dual, self.memory)
@@ -194,7 +194,7 @@ class Search:
         if search.best:
             self.offer(untied(folded, left, search.best))
 
-    def _guess(self, dual: Dual, most: int, cells: int = _CELLS[1]) -> None:
+    def _guess(self, dual: Dual, most: int) -> None:
         """Offer a good assignment of so many values per class that look best by the messages, layers tied."""
         folded = self.core.folded
         core, left = tied(folded, self.kept, dual, most)
@@ -202,7 +202,7 @@ class Search:
             self.memory.guess_order = full_order(core.sizes, live(core.folded, [2] * len(core.sizes)))
         scale = sum(float(np.where(np.isfinite(t), np.abs(t), 0.0).max()) for t in core.cooked)
         some = Kept(core.folded, core.sizes, core.cooked)
-        buckets = Buckets(some, self.memory.guess_order, cells, (scale or 1.0) * NEVER)
+        buckets = Buckets(some, self.memory.guess_order, _CELLS[0], (scale or 1.0) * NEVER)
         buckets.there()
         at = buckets.greedy()
         self.offer(untied(folded, left, [at.get(kind, 0) for kind in range(len(left))]))

@@ -195,13 +195,14 @@ class _InPieces:
     def _at_once(self) -> Plan | None:
         """What keeps less, without a plan of the step as it is, where hardly any program of that would fit.
 
-        It is the plan if it takes no longer but for what is computed again.
+        It is the plan if it takes hardly longer but for what is computed again; else all is as if there were
+        none: what the best program of the step as it is lacks says better what should keep less.
         """
-        if self._hardly_fits:
-            self.found = self.ladder.briefly(None)
-        if self.found is None or not self._costs(_free_s(None, self.found)):
+        found = self.ladder.briefly(None) if self._hardly_fits else None
+        if found is None or found.cost_s > _free_s(None, found) * (1 + self.near / 2):
+            self.ladder.known.clear()
             return None
-        found = _compared(self.found, None, "no program was searched, since hardly any would fit")
+        found = _compared(found, None, "no program was searched, since hardly any would fit")
         return _noted(found, self.ladder.untried)
 
     @property
@@ -222,7 +223,7 @@ class _InPieces:
         self.whole = not self.planner.unfinished(self.step)
         if self.base.fits and self.late():
             return self.base
-        self.found = better(better(self.found, self.base), self.ladder.in_scans(self.base))
+        self.found = better(better(None, self.base), self.ladder.in_scans(self.base))
         least_s = min(unlimited_s(self.base), self.ladder.saving_s)
         # Whether a plan might be cheaper with more memory.
         return self._enough(least_s) if self.whole and self.base.fits else None
