@@ -46,7 +46,8 @@ _DOUBT = 0.02
 _TIED = 0.2
 
 #: What messages are likely to add to the bound, as a part of it, when assignments are guessed by what they
-#: say; how often; of how many values per class; and of how many where messages will not do.
+#: say (or half of what the bound may miss, if that is more); how often; of how many values per class; and of
+#: how many where messages will not do.
 _SOON, _GUESSES, _FEW_LIKELY, _LIKELY = 1e-3, 2, 5, 8
 
 #: By what part of the way to the last guess the bound must have risen for another.

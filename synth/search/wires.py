@@ -187,12 +187,12 @@ class Kind:
         least, last = np.minimum.reduce, positions[-1]
         for axis in range(last):
             if axis in positions:
-                least(bench.rows[axis], 1, None, stretches[axis])
+                least(bench.rows[axis], 1, out=stretches[axis])
             # Of a table of two axes that leaves what is said along the second.
             only = axis == len(columns) - 2
-            least(bench.left[axis], 0, None, stretches[-1] if only else bench.left[axis + 1])
+            least(bench.left[axis], 0, out=stretches[-1] if only else bench.left[axis + 1])
         if last < len(columns) - 1:
-            least(bench.rows[last], 1, None, stretches[last])
+            least(bench.rows[last], 1, out=stretches[last])
 
 
 def marginals(total: Floats) -> list[Floats]:
