@@ -27,6 +27,9 @@ from shardwright.cost.share_cost import Floats
 #: Dimensions of up to so many units per node are dealt in whole units; with more the error is small.
 FEW = 16
 
+#: Instructions dealt at once, times numbers of units that a node may have.
+_CELLS = 1 << 14
+
 #: Halvings of the range in which a level lies.
 _HALVINGS = 44
 
@@ -257,19 +260,45 @@ def _dealt(
     limits: Sequence[tuple[float, float]],
 ) -> Floats:
     """The same where nodes have whole numbers of so many units; and those of a kind within limits."""
+    step = max(1, _CELLS // (units + 1))
+    found: list[Floats] = []
+    for at in range(0, len(terms), step):
+        some = slice(at, at + step)
+        found.append(
+            _dealt_at_once(terms[some], constant[some], slope[some], nested[some], units, mesh, limits)
+        )
+    return np.concatenate(found)
+
+
+def _dealt_at_once(
+    terms: Floats,
+    constant: Floats,
+    slope: Floats,
+    nested: NDArray[np.bool_],
+    units: int,
+    mesh: Mesh,
+    limits: Sequence[tuple[float, float]],
+) -> Floats:
+    """`_dealt` of few instructions: what is worked out of them stays in the cache."""
     dealt = np.arange(units + 1)
     left: Floats | None = None
     for kind, count in enumerate(mesh.kind_counts.tolist()):
-        each = (constant[:, kind, :, None] + slope[:, kind, :, None] * (dealt / units)).max(axis=1)
+        each = _by_units(constant[:, kind], slope[:, kind], units)
         classes = np.flatnonzero(mesh.kind_of == kind)
         if nested.any() and len(classes) == 1:  # a node deals what it has of them
             own = _nested(terms[nested][..., classes[0]], dealt, int(mesh.inside[classes[0]]))
             each[nested] = np.maximum(each[nested], own)
+        low, high = limits[kind]
+        if len(mesh.kind_counts) == 1:  # its nodes have everything
+            if not low <= units <= high:
+                return np.full(len(terms), np.inf)
+            return np.maximum(
+                each[:, -(-units // count) :].min(axis=1), each[:, : units // count + 1].min(axis=1)
+            )
         at_least = np.minimum.accumulate(each[:, ::-1], axis=1)[:, ::-1]
         at_most = np.minimum.accumulate(each, axis=1)
         together = np.maximum(at_least[:, -(-dealt // count)], at_most[:, dealt // count])
-        beyond = (dealt < limits[kind][0]) | (dealt > limits[kind][1])
-        together[:, beyond] = np.inf
+        together[:, (dealt < low) | (dealt > high)] = np.inf
         if left is None:
             left = together
         elif kind == len(mesh.kind_counts) - 1:
@@ -281,8 +310,16 @@ def _dealt(
                 both = np.maximum(left[:, : units + 1 - n], together[:, n, None])
                 np.minimum(joined[:, n:], both, out=joined[:, n:])
             left = joined
-    assert left is not None, "a fleet has nodes"
-    return left[:, -1]
+    raise AssertionError("a fleet has nodes")
+
+
+def _by_units(constant: Floats, slope: Floats, units: int) -> Floats:
+    """The maximum over rows of constant + slope r: (instructions, numbers of units from none to all)."""
+    share = np.arange(units + 1) / units
+    found = slope[:, :1] * share + constant[:, :1]
+    for row in range(1, constant.shape[1]):
+        np.maximum(found, slope[:, row, None] * share + constant[:, row, None], out=found)
+    return found
 
 
 def _nested(terms: Floats, dealt: NDArray[np.int64], devices: int) -> Floats:
@@ -290,5 +327,6 @@ def _nested(terms: Floats, dealt: NDArray[np.int64], devices: int) -> Floats:
     units = len(dealt) - 1
     one, r, q, rq = (terms[:, f, :, None] for f in (ONE, R, Q, RQ))
     largest, smallest = _shares(dealt, devices)
-    rows = [one + r * (dealt / units) + (q + rq * (dealt / units)) * share for share in (largest, smallest)]
-    return np.concatenate(rows, axis=1).max(axis=1)
+    share_of_node = dealt / units
+    rows = [one + r * share_of_node + (q + rq * share_of_node) * share for share in (largest, smallest)]
+    return np.maximum(*[each.max(axis=1) for each in rows])

@@ -278,7 +278,9 @@ class GridSearch:
             solution, prices = self._turns.search(best.ratios)
             with self._turns.timer.search():
                 scarce = self._rough or self._changed
-                free = self._renting.candidate(solution, prices, best.ratios, in_turn=scarce)
+                # A step is changed as much as should do.
+                likely = self._changed and not self._rough
+                free = self._renting.candidate(solution, prices, best.ratios, in_turn=scarce, likely=likely)
             less = free if free.fits or scarce else self._renting.in_turn(free)
             self._free = best, less, free
             self.crowded = self._judge.feared(less.memory, less.ratios)

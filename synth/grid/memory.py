@@ -31,6 +31,7 @@ from shardwright.synth.grid.crowd import crowd
 from shardwright.synth.grid.parts import on_nodes
 from shardwright.synth.grid.rent import GridRents, Portion, least_portions, portions
 from shardwright.synth.grid.solve import GridSolver, Solvers
+from shardwright.synth.memory.alive import crowded
 from shardwright.synth.memory.budgets import Limits
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.memory.sparing import Sparing
@@ -58,6 +59,10 @@ _HOPELESS = 1.2
 #: What the model has need more than so many times the memory is not looked at: it was seen to take programs
 #: for half as large again as they are.
 _TOO_LARGE = 2.0
+
+#: Where what is alive in the order as traced, each tensor held once, fills this part of the memory, programs
+#: take most of it, or more: those of language models were seen to take 1.3 to 1.8 times as much.
+_HARDLY_AMPLE = 0.5
 
 #: Gathers done again are as few as need be, up to this part of them.
 _NEARLY = 16
@@ -109,21 +114,36 @@ class GridRenting:
         return self._rents
 
     def candidate(
-        self, solution: Solution, prices: Prices, ratios: tuple[float, ...], *, in_turn: bool = False
+        self,
+        solution: Solution,
+        prices: Prices,
+        ratios: tuple[float, ...],
+        *,
+        in_turn: bool = False,
+        likely: bool = False,
     ) -> GridCandidate:
-        """A solution as a program at some ratios: as it is, or with every exchange where it is wanted."""
+        """A solution as a program at some ratios: as it is, or with every exchange where it is wanted.
+
+        What is `likely` to fit is looked at as it will run: where it does fit, nobody asks the model.
+        """
         program = emit(self.space, solution.assignment, prices, self._extra)
         if self.space.nodes != self.grid.mesh.nodes:
             program = on_nodes(program, self.graph, self.grid.mesh.nodes)
         sparing = Sparing(program, self.graph) if in_turn else None
         if sparing is None or not sparing.possible:
-            return self._weighed(solution, prices, program, ratios)
-        here = self._weighed(solution, prices, sparing.again(0), ratios)
+            return self._weighed(solution, prices, program, ratios, likely=likely)
+        here = self._weighed(solution, prices, sparing.again(0), ratios, likely=likely)
         self._latest_turn = here.program, sparing, here
         return here
 
     def _weighed(
-        self, solution: Solution, prices: Prices, program: Program, ratios: tuple[float, ...]
+        self,
+        solution: Solution,
+        prices: Prices,
+        program: Program,
+        ratios: tuple[float, ...],
+        *,
+        likely: bool = False,
     ) -> GridCandidate:
         """A program of a solution at some ratios."""
         if ratios not in self._settled:
@@ -132,7 +152,7 @@ class GridRenting:
         # Equal instructions share what they cost.
         each = counted(items)
         cost_s = sum([item.weight * times * float(item.cost.constant.max()) for item, times in each])
-        memory = self._memory(program, ratios)
+        memory = (self._fitting(program, ratios) if likely else None) or self._memory(program, ratios)
         over = self.judge.over(memory, ratios)
         return GridCandidate(solution, prices, program, tuple(items), ratios, cost_s, memory, over)
 
@@ -146,6 +166,14 @@ class GridRenting:
             if most is not None and self.judge.ample(most, ratios):
                 return most
         return peaks_by_device(program, self.graph, ratios)
+
+    def _fitting(self, program: Program, ratios: tuple[float, ...]) -> Peaks | None:
+        """As it will run, if it fits then; None also where the model mostly says that there is ample room."""
+        if not crowded(self.graph, _HARDLY_AMPLE * sum(self.limits.nbytes)):
+            return None
+        with self.timer.ratios():
+            seen = self.judge.seen(program, ratios)
+        return seen if seen is not None and self.judge.excess(seen) <= 1 else None
 
     def in_turn(self, found: GridCandidate) -> GridCandidate:
         """The same program with every exchange where it is wanted, where that takes less memory."""

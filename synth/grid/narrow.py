@@ -46,7 +46,8 @@ _DOUBT = 0.02
 _TIED = 0.2
 
 #: What messages are likely to add to the bound, as a part of it, when assignments are guessed by what they
-#: say; how often; of how many values per class; and of how many where messages will not do.
+#: say (or half of what the bound may miss, if that is more); how often; of how many values per class; and of
+#: how many where messages will not do.
 _SOON, _GUESSES, _FEW_LIKELY, _LIKELY = 1e-3, 2, 5, 8
 
 #: By what part of the way to the last guess the bound must have risen for another.
@@ -151,7 +152,7 @@ class Search:
                 if self._done(enough):
                     break
             elif inherited and not number:  # a bound that a guess meets needs nothing that takes longer
-                self._guess(dual, _LIKELY, _CELLS[0])
+                self._guess(dual, _LIKELY)
                 if self._done(enough):
                     break
             rest = _Rest(self.core, self.kept, dual, self.memory)
@@ -194,7 +195,7 @@ class Search:
         if search.best:
             self.offer(untied(folded, left, search.best))
 
-    def _guess(self, dual: Dual, most: int, cells: int = _CELLS[1]) -> None:
+    def _guess(self, dual: Dual, most: int) -> None:
         """Offer a good assignment of so many values per class that look best by the messages, layers tied."""
         folded = self.core.folded
         core, left = tied(folded, self.kept, dual, most)
@@ -202,7 +203,7 @@ class Search:
             self.memory.guess_order = full_order(core.sizes, live(core.folded, [2] * len(core.sizes)))
         scale = sum(float(np.where(np.isfinite(t), np.abs(t), 0.0).max()) for t in core.cooked)
         some = Kept(core.folded, core.sizes, core.cooked)
-        buckets = Buckets(some, self.memory.guess_order, cells, (scale or 1.0) * NEVER)
+        buckets = Buckets(some, self.memory.guess_order, _CELLS[0], (scale or 1.0) * NEVER)
         buckets.there()
         at = buckets.greedy()
         self.offer(untied(folded, left, [at.get(kind, 0) for kind in range(len(left))]))
@@ -236,11 +237,12 @@ class Search:
             dual.move(sweeps // PER_ROUND, self.stop)
         else:
             guesses, guessed_at = 0, -math.inf
+            soon = max(_SOON, min(enough, _FAR) / 2)
 
             def settled(bound: float, more: float) -> bool:
                 nonlocal guesses, guessed_at
                 self._prove(self.core.constant + bound)
-                close = more < _SOON * (abs(self.core.constant) + abs(bound))
+                close = more < soon * (abs(self.core.constant) + abs(bound))
                 # Messages that have hardly changed lead to the same guess.
                 news = not self.proven < guessed_at + _NEWS * (self.seconds - guessed_at)
                 good = self.seconds <= self.proven * (1 + _DOUBT)

@@ -93,6 +93,9 @@ def _compared(whole: Kept, kind: int) -> Went:
     single precision. Where a value may be dominated by several, the one that seems cheapest is compared with
     it in all contexts, and the next only where it is not the one.
     """
+    if not whole.folded.incident[kind]:  # decided in another stage: any value will do
+        went = np.arange(1, whole.size(kind))
+        return went, np.zeros_like(went)
     terms, least, scale, possible = _glanced(whole, kind)
     if not possible.any():
         possible[0] = True  # no assignment is possible at all; the search will find that out

@@ -119,6 +119,12 @@ class Judge:
         # The model may learn so low a budget that what it says would fit is far beyond that: then look.
         if not sure and self.over(memory, ratios) > _FAR and self.excess(told) > 1:
             return told
+        return self.seen(program, ratios) or told
+
+    def seen(self, program: Program, ratios: Sequence[float]) -> Peaks | None:
+        """Of a program as it will run, None where nobody looks."""
+        if self.look is None or self.roomy:
+            return None
         key = id(program), tuple(ratios)
         if key not in self._seen:
             # An equal program may have been looked at: what another order leaves as it is.

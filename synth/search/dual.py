@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,11 +115,23 @@ class Dual:
             kind.times = [self._times(k, p, c) for p, c in enumerate(kind.scope)]
             kind.heard = [self._heard(c, times) for c, times in zip(kind.scope, kind.times, strict=True)]
             kind.wires = Wires([places[c] for c in kind.scope], kind)
-        self._in_order: list[Kind] = []
-        self._plan_updates()
+        several = [kind for kind in self.kinds if kind.table.ndim > 1]
+        # The latest choice of a kind says when all that comes before it has been told.
+        self._in_order = sorted(several, key=lambda kind: (max(kind.scope), min(kind.scope)))
+        #: The first and the last kind in that order of every colour.
+        self._first: dict[int, int] = {}
+        self._last: dict[int, int] = {}
+        for place, kind in enumerate(self._in_order):
+            for c in kind.scope:
+                self._first.setdefault(c, place)
+                self._last[c] = place
+        self._updates: dict[tuple[bool, int], list[tuple[Kind, Bench, Update]]] = {}
         #: Whether choices of one colour hear the same: then no update lowers the bound.
         self._alike = all(len(some) == 1 for some in self._of_colour.values())
-        self._rooms: dict[tuple[int, ...], Floats] = {}
+        self._rooms = np.empty(max([kind.table.size for kind in self.kinds], default=0))
+        self._bench = np.empty(
+            max([Bench.cells(k.table.shape) for k in self.kinds], default=0), dtype=np.float32
+        )
         self._benches: dict[tuple[int, ...], Bench] = {}
         self._begin()
 
@@ -143,9 +154,7 @@ class Dual:
 
     def _room(self, shape: tuple[int, ...]) -> Floats:
         """Room for a table that is soon forgotten: new memory takes longer than what is written to it."""
-        if shape not in self._rooms:
-            self._rooms[shape] = np.empty(shape)
-        return self._rooms[shape]
+        return self._rooms[: math.prod(shape)].reshape(shape)
 
     def _times(self, kind: int, position: int, colour: int) -> Floats:
         """How often choices of every shade of a colour get a kind's message: (shades, 1)."""
@@ -174,57 +183,55 @@ class Dual:
         everybody = self.sweeps % _SELDOM == _SELDOM - 1
         onward, hurry = self.sweeps % 2 == 0, self._alike or self.sweeps < _HURRY
         got = self._got
-        for kind in self._in_order if onward else reversed(self._in_order):
-            update = kind.updates[everybody, hurry * (1 if onward else -1)]
-            if not update.positions:
-                continue
+        updates = self._updates_of(everybody, hurry * (1 if onward else -1))
+        for kind, bench, update in updates if onward else reversed(updates):
             wires = kind.wires
             each = got[wires.at]
-            seen = each[0] if len(each) == 1 else np.add.reduce(wires.heard * each, axis=0)
-            np.subtract(seen, kind.said, out=wires.rough)
-            shape = kind.table.shape
-            if shape not in self._benches:
-                self._benches[shape] = Bench(shape)
-            kind.ask(update.positions, self._benches[shape])
+            seen = each[0] if len(each) == 1 else np.add.reduce(wires.heard * each, 0)
+            np.subtract(seen, kind.said, wires.rough)
+            kind.ask(update.positions, bench)
             change = update.part * wires.least
-            change -= update.damping * seen
+            change -= seen if update.damping is None else update.damping * seen
             kind.said += change
             if wires.twice:
                 np.add.at(got, wires.at, wires.times * change)
             else:
-                each += wires.times * change
+                each += change if wires.once else wires.times * change
                 got[wires.at] = each
         self.sweeps += 1
         self._bound = None
 
-    def _plan_updates(self) -> None:
-        """Which messages of a kind are updated in each sort of sweep, and what part of its say each gets.
+    def _updates_of(self, everybody: bool, way: int) -> list[tuple[Kind, Bench, Update]]:
+        """The updates of a sweep, of everybody or not, onward (1), back (-1), or the same both ways (0)."""
+        if (everybody, way) not in self._updates:
+            found: list[tuple[Kind, Bench, Update]] = []
+            for place, kind in enumerate(self._in_order):
+                update = self._update(place, kind, everybody, way)
+                if update.positions:
+                    shape = kind.table.shape
+                    if shape not in self._benches:
+                        self._benches[shape] = Bench(shape, self._bench)
+                    found.append((kind, self._benches[shape], update))
+            self._updates[everybody, way] = found
+        return self._updates[everybody, way]
+
+    def _update(self, place: int, kind: Kind, everybody: bool, way: int) -> Update:
+        """Which messages of a kind are updated in a sort of sweep, and what part of its say each gets.
 
         As in sequential tree-reweighted passing (Kolmogorov 2006, 2015) most goes to where it is taken on in
         the same sweep. Any parts that add up to one keep the bound from falling.
         """
-        several = [kind for kind in self.kinds if kind.table.ndim > 1]
-        # The latest choice of a kind says when all that comes before it has been told.
-        self._in_order = sorted(several, key=lambda kind: (max(kind.scope), min(kind.scope)))
-        first: dict[int, int] = {}
-        last: dict[int, int] = {}
-        for place, kind in enumerate(self._in_order):
-            for c in kind.scope:
-                first.setdefault(c, place)
-                last[c] = place
-        for place, kind in enumerate(self._in_order):
-            for everybody, way in product((False, True), (-1, 0, 1)):
-                positions = tuple(range(len(kind.scope))) if everybody else kind.close
-                damping = kind.slow if everybody else kind.damping
-                mine = [kind.scope[p] for p in positions]
-                taken_on = [last[c] > place if way > 0 else first[c] < place for c in mine]
-                ahead = _ONWARD if way and 0 < sum(taken_on) < len(mine) else 0.0
-                part, damp = np.zeros((2, len(kind.said)))
-                for position, here in zip(positions, taken_on, strict=True):
-                    own = slice(*kind.wires.ends[position : position + 2])
-                    part[own] = damping * ((1 - ahead) / len(mine) + (ahead / sum(taken_on) if here else 0.0))
-                    damp[own] = damping
-                kind.updates[everybody, way] = Update(positions, part, damp)
+        positions = tuple(range(len(kind.scope))) if everybody else kind.close
+        damping = kind.slow if everybody else kind.damping
+        mine = [kind.scope[p] for p in positions]
+        taken_on = [self._last[c] > place if way > 0 else self._first[c] < place for c in mine]
+        ahead = _ONWARD if way and 0 < sum(taken_on) < len(mine) else 0.0
+        part, damp = np.zeros((2, len(kind.said)))
+        for position, here in zip(positions, taken_on, strict=True):
+            own = slice(*kind.wires.ends[position : position + 2])
+            part[own] = damping * ((1 - ahead) / len(mine) + (ahead / sum(taken_on) if here else 0.0))
+            damp[own] = damping
+        return Update(positions, part, None if len(mine) == len(kind.scope) and damping == 1 else damp)
 
     def _send(self, kind: Kind, position: int, change: Floats) -> None:
         """Change the message of a kind of factor to one of its choices."""

@@ -6,6 +6,7 @@ sweep is then a few operations on whole vectors per kind, and as few on its tabl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -27,16 +28,23 @@ _MANY_AXES, _MANY_CELLS = 3, 1 << 12
 class Update:
     """Messages that a sweep updates: to which positions; per value, what part of the marginal; and damping.
 
-    The last two are one vector over the values of all positions in turn, nothing where none is updated.
+    The last two are one vector over the values of all positions in turn, nothing where none is updated; no
+    damping where all are updated, at once.
     """
 
     positions: tuple[int, ...]
     part: Floats
-    damping: Floats
+    damping: Floats | None
 
 
 class Bench:
     """Room to work with tables of one shape in single precision, with what is left of it axis after axis.
+
+    Tables of other shapes may be worked with in the same room: it then stays in the cache.
+
+    Args:
+        shape: of the tables.
+        room: a vector of at least `cells` of the shape.
 
     Attributes:
         sums: for vectors of the last axes added up, from the last two on to all but the first.
@@ -45,11 +53,19 @@ class Bench:
         rows: the same, as tables of two axes.
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.sums = [np.empty(shape[axis:], dtype=np.float32) for axis in range(len(shape) - 2, 0, -1)]
-        self.left = [np.empty(shape[axis:], dtype=np.float32) for axis in range(len(shape))]
+    def __init__(self, shape: tuple[int, ...], room: Rough) -> None:
+        parts = [shape[axis:] for axis in range(len(shape))]
+        ends = np.cumsum([0, *map(math.prod, parts)]).tolist()
+        self.left = [room[ends[k] : ends[k + 1]].reshape(part) for k, part in enumerate(parts)]
+        # What is left of the table is there when the vectors are not needed any more.
+        self.sums = self.left[-2:0:-1]
         self.total = self.left[0]
         self.rows = [table.reshape(len(table), -1) for table in self.left]
+
+    @staticmethod
+    def cells(shape: tuple[int, ...]) -> int:
+        """How much room it takes."""
+        return sum(math.prod(shape[axis:]) for axis in range(len(shape)))
 
 
 class Wires:
@@ -59,6 +75,7 @@ class Wires:
         at: places in what all choices get, per shade: (shades, values); 0 where there is no such shade.
         heard, times: see `Kind`, likewise: (shades, values).
         twice: whether a place is in it more than once.
+        once: whether all `times` are one.
         rough: room for what the choices say, in single precision; `columns` are its stretches, one per
             position, each shaped so that it can be added to tables over its axis and those after it.
         least, stretches: likewise for what the factor says.
@@ -82,6 +99,7 @@ class Wires:
             self.columns.append(self.rough[mine].reshape(-1, *(1,) * (len(shape) - 1 - axis)))
             self.stretches.append(self.least[mine])
         self.twice = len(set(kind.scope)) < len(kind.scope)
+        self.once = bool((self.times == 1).all())
 
 
 @dataclass(slots=True)
@@ -100,7 +118,6 @@ class Kind:
         messages: its stretches, one for each choice.
         times: of every choice, how often each shade of its colour gets its message, (shades, 1).
         heard: of every choice, the part of the kind's factors that meet each shade of its colour.
-        updates: for sweeps of everybody or not, onward or back.
     """
 
     table: Floats
@@ -113,7 +130,6 @@ class Kind:
     messages: list[Floats] = field(default_factory=list[Floats])
     times: list[Floats] = field(default_factory=list[Floats])
     heard: list[Floats] = field(default_factory=list[Floats])
-    updates: dict[tuple[bool, int], Update] = field(default_factory=dict[tuple[bool, int], Update])
     rough: Rough = field(init=False)
     wires: Wires = field(init=False)
 
@@ -165,18 +181,18 @@ class Kind:
         columns, stretches = self.wires.columns, self.wires.stretches
         inner = columns[-1]
         for room, column in zip(bench.sums, columns[-2:0:-1], strict=True):
-            inner = np.add(column, inner, out=room)
-        np.add(self.rough, inner, out=bench.total)
+            inner = np.add(column, inner, room)
+        np.add(self.rough, inner, bench.total)
         bench.total += columns[0]
-        last = positions[-1]
+        least, last = np.minimum.reduce, positions[-1]
         for axis in range(last):
             if axis in positions:
-                np.minimum.reduce(bench.rows[axis], axis=1, out=stretches[axis])
+                least(bench.rows[axis], 1, out=stretches[axis])
             # Of a table of two axes that leaves what is said along the second.
             only = axis == len(columns) - 2
-            np.minimum.reduce(bench.left[axis], axis=0, out=stretches[-1] if only else bench.left[axis + 1])
+            least(bench.left[axis], 0, out=stretches[-1] if only else bench.left[axis + 1])
         if last < len(columns) - 1:
-            np.minimum.reduce(bench.rows[last], axis=1, out=stretches[last])
+            least(bench.rows[last], 1, out=stretches[last])
 
 
 def marginals(total: Floats) -> list[Floats]:

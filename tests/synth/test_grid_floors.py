@@ -214,3 +214,13 @@ def test_no_floor_is_below_nothing(name: str) -> None:
     """A conversion that earned something would be made for ever."""
     _, _, prices = listed(name)
     assert grid_floors(prices).seconds.min() >= 0.0
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_floors_do_not_depend_on_how_many_instructions_are_dealt_at_once(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, prices = listed(name)
+    together = grid_floors(prices).seconds
+    monkeypatch.setattr("shardwright.cost.grid.floor._CELLS", 1)
+    assert np.array_equal(grid_floors(prices).seconds, together)

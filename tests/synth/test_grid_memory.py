@@ -12,7 +12,7 @@ import pytest
 
 from shardwright import Fleet, Plan, synthesize
 from shardwright.cost.grid.prices import Mesh
-from shardwright.cost.memory.liveness import peaks_by_device
+from shardwright.cost.memory.liveness import Peaks, peaks_by_device
 from shardwright.cost.model import CostModel
 from shardwright.ir.placement import Shard, grid, parse_placement, region
 from shardwright.ir.program import Program, verify
@@ -153,10 +153,10 @@ def test_where_memory_is_scarce_the_order_that_takes_least_is_weighed_alone(
     candidate, weighed, met = GridRenting.candidate, GridRenting._weighed, list[bool]()  # pyright: ignore[reportPrivateUsage]
     times: list[Program] = []
 
-    def noted(self: GridRenting, *args: Any, in_turn: bool = False) -> GridCandidate:
+    def noted(self: GridRenting, *args: Any, in_turn: bool = False, likely: bool = False) -> GridCandidate:
         as_it_is = candidate(self, *args)
         times.clear()
-        found = candidate(self, *args, in_turn=in_turn)
+        found = candidate(self, *args, in_turn=in_turn, likely=likely)
         met.append(in_turn)
         if in_turn:
             assert times == [found.program] != [as_it_is.program]
@@ -165,15 +165,44 @@ def test_where_memory_is_scarce_the_order_that_takes_least_is_weighed_alone(
             assert self.in_turn(found) is found and times == [found.program]
         return found
 
-    def counted(self: GridRenting, *args: Any) -> GridCandidate:
+    def counted(self: GridRenting, *args: Any, **likely: bool) -> GridCandidate:
         times.append(args[2])
-        return weighed(self, *args)
+        return weighed(self, *args, **likely)
 
     monkeypatch.setattr(GridRenting, "candidate", noted)
     monkeypatch.setattr(GridRenting, "_weighed", counted)
     monkeypatch.setattr("shardwright.synth.grid.choice._CROWDED", 0.0)
     planned(1 << 30)
     assert met[0] and not all(met)
+
+
+def test_what_is_likely_to_fit_is_looked_at_before_the_model_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    candidate, modelled = GridRenting.candidate, list[Program]()
+    met: list[bool] = []
+
+    def noted(self: GridRenting, *args: Any, in_turn: bool = False, likely: bool = False) -> GridCandidate:
+        modelled.clear()
+        seen = candidate(self, *args, in_turn=in_turn, likely=True)
+        asked = bool(modelled)
+        told = candidate(self, *args, in_turn=in_turn)
+        as_it_runs = peaks(seen.program, self.graph, seen.ratios)
+        fits = max(as_it_runs) <= min(self.limits.nbytes)
+        assert asked != fits and seen.memory == (Peaks(as_it_runs, seen=True) if fits else told.memory)
+        met.append(fits)
+        return told
+
+    def asked(program: Program, *args: Any) -> Peaks:
+        modelled.append(program)
+        return peaks_by_device(program, *args)
+
+    peak = max(planned(1 << 30).memory_bytes)
+    monkeypatch.setattr(GridRenting, "candidate", noted)
+    monkeypatch.setattr("shardwright.synth.grid.memory.peaks_by_device", asked)
+    monkeypatch.setattr("shardwright.synth.grid.memory._HARDLY_AMPLE", 0.0)
+    planned(0.9 * peak)
+    assert any(met) and not all(met)
 
 
 def test_what_cannot_fit_is_said() -> None:

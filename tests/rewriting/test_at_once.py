@@ -1,0 +1,62 @@
+"""On two axes what keeps less comes first where hardly any program of the step as it is would fit."""
+
+from __future__ import annotations
+
+import pytest
+from rewriting_cases import layered
+
+from shardwright import Fleet, Plan, synthesize
+from shardwright.ir.rewrites.rewriting import rewriting_of
+from shardwright.ir.trace import Traced, trace
+from shardwright.memory import rewritings
+from shardwright.planning import Planner
+from shardwright.synth.memory.alive import most_alive
+
+
+def fleet(memory_bytes: float) -> Fleet:
+    kind = {
+        "name": "k",
+        "flops": "5 GFLOP/s",
+        "memory_bandwidth": "5 GB/s",
+        "memory": f"{memory_bytes:.0f} B",
+    }
+    node = {"devices": {"type": kind, "count": 2}, "link": {"bandwidth": "2 GB/s", "latency": "1 us"}}
+    network = {"bandwidth": "100 MB/s", "latency": "30 us"}
+    return Fleet.from_dict({"name": "mesh", "nodes": [node, node], "network": network})
+
+
+def planned(monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, list[bool]]:
+    """A plan where what is alive fills nearly all memory; of all that was planned, whether it keeps less."""
+    step, arguments = layered(False, layers=16, width=8, batch=256)
+    graph = trace(step, *arguments).graph
+    assert len(graph.equations) > rewritings.SMALL
+    asked: list[bool] = []
+    plan = Planner.plan
+
+    def noted(self: Planner, traced: Traced, *args: float, **known: bool) -> Plan | None:
+        asked.append(bool(rewriting_of(traced).recompute))
+        return plan(self, traced, *args, **known)
+
+    monkeypatch.setattr(Planner, "plan", noted)
+    where = fleet(most_alive(graph) / 4 / 0.9)
+    found = synthesize(step, *arguments, fleet=where, axes=2, microbatches=1, offload="off")
+    return found, asked
+
+
+def test_the_step_as_it_is_is_not_planned_where_hardly_any_program_would_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rewritings, "tolerance", lambda *_: 1e9)
+    plan, asked = planned(monkeypatch)
+    assert plan.fits and plan.rewriting.recompute and asked and all(asked)
+    assert any("no program was searched" in note for note in plan.assumptions)
+
+
+def test_what_takes_longer_is_planned_as_if_it_had_not_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewritings, "tolerance", lambda *_: 0.0)
+    plan, asked = planned(monkeypatch)
+    assert asked[0] and not all(asked)
+    monkeypatch.setattr(rewritings, "_TAKEN", 1e-3)
+    later, asked = planned(monkeypatch)
+    assert not asked[0] and plan.fits and later.fits
+    assert plan.cost_s == pytest.approx(later.cost_s, rel=1e-3)
