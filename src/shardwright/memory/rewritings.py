@@ -31,7 +31,7 @@ from shardwright.memory.ladder import Ladder
 from shardwright.memory.microbatches import NEAR, Pieces, counts_of
 from shardwright.memory.rivals import WORTH, Planning, better, cost_of, existing, tolerance, unlimited_s
 from shardwright.plan import Plan
-from shardwright.synth.combinations import SMALL
+from shardwright.synth.combinations import SMALL, few_equations
 from shardwright.synth.memory.alive import crowded, most_alive
 from shardwright.synth.memory.rent import overfull, too_small
 from shardwright.synth.parts import candidates
@@ -207,9 +207,13 @@ class _InPieces:
 
     @property
     def _hardly_fits(self) -> bool:
-        """Whether hardly any program of the step as it is would fit, and something else might soon."""
+        """Whether hardly any program of the step as it is would fit, and something else might soon.
+
+        Of steps of few equations: in vain it takes as long as all the rest of some others.
+        """
         ladder, graph = self.ladder, self.step.graph
-        if self.impossible or not self.planner.thorough or len(graph.equations) <= SMALL or self.late():
+        some = len(graph.equations) > SMALL and few_equations(graph)
+        if self.impossible or not self.planner.thorough or not some or self.late():
             return False
         few = crowded(graph, sum(ladder.limits) / _TAKEN) and not ladder.every
         return few and bool(ladder.rungs)
