@@ -65,8 +65,8 @@ _FEW_VALUES = 2_000
 #: What stands for "impossible", in units of the largest cost at hand; a power of two.
 NEVER = 2.0**14
 
-#: A* has tables of so many cells to guide it, and expands so many nodes at most.
-MOST_CELLS, _MOST_NODES = 1 << 20, 1_000
+#: A* has tables of so many cells, expands so many nodes at most, and takes so many steps per choice.
+MOST_CELLS, _MOST_NODES, _STEPS = 1 << 20, 1_000, 8
 
 #: Bounds that are so close to a cost are equal to it.
 _CLOSE = 1e-9
@@ -309,13 +309,15 @@ class Search:
         order = [v for v in rest.order if sizes[folded.class_of[v]] > 1]
         tape = record(folded, sizes, sizes, order, MOST_CELLS)
         done = eliminate(tape, some)
-        found = a_star([Layer(folded.class_of, some.values, done)], nodes, self._late)
+        layer, steps = Layer(folded.class_of, some.values, done), _STEPS if nodes < MOST_NODES else math.inf
+        found = a_star([layer], nodes, self._late, steps=steps)
         least = self.core.constant + float(done.constant)
         if found is None:  # all impossible, or none found
             return least, not math.isfinite(least)
         self.expanded, self.width = self.expanded + found.expanded, tape.width
-        kinds = zip(found.assignment, folded.class_of, strict=True)
-        self.offer([int(rest.values[kind][value]) for value, kind in kinds])
+        if found.assignment:
+            kinds = zip(found.assignment, folded.class_of, strict=True)
+            self.offer([int(rest.values[kind][at]) for at, kind in kinds])
         return self.core.constant + found.bound, found.cost <= found.bound
 
 

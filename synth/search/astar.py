@@ -88,6 +88,7 @@ def a_star(
     most_nodes: int = MOST_NODES,
     stop: Callable[[], bool] = lambda: False,
     dives: int = DIVES,
+    steps: float = math.inf,
 ) -> Found | None:
     """The cheapest assignment of all choices, None if every one of them costs infinitely much.
 
@@ -97,6 +98,8 @@ def a_star(
         stop: asked now and then whether to stop searching before that.
         dives: how many of the most promising nodes are then completed; with none, what is found costs
             infinitely much.
+        steps: of these, for each choice that a node leaves open: where what is most promising turns out to be
+            impossible time and again, a node is given up.
     """
     tree = _Tree(layers)
     if not np.isfinite(tree.root.f):
@@ -122,9 +125,10 @@ def a_star(
                 heapq.heappush(heap, (following.f, -following.depth, next(tie), following))
     if not dives:
         return Found((), math.inf, heap[0][0], expanded)
-    ends = [end for end in map(tree.dive, [entry[-1] for entry in heapq.nsmallest(dives, heap)]) if end]
+    likely = [entry[-1] for entry in heapq.nsmallest(dives, heap)]
+    ends = [end for end in [tree.dive(node, steps) for node in likely] if end]
     if not ends:
-        return None
+        return None if steps == math.inf else Found((), math.inf, heap[0][0], expanded)
     best = min(ends, key=lambda end: end.f)
     return Found(tree.assignment(best), best.f, min(best.f, heap[0][0]), expanded)
 
@@ -265,10 +269,16 @@ class _Tree:
             self._place[key] = {int(v): k for k, v in enumerate(layer.values[kind])}
         return self._place[key][value]
 
-    def dive(self, node: Node) -> Node | None:
-        """A complete assignment below `node`, by the most promising successors; None if there is none."""
-        current = node
+    def dive(self, node: Node, steps: float = math.inf) -> Node | None:
+        """A complete assignment below `node`, by the most promising successors; None if there is none.
+
+        Or if none was found in so many steps for each choice that is open.
+        """
+        current, left = node, steps * (len(self.decide) - node.depth)
         while current.depth < len(self.decide):
+            left -= 1
+            if left < 0:
+                return None
             following = self.child(current, 0)
             while following is None:
                 # Where the most promising one turns out to be impossible, the next best is tried.

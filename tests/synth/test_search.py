@@ -138,6 +138,21 @@ def test_a_search_that_stops_early_says_how_good_it_is(
         assert found.bound <= best <= found.cost == problem.cost(found.assignment)
 
 
+@given(problems(), st.integers(1, 12), st.integers(0, 4), st.sampled_from([0, 0.5, 1, 2]))
+def test_a_dive_that_is_given_up_leaves_the_bound(
+    problem: Problem, most_cells: int, most_nodes: int, steps: float
+) -> None:
+    """In a step for each choice it gets to the end where nothing turns out to be impossible."""
+    layers = problem.solver(most_cells).layers(problem.tables)
+    found, patient = a_star(layers, most_nodes, steps=steps), a_star(layers, most_nodes)
+    best = problem.best()
+    if found is None or (found.assignment and patient is not None):
+        assert found == patient or (found is not None and found.cost == problem.cost(found.assignment))
+        return
+    assert steps == 0 or any(np.isinf(table).any() for table in problem.tables)
+    assert not found.assignment and np.isinf(found.cost) and found.bound <= best
+
+
 @given(st.data())
 def test_the_heuristic_never_exceeds_what_is_missing(data: st.DataObject) -> None:
     """f of every partial assignment is at most the cost of its best completion."""
