@@ -148,7 +148,7 @@ class Workshop:
         for recipe in recipes:
             outline = self._outline_of(recipe, found.left_out)
             if outline is not None:
-                draft = self._draft(outline)
+                draft = self._written(outline)
                 found.append(self._finished(draft, self.model, range(len(draft.ratios))))
         return found
 
@@ -169,7 +169,7 @@ class Workshop:
             if isinstance(found, Draft):
                 yield found
             else:
-                draft = self._draft(found)
+                draft = self._written(found)
                 heapq.heappush(waiting, (draft.cost_s, number, draft))
 
     def _outline_of(self, recipe: Recipe, left_out: dict[str, str]) -> _Outline | None:
@@ -190,16 +190,8 @@ class Workshop:
         Raises:
             PlanError: no program keeps to it.
         """
-        draft = self.draft(recipe)
+        draft = self._written(self._outline(recipe))
         return self._finished(draft, self.model, range(len(draft.ratios)))
-
-    def draft(self, recipe: Recipe) -> Draft:
-        """The same, with its bill only.
-
-        Raises:
-            PlanError: no program keeps to it.
-        """
-        return self._draft(self._outline(recipe))
 
     def _outline(self, recipe: Recipe) -> _Outline:
         space, extra, solver = self._solver_of(recipe)
@@ -227,7 +219,7 @@ class Workshop:
             self._solvers[lies] = space, extra, SpaceSolver(space, extra)
         return self._solvers[lies]
 
-    def _draft(self, outline: _Outline) -> Draft:
+    def _written(self, outline: _Outline) -> Draft:
         recipe = outline.recipe
         program = emit(outline.space, outline.solution.assignment, outline.prices, outline.extra)
         if recipe.placed:

@@ -1,7 +1,6 @@
 """Narrowing down what two mesh axes leave: messages, there and back through mini-buckets, A*.
 
-What a problem leaves once its simple choices are out (`shardwright.synth.grid.solve`) is narrowed down until
-the bound meets the best assignment found.
+What is left once simple choices are out (`solve.py`), until the bound meets the best assignment found.
 """
 
 from __future__ import annotations
@@ -268,8 +267,8 @@ class Search:
             before = math.inf
             if cells == _CELLS[-1] and sum(map(len, some.values)) > _FEW_VALUES:
                 return False  # messages have to say more first
-            while sum(map(len, some.values)) < before * (1 - _PROGRESS):
-                before = sum(map(len, some.values))
+            while (left := sum(map(len, some.values))) < before * (1 - _PROGRESS):
+                before = left
                 if self._look_at(rest, some, cells, assumed):
                     return True
                 if self._late() or self._done(enough * _STRICTER):
@@ -316,8 +315,8 @@ class Search:
             return least, not math.isfinite(least)
         self.expanded, self.width = self.expanded + found.expanded, tape.width
         if found.assignment:
-            kinds = zip(found.assignment, folded.class_of, strict=True)
-            self.offer([int(rest.values[kind][at]) for at, kind in kinds])
+            values = [rest.values[kind] for kind in folded.class_of]
+            self.offer([int(mine[at]) for mine, at in zip(values, found.assignment, strict=True)])
         return self.core.constant + found.bound, found.cost <= found.bound
 
 
