@@ -12,11 +12,12 @@ import numpy as np
 
 from shardwright.synth.grid.buckets import Bounds, Buckets
 from shardwright.synth.grid.prune import Dominated
+from shardwright.synth.grid.rest import Rest
 from shardwright.synth.grid.tied import repeats, tied, untied
 from shardwright.synth.search.astar import MOST_NODES, Layer, a_star
 from shardwright.synth.search.dual import PER_ROUND, Dual
 from shardwright.synth.search.eliminate import eliminate, live, record
-from shardwright.synth.search.fold import cook, fold
+from shardwright.synth.search.fold import refined
 from shardwright.synth.search.messages import Messages, Talk
 from shardwright.synth.search.order import full_order
 from shardwright.synth.search.prune import Kept
@@ -29,6 +30,9 @@ MOST_SWEEPS, FEW_SWEEPS, ENOUGH = 64, 24, 1e-3
 #: Largest tables of the ways there and back, the next where one no longer leaves out much; and rounds of
 #: messages at most.
 _CELLS, MOST_ROUNDS = (1 << 14, 1 << 16, 1 << 18), 4
+
+#: Rounds of refinement that tell choices of one class apart whose messages differ.
+_REFINED = 2
 
 #: What assignments are assumed to cost at most: a part above the bound, and the factor by which that grows
 #: where it was easily settled.
@@ -108,6 +112,9 @@ class Search:
         self.seconds, self.proven, self._target_s = math.inf, -math.inf, math.inf
         self.best: list[int] = []
         self._messages, self._looks = self.memory.messages, 0
+        #: Finer than classes, once it is found that choices of one class have different things to say.
+        self._colours: list[int] | None = None
+        self._finer: Talk | None = None
         #: Whether any program is better than none.
         self._eager = False
         self.expanded = self.width = 0
@@ -154,7 +161,7 @@ class Search:
                 self._guess(dual, _LIKELY)
                 if self._done(enough):
                     break
-            rest = _Rest(self.core, self.kept, dual, self.memory)
+            rest = Rest(self.core, self.kept, dual, self.memory.order)
             if self.best:
                 rest.without(dual, self.seconds * (1 + _CLOSE) - self.core.constant)
             self._look_at(rest, rest.some, _CELLS[0], self.seconds)
@@ -162,6 +169,7 @@ class Search:
                 self._tied(dual)
             if self.best and number < min(rounds - 1, 2) and self.seconds > self.proven * (1 + _FAR):
                 sweeps = MOST_SWEEPS
+                rest.leave_out(self.kept)
                 continue  # values are left out by what the best assignment costs: more messages say more
             settled = True
             while settled and not (self._done(enough * _STRICTER) or self.proven >= target_s or self._late()):
@@ -177,7 +185,7 @@ class Search:
             rest.leave_out(self.kept)
             sweeps = MOST_SWEEPS
         if not self.best and math.isfinite(self.proven):
-            rest = _Rest(self.core, self.kept, self._swept(0), self.memory)
+            rest = Rest(self.core, self.kept, self._swept(0), self.memory.order)
             self._eager = True
             self._look_at(rest, rest.some, _CELLS[0], self.seconds)
             if not self.best:
@@ -222,16 +230,16 @@ class Search:
             enough: part of the best cost by which a bound that ends them may miss it.
             on: so many.
         """
-        talk = self.memory.talk
-        if talk is None or not talk.renewed(self.kept):
-            talk = self.memory.talk = Talk(self.core.folded, self.kept)
+        talk = self._talk(finer=on)
         talk.say(self._messages)
         dual = talk.dual
         if self.memory.inherited:
             dual.balance()
             self.memory.inherited = False
         # Messages of other prices are nearly right everywhere: no round of sweeps adds much at once.
-        if on:
+        if on and self._colours is not None:
+            dual.rise(sweeps, ENOUGH, self.stop, lambda bound, more: self._enough(bound, enough))
+        elif on:
             # What buckets make of messages goes on rising when the bound by messages alone does not.
             dual.move(sweeps // PER_ROUND, self.stop)
         else:
@@ -240,23 +248,50 @@ class Search:
 
             def settled(bound: float, more: float) -> bool:
                 nonlocal guesses, guessed_at
-                self._prove(self.core.constant + bound)
+                done = self._enough(bound, enough)
                 close = more < soon * (abs(self.core.constant) + abs(bound))
                 # Messages that have hardly changed lead to the same guess.
                 news = not self.proven < guessed_at + _NEWS * (self.seconds - guessed_at)
                 good = self.seconds <= self.proven * (1 + _DOUBT)
-                if close and news and not good and guesses < _GUESSES and not self._done(enough):
+                if close and news and not good and guesses < _GUESSES and not done:
                     guesses, guessed_at = guesses + 1, self.proven
                     self._guess(dual, _FEW_LIKELY)
-                return self.proven >= self._target_s or self._done(enough)
+                    done = self._enough(bound, enough)
+                return done
 
-            dual.rise(sweeps, -1.0 if sweeps == FEW_SWEEPS else ENOUGH, self.stop, settled)
+            bound = dual.rise(sweeps, -1.0 if sweeps == FEW_SWEEPS else ENOUGH, self.stop, settled)
+            far = self.seconds > self.proven * (1 + _FAR) and self.proven < self._target_s
+            if self._messages and far and not self._late():
+                # Those of prices that are quite different lead to where no further ones lead out of.
+                said = dual.forget()
+                if dual.rise(MOST_SWEEPS, ENOUGH, self.stop, settled) < bound:
+                    dual.remember(said)
         talk.note(self._messages, self.core.sizes)
         if self._messages is self.memory.messages:  # what fewer values say later is of no use at other prices
             self._messages = {name: [m.copy() for m in full] for name, full in self._messages.items()}
         return dual
 
-    def _assume(self, rest: _Rest, assumed: float, enough: float) -> bool:
+    def _enough(self, bound: float, enough: float) -> bool:
+        """Whether what messages prove is the end of it."""
+        self._prove(self.core.constant + bound)
+        return self.proven >= self._target_s or self._done(enough)
+
+    def _talk(self, *, finer: bool) -> Talk:
+        """What is left, with nothing said yet; between finer colours where choices of one class differ."""
+        folded, talk = self.core.folded, self._finer or self.memory.talk
+        if finer and talk is not None and self._colours is None and not talk.dual.alike:
+            self._colours = refined(folded.class_of, folded.scopes, folded.recipe_of, _REFINED)
+            talk = self._finer = Talk(folded, self.kept, self._colours)
+            self._messages = talk.of_classes(self._messages)
+        elif talk is None or not talk.renewed(self.kept):
+            talk = Talk(folded, self.kept, self._colours)
+            if self._colours is None:
+                self.memory.talk = talk
+            else:
+                self._finer = talk
+        return talk
+
+    def _assume(self, rest: Rest, assumed: float, enough: float) -> bool:
         """Look for the best assignment that costs no more than assumed, or one that is good enough.
 
         Returns:
@@ -277,7 +312,7 @@ class Search:
         self._prove(min(bound, assumed))
         return settled
 
-    def _look_at(self, rest: _Rest, some: Kept, cells: int, assumed: float) -> bool:
+    def _look_at(self, rest: Rest, some: Kept, cells: int, assumed: float) -> bool:
         """There and back through some values; leave out those that cost more than assumed.
 
         Returns:
@@ -301,7 +336,7 @@ class Search:
         """Whether time is over, and there is something to show."""
         return bool(self.best) and self.stop()
 
-    def _searched(self, rest: _Rest, some: Kept, nodes: int = _MOST_NODES) -> tuple[float, bool]:
+    def _searched(self, rest: Rest, some: Kept, nodes: int = _MOST_NODES) -> tuple[float, bool]:
         """A* among some values, which offers what it finds: a bound on them, and whether that is settled."""
         folded = rest.stage.folded
         sizes = [len(values) for values in some.values]
@@ -318,74 +353,6 @@ class Search:
             values = [rest.values[kind] for kind in folded.class_of]
             self.offer([int(mine[at]) for mine, at in zip(values, found.assignment, strict=True)])
         return self.core.constant + found.bound, found.cost <= found.bound
-
-
-class _Rest:
-    """What is left of a problem, as its messages say it.
-
-    Attributes:
-        stage: choices and terms that are left.
-        values: per class, values of the core that its tables are over.
-        some: of these, the values that still matter, and tables over them.
-        scale: seconds that no useful program costs more than.
-    """
-
-    def __init__(self, core: Core, kept: Kept, dual: Dual, memory: Memory) -> None:
-        self.core = core
-        uses, tables = dual.reparametrised()
-        present = {v for _, scope in uses for v in scope}
-        folded = fold([(shade, v in present) for v, shade in enumerate(dual.shade_of)], uses)
-        cooked = cook(folded, tables)
-        self._kind_of = [core.folded.class_of[members[0]] for members in folded.classes]
-        self.values = [kept.values[kind] for kind in self._kind_of]
-        self.stage = Stage(folded, [len(values) for values in self.values])
-        self.some = Kept(folded, [len(values) for values in self.values], cooked)
-        self._cooked = cooked
-        finite = [float(np.where(np.isfinite(table), np.abs(table), 0.0).max()) for table in core.cooked]
-        self.scale = max(finite, default=0.0) + abs(core.constant) + abs(dual.bound()) or 1.0
-        self._memory = memory
-        self._ordered_for: list[int] = []
-
-    @property
-    def order(self) -> list[int]:
-        """In which choices are eliminated, those at least that have several values left."""
-        sizes = [self.some.size(kind) for kind in range(len(self.values))]
-        if self._ordered_for != sizes:
-            scopes = live(self.stage.folded, sizes)
-            placed = set(self._memory.order)
-            if any(v not in placed for scope in scopes for v in scope):
-                self._memory.order = full_order([sizes[kind] for kind in self.stage.folded.class_of], scopes)
-            self._ordered_for = sizes
-        return self._memory.order
-
-    def without(self, dual: Dual, most_s: float) -> None:
-        """Leave out values with which all assignments cost more than so much, as messages say."""
-        above, excess = most_s - dual.bound(), dual.excess()
-        for kind, members in enumerate(self.stage.folded.classes):
-            mine = np.flatnonzero(excess[dual.shade_of[members[0]]] <= above)
-            if 0 < len(mine) < len(self.values[kind]):
-                self.some.keep(kind, mine)
-
-    def copy(self) -> Kept:
-        """The values that still matter, to be narrowed down further."""
-        copied = Kept(self.stage.folded, [len(values) for values in self.values], self._cooked)
-        for kind, values in enumerate(self.some.values):
-            copied.keep(kind, values)
-        return copied
-
-    def leave_out(self, kept: Kept) -> None:
-        """Leave out of the core's values those that none of a class's choices has left."""
-        of_kind: dict[int, set[int]] = {}
-        for kind, values, some in zip(self._kind_of, self.values, self.some.values, strict=True):
-            of_kind.setdefault(kind, set()).update(values[some].tolist())
-        for kind, values in of_kind.items():
-            if len(values) < kept.size(kind):
-                kept.keep(kind, np.array(sorted(values), dtype=np.intp))
-
-    def original(self, at: dict[int, int], some: Kept) -> list[int]:
-        """The core's value of every choice, from positions among the values of `some`."""
-        kinds = enumerate(self.stage.folded.class_of)
-        return [int(self.values[kind][some.values[kind][at.get(v, 0)]]) for v, kind in kinds]
 
 
 def _keep(some: Kept, found: Bounds, above: float) -> bool:

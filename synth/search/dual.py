@@ -54,6 +54,9 @@ class Dual:
         sizes: values of every choice.
         uses: factor (by number) and the choices on its axes.
         tables: of every factor, infinite where something is impossible.
+
+    Attributes:
+        alike: whether choices of one colour hear the same: then no update lowers the bound.
     """
 
     def __init__(
@@ -126,8 +129,7 @@ class Dual:
                 self._first.setdefault(c, place)
                 self._last[c] = place
         self._updates: dict[tuple[bool, int], list[tuple[Kind, Bench, Update]]] = {}
-        #: Whether choices of one colour hear the same: then no update lowers the bound.
-        self._alike = all(len(some) == 1 for some in self._of_colour.values())
+        self.alike = all(len(some) == 1 for some in self._of_colour.values())
         self._rooms = np.empty(max([kind.table.size for kind in self.kinds], default=0))
         self._bench = np.empty(
             max([Bench.cells(k.table.shape) for k in self.kinds], default=0), dtype=np.float32
@@ -140,8 +142,19 @@ class Dual:
         finite = _finite(tables)
         for kind, factor in zip(self.kinds, self._factors, strict=True):
             kind.reprice(finite[factor])
+        self.forget()
+
+    def forget(self) -> tuple[Floats, Floats]:
+        """Begin anew; what was said until then, for `remember`."""
+        said = self._state()
         self._got[:], self._said[:] = 0.0, 0.0
         self._begin()
+        return said
+
+    def remember(self, said: tuple[Floats, Floats]) -> None:
+        """Say again what was forgotten."""
+        self._got[:], self._said[:] = self._before = said
+        self._bound = None
 
     def _begin(self) -> None:
         for kind in self.kinds:
@@ -181,7 +194,7 @@ class Dual:
     def sweep(self) -> None:
         """Update the messages of every kind of factor once, from the first choices to the last or back."""
         everybody = self.sweeps % _SELDOM == _SELDOM - 1
-        onward, hurry = self.sweeps % 2 == 0, self._alike or self.sweeps < _HURRY
+        onward, hurry = self.sweeps % 2 == 0, self.alike or self.sweeps < _HURRY
         got = self._got
         updates = self._updates_of(everybody, hurry * (1 if onward else -1))
         for kind, bench, update in updates if onward else reversed(updates):

@@ -82,7 +82,7 @@ def fold(kinds: Sequence[Hashable], uses: Sequence[tuple[int, Scope]]) -> Folded
         if len(mine) > 1:
             mine.sort()
         recipe_of.append(numbers.setdefault(tuple(mine), len(numbers)))
-    class_of = _refined(kinds, scopes, recipe_of)
+    class_of = refined(kinds, scopes, recipe_of)
     classes: list[list[int]] = [[] for _ in range(max(class_of, default=-1) + 1)]
     for choice, kind in enumerate(class_of):
         classes[kind].append(choice)
@@ -120,11 +120,20 @@ def _order(scope: Scope) -> tuple[int, ...]:
     return tuple(sorted(range(len(scope)), key=scope.__getitem__))
 
 
-def _refined(kinds: Sequence[Hashable], scopes: Sequence[Scope], recipe_of: Sequence[int]) -> list[int]:
+def refined(
+    kinds: Sequence[Hashable], scopes: Sequence[Scope], recipe_of: Sequence[int], rounds: int = ROUNDS
+) -> list[int]:
+    """Classes of choices, numbered in the order in which choices have them.
+
+    Args:
+        kinds: of every choice; choices of different kinds are never alike.
+        scopes, recipe_of: of every term.
+        rounds: of refinement.
+    """
     known: dict[Hashable, int] = {}
     colour = [known.setdefault(kind, len(known)) for kind in kinds]
     widest = max(map(len, scopes), default=0) + 1
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         around: list[list[int]] = [[] for _ in colour]
         terms: dict[tuple[int, ...], int] = {}
         for scope, recipe in zip(scopes, recipe_of, strict=True):

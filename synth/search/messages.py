@@ -1,7 +1,7 @@
 """Messages (`shardwright.synth.search.dual`) by name, for problems that are solved at prices after prices.
 
-A name says what a kind of factor adds up and which classes it ties: whatever values are left, and whatever
-they cost, messages of one name are over the same choices.
+A name says what a kind of factor adds up and which classes (or finer colours) it ties: whatever values are
+left, and whatever they cost, messages of one name are over the same choices.
 """
 
 from __future__ import annotations
@@ -26,12 +26,18 @@ Messages: TypeAlias = dict[Name, list[Floats]]
 class Talk:
     """Messages of a problem with some values left, all nothing at first.
 
+    Args:
+        folded: the problem.
+        kept: its values.
+        colour_of: of every choice, whose messages those of one colour share; classes by default, or finer.
+
     Attributes:
         dual: the messages.
     """
 
-    def __init__(self, folded: Folded, kept: Kept) -> None:
+    def __init__(self, folded: Folded, kept: Kept, colour_of: Sequence[int] | None = None) -> None:
         self._values = kept.values.copy()
+        colour_of = folded.class_of if colour_of is None else colour_of
         numbers: dict[tuple[int, ...], int] = {}
         #: Recipe and classes of every distinct table.
         self._tables: list[tuple[int, Scope]] = []
@@ -44,11 +50,11 @@ class Talk:
                 numbers[key] = len(numbers)
                 self._tables.append((recipe, kinds))
             uses.append((numbers[key], scope))
-            called.append(((recipe, *kinds), kinds))
+            called.append(((recipe, *[colour_of[v] for v in scope]), kinds))
         sizes = [kept.size(kind) for kind in folded.class_of]
-        self.dual = Dual(folded.class_of, sizes, uses, self._priced(kept))
+        self.dual = Dual(colour_of, sizes, uses, self._priced(kept))
         by_kind = dict(zip(self.dual.kind_of_use(), called, strict=True))
-        #: Of every kind of factor its name and the classes it ties.
+        #: Of every kind of factor its name, by the colours that it ties, and their classes.
         self._names = [by_kind[number] for number in range(len(self.dual.kinds))]
 
     def _priced(self, kept: Kept) -> list[Floats]:
@@ -60,6 +66,14 @@ class Talk:
             return False
         self.dual.renew(self._priced(kept))
         return True
+
+    def of_classes(self, messages: Mapping[Name, list[Floats]]) -> Messages:
+        """Messages between classes, by the names that they have between finer colours."""
+        found: Messages = {}
+        for name, kinds in self._names:
+            if (name[0], *kinds) in messages:
+                found[name] = [message.copy() for message in messages[name[0], *kinds]]
+        return found
 
     def say(self, messages: Mapping[Name, list[Floats]]) -> None:
         """Begin with known messages."""
