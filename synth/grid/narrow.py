@@ -145,7 +145,7 @@ class Search:
         known, inherited = bool(self.best), self.memory.inherited
         few = self.memory.messages and not inherited
         sweeps, slack = sweeps or (FEW_SWEEPS if few else MOST_SWEEPS), _SLACK
-        for number in range(rounds):
+        for number in range(rounds + 1):
             dual = self._swept(sweeps, enough, on=number > 0)
             self._prove(self.core.constant + dual.bound())
             if self.proven >= target_s or self._done(enough):
@@ -167,7 +167,8 @@ class Search:
             self._look_at(rest, rest.some, _CELLS[0], self.seconds)
             if not number and known and self.seconds > self.proven * (1 + _DOUBT):
                 self._tied(dual)
-            if self.best and number < min(rounds - 1, 2) and self.seconds > self.proven * (1 + _FAR):
+            more = not number or number < min(rounds - 1, 2)
+            if self.best and more and self.seconds > self.proven * (1 + _FAR):
                 sweeps = MOST_SWEEPS
                 rest.leave_out(self.kept)
                 continue  # values are left out by what the best assignment costs: more messages say more
@@ -180,7 +181,7 @@ class Search:
                 if settled:  # up to the rounding of tables, some 1e-8 of the cost at most
                     self._prove(assumed)
                 slack *= _MORE_SLACK if self._looks == looks + 1 else 1.0
-            if settled or self._late() or self._done(enough * _STRICTER):
+            if settled or number >= rounds - 1 or self._late() or self._done(enough * _STRICTER):
                 break
             rest.leave_out(self.kept)
             sweeps = MOST_SWEEPS
