@@ -27,6 +27,7 @@ from shardwright.synth.grid.inherited import Inherited
 from shardwright.synth.grid.narrow import MOST_CELLS, MOST_ROUNDS, Memory, Search
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.search.fold import Scope, cook
+from shardwright.synth.search.prune import supported
 from shardwright.synth.search.solution import Solution
 from shardwright.synth.search.solve import Solver
 from shardwright.synth.search.stages import Core, Stage
@@ -93,6 +94,8 @@ class DualSolver:
         if self._inherited is not None:
             self._latest, self._inherited = self._inherited.hand_on(core, memory), None
         kept = memory.dominated.prune(core.folded, core.sizes, core.cooked)
+        if not supported(kept):
+            return None
         search = Search(core, kept, memory, stop)
         for values in (known, self._latest):
             if values:

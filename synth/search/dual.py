@@ -27,8 +27,8 @@ from shardwright.cost.share_cost import Floats
 from shardwright.synth.search.fold import Scope
 from shardwright.synth.search.wires import Bench, Kind, Update, Wires, marginals
 
-#: Seconds that stand for "impossible": far beyond any program, and small enough to be added up.
-_NEVER = 1e9
+#: What costs so many seconds by its messages where all is possible: they ran away, and a search would too.
+_AWAY = 5e8
 
 #: So many factors of a kind at one choice move together well; choices of more move every so many sweeps.
 _FEW, _SELDOM = 3, 8
@@ -74,8 +74,8 @@ class Dual:
         ]
         self._uses = [(k, scope) for k, (_, scope) in zip(number, uses, strict=True)]
         counts = Counter(number)
-        finite = _finite(tables)
-        self.kinds = [Kind(finite[f], scope, counts[k]) for (f, scope), k in numbers.items()]
+        finite, self._never = _finite(tables)
+        self.kinds = [Kind(finite[f], scope, counts[k], self._never) for (f, scope), k in numbers.items()]
         self._factors = [f for f, _ in numbers]
         incident: list[Counter[tuple[int, int]]] = [Counter() for _ in colour]
         for k, (_, scope) in zip(number, uses, strict=True):
@@ -139,9 +139,9 @@ class Dual:
 
     def renew(self, tables: Sequence[Floats]) -> None:
         """Begin anew with other tables of the same shapes, as if made with these."""
-        finite = _finite(tables)
+        finite, self._never = _finite(tables)
         for kind, factor in zip(self.kinds, self._factors, strict=True):
-            kind.reprice(finite[factor])
+            kind.reprice(finite[factor], self._never)
         self.forget()
 
     def forget(self) -> tuple[Floats, Floats]:
@@ -323,12 +323,12 @@ class Dual:
         Args:
             values: per colour, those that tables are cut down to; all by default.
         """
-        tables = [_cut(kind, values) for kind in self.kinds]
-        tables = [np.where(table > _NEVER / 2, np.inf, table) for table in tables]
-        each = [self._sums_of(s) for s in range(len(self._counts))]
+        tables = [kind.cut(values) for kind in self.kinds]
+        sums = [self._sums_of(s).copy() for s in range(len(self._counts))]
         if values is not None:
-            each = [sums[values[self._row[s][0]]] for s, sums in enumerate(each)]
-        sums = [np.where(mine > _NEVER / 2, np.inf, mine) for mine in each]
+            sums = [mine[values[self._row[s][0]]] for s, mine in enumerate(sums)]
+        if self._never == math.inf:
+            tables, sums = ([np.where(t > _AWAY, np.inf, t) for t in some] for some in (tables, sums))
         alone = [
             (len(tables) + shade, (choice,))
             for choice, shade in enumerate(self.shade_of)
@@ -373,11 +373,18 @@ class Dual:
         return best
 
     def move(self, rounds: int, stop: Callable[[], bool]) -> None:
-        """Sweep so many rounds, whether the bound rises or not."""
-        for _ in range(rounds):
-            if stop():
-                break
-            self._round()
+        """Sweep so many rounds, whether the bound rises or not.
+
+        Where something is impossible it must not fall: messages that unlike choices share would carry that
+        to choices for which it is possible, and say little else.
+        """
+        if self._never < math.inf:
+            self.rise(self.sweeps + rounds * PER_ROUND, -math.inf, stop)
+        else:
+            for _ in range(rounds):
+                if stop():
+                    break
+                self._round()
 
     def _round(self) -> None:
         """Sweeps onward and back, between which messages move on as they went (Polyak's heavy ball)."""
@@ -394,16 +401,13 @@ class Dual:
         return self._got.copy(), self._said.copy()
 
 
-def _finite(tables: Sequence[Floats]) -> list[Floats]:
-    return [table if table.max(initial=0.0) <= _NEVER else np.minimum(table, _NEVER) for table in tables]
+def _finite(tables: Sequence[Floats]) -> tuple[list[Floats], float]:
+    """Tables without infinite entries, and the seconds that stand for these.
 
-
-def _cut(kind: Kind, values: Mapping[int, NDArray[np.intp]] | None) -> Floats:
-    """The table of a kind without its messages, for some values of its colours."""
-    if values is None or not kind.scope:
-        return kind.with_messages([-m for m in kind.messages])
-    mine = [values[colour] for colour in kind.scope]
-    total = kind.table[np.ix_(*mine)]
-    for axis, (message, some) in enumerate(zip(kind.messages, mine, strict=True)):
-        total = total - message[some].reshape(-1, *(1,) * (total.ndim - 1 - axis))
-    return total
+    No more than twice what everything possible may cost: messages are found in single precision, and what is
+    impossible is passed on like any cost.
+    """
+    if all(table.max(initial=0.0) < math.inf for table in tables):
+        return list(tables), math.inf
+    never = 2 * sum(float(np.abs(table[np.isfinite(table)]).max(initial=0.0)) for table in tables) or 1.0
+    return [np.asarray(np.minimum(table, never)) for table in tables], never

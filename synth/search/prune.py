@@ -16,9 +16,10 @@ pairs apart; of the others, every value is compared with those that look best.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,9 @@ HUGE = 1e30
 
 #: Contexts of a term in which values are compared before they are in all of them.
 _SAMPLE = 24
+
+#: A term, as far as tables go: its recipe, and the classes of its choices.
+_Place: TypeAlias = tuple[int, Scope]
 
 #: Values with which one that may be dominated is compared, one after another.
 _TRIES = 4
@@ -94,6 +98,53 @@ def prune(folded: Folded, sizes: Sequence[int], cooked: Sequence[Floats]) -> Kep
             if not survivors.all():
                 kept.keep(kind, survivors.nonzero()[0])
     return kept
+
+
+def supported(kept: Kept) -> bool:
+    """Leave out values that are impossible beside all that is left of some neighbour, until there are none.
+
+    `prune` judges a value by what there was before: what is impossible beside values that went stays. This is
+    arc consistency (Mackworth 1977). Neighbours of a class's choices may be of several classes: a value goes
+    where none of them can have it.
+
+    Returns:
+        Whether every choice has values left: if not, no assignment is possible.
+    """
+    folded = kept.folded
+    hard: dict[_Place, bool] = {}
+    around: list[set[tuple[_Place, int]]] = [set() for _ in folded.class_of]
+    for scope, recipe in zip(folded.scopes, folded.recipe_of, strict=True):
+        place = recipe, tuple([folded.class_of[v] for v in scope])
+        if place not in hard:
+            hard[place] = kept.table(*place).max(initial=0.0) == math.inf
+        if hard[place]:
+            for axis, v in enumerate(scope):
+                around[v].add((place, axis))
+    shades = {(kind, frozenset(mine)) for kind, mine in zip(folded.class_of, around, strict=True)}
+    of_kind: dict[int, list[frozenset[tuple[_Place, int]]]] = {}
+    for kind, shade in shades:
+        of_kind.setdefault(kind, []).append(shade)
+    changed = any(hard.values())
+    while changed:
+        changed = False
+        for kind, mine in of_kind.items():
+            found = [_possible(kept, kind, shade) for shade in mine]
+            if not all(possible.any() for possible in found):
+                return False
+            left = np.logical_or.reduce(found)
+            if not left.all():
+                kept.keep(kind, kept.values[kind][left])
+                changed = True
+    return True
+
+
+def _possible(kept: Kept, kind: int, shade: Iterable[tuple[_Place, int]]) -> NDArray[np.bool_]:
+    """Which values of a class are possible at some places: in terms, on an axis of each."""
+    found = np.ones(kept.size(kind), dtype=np.bool_)
+    for place, axis in shade:
+        finite = np.isfinite(kept.table(*place))
+        found &= finite.any(axis=tuple([k for k in range(finite.ndim) if k != axis]))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

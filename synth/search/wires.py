@@ -7,7 +7,7 @@ sweep is then a few operations on whole vectors per kind, and as few on its tabl
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -111,6 +111,7 @@ class Kind:
         rough: the same in single precision, which is enough to find messages.
         scope: colours of its choices.
         count: how many there are.
+        never: the seconds that stand for "impossible" in the table.
         close: positions of choices that few factors of the kind share.
         damping: part of an update of these that may be made at once, since neighbours move together.
         slow: the same for an update of all.
@@ -123,6 +124,7 @@ class Kind:
     table: Floats
     scope: Scope
     count: int
+    never: float = math.inf
     close: tuple[int, ...] = ()
     damping: float = 1.0
     slow: float = 1.0
@@ -136,9 +138,9 @@ class Kind:
     def __post_init__(self) -> None:
         self.rough = self.table.astype(np.float32)
 
-    def reprice(self, table: Floats) -> None:
-        """Have another table of the same shape."""
-        self.table = table
+    def reprice(self, table: Floats, never: float) -> None:
+        """Have another table of the same shape, and what stands for "impossible" in it."""
+        self.table, self.never = table, never
         self.rough[...] = table
 
     def with_messages(self, messages: Sequence[Floats], room: Floats | None = None) -> Floats:
@@ -157,6 +159,21 @@ class Kind:
         if len(messages) > 1:
             total += messages[0].reshape(-1, *(1,) * inner.ndim)
         return total
+
+    def cut(self, values: Mapping[int, NDArray[np.intp]] | None = None) -> Floats:
+        """The table without its messages, for some values of its colours; infinite where it is impossible.
+
+        The table alone says where: messages carry what is impossible about like any cost, so that they may
+        take as much from what is possible, or add it.
+        """
+        if values is None or not self.scope:
+            table, total = self.table, self.with_messages([-m for m in self.messages])
+        else:
+            mine = [values[colour] for colour in self.scope]
+            table = total = self.table[np.ix_(*mine)]
+            for axis, (message, some) in enumerate(zip(self.messages, mine, strict=True)):
+                total = total - message[some].reshape(-1, *(1,) * (total.ndim - 1 - axis))
+        return total if self.never == math.inf else np.where(table < self.never, total, np.inf)
 
     def least(self, room: Floats) -> float:
         """The least of the table without its messages; `room` is for a table as large."""

@@ -12,7 +12,7 @@ from test_search import Problem, problems
 
 from shardwright.synth.grid.prune import Dominated
 from shardwright.synth.search.fold import cook
-from shardwright.synth.search.prune import prune
+from shardwright.synth.search.prune import Kept, prune, supported
 
 
 @given(problems())
@@ -22,6 +22,31 @@ def test_pruning_keeps_an_optimum(problem: Problem) -> None:
     kept = prune(folded, sizes, cook(folded, problem.tables))
     left = [kept.values[kind].tolist() for kind in folded.class_of]
     assert min(map(problem.cost, itertools.product(*left))) == problem.best()
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.sampled_from([0.3, 0.5, 0.7]))
+def test_what_is_impossible_beside_all_that_is_left_goes(seed: int, layers: int, holes: float) -> None:
+    """Nothing else: layers in one class have unlike neighbours, since the first and the last have fewer."""
+    rng = np.random.default_rng(seed)
+    inside, across = (np.where(rng.random((3, 3)) < holes, np.inf, 1.0) for _ in range(2))
+    terms = [((v, v + 1), (inside, across)[v % 2]) for v in range(2 * layers - 1)]
+    problem = Problem((3,) * (2 * layers), tuple(terms))
+    folded = problem.folded()
+    kept = Kept(folded, [3] * len(folded.classes), cook(folded, problem.tables))
+    some = supported(kept)
+    # Of a chain: what can be so on both sides of a choice.
+    onward, back = np.ones((2, len(problem.sizes), 3), dtype=np.bool_)
+    for v, (_, table) in enumerate(terms):
+        onward[v + 1] = np.isfinite(table)[onward[v]].any(axis=0)
+    for v, (_, table) in reversed(list(enumerate(terms))):
+        back[v] = np.isfinite(table)[:, back[v + 1]].any(axis=1)
+    can = onward & back
+    assert some or not can.any()
+    for kind, members in enumerate(folded.classes):
+        needed = np.flatnonzero(can[list(members)].any(axis=0))
+        assert np.isin(needed, kept.values[kind]).all()
+        if some and len(folded.classes) == len(problem.sizes):
+            assert kept.values[kind].tolist() == needed.tolist()
 
 
 @given(problems(), st.integers(0, 2**32 - 1))
