@@ -3,11 +3,12 @@
     simple choices eliminated --> messages --> there and back through mini-buckets --> fewer values --> ...
 
 Choices tied to few others are eliminated as on one axis. Of what is left, the *core*, exact tables would not
-fit. There, factors within others are added to these (`shardwright.synth.grid.absorb`), and messages between
-what is left move costs to where they arise (`shardwright.synth.search.dual`), after which mini-buckets bound
-what every value of every choice costs at least (`shardwright.synth.grid.buckets`). The values that cost more
-than a program may cost are left out, which makes tables smaller and bounds better, until no bucket has to be
-split: then the bound is the optimum. Where that does not come about by itself, A* finishes what is left.
+fit. There, values that are impossible beside all that is left go (`shardwright.synth.search.prune`),
+factors within others are added to these (`shardwright.synth.grid.absorb`), and messages between what is left
+move costs to where they arise (`shardwright.synth.search.dual`), after which mini-buckets bound what every
+value of every choice costs at least (`shardwright.synth.grid.buckets`). The values that cost more than a
+program may cost are left out, which makes tables smaller and bounds better, until no bucket has to be split:
+then the bound is the optimum. Where that does not come about by itself, A* finishes what is left.
 """
 
 from __future__ import annotations
