@@ -27,9 +27,6 @@ from shardwright.cost.share_cost import Floats
 from shardwright.synth.search.fold import Scope
 from shardwright.synth.search.wires import Bench, Kind, Update, Wires, marginals
 
-#: What costs so many seconds by its messages where all is possible: they ran away, and a search would too.
-_AWAY = 5e8
-
 #: So many factors of a kind at one choice move together well; choices of more move every so many sweeps.
 _FEW, _SELDOM = 3, 8
 
@@ -327,8 +324,6 @@ class Dual:
         sums = [self._sums_of(s).copy() for s in range(len(self._counts))]
         if values is not None:
             sums = [mine[values[self._row[s][0]]] for s, mine in enumerate(sums)]
-        if self._never == math.inf:
-            tables, sums = ([np.where(t > _AWAY, np.inf, t) for t in some] for some in (tables, sums))
         alone = [
             (len(tables) + shade, (choice,))
             for choice, shade in enumerate(self.shade_of)
