@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from shardwright.cost.share_cost import Floats
 from shardwright.synth.search.fold import Scope
-from shardwright.synth.search.wires import Bench, Kind, Update, Wires, marginals
+from shardwright.synth.search.wires import Bench, Kind, Update, Wires, finite, marginals
 
 #: So many factors of a kind at one choice move together well; choices of more move every so many sweeps.
 _FEW, _SELDOM = 3, 8
@@ -71,8 +71,8 @@ class Dual:
         ]
         self._uses = [(k, scope) for k, (_, scope) in zip(number, uses, strict=True)]
         counts = Counter(number)
-        finite, self._never = _finite(tables)
-        self.kinds = [Kind(finite[f], scope, counts[k], self._never) for (f, scope), k in numbers.items()]
+        priced, self._never = finite(tables)
+        self.kinds = [Kind(priced[f], scope, counts[k], self._never) for (f, scope), k in numbers.items()]
         self._factors = [f for f, _ in numbers]
         incident: list[Counter[tuple[int, int]]] = [Counter() for _ in colour]
         for k, (_, scope) in zip(number, uses, strict=True):
@@ -136,9 +136,9 @@ class Dual:
 
     def renew(self, tables: Sequence[Floats]) -> None:
         """Begin anew with other tables of the same shapes, as if made with these."""
-        finite, self._never = _finite(tables)
+        priced, self._never = finite(tables)
         for kind, factor in zip(self.kinds, self._factors, strict=True):
-            kind.reprice(finite[factor], self._never)
+            kind.reprice(priced[factor], self._never)
         self.forget()
 
     def forget(self) -> tuple[Floats, Floats]:
@@ -394,15 +394,3 @@ class Dual:
 
     def _state(self) -> tuple[Floats, Floats]:
         return self._got.copy(), self._said.copy()
-
-
-def _finite(tables: Sequence[Floats]) -> tuple[list[Floats], float]:
-    """Tables without infinite entries, and the seconds that stand for these.
-
-    No more than twice what everything possible may cost: messages are found in single precision, and what is
-    impossible is passed on like any cost.
-    """
-    if all(table.max(initial=0.0) < math.inf for table in tables):
-        return list(tables), math.inf
-    never = 2 * sum(float(np.abs(table[np.isfinite(table)]).max(initial=0.0)) for table in tables) or 1.0
-    return [np.asarray(np.minimum(table, never)) for table in tables], never

@@ -223,3 +223,15 @@ def marginals(total: Floats) -> list[Floats]:
         if total.ndim > 1:
             total = total.min(axis=0)
     return found
+
+
+def finite(tables: Sequence[Floats]) -> tuple[list[Floats], float]:
+    """Tables without infinite entries, and the seconds that stand for these.
+
+    No more than twice what everything possible may cost: messages are found in single precision, and what is
+    impossible is passed on like any cost.
+    """
+    if all(table.max(initial=0.0) < math.inf for table in tables):
+        return list(tables), math.inf
+    never = 2 * sum(float(np.abs(table[np.isfinite(table)]).max(initial=0.0)) for table in tables) or 1.0
+    return [np.asarray(np.minimum(table, never)) for table in tables], never

@@ -83,7 +83,7 @@ def test_prices_that_are_quite_different_are_solved_as_if_they_were_the_first(
     solver = DualSolver(problem.sizes, problem.sizes, problem.uses, ())
     assert solver.solve(problem.tables) is not None
     tables = [scale * rng.exponential(size=table.shape) for table in problem.tables]
-    terms = tuple((scope, tables[number]) for number, scope in problem.uses)
+    terms = [(scope, tables[number]) for number, scope in problem.uses]
     best = as_milp(problem.sizes, terms)
     found = solver.solve(tables)
     assert found is not None and found.bound_s == pytest.approx(found.seconds, rel=1e-8)

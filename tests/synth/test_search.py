@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -293,7 +294,7 @@ def test_elimination_orders_are_as_good_as_any_on_trees(problem: Problem) -> Non
 # A real step as a mixed-integer program
 
 
-def as_milp(sizes: list[int], terms: list[tuple[tuple[int, ...], Floats]]) -> float:
+def as_milp(sizes: Sequence[int], terms: Sequence[tuple[tuple[int, ...], Floats]]) -> float:
     """A 0/1 variable per value of a choice and per entry of a table, whose marginals equal the choices."""
     starts = np.concatenate([[0], np.cumsum(sizes)])
     cost: list[float] = [0.0] * int(starts[-1])
