@@ -45,6 +45,8 @@ from shardwright.synth.unsearched import unsearched
 Axes: TypeAlias = Literal[1, 2, "auto"]
 
 
+_WHOLE = "on two mesh axes the whole fleet alone was searched; axes=2 tries parts of it, too"
+
 #: By a graph's id: the graph, its programs on one mesh axis, and what solves for them at any prices.
 Spaces: TypeAlias = dict[int, tuple[Graph, Space, SpaceSolver]]
 
@@ -168,8 +170,10 @@ class _Step:
         self.pins = () if constraints is None else resolve(constraints, traced.graph, self.space)
         self.parts = candidates(fleet)[: 1 if asked.devices == "all" else None]
         none = axes == 1 or asked.time_limit_s == 0 or not is_mesh(fleet)
-        # With "auto", parts of the fleet on two axes are for those who ask for two: each takes as long.
-        self.meshes = () if none else on_grid(fleet, self.parts)[: 1 if axes == "auto" else None]
+        meshes = () if none else on_grid(fleet, self.parts)
+        # With "auto", parts of the fleet on two axes are for small steps: each takes as long as the whole.
+        self.meshes = meshes[: 1 if axes == "auto" and not self._small else None]
+        self._narrowed = len(self.meshes) < len(meshes)
         self.like: Promising | None = None
         if self.meshes and axes == 2:
             self.parts = () if self.pins else on_one_axis(fleet, self.parts)
@@ -338,6 +342,8 @@ class _Step:
             # Pins that one axis keeps and two cannot leave the plan on one axis.
             with contextlib.suppress(*([PlanError] if self.pins and flat else [])):
                 two = self.on_two.below(rival_s, one, briefly=briefly)
+        if two is not None and self._narrowed:
+            two = replace(two, found=replace(two.found, notes=(*two.found.notes, _WHOLE)))
         return two or one
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from test_search import as_milp
 
 import shardwright
+from shardwright import planning
 from shardwright.cost.bill import bill
 from shardwright.cost.grid.model import GridModel
 from shardwright.cost.grid.prices import (
@@ -34,6 +35,8 @@ from shardwright.synth.grid.ratios import GridBill
 from shardwright.synth.grid.solve import GridSolver
 from shardwright.synth.programs.emit import emit
 from shardwright.synth.space.space import Space
+
+AXES: tuple[Literal[1, 2, "auto"], ...] = (1, 2, "auto")
 
 
 @pytest.mark.parametrize("name", FLEETS)
@@ -182,6 +185,20 @@ def test_a_slow_node_is_left_out_on_two_axes() -> None:
     assert plan.axes == 2 and plan.used == (0, 1, 2, 3) and plan.unused
     assert plan.bound_s <= plan.cost_s < whole.cost_s and plan.ratios[4:] == (0.0, 0.0)
     assert plan.verify(train_step, *arguments(480, 640)).ok
+
+
+def test_parts_of_the_fleet_are_on_two_axes_too_where_the_number_of_axes_is_left_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a small step; of others the plan says that they were not."""
+    where, step = fleet(((40, 2),), ((40, 2),), ((1, 2),), network="100 Mbit/s"), arguments(480, 640)
+    one, two, either = (shardwright.synthesize(train_step, *step, fleet=where, axes=a) for a in AXES)
+    assert either.cost_s == pytest.approx(min(one.cost_s, two.cost_s), rel=1e-9)
+    assert either.bound_s <= min(one.bound_s, two.bound_s) * (1 + 1e-9)
+    assert not any("axes=2 tries" in said for said in either.assumptions)
+    monkeypatch.setattr(planning, "SMALL", 0)
+    large = shardwright.synthesize(train_step, *step, fleet=where)
+    assert any("axes=2 tries" in said for said in large.assumptions) and large.cost_s >= either.cost_s
 
 
 def test_baselines_on_two_axes_are_programs_of_that_space_and_no_cheaper_than_the_plan() -> None:
