@@ -153,9 +153,7 @@ class Choosing:
             if postponed:
                 least_s = min(least_s, self.free_s)
             if part.bound_s >= least_s * (1 - 1e-9):
-                if part.members == self._favourite:
-                    continue  # it came before its turn
-                break
+                continue  # others may not be ruled out: it came before its turn, or has a better bound by now
             if not part.whole and self._too_small(part):
                 part.impossible = True
             elif briefly and looked and not looked[0].fits and not looked[0].gives_way(part):

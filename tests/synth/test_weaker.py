@@ -15,6 +15,7 @@ from shardwright.synth import subfleets
 from shardwright.synth.alternate import synthesize as search
 from shardwright.synth.part import Part, Promising
 from shardwright.synth.parts import candidates
+from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.subfleets import Choosing
 from shardwright.synth.timer import Timer
 
@@ -103,3 +104,20 @@ def test_the_favourite_is_compared_with_none() -> None:
     like = Promising(candidates(whole), (2, 3), {})
     assert [part.members for part, _ in weaker(whole)] == [(2, 3)]
     assert weaker(whole, like) == []
+
+
+@pytest.mark.parametrize("above", [1.0 + 1e-6, 1.02, 1.2])
+@pytest.mark.parametrize("where", ["strong", "whole", "between"])
+def test_a_part_that_turns_out_to_be_ruled_out_ends_no_search_for_others(
+    where: str, above: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound of a weaker node rises with that of the strong one, beyond the rival, before its turn."""
+    whole, bounds = FLEETS[where](), SpaceSolver.bounds
+    nodes = [members for members in candidates(whole) if len(members) == 2]
+    wanted = Choosing(*problem(), whole, Timer(), parts=nodes).below(math.inf)
+    assert len(nodes) > 1 and wanted is not None
+    # First bounds are rough where tables are large.
+    monkeypatch.setattr(SpaceSolver, "bounds", lambda *these: 0.1 * bounds(*these))
+    found = Choosing(*problem(), whole, Timer(), parts=nodes).below(wanted.found.cost_s * above)
+    assert found is not None and found.members == wanted.members
+    assert found.found.cost_s == pytest.approx(wanted.found.cost_s, rel=1e-9)
