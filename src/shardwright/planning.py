@@ -44,7 +44,7 @@ from shardwright.synth.unsearched import unsearched
 #: Mesh axes of programs.
 Axes: TypeAlias = Literal[1, 2, "auto"]
 
-
+#: What a plan says where `meshes` are not all that there are.
 _WHOLE = "on two mesh axes the whole fleet alone was searched; axes=2 tries parts of it, too"
 
 #: By a graph's id: the graph, its programs on one mesh axis, and what solves for them at any prices.

@@ -138,7 +138,7 @@ class Search:
         Args:
             enough: part of the best cost by which the bound may miss it.
             target_s: a bound that is good enough whatever the best assignment costs.
-            rounds: of messages at most.
+            rounds: of messages at most, but for a second one where the first leaves the bound far away.
             sweeps: of the first round at most; 0 for as many as seem useful.
         """
         self._target_s = target_s
