@@ -172,7 +172,7 @@ class _Step:
         none = axes == 1 or asked.time_limit_s == 0 or not is_mesh(fleet)
         meshes = () if none else on_grid(fleet, self.parts)
         # With "auto", parts of the fleet on two axes are for small steps: each takes as long as the whole.
-        self.meshes = meshes[: 1 if axes == "auto" and not self._small else None]
+        self.meshes = meshes[: 1 if axes == "auto" and not self._small and like is None else None]
         self._narrowed = len(self.meshes) < len(meshes)
         self.like: Promising | None = None
         if self.meshes and axes == 2:

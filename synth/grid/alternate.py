@@ -24,6 +24,7 @@ from shardwright.synth.grid.pricing import GridPriceList
 from shardwright.synth.grid.ranges import NEAR, Tightening
 from shardwright.synth.grid.solve import GridSolver, Solvers
 from shardwright.synth.grid.turns import CLOSE, GridFound, GridTurns
+from shardwright.synth.grid.weighing import Weighing
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Judge, Look
 from shardwright.synth.search.solution import Solution
@@ -86,7 +87,8 @@ class GridSearch:
             known = None if like is None else like._turns
             self._turns = GridTurns(space, listed, timer, extra, solvers, known, before)
             self._listed, self._floors = listed, listed.floors
-        self._renting = GridRenting(graph, space, listed.grid, self._judge, timer, extra, solvers)
+        self._weighing = Weighing(graph, space, listed.grid, self._judge, timer, extra)
+        self._renting = GridRenting(self._weighing, extra, solvers)
         self._ideal: Solution | None = None
         self._rough, self._changed = False, before is not None
         self._best: GridFound | None = None
@@ -223,24 +225,25 @@ class GridSearch:
 
     def _settled(self, best: GridFound, most_s: float, *, briefly: bool) -> Synthesis:
         """The program of what was found, priced as it will run, within the devices' memory."""
-        turns, judge, renting = self._turns, self._judge, self._renting
+        turns, judge, renting, ideal = self._turns, self._judge, self._renting, self._ideal
+        assert ideal is not None
         free, as_found = self._unlimited(best)
         bound_s = self.bound_s
         fitted = free
         if not judge.ample(free.memory, free.ratios):
             # The model takes some programs too large: what it puts in another order may fit as it is.
-            seen = None if briefly or as_found is free else renting.seen_to_fit(as_found)
-            fitted = seen or renting.looked_at(free, briefly=briefly)
+            seen = None if briefly or as_found is free else self._weighing.seen_to_fit(as_found)
+            fitted = seen or self._weighing.looked_at(free, briefly=briefly)
         near_free = fitted.over <= 1 and fitted.cost_s <= free.cost_s * (1 + NEARLY_FREE)
         if not near_free and not briefly and free.cost_s < most_s:
             below_s = min(most_s, fitted.cost_s) if fitted.over <= 1 else most_s
             near = below_s <= free.cost_s * _FAR_ABOVE
-            if not near or renting.bound(self._floors, bound_s, below_s) < below_s * (1 - 1e-3):
+            if not near or renting.bound(self._floors, ideal, bound_s, below_s) < below_s * (1 - 1e-3):
                 again = renting.fitting(free, turns, below_s)
                 fitted = again if again.beats(fitted) else fitted
         dearer = fitted.over > 1 or fitted.cost_s > free.cost_s * (1 + ENOUGH)
         if fitted.over <= 1 and not near_free and fitted.cost_s < most_s:
-            bound_s = renting.bound(self._floors, bound_s, fitted.cost_s)
+            bound_s = renting.bound(self._floors, ideal, bound_s, fitted.cost_s)
         with turns.timer.search():
             verify(fitted.program, self.graph)
         cost_s = fitted.cost_s
@@ -280,8 +283,8 @@ class GridSearch:
                 scarce = self._rough or self._changed
                 # A step is changed as much as should do.
                 likely = self._changed and not self._rough
-                free = self._renting.candidate(solution, prices, best.ratios, in_turn=scarce, likely=likely)
-            less = free if free.fits or scarce else self._renting.in_turn(free)
+                free = self._weighing.candidate(solution, prices, best.ratios, in_turn=scarce, likely=likely)
+            less = free if free.fits or scarce else self._weighing.in_turn(free)
             self._free = best, less, free
             self.crowded = self._judge.feared(less.memory, less.ratios)
         return self._free[1:]

@@ -4,9 +4,6 @@ As on one axis (`synth/memory/budgets.py`, `within.py`) memory enters the search
 `synth/grid/rent.py`. What fills the fullest device of a program that does not fit pays, too, when the search
 goes on. The linear programs of the shares know nothing of memory; shares in proportion to it are tried where
 theirs do not fit.
-
-Before anything dearer is looked for, a program that does not fit is put in another order, and its gathers are
-done again (`synth/memory/sparing.py`), until it does.
 """
 
 from __future__ import annotations
@@ -14,97 +11,79 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.cost.bill import charges, counted
-from shardwright.cost.grid.model import GridModel
-from shardwright.cost.grid.settled import Settled
-from shardwright.cost.memory.ample import peaks_at_most
-from shardwright.cost.memory.exchange_buffers import held_bytes
-from shardwright.cost.memory.liveness import Peaks, peaks_by_device, total_bytes
 from shardwright.cost.share_cost import Floats
-from shardwright.ir.graph import Graph, Value, value_types
-from shardwright.ir.program import Program
+from shardwright.ir.graph import Value
 from shardwright.synth.grid.candidate import GridCandidate, Pricing
 from shardwright.synth.grid.crowd import crowd
-from shardwright.synth.grid.parts import on_nodes
-from shardwright.synth.grid.rent import GridRents, Portion, least_portions, portions
+from shardwright.synth.grid.rent import GridRents, least_portions, portions
 from shardwright.synth.grid.solve import GridSolver, Solvers
-from shardwright.synth.memory.alive import crowded
-from shardwright.synth.memory.budgets import Limits
+from shardwright.synth.grid.weighing import Weighing
 from shardwright.synth.memory.rent import too_small
-from shardwright.synth.memory.sparing import Sparing
 from shardwright.synth.prices.tables import Prices
-from shardwright.synth.programs.emit import emit
-from shardwright.synth.programs.judge import MOST_LOOKS, Judge
+from shardwright.synth.programs.judge import MOST_LOOKS
 from shardwright.synth.search.solution import Solution
 from shardwright.synth.space.factors import Factor, Use
-from shardwright.synth.space.space import Space
-from shardwright.synth.timer import Timer
 
 #: Rents tried, as multiples of (cost of the best program / memory of all devices). Far higher ones drown what
 #: programs cost in what `_ENOUGH` leaves open.
 _SCALES = tuple(4.0**k for k in range(-2, 5))
 
-#: Times that the range of rents around the least one that helps is cut in two; steps of the ascent.
-_HALVINGS, _ASCENTS = 2, 4
+#: Times that the range of rents around the least one that helps is cut in two.
+_HALVINGS = 2
+
+#: Rents at which a bound is looked for; the first, as a part of what would do if one were as good as all of
+#: it; and the part of a bound by which it is not worth looking for a better one.
+_ASCENTS, _FIRST, _HARDLY = 3, 0.25, 2e-3
 
 #: What does not fit under the highest rent is given up where more that pays it makes it no smaller than this.
 _LESS = 0.9
 
-#: With all gathers done again, what takes this multiple of its budget by the model is not looked at.
-_HOPELESS = 1.2
-
-#: What the model has need more than so many times the memory is not looked at: it was seen to take programs
-#: for half as large again as they are.
-_TOO_LARGE = 2.0
-
-#: Where what is alive in the order as traced, each tensor held once, fills this part of the memory, programs
-#: take most of it, or more: those of language models were seen to take 1.3 to 1.8 times as much.
-_HARDLY_AMPLE = 0.5
-
-#: Gathers done again are as few as need be, up to this part of them.
-_NEARLY = 16
-
 #: How far a rented program may be from the best under its rent, as a part of what it costs.
 _ENOUGH = 1e-3
+
+
+class _Tangent(NamedTuple):
+    """Of a concave function: what it is somewhere, and how fast it rises there."""
+
+    at_s: float
+    value_s: float
+    slope: float
+
+    def at(self, at_s: float) -> float:
+        """What the function is elsewhere at most."""
+        return self.value_s + self.slope * (at_s - self.at_s)
+
+    def meets(self, other: _Tangent) -> float:
+        """Where a rising and a falling tangent meet; between them, though values may be known roughly."""
+        at_s = self.at_s + (other.at(self.at_s) - self.value_s) / (self.slope - other.slope)
+        return min(max(at_s, self.at_s), other.at_s)
 
 
 class GridRenting:
     """Looks for programs that fit.
 
     Args:
-        graph: the step.
-        space: its programs.
-        grid: their prices.
-        judge: says what fits.
-        timer: is told where time goes, and says when it is over.
+        weighing: makes programs of solutions.
         extra: factors that pin choices.
         solvers: known ones, see `GridSolver`.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        space: Space,
-        grid: GridModel,
-        judge: Judge,
-        timer: Timer,
-        extra: Sequence[Use] = (),
-        solvers: Solvers | None = None,
-    ) -> None:
-        self.graph, self.space, self.grid, self.judge, self.timer = graph, space, grid, judge, timer
-        self.limits = Limits.of(grid.model)
+    def __init__(self, weighing: Weighing, extra: Sequence[Use] = (), solvers: Solvers | None = None) -> None:
+        self.weighing = weighing
+        self.graph, self.space, self.grid = weighing.graph, weighing.space, weighing.grid
+        self.judge, self.timer, self.limits = weighing.judge, weighing.timer, weighing.limits
         self._rents: GridRents | None = None
         self.searches = self.expanded = 0
         self._extra, self._solvers = tuple(extra), solvers
         self._crowd: tuple[Value, ...] = ()
         self._made: GridSolver | None = None
         self._latest: tuple[int, ...] | None = None
-        self._settled: dict[tuple[float, ...], Settled] = {}
-        #: The latest program that was put in another order, what did, and what came of it.
-        self._latest_turn: tuple[Program, Sparing, GridCandidate] | None = None
+        #: By ratios and rent, what was found with what pays rent so far.
+        self._solved: dict[tuple[tuple[float, ...], float], Solution] = {}
 
     @property
     def rents(self) -> GridRents:
@@ -112,173 +91,6 @@ class GridRenting:
         if self._rents is None:
             self._rents = GridRents(self.graph, self.space, self._crowd)
         return self._rents
-
-    def candidate(
-        self,
-        solution: Solution,
-        prices: Prices,
-        ratios: tuple[float, ...],
-        *,
-        in_turn: bool = False,
-        likely: bool = False,
-    ) -> GridCandidate:
-        """A solution as a program at some ratios: as it is, or with every exchange where it is wanted.
-
-        What is `likely` to fit is looked at as it will run: where it does fit, nobody asks the model.
-        """
-        program = emit(self.space, solution.assignment, prices, self._extra)
-        if self.space.nodes != self.grid.mesh.nodes:
-            program = on_nodes(program, self.graph, self.grid.mesh.nodes)
-        sparing = Sparing(program, self.graph) if in_turn else None
-        if sparing is None or not sparing.possible:
-            return self._weighed(solution, prices, program, ratios, likely=likely)
-        here = self._weighed(solution, prices, sparing.again(0), ratios, likely=likely)
-        self._latest_turn = here.program, sparing, here
-        return here
-
-    def _weighed(
-        self,
-        solution: Solution,
-        prices: Prices,
-        program: Program,
-        ratios: tuple[float, ...],
-        *,
-        likely: bool = False,
-    ) -> GridCandidate:
-        """A program of a solution at some ratios."""
-        if ratios not in self._settled:
-            self._settled[ratios] = Settled(self.grid, ratios)
-        items = charges(program, self.graph, self._settled[ratios])
-        # Equal instructions share what they cost.
-        each = counted(items)
-        cost_s = sum([item.weight * times * float(item.cost.constant.max()) for item, times in each])
-        memory = (self._fitting(program, ratios) if likely else None) or self._memory(program, ratios)
-        over = self.judge.over(memory, ratios)
-        return GridCandidate(solution, prices, program, tuple(items), ratios, cost_s, memory, over)
-
-    def _memory(self, program: Program, ratios: tuple[float, ...]) -> Peaks:
-        """By the model; of a step that fits anyway, and a program that fits by far, an upper bound."""
-        if self.judge.roomy:
-            return Peaks(tuple(int(b) for b in self.judge.footprint(program).peak(np.asarray(ratios))))
-        # Of a step that all devices together do not hold, that bound says nothing.
-        if total_bytes(self.graph) <= sum(self.limits.nbytes):
-            most = peaks_at_most(program, self.graph, ratios)
-            if most is not None and self.judge.ample(most, ratios):
-                return most
-        return peaks_by_device(program, self.graph, ratios)
-
-    def _fitting(self, program: Program, ratios: tuple[float, ...]) -> Peaks | None:
-        """As it will run, if it fits then; None also where the model mostly says that there is ample room."""
-        if not crowded(self.graph, _HARDLY_AMPLE * sum(self.limits.nbytes)):
-            return None
-        with self.timer.ratios():
-            seen = self.judge.seen(program, ratios)
-        return seen if seen is not None and self.judge.excess(seen) <= 1 else None
-
-    def in_turn(self, found: GridCandidate) -> GridCandidate:
-        """The same program with every exchange where it is wanted, where that takes less memory."""
-        _, here = self._turned(found)
-        return here if here.over < found.over else found
-
-    def _turned(self, found: GridCandidate) -> tuple[Sparing, GridCandidate]:
-        """What puts a program in another order, and the program with every exchange where it is wanted.
-
-        Of that one, too: the latest is remembered.
-        """
-        known = self._latest_turn
-        if (
-            known is None
-            or found.ratios != known[2].ratios
-            or all(found.program is not program for program in (known[0], known[2].program))
-        ):
-            sparing = Sparing(found.program, self.graph)
-            here = self._in_order(found, sparing, 0) if sparing.possible else found
-            known = self._latest_turn = found.program, sparing, here
-        _, sparing, here = known
-        return sparing, replace(here, over=self.judge.over(here.memory, here.ratios))
-
-    def spared(self, found: GridCandidate, least: int = 0) -> tuple[int, GridCandidate]:
-        """The same program with as few gathers done again as fit by the model; all of them where none do.
-
-        Args:
-            found: what does not fit.
-            least: gathers done again at least.
-
-        Returns:
-            How many are done again, and the program.
-        """
-        sparing, turned = self._turned(found)
-        if not sparing.possible:
-            return 0, found
-        low, high = least, len(sparing.gathers)
-        less = self._in_order(found, sparing, low) if low else turned
-        if less.fits or low >= high:
-            return low, less
-        more = self._in_order(found, sparing, high)
-        while more.fits and high - low > 1 + len(sparing.gathers) // _NEARLY and not self.timer.late():
-            # Each frees about as much as the next.
-            part = (less.over - 1) / max(less.over - more.over, 1e-12)
-            middle = min(max(low + math.ceil(part * (high - low)), low + 1), high - 1)
-            here = self._in_order(found, sparing, middle)
-            low, less, high, more = (low, less, middle, here) if here.fits else (middle, here, high, more)
-        return high, more
-
-    def _over_at_least(self, found: GridCandidate) -> float:
-        """What a device needs by the model, as a part of its budget, however many gathers are done again."""
-        sparing, turned = self._turned(found)
-        device = int((np.asarray(turned.memory.bytes) / self.limits.nbytes).argmax())
-        types = value_types(self.graph)
-        freed = sum(held_bytes(types[v], at, device, found.ratios) for v, at in sparing.gathers)
-        left = [n - freed if d == device else 0 for d, n in enumerate(turned.memory.bytes)]
-        return self.judge.over(Peaks(tuple(left)), found.ratios)
-
-    def _in_order(self, found: GridCandidate, sparing: Sparing, count: int) -> GridCandidate:
-        with self.timer.ratios():
-            return self._weighed(found.solution, found.prices, sparing.again(count), found.ratios)
-
-    def seen_to_fit(self, found: GridCandidate) -> GridCandidate | None:
-        """A program that the model takes for somewhat too large, if it fits as it will run."""
-        if found.over > _TOO_LARGE:
-            return None
-        with self.timer.ratios():
-            seen = self.judge.peaks(found.program, found.ratios, found.memory)
-        over = self.judge.excess(seen)
-        return replace(found, memory=seen, over=over) if over <= 1 else None
-
-    def looked_at(self, found: GridCandidate, *, briefly: bool = False) -> GridCandidate:
-        """A program as it will run, with gathers done again so that it fits, if that is enough.
-
-        Args:
-            found: by the model.
-            briefly: what is far from fitting by the model even so is not looked at.
-        """
-        judge, budgets = self.judge, self.judge.budgets
-        if briefly and found.over > _HOPELESS:
-            if self._over_at_least(found) > _HOPELESS:
-                return found
-            _, less = self.spared(found)
-            if less.over > _HOPELESS:
-                return less
-        count, here = 0, found
-        best: GridCandidate | None = None
-        for rounds in range(MOST_LOOKS):
-            with self.timer.ratios():
-                seen = judge.peaks(here.program, here.ratios, here.memory, sure=rounds > 0)
-            told, here = here.memory, replace(here, memory=seen, over=judge.excess(seen))
-            best = here if best is None or here.over < best.over else best
-            if best.fits or self.timer.late():
-                break
-            judge.learn(seen, here.ratios, told, rounds)
-            before = count
-            count, here = self.spared(found, count)
-            if here.over > _HOPELESS:
-                best = here if here.over < best.over else best
-                break
-            if rounds and count == before:
-                break
-        judge.budgets = budgets
-        assert best is not None
-        return best
 
     def fitting(self, best: GridCandidate, pricing: Pricing, most_s: float) -> GridCandidate:
         """The best that fits as it will run, or else the smallest found.
@@ -312,6 +124,7 @@ class GridRenting:
             return False
         self._crowd = tuple(more)
         self._rents = self._made = None
+        self._solved.clear()
         return True
 
     def _rented(self, best: GridCandidate, pricing: Pricing, most_s: float) -> GridCandidate:
@@ -323,26 +136,32 @@ class GridRenting:
         options = (best.ratios, tuple(limit / sum(limits) for limit in limits))
 
         def at(scale: float) -> bool:
-            nonlocal best
+            nonlocal best, hopeless
+            least_s = math.inf
             for ratios in dict.fromkeys(options):
                 prices = pricing.prices(ratios)
-                portion = portions(self.grid.mesh, ratios, self.limits.smallest)
-                solution = self._solve(prices, portion, scale * unit)
+                solution = self._solve(prices, ratios, scale * unit)
                 with self.timer.ratios():
-                    here = self.candidate(solution, prices, ratios)
+                    here = self.weighing.candidate(solution, prices, ratios)
                 if not here.fits:
-                    _, here = self.spared(here)
+                    _, here = self.weighing.spared(here)
                 best = here if here.beats(best) else best
                 if here.fits:
                     return True
+                least_s = min(least_s, here.cost_s)
+            # The higher the rent, the more the best program under it costs without.
+            hopeless = hopeless or least_s >= most_s
             return False
 
+        hopeless = False
         low, high = -1, len(_SCALES) - 1
-        if not at(_SCALES[high]) or best.cost_s >= most_s:
+        if not at(_SCALES[high]):
             return best
-        while high - low > 1 and not self.timer.late():
+        while high - low > 1 and not (hopeless or self.timer.late()):
             middle = (low + high) // 2
             low, high = (low, middle) if at(_SCALES[middle]) else (middle, high)
+        if best.cost_s >= most_s:
+            return best
         least, most = (_SCALES[low] if low >= 0 else 0.0), _SCALES[high]
         for _ in range(_HALVINGS):
             if self.timer.late():
@@ -351,46 +170,63 @@ class GridRenting:
             least, most = (least, scale) if at(scale) else (scale, most)
         liked, _ = pricing.best_ratios(best.solution, best.prices, best.ratios)
         with self.timer.ratios():
-            there = self._weighed(best.solution, best.prices, best.program, liked)
+            there = self.weighing.weighed(best.solution, best.prices, best.program, liked)
         return there if there.fits and there.beats(best) else best
 
-    def bound(self, floors: Prices, loose_s: float, cost_s: float) -> float:
+    def bound(self, floors: Prices, ideal: Solution, loose_s: float, cost_s: float) -> float:
         """A lower bound on the cost of every program that fits, whatever its ratios.
+
+        Rent for what the best program without a limit lacks makes a bound, concave in how high it is. Its
+        tangents say where to look next, and how high it may get at most (Kelley 1960).
 
         Args:
             floors: what every instruction costs at least.
+            ideal: the best program at these prices.
             loose_s: a bound already.
             cost_s: of a program that fits.
         """
         limits, portion = self.limits.nbytes, least_portions(self.grid.mesh)
-        best, at = loose_s, np.zeros(2)
-        scale = np.array([cost_s / sum(limits), cost_s / min(limits)])
-        for turn in range(_ASCENTS):
+        budgets = np.array([sum(limits), min(limits)])
+        excess = self.rents.excess(ideal.assignment, portion, limits)
+        lacks = np.maximum(excess / budgets, 0.0)
+        best = min(loose_s, cost_s)
+        if not lacks.any() or ideal.seconds >= cost_s:
+            return best
+        way = lacks / lacks.max() / budgets  # bytes times this: how much they are of the budgets
+        low = _Tangent(0.0, ideal.seconds, float(excess @ way))
+        high: _Tangent | None = None
+        at_s = _FIRST * (cost_s - low.value_s) / low.slope
+        for _ in range(_ASCENTS):
             if self.timer.late() or best >= cost_s * (1 - _ENOUGH):
                 break
-            rents = self.rents.seconds(portion, at[0], at[1], kept=False)
+            rents = self.rents.seconds(portion, *(at_s * way), kept=False)
             found = self._search(floors, rents)
-            value = found.bound_s + self.rents.constant_s(np.array([at, (0.0, 0.0)]), limits)
-            best = max(best, value)
-            # Polyak's step: as if the optimum were the cost of the program at hand.
-            excess = self.rents.excess(found.assignment, portion, limits) * scale
-            direction = np.where((at <= 0) & (excess < 0), 0.0, excess)
-            norm = float(direction @ direction)
-            if not norm:
+            constant_s = self.rents.constant_s(np.array([at_s * way, (0.0, 0.0)]), limits)
+            best = max(best, found.bound_s + constant_s)
+            slope = float(self.rents.excess(found.assignment, portion, limits) @ way)
+            here = _Tangent(at_s, found.seconds + constant_s, slope)
+            low, high = (here, high) if slope > 0 else (low, here)
+            at_s = 2 * at_s if high is None else low.meets(high)
+            if high is not None and low.at(at_s) <= best * (1 + _HARDLY):
                 break
-            at = np.maximum(at + scale * 0.9**turn * max(cost_s - value, 0.0) * direction / norm, 0.0)
         return min(best, cost_s)
 
-    def _solve(self, prices: Prices, portion: Portion, rent_s: float) -> Solution:
+    def _solve(self, prices: Prices, ratios: tuple[float, ...], rent_s: float) -> Solution:
         """The cheapest program with `rent_s` per byte on all devices, and as much for all of the smallest."""
-        devices = len(self.limits.nbytes)
-        return self._search(prices, self.rents.seconds(portion, rent_s, rent_s * devices, kept=True))
+        key = ratios, rent_s
+        if key not in self._solved:
+            portion = portions(self.grid.mesh, ratios, self.limits.smallest)
+            rents = self.rents.seconds(portion, rent_s, rent_s * len(self.limits.nbytes), kept=True)
+            self._solved[key] = self._search(prices, rents)
+        return self._solved[key]
 
     def _search(self, prices: Prices, rents: Mapping[Factor, Floats]) -> Solution:
         with self.timer.search():
             if self._made is None:
                 self._made = GridSolver(self.space, (*self._extra, *self.rents.uses), self._solvers)
-            found = self._made.solve(prices, self.timer.late, self._latest, _ENOUGH, rents=rents)
+            known = self._latest
+            # How high a rent should be is a guess: the best program under it need not be proven so.
+            found = self._made.solve(prices, self.timer.late, known, _ENOUGH, rents=rents, rounds=1)
         self.searches, self.expanded = self.searches + 1, self.expanded + found.expanded
         self._latest = found.assignment
         return found

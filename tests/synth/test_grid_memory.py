@@ -5,23 +5,34 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import grid_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_search import as_milp
 
 from shardwright import Fleet, Plan, synthesize
+from shardwright.cost.grid.model import GridModel
 from shardwright.cost.grid.prices import Mesh
 from shardwright.cost.memory.liveness import Peaks, peaks_by_device
 from shardwright.cost.model import CostModel
+from shardwright.cost.share_cost import Floats
 from shardwright.ir.placement import Shard, grid, parse_placement, region
 from shardwright.ir.program import Program, verify
 from shardwright.memory.device_memory import device_memory, peaks
+from shardwright.planning import looking
 from shardwright.synth.grid.alternate import GridSearch
 from shardwright.synth.grid.candidate import GridCandidate
 from shardwright.synth.grid.memory import GridRenting
+from shardwright.synth.grid.pricing import GridPriceList, grid_floors
 from shardwright.synth.grid.rent import least_portions, portions
+from shardwright.synth.grid.solve import GridSolver
+from shardwright.synth.grid.weighing import Weighing
 from shardwright.synth.memory.sparing import Sparing
+from shardwright.synth.programs.judge import Judge
+from shardwright.synth.space.space import Space
+from shardwright.synth.timer import Timer
 
 
 def fleet(memory_bytes: float, nodes: tuple[int, ...] = (2, 2)) -> Fleet:
@@ -150,10 +161,10 @@ def test_what_fits_though_it_was_searched_roughly_is_searched_again(monkeypatch:
 def test_where_memory_is_scarce_the_order_that_takes_least_is_weighed_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    candidate, weighed, met = GridRenting.candidate, GridRenting._weighed, list[bool]()  # pyright: ignore[reportPrivateUsage]
+    candidate, weighed, met = Weighing.candidate, Weighing.weighed, list[bool]()
     times: list[Program] = []
 
-    def noted(self: GridRenting, *args: Any, in_turn: bool = False, likely: bool = False) -> GridCandidate:
+    def noted(self: Weighing, *args: Any, in_turn: bool = False, likely: bool = False) -> GridCandidate:
         as_it_is = candidate(self, *args)
         times.clear()
         found = candidate(self, *args, in_turn=in_turn, likely=likely)
@@ -165,12 +176,12 @@ def test_where_memory_is_scarce_the_order_that_takes_least_is_weighed_alone(
             assert self.in_turn(found) is found and times == [found.program]
         return found
 
-    def counted(self: GridRenting, *args: Any, **likely: bool) -> GridCandidate:
+    def counted(self: Weighing, *args: Any, **likely: bool) -> GridCandidate:
         times.append(args[2])
         return weighed(self, *args, **likely)
 
-    monkeypatch.setattr(GridRenting, "candidate", noted)
-    monkeypatch.setattr(GridRenting, "_weighed", counted)
+    monkeypatch.setattr(Weighing, "candidate", noted)
+    monkeypatch.setattr(Weighing, "weighed", counted)
     monkeypatch.setattr("shardwright.synth.grid.choice._CROWDED", 0.0)
     planned(1 << 30)
     assert met[0] and not all(met)
@@ -179,10 +190,10 @@ def test_where_memory_is_scarce_the_order_that_takes_least_is_weighed_alone(
 def test_what_is_likely_to_fit_is_looked_at_before_the_model_is_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    candidate, modelled = GridRenting.candidate, list[Program]()
+    candidate, modelled = Weighing.candidate, list[Program]()
     met: list[bool] = []
 
-    def noted(self: GridRenting, *args: Any, in_turn: bool = False, likely: bool = False) -> GridCandidate:
+    def noted(self: Weighing, *args: Any, in_turn: bool = False, likely: bool = False) -> GridCandidate:
         modelled.clear()
         seen = candidate(self, *args, in_turn=in_turn, likely=True)
         asked = bool(modelled)
@@ -198,9 +209,9 @@ def test_what_is_likely_to_fit_is_looked_at_before_the_model_is_asked(
         return peaks_by_device(program, *args)
 
     peak = max(planned(1 << 30).memory_bytes)
-    monkeypatch.setattr(GridRenting, "candidate", noted)
-    monkeypatch.setattr("shardwright.synth.grid.memory.peaks_by_device", asked)
-    monkeypatch.setattr("shardwright.synth.grid.memory._HARDLY_AMPLE", 0.0)
+    monkeypatch.setattr(Weighing, "candidate", noted)
+    monkeypatch.setattr("shardwright.synth.grid.weighing.peaks_by_device", asked)
+    monkeypatch.setattr("shardwright.synth.grid.weighing._HARDLY_AMPLE", 0.0)
     planned(0.9 * peak)
     assert any(met) and not all(met)
 
@@ -267,3 +278,62 @@ def uneven(nodes: tuple[int, ...]) -> Fleet:
     link = {"bandwidth": "2 GB/s", "latency": "1 us"}
     listed = [{"devices": {"type": kind, "count": n}, **({"link": link} if n > 1 else {})} for n in nodes]
     return Fleet.from_dict({"name": "mesh", "nodes": listed, "network": link})
+
+
+def within(memory_bytes: float, nodes: tuple[int, ...]) -> tuple[GridRenting, GridPriceList]:
+    """What finds programs of the step that grids share, within so much memory per device."""
+    inventory = fleet(memory_bytes, nodes)
+    listed = GridPriceList(GridModel(CostModel(inventory)))
+    judge, timer = Judge(grid_cases.graph(), listed.model), Timer()
+    space = Space(grid_cases.graph(), nodes)
+    return GridRenting(Weighing(grid_cases.graph(), space, listed.grid, judge, timer)), listed
+
+
+@pytest.mark.parametrize(
+    ("nodes", "budgets"), [((2, 2), (12_000, 10_000, 9_000)), ((3, 2, 3), (8_000, 6_000, 5_000))]
+)
+def test_the_bound_of_what_fits_is_below_the_best_whose_inputs_do(
+    nodes: tuple[int, ...], budgets: tuple[int, ...]
+) -> None:
+    """As HiGHS finds it, of the programs whose inputs at least have room, at the least shares there are."""
+    raised = 0
+    for memory_bytes in budgets:
+        renting, listed = within(memory_bytes, nodes)
+        space, portion = renting.space, least_portions(listed.grid.mesh)
+        solver, floors = GridSolver(space), grid_floors(listed)
+        ideal = solver.solve(floors)
+        tables = dict(zip(solver.factors, floors.tables(solver.factors), strict=True))
+        sizes = [len(choice.domain) for choice in space.choices]
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        room: list[tuple[Floats, float]] = []
+        some = ideal.assignment
+        for number, rates in enumerate(((1.0, 0.0), (0.0, 1.0))):
+            weights = np.zeros(sum(sizes))
+            held = renting.rents.seconds(portion, *rates, kept=False)
+            for use in renting.rents.uses:
+                weights[starts[use.scope[0]] : starts[use.scope[0] + 1]] += held[use.factor]
+            # What is held whatever the program counts, too.
+            more = renting.rents.excess(some, portion, renting.limits.nbytes)[number]
+            room.append((weights, float(weights[starts[:-1] + some].sum() - more)))
+        terms = [(use.scope, tables[use.factor]) for use in space.uses]
+        best_s = as_milp(sizes, terms, room)
+        bound_s = renting.bound(floors, ideal, ideal.bound_s, 10 * best_s)
+        assert ideal.bound_s <= bound_s <= best_s * (1 + 1e-9)
+        # It says something: more than a third of what may be said.
+        raised += bound_s > ideal.bound_s + (best_s - ideal.bound_s) / 3 > ideal.bound_s
+    assert raised
+
+
+def test_a_rival_does_not_end_the_search_for_what_fits() -> None:
+    """The first program that fits is the one under the highest rent, which is far dearer than the best."""
+    free = planned(1 << 30)
+    memory_bytes = 0.95 * max(free.memory_bytes)
+    traced = free.step()
+    listed = GridPriceList(GridModel(CostModel(fleet(memory_bytes))))
+    costs: list[float] = []
+    for rival_s in (np.inf, None):
+        space = Space(traced.graph, (2, 2))
+        search = GridSearch(traced.graph, space, listed, Timer(), look=looking(traced))
+        found = search.plan(1.01 * costs[0] if rival_s is None else rival_s)
+        costs.append(found.cost_s)
+    assert costs[1] == pytest.approx(costs[0], rel=1e-9) and costs[0] > free.cost_s

@@ -294,8 +294,15 @@ def test_elimination_orders_are_as_good_as_any_on_trees(problem: Problem) -> Non
 # A real step as a mixed-integer program
 
 
-def as_milp(sizes: Sequence[int], terms: Sequence[tuple[tuple[int, ...], Floats]]) -> float:
-    """A 0/1 variable per value of a choice and per entry of a table, whose marginals equal the choices."""
+def as_milp(
+    sizes: Sequence[int],
+    terms: Sequence[tuple[tuple[int, ...], Floats]],
+    at_most: Sequence[tuple[Floats, float]] = (),
+) -> float:
+    """A 0/1 variable per value of a choice and per entry of a table, whose marginals equal the choices.
+
+    What all values that are chosen weigh, of one choice after the other, is `at_most` so much.
+    """
     starts = np.concatenate([[0], np.cumsum(sizes)])
     cost: list[float] = [0.0] * int(starts[-1])
     upper: list[float] = [1.0] * int(starts[-1])
@@ -319,9 +326,13 @@ def as_milp(sizes: Sequence[int], terms: Sequence[tuple[tuple[int, ...], Floats]
     scale = max(cost)
     integral = np.zeros(len(cost))
     integral[: starts[-1]] = 1
+    limits = [
+        LinearConstraint(np.append(weights, np.zeros(len(cost) - len(weights))) / limit, -np.inf, 1.0)
+        for weights, limit in at_most
+    ]
     found = milp(
         np.array(cost) / scale,
-        constraints=LinearConstraint(matrix.tocsr(), right, right),
+        constraints=[LinearConstraint(matrix.tocsr(), right, right), *limits],
         bounds=Bounds(0, np.array(upper)),
         integrality=integral,
         options={"mip_rel_gap": 0.0},
