@@ -171,7 +171,8 @@ class _Step:
         self.parts = candidates(fleet)[: 1 if asked.devices == "all" else None]
         none = axes == 1 or asked.time_limit_s == 0 or not is_mesh(fleet)
         meshes = () if none else on_grid(fleet, self.parts)
-        # With "auto", parts of the fleet on two axes are for small steps: each takes as long as the whole.
+        # With "auto", parts of the fleet on two axes are for small steps, and for those changed for want of
+        # memory, where they are worth it: each takes as long as the whole.
         self.meshes = meshes[: 1 if axes == "auto" and not self._small and like is None else None]
         self._narrowed = len(self.meshes) < len(meshes)
         self.like: Promising | None = None
