@@ -18,7 +18,7 @@ from shardwright.ir.program import verify
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.fallback import fullest
 from shardwright.synth.grid.candidate import GridCandidate
-from shardwright.synth.grid.memory import GridRenting
+from shardwright.synth.grid.memory import NEARLY_FREE, GridRenting
 from shardwright.synth.grid.narrow import MOST_ROUNDS
 from shardwright.synth.grid.pricing import GridPriceList
 from shardwright.synth.grid.ranges import NEAR, Tightening
@@ -36,9 +36,6 @@ from shardwright.synth.timer import Timer
 from shardwright.synth.unsearched import arithmetic_s
 
 _MOST_STARTS = 2
-
-#: What memory may add to the cost of a program, as a part of it, before others are looked for that fit.
-NEARLY_FREE = 1e-3
 
 #: Beyond this multiple of the cost without a limit of memory, no bound is tried against a rival; and what
 #: costs this multiple of a rival is not looked around.

@@ -2,8 +2,8 @@
 
 As on one axis (`synth/memory/budgets.py`, `within.py`) memory enters the search as rent, see
 `synth/grid/rent.py`. What fills the fullest device of a program that does not fit pays, too, when the search
-goes on. The linear programs of the shares know nothing of memory; shares in proportion to it are tried where
-theirs do not fit.
+goes on. The linear programs of the shares know nothing of memory: where theirs do not fit, shares in
+proportion to it are tried, and shares between both (`synth/grid/capped.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Value
 from shardwright.synth.grid.candidate import GridCandidate, Pricing
+from shardwright.synth.grid.capped import capped
 from shardwright.synth.grid.crowd import crowd
 from shardwright.synth.grid.rent import GridRents, least_portions, portions
 from shardwright.synth.grid.solve import GridSolver, Solvers
@@ -41,6 +42,12 @@ _ASCENTS, _FIRST, _HARDLY = 3, 0.25, 2e-3
 
 #: What does not fit under the highest rent is given up where more that pays it makes it no smaller than this.
 _LESS = 0.9
+
+#: What memory may add to the cost of a program, as a part of it, before others are looked for that fit.
+NEARLY_FREE = 1e-3
+
+#: Shares at which a program is looked at to find those nearest to what it likes that fit.
+_SHIFTS = 4
 
 #: How far a rented program may be from the best under its rent, as a part of what it costs.
 _ENOUGH = 1e-3
@@ -132,46 +139,79 @@ class GridRenting:
         limits = self.limits.nbytes
         if too_small(self.graph, limits):
             return best
-        unit = best.cost_s / sum(limits)
-        options = (best.ratios, tuple(limit / sum(limits) for limit in limits))
-
-        def at(scale: float) -> bool:
-            nonlocal best, hopeless
-            least_s = math.inf
-            for ratios in dict.fromkeys(options):
-                prices = pricing.prices(ratios)
-                solution = self._solve(prices, ratios, scale * unit)
-                with self.timer.ratios():
-                    here = self.weighing.candidate(solution, prices, ratios)
-                if not here.fits:
-                    _, here = self.weighing.spared(here)
-                best = here if here.beats(best) else best
-                if here.fits:
-                    return True
-                least_s = min(least_s, here.cost_s)
-            # The higher the rent, the more the best program under it costs without.
-            hopeless = hopeless or least_s >= most_s
-            return False
-
-        hopeless = False
-        low, high = -1, len(_SCALES) - 1
-        if not at(_SCALES[high]):
+        unit, free_s = best.cost_s / sum(limits), best.cost_s
+        liked, even = best.ratios, tuple([limit / sum(limits) for limit in limits])
+        best, paid = self._spread(best, even), 0.0
+        if best.fits and best.cost_s <= free_s * (1 + NEARLY_FREE):
             return best
-        while high - low > 1 and not (hopeless or self.timer.late()):
+        hopeless = False
+
+        def at(scale: float, ratios: tuple[float, ...]) -> bool:
+            """Whether the best program under a rent fits at the shares that it was searched for with."""
+            nonlocal best, paid, hopeless
+            prices = pricing.prices(ratios)
+            solution = self._solve(prices, ratios, scale * unit)
+            with self.timer.ratios():
+                here = self.weighing.candidate(solution, prices, ratios)
+            if not here.fits:
+                _, here = self.weighing.spared(here)
+            for each in (here, self._spread(here, even)):
+                if each.beats(best):
+                    best, paid = each, scale
+            # The higher the rent, the more the best program under it costs without.
+            hopeless = hopeless or (not here.fits and here.cost_s >= most_s)
+            return here.fits
+
+        low, high, base = -1, len(_SCALES) - 1, liked
+        found = at(_SCALES[high], liked)
+        if not found and not best.fits:
+            base, found = even, at(_SCALES[high], even)
+            if not found:
+                return best
+        # What pays most need not be smallest: what it drowns in rent takes what is not rented.
+        while not (found or hopeless or self.timer.late()) and high >= 2:
+            high -= 2
+            found = at(_SCALES[high], base)
+        while found and high - low > 1 and not (hopeless or self.timer.late()):
             middle = (low + high) // 2
-            low, high = (low, middle) if at(_SCALES[middle]) else (middle, high)
+            low, high = (low, middle) if at(_SCALES[middle], base) else (middle, high)
         if best.cost_s >= most_s:
             return best
         least, most = (_SCALES[low] if low >= 0 else 0.0), _SCALES[high]
-        for _ in range(_HALVINGS):
+        for _ in range(_HALVINGS if found else 0):
             if self.timer.late():
                 break
             scale = math.sqrt(least * most) if least else most / 4
-            least, most = (least, scale) if at(scale) else (scale, most)
-        liked, _ = pricing.best_ratios(best.solution, best.prices, best.ratios)
+            least, most = (least, scale) if at(scale, base) else (scale, most)
+        if best.ratios not in (liked, even) and not self.timer.late():
+            at(paid, best.ratios)
+        likes, _ = pricing.best_ratios(best.solution, best.prices, best.ratios)
+        return self._shifted(best, likes)
+
+    def _spread(self, found: GridCandidate, ratios: tuple[float, ...]) -> GridCandidate:
+        """A program at shares between those that it has and others, if it fits there alone; or as it is."""
+        if found.fits or found.ratios == ratios:
+            return found
         with self.timer.ratios():
-            there = self.weighing.weighed(best.solution, best.prices, best.program, liked)
-        return there if there.fits and there.beats(best) else best
+            there = self.weighing.weighed(found.solution, found.prices, found.program, ratios)
+        if not there.fits:
+            _, there = self.weighing.spared(there)
+        return self._shifted(there, found.ratios) if there.fits else found
+
+    def _shifted(self, found: GridCandidate, liked: tuple[float, ...]) -> GridCandidate:
+        """A program that fits, at shares as near to those that it likes as fit."""
+        if not found.fits:
+            return found
+        budgets = self.judge.budgets[self.grid.model.class_of]
+        ratios = liked
+        for _ in range(_SHIFTS):
+            with self.timer.ratios():
+                there = self.weighing.weighed(found.solution, found.prices, found.program, ratios)
+            if there.fits:
+                return there if there.beats(found) else found
+            has, needs = found.memory.bytes, there.memory.bytes
+            ratios = capped(there.ratios, found.ratios, needs, has, budgets)
+        return found
 
     def bound(self, floors: Prices, ideal: Solution, loose_s: float, cost_s: float) -> float:
         """A lower bound on the cost of every program that fits, whatever its ratios.
