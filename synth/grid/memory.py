@@ -49,6 +49,9 @@ NEARLY_FREE = 1e-3
 #: Shares at which a program is looked at to find those nearest to what it likes that fit.
 _SHIFTS = 4
 
+#: What takes more than so many times the memory, as it will run, is not made to fit by other shares alone.
+_NEARLY = 1.1
+
 #: How far a rented program may be from the best under its rent, as a part of what it costs.
 _ENOUGH = 1e-3
 
@@ -108,20 +111,47 @@ class GridRenting:
             most_s: a program that costs more is of no use.
         """
         free, before = best, math.inf
+        sure: GridCandidate | None = None
         for rounds in range(MOST_LOOKS + 1):
             if rounds and not best.fits and not (best.over < before * _LESS and self._crowded(best)):
-                return best
+                break
             before = best.over if rounds else before
-            with self.timer.ratios():
-                seen = self.judge.peaks(best.program, best.ratios, best.memory)
-                over = self.judge.excess(seen)
-            if over <= 1 or rounds == MOST_LOOKS or self.timer.late() or best.cost_s >= most_s:
-                return replace(best, memory=seen, over=over)
+            seen = self._seen(best)
+            if seen.fits or rounds == MOST_LOOKS or self.timer.late() or best.cost_s >= most_s:
+                best = seen
+                break
+            if rounds and best.fits:
+                moved = self._moved(seen)
+                sure = moved if sure is None or moved.beats(sure) else sure
             if best.fits or not rounds:
-                self.judge.learn(seen, best.ratios, best.memory, rounds)
+                self.judge.learn(seen.memory, best.ratios, best.memory, rounds)
             again = replace(free, over=self.judge.over(free.memory, free.ratios))
             best = self._rented(again, pricing, most_s)
-        raise AssertionError("the last round returns")
+        return best if sure is None or not sure.fits or best.beats(sure) else sure
+
+    def _seen(self, found: GridCandidate) -> GridCandidate:
+        """A program as it will run."""
+        with self.timer.ratios():
+            seen = self.judge.peaks(found.program, found.ratios, found.memory)
+        return replace(found, memory=seen, over=self.judge.excess(seen))
+
+    def _moved(self, found: GridCandidate) -> GridCandidate:
+        """A program that is too large for some devices, as it will run, with less for these; or as it is."""
+        limits = self.limits.nbytes
+        even = tuple([limit / sum(limits) for limit in limits])
+        if found.over > _NEARLY or found.ratios == even:
+            return found
+        with self.timer.ratios():
+            sure = self.weighing.weighed(found.solution, found.prices, found.program, even)
+        sure, there = self._seen(sure), found
+        for _ in range(_SHIFTS if sure.fits else 0):
+            ratios = capped(there.ratios, sure.ratios, there.memory.bytes, sure.memory.bytes, limits)
+            with self.timer.ratios():
+                there = self.weighing.weighed(found.solution, found.prices, found.program, ratios)
+            there = self._seen(there)
+            if there.fits:
+                return there
+        return sure if sure.fits else found
 
     def _crowded(self, best: GridCandidate) -> bool:
         """Have what fills the fullest device pay rent, too; whether that is any more than before."""

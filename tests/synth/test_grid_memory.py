@@ -324,6 +324,39 @@ def test_the_bound_of_what_fits_is_below_the_best_whose_inputs_do(
     assert raised
 
 
+@pytest.mark.parametrize("part", [0.85, 0.75])
+def test_shares_lie_between_those_that_are_liked_and_those_of_memory(part: float) -> None:
+    """Of devices with as much memory, those that compute four times as fast have what they have room for."""
+
+    def uneven(memory_bytes: float) -> Fleet:
+        kinds = [
+            {
+                "name": f"k{speed}",
+                "flops": f"{speed} MFLOP/s",
+                "memory_bandwidth": f"{2 * speed} MB/s",
+                "memory": f"{int(memory_bytes)} B",
+            }
+            for speed in (400, 100)
+        ]
+        near, far = {"bandwidth": "2 GB/s", "latency": "1 us"}, {"bandwidth": "1 GB/s", "latency": "30 us"}
+        listed = [{"devices": {"type": kind, "count": 2}, "link": near} for kind in kinds]
+        return Fleet.from_dict({"name": "mesh", "nodes": listed, "network": far})
+
+    def plan_for(memory_bytes: float) -> Plan:
+        where, asked = uneven(memory_bytes), {"recompute": "off", "microbatches": 1}
+        return synthesize(train_step, *arguments(), fleet=where, axes=2, devices="all", **asked)  # pyright: ignore
+
+    free = plan_for(1 << 30)
+    most = part * max(free.memory_bytes)
+    plan = plan_for(most)
+    assert plan.fits and max(plan.memory_bytes) <= most
+    fast, slow = plan.ratios[0], plan.ratios[-1]
+    assert 0.25 + 0.02 < fast < free.ratios[0] - 0.02 and plan.ratios == (fast, fast, slow, slow)
+    # The slower devices compute for as long as the step takes: at even shares more than twice as long.
+    assert free.cost_s < plan.cost_s < 1.7 * free.cost_s
+    assert plan.verify(train_step, *arguments()).ok
+
+
 def test_a_rival_does_not_end_the_search_for_what_fits() -> None:
     """The first program that fits is the one under the highest rent, which is far dearer than the best."""
     free = planned(1 << 30)
