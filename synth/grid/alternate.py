@@ -149,23 +149,24 @@ class GridSearch:
         """What the best pair found costs if memory is no limit; infinite if none was looked for."""
         return inf if self._best is None else self._best.cost_s
 
-    def plan(self, most_s: float = inf, *, briefly: bool = False) -> Synthesis:
+    def plan(self, most_s: float = inf, content_s: float = inf, *, briefly: bool = False) -> Synthesis:
         """The best pair of program and ratios found.
 
         Args:
             most_s: beyond this cost a plan is of no use.
+            content_s: a bound with which to be content, whatever the plan costs.
             briefly: do not search for what fits in place of what does not.
 
         Raises:
             PlanError: no program keeps to the pins.
         """
-        found = self._planned(most_s, briefly=briefly)
+        found = self._planned(most_s, content_s, briefly=briefly)
         if self._rough and not found.dearer:  # it may be the plan
             self.bound()
-            found = self._planned(most_s, briefly=briefly)
+            found = self._planned(most_s, content_s, briefly=briefly)
         return found
 
-    def _planned(self, most_s: float, *, briefly: bool) -> Synthesis:
+    def _planned(self, most_s: float, content_s: float, *, briefly: bool) -> Synthesis:
         """See `plan`; what was searched roughly is left so if that will do."""
         self.bound(roughly=briefly)
         assert self._ideal is not None
@@ -179,13 +180,15 @@ class GridSearch:
                     break
         assert self._best is not None
         if len(turns.grid.mesh.kind_counts) > 1:
-            # Better bounds, and shares, of what does not fit, or is far dearer than a rival, are of no use.
+            # Better bounds, and shares, of what does not fit, or is far dearer than a rival, are of no use;
+            # but where the best program is too dear anyhow, one that is not may fit.
             settled = self._settled(self._best, most_s, briefly=briefly)
-            if fullest(settled, turns.grid.model) > 1 or settled.cost_s > most_s * _FAR_ABOVE:
+            of_use = fullest(settled, turns.grid.model) <= 1 or (not briefly and self.free_s >= most_s)
+            if not of_use or settled.cost_s > most_s * _FAR_ABOVE:
                 return settled
             if self._tightening is None:
                 self._tightening = Tightening(turns, self._ideal, self._best)
-            before, self._best = self._best, self._tightening.run(self._best, most_s)
+            before, self._best = self._best, self._tightening.run(self._best, content_s)
             if self._best is before:
                 bound_s = min(max(settled.bound_s, self.bound_s), settled.cost_s)
                 expanded = turns.expanded + self._renting.expanded

@@ -170,7 +170,7 @@ class GridChoosing:
                 self._look_at(part, min(target_s, least_s), roughly=roughly)
                 heapq.heappush(queue, (part.bound_s, number))
                 continue
-            self._plan(part, min(target_s, least_s), briefly=briefly)
+            self._plan(part, target_s, least_s, briefly=briefly)
             best = part if part.beats(best) else best
             if part.unfinished and rival is None:
                 break  # the step changed in another way may fit, which makes other parts' bounds enough
@@ -305,9 +305,12 @@ class GridChoosing:
             self._known.solver = part.search.solver
         part.looked += 1
 
-    def _plan(self, part: GridPart, most_s: float, *, briefly: bool) -> None:
+    def _plan(self, part: GridPart, target_s: float, least_s: float, *, briefly: bool) -> None:
+        """Plan a part, with what rules it out: a bound as high as a target, or a plan of another part."""
         assert part.search is not None and part.grid is not None, "it was looked at"
-        part.found = part.search.plan(most_s, briefly=briefly)
+        most_s = min(target_s, least_s)
+        content_s = min(target_s, least_s * (1 - ENOUGH))
+        part.found = part.search.plan(most_s, content_s, briefly=briefly)
         part.fits = fits(part.found, part.grid.model)
         # A program that is dearer without a limit, too, would not have been the plan.
         part.unfinished = briefly and part.found.dearer and part.search.free_s < most_s

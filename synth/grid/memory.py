@@ -49,8 +49,12 @@ NEARLY_FREE = 1e-3
 #: Shares at which a program is looked at to find those nearest to what it likes that fit.
 _SHIFTS = 4
 
-#: What takes more than so many times the memory, as it will run, is not made to fit by other shares alone.
+#: What takes more than so many times the memory by the model hardly fits as it will run; what takes more as
+#: it will run is not made to fit by other shares alone.
 _NEARLY = 1.1
+
+#: Part of its cost that a program should save to be looked at: that takes a while.
+_WORTH = 0.01
 
 #: How far a rented program may be from the best under its rent, as a part of what it costs.
 _ENOUGH = 1e-3
@@ -92,6 +96,8 @@ class GridRenting:
         self._crowd: tuple[Value, ...] = ()
         self._made: GridSolver | None = None
         self._latest: tuple[int, ...] | None = None
+        #: The cheapest program under rent, of the latest, that does not quite fit by the model.
+        self._almost: GridCandidate | None = None
         #: By ratios and rent, what was found with what pays rent so far.
         self._solved: dict[tuple[tuple[float, ...], float], Solution] = {}
 
@@ -127,6 +133,10 @@ class GridRenting:
                 self.judge.learn(seen.memory, best.ratios, best.memory, rounds)
             again = replace(free, over=self.judge.over(free.memory, free.ratios))
             best = self._rented(again, pricing, most_s)
+            almost = self._almost
+            if almost is not None and not (best.fits and best.cost_s * (1 - _WORTH) < almost.cost_s):
+                seen = self._seen(almost)  # the model takes some programs for larger than they are
+                sure = seen if seen.fits and (sure is None or seen.beats(sure)) else sure
         return best if sure is None or not sure.fits or best.beats(sure) else sure
 
     def _seen(self, found: GridCandidate) -> GridCandidate:
@@ -174,11 +184,12 @@ class GridRenting:
         best, paid = self._spread(best, even), 0.0
         if best.fits and best.cost_s <= free_s * (1 + NEARLY_FREE):
             return best
-        hopeless = False
+        hopeless = nearly = False
+        self._almost = None
 
         def at(scale: float, ratios: tuple[float, ...]) -> bool:
             """Whether the best program under a rent fits at the shares that it was searched for with."""
-            nonlocal best, paid, hopeless
+            nonlocal best, paid, hopeless, nearly
             prices = pricing.prices(ratios)
             solution = self._solve(prices, ratios, scale * unit)
             with self.timer.ratios():
@@ -190,18 +201,23 @@ class GridRenting:
                     best, paid = each, scale
             # The higher the rent, the more the best program under it costs without.
             hopeless = hopeless or (not here.fits and here.cost_s >= most_s)
+            if not here.fits and here.over <= _NEARLY:
+                nearly = True
+                if self._almost is None or here.cost_s < self._almost.cost_s:
+                    self._almost = here
             return here.fits
 
         low, high, base = -1, len(_SCALES) - 1, liked
         found = at(_SCALES[high], liked)
-        if not found and not best.fits:
-            base, found = even, at(_SCALES[high], even)
-            if not found:
-                return best
         # What pays most need not be smallest: what it drowns in rent takes what is not rented.
-        while not (found or hopeless or self.timer.late()) and high >= 2:
+        while not found and nearly and high >= 2 and not (hopeless or self.timer.late()):
             high -= 2
-            found = at(_SCALES[high], base)
+            found = at(_SCALES[high], liked)
+        if not found and even != liked and not self.timer.late():
+            base, high = even, len(_SCALES) - 1
+            found = at(_SCALES[high], even)
+        if not found and not best.fits:
+            return best
         while found and high - low > 1 and not (hopeless or self.timer.late()):
             middle = (low + high) // 2
             low, high = (low, middle) if at(_SCALES[middle], base) else (middle, high)

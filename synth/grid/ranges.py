@@ -55,23 +55,23 @@ class Tightening:
         self._nodes = int(mesh.kind_counts[0]), int(mesh.kind_counts.sum())
         self._made = 0
 
-    def run(self, best: GridFound, most_s: float) -> GridFound:
+    def run(self, best: GridFound, content_s: float) -> GridFound:
         """The best pair so far, or a better one; the bound of all ranges is that of the turns.
 
         Args:
             best: the best pair so far.
-            most_s: beyond this cost a plan is of no use.
+            content_s: a bound with which to be content, whatever that costs.
         """
         turns = self._turns
         while self._made < _MOST_PIECES and not turns.timer.late():
             bound_s, _, piece, assignment = self._queue[0]
-            if bound_s >= min(best.cost_s, most_s) * (1 - ENOUGH):
+            if bound_s >= min(best.cost_s * (1 - ENOUGH), content_s):
                 break
             here = float(self._together(best.ratios)[0])
             at = _cut_at(piece.low, piece.high, here)
             heapq.heappop(self._queue)
             for half in piece.halves(at, self._nodes):
-                best, found = self._piece(half, assignment, best, most_s)
+                best, found = self._piece(half, assignment, best, content_s)
                 self._add(half, bound_s, found)
             turns.bound_s = max(turns.bound_s, self._queue[0][0])
         return best
@@ -130,12 +130,12 @@ class Tightening:
         return listed.stack().take(lines), [listed.cuts[k] for k in lines], np.array(list(weights.values()))
 
     def _piece(
-        self, piece: Ranges, known: Sequence[int], best: GridFound, most_s: float
+        self, piece: Ranges, known: Sequence[int], best: GridFound, content_s: float
     ) -> tuple[GridFound, Solution]:
         """The best program at the floors of a piece, and the best pair so far, which it may improve."""
         turns = self._turns
         prices = grid_floors(turns.listed, piece)
-        target_s = min(best.cost_s, most_s) * (1 - ENOUGH)
+        target_s = min(best.cost_s * (1 - ENOUGH), content_s)
         found = turns.solve(prices, known, NEAR, target_s, rounds=1)
         if found.bound_s < target_s:
             start = self._apart((piece.low + piece.high) / 2)

@@ -30,6 +30,7 @@ from shardwright.synth.grid.solve import GridSolver
 from shardwright.synth.grid.turns import GridTurns
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.search.solution import Solution
+from shardwright.synth.shares.bounds import ENOUGH
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
@@ -159,6 +160,20 @@ def test_a_wide_certificate_is_raised_by_ranges_of_every_kind_and_stays_one(
         parts = random.dirichlet(np.ones(3))
         ratios = listed.grid.mesh.ratios(parts, listed.grid.mesh.even()[1])
         assert raised <= solver.solve(grid_prices(listed, ratios)).bound_s * (1 + 1e-9)
+
+
+def test_beside_a_rival_a_bound_is_raised_until_it_rules_out_what_is_wanted() -> None:
+    """Not only until it is as far below that again: nothing else would say that a plan is within its gap."""
+    where = fleet(((40, 2),), ((20, 2),), ((10, 3),), network="10 Gbit/s")
+    step = trace(train_step, *jax.eval_shape(lambda: arguments(960, 256))).graph
+    listed = GridPriceList(GridModel(CostModel(where)))
+    space = Space(step, listed.grid.mesh.nodes)
+    loose_s = GridSearch(step, space, listed, Timer()).bound()
+    wanted_s = loose_s * (1 + 0.02)
+    assert loose_s > wanted_s * (1 - ENOUGH)
+    search = GridSearch(step, space, listed, Timer())
+    found = search.plan(wanted_s, wanted_s)
+    assert loose_s < search.bound_s and (search.bound_s >= wanted_s or found.cost_s < wanted_s)
 
 
 def test_beside_a_rival_ratios_are_searched_thoroughly_only_if_that_may_be_beaten(
