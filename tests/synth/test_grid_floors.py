@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -25,6 +26,7 @@ from shardwright.ir.trace import trace
 from shardwright.synth.grid.alternate import GridSearch
 from shardwright.synth.grid.narrow import MOST_ROUNDS
 from shardwright.synth.grid.pricing import GridPriceList, grid_floors, grid_prices
+from shardwright.synth.grid.ranges import Tightening
 from shardwright.synth.grid.ratios import per_class
 from shardwright.synth.grid.solve import GridSolver
 from shardwright.synth.grid.turns import GridTurns
@@ -162,18 +164,20 @@ def test_a_wide_certificate_is_raised_by_ranges_of_every_kind_and_stays_one(
         assert raised <= solver.solve(grid_prices(listed, ratios)).bound_s * (1 + 1e-9)
 
 
-def test_beside_a_rival_a_bound_is_raised_until_it_rules_out_what_is_wanted() -> None:
-    """Not only until it is as far below that again: nothing else would say that a plan is within its gap."""
-    where = fleet(((40, 2),), ((20, 2),), ((10, 3),), network="10 Gbit/s")
+def test_ranges_are_cut_until_the_bound_is_what_was_asked_for() -> None:
+    """Not only until it is within the gap of that: then nothing would say that a rival is within it."""
+    where = fleet(((40, 2),), ((20, 2),), ((10, 3),))
     step = trace(train_step, *jax.eval_shape(lambda: arguments(960, 256))).graph
     listed = GridPriceList(GridModel(CostModel(where)))
-    space = Space(step, listed.grid.mesh.nodes)
-    loose_s = GridSearch(step, space, listed, Timer()).bound()
-    wanted_s = loose_s * (1 + 0.02)
-    assert loose_s > wanted_s * (1 - ENOUGH)
-    search = GridSearch(step, space, listed, Timer())
-    found = search.plan(wanted_s, wanted_s)
-    assert loose_s < search.bound_s and (search.bound_s >= wanted_s or found.cost_s < wanted_s)
+    turns = GridTurns(Space(step, listed.grid.mesh.nodes), listed, Timer(), ())
+    ideal = turns.solve(listed.floors)
+    best = turns.take(listed.grid.mesh.ratios(*listed.grid.mesh.even()))
+    dear = replace(best, cost_s=2 * best.cost_s)
+    content_s = 1.01 * ideal.bound_s
+    assert ideal.bound_s > content_s * (1 - ENOUGH)
+    found = Tightening(turns, ideal, dear).run(dear, content_s)
+    assert turns.bound_s >= content_s or turns.bound_s >= found.cost_s * (1 - ENOUGH)
+    assert ideal.bound_s < turns.bound_s
 
 
 def test_beside_a_rival_ratios_are_searched_thoroughly_only_if_that_may_be_beaten(
