@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from test_dual import layers_of, never
 from test_search import Problem, as_milp
 
+from shardwright.synth.grid.narrow import MOST_SWEEPS, Memory, Search
 from shardwright.synth.grid.solve import DualSolver
 from shardwright.synth.search.fold import Folded, cook, fold, refined
 from shardwright.synth.search.messages import Messages, Talk
 from shardwright.synth.search.prune import Kept
+from shardwright.synth.search.stages import Core, Stage
 
 
 def folded_of(problem: Problem) -> tuple[Folded, Kept]:
@@ -88,3 +90,20 @@ def test_prices_that_are_quite_different_are_solved_as_if_they_were_the_first(
     found = solver.solve(tables)
     assert found is not None and found.bound_s == pytest.approx(found.seconds, rel=1e-8)
     assert found.seconds == pytest.approx(best, rel=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_messages_that_lead_nowhere_are_begun_anew(seed: int) -> None:
+    """Beside those of prices a million times as high, as good a bound as with none that were known."""
+    problem, rng = layers_of(seed, 8), np.random.default_rng(seed)
+    folded, kept = folded_of(problem)
+    sizes = [kept.size(kind) for kind in range(len(folded.classes))]
+    core = Core((), Stage(folded, sizes), cook(folded, problem.tables))
+    fresh, known = Memory(), Memory()
+    Talk(folded, kept).note(known.messages, sizes)
+    for full in known.messages.values():
+        for message in full:
+            message += 1e6 * rng.normal(size=message.shape)
+    searches = [Search(core, kept, memory, never) for memory in (fresh, known)]
+    bounds = [search._swept(MOST_SWEEPS).bound() for search in searches]  # pyright: ignore[reportPrivateUsage]
+    assert bounds[1] >= bounds[0] * (1 - 1e-4)
