@@ -16,7 +16,7 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.placement import Partial, Placement, R, Shard, grid
 from shardwright.ir.program import Compute, Instruction, Move, Program
 from shardwright.ir.rules import Signature
-from shardwright.synth.grid import memory as grid_memory
+from shardwright.synth.grid import weighing
 from shardwright.synth.memory.sparing import Sparing
 
 EVEN = (0.5, 0.5)
@@ -143,7 +143,7 @@ def test_a_step_that_fits_by_far_is_planned_without_the_model(monkeypatch: pytes
         asked.append(program)
         return peaks_by_device(program, graph, ratios)
 
-    monkeypatch.setattr(grid_memory, "peaks_by_device", told)
+    monkeypatch.setattr(weighing, "peaks_by_device", told)
     free = planned(1 << 30)
     graph = free.step().graph
     # So much that the bound is enough, but not that nothing need be bounded at all.
