@@ -24,6 +24,7 @@ from shardwright.synth.grid.rent import GridRents, least_portions, portions
 from shardwright.synth.grid.solve import GridSolver, Solvers
 from shardwright.synth.grid.weighing import Weighing
 from shardwright.synth.memory.rent import too_small
+from shardwright.synth.memory.within import WORTH_A_LOOK
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import MOST_LOOKS
 from shardwright.synth.search.solution import Solution
@@ -52,9 +53,6 @@ _SHIFTS = 4
 #: What takes more than so many times the memory by the model hardly fits as it will run; what takes more as
 #: it will run is not made to fit by other shares alone.
 _NEARLY = 1.1
-
-#: Part of its cost that a program should save to be looked at: that takes a while.
-_WORTH = 0.01
 
 #: How far a rented program may be from the best under its rent, as a part of what it costs.
 _ENOUGH = 1e-3
@@ -108,6 +106,12 @@ class GridRenting:
             self._rents = GridRents(self.graph, self.space, self._crowd)
         return self._rents
 
+    @property
+    def _of_memory(self) -> tuple[float, ...]:
+        """Shares in proportion to memory."""
+        limits = self.limits.nbytes
+        return tuple([limit / sum(limits) for limit in limits])
+
     def fitting(self, best: GridCandidate, pricing: Pricing, most_s: float) -> GridCandidate:
         """The best that fits as it will run, or else the smallest found.
 
@@ -134,7 +138,7 @@ class GridRenting:
             again = replace(free, over=self.judge.over(free.memory, free.ratios))
             best = self._rented(again, pricing, most_s)
             almost = self._almost
-            if almost is not None and not (best.fits and best.cost_s * (1 - _WORTH) < almost.cost_s):
+            if almost is not None and not (best.fits and best.cost_s * (1 - WORTH_A_LOOK) < almost.cost_s):
                 seen = self._seen(almost)  # the model takes some programs for larger than they are
                 sure = seen if seen.fits and (sure is None or seen.beats(sure)) else sure
         return best if sure is None or not sure.fits or best.beats(sure) else sure
@@ -147,15 +151,15 @@ class GridRenting:
 
     def _moved(self, found: GridCandidate) -> GridCandidate:
         """A program that is too large for some devices, as it will run, with less for these; or as it is."""
-        limits = self.limits.nbytes
-        even = tuple([limit / sum(limits) for limit in limits])
-        if found.over > _NEARLY or found.ratios == even:
+        if found.over > _NEARLY or found.ratios == self._of_memory:
             return found
         with self.timer.ratios():
-            sure = self.weighing.weighed(found.solution, found.prices, found.program, even)
+            sure = self.weighing.weighed(found.solution, found.prices, found.program, self._of_memory)
         sure, there = self._seen(sure), found
         for _ in range(_SHIFTS if sure.fits else 0):
-            ratios = capped(there.ratios, sure.ratios, there.memory.bytes, sure.memory.bytes, limits)
+            ratios = capped(
+                there.ratios, sure.ratios, there.memory.bytes, sure.memory.bytes, self.limits.nbytes
+            )
             with self.timer.ratios():
                 there = self.weighing.weighed(found.solution, found.prices, found.program, ratios)
             there = self._seen(there)
@@ -180,8 +184,8 @@ class GridRenting:
         if too_small(self.graph, limits):
             return best
         unit, free_s = best.cost_s / sum(limits), best.cost_s
-        liked, even = best.ratios, tuple([limit / sum(limits) for limit in limits])
-        best, paid = self._spread(best, even), 0.0
+        liked, of_memory = best.ratios, self._of_memory
+        best, paid = self._spread(best, of_memory), 0.0
         if best.fits and best.cost_s <= free_s * (1 + NEARLY_FREE):
             return best
         hopeless = nearly = False
@@ -196,7 +200,7 @@ class GridRenting:
                 here = self.weighing.candidate(solution, prices, ratios)
             if not here.fits:
                 _, here = self.weighing.spared(here)
-            for each in (here, self._spread(here, even)):
+            for each in (here, self._spread(here, of_memory)):
                 if each.beats(best):
                     best, paid = each, scale
             # The higher the rent, the more the best program under it costs without.
@@ -213,9 +217,9 @@ class GridRenting:
         while not found and nearly and high >= 2 and not (hopeless or self.timer.late()):
             high -= 2
             found = at(_SCALES[high], liked)
-        if not found and even != liked and not self.timer.late():
-            base, high = even, len(_SCALES) - 1
-            found = at(_SCALES[high], even)
+        if not found and of_memory != liked and not self.timer.late():
+            base, high = of_memory, len(_SCALES) - 1
+            found = at(_SCALES[high], of_memory)
         if not found and not best.fits:
             return best
         while found and high - low > 1 and not (hopeless or self.timer.late()):
@@ -229,7 +233,7 @@ class GridRenting:
                 break
             scale = math.sqrt(least * most) if least else most / 4
             least, most = (least, scale) if at(scale, base) else (scale, most)
-        if best.ratios not in (liked, even) and not self.timer.late():
+        if best.ratios not in (liked, of_memory) and not self.timer.late():
             at(paid, best.ratios)
         likes, _ = pricing.best_ratios(best.solution, best.prices, best.ratios)
         return self._shifted(best, likes)

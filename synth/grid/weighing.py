@@ -25,6 +25,7 @@ from shardwright.synth.grid.parts import on_nodes
 from shardwright.synth.memory.alive import crowded
 from shardwright.synth.memory.budgets import Limits
 from shardwright.synth.memory.sparing import Sparing
+from shardwright.synth.memory.within import TOO_LARGE
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
 from shardwright.synth.programs.judge import MOST_LOOKS, Judge
@@ -35,10 +36,6 @@ from shardwright.synth.timer import Timer
 
 #: With all gathers done again, what takes this multiple of its budget by the model is not looked at.
 _HOPELESS = 1.2
-
-#: What the model has need more than so many times the memory is not looked at: it was seen to take programs
-#: for half as large again as they are.
-_TOO_LARGE = 2.0
 
 #: Where what is alive in the order as traced, each tensor held once, fills this part of the memory, programs
 #: take most of it, or more: those of language models were seen to take 1.3 to 1.8 times as much.
@@ -201,7 +198,7 @@ class Weighing:
 
     def seen_to_fit(self, found: GridCandidate) -> GridCandidate | None:
         """A program that the model takes for somewhat too large, if it fits as it will run."""
-        if found.over > _TOO_LARGE:
+        if found.over > TOO_LARGE:
             return None
         with self.timer.ratios():
             seen = self.judge.peaks(found.program, found.ratios, found.memory)

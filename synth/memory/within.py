@@ -33,10 +33,10 @@ _NEARLY = 1.1
 
 #: What the model has need more than so many times the memory is not looked at: it was seen to take programs
 #: for half as large again as they are.
-_TOO_LARGE = 2.0
+TOO_LARGE = 2.0
 
 #: Part of its cost that a program should save to be looked at: that takes a while.
-_WORTH_A_LOOK = 0.01
+WORTH_A_LOOK = 0.01
 
 #: What costs more than this multiple of a plan that fits is not made to fit by other means: ratios of its own
 #: save less.
@@ -241,13 +241,13 @@ def overlooked(
     judge, learned = turns.judge, turns.judge.budgets
     if best.fits and best.cost_s <= free_s * (1 + ENOUGH):
         return best, memory
-    few, worth = 1 if briefly else _LOOKS, 1 - _WORTH_A_LOOK
+    few, worth = 1 if briefly else _LOOKS, 1 - WORTH_A_LOOK
     off = 0.0  # how much larger than the model has it a program was that needs far too much
     cheaper = [each for each in turns.weighed if not best.fits or each.cost_s < best.cost_s * worth]
     distinct = {
         (each.program, each.ratios): each
         for each in cheaper
-        if judge.feared(each.memory, each.ratios) <= _TOO_LARGE
+        if judge.feared(each.memory, each.ratios) <= TOO_LARGE
     }
     for each in sorted(distinct.values(), key=lambda each: each.cost_s):
         if each.cost_s >= min(rival_s, best.cost_s if best.fits else math.inf) * (1 - 1e-9):

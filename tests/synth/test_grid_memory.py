@@ -12,18 +12,20 @@ import numpy as np
 import pytest
 from test_search import as_milp
 
-from shardwright import Fleet, Plan, synthesize
+from shardwright import Fleet, Plan, planning, synthesize
 from shardwright.cost.grid.model import GridModel
 from shardwright.cost.grid.prices import Mesh
 from shardwright.cost.memory.liveness import Peaks, peaks_by_device
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import Floats
+from shardwright.ir.graph import Graph
 from shardwright.ir.placement import Shard, grid, parse_placement, region
 from shardwright.ir.program import Program, verify
 from shardwright.memory.device_memory import device_memory, peaks
 from shardwright.planning import looking
 from shardwright.synth.grid.alternate import GridSearch
 from shardwright.synth.grid.candidate import GridCandidate
+from shardwright.synth.grid.choice import GridChoosing
 from shardwright.synth.grid.memory import GridRenting
 from shardwright.synth.grid.pricing import GridPriceList, grid_floors
 from shardwright.synth.grid.rent import least_portions, portions
@@ -35,15 +37,29 @@ from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
 
-def fleet(memory_bytes: float, nodes: tuple[int, ...] = (2, 2)) -> Fleet:
-    kind = {
-        "name": "k",
-        "flops": "50 MFLOP/s",
-        "memory_bandwidth": "100 MB/s",
-        "memory": f"{int(memory_bytes)} B",
-    }
-    near, far = {"bandwidth": "2 GB/s", "latency": "1 us"}, {"bandwidth": "100 MB/s", "latency": "30 us"}
-    listed = [{"devices": {"type": kind, "count": n}, "link": near} for n in nodes]
+def fleet(
+    memory_bytes: float,
+    nodes: tuple[int, ...] = (2, 2),
+    speeds: tuple[int, ...] | None = None,
+    network: str = "100 MB/s",
+) -> Fleet:
+    """Nodes of so many devices of so many MFLOP/s, 50 by default, all with as much memory."""
+    listed = [
+        {
+            "devices": {
+                "type": {
+                    "name": f"k{speed}",
+                    "flops": f"{speed} MFLOP/s",
+                    "memory_bandwidth": f"{2 * speed} MB/s",
+                    "memory": f"{int(memory_bytes)} B",
+                },
+                "count": count,
+            },
+            "link": {"bandwidth": "2 GB/s", "latency": "1 us"},
+        }
+        for count, speed in zip(nodes, speeds or (50,) * len(nodes), strict=True)
+    ]
+    far = {"bandwidth": network, "latency": "30 us"}
     return Fleet.from_dict({"name": "mesh", "nodes": listed, "network": far})
 
 
@@ -69,12 +85,11 @@ def arguments() -> tuple[Any, ...]:
     return params, zeros, jax.random.normal(keys[2], (32, 16)), jax.random.normal(keys[3], (32, 16))
 
 
-def planned(memory_bytes: float) -> Plan:
-    step = train_step
+def planned(memory_bytes: float, where: Fleet | None = None) -> Plan:
     return synthesize(
-        step,
+        train_step,
         *arguments(),
-        fleet=fleet(memory_bytes),
+        fleet=where or fleet(memory_bytes),
         axes=2,
         devices="all",
         recompute="off",
@@ -328,23 +343,8 @@ def test_the_bound_of_what_fits_is_below_the_best_whose_inputs_do(
 def test_shares_lie_between_those_that_are_liked_and_those_of_memory(part: float) -> None:
     """Of devices with as much memory, those that compute four times as fast have what they have room for."""
 
-    def uneven(memory_bytes: float) -> Fleet:
-        kinds = [
-            {
-                "name": f"k{speed}",
-                "flops": f"{speed} MFLOP/s",
-                "memory_bandwidth": f"{2 * speed} MB/s",
-                "memory": f"{int(memory_bytes)} B",
-            }
-            for speed in (400, 100)
-        ]
-        near, far = {"bandwidth": "2 GB/s", "latency": "1 us"}, {"bandwidth": "1 GB/s", "latency": "30 us"}
-        listed = [{"devices": {"type": kind, "count": 2}, "link": near} for kind in kinds]
-        return Fleet.from_dict({"name": "mesh", "nodes": listed, "network": far})
-
     def plan_for(memory_bytes: float) -> Plan:
-        where, asked = uneven(memory_bytes), {"recompute": "off", "microbatches": 1}
-        return synthesize(train_step, *arguments(), fleet=where, axes=2, devices="all", **asked)  # pyright: ignore
+        return planned(memory_bytes, fleet(memory_bytes, speeds=(400, 100), network="1 GB/s"))
 
     free = plan_for(1 << 30)
     most = part * max(free.memory_bytes)
@@ -370,3 +370,22 @@ def test_a_rival_does_not_end_the_search_for_what_fits() -> None:
         found = search.plan(1.01 * costs[0] if rival_s is None else rival_s)
         costs.append(found.cost_s)
     assert costs[1] == pytest.approx(costs[0], rel=1e-9) and costs[0] > free.cost_s
+
+
+def test_a_large_step_is_planned_on_parts_of_the_fleet_once_it_is_changed_to_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts: dict[int, int] = {}
+
+    class Noted(GridChoosing):
+        def __init__(self, graph: Graph, where: Fleet, timer: Timer, members: Any, *rest: Any) -> None:
+            parts[len(graph.equations)] = len(members)
+            super().__init__(graph, where, timer, members, *rest)
+
+    monkeypatch.setattr(planning, "GridChoosing", Noted)
+    monkeypatch.setattr(planning, "SMALL", 0)
+    given = jax.tree.map(lambda p: list(p) if p.ndim == 3 else p, arguments())
+    shape: Any = {"nodes": (2, 2, 2), "speeds": (400, 400, 100)}
+    synthesize(unrolled, *given, fleet=fleet(60_000, **shape))
+    as_it_is, *changed = parts.values()
+    assert as_it_is == 1 and changed and min(changed) > 1
