@@ -32,7 +32,7 @@ from shardwright.synth.grid.choice import WIDE, Common, GridChoosing
 from shardwright.synth.grid.part import on_grid, on_one_axis
 from shardwright.synth.grid.single import BesideSingle
 from shardwright.synth.part import Promising
-from shardwright.synth.parts import candidates
+from shardwright.synth.parts import Members, candidates
 from shardwright.synth.programs.judge import AMPLE, CloseLook
 from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.shares.bounds import ENOUGH
@@ -175,6 +175,10 @@ class _Step:
         # memory, where they are worth it: each takes as long as the whole.
         self.meshes = meshes[: 1 if axes == "auto" and not self._small and like is None else None]
         self._narrowed = len(self.meshes) < len(meshes)
+        less = like is not None and does_more(traced, like.traced)
+        known = like.on_grid.least_s if less and like is not None and "on_grid" in vars(like) else {}
+        #: By part, what every program on two axes costs at least of a step that has less to do.
+        self._least_s: Mapping[Members, float] = known
         self.like: Promising | None = None
         if self.meshes and axes == 2:
             self.parts = () if self.pins else on_one_axis(fleet, self.parts)
@@ -182,7 +186,7 @@ class _Step:
         if like is not None and "choosing" in vars(like) and not self._small:
             self.like = like.choosing.promising
             self.parts = self.like.parts
-            if not does_more(traced, like.traced):
+            if not less:
                 self.like = replace(self.like, free_s={})
 
     @cached_property
@@ -223,7 +227,8 @@ class _Step:
         """The search on two mesh axes."""
         pinned = partial(factors, self.pins)
         graph, fleet, look = self.traced.graph, self.asked.fleet, looking(self.traced)
-        return GridChoosing(graph, fleet, self.timer, self.meshes, pinned, look, self._grids)
+        known = self._grids, self._least_s
+        return GridChoosing(graph, fleet, self.timer, self.meshes, pinned, look, *known)
 
     @cached_property
     def on_two(self) -> GridChoosing | BesideSingle:
@@ -353,6 +358,8 @@ def does_more(step: Traced, like: Traced) -> bool:
 
     In as many pieces; of few equations, and what a scan keeps, that may save time.
     """
+    if rewriting_of(like).recompute:
+        return False
     pieces = [rewriting_of(each).microbatches for each in (step, like)]
     looped = any(equation.regions for equation in step.graph.equations)
     return pieces[0] == pieces[1] and not looped and not few_equations(step.graph)

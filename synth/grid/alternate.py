@@ -16,6 +16,7 @@ from shardwright.cost.fleet import Fleet
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import verify
 from shardwright.synth.alternate import Synthesis
+from shardwright.synth.combinations import SMALL
 from shardwright.synth.fallback import fullest
 from shardwright.synth.grid.candidate import GridCandidate
 from shardwright.synth.grid.memory import NEARLY_FREE, GridRenting
@@ -40,6 +41,9 @@ _MOST_STARTS = 2
 #: Beyond this multiple of the cost without a limit of memory, no bound is tried against a rival; and what
 #: costs this multiple of a rival is not looked around.
 _FAR_ABOVE = 1.5
+
+#: Where the best program at the floors takes so many times the memory, what fits is looked for from there.
+_FAR_TOO_LARGE = 2.0
 
 
 def is_mesh(fleet: Fleet) -> bool:
@@ -91,6 +95,11 @@ class GridSearch:
         self._best: GridFound | None = None
         self._tightening: Tightening | None = None
         self._free: tuple[GridFound, GridCandidate, GridCandidate] | None = None
+        #: The best program at the floors at the ratios that it likes, and whether it is looked at at all.
+        self._at_floors: GridCandidate | None = None
+        #: What fits in its place, if that was looked for.
+        self._in_its_place: GridCandidate | None = None
+        self._large = len(graph.equations) > SMALL
         self.crowded = 0.0
 
     @property
@@ -126,7 +135,7 @@ class GridSearch:
             PlanError: no program keeps to the pins.
         """
         if self._rough and not roughly:
-            self._ideal = self._best = None
+            self._ideal = self._best = self._at_floors = self._in_its_place = None
             self._turns.forget()
         if self._ideal is None:
             # Devices that are alike are likely to have equal shares: the best program at the floors is then
@@ -147,7 +156,8 @@ class GridSearch:
     @property
     def free_s(self) -> float:
         """What the best pair found costs if memory is no limit; infinite if none was looked for."""
-        return inf if self._best is None else self._best.cost_s
+        found = self._best or self._at_floors
+        return inf if found is None else found.cost_s
 
     def plan(self, most_s: float = inf, content_s: float = inf, *, briefly: bool = False) -> Synthesis:
         """The best pair of program and ratios found.
@@ -172,6 +182,9 @@ class GridSearch:
         assert self._ideal is not None
         turns = self._turns
         if self._best is None:
+            given_up = self._within_at_once(most_s, briefly=briefly)
+            if given_up is not None:
+                return given_up
             for ratios in _starts(turns, self._ideal, self._floors):
                 reached = self._reached(ratios, most_s)
                 if self._best is None or reached.cost_s < self._best.cost_s * (1 - 1e-9):
@@ -236,24 +249,29 @@ class GridSearch:
             fitted = seen or self._weighing.looked_at(free, briefly=briefly)
         near_free = fitted.over <= 1 and fitted.cost_s <= free.cost_s * (1 + NEARLY_FREE)
         if not near_free and not briefly and free.cost_s < most_s:
-            below_s = min(most_s, fitted.cost_s) if fitted.over <= 1 else most_s
-            near = below_s <= free.cost_s * _FAR_ABOVE
-            if not near or renting.bound(self._floors, ideal, bound_s, below_s) < below_s * (1 - 1e-3):
-                again = renting.fitting(free, turns, below_s)
-                fitted = again if again.beats(fitted) else fitted
-        dearer = fitted.over > 1 or fitted.cost_s > free.cost_s * (1 + ENOUGH)
+            fitted = self._within(free, fitted, most_s)
         if fitted.over <= 1 and not near_free and fitted.cost_s < most_s:
             bound_s = renting.bound(self._floors, ideal, bound_s, fitted.cost_s)
+        solution = free.solution if fitted.ratios == free.ratios else None
+        # What is of no use is not searched for once more.
+        if fitted.over <= 1 and fitted.cost_s < most_s / (1 - ENOUGH):
+            solution = turns.search(fitted.ratios)[0]
+        return self._told(fitted, free.cost_s, bound_s, solution)
+
+    def _told(
+        self, fitted: GridCandidate, free_s: float, bound_s: float, solution: Solution | None = None
+    ) -> Synthesis:
+        """What was found, with what no program costs less than: at any ratios, and at those by a solution."""
+        turns, renting = self._turns, self._renting
         with turns.timer.search():
             verify(fitted.program, self.graph)
         cost_s = fitted.cost_s
-        solution = free.solution if fitted.over > 1 else turns.search(fitted.ratios)[0]
-        least = min(solution.bound_s if fitted.ratios == free.ratios or fitted.over <= 1 else bound_s, cost_s)
-        gap = max(0.0, 1 - least / cost_s) if cost_s > 0 else 0.0
+        least = bound_s if solution is None else solution.bound_s
+        gap = max(0.0, 1 - min(least, cost_s) / cost_s) if cost_s > 0 else 0.0
         notes: list[str] = []
         if fitted.over > 1:
             notes.append("no program found fits into every device's memory")
-        if solution.bound_s < solution.seconds * (1 - CLOSE) * (1 - 1e-9):
+        if solution is not None and solution.bound_s < solution.seconds * (1 - CLOSE) * (1 - 1e-9):
             notes.append(f"the search stopped early: at these ratios a program could be {gap:.1%} cheaper")
         if turns.timer.late():
             notes.append("the time limit ended the search before all starts were tried")
@@ -268,8 +286,51 @@ class GridSearch:
             tuple(notes),
             tuple(fitted.items),
             fitted.memory,
-            dearer=dearer,
+            dearer=fitted.over > 1 or cost_s > free_s * (1 + ENOUGH),
         )
+
+    def _within_at_once(self, most_s: float, *, briefly: bool) -> Synthesis | None:
+        """What fits, or lacks least, without a search for the best program memory aside; None for want of it.
+
+        Of a large step whose best program at the floors takes far too much. That one is made to fit: where
+        what comes of it is of no use, the best program memory aside, which takes as long again, is none.
+        """
+        ideal, turns = self._ideal, self._turns
+        assert ideal is not None
+        if not self._large:
+            return None
+        if self._at_floors is None:
+            ratios = turns.even or next(_starts(turns, ideal, self._floors))
+            with turns.timer.search():
+                self._at_floors = self._weighing.candidate(ideal, self._floors, ratios, in_turn=True)
+        here = self._at_floors
+        if here.over <= _FAR_TOO_LARGE:
+            return None
+        self.crowded = self._judge.feared(here.memory, here.ratios)
+        if briefly:
+            return self._told(here, here.cost_s, self.bound_s)
+        found = self._in_its_place = self._renting.fitting(here, turns, most_s)
+        return None if found.fits and found.cost_s < most_s else self._told(found, here.cost_s, self.bound_s)
+
+    def _within(self, free: GridCandidate, fitted: GridCandidate, most_s: float) -> GridCandidate:
+        """What fits in place of the best memory aside; `fitted` is the best so far, which may not fit."""
+        turns, renting, ideal, place = self._turns, self._renting, self._ideal, self._in_its_place
+        assert ideal is not None
+        if place is not None and place.beats(fitted):
+            fitted = place
+        if place is not None and turns.even is not None:
+            return fitted  # at other ratios there is nothing to be found
+        below_s = min(most_s, fitted.cost_s) if fitted.over <= 1 else most_s
+        near = below_s <= free.cost_s * _FAR_ABOVE
+
+        def hopeless() -> bool:
+            """Whether a bound, which takes long, proves that nothing that fits is cheap enough."""
+            if not near:
+                return False
+            return renting.bound(self._floors, ideal, self.bound_s, below_s) >= below_s * (1 - 1e-3)
+
+        again = renting.fitting(free, turns, below_s, hopeless)
+        return again if again.beats(fitted) else fitted
 
     def _unlimited(self, best: GridFound) -> tuple[GridCandidate, GridCandidate]:
         """The program of what was found if memory were no limit: in the order that takes least, and as it is.

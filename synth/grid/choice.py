@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -48,6 +48,9 @@ _CROWDED = 0.8
 
 #: Gap, as a part of the cost, beyond which a certificate is wide.
 WIDE = 0.1
+
+#: A bound is found with more effort only where that may leave no more than this part of the gap.
+_WORTHWHILE = 0.5
 
 #: What the plan says of the space that was searched.
 _BOTH = "programs of one mesh axis and of two were searched, and the bound is of both"
@@ -94,6 +97,7 @@ class GridChoosing:
         pinned: what pins choices.
         look: what says how much memory a program takes.
         known: what other steps may have asked for before.
+        least_s: by part, what every program of a step costs at least that has less to do than this one.
     """
 
     def __init__(
@@ -105,8 +109,10 @@ class GridChoosing:
         pinned: Pinned = lambda space: (),
         look: Look | None = None,
         known: Common | None = None,
+        least_s: Mapping[Members, float] | None = None,
     ) -> None:
         self._known = Common() if known is None else known
+        self._least_s = least_s or {}
         self._graph, self._fleet, self._timer = graph, fleet, timer
         self._pinned, self._look = pinned, look
         self._made: Space | None = None
@@ -143,7 +149,8 @@ class GridChoosing:
         queue: list[tuple[float, int]] = []
         for number, part in enumerate(made):
             if (part.found is None or part.unfinished) and not part.impossible:
-                queue.append((part.bound_s, number))
+                if self._least_s.get(part.members, 0.0) < target_s:
+                    queue.append((part.bound_s, number))
             elif part.fits and part.beats(best):
                 best = part
         heapq.heapify(queue)
@@ -233,6 +240,11 @@ class GridChoosing:
         return outgrown(self._parts)
 
     @property
+    def least_s(self) -> Mapping[Members, float]:
+        """By part, what every program costs at least, memory aside."""
+        return {part.members: part.search.bound_s for part in self._parts if part.search is not None}
+
+    @property
     def crowded(self) -> tuple[float, int]:
         """Of the best program without a limit: the largest part of its memory a device takes; its devices."""
         planned = [part for part in self._parts if part.found is not None]
@@ -253,6 +265,10 @@ class GridChoosing:
             cost_s: of a plan that fits.
         """
         wanted_s = cost_s * (1 - WIDE)
+        bound_s = min(self.bound_s, cost_s)
+        # Ranges of shares know nothing of memory: they leave what that makes plans dearer.
+        if cost_s - self.free_s > _WORTHWHILE * (cost_s - bound_s):
+            return bound_s
 
         def raised(part: GridPart) -> float:
             if self._timer.late():

@@ -9,8 +9,9 @@ proportion to it are tried, and shares between both (`synth/grid/capped.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -112,15 +113,22 @@ class GridRenting:
         limits = self.limits.nbytes
         return tuple([limit / sum(limits) for limit in limits])
 
-    def fitting(self, best: GridCandidate, pricing: Pricing, most_s: float) -> GridCandidate:
+    def fitting(
+        self,
+        best: GridCandidate,
+        pricing: Pricing,
+        most_s: float,
+        hopeless: Callable[[], bool] = lambda: False,
+    ) -> GridCandidate:
         """The best that fits as it will run, or else the smallest found.
 
         Args:
             best: what costs least if memory is no limit.
             pricing: knows what costs what, and which shares a program likes.
             most_s: a program that costs more is of no use.
+            hopeless: whether none that fits costs less; asked once, where the smallest do not say so.
         """
-        free, before = best, math.inf
+        free, before, given_up = best, math.inf, cache(hopeless)
         sure: GridCandidate | None = None
         for rounds in range(MOST_LOOKS + 1):
             if rounds and not best.fits and not (best.over < before * _LESS and self._crowded(best)):
@@ -136,7 +144,7 @@ class GridRenting:
             if best.fits or not rounds:
                 self.judge.learn(seen.memory, best.ratios, best.memory, rounds)
             again = replace(free, over=self.judge.over(free.memory, free.ratios))
-            best = self._rented(again, pricing, most_s)
+            best = self._rented(again, pricing, most_s, given_up)
             almost = self._almost
             if almost is not None and not (best.fits and best.cost_s * (1 - WORTH_A_LOOK) < almost.cost_s):
                 seen = self._seen(almost)  # the model takes some programs for larger than they are
@@ -178,7 +186,9 @@ class GridRenting:
         self._solved.clear()
         return True
 
-    def _rented(self, best: GridCandidate, pricing: Pricing, most_s: float) -> GridCandidate:
+    def _rented(
+        self, best: GridCandidate, pricing: Pricing, most_s: float, given_up: Callable[[], bool]
+    ) -> GridCandidate:
         """The cheapest program under rent that fits by the model, or else the smallest."""
         limits = self.limits.nbytes
         if too_small(self.graph, limits):
@@ -188,12 +198,12 @@ class GridRenting:
         best, paid = self._spread(best, of_memory), 0.0
         if best.fits and best.cost_s <= free_s * (1 + NEARLY_FREE):
             return best
-        hopeless = nearly = False
+        too_dear = nearly = False
         self._almost = None
 
         def at(scale: float, ratios: tuple[float, ...]) -> bool:
             """Whether the best program under a rent fits at the shares that it was searched for with."""
-            nonlocal best, paid, hopeless, nearly
+            nonlocal best, paid, too_dear, nearly
             prices = pricing.prices(ratios)
             solution = self._solve(prices, ratios, scale * unit)
             with self.timer.ratios():
@@ -204,7 +214,7 @@ class GridRenting:
                 if each.beats(best):
                     best, paid = each, scale
             # The higher the rent, the more the best program under it costs without.
-            hopeless = hopeless or (not here.fits and here.cost_s >= most_s)
+            too_dear = too_dear or (not here.fits and here.cost_s >= most_s)
             if not here.fits and here.over <= _NEARLY:
                 nearly = True
                 if self._almost is None or here.cost_s < self._almost.cost_s:
@@ -214,7 +224,7 @@ class GridRenting:
         low, high, base = -1, len(_SCALES) - 1, liked
         found = at(_SCALES[high], liked)
         # What pays most need not be smallest: what it drowns in rent takes what is not rented.
-        while not found and nearly and high >= 2 and not (hopeless or self.timer.late()):
+        while not found and nearly and high >= 2 and not (too_dear or self.timer.late()):
             high -= 2
             found = at(_SCALES[high], liked)
         if not found and of_memory != liked and not self.timer.late():
@@ -222,7 +232,9 @@ class GridRenting:
             found = at(_SCALES[high], of_memory)
         if not found and not best.fits:
             return best
-        while found and high - low > 1 and not (hopeless or self.timer.late()):
+        if not (best.fits and best.cost_s < most_s) and given_up():
+            return best
+        while found and high - low > 1 and not (too_dear or self.timer.late()):
             middle = (low + high) // 2
             low, high = (low, middle) if at(_SCALES[middle], base) else (middle, high)
         if best.cost_s >= most_s:
