@@ -23,7 +23,7 @@ from shardwright.ir.program import Program, verify
 from shardwright.synth.apart import apart
 from shardwright.synth.freely import Free, freely
 from shardwright.synth.memory.budgets import SCALES, Limits, Renting
-from shardwright.synth.memory.crowded import WIDE, uncrowded
+from shardwright.synth.memory.crowded import MOST_CHOICES, WIDE, uncrowded
 from shardwright.synth.memory.pool import FEW_CHOICES
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.memory.stretched import stretched
@@ -205,15 +205,18 @@ def within_memory(
 def _wide(free: Free, best: Candidate, rival_s: float, renting: Callable[[], Renting]) -> bool:
     """Whether memory leaves a wide gap between what was found and what nothing can cost less than."""
     turns, least_s = free.turns, min(rival_s, best.cost_s if best.fits else math.inf)
+    if len(turns.space.choices) > MOST_CHOICES:
+        return False  # what a wide gap is for, is not for so large a step
     if best.fits and best.cost_s <= free.found.cost_s * (1 + _SAME):
         return False
-    if turns.judge.roomy or free.bounded(least_s * (1 - WIDE)):
+    # Memory makes nothing cheaper than what was found without a limit.
+    wanted_s, bound_s = least_s * (1 - WIDE), free.certificate.bound_s
+    if turns.judge.roomy or max(free.found.cost_s, bound_s) >= wanted_s:
         return False
-    bound_s = free.certificate.bound_s
     if least_s < math.inf:
         with turns.timer.search():
             bound_s = renting().bound_within(turns.listed, bound_s, least_s, turns.stop)
-    return bound_s < least_s * (1 - WIDE)
+    return bound_s < wanted_s
 
 
 def _several(

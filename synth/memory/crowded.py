@@ -39,7 +39,7 @@ from shardwright.synth.space.space import Space
 
 #: Gap to the bound, as a fraction of the cost, beyond which this is worth its time; choices of a step at
 #: most.
-WIDE, _MOST_CHOICES = 0.08, 1200
+WIDE, MOST_CHOICES = 0.08, 1200
 
 #: Rounds; so many without coming within this multiple of the memory, or without anything new, are enough.
 _ROUNDS, _FEW_ROUNDS, _FAR = 12, 4, 1.3
@@ -147,7 +147,7 @@ def uncrowded(
     """
     close = turns.judge.look
     limits = [float(device.type.memory_bytes) for device in turns.model.fleet.devices]
-    if not isinstance(close, CloseLook) or len(turns.space.choices) > _MOST_CHOICES:
+    if not isinstance(close, CloseLook) or len(turns.space.choices) > MOST_CHOICES:
         return best, memory
     if too_small(turns.judge.graph, limits):
         return best, memory

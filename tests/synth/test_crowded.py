@@ -81,7 +81,7 @@ def test_steps_that_take_long_are_left_alone(monkeypatch: pytest.MonkeyPatch) ->
     traced = step()
     model = CostModel(limited(fleet((4, 2, 1)), 1 << 16))
     free = freely(traced.graph, Space(traced.graph), model, Timer(), look=looking(traced))
-    monkeypatch.setattr(crowded, "_MOST_CHOICES", 1)
+    monkeypatch.setattr(crowded, "MOST_CHOICES", 1)
     assert uncrowded(free.turns, free.best, free.best.memory)[0] is free.best
 
 
