@@ -26,6 +26,7 @@ from shardwright.synth.grid.ranges import NEAR, Tightening
 from shardwright.synth.grid.solve import GridSolver, Solvers
 from shardwright.synth.grid.turns import CLOSE, GridFound, GridTurns
 from shardwright.synth.grid.weighing import Weighing
+from shardwright.synth.memory.alive import crowded
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Judge, Look
 from shardwright.synth.search.solution import Solution
@@ -42,8 +43,10 @@ _MOST_STARTS = 2
 #: costs this multiple of a rival is not looked around.
 _FAR_ABOVE = 1.5
 
-#: Where the best program at the floors takes so many times the memory, what fits is looked for from there.
-_FAR_TOO_LARGE = 2.0
+#: Where the best program at the floors takes so many times the memory, what fits is looked for from there;
+#: only if what is alive in the order as traced, each tensor held once, fills this part of it, of devices that
+#: are alike or not: where that program was seen to be so large, it did.
+_FAR_TOO_LARGE, _SCARCE_ALIKE, _SCARCE = 2.0, 0.8, 0.45
 
 
 def is_mesh(fleet: Fleet) -> bool:
@@ -297,13 +300,18 @@ class GridSearch:
         """
         ideal, turns = self._ideal, self._turns
         assert ideal is not None
-        if not self._large:
+        part = _SCARCE if turns.even is None else _SCARCE_ALIKE
+        if not (self._large and crowded(self.graph, part * sum(self._weighing.limits.nbytes))):
             return None
         if self._at_floors is None:
+            # Those of devices that are alike are asked for again.
             ratios = turns.even or next(_starts(turns, ideal, self._floors))
+            prices = self._floors if turns.even is None else turns.prices(turns.even)
             with turns.timer.search():
-                self._at_floors = self._weighing.candidate(ideal, self._floors, ratios, in_turn=True)
+                self._at_floors = self._weighed(ideal, prices, ratios)
         here = self._at_floors
+        if here.over > _FAR_TOO_LARGE:
+            here = self._weighing.in_turn(here)
         if here.over <= _FAR_TOO_LARGE:
             return None
         self.crowded = self._judge.feared(here.memory, here.ratios)
@@ -332,6 +340,13 @@ class GridSearch:
         again = renting.fitting(free, turns, below_s, hopeless)
         return again if again.beats(fitted) else fitted
 
+    def _weighed(self, solution: Solution, prices: Prices, ratios: tuple[float, ...]) -> GridCandidate:
+        """A solution as a program at some ratios, in the order that takes least where memory is scarce."""
+        scarce = self._rough or self._changed
+        # A step is changed as much as should do.
+        likely = self._changed and not self._rough
+        return self._weighing.candidate(solution, prices, ratios, in_turn=scarce, likely=likely)
+
     def _unlimited(self, best: GridFound) -> tuple[GridCandidate, GridCandidate]:
         """The program of what was found if memory were no limit: in the order that takes least, and as it is.
 
@@ -340,11 +355,16 @@ class GridSearch:
         """
         if self._free is None or self._free[0] is not best:
             solution, prices = self._turns.search(best.ratios)
-            with self._turns.timer.search():
-                scarce = self._rough or self._changed
-                # A step is changed as much as should do.
-                likely = self._changed and not self._rough
-                free = self._weighing.candidate(solution, prices, best.ratios, in_turn=scarce, likely=likely)
+            scarce, known = self._rough or self._changed, self._at_floors
+            if (
+                known is not None
+                and known.prices is prices
+                and known.solution.assignment == solution.assignment
+            ):
+                free = replace(known, solution=solution)
+            else:
+                with self._turns.timer.search():
+                    free = self._weighed(solution, prices, best.ratios)
             less = free if free.fits or scarce else self._weighing.in_turn(free)
             self._free = best, less, free
             self.crowded = self._judge.feared(less.memory, less.ratios)

@@ -13,6 +13,7 @@ from test_subfleets import fleet, node, problem
 from shardwright import planning
 from shardwright.cost.fleet import Fleet
 from shardwright.ir.graph import Graph
+from shardwright.ir.rewrites.recompute import Stretch
 from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.synth import alternate, freely, subfleets
 from shardwright.synth.freely import Free
@@ -118,6 +119,9 @@ def test_only_computing_again_does_more_of_the_same(monkeypatch: pytest.MonkeyPa
     step, scan = traced("mlp"), traced("scanned")
     assert planning.does_more(step, step)
     assert not planning.does_more(rewritten(step, Rewriting(microbatches=2)), step)
+    again = rewritten(step, Rewriting((Stretch("-", 0, 2, "nothing"),)))
+    assert planning.does_more(again, step)
+    assert not planning.does_more(step, again), "it does less than what computes some again"
     assert not planning.does_more(scan, scan), "what a scan keeps may take longer than to compute it again"
     monkeypatch.undo()
     assert not planning.does_more(step, step)
