@@ -98,11 +98,11 @@ class GridSearch:
         self._best: GridFound | None = None
         self._tightening: Tightening | None = None
         self._free: tuple[GridFound, GridCandidate, GridCandidate] | None = None
-        #: The best program at the floors at the ratios that it likes, and whether it is looked at at all.
-        self._at_floors: GridCandidate | None = None
-        #: What fits in its place, if that was looked for.
-        self._in_its_place: GridCandidate | None = None
+        #: Small steps are planned alike whatever the memory.
         self._large = len(graph.equations) > SMALL
+        #: The best program at the floors, at the ratios that it likes; what fits in its place.
+        self._at_floors: GridCandidate | None = None
+        self._in_its_place: GridCandidate | None = None
         self.crowded = 0.0
 
     @property
@@ -304,7 +304,7 @@ class GridSearch:
         if not (self._large and crowded(self.graph, part * sum(self._weighing.limits.nbytes))):
             return None
         if self._at_floors is None:
-            # Those of devices that are alike are asked for again.
+            # The search memory aside asks for the prices of alike devices at even ratios, too.
             ratios = turns.even or next(_starts(turns, ideal, self._floors))
             prices = self._floors if turns.even is None else turns.prices(turns.even)
             with turns.timer.search():
