@@ -17,7 +17,7 @@ from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.cost.roles import roles
-from shardwright.ir.graph import Equation, Graph, Value, per_graph
+from shardwright.ir.graph import Equation, Graph, Value, per_form, per_graph
 from shardwright.ir.registry import rule_of
 from shardwright.ir.rewrites.recompute import Gain, Keep, Stretch, gains
 from shardwright.ir.rules import flop_count
@@ -244,6 +244,7 @@ def _seconds(gain: Gain, model: CostModel) -> float:
     return computed_s + gain.spilled_bytes / model.trip_byte_per_s
 
 
+@per_form
 def _moved(equation: Equation) -> int:
     return sum(tensor.nbytes for tensor in (*equation.input_types, *equation.output_types))
 
@@ -251,4 +252,9 @@ def _moved(equation: Equation) -> int:
 def _flop(equation: Equation) -> float:
     if equation.regions:
         return sum(_flop(inner) for region in equation.regions for inner in region.equations)
+    return _flop_of_form(equation)
+
+
+@per_form
+def _flop_of_form(equation: Equation) -> float:
     return flop_count(rule_of(equation), equation)

@@ -26,7 +26,15 @@ def with_inputs(
 ) -> Equation:
     """The same equation on other tensors of the same types."""
     outs = equation.outputs if outputs is None else tuple(outputs)
-    return replace(equation, inputs=tuple(inputs), outputs=outs)
+    return _made_over(equation, equation.index, tuple(inputs), outs, equation.after)
+
+
+def _made_over(
+    equation: Equation, index: int, inputs: tuple[Atom, ...], outputs: tuple[Value, ...], after: Value | None
+) -> Equation:
+    """What `dataclasses.replace` makes, in a quarter of the time: of every equation there is one."""
+    same = equation.regions, equation.source, equation.part, equation.copy
+    return Equation(index, equation.form, inputs, outputs, *same, after)
 
 
 def renumbered(
@@ -52,7 +60,7 @@ def renumbered(
     used = {atom for atom in new_outputs if isinstance(atom, Value)}
     kept: list[Equation] = []
     for equation in reversed(equations):
-        if any(value in used for value in equation.outputs):
+        if not used.isdisjoint(equation.outputs):
             kept.append(equation)
             used.update(equation.input_values)
     named: dict[Value, Value] = {}
@@ -71,7 +79,7 @@ def renumbered(
         operands = tuple([name(atom) for atom in equation.inputs])
         after = None if equation.after is None else named.get(equation.after)
         results = tuple([made(value) for value in equation.outputs])
-        found.append(replace(equation, index=len(found), inputs=operands, outputs=results, after=after))
+        found.append(_made_over(equation, len(found), operands, results, after))
     result = replace(
         graph,
         inputs=ins,
@@ -88,7 +96,7 @@ def saved(graph: Graph) -> tuple[Value, ...]:
 
     Without what waits in host memory.
     """
-    made = {value for e in graph.equations if e.part != "backward" for value in e.outputs}
     behind = [e for e in graph.equations if e.part == "backward" and not is_reload(e)]
     read = {value for e in behind for value in e.input_values}
-    return tuple(value for value in graph.values() if value in made and value in read)
+    made = (value for e in graph.equations if e.part != "backward" for value in e.outputs)
+    return tuple([value for value in made if value in read])

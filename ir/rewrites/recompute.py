@@ -21,12 +21,12 @@ what an iteration was handed over by the one before it is kept, and what it make
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from shardwright.ir.errors import PlanError
-from shardwright.ir.graph import Atom, Equation, Form, Graph, Value
+from shardwright.ir.graph import Atom, Equation, Form, Graph, Value, per_graph
 from shardwright.ir.host import RELOAD
 from shardwright.ir.regions import scan_counts
 from shardwright.ir.registry import registry
@@ -99,8 +99,14 @@ class Gain:
 
 def gains(graph: Graph, stretches: Sequence[Stretch]) -> list[Gain]:
     """What computing each of these stretches again, and no other, would save and take."""
-    edit = _Edit(graph)
+    edit = _unchanged(graph)
     return [edit.gain(stretch) for stretch in stretches]
+
+
+@per_graph
+def _unchanged(graph: Graph) -> _Edit:
+    """A graph of which it is only asked what changes to it would bring."""
+    return _Edit(graph)
 
 
 def _check(graph: Graph, stretches: Sequence[Stretch]) -> None:
@@ -122,10 +128,17 @@ class _Edit:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.readers: dict[Value, list[Equation]] = {}
+        self.makers: dict[Value, Equation] = {}
+        #: What the backward part reads.
+        self.read_behind: set[Value] = set()
         for equation in graph.equations:
-            for value in dict.fromkeys(equation.input_values):
+            values = equation.input_values
+            for value in values if len(values) == 1 else dict.fromkeys(values):
                 self.readers.setdefault(value, []).append(equation)
-        self.makers = {value for equation in graph.equations for value in equation.outputs}
+            if equation.part == "backward":
+                self.read_behind.update(values)
+            for value in equation.outputs:
+                self.makers[value] = equation
         self.handed_out = {atom for atom in graph.outputs if isinstance(atom, Value)}
         self.before: dict[int, list[Equation]] = {}
         self.instead: dict[int, Equation] = {}
@@ -144,18 +157,19 @@ class _Edit:
             )
             return Gain(freed, tuple((e, length) for r, length in loops for e in r.equations if e.copy))
         inside = [e for e in equations if e.part != "backward"]
-        values, kept = self._again(inside, stretch), self._kept(inside, stretch)
+        kept = self._kept(inside, stretch)
+        values = self._again(inside, kept)
         needed = _closure(inside, values, kept)
         own = {value for equation in needed for value in equation.outputs}
         read = dict.fromkeys(v for e in needed for v in e.input_values if v not in own and v in self.makers)
         again = tuple((equation, 1) for equation in needed)
-        newly = [v for v in read if not self._read_behind(v)]
+        newly = [v for v in read if v not in self.read_behind]
         if not stretch.host:
             return Gain(_nbytes(values) - _nbytes(newly), again)
         gone = set(values)
-        mine = [v for v in self._spillable(inside) if v not in gone and (v in read or self._read_behind(v))]
+        mine = [v for v in self._spillable(inside) if v not in gone and (v in read or v in self.read_behind)]
         spilled = set(mine)
-        kept = [v for v in mine if self._read_behind(v)]
+        kept = [v for v in mine if v in self.read_behind]
         newly = [v for v in newly if v not in spilled]
         return Gain(_nbytes(values) + _nbytes(kept) - _nbytes(newly), again, _nbytes(mine))
 
@@ -165,14 +179,10 @@ class _Edit:
         for equation in self.graph.equations:
             found += self.before.get(equation.index, ())
             equation = self.instead.get(equation.index, equation)
-            if equation.part == "backward":
-                equation = with_inputs(equation, (self._reads(atom) for atom in equation.inputs))
+            if equation.part == "backward" and not self.copies.keys().isdisjoint(equation.input_values):
+                equation = with_inputs(equation, [self._reads(atom) for atom in equation.inputs])
             found.append(equation)
-        return self._from_host(found)
-
-    def _read_behind(self, value: Value) -> bool:
-        """Whether the backward part reads it."""
-        return any(reader.part == "backward" for reader in self.readers.get(value, ()))
+        return self._from_host(found) if self.spilled else found
 
     # -- host memory ---------------------------------------------------------------------------------
 
@@ -191,9 +201,7 @@ class _Edit:
         """What a stretch keeps is to wait in host memory."""
         own = {equation.index for equation in inside}
         for value in self._spillable(inside):
-            readers = self.readers.get(value, ())
-            outside = any(r.part != "backward" and r.index not in own for r in readers)
-            self.spilled[value] = (number, outside)
+            self.spilled[value] = (number, self._read_elsewhere(value, own))
 
     def _from_host(self, equations: list[Equation]) -> list[Equation]:
         """With reloads of what is spilled before their first readers in the backward part."""
@@ -250,15 +258,15 @@ class _Edit:
 
     def straight(self, inside: Sequence[Equation], stretch: Stretch, number: int) -> None:
         """Compute a run of equations again."""
-        again = self._again(inside, stretch)
-        readers = [e for value in again for e in self.readers[value] if e.part == "backward"]
+        kept = self._kept(inside, stretch)
+        again = self._again(inside, kept)
+        readers = self._readers_behind(again)
         if not readers:
             return
         at = min(readers, key=lambda equation: equation.index)
         copied: dict[Value, Value] = {}
         mark = self._gradient(at, readers)
-        needed = _closure(inside, again, self._kept(inside, stretch))
-        for equation in needed:
+        for equation in _closure(inside, again, kept):
             outs = tuple(fresh(value.type) for value in equation.outputs)
             ins = [copied.get(a, a) if isinstance(a, Value) else a for a in equation.inputs]
             copied.update(zip(equation.outputs, outs, strict=True))
@@ -275,33 +283,30 @@ class _Edit:
         for equation in inside:
             product = stretch.keep == "all" or (stretch.keep == "products" and _is_product(equation))
             for value in equation.outputs:
-                elsewhere = (r.part != "backward" and r.index not in own for r in self.readers.get(value, ()))
-                if product or value in self.handed_out or any(elsewhere):
+                if product or value in self.handed_out or self._read_elsewhere(value, own):
                     kept.add(value)
         return kept
 
-    def _again(self, inside: Sequence[Equation], stretch: Stretch) -> list[Value]:
-        """What the backward part is to get from copies."""
-        kept = self._kept(inside, stretch)
-        return [
-            value
-            for equation in inside
-            for value in equation.outputs
-            if value not in kept and any(r.part == "backward" for r in self.readers.get(value, ()))
-        ]
+    def _read_elsewhere(self, value: Value, own: Container[int]) -> bool:
+        """Whether other equations before the backward part than those with these numbers read a value."""
+        readers = self.readers.get(value, ())
+        return any(r.part != "backward" and r.index not in own for r in readers)
+
+    def _again(self, inside: Sequence[Equation], kept: Container[Value]) -> list[Value]:
+        """What the backward part is to get from copies, where it is not `kept`."""
+        made = (value for equation in inside for value in equation.outputs)
+        return [value for value in made if value in self.read_behind and value not in kept]
 
     def _gradient(self, at: Equation, readers: Iterable[Equation]) -> Value | None:
         """What one of the readers has from the backward part before `at`: the copies wait for it."""
-        makers = {
-            value: equation.index
-            for equation in self.graph.equations[: at.index]
-            if equation.part == "backward"
-            for value in equation.outputs
-        }
         for reader in sorted(readers, key=lambda equation: equation.index):
-            made = [value for value in reader.input_values if value in makers]
+            made: dict[Value, int] = {}
+            for value in reader.input_values:
+                maker = self.makers.get(value)
+                if maker is not None and maker.part == "backward" and maker.index < at.index:
+                    made[value] = maker.index
             if made:
-                return max(made, key=lambda value: makers[value])
+                return max(made, key=made.__getitem__)
         return None
 
     # -- loops ---------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwright.ir.graph import Graph, Value
-from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
-from shardwright.ir.wires import Key, keys_made, keys_read
+from shardwright.ir.program import Move, Program
+from shardwright.ir.wires import Key, Number, apart, wires, with_wires
 
 
 class Sparing:
@@ -29,67 +29,77 @@ class Sparing:
 
     def __init__(self, program: Program, graph: Graph) -> None:
         self.program, self.graph = program, graph
-        self._moves: dict[Key, Move] = {}
-        self._at: dict[int, Compute | Loop] = {}
+        self._wires = found = wires(program, graph)
+        #: Where a move makes a tensor in a placement, and where an equation is computed.
+        self._moves: dict[Number, int] = {}
+        at: dict[int, int] = {}
         #: What is brought from elsewhere as soon as it is made, by value.
-        self._soon: dict[int, list[Key]] = {}
+        self._soon: dict[int, list[Number]] = {}
         given = {value.index for value in graph.inputs} | {value.index for value in graph.constants}
-        for instruction in program.instructions:
+        for position, instruction in enumerate(program.instructions):
             if not isinstance(instruction, Move):
-                self._at[instruction.equation] = instruction
+                at[instruction.equation] = position
                 continue
-            key = instruction.value, instruction.post
-            self._moves.setdefault(key, instruction)
+            (made,) = found.makes[position]
+            self._moves.setdefault(made, position)
             if instruction.value not in given and instruction.kind != "all_gather":
-                self._soon.setdefault(instruction.value, []).append(key)
-        self.gathers = self._read_twice()
+                self._soon.setdefault(instruction.value, []).append(made)
+        #: Where the equations of the step are computed, in its order; and whether in the backward part.
+        self._computed = [(at[e.index], e.part == "backward") for e in graph.equations if e.index in at]
+        self._gathered = self._read_twice()
+        self.gathers: tuple[Key, ...] = tuple(found.keys(self._gathered))
 
     @property
     def possible(self) -> bool:
         """Whether there is one move to every property: of several, this would lose all but one."""
-        count = sum(isinstance(instruction, Move) for instruction in self.program.instructions)
-        return count == len(self._moves) and all(move.group is None for move in self._moves.values())
+        moves = [instruction for instruction in self.program.instructions if isinstance(instruction, Move)]
+        return len(moves) == len(self._moves) and all(move.group is None for move in moves)
 
-    def _read_twice(self) -> tuple[Key, ...]:
-        ahead: dict[Key, None] = {}
-        behind: set[Key] = set()
-        for number, instruction in sorted(self._at.items()):
-            for key in keys_read(instruction, self.graph):
-                if key in self._moves and self._moves[key].kind == "all_gather":
-                    if self.graph.equations[number].part == "backward":
-                        behind.add(key)
+    def _read_twice(self) -> list[Number]:
+        kinds = [(made, self.program.instructions[at]) for made, at in self._moves.items()]
+        gathered = {made for made, move in kinds if isinstance(move, Move) and move.kind == "all_gather"}
+        ahead: dict[Number, None] = {}
+        behind: set[Number] = set()
+        for position, backward in self._computed if gathered else ():
+            for number in self._wires.reads[position]:
+                if number in gathered:
+                    if backward:
+                        behind.add(number)
                     else:
-                        ahead[key] = None
-        return tuple(key for key in ahead if key in behind)
+                        ahead[number] = None
+        return [number for number in ahead if number in behind]
 
     def again(self, count: int) -> Program:
         """The program in which so many of the `gathers` are done again, the first ones."""
-        again = set(self.gathers[:count])
-        placed: list[Instruction] = []
-        there: set[Key] = set()
+        found, moves, soon = self._wires, self._moves, self._soon
+        again = set(self._gathered[:count])
+        placed: list[int] = []
+        there: set[Number] = set()
 
-        def bring(key: Key) -> None:
-            if key not in there and key in self._moves:
-                move = self._moves[key]
-                bring((move.value, move.pre))
-                placed.append(move)
-                there.add(key)
+        def bring(number: Number) -> None:
+            if number not in there and number in moves:
+                position = moves[number]
+                bring(found.reads[position][0])
+                placed.append(position)
+                there.add(number)
 
         for value, placement in zip(self.graph.inputs, self.program.inputs, strict=True):
-            there.add((value.index, placement))
-        for number, instruction in sorted(self._at.items()):
-            for key in keys_read(instruction, self.graph):
-                if key in again and self.graph.equations[number].part == "backward":
-                    again.discard(key)
-                    there.discard(key)
-                bring(key)
-            placed.append(instruction)
-            made = keys_made(instruction, self.graph)
+            there.add(found.number(value.index, placement))
+        for position, backward in self._computed:
+            for number in found.reads[position]:
+                if backward and number in again:
+                    again.discard(number)
+                    there.discard(number)
+                if number not in there:
+                    bring(number)
+            placed.append(position)
+            made = found.makes[position]
             there.update(made)
-            for value, _ in made:
-                for key in self._soon.get(value, ()):
-                    bring(key)
+            for number in made:
+                for later in soon.get(apart(number)[0], ()):
+                    bring(later)
         for atom, placement in zip(self.graph.outputs, self.program.outputs, strict=True):
             if isinstance(atom, Value):
-                bring((atom.index, placement))
-        return replace(self.program, instructions=tuple(placed))
+                bring(found.number(atom.index, placement))
+        instructions = tuple([self.program.instructions[position] for position in placed])
+        return with_wires(replace(self.program, instructions=instructions), self.graph, found.taken(placed))
