@@ -20,7 +20,6 @@ from shardwright.synth.combinations import SMALL
 from shardwright.synth.fallback import fullest
 from shardwright.synth.grid.candidate import GridCandidate
 from shardwright.synth.grid.memory import NEARLY_FREE, GridRenting
-from shardwright.synth.grid.narrow import MOST_ROUNDS
 from shardwright.synth.grid.pricing import GridPriceList
 from shardwright.synth.grid.ranges import NEAR, Tightening
 from shardwright.synth.grid.solve import GridSolver, Solvers
@@ -29,6 +28,7 @@ from shardwright.synth.grid.weighing import Weighing
 from shardwright.synth.memory.alive import crowded
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Judge, Look
+from shardwright.synth.search.narrow.search import MOST_ROUNDS
 from shardwright.synth.search.solution import Solution
 from shardwright.synth.shares.bounds import ENOUGH
 from shardwright.synth.shares.turns import starts

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.cost.share_cost import Floats
-from shardwright.synth.grid.buckets import Buckets
-from shardwright.synth.grid.narrow import NEVER, Memory
-from shardwright.synth.grid.prune import Went
 from shardwright.synth.search.eliminate import live
 from shardwright.synth.search.fold import Scope, cook, fold
+from shardwright.synth.search.narrow.buckets import Buckets
+from shardwright.synth.search.narrow.dominated import Went
+from shardwright.synth.search.narrow.search import NEVER, Memory
 from shardwright.synth.search.order import full_order
 from shardwright.synth.search.prune import Kept
 from shardwright.synth.search.stages import Core, Stage
@@ -40,8 +40,8 @@ class Inherited:
 
     Attributes:
         stage: what was left of the other problem, in few terms.
-        messages: of its terms, see `shardwright.synth.grid.narrow.Memory`.
-        went: of its classes, see `shardwright.synth.grid.prune.Dominated`.
+        messages: of its terms, see `shardwright.synth.search.narrow.search.Memory`.
+        went: of its classes, see `shardwright.synth.search.narrow.dominated.Dominated`.
         same: of every choice, its twin if that has the same values; -1 without one.
         values: of every choice, the value that its twin has in the best assignment; -1 without one.
     """

@@ -1,37 +1,24 @@
 """The best program on two mesh axes at one set of prices.
 
-    simple choices eliminated --> messages --> there and back through mini-buckets --> fewer values --> ...
-
 Choices tied to few others are eliminated as on one axis. Of what is left, the *core*, exact tables would not
-fit. There, values that are impossible beside all that is left go (`shardwright.synth.search.prune`),
-factors within others are added to these (`shardwright.synth.grid.absorb`), and messages between what is left
-move costs to where they arise (`shardwright.synth.search.dual`), after which mini-buckets bound what every
-value of every choice costs at least (`shardwright.synth.grid.buckets`). The values that cost more than a
-program may cost are left out, which makes tables smaller and bounds better, until no bucket has to be split:
-then the bound is the optimum. Where that does not come about by itself, A* finishes what is left.
+fit: it is narrowed down (`shardwright.synth.search.narrow`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
 
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.errors import PlanError
-from shardwright.synth.grid.absorb import absorbed
 from shardwright.synth.grid.inherited import Inherited
-from shardwright.synth.grid.narrow import MOST_CELLS, MOST_ROUNDS, Memory, Search
 from shardwright.synth.prices.tables import Prices
-from shardwright.synth.search.fold import Scope, cook
-from shardwright.synth.search.prune import supported
+from shardwright.synth.search.fold import Scope
+from shardwright.synth.search.narrow.narrowing import Narrowing
+from shardwright.synth.search.narrow.search import MOST_CELLS, MOST_ROUNDS
 from shardwright.synth.search.solution import Solution
 from shardwright.synth.search.solve import Solver
-from shardwright.synth.search.stages import Core, Stage
 from shardwright.synth.space.conversions import Domain
 from shardwright.synth.space.factors import Factor, Use
 from shardwright.synth.space.space import Space
@@ -51,19 +38,14 @@ class DualSolver:
         stages: Sequence[tuple[int, int]] = _STAGES,
     ) -> None:
         self._solver = Solver(domains, sizes, uses, MOST_CELLS, stages)
-        self._memory = Memory()
-        #: What is left of the problem, and the same in fewer terms.
-        self._left: tuple[Stage, Stage] | None = None
-        #: The best assignment at the last prices: at others it is often the best, or a good one.
-        self._latest: tuple[int, ...] = ()
-        #: What is known before anything is solved.
-        self._inherited: Inherited | None = None
+        self._narrowing = Narrowing()
 
     def inherit(self, space: Space, other: Space, solver: DualSolver) -> None:
         """Begin with what is known of another space, if that was searched: see `Inherited`."""
-        if solver._left is not None and solver._latest:
-            left, memory = solver._left[1], solver._memory
-            self._inherited = Inherited.of(space, other, left, memory, solver._latest)
+        known = solver._narrowing
+        if known.stage is not None and known.latest:
+            found = Inherited.of(space, other, known.stage, known.memory, known.latest)
+            self._narrowing.begin_with(None if found is None else found.hand_on)
 
     def solve(
         self,
@@ -74,45 +56,8 @@ class DualSolver:
         target_s: float = math.inf,
         rounds: int = MOST_ROUNDS,
     ) -> Solution | None:
-        """The cheapest assignment, and a bound on all: equal where the search ended by itself.
-
-        Args:
-            tables: of every factor.
-            stop: whether to stop before that.
-            known: an assignment that is thought to be good.
-            enough: part of its cost by which the bound may miss it.
-            target_s: a bound that is good enough whatever the best assignment costs.
-            rounds: of messages at most; one, for a bound without much ado.
-
-        Returns:
-            None where every assignment is impossible.
-        """
-        core = self._solver.core(tables)
-        if not math.isfinite(core.constant):
-            return None
-        core = self._absorbed(core)
-        memory = self._memory.of(core.stage)
-        if self._inherited is not None:
-            self._latest, self._inherited = self._inherited.hand_on(core, memory), None
-        kept = memory.dominated.prune(core.folded, core.sizes, core.cooked)
-        if not supported(kept):
-            return None
-        search = Search(core, kept, memory, stop)
-        for values in (known, self._latest):
-            if values:
-                search.offer(values)
-        search.run(enough, target_s, rounds)
-        if not search.best:
-            return None
-        assignment = self._latest = _completed(core, search.best)
-        return Solution(assignment, search.seconds, search.proven, search.expanded, search.width)
-
-    def _absorbed(self, core: Core) -> Core:
-        """A core in fewer terms (see `shardwright.synth.grid.absorb`), the same ones at all prices."""
-        if self._left is None or self._left[0] is not core.stage:
-            self._left = core.stage, Stage(absorbed(core.folded), core.sizes)
-        stage = self._left[1]
-        return replace(core, stage=stage, cooked=cook(stage.folded, core.cooked))
+        """The cheapest assignment at the tables of every factor; see `Narrowing.solve`."""
+        return self._narrowing.solve(self._solver.core(tables), stop, known, enough, target_s, rounds)
 
 
 #: Solvers by the structure of what they solve.
@@ -183,22 +128,3 @@ class GridSolver:
                 remedy="Please report the step: its rules contradict each other",
             )
         return found
-
-
-def _completed(core: Core, values: Sequence[int]) -> tuple[int, ...]:
-    """An assignment of the core with the best of all choices that were eliminated before."""
-    found = list(values)
-    known: dict[tuple[object, ...], int] = {}
-    for layer in reversed(core.done):
-        done = layer.elimination.done
-        for bucket in reversed(layer.elimination.tape.buckets):
-            key = (id(layer), *[(number, *[found[u] for u in rest]) for number, rest in bucket.parts])
-            if key not in known:
-                total: NDArray[np.float64] = np.zeros(())
-                for number, rest in bucket.parts:
-                    at = [slice(None), *[found[u] for u in rest]]
-                    for table, axes in done[number].sources:
-                        total = total + table[tuple([at[axis] for axis in axes])]
-                known[key] = int(np.argmin(total)) if total.ndim else 0
-            found[bucket.choice] = known[key]
-    return tuple(found)

@@ -8,12 +8,12 @@ from math import inf
 
 import numpy as np
 
-from shardwright.synth.grid.narrow import MOST_ROUNDS
 from shardwright.synth.grid.pricing import GridPriceList, grid_prices
 from shardwright.synth.grid.ratios import GridBill
 from shardwright.synth.grid.solve import GridSolver, Solvers
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.ledger import Ledger
+from shardwright.synth.search.narrow.search import MOST_ROUNDS
 from shardwright.synth.search.solution import Solution
 from shardwright.synth.space.factors import Use
 from shardwright.synth.space.space import Space

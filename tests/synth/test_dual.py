@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_search import Problem, as_milp, problems
 
-from shardwright.synth.grid.absorb import absorbed
-from shardwright.synth.grid.buckets import Buckets
 from shardwright.synth.grid.solve import DualSolver
-from shardwright.synth.grid.tied import repeats, tied, untied
-from shardwright.synth.search.dual import Dual
 from shardwright.synth.search.eliminate import live
 from shardwright.synth.search.fold import cook, fold
+from shardwright.synth.search.narrow.absorb import absorbed
+from shardwright.synth.search.narrow.buckets import Buckets
+from shardwright.synth.search.narrow.dual import Dual
+from shardwright.synth.search.narrow.tied import repeats, tied, untied
+from shardwright.synth.search.narrow.wires import Kind
 from shardwright.synth.search.order import full_order
 from shardwright.synth.search.prune import Kept
-from shardwright.synth.search.wires import Kind
 
 
 def dual_of(problem: Problem) -> Dual:

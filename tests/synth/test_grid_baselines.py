@@ -14,9 +14,9 @@ from test_search import as_milp
 
 import shardwright
 from shardwright.synth.grid import baselines, narrow
-from shardwright.synth.grid.buckets import Bounds, Buckets
 from shardwright.synth.grid.solve import GridSolver
 from shardwright.synth.prices.tables import Prices
+from shardwright.synth.search.narrow.buckets import Bounds, Buckets
 from shardwright.synth.search.solution import Solution
 from shardwright.synth.space.factors import Use
 from shardwright.synth.space.space import Space

@@ -24,13 +24,13 @@ from shardwright.cost.grid.prices import (
 from shardwright.cost.model import CostModel
 from shardwright.ir.trace import trace
 from shardwright.synth.grid.alternate import GridSearch
-from shardwright.synth.grid.narrow import MOST_ROUNDS
 from shardwright.synth.grid.pricing import GridPriceList, grid_floors, grid_prices
 from shardwright.synth.grid.ranges import Tightening
 from shardwright.synth.grid.ratios import per_class
 from shardwright.synth.grid.solve import GridSolver
 from shardwright.synth.grid.turns import GridTurns
 from shardwright.synth.prices.tables import Prices
+from shardwright.synth.search.narrow.search import MOST_ROUNDS
 from shardwright.synth.search.solution import Solution
 from shardwright.synth.shares.bounds import ENOUGH
 from shardwright.synth.space.space import Space

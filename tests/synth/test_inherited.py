@@ -22,12 +22,12 @@ from shardwright.ir.rewrites.recompute import Stretch
 from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced, trace
 from shardwright.synth.grid.inherited import Inherited, completed
-from shardwright.synth.grid.narrow import Memory, Search
 from shardwright.synth.grid.pricing import GridPriceList, grid_floors, grid_prices
 from shardwright.synth.grid.solve import GridSolver
 from shardwright.synth.grid.turns import CLOSE, GridTurns
-from shardwright.synth.search.dual import Dual
 from shardwright.synth.search.fold import fold
+from shardwright.synth.search.narrow.dual import Dual
+from shardwright.synth.search.narrow.search import Memory, Search
 from shardwright.synth.search.solve import Solver
 from shardwright.synth.search.stages import Stage
 from shardwright.synth.space.conversions import Domains

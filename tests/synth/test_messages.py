@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from test_dual import layers_of, never
 from test_search import Problem, as_milp
 
-from shardwright.synth.grid.narrow import MOST_SWEEPS, Memory, Search
 from shardwright.synth.grid.solve import DualSolver
 from shardwright.synth.search.fold import Folded, cook, fold, refined
-from shardwright.synth.search.messages import Messages, Talk
+from shardwright.synth.search.narrow.messages import Messages, Talk
+from shardwright.synth.search.narrow.search import MOST_SWEEPS, Memory, Search
 from shardwright.synth.search.prune import Kept
 from shardwright.synth.search.stages import Core, Stage
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_search import Problem, problems
 
-from shardwright.synth.grid.prune import Dominated
 from shardwright.synth.search.fold import cook
+from shardwright.synth.search.narrow.dominated import Dominated
 from shardwright.synth.search.prune import Kept, prune, supported
 
 

@@ -1,4 +1,4 @@
-"""What message passing (`shardwright.synth.search.dual`) keeps of factors that share their messages.
+"""What message passing (`shardwright.synth.search.narrow.dual`) keeps of factors that share their messages.
 
 All messages of a kind are one vector, and so is what the choices that it meets get; `Wires` says where. A
 sweep is then a few operations on whole vectors per kind, and as few on its table.

@@ -11,7 +11,7 @@ messages each of them gets.
 
 Afterwards every value of every choice has a bound of its own: what all programs with that value cost at
 least. Values whose bound lies above what a known program costs can go, and what is left is small enough to
-be solved exactly (`shardwright.synth.grid.solve`).
+be solved exactly (`narrowing.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from shardwright.cost.share_cost import Floats
 from shardwright.synth.search.fold import Scope
-from shardwright.synth.search.wires import Bench, Kind, Update, Wires, finite, marginals
+from shardwright.synth.search.narrow.wires import Bench, Kind, Update, Wires, finite, marginals
 
 #: So many factors of a kind at one choice move together well; choices of more move every so many sweeps.
 _FEW, _SELDOM = 3, 8

@@ -1,4 +1,4 @@
-"""Factors that others contain, added up with these before messages are passed (see `synth/grid/solve.py`).
+"""Factors that others contain, added up with these before messages are passed (see `narrowing.py`).
 
 A factor over some of the choices of another one needs no messages of its own: added to the other, it says
 the same of every assignment. The best bound that messages can reach is never worse for it, and there is less

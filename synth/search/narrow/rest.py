@@ -1,12 +1,12 @@
-"""What messages (`synth/search/dual.py`) leave of a problem: fewer values, and costs where they arise."""
+"""What messages (`dual.py`) leave of a problem: fewer values, and costs where they arise."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from shardwright.synth.search.dual import Dual
 from shardwright.synth.search.eliminate import live
 from shardwright.synth.search.fold import cook, fold
+from shardwright.synth.search.narrow.dual import Dual
 from shardwright.synth.search.order import full_order
 from shardwright.synth.search.prune import Kept
 from shardwright.synth.search.stages import Core, Stage

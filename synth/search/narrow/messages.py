@@ -1,4 +1,4 @@
-"""Messages (`shardwright.synth.search.dual`) by name, for problems that are solved at prices after prices.
+"""Messages (`dual.py`) by name, for problems that are solved at prices after prices.
 
 A name says what a kind of factor adds up and which classes (or finer colours) it ties: whatever values are
 left, and whatever they cost, messages of one name are over the same choices.
@@ -12,8 +12,8 @@ from typing import TypeAlias
 import numpy as np
 
 from shardwright.cost.share_cost import Floats
-from shardwright.synth.search.dual import Dual
 from shardwright.synth.search.fold import Folded, Scope
+from shardwright.synth.search.narrow.dual import Dual
 from shardwright.synth.search.prune import Kept
 
 #: A recipe and the classes of its choices.

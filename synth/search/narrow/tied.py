@@ -3,7 +3,7 @@
 Choices of one class are tied to each other, as if the layers were one that runs so many times: a problem as
 small as one layer. Its best assignment is one of the whole problem, mostly a very good one; what can be saved
 by treating layers differently is found afterwards, since values are left out by what this one costs
-(`shardwright.synth.grid.narrow`). Bounds of the tied problem say nothing of assignments that are not tied.
+(`search.py`). Bounds of the tied problem say nothing of assignments that are not tied.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.share_cost import Floats
-from shardwright.synth.search.dual import Dual
 from shardwright.synth.search.fold import Folded, Scope, cook, fold
+from shardwright.synth.search.narrow.dual import Dual
 from shardwright.synth.search.prune import Kept
 from shardwright.synth.search.stages import Core, Stage
 

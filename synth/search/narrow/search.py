@@ -1,4 +1,4 @@
-"""Narrowing down what two mesh axes leave: messages, there and back through mini-buckets, A*.
+"""Narrowing down a problem: messages, there and back through mini-buckets, A*.
 
 What is left once simple choices are out (`solve.py`), until the bound meets the best assignment found.
 """
@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from shardwright.synth.grid.buckets import Bounds, Buckets
-from shardwright.synth.grid.prune import Dominated
-from shardwright.synth.grid.rest import Rest
-from shardwright.synth.grid.tied import repeats, tied, untied
 from shardwright.synth.search.astar import MOST_NODES, Layer, a_star
-from shardwright.synth.search.dual import PER_ROUND, Dual
 from shardwright.synth.search.eliminate import eliminate, live, record
 from shardwright.synth.search.fold import refined
-from shardwright.synth.search.messages import Messages, Talk
+from shardwright.synth.search.narrow.buckets import Bounds, Buckets
+from shardwright.synth.search.narrow.dominated import Dominated
+from shardwright.synth.search.narrow.dual import PER_ROUND, Dual
+from shardwright.synth.search.narrow.messages import Messages, Talk
+from shardwright.synth.search.narrow.rest import Rest
+from shardwright.synth.search.narrow.tied import repeats, tied, untied
 from shardwright.synth.search.order import full_order
 from shardwright.synth.search.prune import Kept
 from shardwright.synth.search.stages import Core, Stage

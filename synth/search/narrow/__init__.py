@@ -1,0 +1,1 @@
+"""Where exact tables would not fit: messages, mini-buckets, and fewer and fewer values."""
