@@ -1,5 +1,7 @@
 """The best program at one set of prices: fold, prune, eliminate, and A* back through what was eliminated.
 
+Where the tables of what is left would not fit, it is narrowed down (`shardwright.synth.search.narrow`).
+
 Pruning sees only a choice's own terms. Choices tied to few others are therefore eliminated first; what
 is left has fewer choices, tied by messages that know of everything behind them, and is folded and pruned
 again. Each such round is a *stage*; the last one eliminates all that is left.
@@ -19,6 +21,7 @@ from shardwright.synth.prices.tables import Prices, Several
 from shardwright.synth.search.astar import DIVES, MOST_NODES, Layer, a_star, in_order
 from shardwright.synth.search.eliminate import eliminate
 from shardwright.synth.search.fold import Scope, cook, fold, rounded
+from shardwright.synth.search.narrow.narrowing import Narrowing
 from shardwright.synth.search.prune import Kept
 from shardwright.synth.search.solution import Rival, Solution, unbeaten, width_of
 from shardwright.synth.search.stages import AT_ONCE, Core, Stage, distinct, original
@@ -37,6 +40,9 @@ _CELLS = 1 << 12
 
 #: Tables together no larger than this are filled as they are, where smaller ones might say enough.
 _A_GLANCE = 1 << 22
+
+#: Where so few nodes are allowed that a program is a guess, it may cost this part more than the bound.
+_A_GUESS = 0.01
 
 #: Where a program is wanted, and exact tables are together no larger than this, no small ones are tried:
 #: those that A* is not guided well enough by take longer, one after another. Only the few largest tables are
@@ -87,6 +93,7 @@ class Solver:
         self._levels = (*(cells for cells in _SMALLER if cells < most_cells), most_cells)
         self.level = self.cells = 0
         self._solutions: dict[bytes, Solution | None] = {}
+        self._narrowing = Narrowing()
         self._stages = tuple((degree, min(cells, most_cells)) for degree, cells in stages)
 
     def core(self, tables: Sequence[Floats], most_cells: int | None = None) -> Core:
@@ -144,16 +151,16 @@ class Solver:
             return math.inf if found is None else found.bound_s
         core = core or self.core(tables)
         kept = core.pruned()
-        all_cells = core.cells(kept, self._most_cells)
+        all_cells, too_large = core.cells(kept, self._most_cells), self._too_large(core, kept)
         glances: tuple[int, ...] = ()
         if enough < math.inf and all_cells > _A_GLANCE:
-            glances = self._levels[: 1 if all_cells <= AT_ONCE else -1]
+            glances = self._levels[: 1 if all_cells <= AT_ONCE or too_large else -1]
         for most_cells in (*glances, *(self._levels[-1:] if all_cells <= AT_ONCE else ())):
             layers = core.finish(kept, most_cells)
             bound_s = sum(float(layer.elimination.constant) for layer in layers)
             if bound_s >= enough or not any(layer.elimination.tape.split for layer in layers):
                 return bound_s
-        found = self._solved(core, kept, MOST_NODES, stop)
+        found = self._solved(core, kept, MOST_NODES, stop, target_s=enough)
         if found is None or not found.bound_s < found.seconds:
             self._solutions[known] = found
         return math.inf if found is None else found.bound_s
@@ -204,6 +211,11 @@ class Solver:
             digest.update(table.tobytes())
         return digest.digest()
 
+    def _too_large(self, core: Core, kept: Kept) -> bool:
+        """Whether exact tables of what is left would not fit, and small ones say little."""
+        large = core.cells(kept, self._levels[-1]) > AT_ONCE
+        return large and core.tape(kept, self._levels[-1]).split
+
     def _solved(
         self,
         core: Core,
@@ -211,8 +223,13 @@ class Solver:
         most_nodes: int,
         stop: Callable[[], bool],
         rival: Rival | None = None,
+        target_s: float = math.inf,
     ) -> Solution | None:
         self.cells = all_cells = core.cells(kept, self._levels[-1])
+        if self._too_large(core, kept):
+            known = None if rival is None else rival.assignment
+            enough = 0.0 if most_nodes >= MOST_NODES else _A_GUESS
+            return self._narrowing.solve(core, stop, known, enough, target_s)
         if rival is not None and _A_GLANCE < all_cells <= AT_ONCE and self._levels[-1] > _A_RIVAL:
             same = unbeaten(rival, core.finish(kept, _A_RIVAL))
             if same is not None:

@@ -149,15 +149,17 @@ class Core:
         done = sum((layer.elimination.constant for layer in self.done), np.zeros(()))
         return eliminate(tape, kept).constant + (done[some] if done.ndim else done)
 
+    def tape(self, kept: Kept, most_cells: int) -> Tape:
+        """What eliminates all that is left, over the values of `kept`; see `finish`."""
+        return self.stage.prepare([len(values) for values in kept.values], None, most_cells)
+
     def cells(self, kept: Kept, most_cells: int) -> int:
         """Cells of all tables of `finish`."""
-        sizes = [len(values) for values in kept.values]
-        tape = self.stage.prepare(sizes, None, most_cells)
-        return self.stage.cells(tape, sizes)
+        return self.stage.cells(self.tape(kept, most_cells), [len(values) for values in kept.values])
 
     def finish(self, kept: Kept, most_cells: int) -> list[Layer]:
         """All stages, the last one over the values of `kept`, with buckets of at most `most_cells`."""
-        tape = self.stage.prepare([len(values) for values in kept.values], None, most_cells)
+        tape = self.tape(kept, most_cells)
         values = original(self.folded, kept.values, self.done)
         return [*self.done, Layer(self.folded.class_of, values, eliminate(tape, kept))]
 
