@@ -111,7 +111,7 @@ def a_star(
         f, _, _, node = heapq.heappop(heap)
         if node.depth == len(tree.decide):
             return Found(tree.assignment(node), f, f, expanded)
-        if node.depth >= tree.exact_from and expanded + len(tree.decide) - node.depth <= most_nodes:
+        if node.depth >= tree.exact_from:
             straight = tree.straight(node)
             if straight is not None:
                 return Found(tuple(straight), f, f, expanded + len(tree.decide) - node.depth)
@@ -276,6 +276,10 @@ class _Tree:
         """
         current, left = node, steps * (len(self.decide) - node.depth)
         while current.depth < len(self.decide):
+            if current.depth == self.exact_from:
+                straight = self.straight(current)
+                if straight is not None:
+                    return Node(current.f, len(self.decide), 0, current, 0, straight)
             left -= 1
             if left < 0:
                 return None
