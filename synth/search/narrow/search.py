@@ -60,7 +60,7 @@ _NEWS = 0.1
 _STRICTER = 0.1
 
 #: A way there and back is worth repeating while it leaves out such a part of the values.
-_PROGRESS = 0.02
+_PROGRESS = 0.08
 
 #: Of more values than these, larger tables and A* say little for their time.
 _FEW_VALUES = 2_000
