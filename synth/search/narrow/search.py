@@ -59,6 +59,10 @@ _NEWS = 0.1
 #: While values are left out quickly, the bound is to meet the best assignment as many times better.
 _STRICTER = 0.1
 
+#: Where something costs less than a bound that would be good enough, no bound is that: it may miss the best
+#: assignment by this part.
+_OUT_OF_REACH = 0.05
+
 #: A way there and back is worth repeating while it leaves out such a part of the values.
 _PROGRESS = 0.08
 
@@ -221,6 +225,8 @@ class Search:
             self.proven = self.seconds
         if self.proven < self._target_s <= self.seconds:
             return self.proven == self.seconds
+        if self.seconds < self._target_s < math.inf:
+            enough = max(enough, _OUT_OF_REACH)
         return self.proven >= self.seconds * (1 - enough)
 
     def _swept(self, sweeps: int, enough: float = 0.0, *, on: bool = False) -> Dual:
