@@ -13,9 +13,10 @@ from grid_cases import FLEETS
 from test_search import as_milp
 
 import shardwright
-from shardwright.synth.grid import baselines, narrow
+from shardwright.synth.grid import baselines
 from shardwright.synth.grid.solve import GridSolver
 from shardwright.synth.prices.tables import Prices
+from shardwright.synth.search.narrow import search
 from shardwright.synth.search.narrow.buckets import Bounds, Buckets
 from shardwright.synth.search.solution import Solution
 from shardwright.synth.space.factors import Use
@@ -85,7 +86,7 @@ def test_what_is_impossible_does_not_hold_up_the_search(where: str, monkeypatch:
             looks.append(super().bounds())
             return looks[-1]
 
-    monkeypatch.setattr(narrow, "Buckets", Counted)
+    monkeypatch.setattr(search, "Buckets", Counted)
     monkeypatch.setattr(baselines, "GRID_RECIPES", SUMS)
     step, args = blocks(2)
     found = shardwright.baselines(step, *args, fleet=FLEETS[where], axes=2)

@@ -19,10 +19,10 @@ from shardwright.cost.share_cost import Floats
 from shardwright.ir.collectives import between
 from shardwright.ir.graph import TensorType
 from shardwright.ir.rules import flop_count
-from shardwright.synth.grid import prune
 from shardwright.synth.grid.pricing import GridPriceList, grid_floors
 from shardwright.synth.prices import cheapest
 from shardwright.synth.search.fold import cook, fold
+from shardwright.synth.search.narrow import dominated
 from shardwright.synth.search.prune import Kept
 from shardwright.synth.space.factors import EquationFactor
 
@@ -125,8 +125,8 @@ def test_values_go_as_by_comparing_everything(seed: int, rare: float, some: int,
         whole = (worst <= 0) & possible[:, None] & possible
         np.fill_diagonal(whole, val=False)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(prune, "_SOME", some)
-            went, by = prune._compared(kept, kind)  # pyright: ignore[reportPrivateUsage]
+            patch.setattr(dominated, "_SOME", some)
+            went, by = dominated._compared(kept, kind)  # pyright: ignore[reportPrivateUsage]
         stay = np.ones(len(whole), dtype=np.bool_)
         stay[went] = False
         assert stay.any()
