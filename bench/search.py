@@ -48,7 +48,7 @@ FACTORY = {
 UNROLLED = (12, 24, 48)
 SCANNED = (12, 48, 96)
 DEVICES = (64, 512, 4096)
-CARDS = {"A100": "A100-PCIE-40GB", "V100": "V100-SXM2-16GB", "T4": "T4"}
+CARDS = {"A100": "A100-PCIE-40GB", "V100": "V100-SXM2-16GB", "P100": "P100-16GB", "T4": "T4"}
 CLASSES = ("A100-40GB", "V100-16GB", "P100-16GB", "T4")
 #: What Llama-3-8B is planned for on two axes: bfloat16 with adam in float32 keeps 96 GB of state.
 MIXED = "32 A100 + 32 V100"
@@ -56,6 +56,8 @@ MIXED = "32 A100 + 32 V100"
 BUDGETS = (40, 24, 16)
 #: Boxes and a cluster of unlike cards: too small for GPT-2 as it is.
 UNLIKE = ("a100_t4", "2 V100 + 2 T4", "2 A100, 4 T4", "4 classes of 4")
+#: Two generations of nodes, on a slow network.
+GENERATIONS = "4 V100, 4 V100, 4 P100, 4 P100"
 #: A card that has no room for GPT-2, ViT and BERT as they are.
 ONE = "1 A100"
 #: Sequences per step at which GPT-2 of 12 layers fits the testbed's memory; by depth, 96 layers and so many
@@ -122,6 +124,7 @@ CASES = (
     *(Case("unlike cards", "gpt2", fleet, axes="auto", factory="small_scan") for fleet in UNLIKE[:2]),
     *(Case("unlike cards", model, "a100_t4", axes="auto") for model in ("vit", "bert")),
     Case("unlike cards", "gpt2", "a100_t4", 12, batch=32, axes="auto"),
+    Case("unlike cards", "bert_moe", GENERATIONS),
     *(Case("one card", model, ONE, axes="auto") for model in ("gpt2", "vit", "bert")),
 )
 
