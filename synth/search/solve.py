@@ -226,10 +226,6 @@ class Solver:
         target_s: float = math.inf,
     ) -> Solution | None:
         self.cells = all_cells = core.cells(kept, self._levels[-1])
-        if self._too_large(core, kept):
-            known = None if rival is None else rival.assignment
-            enough = 0.0 if most_nodes >= MOST_NODES else _A_GUESS
-            return self._narrowing.solve(core, stop, known, enough, target_s)
         if rival is not None and _A_GLANCE < all_cells <= AT_ONCE and self._levels[-1] > _A_RIVAL:
             same = unbeaten(rival, core.finish(kept, _A_RIVAL))
             if same is not None:
@@ -239,6 +235,10 @@ class Solver:
             levels = (*([_NEARLY_EXACT] if self._levels[-1] > _NEARLY_EXACT else []), self._levels[-1])
             if all_cells > AT_ONCE and levels[0] > _A_TRY and most_nodes >= MOST_NODES:
                 levels = (_A_TRY, *levels)
+        # Tables that are not much too large make guesses as good, and guide A* straight on or nowhere.
+        narrow = self._too_large(core, kept) and (all_cells > _EXACT or most_nodes >= MOST_NODES)
+        if narrow:
+            levels = (_A_TRY,) if all_cells <= _EXACT and self._levels[-1] > _A_TRY else ()
         for most_cells in levels:
             layers = core.finish(kept, most_cells)
             same = None if rival is None else unbeaten(rival, layers)
@@ -263,7 +263,10 @@ class Solver:
                 return Solution(found.assignment, found.cost, found.bound, found.expanded, width_of(layers))
             if most_cells in self._levels:
                 self.level = self._levels.index(most_cells) + 1  # other prices will hardly be easier
-        raise AssertionError("there is always a last level")
+        assert narrow, "else there is a last level"
+        known = None if rival is None else rival.assignment
+        enough = 0.0 if most_nodes >= MOST_NODES else _A_GUESS
+        return self._narrowing.solve(core, stop, known, enough, target_s)
 
 
 class SpaceSolver:

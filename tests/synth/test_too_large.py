@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 from unittest import mock
 
 import numpy as np
@@ -27,14 +27,33 @@ from shardwright.synth.space.space import Space
 from shardwright.synth.stretches import ladder
 
 
-def all_are_too_large() -> AbstractContextManager[Any]:
-    """Whatever has to be split is narrowed down, however few its cells."""
-    return mock.patch.object(solve, "AT_ONCE", -1)
+@contextmanager
+def all_are_too_large(tried: int = 0) -> Iterator[None]:
+    """Whatever has to be split is narrowed down, however few its cells; A* may be tried by tables so large."""
+    with (
+        mock.patch.object(solve, "AT_ONCE", -1),
+        mock.patch.object(solve, "_EXACT", 1 << 27 if tried else -1),
+        mock.patch.object(solve, "_A_TRY", tried),
+        mock.patch.object(solve, "_STRAYED", 0),
+    ):
+        yield
 
 
-@given(problems(), st.integers(1, 8), st.sampled_from(STAGINGS), st.booleans(), st.data())
+@given(
+    problems(),
+    st.integers(1, 8),
+    st.sampled_from(STAGINGS),
+    st.sampled_from([0, 1, 4]),
+    st.booleans(),
+    st.data(),
+)
 def test_what_is_best_is_found_at_prices_after_prices(
-    problem: Problem, most_cells: int, stages: tuple[tuple[int, int], ...], guess: bool, data: st.DataObject
+    problem: Problem,
+    most_cells: int,
+    stages: tuple[tuple[int, int], ...],
+    tried: int,
+    guess: bool,
+    data: st.DataObject,
 ) -> None:
     solver = problem.solver(most_cells, stages)
     for _ in range(2):
@@ -42,7 +61,7 @@ def test_what_is_best_is_found_at_prices_after_prices(
         tables = [table * k for table, k in zip(problem.tables, times, strict=True)]
         priced = Problem(problem.sizes, tuple([(scope, tables[number]) for number, scope in problem.uses]))
         best = priced.best()
-        with all_are_too_large():
+        with all_are_too_large(tried):
             found = solver.solve(tables, 1 if guess else solve.MOST_NODES)
         assert (found is None) == np.isinf(best)
         if found is not None:
