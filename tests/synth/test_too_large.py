@@ -29,7 +29,7 @@ from shardwright.synth.stretches import ladder
 
 @contextmanager
 def all_are_too_large(tried: int = 0) -> Iterator[None]:
-    """Whatever has to be split is narrowed down, however few its cells; A* may be tried by tables so large."""
+    """Whatever has to be split is narrowed down, however few its cells; A* may be tried by such tables."""
     with (
         mock.patch.object(solve, "AT_ONCE", -1),
         mock.patch.object(solve, "_EXACT", 1 << 27 if tried else -1),
