@@ -132,11 +132,10 @@ class _Edit:
         #: What the backward part reads.
         self.read_behind: set[Value] = set()
         for equation in graph.equations:
-            values = equation.input_values
-            for value in values if len(values) == 1 else dict.fromkeys(values):
+            for value in dict.fromkeys(equation.input_values):
                 self.readers.setdefault(value, []).append(equation)
             if equation.part == "backward":
-                self.read_behind.update(values)
+                self.read_behind.update(equation.input_values)
             for value in equation.outputs:
                 self.makers[value] = equation
         self.handed_out = {atom for atom in graph.outputs if isinstance(atom, Value)}

@@ -94,7 +94,8 @@ def a_star(
 
     Args:
         layers: stages of the elimination, the last eliminates what is left; messages are the heuristic.
-        most_nodes: expansions after which to stop searching (see the module's docstring).
+        most_nodes: expansions after which to stop searching (see the module's docstring); what is exact is
+            walked straight down all the same.
         stop: asked now and then whether to stop searching before that.
         dives: how many of the most promising nodes are then completed; with none, what is found costs
             infinitely much.

@@ -151,7 +151,8 @@ class Solver:
             return math.inf if found is None else found.bound_s
         core = core or self.core(tables)
         kept = core.pruned()
-        all_cells, too_large = core.cells(kept, self._most_cells), self._too_large(core, kept)
+        all_cells = core.cells(kept, self._most_cells)
+        too_large = self._too_large(core, kept, all_cells)
         glances: tuple[int, ...] = ()
         if enough < math.inf and all_cells > _A_GLANCE:
             glances = self._levels[: 1 if all_cells <= AT_ONCE or too_large else -1]
@@ -211,10 +212,9 @@ class Solver:
             digest.update(table.tobytes())
         return digest.digest()
 
-    def _too_large(self, core: Core, kept: Kept) -> bool:
-        """Whether exact tables of what is left would not fit, and small ones say little."""
-        large = core.cells(kept, self._levels[-1]) > AT_ONCE
-        return large and core.tape(kept, self._levels[-1]).split
+    def _too_large(self, core: Core, kept: Kept, all_cells: int) -> bool:
+        """Whether exact tables of what is left, of so many cells together, would not fit."""
+        return all_cells > AT_ONCE and core.tape(kept, self._most_cells).split
 
     def _solved(
         self,
@@ -236,7 +236,7 @@ class Solver:
             if all_cells > AT_ONCE and levels[0] > _A_TRY and most_nodes >= MOST_NODES:
                 levels = (_A_TRY, *levels)
         # Tables that are not much too large make guesses as good, and guide A* straight on or nowhere.
-        narrow = self._too_large(core, kept) and (all_cells > _EXACT or most_nodes >= MOST_NODES)
+        narrow = self._too_large(core, kept, all_cells) and (all_cells > _EXACT or most_nodes >= MOST_NODES)
         if narrow:
             levels = (_A_TRY,) if all_cells <= _EXACT and self._levels[-1] > _A_TRY else ()
         for most_cells in levels:
