@@ -17,11 +17,12 @@ from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
 from shardwright.ir.rewrites.rewriting import original
 from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced, trace
+from shardwright.memory.device_memory import Looking
 from shardwright.memory.rewritings import Microbatches, Offload, Recompute, best_plan, check_rewriting
 from shardwright.money import cheapest, check_prices
 from shardwright.pause import collector_paused
 from shardwright.plan import Plan
-from shardwright.planning import Axes, Planner, Request, looking
+from shardwright.planning import Axes, Planner, Request
 from shardwright.synth.baselines import Baseline, Baselines, Workshop
 from shardwright.synth.grid.alternate import is_mesh
 from shardwright.synth.grid.baselines import grid_baselines
@@ -253,7 +254,7 @@ def on_the_whole_fleet(
 
 
 def _workshop(traced: Traced, fleet: Fleet, tick: Callable[[str], None] = lambda what: None) -> Workshop:
-    return Workshop(traced.graph, Space(traced.graph), CostModel(fleet), tick, looking(traced))
+    return Workshop(traced.graph, Space(traced.graph), CostModel(fleet), tick, Looking(traced.graph))
 
 
 def _check_axes(axes: object) -> None:

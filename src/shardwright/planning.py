@@ -17,11 +17,10 @@ from shardwright.cost.memory.liveness import Peaks
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Graph
-from shardwright.ir.program import Program
 from shardwright.ir.rewrites.rewriting import rewriting_of
 from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced
-from shardwright.memory.device_memory import crowds, peaks
+from shardwright.memory.device_memory import Looking
 from shardwright.plan import Plan
 from shardwright.plans.parts import Stats
 from shardwright.synth.chosen import Choice, least_bound
@@ -33,7 +32,7 @@ from shardwright.synth.grid.part import on_grid, on_one_axis
 from shardwright.synth.grid.single import BesideSingle
 from shardwright.synth.part import Promising
 from shardwright.synth.parts import Members, candidates
-from shardwright.synth.programs.judge import AMPLE, CloseLook
+from shardwright.synth.programs.judge import AMPLE
 from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.shares.bounds import ENOUGH
 from shardwright.synth.space.space import Space
@@ -207,6 +206,11 @@ class _Step:
         return spaces[id(graph)]
 
     @cached_property
+    def _look(self) -> Looking:
+        """What says how much memory a program takes on every device, as the MPI backend runs it."""
+        return Looking(self.traced.graph)
+
+    @cached_property
     def choosing(self) -> Choosing:
         """The search on one mesh axis."""
         return Choosing(
@@ -217,7 +221,7 @@ class _Step:
             factors(self.pins, self.space),
             self.parts,
             self.asked.first,
-            looking(self.traced),
+            self._look,
             None if self.pins else self._known()[2],
             self.like,
         )
@@ -226,7 +230,7 @@ class _Step:
     def on_grid(self) -> GridChoosing:
         """The search on two mesh axes."""
         pinned = partial(factors, self.pins)
-        graph, fleet, look = self.traced.graph, self.asked.fleet, looking(self.traced)
+        graph, fleet, look = self.traced.graph, self.asked.fleet, self._look
         known = self._grids, self._least_s
         return GridChoosing(graph, fleet, self.timer, self.meshes, pinned, look, *known)
 
@@ -286,7 +290,7 @@ class _Step:
         if briefly and not fits(chosen.found, chosen.model):
             ample = False  # a closer look is for plans that somebody may want
         else:
-            chosen, ample = _looked_at(chosen, traced, self.timer)
+            chosen, ample = _looked_at(chosen, self._look, self.timer)
         found = chosen.found
         # What a space says of the step is the same on two axes.
         space = self.space if "space" in vars(self) else self.on_grid.space
@@ -365,7 +369,7 @@ def does_more(step: Traced, like: Traced) -> bool:
     return pieces[0] == pieces[1] and not looped and not few_equations(step.graph)
 
 
-def _looked_at(chosen: Choice, traced: Traced, timer: Timer) -> tuple[Choice, bool]:
+def _looked_at(chosen: Choice, look: Looking, timer: Timer) -> tuple[Choice, bool]:
     """With the memory that the program takes as it will run, unless it has ample; and whether it has."""
     found = chosen.found
     if isinstance(found.memory, Peaks) and found.memory.seen:
@@ -373,25 +377,5 @@ def _looked_at(chosen: Choice, traced: Traced, timer: Timer) -> tuple[Choice, bo
     if fullest(found, chosen.model) <= AMPLE:
         return chosen, True
     with timer.ratios():
-        seen = Peaks(peaks(found.program, traced.graph, found.ratios), seen=True)
+        seen = Peaks(look(found.program, found.ratios), seen=True)
     return replace(chosen, found=replace(found, memory=seen)), False
-
-
-@dataclass(frozen=True, slots=True)
-class _Looking:
-    """See `looking`."""
-
-    graph: Graph
-
-    def __call__(self, program: Program, ratios: Sequence[float]) -> tuple[int, ...]:
-        return peaks(program, self.graph, ratios)
-
-    def crowds(
-        self, program: Program, ratios: Sequence[float], device: int, limit: float
-    ) -> tuple[tuple[int, Mapping[int, int]], ...]:
-        return crowds(program, self.graph, ratios, device, limit)
-
-
-def looking(traced: Traced) -> CloseLook:
-    """What says how much memory a program of a step takes on every device, as the MPI backend runs it."""
-    return _Looking(traced.graph)

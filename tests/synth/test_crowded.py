@@ -16,8 +16,7 @@ from shardwright.ir.program import verify
 from shardwright.ir.rewrites.recompute import Stretch
 from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced, trace
-from shardwright.memory.device_memory import crowds, device_memory, peaks
-from shardwright.planning import looking
+from shardwright.memory.device_memory import Looking, crowds, device_memory, peaks
 from shardwright.synth.alternate import synthesize
 from shardwright.synth.freely import freely
 from shardwright.synth.memory import crowded
@@ -43,7 +42,7 @@ def step() -> Traced:
 def test_crowds_say_whose_the_bytes_are() -> None:
     traced = step()
     graph, model = traced.graph, CostModel(fleet((4, 2, 1)))
-    found = synthesize(graph, Space(graph), model, Timer(), look=looking(traced))
+    found = synthesize(graph, Space(graph), model, Timer(), look=Looking(traced.graph))
     program, ratios = found.program, found.ratios
     for device in range(3):
         moments = device_memory(program, graph, ratios, device).moments
@@ -58,7 +57,7 @@ def test_crowds_say_whose_the_bytes_are() -> None:
 @pytest.mark.parametrize("part", [0.9, 0.7])
 def test_what_is_found_fits_as_it_will_run(part: float) -> None:
     traced = step()
-    graph, space, look = traced.graph, Space(traced.graph), looking(traced)
+    graph, space, look = traced.graph, Space(traced.graph), Looking(traced.graph)
     whole = fleet((4, 2, 1))
     roomy = synthesize(graph, space, CostModel(whole), Timer(), look=look)
     most = max(peaks(roomy.program, graph, roomy.ratios))
@@ -80,7 +79,7 @@ def test_what_is_found_fits_as_it_will_run(part: float) -> None:
 def test_steps_that_take_long_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     traced = step()
     model = CostModel(limited(fleet((4, 2, 1)), 1 << 16))
-    free = freely(traced.graph, Space(traced.graph), model, Timer(), look=looking(traced))
+    free = freely(traced.graph, Space(traced.graph), model, Timer(), look=Looking(traced.graph))
     monkeypatch.setattr(crowded, "MOST_CHOICES", 1)
     assert uncrowded(free.turns, free.best, free.best.memory)[0] is free.best
 
@@ -91,7 +90,7 @@ def test_a_transformer_fits_into_a_third_of_its_memory_at_a_fifth_more_time() ->
     traced = trace(function, *args)
     layers = (Stretch("blocks/0", 15, 99, "nothing"), Stretch("blocks/1", 99, 183, "nothing"))
     traced = rewritten(traced, Rewriting(layers))
-    graph, space, look = traced.graph, Space(traced.graph), looking(traced)
+    graph, space, look = traced.graph, Space(traced.graph), Looking(traced.graph)
     model = CostModel(limited(Fleet.load("examples/fleets/laptop.yaml"), 351 * 1024))
     free = freely(graph, space, model, Timer(), look=look)
     large = replace(free.best, fits=False)

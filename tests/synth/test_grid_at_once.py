@@ -11,7 +11,7 @@ from test_grid_memory import fleet, planned
 from shardwright.cost.grid.model import GridModel
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
-from shardwright.planning import looking
+from shardwright.memory.device_memory import Looking
 from shardwright.synth.grid.alternate import GridSearch
 from shardwright.synth.grid.choice import GridChoosing
 from shardwright.synth.grid.pricing import GridPriceList
@@ -42,11 +42,7 @@ def search_in(graph: Graph, memory_bytes: float, **shape: Any) -> GridSearch:
     where = fleet(memory_bytes, **shape)
     listed = GridPriceList(GridModel(CostModel(where)))
     nodes = tuple(len(node.devices) for node in where.nodes)
-    return GridSearch(graph, Space(graph, nodes), listed, Timer(), look=looking_at(graph))
-
-
-def looking_at(graph: Graph) -> Any:
-    return looking(type("Step", (), {"graph": graph})())
+    return GridSearch(graph, Space(graph, nodes), listed, Timer(), look=Looking(graph))
 
 
 @pytest.mark.parametrize("speeds", [None, (50, 25)])

@@ -21,8 +21,7 @@ from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph
 from shardwright.ir.placement import Shard, grid, parse_placement, region
 from shardwright.ir.program import Program, verify
-from shardwright.memory.device_memory import device_memory, peaks
-from shardwright.planning import looking
+from shardwright.memory.device_memory import Looking, device_memory, peaks
 from shardwright.synth.grid.alternate import GridSearch
 from shardwright.synth.grid.candidate import GridCandidate
 from shardwright.synth.grid.choice import GridChoosing
@@ -366,7 +365,7 @@ def test_a_rival_does_not_end_the_search_for_what_fits() -> None:
     costs: list[float] = []
     for rival_s in (np.inf, None):
         space = Space(traced.graph, (2, 2))
-        search = GridSearch(traced.graph, space, listed, Timer(), look=looking(traced))
+        search = GridSearch(traced.graph, space, listed, Timer(), look=Looking(traced.graph))
         found = search.plan(1.01 * costs[0] if rival_s is None else rival_s)
         costs.append(found.cost_s)
     assert costs[1] == pytest.approx(costs[0], rel=1e-9) and costs[0] > free.cost_s

@@ -1,0 +1,125 @@
+"""Scratch of segments on one device; those that are alike but for names are worked out once.
+
+Repeated layers are alike, and so is most of what programs of one step run that are looked at one after
+another. What is alike is found in two parts: how a segment's tensors hang together, the same on all devices,
+and the shapes of what one device holds of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from shardwright.backends.layout import holds
+from shardwright.backends.local_graph import LocalGraphs
+from shardwright.cost.memory.buffers import scratch_bytes
+from shardwright.ir.flow import find, reads, writes
+from shardwright.ir.graph import Graph, TensorType, Value, per_graph, value_types
+from shardwright.ir.placement import Placement
+from shardwright.ir.program import Move, Property
+from shardwright.ir.segments import Schedule, Segment
+
+#: Where so few programs of a step are looked at, what is in one of them once is worked out as it is met: of
+#: long segments that takes no longer than to say what they are like.
+_FEW = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """What a segment is but for names, and for the shapes of what a device holds.
+
+    Attributes:
+        number: equal for segments that devices run as equal graphs where they hold equal shapes.
+        tensors: what those shapes are of, each once.
+    """
+
+    number: int
+    tensors: tuple[tuple[TensorType, Placement], ...]
+
+
+class _Met:
+    """What was met of one graph: programs, numbers of segments, and scratch by number and shapes."""
+
+    def __init__(self) -> None:
+        self.programs = 0
+        self.numbers: dict[Hashable, int] = {}
+        self.scratch: dict[tuple[int, tuple[tuple[int, ...], ...]], int] = {}
+
+
+@per_graph
+def _met(graph: Graph) -> _Met:
+    del graph
+    return _Met()
+
+
+class Scratch:
+    """Scratch of the segments of one schedule."""
+
+    def __init__(self, planned: Schedule) -> None:
+        self._graph, self._met = planned.graph, _met(planned.graph)
+        self._met.programs += 1
+        lengths = [len(step.instructions) for step in planned.steps if isinstance(step, Segment)]
+        #: How many instructions segments have that others may be like.
+        self._shared = {n for n, times in Counter(lengths).items() if times > 1 or self._met.programs > _FEW}
+        #: By segment; by device as well where not all have a part in it.
+        self._like: dict[Segment | tuple[Segment, int], Likeness | None] = {}
+
+    def nbytes(self, segment: Segment, graphs: LocalGraphs) -> int:
+        """Bytes of the arena of a segment on the device of `graphs`."""
+        shared = len(segment.instructions) in self._shared
+        like = self._likeness(segment, graphs.device) if shared else None
+        if like is None:
+            return scratch_bytes(graphs.segment(segment, self._graph))
+        key = like.number, tuple([graphs.type(*tensor).shape for tensor in like.tensors])
+        if key not in self._met.scratch:
+            self._met.scratch[key] = scratch_bytes(graphs.segment(segment, self._graph))
+        return self._met.scratch[key]
+
+    def _likeness(self, segment: Segment, device: int) -> Likeness | None:
+        if segment in self._like:
+            return self._like[segment]
+        key = segment, device
+        if key in self._like:
+            return self._like[key]
+        common, found = self._found(segment, device)
+        self._like[segment if common else key] = found
+        return found
+
+    def _found(self, segment: Segment, device: int) -> tuple[bool, Likeness | None]:
+        """Whether all devices have a part in all of it, and its likeness; that is None where loops are."""
+        graph, types = self._graph, value_types(self._graph)
+        numbers: dict[Property, int] = {}
+        tensors: dict[tuple[TensorType, Placement], None] = {}
+        key: list[Hashable] = []
+        made, common = 0, True
+        for prop in segment.needs:
+            common = common and prop.group is None
+            if holds(prop, device):
+                tensor = types[prop.value], prop.placement
+                key.append(tensor)
+                tensors[tensor] = None
+                numbers[prop], made = made, made + 1
+        key.append(made)
+        for instruction in segment.instructions:
+            written = writes(instruction, graph)
+            if isinstance(instruction, Move):
+                common = common and instruction.group is None
+                if not holds(written[0], device):
+                    continue
+                (wanted,) = reads(instruction, graph)
+                source = numbers[wanted if wanted in numbers else find(wanted, numbers)]
+                key.append((source, types[written[0].value], written[0].placement))
+            else:
+                equation = graph.equations[instruction.equation]
+                if equation.regions:
+                    return True, None
+                pairs = zip(equation.inputs, instruction.signature.ins, strict=True)
+                ins = [numbers[Property(a.index, p)] if isinstance(a, Value) else str(a) for a, p in pairs]
+                key.append((id(equation.form), instruction.signature, *ins))
+            for prop in written:
+                tensors[types[prop.value], prop.placement] = None
+                numbers[prop], made = made, made + 1
+        key += [numbers[prop] for prop in segment.gives if holds(prop, device)]
+        known = self._met.numbers
+        return common, Likeness(known.setdefault(tuple(key), len(known)), tuple(tensors))

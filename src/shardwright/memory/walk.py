@@ -1,0 +1,160 @@
+"""Memory of each device under a plan, step by step of its schedule, as the MPI backend runs it.
+
+Between two exchanges a device runs one compiled program: what is held outside of it, its results, and its
+scratch (`scratch.py`, on the device's own shapes). An exchange takes its result, and what it packs or pads.
+Arguments are the caller's: the old state is there until the new one is whole, unless it is donated
+(`shardwright/ir/donation.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from shardwright.backends.local_graph import LocalGraphs
+from shardwright.cost.memory.exchange_buffers import exchange_bytes, held_bytes
+from shardwright.ir.donation import taken_over
+from shardwright.ir.graph import Graph, TensorType
+from shardwright.ir.placement import Placement
+from shardwright.ir.program import Program, Property
+from shardwright.ir.regions import entering
+from shardwright.ir.segments import Away, Back, Exchange, LoopStep, Schedule, Segment, schedule
+from shardwright.memory.kinds import Kinds
+from shardwright.memory.scratch import Scratch
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One step of a device's schedule.
+
+    Attributes:
+        what: "compute", "exchange", "loop" (run by the host), "away" or "back" (to and from host memory).
+        first: position of its first instruction in the program.
+        held_bytes: what is there beside it, arguments included.
+        own_bytes: its results, scratch and buffers.
+    """
+
+    what: str
+    first: int
+    held_bytes: int
+    own_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Both."""
+        return self.held_bytes + self.own_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Memory of one device over a step.
+
+    Attributes:
+        arguments_bytes: its parts of the step's arguments and constants.
+        moments: one per step of the schedule.
+    """
+
+    arguments_bytes: int
+    moments: tuple[Moment, ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is held at a time."""
+        return max((moment.nbytes for moment in self.moments), default=self.arguments_bytes)
+
+
+class Walk:
+    """A verified program, step by step of its schedule; what does not depend on ratios is worked out once."""
+
+    def __init__(self, program: Program, graph: Graph) -> None:
+        self._steps = _Steps(schedule(program, graph))
+        self._inputs = [(v.type, p) for v, p in zip(graph.inputs, program.inputs, strict=True)]
+        self._constants = sum(value.type.nbytes for value in graph.constants)
+
+    @property
+    def planned(self) -> Schedule:
+        """The schedule."""
+        return self._steps.planned
+
+    @cached_property
+    def _kinds(self) -> Kinds:
+        return Kinds(self.planned.program, self.planned.graph)
+
+    def of_device(self, ratios: Sequence[float], device: int) -> DeviceMemory:
+        """Memory of the device at position `device`, at these shares of all."""
+        arguments = self._constants + sum(held_bytes(*each, device, ratios) for each in self._inputs)
+        moments = self._steps.moments(LocalGraphs(device, ratios), arguments)
+        return DeviceMemory(arguments, tuple(moments))
+
+    def peaks(self, ratios: Sequence[float]) -> tuple[int, ...]:
+        """Peak bytes of every device; devices that hold the same count once."""
+        kinds = list(self._kinds.of_devices(ratios))
+        found = {kind: self.of_device(ratios, kinds.index(kind)).peak_bytes for kind in dict.fromkeys(kinds)}
+        return tuple([found[kind] for kind in kinds])
+
+
+class _Steps:
+    """The steps of a schedule, and of the loops in it."""
+
+    def __init__(self, planned: Schedule) -> None:
+        self.planned = planned
+        self._over = taken_over(planned)
+        self._scratch = Scratch(planned)
+        loops = [step for step in planned.steps if isinstance(step, LoopStep)]
+        self._bodies = {step: [_Steps(body) for body in step.bodies] for step in loops}
+
+    def moments(self, graphs: LocalGraphs, outside: int) -> list[Moment]:
+        """Of every step, on the device of `graphs`, which has so many bytes of others."""
+        device, ratios, types = graphs.device, graphs.ratios, self.planned.types
+        sizes: dict[Property, int] = {}
+        alike: dict[tuple[TensorType, Placement], int] = {}
+
+        def size(prop: Property) -> int:
+            found = sizes.get(prop)
+            if found is None:
+                key = types[prop.value], prop.placement
+                found = alike.get(key)
+                if found is None:
+                    found = alike[key] = held_bytes(*key, device, ratios)
+                sizes[prop] = found
+            return found
+
+        made: dict[Property, int] = {}
+        found: list[Moment] = []
+        for step in self.planned.steps:
+            for prop in self._over.get(step, ()):
+                sizes[prop] = 0  # it lies where the old state lay
+            if isinstance(step, Segment):
+                own, what = self._scratch.nbytes(step, graphs) + sum(map(size, step.gives)), "compute"
+            elif isinstance(step, Exchange):
+                own, what = exchange_bytes(step.move, types[step.move.value], device, ratios), "exchange"
+            elif isinstance(step, Away):
+                own, what = sum(made.pop(prop) for prop in step.needs), "away"
+                found.append(Moment(what, step.first, outside + sum(made.values()), own))
+                continue
+            elif isinstance(step, Back):
+                own, what = sum(map(size, step.gives)), "back"
+            else:
+                own, what = self._loop(step, graphs) + sum(map(size, step.gives)), "loop"
+            found.append(Moment(what, step.first, outside + sum(made.values()), own))
+            made.update((prop, size(prop)) for prop in step.gives)
+            for prop in step.drops:
+                made.pop(prop, None)
+        return found
+
+    def _loop(self, step: LoopStep, graphs: LocalGraphs) -> int:
+        """Bytes of a loop that the host runs, beside its results: those of its bodies, one at a time."""
+        equation = self.planned.graph.equations[step.loop.equation]
+        most = 0
+        for number, body in enumerate(self._bodies[step]):
+            inside, planned = entering(equation, number), body.planned
+            pairs = zip(planned.graph.inputs, planned.program.inputs, strict=True)
+            entered = sum(
+                held_bytes(value.type, placement, graphs.device, graphs.ratios)
+                for i, (value, placement) in enumerate(pairs)
+                if i in inside
+            )
+            within = max([moment.nbytes for moment in body.moments(graphs, 0)], default=0)
+            most = max(most, entered + within)
+        return most
