@@ -4,7 +4,7 @@ A device reuses memory inside of one compiled program. State is taken over where
 it is also the one that makes what continues it, if whatever reads it there must run before that: of what may
 be read later XLA makes a copy first. State that an exchange makes anew, or that a loop of the host goes
 through, keeps its memory until the step ends. Prices of memory (`cost/memory/tenants.py`,
-`shardwright/device_memory.py`) and the reference's counter of bytes go by the same rule.
+`shardwright/memory/walk.py`) and the reference's counter of bytes go by the same rule.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ exchange reads or makes. All else is computed where it is read, so that what it 
 - Arguments and constants are there throughout: the caller may read the old state again, unless it is
   donated (`shardwright/ir/donation.py`).
 
-The plan's figures come from a closer look at fewer programs: `shardwright/device_memory.py`. This one is for
+The plan's figures come from a closer look at fewer programs: `shardwright/memory/walk.py`. This one is for
 programs of which there are many. It does not know in which order a compiler runs a stretch, nor how buffers
 are packed; `Footprint.peak` is within a tenth of the other for most.
 """
