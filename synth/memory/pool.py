@@ -188,9 +188,9 @@ class Pool:
         most = float((self._best.peaks[0] / self._limits).max())
         for ratios in self._first:
             self._search(ratios, in_order=True)
-        done = set(self._first)
+        done, parts = set(self._first), list[Floats]()
         for level in _LEVELS:
-            ratios = self._likely(most * level)
+            ratios = self._likely(most * level, parts)
             if not self._turns.stop() and ratios is not None and ratios not in done:
                 done.add(ratios)
                 self._search(ratios)
@@ -213,11 +213,18 @@ class Pool:
             for assignment in dict.fromkeys(found):
                 self._add(emit(turns.space, assignment, prices, turns.extra))
 
-    def _likely(self, most: float) -> tuple[float, ...] | None:
-        """The ratios of the cheapest pair that takes no more than this part of the memory by the model."""
+    def _likely(self, most: float, parts: list[Floats]) -> tuple[float, ...] | None:
+        """The ratios of the cheapest pair that takes no more than this part of the memory by the model.
+
+        Args:
+            most: the part.
+            parts: what every program takes of it at all ratios, as far as that was worked out.
+        """
         best: tuple[float, int] | None = None
-        for member in self._known.values():
-            within = np.flatnonzero((member.peaks / self._limits).max(axis=1) <= most)
+        for number, member in enumerate(self._known.values()):
+            if number == len(parts):
+                parts.append((member.peaks / self._limits).max(axis=1))
+            within = np.flatnonzero(parts[number] <= most)
             if len(within):
                 at = int(within[member.seconds[within].argmin()])
                 best = min(best or (math.inf, 0), (float(member.seconds[at]), at))
@@ -233,14 +240,16 @@ class Pool:
                     yield self._add(program, spared=True)
 
     def _add(self, program: Program, *, spared: bool = False) -> _Member:
-        if program not in self._known:
+        member = self._known.get(program)
+        if member is None:
             items = charges(program, self._renting.graph, self._turns.model)
             # Also where everything fits: which programs there are does not depend on that.
             memory = footprint(program, self._turns.judge.graph)
             seconds, peaks = self._dealt.seconds(items), self._dealt.peaks(memory)
             cheapest = int(seconds.argmin())
-            self._known[program] = _Member(program, items, memory, seconds, peaks, cheapest, spared)
-        return self._known[program]
+            member = _Member(program, items, memory, seconds, peaks, cheapest, spared)
+            self._known[program] = member
+        return member
 
     def _worth_a_look(self, member: _Member) -> Iterator[int]:
         """Ratios at which a program may fit, the cheapest first."""
