@@ -28,6 +28,15 @@ def dtype_of(name: str) -> Any:
     return _key(key_implementation(name)).dtype if is_key(name) else jnp.dtype(name)
 
 
+def is_dtype(name: str) -> bool:
+    """Whether `dtype_of` knows a name."""
+    try:
+        dtype_of(name)
+    except (TypeError, StopIteration):
+        return False
+    return True
+
+
 @cache
 def key_data_shape(dtype: str) -> tuple[int, ...]:
     """Shape of the data of one typed PRNG key, which are uint32."""

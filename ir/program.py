@@ -345,6 +345,14 @@ def _check_move(move: Move, types: Mapping[int, TensorType], established: _Estab
     if wanted not in established:
         held = ", ".join(sorted(map(str, established.of(move.value)))) or "nothing"
         return f"needs {wanted}, established: {held}"
+    problem = wrong_move(move, types[move.value].shape)
+    if not problem:
+        established.add(Property(move.value, move.post, move.group))
+    return problem
+
+
+def wrong_move(move: Move, shape: tuple[int, ...]) -> str:
+    """Why a move of a tensor of this shape is none, whatever is established before it; empty if it is one."""
     collective = collectives.registry().get(move.kind)
     if collective is None:
         return f"there is no collective {move.kind}"
@@ -361,12 +369,10 @@ def _check_move(move: Move, types: Mapping[int, TensorType], established: _Estab
     if move.kind == "send" and (move.group is None or len(move.group) != 2):
         return "send needs a group of two"
     for placement in (move.pre, move.post):
-        shape = types[move.value].shape
         if any(cut.dim >= len(shape) or shape[cut.dim] % cut.unit for cut in cuts(placement)):
             return f"%{move.value} of shape {shape} cannot be cut as {placement}"
         if isinstance(placement, Grid) and move.group is not None:
             return f"a group{format_group(move.group)} has no nodes to lie across, as {placement} does"
-    established.add(Property(move.value, move.post, move.group))
     return ""
 
 

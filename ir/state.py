@@ -22,6 +22,10 @@ def match_state(
     arg_start = np.cumsum([0, *(len(jax.tree.leaves(arg)) for arg in args)])
     if override is None:
         pairs = [(i, path) for i, path in enumerate(_leading(args, out_shape))]
+    elif not isinstance(cast(object, override), Mapping):
+        raise InputError(
+            place="state", reason=f"is {override!r}", remedy="Map arguments to outputs, as {'params': 0}"
+        )
     else:
         pairs = [(_argument(key, names), _output_path(where)) for key, where in override.items()]
     out_leaves = [(path, leaf) for path, leaf in tree_flatten_with_path(out_shape)[0]]

@@ -196,7 +196,9 @@ class GridStack:
     @staticmethod
     def of(blocks: Sequence[Floats]) -> GridStack:
         """Terms of many instructions, block by block; those of fewer rows repeat their first."""
-        rows = max((terms.shape[2] for terms in blocks), default=1)
+        if not blocks:
+            return GridStack(np.zeros((0, FEATURES, 1, 1)))
+        rows = max(terms.shape[2] for terms in blocks)
         return GridStack(np.concatenate([padded_rows(terms, rows) for terms in blocks]))
 
     def take(self, which: NDArray[np.intp]) -> GridStack:

@@ -258,7 +258,7 @@ def _workshop(traced: Traced, fleet: Fleet, tick: Callable[[str], None] = lambda
 
 
 def _check_axes(axes: object) -> None:
-    if axes not in (1, 2, "auto"):
+    if isinstance(axes, bool) or axes not in (1, 2, "auto"):
         raise InputError(place="axes", reason=f"is {axes!r}", remedy="Pass 1, 2 or 'auto'")
 
 
@@ -269,11 +269,11 @@ def _check_objective(objective: object, fleet: Fleet) -> None:
         check_prices(fleet)
 
 
-def _check_limit(time_limit_s: float | None, constraints: Constraints | None) -> None:
+def _check_limit(time_limit_s: object, constraints: Constraints | None) -> None:
     if time_limit_s is None:
         return
-    if not time_limit_s >= 0:
-        raise InputError(place="time limit", reason=f"is {time_limit_s:g} s", remedy="Pass 0 or more seconds")
+    if isinstance(time_limit_s, bool) or not isinstance(time_limit_s, int | float) or not time_limit_s >= 0:
+        raise InputError(place="time limit", reason=f"is {time_limit_s!r}", remedy="Pass 0 or more seconds")
     if time_limit_s == 0 and constraints:
         raise InputError(
             place="time limit",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from re import sub
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from shardwright.cost.bill import bill, seconds
 from shardwright.cost.grid.model import GridModel
@@ -62,6 +63,7 @@ def resolve(constraints: Constraints, graph: Graph, space: Space) -> tuple[Pin, 
             pins ask for different placements of one argument.
     """
     arguments = dict(zip(graph.input_names, graph.inputs, strict=True))
+    _check_kind(constraints)
     if callable(constraints):
         found = _by_function(constraints, arguments)
     else:
@@ -173,6 +175,28 @@ def _by_pattern(pattern: str, given: Placement | str, arguments: Mapping[str, Va
             remedy=f"Near matches: {', '.join(near)}",
         )
     return Pin(pattern, _placement(pattern, given), tuple(arguments[name] for name in matched))
+
+
+def _check_kind(constraints: object) -> None:
+    """Raises InputError for what is neither a mapping from patterns nor a function of two arguments."""
+    reason = ""
+    if callable(constraints):
+        try:
+            inspect.signature(constraints).bind("params['w']", TensorType((), "float32"))
+        except TypeError as error:
+            reason = f"cannot be called with an argument's name and type: {error}"
+        except ValueError:  # written in C, it does not say
+            return
+    elif not isinstance(constraints, Mapping):
+        reason = f"are {constraints!r}"
+    elif wrong := [key for key in cast(Mapping[object, object], constraints) if not isinstance(key, str)]:
+        reason = f"name {wrong[0]!r}, which is no text"
+    if reason:
+        raise InputError(
+            place="constraints",
+            reason=reason,
+            remedy="Pass {'params/*/kernel': Shard(0), …}, or a function (name, type) -> placement or None",
+        )
 
 
 def _by_function(

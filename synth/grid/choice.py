@@ -55,6 +55,7 @@ _WORTHWHILE = 0.5
 #: What the plan says of the space that was searched.
 _BOTH = "programs of one mesh axis and of two were searched, and the bound is of both"
 _ONE = "the bound is of two mesh axes too, of which no program was worth searching for"
+_LATE = "the bound is of two mesh axes too, of which no program was searched for: the time limit came first"
 
 #: What pins choices of a space.
 Pinned: TypeAlias = Callable[[Space], Sequence[Use]]
@@ -340,7 +341,8 @@ class GridChoosing:
         if best is None or best.found is None or best.grid is None:
             if rival is None:
                 return None
-            notes = (*rival.found.notes, _ONE)
+            late = self._timer.late() and least_s < rival.found.cost_s * (1 - ENOUGH)
+            notes = (*rival.found.notes, _LATE if late else _ONE)
             return replace(rival, found=replace(_bounded(rival.found, least_s), notes=notes))
         searched = [part.found for part in made if part.found is not None]
         found = replace(

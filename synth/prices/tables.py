@@ -165,7 +165,8 @@ class Prices:
 
     def take_over(self, several: Prices, number: int) -> None:
         """Take over what was worked out for several prices, of which these are one."""
-        self._seconds = several.seconds[number]
+        seconds = several.seconds
+        self._seconds = seconds[number] if len(seconds) else seconds  # no lines, no prices of any
         self._ways = {r: (cost[number], follow[number]) for r, (cost, follow) in several._ways.items()}
         self._tables = {
             factor: table[number] if table.ndim > len(factor.domains) else table

@@ -163,7 +163,7 @@ class _Emitter:
         made = np.concatenate([np.array(given, dtype=np.int64), np.where(written[found.maker], makes, -1)])
         values = found.operands >= 0
         plain = written & ~found.any_of(values & (made[found.operands] != reads))
-        plain &= [c is not None and c.settled for c in self.coded]
+        plain &= np.array([c is not None and c.settled for c in self.coded], dtype=np.bool_)
         left = np.zeros(len(made), dtype=np.bool_)
         left[[value.index for value in self.frame.exits]] = True
         plain[found.maker[left[found.results]]] = False

@@ -335,7 +335,8 @@ class SpaceSolver:
         found, core = self.solver.bounds(prices.tables(self.factors), _SEVERAL_CELLS)
         assert isinstance(prices.list, Several), "these prices are not several"
         self._together.append((prices.list.prices, core))
-        return found
+        # What costs nothing costs that at all prices.
+        return np.broadcast_to(found, len(prices.list.prices))
 
     def closer(self, prices: Sequence[Prices]) -> list[float]:
         """Better bounds at some of the prices that were bounded together, one after another.

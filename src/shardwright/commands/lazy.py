@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import traceback
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any, NoReturn
 
 import click
 
 from shardwright.console import voice, voice_options
+from shardwright.interrupts import heard
 from shardwright.ir.errors import ShardwrightError
 
 
@@ -55,15 +59,32 @@ def with_voice(command: click.Command) -> click.Command:
 class Commands(click.Group):
     """Turns our errors into one line on stderr and exit code 2, and Ctrl-C into 130."""
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Whatever standard output is: closed, or of an encoding that has no word for some characters."""
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream is None:
+                setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+            elif isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+                stream.reconfigure(errors="replace")
+        return super().main(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with heard():
+                return super().invoke(ctx)
         except ShardwrightError as error:
             if voice() == "verbose":
                 traceback.print_exc()
             _fail(str(error), 2)
         except KeyboardInterrupt:
             _fail("interrupted", 130)
+        except OSError as error:
+            if error.filename is not None or error.errno != errno.ENOSPC:
+                raise
+            # Nothing more goes there: what is left would be written when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _fail(f"standard output cannot be written: {error.strerror}", 2)
 
 
 def _fail(message: str, code: int) -> NoReturn:

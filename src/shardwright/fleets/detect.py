@@ -264,6 +264,8 @@ def _from_host_file(path: str | None, device: str | None) -> tuple[Host, ...]:
         raise InputError(
             place=path, reason=f"cannot be read: {error.strerror}", remedy="Name a host file"
         ) from error
+    except UnicodeDecodeError as error:
+        raise InputError(place=path, reason="is no text in UTF-8", remedy="Name a host file") from error
     name = device_type(device, place="--device").name
     # The catalogue's own name maps to itself.
     return tuple(Host(host, (Seen(name),) * slots) for host, slots in inventory.parse_host_file(text))

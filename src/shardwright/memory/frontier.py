@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +16,9 @@ from shardwright.money import price_per_hour
 from shardwright.pause import collector_paused
 from shardwright.plan import Plan
 from shardwright.reports.units import duration
+
+#: Nobody asks what more than so many times the memory would do.
+_MOST = 1e6
 
 #: Plans whose costs differ by less than this part cost the same.
 _SAME = 1e-9
@@ -147,12 +149,12 @@ def around(
 
 def check_parts(memory: Sequence[float], place: str = "memory") -> None:
     """Raises InputError if those are no parts of a memory."""
-    wrong = [part for part in memory if not 0 < part < math.inf]
+    wrong = [part for part in memory if not 0 < part <= _MOST]
     if wrong or not memory:
         raise InputError(
             place=place,
             reason=f"{wrong[0]:g} is no part of a memory" if wrong else "has no part of a memory",
-            remedy="Write parts above 0, such as 1, .9, .8",
+            remedy=f"Write parts above 0, such as 1, .9, .8, and up to {_MOST:g}",
         )
 
 

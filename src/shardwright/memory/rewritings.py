@@ -294,7 +294,8 @@ class _InPieces:
             self.found = better(self.found, cut.within(cost_of(self.found)))
         if self._as_many and not ladder.every:
             best = existing(self.found)
-            self.found = better(best, ladder.below(best, _free_s(self.base, best), rival_s))
+            free_s = min(_free_s(self.base, best), ladder.saving_s)
+            self.found = better(best, ladder.below(best, free_s, rival_s))
         elif self.found is not None and not ladder.every:
             # More pieces that fit need not be cheaper than to keep less in as many as were asked for.
             self.found = better(self.found, ladder.that_fits(self.base, min(rival_s, self.found.cost_s)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from itertools import pairwise
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shardwright.backends.schedule.document import Planned
 from shardwright.cost.fleet import Fleet
+from shardwright.ir.dtypes import is_dtype
 from shardwright.ir.errors import PlanError
-from shardwright.ir.program import Move, Program, nodes_of, own_ratios
+from shardwright.ir.program import Move, Program, nodes_of, own_ratios, wrong_move
 from shardwright.ir.redundant import RESYNC_EVERY
 from shardwright.ir.rewrites.rewriting import Rewriting
 from shardwright.ir.serialize import program_from_json, program_to_json
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from shardwright.plan import Plan
 
 FORMAT = 1
+
+#: By what part rounding may have a bound exceed the cost.
+_SAME = 1e-6
 
 
 def plain(plan: Plan) -> dict[str, Any]:
@@ -123,7 +127,8 @@ def fields(data: Any, place: str, *, checked: bool = False) -> dict[str, Any]:
         )
     fleet = Fleet.from_dict(data["fleet"])
     program = program_from_json(data["program"])
-    if wrong := _mismatch(data, fleet, program):
+    messages = tuple(Planned.from_dict(entry) for entry in data.get("messages", ()))
+    if wrong := _mismatch(data, fleet, program) or _wrong_message(messages, data, fleet):
         where, reason = wrong
         raise PlanError(
             place=f"{place}: {where}", reason=reason, remedy="Make the plan again with `shardwright plan`"
@@ -160,7 +165,7 @@ def fields(data: Any, place: str, *, checked: bool = False) -> dict[str, Any]:
         "host_s": data.get("host_s", 0.0),
         "comparing_s": data.get("comparing_s", 0.0),
         "arguments": data.get("arguments", {}),
-        "messages": tuple(Planned.from_dict(entry) for entry in data.get("messages", ())),
+        "messages": messages,
     }
 
 
@@ -181,6 +186,11 @@ def _mismatch(data: Mapping[str, Any], fleet: Fleet, program: Program) -> tuple[
         return "ratios", "give a share to a device that is not used"
     if abs(sum(data["ratios"]) - 1) > 1e-6:
         return "ratios", f"add up to {sum(data['ratios']):g}, not to 1"
+    if data["bound_s"] > data["cost_s"] * (1 + _SAME):
+        return "bound_s", "is above cost_s"
+    limits = [device.type.memory_bytes for device in fleet.devices]
+    if data["fits"] != all(n <= limit for n, limit in zip(data["memory_bytes"], limits, strict=True)):
+        return "fits", "is not what memory_bytes say"
     named = {
         d for i in program.all_instructions() if isinstance(i, Move) for d in (*(i.group or ()), i.root or 0)
     }
@@ -192,6 +202,25 @@ def _mismatch(data: Mapping[str, Any], fleet: Fleet, program: Program) -> tuple[
     nodes = nodes_of(program)
     if nodes is not None and nodes != tuple(Counter(fleet.devices[d].node for d in used).values()):
         return "program", f"is for nodes of {', '.join(map(str, nodes))} devices, which the used ones are not"
+    return None
+
+
+def _wrong_message(
+    messages: Sequence[Planned], data: Mapping[str, Any], fleet: Fleet
+) -> tuple[str, str] | None:
+    """The first message that nobody can exchange, and why; None if there is none."""
+    count = len(data.get("used", fleet.devices))
+    for place, message in enumerate(messages):
+        for move, tensor in zip(message.moves, message.tensors, strict=True):
+            where = f"messages.{place}"
+            if not all(type(n) is int for n in tensor.shape):  # a schema takes 1e308 for an integer
+                return where, f"{list(tensor.shape)} is no shape"
+            if not is_dtype(tensor.dtype):
+                return where, f"there is no dtype {tensor.dtype!r}"
+            if problem := wrong_move(move, tensor.shape):
+                return where, problem
+            if max(*(move.group or ()), move.root or 0, 0) >= count:
+                return where, f"names a device beyond the {count} that are used"
     return None
 
 

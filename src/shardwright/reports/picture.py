@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from shardwright.files import check_writable, write_whole
 from shardwright.ir.errors import InputError
 
 
@@ -13,11 +14,12 @@ def check_plot(path: str) -> None:
     """Find out before the work whether a picture can be drawn there.
 
     Raises:
-        InputError: matplotlib is missing, or the file name has no ending that it knows.
+        InputError: matplotlib is missing, the name has no ending that it knows, or nothing can be written.
     """
     known = sorted(figure().canvas.get_supported_filetypes())
     if Path(path).suffix[1:] not in known:
         raise InputError(place=path, reason="is no picture's name", remedy=f"End it in {', '.join(known)}")
+    check_writable(path, "--plot")
 
 
 def figure(width: float = 7, height: float = 4.5) -> Any:
@@ -36,10 +38,15 @@ def figure(width: float = 7, height: float = 4.5) -> Any:
 
 
 def save(drawn: Any, path: str) -> None:
-    """Write a figure: the same bytes for the same picture, whole or not at all."""
+    """Write a figure: the same bytes for the same picture, whole or not at all.
+
+    Raises:
+        PlanError: it cannot be written.
+    """
     import matplotlib as mpl
 
-    partial = f"{path}.partial{Path(path).suffix}"
+    drawing = BytesIO()
     with mpl.rc_context({"svg.hashsalt": "shardwright"}):
-        drawn.savefig(partial, metadata={"Date": None} if path.endswith(".svg") else None)
-    os.replace(partial, path)
+        metadata = {"Date": None} if path.endswith(".svg") else None
+        drawn.savefig(drawing, format=Path(path).suffix[1:], metadata=metadata)
+    write_whole(path, drawing.getvalue())
