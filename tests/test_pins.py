@@ -227,6 +227,21 @@ def test_limits_that_are_none(limit: float) -> None:
     assert fails(time_limit_s=limit).startswith("time limit: is ")
 
 
+@pytest.mark.parametrize("limit", ["5", True, (1,)])
+def test_limits_that_are_no_numbers(limit: Any) -> None:
+    assert fails(time_limit_s=limit).startswith(f"time limit: is {limit!r}")
+
+
+def test_pins_that_are_none() -> None:
+    for pins in (3, "x=R", {3: "R"}, lambda name: None):
+        assert fails(constraints=pins).startswith("constraints: ")
+
+
+def test_axes_and_state_that_are_none() -> None:
+    assert fails(axes=True).startswith("axes: is True")
+    assert fails(state=3).startswith("state: is 3")
+
+
 def test_no_time_and_pins() -> None:
     assert "no time to look for a program that keeps to the pins" in fails(
         time_limit_s=0, constraints={"x": "R"}

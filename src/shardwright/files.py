@@ -49,8 +49,9 @@ def check_writable(path: str | os.PathLike[str] | None, option: str = "-o") -> N
     """
     if path is None:
         return
-    target = Path(os.path.realpath(path))
+    target = Path(path)
     try:
+        target = Path(os.path.realpath(path))
         target.lstat()
     except FileNotFoundError:
         special = False

@@ -191,6 +191,13 @@ CHANGES: list[tuple[tuple[Any, ...], Any, str]] = [
     (("program", "instructions", 0), {"move": "slice", "value": 0, "pre": "R", "post": "S(0)",
                                       "group": [0, 7]},
      "program: names device 7, the last one is 2"),
+    (("bound_s",), 1e9, "bound_s: is above cost_s"),
+    (("fits",), False, "fits: is not what memory_bytes say"),
+    (("messages", 0, "members", 0, "dtype"), "R", "messages.0: there is no dtype 'R'"),
+    (("messages", 0, "members", 0, "shape"), [], "messages.0: %"),
+    (("messages", 0, "members", 0, "shape", 0), 1e308, "is no shape"),
+    (("messages", 0, "collective"), "shout", "messages.0"),
+    (("messages", 0, "root"), 7, "messages.0"),
 ]  # fmt: skip
 
 

@@ -1,0 +1,132 @@
+"""Where results go: files and what is none, standard output that is closed, full, or knows few characters."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from cli_cases import FLEET
+from click.testing import CliRunner
+
+from shardwright.cli import main
+from shardwright.files import check_writable, write_whole
+from shardwright.fleets.detect import detect
+from shardwright.interrupts import heard
+from shardwright.ir.errors import InputError, PlanError
+
+STEP = """
+import numpy as np
+
+def step():
+    return lambda x: (x * 2, x.sum()), (np.ones((4, 4), np.float32),)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "a_step.py").write_text(STEP)
+    (tmp_path / "fleet.yaml").write_text(FLEET)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_what_is_no_file_is_written_into(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    check_writable(pipe)
+    heard_there: list[str] = []
+    reader = threading.Thread(target=lambda: heard_there.append(pipe.read_text()))
+    reader.start()
+    write_whole(pipe, "whole")
+    reader.join(10)
+    assert heard_there == ["whole"] and pipe.is_fifo()
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("before")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "there")
+    check_writable(link)
+    write_whole(link, "after")
+    assert link.is_symlink() and (tmp_path / "there").read_text() == "after"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "there"]
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "missing/file", "."])
+def test_names_under_which_nothing_can_be_written(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="-o"):
+        check_writable(f"{tmp_path}/{name}")
+    if name != "a\0b":
+        with pytest.raises(PlanError, match="cannot be written"):
+            write_whole(f"{tmp_path}/{name}", "")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_picture_is_refused_before_the_work(folder: Path) -> None:
+    for command in (["profile", "a_step.py:nobody"], ["compare", "all_gather", "--fleet", "fleet.yaml"]):
+        sweep = [] if command[0] == "profile" else ["--sweep", "1KiB:1MiB"]
+        result = CliRunner().invoke(main, [*command, *sweep, "--plot", "missing/p.svg"])
+        assert result.exit_code == 2
+        assert "missing/p.svg: its folder cannot be written" in result.output
+    assert not (folder / "missing").exists()
+
+
+def test_more_memory_than_there_can_be(folder: Path) -> None:
+    arguments = ["plan", "a_step.py:step", "--fleet", "fleet.yaml", "--frontier", "1e300"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2 and "1e+300 is no part of a memory" in result.output
+
+
+def test_a_host_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_bytes(b"\xff\xfe\x00n0")
+    with pytest.raises(InputError, match="no text in UTF-8"):
+        detect(source="hosts", host_file=str(tmp_path / "hosts"), device="T4")
+
+
+def shown(folder: Path, redirected: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """`shardwright fleet show` in a shell, with its standard output somewhere else."""
+    command = f'"{sys.executable}" -m shardwright fleet show fleet.yaml {redirected}'
+    return subprocess.run(
+        ["sh", "-c", command], cwd=folder, env=os.environ | environment, capture_output=True, timeout=60
+    )
+
+
+def test_standard_output_that_is_closed_or_knows_few_characters(folder: Path) -> None:
+    closed = shown(folder, ">&-")
+    assert (closed.returncode, closed.stderr) == (0, b"")
+    plain = shown(folder, "", PYTHONIOENCODING="latin1")
+    assert plain.returncode == 0 and plain.stdout.decode("latin1").startswith("slow: 1 ")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is nothing that is always full")
+def test_standard_output_that_is_full(folder: Path) -> None:
+    full = shown(folder, "> /dev/full")
+    assert full.returncode == 2
+    assert full.stderr == b"shardwright: standard output cannot be written: No space left on device\n"
+
+
+def test_an_interrupt_that_something_swallows_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardwright.interrupts._AGAIN_S", 0.05)
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)
+    swallowed: list[str] = []
+
+    def interrupted() -> None:
+        with heard():
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(10)
+            except KeyboardInterrupt:
+                swallowed.append("the first")
+            time.sleep(10)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert swallowed == ["the first"]
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
