@@ -154,3 +154,23 @@ def test_within_nearly_its_memory_a_step_hands_on_less_and_gathers_nothing_again
     scarce = synthesize_traced(traced, fleet=with_memory(testbed, 0.95 * part), axes=1)
     assert scarce.fits and scarce.program != free.program
     assert scarce.cost_s < free.cost_s * 1.01
+
+
+@pytest.mark.full
+def test_devices_of_no_use_make_a_scanned_step_no_dearer() -> None:
+    """Beside two thirds of the devices, of which none is worth using, an A100 computes as much again."""
+    step, args = load_factory("examples/gpt2.py:small_scan")
+    traced = trace(step, *args)
+
+    def node(*kinds: str) -> dict[str, Any]:
+        link = {"bandwidth": "12 GB/s", "latency": "10 us"}
+        return {"devices": [{"type": kind} for kind in kinds], "link": link}
+
+    network = {"bandwidth": "25 Gbit/s", "latency": "30 us"}
+    nodes = [node("A100-40GB", "T4"), node("V100-16GB", "V100-16GB", "V100-16GB")]
+    alone = Fleet.from_dict({"name": "one", "nodes": [node("A100-40GB")]})
+    found = synthesize_traced(
+        traced, fleet=Fleet.from_dict({"name": "f", "nodes": nodes, "network": network}), axes=1
+    )
+    assert found.fits
+    assert found.cost_s <= synthesize_traced(traced, fleet=alone).cost_s * (1 + 1e-2)

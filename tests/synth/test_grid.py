@@ -240,3 +240,11 @@ def test_shares_of_nested_cuts_are_those_of_the_shards() -> None:
     placement = Grid(Shard(0), Shard(0), (1, 3))
     held = [region((7,), placement, device, ratios)[0][1] for device in range(4)]
     assert np.allclose(r * q * 7, held)
+
+
+def test_without_time_for_two_axes_a_plan_says_so() -> None:
+    hurried = shardwright.synthesize(train_step, *arguments(), fleet=FLEETS["1 + 3"], time_limit_s=1e-9)
+    assert hurried.axes == 1
+    assert hurried.bound_s < hurried.cost_s
+    (note,) = [note for note in hurried.assumptions if "two mesh axes" in note]
+    assert note.endswith("no program was searched for: the time limit came first")
