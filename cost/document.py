@@ -58,7 +58,7 @@ class Entry:
         if not isinstance(self.value, Mapping):
             raise self.error(
                 f"is {_described(self.value)}, not a mapping",
-                f"Write a mapping with the keys {_listed(required)}",
+                f"Write a mapping with the keys {_listed(required or optional)}",
             )
         known = (*required, *optional)
         entries: dict[str, Entry] = {}

@@ -119,6 +119,13 @@ PAIR = "{type: T4, count: 2}"
         ("name: x\nnodes: [{devices: []}]", "nodes[0].devices", "is empty", "at least one"),
         ("name: x\nnodes:", "nodes", "is empty, not a list", "Write a list"),
         ("name: x\nnodes: {devices: T4}", "nodes", "is a mapping, not a list", "Write a list"),
+        (
+            "name: x\nnodes: [{devices: {type: {name: a, flops: 1 GFLOP/s, memory_bandwidth: 1 GB/s, "
+            "memory: 1 GB, class_efficiencies: []}}}]",
+            "nodes[0].devices.type.class_efficiencies",
+            "not a mapping",
+            "the keys 'product'",
+        ),
         ("name: x\nnodes: [T4]", "nodes[0]", "not a mapping", "'devices'"),
         ("name: x\nnodes: [{devices: T4}]", "nodes[0].devices", "not a mapping", "'type'"),
         ("name: x", "", "lacks the key 'nodes'", "Add 'nodes'"),
