@@ -64,6 +64,32 @@ def test_devices_are_added_and_dropped_by_name() -> None:
     assert len(changed(one, "add=fast").nodes) == 1
 
 
+def test_devices_that_are_added_have_links_to_the_host_as_others_have() -> None:
+    """As those of their type, or else as the first that has one."""
+    slow, quick = LINK | {"bandwidth": "10 MB/s"}, LINK | {"bandwidth": "20 MB/s"}
+    nodes = [
+        {"devices": {"type": kind("fast", 400), "count": 1}, "link": LINK},
+        {"devices": {"type": kind("slow", 100), "count": 1}, "link": LINK, "host_link": slow},
+        {"devices": {"type": kind("quick", 200), "count": 1}, "link": LINK, "host_link": quick},
+    ]
+    whole = Fleet.from_dict({"name": "three", "nodes": nodes, "network": LINK})
+
+    def rates(changes: str) -> list[float | None]:
+        links = [device.host_link for device in changed(whole, changes).devices[3:]]
+        return [None if link is None else link.bandwidth_byte_per_s for link in links]
+
+    assert rates("add=2xquick") == [20e6, 20e6]
+    assert rates("add=slow") == [10e6]
+    assert rates("add=T4") == [10e6]
+    into = changed(whole, "add=quick@n1,add=T4@n0").nodes
+    assert [[link and link.bandwidth_byte_per_s for _, link in node.equipped] for node in into] == [
+        [None, 10e6],
+        [10e6, 20e6],
+        [20e6],
+    ]
+    assert all(device.host_link is None for device in changed(fleet(), "add=fast").devices)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

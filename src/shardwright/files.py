@@ -53,7 +53,7 @@ def check_writable(path: str | os.PathLike[str] | None, option: str = "-o") -> N
     try:
         target = Path(os.path.realpath(path))
         target.lstat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         special = False
     except (OSError, ValueError) as error:  # its name is too long, or holds what none may
         reason = error.strerror if isinstance(error, OSError) else str(error)

@@ -11,7 +11,7 @@ from typing import Any
 from shardwright.api import synthesize, synthesize_traced
 from shardwright.cost.catalogue import device_type
 from shardwright.cost.device import DeviceType
-from shardwright.cost.fleet import MOST_DEVICES, Fleet, FleetLike, Node
+from shardwright.cost.fleet import MOST_DEVICES, Fleet, FleetLike, Link, Node
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.errors import InputError
 from shardwright.ir.rewrites.rewriting import original
@@ -195,7 +195,9 @@ def _with(nodes: Sequence[Node], count: int, kind: DeviceType, name: str, fleet:
                 reason=f"nothing is known of what would join the devices of node {wanted}",
                 remedy="Give the node a `link` in the fleet file",
             )
-        links = (*node.host_links, *(None,) * count) if node.host_links else ()
+        known = node.host_links or (None,) * len(node.devices)
+        links = (*known, *(_host_link(kind, [node, *fleet.nodes]),) * count)
+        links = links if any(links) else ()
         found[number] = replace(node, devices=(*node.devices, *(kind,) * count), link=link, host_links=links)
         return found
     like = next((node for node in fleet.nodes if node.link is not None), fleet.nodes[0])
@@ -205,10 +207,24 @@ def _with(nodes: Sequence[Node], count: int, kind: DeviceType, name: str, fleet:
             reason="no node of the fleet has a link",
             remedy="Give one to a node of the fleet file",
         )
+    host_link = _host_link(kind, [like, *fleet.nodes])
     found.append(
-        Node(f"new{len(found)}", (kind,) * count, like.link if count > 1 else None, like.uplink, like.rails)
+        Node(
+            f"new{len(found)}",
+            (kind,) * count,
+            like.link if count > 1 else None,
+            like.uplink,
+            like.rails,
+            (host_link,) * count if host_link else (),
+        )
     )
     return found
+
+
+def _host_link(kind: DeviceType, nodes: Sequence[Node]) -> Link | None:
+    """What would join a device to the host's memory: as others of its type, or else as the first that is."""
+    pairs = [pair for node in nodes for pair in node.equipped if pair[1] is not None]
+    return next((link for device, link in pairs if device == kind), pairs[0][1] if pairs else None)
 
 
 def what_if(
