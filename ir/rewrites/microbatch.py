@@ -35,7 +35,16 @@ from shardwright.ir.placement import Placement, Shard, region
 from shardwright.ir.regions import scan_counts
 from shardwright.ir.registry import Extent, Local, registry
 from shardwright.ir.rewrites.graphs import renumbered, with_inputs
-from shardwright.ir.rewrites.pieces import INVARIANT, LATER, SUM, Pieces, Split, batch_of, refuse
+from shardwright.ir.rewrites.pieces import (
+    INVARIANT,
+    LATER,
+    SUM,
+    NotInPiecesError,
+    Pieces,
+    Split,
+    batch_of,
+    refuse,
+)
 from shardwright.ir.rules import Signature
 from shardwright.ir.trace import Traced
 
@@ -50,7 +59,12 @@ def microbatched(traced: Traced, count: int) -> Traced:
     """
     graph = traced.graph
     pieces = Pieces(count)
-    split = pieces.split(graph, batch_of(graph, count), top=True)
+    try:
+        split = pieces.split(graph, batch_of(graph, count), top=True)
+    except NotInPiecesError as error:
+        if graph.state:
+            raise
+        raise _without_state(error) from error
     later = [e for e in graph.equations if any(split.kinds[value] == LATER for value in e.outputs)]
     read = (atom for some in (*(e.inputs for e in later), graph.outputs) for atom in some)
     made = {value for equation in later for value in equation.outputs}.union(graph.inputs)
@@ -68,6 +82,15 @@ def microbatched(traced: Traced, count: int) -> Traced:
         outputs=[named.get(atom, atom) for atom in graph.outputs],
     )
     return replace(traced, graph=found, primitives={**traced.primitives, **builder.primitives})
+
+
+def _without_state(error: NotInPiecesError) -> NotInPiecesError:
+    """The same, of a step none of whose arguments is state: the largest one, a parameter, may be no batch."""
+    reason = f"{error.reason} (no state was found, so that the largest argument counts as the batch)"
+    remedy = (
+        "Say with state= what comes back as it went in, of one shape and dtype, or plan with microbatches=1"
+    )
+    return NotInPiecesError(place=error.place, reason=reason, remedy=remedy)
 
 
 def _on(equation: Equation, named: Mapping[Atom, Atom], forms: Forms) -> Equation:

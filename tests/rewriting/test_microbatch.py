@@ -175,6 +175,19 @@ def test_what_needs_the_whole_batch_is_refused() -> None:
         synthesize(step, *args, fleet=fleet(), microbatches=0)
 
 
+def test_without_state_a_refusal_says_so() -> None:
+    """A counter that comes back in another dtype makes nothing of the first argument state."""
+
+    def step(state: Any, x: Any) -> Any:
+        weight, count = state
+        gradient = jax.grad(lambda w: jnp.mean((x @ w) ** 2))(weight)
+        return (weight - 0.1 * gradient, count + 1.0), jnp.mean(x)
+
+    args = ((normal(16, 16), jnp.uint32(3)), normal(8, 16))
+    with pytest.raises(NotInPiecesError, match=r"no state was found, .* Say with state="):
+        microbatched(trace(step, *args), 2)
+
+
 def test_a_plan_in_pieces_is_verified_saved_and_needs_less(tmp_path: Any) -> None:
     step, args = layered(False, batch=256)
     whole = synthesize(step, *args, fleet=fleet(), devices="all", recompute="off")
