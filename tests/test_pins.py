@@ -233,7 +233,7 @@ def test_limits_that_are_no_numbers(limit: Any) -> None:
 
 
 def test_pins_that_are_none() -> None:
-    for pins in (3, "x=R", {3: "R"}, lambda name: None):
+    for pins in (3, "x=R", {3: "R"}, lambda name: None, max):
         assert fails(constraints=pins).startswith("constraints: ")
 
 

@@ -183,10 +183,8 @@ def _check_kind(constraints: object) -> None:
     if callable(constraints):
         try:
             inspect.signature(constraints).bind("params['w']", TensorType((), "float32"))
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             reason = f"cannot be called with an argument's name and type: {error}"
-        except ValueError:  # written in C, it does not say
-            return
     elif not isinstance(constraints, Mapping):
         reason = f"are {constraints!r}"
     elif wrong := [key for key in cast(Mapping[object, object], constraints) if not isinstance(key, str)]:

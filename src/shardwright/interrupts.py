@@ -19,9 +19,12 @@ _AGAIN_S = 5.0
 
 @contextmanager
 def heard() -> Generator[None]:
-    """Within it an interrupt is raised again and again until it gets through."""
+    """Within it an interrupt is raised again and again until it gets through.
+
+    Where Python itself would not raise it, nothing is changed: in other threads, and where it is ignored.
+    """
     mine = threading.current_thread() is threading.main_thread()
-    if not mine or not hasattr(signal, "setitimer") or signal.getsignal(signal.SIGINT) in _ELSEWHERE:
+    if not mine or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
 
@@ -36,7 +39,3 @@ def heard() -> Generator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-#: Handlers of others: who ignores interrupts, or hears of them in another way, goes on to.
-_ELSEWHERE = (signal.SIG_IGN, signal.SIG_DFL, None)

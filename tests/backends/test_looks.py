@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
+import jax.numpy as jnp
 import pytest
 from greedy import build, several
 from steps import STEPS, starts
 
 from shardwright.ir.graph import Graph
-from shardwright.ir.program import Program
+from shardwright.ir.placement import R, Shard
+from shardwright.ir.program import Compute, Move, Program, verify
+from shardwright.ir.rules import Signature
 from shardwright.ir.trace import trace
 from shardwright.memory import scratch
-from shardwright.memory.device_memory import Looking, peaks
+from shardwright.memory.device_memory import Looking, device_memory, peaks
 
 RATIOS = ((0.5, 0.3, 0.2), (0.2, 0.3, 0.5), (0.5, 0.0, 0.5), (0.4, 0.3, 0.3))
 
@@ -53,3 +57,22 @@ def test_looks_one_after_another_say_what_each_says_alone(name: str, monkeypatch
     assert together == alone
     assert len(set(alone)) > len(cases) / 2
     assert 0 < once < worked_out
+
+
+def test_devices_that_have_no_part_in_something_are_told_apart() -> None:
+    """Two of three cut what all hold, whose parts need not be as large."""
+    graph = trace(lambda x: jnp.cos(jnp.cumsum(x, 0)), jnp.ones((6, 4)), state={}).graph
+    summed = graph.equations[0].outputs[0].index
+    whole, gathered = Signature((R,), (R,)), Move("all_gather", 0, Shard(0), R, "padded")
+    cut = Move("slice", summed, R, Shard(0), "", (0, 1))
+    again = Move("all_gather", summed, Shard(0), R, "padded", (0, 1))
+    program = Program((Shard(0),), (gathered, Compute(0, whole), cut, again, Compute(1, whole)), (R,))
+    verify(program, graph)
+    look = Looking(graph)
+    for ratios in RATIOS:
+        # The first few programs of a step are looked at one by one.
+        every = [look(replace(program), ratios) for _ in range(5)]
+        assert every == [peaks(program, forget(graph), ratios)] * 5
+    # Of equal shares, those that have a part in it hand on what they cut.
+    first, last = (device_memory(program, graph, (0.5, 0.0, 0.5), device).moments for device in (0, 2))
+    assert sum(moment.own_bytes for moment in last) < sum(moment.own_bytes for moment in first)

@@ -16,6 +16,9 @@ from shardwright.console import voice, voice_options
 from shardwright.interrupts import heard
 from shardwright.ir.errors import ShardwrightError
 
+#: A file system that is full, and a file or an owner that has all that is allowed.
+_NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+
 
 class LazyCommand(click.Command):
     """Stands for a command in listings and completion, and loads it to be run.
@@ -80,7 +83,7 @@ class Commands(click.Group):
         except KeyboardInterrupt:
             _fail("interrupted", 130)
         except OSError as error:
-            if error.filename is not None or error.errno != errno.ENOSPC:
+            if error.filename is not None or error.errno not in _NO_ROOM:
                 raise
             # Nothing more goes there: what is left would be written when Python ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -62,8 +62,11 @@ class Scratch:
         lengths = [len(step.instructions) for step in planned.steps if isinstance(step, Segment)]
         #: How many instructions segments have that others may be like.
         self._shared = {n for n, times in Counter(lengths).items() if times > 1 or self._met.programs > _FEW}
-        #: By segment; by device as well where not all have a part in it.
-        self._like: dict[Segment | tuple[Segment, int], Likeness | None] = {}
+        moves = [i for i in planned.program.instructions if isinstance(i, Move)]
+        #: Whether not all devices have a part in everything.
+        self._grouped = any(move.group is not None for move in moves)
+        #: By segment, and by device where they differ.
+        self._like: dict[tuple[Segment, int], Likeness | None] = {}
 
     def nbytes(self, segment: Segment, graphs: LocalGraphs) -> int:
         """Bytes of the arena of a segment on the device of `graphs`."""
@@ -77,24 +80,19 @@ class Scratch:
         return self._met.scratch[key]
 
     def _likeness(self, segment: Segment, device: int) -> Likeness | None:
-        if segment in self._like:
-            return self._like[segment]
-        key = segment, device
-        if key in self._like:
-            return self._like[key]
-        common, found = self._found(segment, device)
-        self._like[segment if common else key] = found
-        return found
+        key = segment, device if self._grouped else -1
+        if key not in self._like:
+            self._like[key] = self._found(segment, device)
+        return self._like[key]
 
-    def _found(self, segment: Segment, device: int) -> tuple[bool, Likeness | None]:
-        """Whether all devices have a part in all of it, and its likeness; that is None where loops are."""
+    def _found(self, segment: Segment, device: int) -> Likeness | None:
+        """The likeness of a segment as a device runs it; None where loops are."""
         graph, types = self._graph, value_types(self._graph)
         numbers: dict[Property, int] = {}
         tensors: dict[tuple[TensorType, Placement], None] = {}
         key: list[Hashable] = []
-        made, common = 0, True
+        made = 0
         for prop in segment.needs:
-            common = common and prop.group is None
             if holds(prop, device):
                 tensor = types[prop.value], prop.placement
                 key.append(tensor)
@@ -104,7 +102,6 @@ class Scratch:
         for instruction in segment.instructions:
             written = writes(instruction, graph)
             if isinstance(instruction, Move):
-                common = common and instruction.group is None
                 if not holds(written[0], device):
                     continue
                 (wanted,) = reads(instruction, graph)
@@ -113,7 +110,7 @@ class Scratch:
             else:
                 equation = graph.equations[instruction.equation]
                 if equation.regions:
-                    return True, None
+                    return None
                 pairs = zip(equation.inputs, instruction.signature.ins, strict=True)
                 ins = [numbers[Property(a.index, p)] if isinstance(a, Value) else str(a) for a, p in pairs]
                 key.append((id(equation.form), instruction.signature, *ins))
@@ -122,4 +119,4 @@ class Scratch:
                 numbers[prop], made = made, made + 1
         key += [numbers[prop] for prop in segment.gives if holds(prop, device)]
         known = self._met.numbers
-        return common, Likeness(known.setdefault(tuple(key), len(known)), tuple(tensors))
+        return Likeness(known.setdefault(tuple(key), len(known)), tuple(tensors))
