@@ -16,7 +16,7 @@ from shardwright.ir.program import Compute, Move, Program, verify
 from shardwright.ir.rules import Signature
 from shardwright.ir.trace import trace
 from shardwright.memory import scratch
-from shardwright.memory.device_memory import Looking, device_memory, peaks
+from shardwright.memory.device_memory import Looking, peaks
 
 RATIOS = ((0.5, 0.3, 0.2), (0.2, 0.3, 0.5), (0.5, 0.0, 0.5), (0.4, 0.3, 0.3))
 
@@ -73,6 +73,3 @@ def test_devices_that_have_no_part_in_something_are_told_apart() -> None:
         # The first few programs of a step are looked at one by one.
         every = [look(replace(program), ratios) for _ in range(5)]
         assert every == [peaks(program, forget(graph), ratios)] * 5
-    # Of equal shares, those that have a part in it hand on what they cut.
-    first, last = (device_memory(program, graph, (0.5, 0.0, 0.5), device).moments for device in (0, 2))
-    assert sum(moment.own_bytes for moment in last) < sum(moment.own_bytes for moment in first)
