@@ -196,12 +196,22 @@ class Fleet:
 
     def under(self, strategy: str, nbytes: float) -> Fleet:
         """The fleet with the links that `strategy` finds for a tensor of this size (itself: no fits)."""
-        links = [node.link for node in self.nodes] + [self.network]
-        if not any(link is not None and link.strategies for link in links):
+        if not self.fitted:
             return self
-        found = [None if link is None else link.under(strategy, nbytes) for link in links]
-        nodes = (replace(node, link=link) for node, link in zip(self.nodes, found[:-1], strict=True))
-        return replace(self, nodes=tuple(nodes), network=found[-1])
+
+        def seen(link: Link | None) -> Link | None:
+            return None if link is None else link.under(strategy, nbytes)
+
+        nodes = tuple([replace(node, link=seen(node.link), uplink=seen(node.uplink)) for node in self.nodes])
+        return replace(self, nodes=nodes, network=seen(self.network))
+
+    @property
+    def fitted(self) -> bool:
+        """Whether strategies were measured on a link: what they take there may depend on the bytes."""
+        if "fitted" not in self._memo:
+            links = [self.network, *(link for node in self.nodes for link in (node.link, node.uplink))]
+            self._memo["fitted"] = any(link is not None and link.strategies for link in links)
+        return self._memo["fitted"]
 
     def fingerprint(self) -> str:
         """A SHA-256 (hexadecimal) of all the fleet says, the numbers behind catalogue names included."""

@@ -65,7 +65,6 @@ class CostModel:
         counts: devices of every class.
         class_of: class of every device.
         topology: how the devices reach each other.
-        fitted: whether links were measured, so that what a strategy takes on them depends on the bytes.
     """
 
     fleet: Fleet
@@ -87,7 +86,6 @@ class CostModel:
     _in_products: NDArray[np.intp] = field(init=False)
     _moves: dict[Exchange, ShareCost] = field(init=False)
     _transfers: dict[tuple[str, str, int], ShareCost] = field(init=False)
-    fitted: bool = field(init=False)
     _free: ShareCost = field(init=False)
     _never: ShareCost = field(init=False)
     _kernels: dict[Kernel, ShareCost] = field(init=False)
@@ -102,8 +100,6 @@ class CostModel:
         for c in classes:
             self.class_of[list(c.members)] = c.index
         self.topology = Topology.of(self.fleet)
-        links = (self.fleet.network, *(node.link for node in self.fleet.nodes))
-        self.fitted = any(link is not None and link.strategies for link in links)
         self._free = ShareCost.free(len(classes))
         self._never = ShareCost.fixed([np.inf] * len(classes))
         self._moves, self._transfers, self._of_form = {}, {}, {}
@@ -196,7 +192,7 @@ class CostModel:
         entry = strategies()[some.kind, some.strategy]
         if not entry.supported(self.topology):
             stack = CostStack.of([self._never] * len(some.nbytes))
-        elif self.fitted:
+        elif self.fleet.fitted:
             stack = CostStack.of([self._transfer(some.kind, some.strategy, each) for each in some.nbytes])
         else:
             stack = entry.prices(self.topology, list(some.nbytes), len(self.types))
@@ -350,8 +346,8 @@ class CostModel:
         key = kind, strategy, nbytes
         if key not in self._transfers:
             topology = self.topology
-            if self.fitted:
-                topology = Topology.of(self.fleet.under(f"{kind}.{strategy}", nbytes))
+            if self.fleet.fitted:
+                topology = Topology.of(self.fleet.under(f"{kind}.{strategy}", nbytes), self.classes)
             self._transfers[key] = strategies()[kind, strategy].price(topology, nbytes, len(self.types))
         return self._transfers[key]
 

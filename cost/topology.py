@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.device import DeviceType
-from shardwright.cost.fleet import Device, Fleet, Link, Node
+from shardwright.cost.fleet import Device, DeviceClass, Fleet, Link, Node
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.wiring import Wiring
 
@@ -105,9 +105,9 @@ class Topology:
         object.__setattr__(self, "host_s_per_byte", np.array([pace.s_per_byte for pace in self.host]))
 
     @staticmethod
-    def of(fleet: Fleet) -> Topology:
-        """The topology of a fleet."""
-        devices, classes = fleet.devices, fleet.classes
+    def of(fleet: Fleet, classes: Sequence[DeviceClass] | None = None) -> Topology:
+        """The topology of a fleet; of the classes of another, if its devices differ in more than here."""
+        devices, classes = fleet.devices, fleet.classes if classes is None else classes
         staged = fleet.transport == "host-mpi"
         several = len(fleet.nodes) > 1
         paces: dict[tuple[int, int], Pace] = {}  # many devices are alike, and so are many nodes

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +41,19 @@ from shardwright.ir.registry import registry
 from shardwright.ir.rules import Rule, Signature, flop_count
 
 
+@dataclass(frozen=True, slots=True)
+class _Across:
+    """Exchanges between nodes.
+
+    Attributes:
+        topology: of the nodes, each as one device.
+        class_of_kind: of every kind of node, its class there.
+    """
+
+    topology: Topology
+    class_of_kind: NDArray[np.int64]
+
+
 class GridModel:
     """Prices every instruction for one fleet of several nodes, in the fleet's device classes.
 
@@ -58,18 +70,13 @@ class GridModel:
         self.model = model
         self._known_ways: KnownWays = {} if ways is None else ways
         self.mesh = Mesh.of(model)
-        uplinks = (node.uplink for node in model.fleet.nodes)
-        self._fitted = model.fitted or any(link is not None and link.strategies for link in uplinks)
         self._moves: dict[tuple[object, ...], GridCost] = {}
         self._supported: dict[tuple[object, ...], tuple[str, ...]] = {}
-        self._axes: dict[tuple[object, ...], tuple[Topology, ...]] = {}
-        self._fleets: dict[tuple[str, bool], tuple[Fleet, ...]] = {}
+        #: Fleets of the axes, where links are as the fleet says whatever is exchanged.
+        self._within_axis: tuple[Topology, ...] | None = None
+        self._across_axis: dict[bool, _Across] = {}
         self._cut: dict[int, tuple[Ways, list[tuple[tuple[Signature, float], ...]]]] = {}
         self._free = GridCost(np.zeros((FEATURES, 1, len(self.model.classes))))
-        (nodes,) = self._of_kind("across")
-        class_of_node = {d: c.index for c in nodes.classes for d in c.members}
-        firsts = [self._node_of_kind(number) for number in range(len(self.mesh.kind_counts))]
-        self._uplink_class = np.array([class_of_node[n] for n in firsts], dtype=np.int64)
         self._overlaps = _overlaps(self.mesh.nodes)
 
     # -- kernels -----------------------------------------------------------------------------------
@@ -156,7 +163,11 @@ class GridModel:
                 for name in collectives()[kind].strategies
                 if all(
                     strategies()[kind, name].supported(topology)
-                    for topology in self._topologies(kind, name, 0, found.axis, by_leaders=_by_leaders(pre))
+                    for topology in (
+                        self._insides(kind, name, 0)
+                        if found.axis == "within"
+                        else [self._between(kind, name, 0, by_leaders=_by_leaders(pre)).topology]
+                    )
                     if topology.devices > 1
                 )
             )
@@ -187,7 +198,7 @@ class GridModel:
         if collectives()[kind].local:
             return np.repeat(self._free.terms[None], len(nbytes), axis=0)
         # Where links were measured, other bytes may mean other links.
-        alike = [[each] for each in nbytes] if self._fitted else [list(nbytes)]
+        alike = [[each] for each in nbytes] if self.model.fleet.fitted else [list(nbytes)]
         found = _step(pre, post)
         across, within = (isinstance(p, Shard) for p in components(pre))
         if found.axis == "all":
@@ -207,9 +218,7 @@ class GridModel:
         """Of what a node has: all of the tensor, or its share; what grows with bytes then grows with r."""
         entry, mesh = strategies()[kind, strategy], self.mesh
         terms = self._nothing(len(nbytes))
-        for number, topology in enumerate(
-            self._topologies(kind, strategy, nbytes[0], "within", by_leaders=False)
-        ):
+        for number, topology in enumerate(self._insides(kind, strategy, nbytes[0])):
             mine = np.flatnonzero(mesh.kind_of == number)
             if topology.devices == 1:
                 continue
@@ -229,15 +238,15 @@ class GridModel:
 
     def _across(self, kind: str, strategy: str, nbytes: Sequence[int], by_leaders: bool) -> Floats:
         """All devices of a node at once, each with its stretch; or a leader that hands on what it gets."""
-        (topology,) = self._topologies(kind, strategy, nbytes[0], "across", by_leaders=by_leaders)
         entry, mesh = strategies()[kind, strategy], self.mesh
-        links = entry.transfers(topology, nbytes)
-        of_kind = self._uplink_class[mesh.kind_of]
+        nodes = self._between(kind, strategy, nbytes[0], by_leaders=by_leaders)
+        links = entry.transfers(nodes.topology, nbytes)
+        of_kind = nodes.class_of_kind[mesh.kind_of]
         columns = CostStack(*(each[..., of_kind] for each in (links.constant, links.linear, links.product)))
         terms = _placed(self._nothing(len(nbytes)), np.arange(len(of_kind)), columns, ONE, R, R2)
         # Nodes of unequal size cut a tensor at different points: one exchange per stretch between them.
         if not by_leaders:
-            latency = entry.transfer(topology, 0).constant.max(axis=0)[of_kind]
+            latency = entry.transfer(nodes.topology, 0).constant.max(axis=0)[of_kind]
             terms[:, ONE] += (self._overlaps - 1) * latency
         # Staging: a device hands its own stretch to the host, a leader all.
         whole, part = STAGED.get(kind, (2, 0))
@@ -255,47 +264,57 @@ class GridModel:
         names = collectives()["broadcast"].strategies
         # Of a reduce-scatter and an all-to-all the result is the node's share of the tensor.
         feature = R if kind in ("reduce_scatter", "all_to_all") else ONE
-        for number, topology in enumerate(self._insides):
+        insides = [self._insides("broadcast", name, nbytes[0]) for name in names]
+        for number, inside in enumerate(zip(*insides, strict=True)):
             mine = np.flatnonzero(self.mesh.kind_of == number)
-            if topology.devices == 1:
+            if inside[0].devices == 1:
                 continue
-            each = [strategies()["broadcast", n].prices(topology, nbytes, topology.classes) for n in names]
+            each = [
+                strategies()["broadcast", name].prices(topology, nbytes, topology.classes)
+                for name, topology in zip(names, inside, strict=True)
+            ]
             seconds = np.stack([price.constant.max(axis=1) for price in each])
             best = seconds.max(axis=2).argmin(axis=0)
             terms[:, feature, :, mine] += seconds[best, np.arange(len(nbytes))].T[:, :, None]
 
     # -- the fleets of the axes ----------------------------------------------------------------------
 
-    def _topologies(
-        self, kind: str, strategy: str, nbytes: int, axis: str, *, by_leaders: bool
-    ) -> tuple[Topology, ...]:
-        """Within: of each kind of node alone. Across: of the nodes, each as one device."""
-        key: tuple[object, ...] = (axis, by_leaders)
-        fleets = self._of_kind(axis, by_leaders=by_leaders)
-        seen = [fleet.under(f"{kind}.{strategy}", nbytes) for fleet in fleets]
-        if any(a is not b for a, b in zip(seen, fleets, strict=True)):
-            return tuple(map(Topology.of, seen))
-        if key not in self._axes:
-            self._axes[key] = tuple(map(Topology.of, fleets))
-        return self._axes[key]
+    def _insides(self, kind: str, strategy: str, nbytes: int) -> tuple[Topology, ...]:
+        """Of each kind of node alone."""
+        fleet = self._under(kind, strategy, nbytes)
+        if fleet is not self.model.fleet:
+            return self._insides_of(fleet)
+        if self._within_axis is None:
+            self._within_axis = self._insides_of(fleet)
+        return self._within_axis
 
-    def _of_kind(self, axis: str, *, by_leaders: bool = False) -> tuple[Fleet, ...]:
-        key = axis, by_leaders and axis == "across"
-        if key not in self._fleets:
-            fleet, members = self.model.fleet, node_members(self.mesh.nodes)
-            if axis == "within":
-                kinds = range(len(self.mesh.kind_counts))
-                nodes = [members[self._node_of_kind(kind)] for kind in kinds]
-                found = [subfleet(fleet, node, f"node of kind {kind}") for kind, node in enumerate(nodes)]
-            else:
-                found = [replace(fleet, nodes=tuple(_as_device(n, fleet, by_leaders) for n in fleet.nodes))]
-            self._fleets[key] = tuple(found)
-        return self._fleets[key]
+    def _between(self, kind: str, strategy: str, nbytes: int, *, by_leaders: bool) -> _Across:
+        """Of the nodes, each as one device."""
+        fleet = self._under(kind, strategy, nbytes)
+        if fleet is not self.model.fleet:
+            return self._between_of(fleet, by_leaders)
+        if by_leaders not in self._across_axis:
+            self._across_axis[by_leaders] = self._between_of(fleet, by_leaders)
+        return self._across_axis[by_leaders]
 
-    @cached_property
-    def _insides(self) -> tuple[Topology, ...]:
-        """Of each kind of node alone, whatever is exchanged there."""
-        return tuple(map(Topology.of, self._of_kind("within")))
+    def _under(self, kind: str, strategy: str, nbytes: int) -> Fleet:
+        """The fleet itself, unless what this strategy finds was measured."""
+        fleet = self.model.fleet
+        return fleet.under(f"{kind}.{strategy}", nbytes) if self.model.fleet.fitted else fleet
+
+    def _insides_of(self, fleet: Fleet) -> tuple[Topology, ...]:
+        members = node_members(self.mesh.nodes)
+        nodes = [members[self._node_of_kind(kind)] for kind in range(len(self.mesh.kind_counts))]
+        return tuple(
+            Topology.of(subfleet(fleet, node, f"node of kind {kind}")) for kind, node in enumerate(nodes)
+        )
+
+    def _between_of(self, fleet: Fleet, by_leaders: bool) -> _Across:
+        nodes = replace(fleet, nodes=tuple(_as_device(n, fleet, by_leaders) for n in fleet.nodes))
+        # Kinds of nodes that differ in other things alone are of one class here.
+        class_of_node = {d: c.index for c in nodes.classes for d in c.members}
+        firsts = [self._node_of_kind(number) for number in range(len(self.mesh.kind_counts))]
+        return _Across(Topology.of(nodes), np.array([class_of_node[n] for n in firsts], dtype=np.int64))
 
     def _node_of_kind(self, number: int) -> int:
         """The first node of a kind."""
