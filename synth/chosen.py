@@ -20,15 +20,24 @@ class Choice:
 
     Attributes:
         found: the plan, of these devices alone; its bound covers all parts that were considered.
-        members: indices of the devices, ascending.
         model: prices of these devices alone.
-        unused: the other devices by class, and why they are left out.
+        best: the devices, as the part of the fleet that was chosen.
+        parts: all that were considered, on one mesh axis or on two.
     """
 
     found: Synthesis
-    members: Members
     model: CostModel
-    unused: tuple[tuple[Members, str], ...] = ()
+    best: Tried
+    parts: tuple[Tried, ...]
+
+    @property
+    def members(self) -> Members:
+        """Indices of the devices, ascending."""
+        return self.best.members
+
+    def unused(self, fleet: Fleet) -> tuple[tuple[Members, str], ...]:
+        """The other devices of the fleet by class, and why they are left out."""
+        return unused(fleet, self.best, self.parts)
 
 
 def settle(parts: Sequence[Part], cost_s: float, *, fitting: bool) -> None:
@@ -61,7 +70,7 @@ def least_bound(parts: Sequence[Tried], *, fitting: bool) -> float:
     return min((part.bound_s for part in parts if not (fitting and part.impossible)), default=math.inf)
 
 
-def choice_of(best: Part, parts: Sequence[Part], fleet: Fleet, *, ended: bool) -> Choice:
+def choice_of(best: Part, parts: Sequence[Part], *, ended: bool) -> Choice:
     """The plan of the best part; `ended`: by a time limit, before all were tried."""
     assert best.found is not None
     made = [part.found for part in parts if part.found is not None]
@@ -76,4 +85,4 @@ def choice_of(best: Part, parts: Sequence[Part], fleet: Fleet, *, ended: bool) -
         searches=sum(each.searches for each in made),
         notes=notes,
     )
-    return Choice(found, best.members, best.model, unused(fleet, best, parts))
+    return Choice(found, best.model, best, tuple(parts))

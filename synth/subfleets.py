@@ -188,7 +188,7 @@ class Choosing:
             return None
         for part in made:
             part.follow()
-        return choice_of(best, made, self._fleet, ended=bool(queue) and timer.late())
+        return choice_of(best, made, ended=bool(queue) and timer.late())
 
     @property
     def _small(self) -> bool:

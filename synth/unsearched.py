@@ -28,7 +28,7 @@ from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
 #: What is said where none does.
-_NONE = "no baseline fits into every device's memory"
+NONE_FITS = "no baseline fits into every device's memory"
 
 
 def arithmetic_s(space: Space, floors: Prices) -> float:
@@ -87,7 +87,7 @@ def unsearched(
             reason="is 0, and no baseline applies to this step",
             remedy="Allow some time to search",
         )
-    return choice_of(best, made, fleet, ended=False)
+    return choice_of(best, made, ended=False)
 
 
 def _best_baseline(workshop: Workshop, bound_s: float, rival_s: float, where: str) -> Synthesis | None:
@@ -102,7 +102,7 @@ def _best_baseline(workshop: Workshop, bound_s: float, rival_s: float, where: st
     graph, space, model = workshop.graph, workshop.space, workshop.model
     if len(model.fleet.devices) == 1:  # all programs are one, whatever baseline it would be
         only = synthesize(graph, space, model, Timer())
-        return replace(only, expanded=0, searches=0, notes=(_note(where or "one device"), *only.notes))
+        return replace(only, expanded=0, searches=0, notes=(said(where or "one device"), *only.notes))
     first: Synthesis | None = None
     for draft in workshop.cheaper(rival_s):
         least_s = min(bound_s, draft.cost_s)
@@ -114,15 +114,16 @@ def _best_baseline(workshop: Workshop, bound_s: float, rival_s: float, where: st
             search_gap=1 - least_s / draft.cost_s if draft.cost_s else 0.0,
             expanded=0,
             searches=0,
-            notes=(_note(f"{draft.name} on {where}" if where else draft.name),),
+            notes=(said(f"{draft.name} on {where}" if where else draft.name),),
             items=tuple(draft.items),
             memory=footprint(draft.program, graph),
         )
         if fits(found, model):
             return found
         first = first or found
-    return None if first is None else replace(first, notes=(*first.notes, _NONE))
+    return None if first is None else replace(first, notes=(*first.notes, NONE_FITS))
 
 
-def _note(name: str) -> str:
+def said(name: str) -> str:
+    """What a plan says of the baseline that it is."""
     return f"nothing was searched: the time limit is 0, and this is {name}"

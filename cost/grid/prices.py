@@ -277,6 +277,21 @@ def tangent_in_nodes(stack: GridStack, r: Floats, q: Floats) -> tuple[Floats, Fl
     return constant, slope
 
 
+def tangent_in_both(stack: GridStack, r: Floats, q: Floats) -> tuple[Floats, Floats, Floats]:
+    """Constant, slope in r and slope in s = rq, (instructions, rows, classes), of rows that touch the cost.
+
+    What grows with r and with rq is linear in these; of all else it is the tangent where they are, with
+    q = s / r. All r have to be positive.
+    """
+    t = stack.terms
+    in_s = t[:, RQ] + t[:, RQ2] * (1 - 2 * r * q) + (t[:, Q] + t[:, Q2] * (1 - 2 * q)) / r
+    # Of a share s that stays, a larger r leaves less of the node: R_Q2 is s (1 - q) = s - s^2 / r.
+    in_s = in_s + t[:, R_Q2] * (1 - 2 * q)
+    in_r = t[:, R] + t[:, R2] * (1 - 2 * r) - (t[:, Q] + t[:, Q2] * (1 - 2 * q)) * q / r + t[:, R_Q2] * q * q
+    there = np.einsum("tfrc, fc -> trc", t, features(r, q))
+    return there - in_r * r - in_s * r * q, in_r, in_s
+
+
 def tangent_in_devices(stack: GridStack, r: Floats, q: Floats) -> tuple[Floats, Floats]:
     """Constant and slope, (instructions, rows, classes), of rows that touch the cost at q; r is fixed."""
     t = stack.terms

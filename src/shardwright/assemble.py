@@ -92,7 +92,7 @@ def assembled(
         pins=pins,
         spent=when_asked(lambda: spread(Spent.of(laid_out()), used, count, Spent(0.0, 0.0, 0.0))),
         used=used,
-        unused=tuple(Unused(tuple(devices[d].name for d in some), why) for some, why in chosen.unused),
+        unused=tuple(Unused(tuple(devices[d].name for d in some), why) for some, why in chosen.unused(fleet)),
         rewriting=rewriting_of(traced),
         donate=traced.graph.donated,
         again_s=when_asked(

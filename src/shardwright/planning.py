@@ -30,6 +30,7 @@ from shardwright.synth.grid.alternate import is_mesh
 from shardwright.synth.grid.choice import WIDE, Common, GridChoosing
 from shardwright.synth.grid.part import on_grid, on_one_axis
 from shardwright.synth.grid.single import BesideSingle
+from shardwright.synth.grid.unsearched import beside_one_axis
 from shardwright.synth.part import Promising
 from shardwright.synth.parts import Members, candidates
 from shardwright.synth.programs.judge import AMPLE
@@ -44,7 +45,7 @@ from shardwright.synth.unsearched import unsearched
 Axes: TypeAlias = Literal[1, 2, "auto"]
 
 #: What a plan says where `meshes` are not all that there are.
-_WHOLE = "on two mesh axes the whole fleet alone was searched; axes=2 tries parts of it, too"
+_WHOLE = "on two mesh axes the whole fleet alone was considered; axes=2 tries parts of it, too"
 
 #: By a graph's id: the graph, its programs on one mesh axis, and what solves for them at any prices.
 Spaces: TypeAlias = dict[int, tuple[Graph, Space, SpaceSolver]]
@@ -168,7 +169,7 @@ class _Step:
         constraints, fleet, axes = asked.constraints, asked.fleet, asked.axes
         self.pins = () if constraints is None else resolve(constraints, traced.graph, self.space)
         self.parts = candidates(fleet)[: 1 if asked.devices == "all" else None]
-        none = axes == 1 or asked.time_limit_s == 0 or not is_mesh(fleet)
+        none = axes == 1 or not is_mesh(fleet)
         meshes = () if none else on_grid(fleet, self.parts)
         # With "auto", parts of the fleet on two axes are for small steps, and for those changed for want of
         # memory, where they are worth it: each takes as long as the whole.
@@ -179,7 +180,7 @@ class _Step:
         #: By part, what every program on two axes costs at least of a step that has less to do.
         self._least_s: Mapping[Members, float] = known
         self.like: Promising | None = None
-        if self.meshes and axes == 2:
+        if self.meshes and axes == 2 and asked.time_limit_s != 0:
             self.parts = () if self.pins else on_one_axis(fleet, self.parts)
         # Small steps are planned alike whatever was planned before.
         if like is not None and "choosing" in vars(like) and not self._small:
@@ -333,14 +334,15 @@ class _Step:
         content = 1 - (WIDE if self.meshes else ENOUGH)
         if not plan.fits or plan.bound_s >= plan.cost_s * content or not self._searches:
             return plan
-        bound_s = min(made.sharpened(plan.cost_s) for made in self._searches)
-        return plan.but(bound_s=max(plan.bound_s, bound_s))
+        bounds = [made.sharpened(plan.cost_s) for made in self._searches]
+        if isinstance(beside := vars(self).get("on_two"), BesideSingle):
+            bounds.append(beside.left_s)
+        return plan.but(bound_s=max(plan.bound_s, min(bounds)))
 
     def _chosen(self, rival_s: float, *, briefly: bool, glance: bool, baselines: bool) -> Choice | None:
         asked, meshes = self.asked, self.meshes
         if asked.time_limit_s == 0:
-            graph, _, solver = self._known()
-            return unsearched(graph, solver, self.space, asked.fleet, self.timer, self.parts)
+            return self._noted(self._unsearched())
         one = two = None
         meant_for_two = takes_two_axes(self.pins, bool(meshes))
         flat = not meshes or (asked.axes == "auto" and not meant_for_two)
@@ -352,9 +354,24 @@ class _Step:
             # Pins that one axis keeps and two cannot leave the plan on one axis.
             with contextlib.suppress(*([PlanError] if self.pins and flat else [])):
                 two = self.on_two.below(rival_s, one, briefly=briefly)
-        if two is not None and self._narrowed:
-            two = replace(two, found=replace(two.found, notes=(*two.found.notes, _WHOLE)))
-        return two or one
+        return one if two is None else self._noted(two)
+
+    def _noted(self, chosen: Choice) -> Choice:
+        """A choice of two mesh axes or one, saying what was left out on two."""
+        if not self._narrowed:
+            return chosen
+        return replace(chosen, found=replace(chosen.found, notes=(*chosen.found.notes, _WHOLE)))
+
+    def _unsearched(self) -> Choice:
+        """The best baseline, with a bound of all that would have been searched."""
+        asked, tick = self.asked, self.asked.tick
+        graph, _, solver = self._known()
+        found = unsearched(graph, solver, self.space, asked.fleet, self.timer, self.parts)
+        if not self.meshes:
+            return found
+        # A glance takes no longer than baselines do, however little time there is to search.
+        grid = GridChoosing(graph, asked.fleet, Timer(tick), self.meshes)
+        return beside_one_axis(found, grid, graph, asked.fleet, tick, baselines=asked.axes == 2)
 
 
 def does_more(step: Traced, like: Traced) -> bool:

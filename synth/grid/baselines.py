@@ -17,7 +17,7 @@ from shardwright.cost.drift import with_comparisons
 from shardwright.cost.grid.model import GridModel
 from shardwright.cost.grid.prices import GridShares
 from shardwright.cost.grid.settled import Settled
-from shardwright.cost.memory.liveness import peaks_by_device
+from shardwright.cost.memory.liveness import Peaks, peaks_by_device
 from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import predict, timed_bill
 from shardwright.ir.errors import PlanError
@@ -26,7 +26,7 @@ from shardwright.ir.pairs import pairs
 from shardwright.ir.placement import Placement, R, Shard, components
 from shardwright.ir.program import verify
 from shardwright.ir.rules import Signature
-from shardwright.synth.baselines import Baseline, Baselines
+from shardwright.synth.baselines import Baseline, Baselines, Draft
 from shardwright.synth.grid.pricing import GridPriceList
 from shardwright.synth.grid.solve import GridSolver
 from shardwright.synth.prices.tables import Prices
@@ -110,23 +110,43 @@ def grid_baselines(
 ) -> Baselines:
     """Every baseline on two mesh axes that applies, on all devices of the model's fleet."""
     found, grid = Baselines(), GridModel(model)
+    for name, made in _drafts(graph, grid, tick):
+        if isinstance(made, str):
+            found.left_out[name] = made
+        else:
+            found.append(_told(made, graph, grid))
+    return found
+
+
+def cheapest_baseline(
+    graph: Graph, model: CostModel, tick: Callable[[str], None] = lambda what: None
+) -> tuple[Draft, Peaks] | None:
+    """The cheapest baseline on two mesh axes, first those that fit; None if none applies."""
+    limits = [device.type.memory_bytes for device in model.fleet.devices]
+    best: tuple[bool, float, Draft, Peaks] | None = None
+    for _, made in _drafts(graph, GridModel(model), tick):
+        if not isinstance(made, str):
+            memory = peaks_by_device(made.program, graph, made.ratios)
+            over = bool((memory.peak(np.asarray(made.ratios)) > limits).any())
+            if best is None or (over, made.cost_s) < best[:2]:
+                best = over, made.cost_s, made, memory
+    return best and best[2:]
+
+
+def _drafts(graph: Graph, grid: GridModel, tick: Callable[[str], None]) -> Iterator[tuple[str, Draft | str]]:
+    """By name, every baseline, or why it does not apply."""
     spaces: dict[tuple[Along, bool], Space] = {}
     for recipe in GRID_RECIPES:
         tick(f"pricing {recipe.name}")
         try:
-            made = _made(recipe, graph, grid, spaces)
+            yield recipe.name, _made(recipe, graph, grid, spaces)
         except PlanError:
-            made = "no program keeps to it: something in the step cannot be computed so"
-        if isinstance(made, str):
-            found.left_out[recipe.name] = made
-        else:
-            found.append(made)
-    return found
+            yield recipe.name, "no program keeps to it: something in the step cannot be computed so"
 
 
 def _made(
     recipe: GridRecipe, graph: Graph, grid: GridModel, spaces: dict[tuple[Along, bool], Space]
-) -> Baseline | str:
+) -> Draft | str:
     """The best program of a recipe, or why it does not apply."""
     mesh, model = grid.mesh, grid.model
     key = (recipe.within, recipe.parameters == "whole")
@@ -151,18 +171,24 @@ def _made(
     solution = GridSolver(space, tuple(_pins(recipe, graph, space, known))).solve(prices)
     program = emit(space, solution.assignment, prices)
     verify(program, graph)
+    items = bill(program, graph, Settled(grid, ratios))
+    return Draft(recipe.name, program, ratios, items, seconds(items, model, ratios))
+
+
+def _told(draft: Draft, graph: Graph, grid: GridModel) -> Baseline:
+    """A baseline with all that is said of it."""
+    program, ratios, model = draft.program, draft.ratios, grid.model
     settled = Settled(grid, ratios)
-    items = bill(program, graph, settled)
-    in_time = predict(timed_bill(program, graph, settled, model, items), model, ratios)
+    in_time = predict(timed_bill(program, graph, settled, model, draft.items), model, ratios)
     peaks = tuple(int(peak) for peak in peaks_by_device(program, graph, ratios).peak(np.asarray(ratios)))
     devices = model.fleet.devices
     return Baseline(
-        name=recipe.name,
+        name=draft.name,
         program=program,
         ratios=ratios,
         devices=tuple(device.name for device in devices),
         fleet=model.fleet,
-        cost_s=seconds(items, model, ratios),
+        cost_s=draft.cost_s,
         iteration_s=with_comparisons(in_time, program, graph, model).iteration_s,
         memory_bytes=peaks,
         fits=all(peak <= d.type.memory_bytes for peak, d in zip(peaks, devices, strict=True)),

@@ -30,7 +30,7 @@ from shardwright.synth.grid.pricing import GridPriceList, KnownMoves
 from shardwright.synth.grid.solve import GridSolver, Solvers
 from shardwright.synth.memory.alive import crowded
 from shardwright.synth.memory.rent import too_small
-from shardwright.synth.parts import Members, Tried, outgrown, raised_in_turn, unused
+from shardwright.synth.parts import Members, Tried, outgrown, raised_in_turn
 from shardwright.synth.programs.judge import Look
 from shardwright.synth.shares.bounds import ENOUGH
 from shardwright.synth.space.conversions import Domains
@@ -190,6 +190,27 @@ class GridChoosing:
                 best = part if part.found is not None and part.beats(best) else best
         return self._chosen(best, rival)
 
+    def glance(self, *, fitting: bool) -> float:
+        """What no plan costs less than, of parts that were hardly looked at; none is planned.
+
+        Args:
+            fitting: whether parts too small for any plan have no say.
+        """
+        self._bound_by_products()
+        queue = [(part.bound_s, number) for number, part in enumerate(self._parts)]
+        heapq.heapify(queue)
+        while queue:
+            bound_s, number = heapq.heappop(queue)
+            part = self._parts[number]
+            part.impossible = part.impossible or too_small(self._graph, part.limits)
+            if part.impossible and fitting:
+                continue
+            if part.looked >= 2:
+                return bound_s
+            self._look_at(part, math.inf, roughly=True)
+            heapq.heappush(queue, (part.bound_s, number))
+        return math.inf
+
     def _ahead(
         self, queue: Sequence[tuple[float, int]], part: GridPart, target_s: float
     ) -> tuple[float, int] | None:
@@ -343,14 +364,15 @@ class GridChoosing:
                 return None
             late = self._timer.late() and least_s < rival.found.cost_s * (1 - ENOUGH)
             notes = (*rival.found.notes, _LATE if late else _ONE)
-            return replace(rival, found=replace(_bounded(rival.found, least_s), notes=notes))
+            found = replace(_bounded(rival.found, least_s), notes=notes)
+            return replace(rival, found=found, parts=(*rival.parts, *made))
         searched = [part.found for part in made if part.found is not None]
         found = replace(
             _bounded(best.found, least_s),
             expanded=sum(each.expanded for each in searched),
             searches=sum(each.searches for each in searched),
         )
-        chosen = Choice(found, best.members, best.grid.model, unused(self._fleet, best, made))
+        chosen = Choice(found, best.grid.model, best, tuple(made))
         return chosen if rival is None else better(rival, chosen)
 
 
@@ -365,7 +387,7 @@ def better(one: Choice, two: Choice, note: str = _BOTH) -> Choice:
         expanded=one.found.expanded + two.found.expanded,
         searches=one.found.searches + two.found.searches,
     )
-    return replace(best, found=found)
+    return replace(best, found=found, parts=(*one.parts, *two.parts))
 
 
 def _bounded(found: Synthesis, bound_s: float) -> Synthesis:

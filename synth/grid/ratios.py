@@ -1,4 +1,4 @@
-"""Ratios on two mesh axes: of the nodes, and of the devices in each, one linear program after the other.
+"""Ratios on two mesh axes: of the nodes, and of the devices in each, by linear programs.
 
     minimise    sum_k weight_k t_k
     subject to  t_k >= constant_krc + slope_krc x_v(c)      rows r of the cost, classes c
@@ -7,6 +7,10 @@
 With the devices' shares q fixed, the cost of every instruction is affine in the nodes' shares r, and the
 other way round; products are taken by their tangent where they are. r is one variable per kind of nodes, q
 one per device class. Solved by HiGHS, as on one axis (`shardwright.synth.shares.ratios`).
+
+In turns they may get stuck: a node that waits for others is as good with any shares that keep it waiting,
+and then cannot be given more. Nodes of several kinds, some with several classes, therefore begin with one
+program over r and s = rq, in which most of what instructions cost is linear.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from shardwright.cost.grid.prices import (
     GridShares,
     GridStack,
     Mesh,
+    tangent_in_both,
     tangent_in_devices,
     tangent_in_nodes,
 )
@@ -53,32 +58,69 @@ class GridBill:
     def best_ratios(self, start: Sequence[float]) -> tuple[float, ...]:
         """Ratios per device at which the program costs least, as far as linear programs and rounding know."""
         mesh = self.mesh
-        r, q = per_class(start, mesh)
+        several, mixed = len(mesh.kind_counts) > 1, len(np.unique(mesh.kind_of)) < len(mesh.kind_of)
+        here = per_class(start, mesh)
+        options = [tuple(start), mesh.ratios(*mesh.even())]
+        if several and mixed:
+            there = self._settled(self._together, *here)
+            options.append(mesh.ratios(*there))
+            here = there if self.seconds(options[-1]) < self.seconds(options[0]) else here
+
+        def in_turns(r: Floats, q: Floats) -> tuple[Floats, Floats]:
+            r = self._nodes(r, q) if several else r
+            return r, self._devices(r, q) if mixed else q
+
+        options.append(mesh.ratios(*self._settled(in_turns, *here)))
+        return self._rounded(options)
+
+    def _settled(
+        self, better: Callable[[Floats, Floats], tuple[Floats, Floats]], r: Floats, q: Floats
+    ) -> tuple[Floats, Floats]:
+        """Shares r and q, made better until they hardly change."""
         for _ in range(_MOST_ROUNDS):
             before = r, q
-            if len(mesh.kind_counts) > 1:
-                r = self._nodes(r, q)
-            if len(np.unique(mesh.kind_of)) < len(mesh.kind_of):
-                q = self._devices(r, q)
+            r, q = better(r, q)
             if all(np.allclose(a, b, rtol=1e-4) for a, b in zip(before, (r, q), strict=True)):
                 break
-        return self._rounded([mesh.ratios(r, q), tuple(start), mesh.ratios(*mesh.even())])
+        return r, q
+
+    def _together(self, r: Floats, q: Floats) -> tuple[Floats, Floats]:
+        """Shares of the nodes and of the devices at once."""
+        mesh = self.mesh
+        kinds, classes = len(mesh.kind_counts), len(q)
+        if not r.all():
+            r, q = mesh.even()
+        constant, of_node, of_device = tangent_in_both(self.stack, r, q)
+        # A node's share is that of its devices.
+        sums = np.where(mesh.kind_of == np.arange(kinds)[:, None], -mesh.inside, 0.0)
+        rows: Floats = np.block(
+            [[mesh.kind_counts.astype(np.float64), np.zeros(classes)], [np.eye(kinds), sums]]
+        )
+        found = _least(
+            constant,
+            [(of_node, mesh.kind_of), (of_device, kinds + np.arange(classes))],
+            self.weights,
+            rows,
+            np.eye(kinds + 1)[0],
+        )
+        if found is None:
+            return r, q
+        share = found[:kinds][mesh.kind_of]
+        even = mesh.even()[1]
+        return share, np.where(share > 0, found[kinds:] / np.where(share > 0, share, 1.0), even)
 
     def _nodes(self, r: Floats, q: Floats) -> Floats:
         constant, slope = tangent_in_nodes(self.stack, r, q)
-        found = _least(
-            constant, slope, self.weights, self.mesh.kind_of, [self.mesh.kind_counts.astype(np.float64)]
-        )
-        return r if found is None else found[self.mesh.kind_of]
+        kind_of, counts = self.mesh.kind_of, self.mesh.kind_counts.astype(np.float64)
+        found = _least(constant, [(slope, kind_of)], self.weights, counts[None], np.ones(1))
+        return r if found is None else (found / (counts @ found))[kind_of]
 
     def _devices(self, r: Floats, q: Floats) -> Floats:
         constant, slope = tangent_in_devices(self.stack, r, q)
-        classes = np.arange(len(q))
-        whole = [
-            np.where(self.mesh.kind_of == k, self.mesh.inside, 0.0) for k in range(len(self.mesh.kind_counts))
-        ]
-        found = _least(constant, slope, self.weights, classes, whole)
-        return q if found is None else found
+        mesh = self.mesh
+        whole = np.where(mesh.kind_of == np.arange(len(mesh.kind_counts))[:, None], mesh.inside, 0.0)
+        found = _least(constant, [(slope, np.arange(len(q)))], self.weights, whole, np.ones(len(whole)))
+        return q if found is None else found / (whole @ found)[mesh.kind_of]
 
     def _rounded(self, options: list[tuple[float, ...]]) -> tuple[float, ...]:
         """The best option, its nodes' shares moved by single units of the axis that matters most."""
@@ -128,53 +170,55 @@ def per_class(ratios: Sequence[float], mesh: Mesh) -> tuple[Floats, Floats]:
 
 
 def _least(
-    constant: Floats, slope: Floats, weights: Floats, variable: NDArray[np.int64], whole: Sequence[Floats]
+    constant: Floats,
+    slopes: Sequence[tuple[Floats, NDArray[np.int64]]],
+    weights: Floats,
+    rows: Floats,
+    sums: Floats,
 ) -> Floats | None:
     """The variables at the optimum; None where the solver finds none.
 
     Args:
-        constant, slope: (instructions, rows, classes).
+        constant: (instructions, rows, classes).
+        slopes: the same, and the variable of every class.
         weights: executions of every instruction.
-        variable: of every class.
-        whole: rows that add up to one.
+        rows: (equations, variables) that hold.
+        sums: what each adds up to.
     """
-    varies = np.flatnonzero(np.abs(slope).max(axis=(1, 2)) > 0)
+    varies = np.flatnonzero(np.max([np.abs(slope).max(axis=(1, 2)) for slope, _ in slopes], axis=0) > 0)
     if not len(varies):
         return None
     merged: dict[bytes, int] = {}
     weight: list[float] = []
     picked: list[int] = []
     for k in varies.tolist():
-        key = constant[k].tobytes() + slope[k].tobytes()
+        key = b"".join([constant[k].tobytes(), *(slope[k].tobytes() for slope, _ in slopes)])
         if key not in merged:
             merged[key] = len(weight)
             weight.append(0.0)
             picked.append(k)
         weight[merged[key]] += float(weights[k])
-    scale = float(np.abs(slope[picked]).max())
-    count, rows, classes = len(picked), constant.shape[1], constant.shape[2]
-    variables = int(variable.max()) + 1
-    flat_constant = constant[picked].reshape(-1) / scale
-    flat_slope = slope[picked].reshape(-1) / scale
-    line = np.arange(count * rows * classes)
-    columns = np.concatenate([np.tile(variable, count * rows), variables + line // (rows * classes)])
-    values = np.concatenate([flat_slope, -np.ones(len(line))])
-    matrix = sparse.csr_matrix((values, (np.tile(line, 2), columns)), shape=(len(line), variables + count))
-    equal = np.zeros((len(whole), variables + count))
-    equal[:, :variables] = np.stack(whole)
+    scale = max(float(np.abs(slope[picked]).max()) for slope, _ in slopes)
+    count, each = len(picked), constant.shape[1] * constant.shape[2]
+    variables = rows.shape[1]
+    line = np.arange(count * each)
+    columns = [np.tile(variable, count * constant.shape[1]) for _, variable in slopes]
+    values = [slope[picked].reshape(-1) / scale for slope, _ in slopes]
+    columns.append(variables + line // each)
+    values.append(-np.ones(len(line)))
+    matrix = sparse.csr_matrix(
+        (np.concatenate(values), (np.tile(line, len(values)), np.concatenate(columns))),
+        shape=(len(line), variables + count),
+    )
     solved = linprog(
         np.concatenate([np.zeros(variables), weight]),
         A_ub=matrix,
-        b_ub=-flat_constant,
-        A_eq=equal,
-        b_eq=np.ones(len(whole)),
+        b_ub=-constant[picked].reshape(-1) / scale,
+        A_eq=np.concatenate([rows, np.zeros((len(rows), count))], axis=1),
+        b_eq=sums,
         bounds=[(0.0, None)] * variables + [(None, None)] * count,
         method="highs",
     )
     if solved.status != 0:
         return None
-    found = np.maximum(np.asarray(solved.x[:variables], dtype=np.float64), 0.0)
-    for row in whole:
-        mine = row > 0
-        found[mine] /= float(row @ found)
-    return found
+    return np.maximum(np.asarray(solved.x[:variables], dtype=np.float64), 0.0)

@@ -14,18 +14,21 @@ steps it is always done.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from shardwright.cost.fleet import Fleet
 from shardwright.synth.chosen import Choice
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid.choice import WIDE, Common, GridChoosing, better
-from shardwright.synth.parts import Members, unused
+from shardwright.synth.grid.part import GridPart
+from shardwright.synth.parts import Members
 from shardwright.synth.subfleets import Choosing
 from shardwright.synth.timer import Timer
 
+#: What a plan says of these parts: that they were searched, or could not be.
 _NOTE = "parts of the fleet on which two mesh axes are one were searched, too, and the bound covers them"
+_LEFT = "parts of the fleet on which two mesh axes are one were not searched: the time limit came first"
 
 
 class BesideSingle:
@@ -55,6 +58,13 @@ class BesideSingle:
         self._fleet, self._grid, self._make, self._timer = fleet, grid, single, timer
         self._parts, self._known, self._small = parts, known, small
         self._single: Choosing | None = None
+        #: Parts that would have been searched if there had been time.
+        self._left: tuple[GridPart, ...] = ()
+
+    @property
+    def left_s(self) -> float:
+        """What no plan costs less than on parts left for want of time; infinite if there are none."""
+        return min((part.bound_s for part in self._left), default=math.inf)
 
     def below(
         self, below_s: float = math.inf, rival: Choice | None = None, *, briefly: bool = False
@@ -71,13 +81,16 @@ class BesideSingle:
         if first:
             one = self._on_single(below_s)
         two = grid.below(below_s, one, briefly=briefly)
-        if not (first or self._timer.late() or (briefly and grid.unfinished)):
+        if not (first or (briefly and grid.unfinished)):
             least_s = min(below_s, two.found.cost_s if two is not None and _fits(two) else math.inf)
             if self._wanting(two, least_s):
-                one = self._on_single(least_s)
-                two = one if two is None else two if one is None else better(one, two, _NOTE)
+                if self._timer.late():
+                    self._left = tuple(self._by_products(fitting=least_s < math.inf))
+                else:
+                    one = self._on_single(least_s)
+                    two = one if two is None else two if one is None else better(one, two, _NOTE)
         self._known.single = self._known.single or one is not None
-        return two if two is None or self._single is None else self._told(two, self._single)
+        return None if two is None else self._told(two)
 
     def _wanting(self, two: Choice | None, least_s: float) -> bool:
         """Whether a plan on two axes leaves something to be desired; see the module's docstring."""
@@ -111,14 +124,25 @@ class BesideSingle:
         found = self._single.below(below_s)
         return found if found is not None and _fits(found) else None
 
-    def _told(self, chosen: Choice, single: Choosing) -> Choice:
-        """With a bound of all parts, and with what all of them say about devices that are left out."""
-        found, parts = chosen.found, [*single.parts, *self._grid.parts]
-        bound_s = min(found.bound_s, single.bound_s, self._grid.bound_s)
-        best = next(part for part in parts if part.members == chosen.members)
-        notes = found.notes if _NOTE in found.notes else (*found.notes, _NOTE)
-        found = replace(found, bound_s=bound_s, notes=notes)
-        return replace(chosen, found=found, unused=unused(self._fleet, best, parts))
+    def _by_products(self, *, fitting: bool) -> Iterator[GridPart]:
+        """The parts, bounded by what products take at least; if `fitting`, those with room."""
+        for members in self._apart:
+            if not (fitting and self._grid.lacks_room(members)):
+                part = GridPart(self._fleet, members)
+                part.bound_s = self._grid.products_s(members)
+                yield part
+
+    def _told(self, chosen: Choice) -> Choice:
+        """With a bound of all parts, and with all of them to say why devices are left out."""
+        found, single = chosen.found, self._single
+        if single is None and not self._left:
+            return chosen
+        bound_s, parts, note = self.left_s, (*self._left, *self._grid.parts), _LEFT
+        if single is not None:
+            bound_s, parts, note = single.bound_s, (*single.parts, *self._grid.parts), _NOTE
+        bound_s = min(found.bound_s, bound_s, self._grid.bound_s)
+        notes = found.notes if note in found.notes else (*found.notes, note)
+        return replace(chosen, found=replace(found, bound_s=bound_s, notes=notes), parts=parts)
 
 
 def _fits(chosen: Choice) -> bool:

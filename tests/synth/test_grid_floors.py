@@ -18,6 +18,7 @@ from shardwright.cost.grid.floor import Ranges, level, products_of_largest
 from shardwright.cost.grid.model import GridModel
 from shardwright.cost.grid.prices import (
     features,
+    tangent_in_both,
     tangent_in_devices,
     tangent_in_nodes,
 )
@@ -221,6 +222,14 @@ def test_tangents_touch_where_they_are_taken(name: str, data: st.DataObject) -> 
     for tangent, at in ((tangent_in_nodes, r), (tangent_in_devices, q)):
         constant, slope = tangent(stack, r, q)
         assert np.allclose(constant + slope * at, there, rtol=1e-9, atol=1e-15)
+    if not r.all():
+        return
+    constant, in_r, in_s = tangent_in_both(stack, r, q)
+    assert np.allclose(constant + in_r * r + in_s * r * q, there, rtol=1e-9, atol=1e-15)
+    # As r and s = rq change, the cost changes by the slopes, but for what is small beside the change.
+    by_r, by_s = 1e-6 * r, 1e-6 * r * (1 - q)
+    near = np.einsum("kfrc,fc->krc", stack.terms, _features(r + by_r, (r * q + by_s) / (r + by_r)))
+    assert np.allclose(near - there, in_r * by_r + in_s * by_s, rtol=1e-4, atol=1e-9 * there.max())
 
 
 def _features(r: Any, q: Any) -> Any:

@@ -111,7 +111,7 @@ def test_why_devices_are_left_out_on_which_nothing_was_made_to_fit() -> None:
     search = choosing(where)
     found = search.below(math.inf, briefly=True, glance=True)
     assert found is not None and len(found.members) < len(where.devices)
-    assert any("memory aside" in why for _, why in found.unused)
+    assert any("memory aside" in why for _, why in found.unused(where))
 
 
 def test_only_computing_again_does_more_of_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ def test_the_best_part_is_chosen_and_the_bounds_are_bounds(where: str) -> None:
     assert chosen.found.cost_s == pytest.approx(min(costs.values()), rel=1e-9)
     assert costs[chosen.members] == pytest.approx(chosen.found.cost_s, rel=1e-9)
     assert chosen.found.bound_s <= chosen.found.cost_s
-    unused = [d for some, _ in chosen.unused for d in some]
+    unused = [d for some, _ in chosen.unused(whole) for d in some]
     assert sorted((*chosen.members, *unused)) == list(range(len(whole.devices)))
 
 

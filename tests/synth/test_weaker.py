@@ -42,17 +42,18 @@ def weaker(where: Fleet, like: Promising | None = None) -> list[tuple[Part, Part
 
 @pytest.mark.parametrize("where", FLEETS)
 def test_plans_and_bounds_are_those_with_all_parts(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    choosing = Choosing(*problem(), FLEETS[where](), Timer())
+    whole = FLEETS[where]()
+    choosing = Choosing(*problem(), whole, Timer())
     found = choosing.below(math.inf)
     monkeypatch.setattr(subfleets, "find_weaker", none)
-    other = Choosing(*problem(), FLEETS[where](), Timer())
+    other = Choosing(*problem(), whole, Timer())
     wanted = other.below(math.inf)
     assert found is not None and wanted is not None
-    assert weaker(FLEETS[where]()) == []
+    assert weaker(whole) == []
     assert found.members == wanted.members and found.found.program == wanted.found.program
     assert found.found.cost_s == wanted.found.cost_s
     assert found.found.bound_s == pytest.approx(wanted.found.bound_s, rel=1e-9)
-    assert [some for some, _ in found.unused] == [some for some, _ in wanted.unused]
+    assert [some for some, _ in found.unused(whole)] == [some for some, _ in wanted.unused(whole)]
     cost_s = found.found.cost_s
     assert choosing.sharpened(cost_s) == pytest.approx(other.sharpened(cost_s), rel=1e-9)
 
