@@ -71,6 +71,14 @@ def test_a_node_that_has_the_memory_is_found() -> None:
     assert plan.bound_s <= plan.cost_s and plan.gap <= 0.05
 
 
+def test_without_time_for_single_nodes_the_bound_covers_them() -> None:
+    """A plan on two axes is made first; what a node alone might do is then known by its products at least."""
+    plan, alone = planned(APART, time_limit_s=1e-9), planned(subfleet(APART, (0, 1), "alone"))
+    (said,) = [said for said in plan.assumptions if SAID in said]
+    assert said.endswith("were not searched: the time limit came first")
+    assert 0 < plan.bound_s <= alone.cost_s < plan.cost_s
+
+
 def test_single_nodes_are_not_searched_where_two_axes_do_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardwright.planning.SMALL", 0)  # of small steps they are, whatever two axes do
     near = fleet(((40, 2),), ((20, 2), (10, 1)), network="400 Gbit/s")
