@@ -53,8 +53,20 @@ class Entry:
         """The entry of `value` under `key` of this mapping."""
         return Entry(value, self.source, f"{self.path}.{key}" if self.path else key)
 
-    def mapping(self, *, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Entry]:
-        """The entries of a mapping that has every required key and no unknown one, in document order."""
+    def mapping(
+        self,
+        *,
+        required: Sequence[str],
+        optional: Sequence[str] = (),
+        elsewhere: Mapping[str, str] | None = None,
+    ) -> dict[str, Entry]:
+        """The entries of a mapping that has every required key and no unknown one, in document order.
+
+        Args:
+            required: keys.
+            optional: more keys.
+            elsewhere: keys that have their place somewhere else, and where.
+        """
         if not isinstance(self.value, Mapping):
             raise self.error(
                 f"is {_described(self.value)}, not a mapping",
@@ -67,6 +79,8 @@ class Entry:
                 key_text = key if isinstance(key, str) and key.isprintable() else repr(key)
                 near = get_close_matches(key_text[:LONGEST_TEXT], known, n=1)
                 hint = f"Did you mean '{near[0]}'? " if near else ""
+                if elsewhere and key_text in elsewhere:
+                    hint = f"It goes {elsewhere[key_text]}. "
                 raise self.child(_shortened(key_text), value).error(
                     "is an unknown key", f"{hint}The known keys here are {_listed(known)}"
                 )

@@ -29,6 +29,9 @@ CALLS = {
 #: Control flow and the parameters that hold its regions, in the order of `shardwright.ir.regions`.
 REGIONS = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
 
+#: Calls that distribute what they call.
+DISTRIBUTED = frozenset({"shard_map", "pmap", "xla_pmap"})
+
 UNKNOWN_LINE = "an unknown source line"
 
 
@@ -188,6 +191,12 @@ class _Region:
                     place=f"{name} at {summary(source) or UNKNOWN_LINE}",
                     reason="it draws anew on every device, so that replicas would disagree",
                     remedy="Use jax.random with a key",
+                )
+            if name in DISTRIBUTED:
+                raise TraceError(
+                    place=f"{name} at {summary(source) or UNKNOWN_LINE}",
+                    reason="it says itself what each device does, and a plan is made for a single-device step",
+                    remedy=f"Call what is in the {name} without it: the plan distributes it",
                 )
             builder.primitives.setdefault(name, eqn.primitive)
             for number, var in enumerate(results, before):

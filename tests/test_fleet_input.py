@@ -126,6 +126,13 @@ PAIR = "{type: T4, count: 2}"
             "not a mapping",
             "the keys 'product'",
         ),
+        (
+            "name: x\nnodes: [{devices: {type: {name: a, flops: 1 GFLOP/s, memory_bandwidth: 1 GB/s, "
+            "memory: 1 GB, host_link: {bandwidth: 1 GB/s, latency: 1 us}}}}]",
+            "nodes[0].devices.type.host_link",
+            "unknown key",
+            "It goes beside 'type', not into it",
+        ),
         ("name: x\nnodes: [T4]", "nodes[0]", "not a mapping", "'devices'"),
         ("name: x\nnodes: [{devices: T4}]", "nodes[0].devices", "not a mapping", "'type'"),
         ("name: x", "", "lacks the key 'nodes'", "Add 'nodes'"),

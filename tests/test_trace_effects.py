@@ -109,3 +109,18 @@ def test_mutable_references_are_refused() -> None:
 def test_a_pure_callback_is_an_equation_like_any_other() -> None:
     step = partial(jax.pure_callback, np.sin, jax.ShapeDtypeStruct(X.shape, X.dtype))
     assert primitives(trace(step, X).graph) == ["pure_callback"]
+
+
+@pytest.mark.parametrize("wrapped", ["shard_map", "pmap"])
+def test_steps_that_distribute_themselves_are_refused(wrapped: str) -> None:
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("d",))
+    spec = jax.sharding.PartitionSpec("d")
+
+    def step(x: jax.Array) -> jax.Array:
+        if wrapped == "pmap":
+            return jax.pmap(lambda x: 2 * x)(x[None])[0]  # here
+        return jax.shard_map(lambda x: 2 * x, mesh=mesh, in_specs=spec, out_specs=spec)(x)
+
+    with pytest.raises(TraceError, match="a plan is made for a single-device step") as caught:
+        trace(step, X)
+    assert str(Path(__file__)) in caught.value.place

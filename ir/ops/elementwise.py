@@ -132,7 +132,7 @@ def _identity(local: Local, *operands: Any) -> list[Any]:
 
 
 # What they ask of one device (a sharding, a layout, a memory) is the plan's to decide.
-for _name in ("sharding_constraint", "layout_constraint"):
+for _name in ("sharding_constraint", "layout_constraint", "reshard"):
     register(OpDef(_name, _elementwise(linear="each", monotone="each"), "movement", localize=_identity))
 
 

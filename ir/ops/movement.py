@@ -7,7 +7,7 @@ from typing import Any
 
 from shardwright.ir.graph import Equation
 from shardwright.ir.ops.axes import blocked, names, string
-from shardwright.ir.registry import Local, OpDef, register, replicated_rule
+from shardwright.ir.registry import Local, OpDef, register
 from shardwright.ir.rules import Rule
 
 
@@ -43,11 +43,14 @@ register(OpDef("squeeze", _squeeze, "movement"))
 
 
 def _reshape(equation: Equation) -> Rule:
-    """Match runs of dimensions with equal products: a run of several against one is a split or merge."""
-    source, target = equation.inputs[0].type.shape, equation.output_types[0].shape
+    """Match runs of dimensions with equal products: a run of several against one is a split or merge.
+
+    With `dimensions` those of the operand are put in that order first.
+    """
+    order = equation.params.get("dimensions") or range(equation.inputs[0].type.rank)
+    shape, target = equation.inputs[0].type.shape, equation.output_types[0].shape
+    source = tuple([shape[d] for d in order])
     ins, outs = ["1"] * len(source), ["1"] * len(target)
-    if equation.params.get("dimensions") is not None:
-        return replicated_rule(equation, "reshapes in another order of the dimensions")
     i = j = run = 0
     while i < len(source) and j < len(target):
         a, b = i, j
@@ -65,7 +68,8 @@ def _reshape(equation: Equation) -> Rule:
                 )
         _name_run(source, range(a, i + 1), ins, target, range(b, j + 1), outs, run)
         i, j, run = i + 1, j + 1, run + 1
-    return Rule(string([ins], [outs]), linear="each", monotone="each", flop_per_point=0.0)
+    operand = [name for _, name in sorted(zip(order, ins, strict=True))]
+    return Rule(string([operand], [outs]), linear="each", monotone="each", flop_per_point=0.0)
 
 
 def _name_run(
@@ -100,7 +104,7 @@ def _name_run(
 
 
 def _localize_reshape(local: Local, operand: Any) -> Any:
-    return local.jax.lax.reshape(operand, local.local_type(0))
+    return local.jax.lax.reshape(operand, local.local_type(0), local.params.get("dimensions"))
 
 
 register(OpDef("reshape", _reshape, "movement", localize=_localize_reshape))
@@ -150,6 +154,8 @@ def _localize_iota(local: Local) -> Any:
 
 
 register(OpDef("iota", _iota, "movement", localize=_localize_iota, shape_params=("shape",)))
+# A zero that nobody reads: what branches that have nothing to keep for the backward pass keep.
+register(OpDef("empty2", _iota, "movement"))
 
 
 def _reload(equation: Equation) -> Rule:

@@ -250,6 +250,17 @@ def _constrained(draw: Draw) -> Program:
 add("sharding_constraint", "one_device", _constrained)
 
 
+@sample("reshard", "sharding_constraint")
+def gradient_of_constrained(draw: Draw) -> Program:
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+
+    def step(x: Any) -> Any:
+        return jax.grad(lambda x: jnp.sum(lax.with_sharding_constraint(x, sharding) ** 2))(x)
+
+    return step, (draw.floats(*draw.ab),)
+
+
 @sample("layout_constraint")
 def row_major(draw: Draw) -> Program:
     return lambda x: with_layout_constraint(x, Layout((0, 1))), (draw.floats(*draw.ab),)

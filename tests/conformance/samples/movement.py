@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from tests.conformance.samples.draw import Draw, Program, add, bits, booleans, reals, sample
@@ -65,6 +66,15 @@ def tiled(draw: Draw) -> Program:
     return lambda x: lax.tile(x, (draw.n(5, 4), 1)), (draw.floats(a, b),)
 
 
+@sample("empty2")
+def nothing_kept(draw: Draw) -> Program:
+    """What a branch has instead of what only the other one keeps for its gradient."""
+    traced = jax.make_jaxpr(jax.grad(lambda x: lax.cond(x > 0, jnp.tanh, lambda x: x + 1, x)))(1.0)
+    branches = [each for e in traced.eqns if e.primitive.name == "cond" for each in e.params["branches"]]
+    (equation, *_) = [e for each in branches for e in each.jaxpr.eqns if e.primitive.name == "empty2"]
+    return lambda: equation.primitive.bind(**equation.params), ()
+
+
 @sample("iota")
 def counting(draw: Draw) -> Program:
     return lambda: lax.broadcasted_iota(jnp.int32, draw.ab, 1), ()
@@ -80,6 +90,23 @@ def _reshape(
 ) -> None:
     add("reshape", title, lambda draw: (lambda x: lax.reshape(x, after(draw)), (draw.floats(*before(draw)),)))
 
+
+def _reordered(
+    title: str, order: tuple[int, ...], before: Callable[[Draw], tuple[int, ...]], after: Any
+) -> None:
+    """The operand's dimensions in another order first, as gradients of grouped convolutions have it."""
+    add(
+        "reshape",
+        title,
+        lambda draw: (lambda x: lax.reshape(x, after(draw), order), (draw.floats(*before(draw)),)),
+    )
+
+
+_reordered("turned_ones", (0, 2, 1, 3), lambda d: (3, d.n(4, 5), 1, 2), lambda d: (3, 1, d.n(4, 5), 2))
+_reordered(
+    "turned_merged", (1, 2, 0), lambda d: (d.n(5, 4), d.n(4, 5), 3), lambda d: (d.n(4, 5) * 3, d.n(5, 4))
+)
+_reordered("turned_split", (1, 0), lambda d: (3, d.n(4, 5) * 2), lambda d: (d.n(4, 5), 2, 3))
 
 _reshape("heads_split", lambda d: (3, d.n(4, 5) * 4), lambda d: (3, d.n(4, 5), 4))
 _reshape("heads_merged", lambda d: (3, d.n(4, 5), 4), lambda d: (3, d.n(4, 5) * 4))
