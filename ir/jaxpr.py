@@ -195,7 +195,7 @@ class _Region:
             if name in DISTRIBUTED:
                 raise TraceError(
                     place=f"{name} at {summary(source) or UNKNOWN_LINE}",
-                    reason="it says itself what each device does, and a plan is made for a single-device step",
+                    reason="it says what each device does, and a plan is made for a single-device step",
                     remedy=f"Call what is in the {name} without it: the plan distributes it",
                 )
             builder.primitives.setdefault(name, eqn.primitive)
