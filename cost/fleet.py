@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import groupby
@@ -268,7 +268,7 @@ class Fleet:
         data: dict[str, object] = {"name": self.name}
         data["nodes"] = [
             _plain_node(count, node, by_name=by_name)
-            for count, node in _runs([replace(node, name="") for node in self.nodes])
+            for count, node in _runs([replace(node, name="") for node in self.nodes], _prices)
         ]
         if self.network is not None:
             data["network"] = _plain_link(self.network)
@@ -374,7 +374,7 @@ def _refuse_two_types_of_one_name(entry: Entry, nodes: Sequence[Node]) -> None:
 
 def _plain_node(count: int, node: Node, *, by_name: bool) -> dict[str, object]:
     groups: list[dict[str, object]] = []
-    for times, (kind, host_link) in _runs(node.equipped):
+    for times, (kind, host_link) in _runs(node.equipped, lambda each: each[0].price_per_hour):
         named = by_name and catalogue().get(kind.name) == kind
         group: dict[str, object] = {"type": kind.name if named else kind.to_dict(), "count": times}
         if named and kind.price_per_hour is not None:
@@ -400,7 +400,11 @@ def _plain_link(link: Link) -> dict[str, object]:
     return data
 
 
-def _runs(items: Sequence[_T]) -> Iterator[tuple[int, _T]]:
-    """Each run of equal neighbours: its length and the item."""
-    for item, run in groupby(items):
+def _prices(node: Node) -> tuple[float | None, ...]:
+    return tuple([kind.price_per_hour for kind in node.devices])
+
+
+def _runs(items: Sequence[_T], price: Callable[[_T], object]) -> Iterator[tuple[int, _T]]:
+    """Each run of equal neighbours, in price too: its length and the item."""
+    for (item, _), run in groupby(items, lambda item: (item, price(item))):
         yield sum(1 for _ in run), item

@@ -29,7 +29,8 @@ def candidates(fleet: Fleet) -> tuple[Members, ...]:
     """The parts of a fleet worth considering: indices of their devices, ascending.
 
     The whole fleet first, then one node of each kind, each class of devices, and what else can be made of
-    none, one or all nodes of each kind, or of whole classes. Parts that have equal nodes count once.
+    none, one or all nodes of each kind, or of whole classes. Parts that have equal nodes count once; of nodes
+    that are alike the cheapest come first, if the fleet says what they cost.
     """
     found: dict[object, Members] = {}
     for members in _parts(fleet):
@@ -42,14 +43,15 @@ def candidates(fleet: Fleet) -> tuple[Members, ...]:
 
 def _parts(fleet: Fleet) -> Iterator[Members]:
     """Parts of a fleet, those that baselines use first; some more than once."""
-    nodes: list[Members] = []
+    nodes: list[tuple[float, object, Members]] = []
     first = 0
     for node in fleet.nodes:
-        nodes.append(tuple(range(first, first + len(node.devices))))
+        hourly = sum(kind.price_per_hour or 0.0 for kind in node.devices)
+        nodes.append((hourly, node.kind, tuple(range(first, first + len(node.devices)))))
         first += len(node.devices)
-    kinds: dict[object, list[Members]] = {}
-    for node, devices in zip(fleet.nodes, nodes, strict=True):
-        kinds.setdefault(node.kind, []).append(devices)
+    kinds: dict[object, list[Members]] = {kind: [] for _, kind, _ in nodes}
+    for _, kind, devices in sorted(nodes, key=lambda node: node[0]):
+        kinds[kind].append(devices)
     classes = [each.members for each in fleet.classes]
     yield tuple(range(first))
     yield from (alike[0] for alike in kinds.values())

@@ -6,15 +6,17 @@ for by itself, all of its devices taking part.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.errors import InputError
 from shardwright.plan import Plan
 from shardwright.plans.parts import Spent, Unused, spread
-from shardwright.synth.parts import candidates
+from shardwright.synth.parts import Members, candidates
 
 
 def price_per_hour(plan: Plan) -> float | None:
@@ -60,7 +62,7 @@ def cheapest(
     best: tuple[bool, float] | None = None
     chosen: Plan | None = None
     untried = 0
-    for members in candidates(fleet):
+    for members in parts(fleet):
         whole = len(members) == len(devices)
         if chosen is not None and late():
             untried += 1
@@ -71,8 +73,7 @@ def cheapest(
             if whole:
                 raise
             continue  # what was asked for, such as a pin over two mesh axes, is not possible on this part
-        hourly = sum(devices[d].type.price_per_hour or 0.0 for d in members)
-        offer = (not made.fits, made.iteration_s * hourly / 3600)
+        offer = (not made.fits, made.iteration_s * hourly(fleet, members) / 3600)
         if best is None or offer < best:
             best, chosen = offer, _whole(made, fleet, members)
     assert chosen is not None and best is not None
@@ -83,6 +84,30 @@ def cheapest(
     if untried:
         notes.append(f"time was up: {untried} other parts of the fleet were not looked at")
     return replace(chosen, assumptions=(*chosen.assumptions, *notes))
+
+
+def parts(fleet: Fleet) -> tuple[Members, ...]:
+    """The parts of a fleet that are considered, the whole first; of equal ones the cheapest.
+
+    Devices of one type that differ in price are told apart: leaving out the dear ones may pay.
+    """
+
+    def priced(kind: DeviceType) -> DeviceType:
+        return replace(kind, name=f"{kind.name} at {kind.price_per_hour}")
+
+    nodes = [replace(node, devices=tuple([priced(kind) for kind in node.devices])) for node in fleet.nodes]
+    cheapest: dict[object, tuple[float, Members]] = {}
+    for members in candidates(replace(fleet, nodes=tuple(nodes))):
+        kinds = frozenset(Counter(node.kind for node in subfleet(fleet, members, fleet.name).nodes).items())
+        price = hourly(fleet, members)
+        if kinds not in cheapest or price < cheapest[kinds][0]:
+            cheapest[kinds] = price, members
+    return tuple(members for _, members in cheapest.values())
+
+
+def hourly(fleet: Fleet, members: Sequence[int]) -> float:
+    """What some devices cost in an hour."""
+    return sum(fleet.devices[d].type.price_per_hour or 0.0 for d in members)
 
 
 def _whole(made: Plan, fleet: Fleet, members: Sequence[int]) -> Plan:

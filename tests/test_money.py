@@ -1,0 +1,91 @@
+"""`objective="cost"`: the part of a fleet on which a step costs the least money, by brute force."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from shardwright import Fleet, synthesize
+from shardwright.cost.subfleet import subfleet
+from shardwright.money import hourly, parts
+from shardwright.plan import Plan
+
+SPEED = {"quick": 50, "slow": 20}
+ARGS = tuple(jax.ShapeDtypeStruct(sizes, "float32") for sizes in ((64, 64), (256, 64)))
+FLEETS = {
+    "spot and on demand in one node": ((("quick", 2.0), ("slow", 1.0), ("quick", 5.0)),),
+    "equal nodes at two prices": ((("quick", 5.0),), (("quick", 2.0),)),
+    "the dear one is slow": ((("quick", 3.0), ("slow", 4.0)), (("slow", 1.5),)),
+    "as they come": ((("slow", 1.0),), (("slow", 1.0),), (("quick", 2.6),)),
+}
+
+
+def step(weight: Any, x: Any) -> Any:
+    loss, gradient = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(weight)
+    return weight - 0.1 * gradient, loss
+
+
+def fleet(nodes: tuple[tuple[tuple[str, float], ...], ...]) -> Fleet:
+    def device(name: str, price: float) -> dict[str, Any]:
+        rates = {"flops": f"{SPEED[name]} MFLOP/s", "memory_bandwidth": f"{2 * SPEED[name]} MB/s"}
+        return {"type": {"name": name, "memory": "1 GB", **rates}, "price_per_hour": price}
+
+    link = {"bandwidth": "400 GB/s", "latency": "100 ns"}
+    made = [{"devices": [device(*each) for each in node], "link": link} for node in nodes]
+    return Fleet.from_dict({"name": "priced", "nodes": made, "network": {**link, "latency": "30 us"}})
+
+
+def money(plan: Plan) -> float:
+    return plan.iteration_s * hourly(plan.fleet, plan.used)
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_no_devices_cost_less(name: str) -> None:
+    where = fleet(FLEETS[name])
+    plan = synthesize(step, *ARGS, fleet=where, objective="cost", axes=1)
+    everyone = range(len(where.devices))
+    for count in range(1, len(everyone) + 1):
+        for some in itertools.combinations(everyone, count):
+            other = synthesize(step, *ARGS, fleet=subfleet(where, some, "some"), devices="all", axes=1)
+            assert money(plan) <= money(other) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_the_order_of_devices_does_not_matter(name: str) -> None:
+    there, back = (
+        synthesize(step, *ARGS, fleet=fleet(nodes), objective="cost", axes=1)
+        for nodes in (FLEETS[name], tuple(node[::-1] for node in FLEETS[name][::-1]))
+    )
+    assert money(there) == pytest.approx(money(back), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_of_equal_parts_the_cheapest_is_considered(name: str) -> None:
+    where = fleet(FLEETS[name])
+    considered = parts(where)
+    assert len(considered[0]) == len(where.devices)
+    kinds = [sorted(repr(node.kind) for node in subfleet(where, some, "x").nodes) for some in considered]
+    assert len({tuple(kind) for kind in kinds}) == len(kinds)
+
+
+def test_prices_survive_a_fleet_file() -> None:
+    """Devices are equal whatever they cost, and yet are no entry with others at another price."""
+    for nodes in FLEETS.values():
+        where = fleet(nodes)
+        again = Fleet.from_dict(where.to_dict())
+        assert [d.type.price_per_hour for d in again.devices] == [
+            d.type.price_per_hour for d in where.devices
+        ]
+        assert again == where
+
+
+def test_alike_nodes_are_used_in_the_order_of_their_prices() -> None:
+    """Where one of them is as quick as both, also for the fastest steps."""
+    nodes = fleet(FLEETS["equal nodes at two prices"]).to_dict()
+    nodes["network"] = {"bandwidth": "1 kB/s", "latency": "1 s"}
+    plan = synthesize(step, *ARGS, fleet=Fleet.from_dict(nodes), axes=1)
+    assert plan.used_devices == ("n1.d0",)
