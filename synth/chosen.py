@@ -39,6 +39,10 @@ class Choice:
         """The other devices of the fleet by class, and why they are left out."""
         return unused(fleet, self.best, self.parts)
 
+    def saying(self, note: str) -> Choice:
+        """The same, with a note in the plan."""
+        return replace(self, found=replace(self.found, notes=(*self.found.notes, note)))
+
 
 def settle(parts: Sequence[Part], cost_s: float, *, fitting: bool) -> None:
     """Raise the bounds of parts that were planned, the least first, until that of the whole is exact.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
+from shardwright.assemble import as_it_runs
 from shardwright.buckets import suggested
 from shardwright.constraints import Constraints
 from shardwright.cost.fleet import Fleet, FleetLike
@@ -172,7 +173,7 @@ def synthesize_traced(
     def planned(asked: Request) -> Plan:
         planner = Planner(asked, timer)
         best = best_plan(step, asked.fleet, recompute, microbatches, offload, planner, timer.late)
-        return planner.certified(best)
+        return as_it_runs(planner.certified(best))
 
     def on_all_of(part: Fleet) -> Plan:
         tick(f"planning for {part}")

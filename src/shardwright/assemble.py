@@ -8,6 +8,7 @@ from functools import cache
 from importlib.metadata import version
 
 import jax
+import numpy as np
 
 from shardwright.attach import types_of
 from shardwright.cost.bill import Item
@@ -33,6 +34,7 @@ from shardwright.plans.record import when_asked
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.chosen import Choice
 from shardwright.synth.fallback import fits
+from shardwright.synth.programs.judge import SHORT, lacking
 from shardwright.synth.space.space import Space
 
 
@@ -104,6 +106,21 @@ def assembled(
         free_s=free_s,
         ample=ample,
     )
+
+
+def as_it_runs(plan: Plan) -> Plan:
+    """A plan, with what it lacks told by the memory that its program takes as it will run.
+
+    Of what hardly fits, a search may have asked no more than the model.
+    """
+    if plan.fits:
+        return plan
+    devices = [plan.fleet.devices[d] for d in plan.used]
+    peaks = np.array([plan.memory_bytes[d] for d in plan.used], dtype=np.float64)
+    fitting = all(need <= each.type.memory_bytes for need, each in zip(peaks, devices, strict=True))
+    said = () if fitting else (lacking(peaks, devices),)
+    notes = [(said if note.startswith(SHORT) else (note,)) for note in plan.assumptions]
+    return plan.but(fits=fitting, assumptions=tuple(note for some in notes for note in some))
 
 
 def _laid_out(chosen: Choice, graph: Graph) -> Timeline:

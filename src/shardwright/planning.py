@@ -46,6 +46,7 @@ Axes: TypeAlias = Literal[1, 2, "auto"]
 
 #: What a plan says where `meshes` are not all that there are.
 _WHOLE = "on two mesh axes the whole fleet alone was considered; axes=2 tries parts of it, too"
+_FLAT = "two mesh axes were not searched, and are not part of the bound: memory came first"
 
 #: By a graph's id: the graph, its programs on one mesh axis, and what solves for them at any prices.
 Spaces: TypeAlias = dict[int, tuple[Graph, Space, SpaceSolver]]
@@ -349,7 +350,7 @@ class _Step:
         if flat:
             one = self.choosing.below(rival_s, briefly=briefly, glance=glance, baselines=baselines)
             if briefly and meshes and not self._small and (one is None or self.choosing.unfinished):
-                return one  # two axes, too, are for those who search around
+                return one and one.saying(_FLAT)  # two axes, too, are for those who search around
         if meshes:
             # Pins that one axis keeps and two cannot leave the plan on one axis.
             with contextlib.suppress(*([PlanError] if self.pins and flat else [])):
@@ -358,9 +359,7 @@ class _Step:
 
     def _noted(self, chosen: Choice) -> Choice:
         """A choice of two mesh axes or one, saying what was left out on two."""
-        if not self._narrowed:
-            return chosen
-        return replace(chosen, found=replace(chosen.found, notes=(*chosen.found.notes, _WHOLE)))
+        return chosen.saying(_WHOLE) if self._narrowed else chosen
 
     def _unsearched(self) -> Choice:
         """The best baseline, with a bound of all that would have been searched."""

@@ -27,7 +27,7 @@ from shardwright.synth.grid.turns import CLOSE, GridFound, GridTurns
 from shardwright.synth.grid.weighing import Weighing
 from shardwright.synth.memory.alive import crowded
 from shardwright.synth.prices.tables import Prices
-from shardwright.synth.programs.judge import Judge, Look
+from shardwright.synth.programs.judge import SHORT, Judge, Look
 from shardwright.synth.search.narrow.search import MOST_ROUNDS
 from shardwright.synth.search.solution import Solution
 from shardwright.synth.shares.bounds import ENOUGH
@@ -273,7 +273,7 @@ class GridSearch:
         gap = max(0.0, 1 - min(least, cost_s) / cost_s) if cost_s > 0 else 0.0
         notes: list[str] = []
         if fitted.over > 1:
-            notes.append("no program found fits into every device's memory")
+            notes.append(SHORT)
         if solution is not None and solution.bound_s < solution.seconds * (1 - CLOSE) * (1 - 1e-9):
             notes.append(f"the search stopped early: at these ratios a program could be {gap:.1%} cheaper")
         if turns.timer.late():

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from shardwright.cost.fleet import Device
 from shardwright.cost.memory.liveness import Footprint, Peaks, all_bytes, footprint, largest_bytes
 from shardwright.cost.model import CostModel
 from shardwright.cost.quantity import size
@@ -144,15 +145,22 @@ class Judge:
         self.budgets = self.limits * scale * 0.98**rounds
 
 
+#: How a plan begins to say that it does not fit.
+SHORT = "no program found fits into every device's memory"
+
+
 def shortage(ratios: Sequence[float], memory: Footprint | Peaks, model: CostModel) -> str:
     """What the smallest program found would need."""
-    devices = model.fleet.devices
-    peaks = memory.peak(np.asarray(ratios))
+    return lacking(memory.peak(np.asarray(ratios)), model.fleet.devices)
+
+
+def lacking(peaks: Floats, devices: Sequence[Device]) -> str:
+    """What a program that needs so much on some devices lacks on one of them."""
     limits = np.array([device.type.memory_bytes for device in devices])
     worst = int((peaks / limits).argmax())
     name, over = f"{devices[worst].name} ({devices[worst].type.name})", (peaks / limits).max()
     return (
-        "no program found fits into every device's memory: of those searched, the one that lacks least needs "
+        f"{SHORT}: of those searched, the one that lacks least needs "
         f"{size(peaks[worst])} on {name}, which has {size(limits[worst])}; with {over:.3g} times the "
         "memory everywhere it would fit"
     )
