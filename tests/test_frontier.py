@@ -98,6 +98,9 @@ def test_a_plan_that_fits_into_less_is_not_searched_for_again(
     ]
     assert [budget.found_at for budget in found.budgets] == [3, 3, 3, 0.04, 0.04]
     assert [budget.plan.fits for budget in found.budgets] == [True, True, True, False, False]
+    assert found.whole is found.budgets[2].plan
+    with pytest.raises(InputError, match="1 is none of its parts"):
+        _ = module.Frontier(found.budgets[3:]).whole
 
 
 def test_a_plan_for_less_memory_is_one_for_more(tight: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,8 +70,15 @@ class Frontier:
 
     @property
     def whole(self) -> Plan:
-        """The plan for all of the memory, which is one of the parts."""
-        return next(budget.plan for budget in self.budgets if budget.part == 1)
+        """The plan for all of the memory.
+
+        Raises:
+            InputError: that is none of the parts.
+        """
+        for budget in self.budgets:
+            if budget.part == 1:
+                return budget.plan
+        raise InputError(place="memory", reason="1 is none of its parts", remedy="Ask for 1.0, too")
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Plain data."""
