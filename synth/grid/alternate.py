@@ -188,7 +188,7 @@ class GridSearch:
             given_up = self._within_at_once(most_s, briefly=briefly)
             if given_up is not None:
                 return given_up
-            for ratios in _starts(turns, self._ideal, self._floors):
+            for ratios in _starts(turns, self._ideal, self._floors, large=self._large):
                 reached = self._reached(ratios, most_s)
                 if self._best is None or reached.cost_s < self._best.cost_s * (1 - 1e-9):
                     self._best = reached
@@ -233,7 +233,7 @@ class GridSearch:
         turns = self._turns
         if len(turns.grid.mesh.kind_counts) > 1 and self.bound_s < wanted_s:
             if self._best is None:
-                self._best = turns.take(next(_starts(turns, self._ideal, self._floors)))
+                self._best = turns.take(next(_starts(turns, self._ideal, self._floors, large=self._large)))
             if self._tightening is None:
                 self._tightening = Tightening(turns, self._ideal, self._best)
             self._tightening.reach(self._best, wanted_s)
@@ -305,7 +305,7 @@ class GridSearch:
             return None
         if self._at_floors is None:
             # The search memory aside asks for the prices of alike devices at even ratios, too.
-            ratios = turns.even or next(_starts(turns, ideal, self._floors))
+            ratios = turns.even or next(_starts(turns, ideal, self._floors, large=self._large))
             prices = self._floors if turns.even is None else turns.prices(turns.even)
             with turns.timer.search():
                 self._at_floors = self._weighed(ideal, prices, ratios)
@@ -371,13 +371,14 @@ class GridSearch:
         return self._free[1:]
 
 
-def _starts(turns: GridTurns, ideal: Solution, floors: Prices) -> Iterator[tuple[float, ...]]:
+def _starts(turns: GridTurns, ideal: Solution, floors: Prices, *, large: bool) -> Iterator[tuple[float, ...]]:
+    """Ratios to start from, those that the best program at the floors likes first."""
     if turns.even is not None:
         yield turns.even
         return
     mesh = turns.grid.mesh
     yield turns.best_ratios(ideal, floors, mesh.ratios(*mesh.even()))[0]
-    if len(mesh.kind_counts) > 1:  # further starts come from the ranges of the nodes' shares
+    if large and len(mesh.kind_counts) > 1:  # further starts come from the ranges of the nodes' shares
         return
     for shares in starts(turns.grid.model)[:_MOST_STARTS]:
         yield tuple(float(shares[c]) for c in turns.grid.model.class_of)
