@@ -146,11 +146,15 @@ def to_dict(found: Fleet) -> dict[str, object]:
     return {
         "name": found.name,
         "devices": [device.name for device in found.devices],
-        "types": [_type_dict(each.type) | {"count": each.count} for each in added.types],
+        "types": [
+            _type_dict(each.type) | {"count": each.count, "prices_per_hour": list(each.prices_per_hour)}
+            for each in added.types
+        ],
         "float32_flop_per_s": added.float32_flop_per_s,
         "matrix_flop_per_s": added.matrix_flop_per_s,
         "memory_bytes": added.memory_bytes,
         "memory_bandwidth_byte_per_s": added.memory_bandwidth_byte_per_s,
+        "price_per_hour": added.price_per_hour,
         "transport": found.transport,
         "narrowest": None
         if added.narrowest is None
@@ -180,6 +184,9 @@ def layout(found: Fleet, assumed: Sequence[str] = ()) -> Group:
     table = _table("devices", "type", left=1)
     for column in ("count", "float32", "16-bit", "memory", "bandwidth"):
         table.add_column(column, justify="right", no_wrap=True)
+    priced = any(each.prices_per_hour for each in added.types)
+    if priced:
+        table.add_column("per hour", justify="right", no_wrap=True)
     table.add_column("rates")
     for each in added.types:
         table.add_row(
@@ -189,6 +196,7 @@ def layout(found: Fleet, assumed: Sequence[str] = ()) -> Group:
             flop_rate(matrix_rate(each.type)),
             size(each.type.memory_bytes),
             bandwidth(each.type.memory_bandwidth_byte_per_s),
+            *([" or ".join(f"{price:g}" for price in each.prices_per_hour)] if priced else []),
             each.type.source,
         )
     parts.append(Padding(table, (0, 0, 1, 0)))
@@ -209,11 +217,13 @@ def _head(found: Fleet, added: Summary) -> Text:
         if narrowest is None
         else f"{narrowest.where}, {_link(Link(narrowest.bandwidth_byte_per_s, narrowest.latency_s))}"
     )
+    hourly = added.price_per_hour
     lines = (
         str(found),
         f"  together        {flop_rate(added.float32_flop_per_s)} in float32, "
         f"{flop_rate(added.matrix_flop_per_s)} in 16-bit products",
         f"  memory          {size(added.memory_bytes)} at {bandwidth(added.memory_bandwidth_byte_per_s)}",
+        *([] if hourly is None else [f"  price per hour  {hourly:g}"]),
         f"  narrowest link  {link}",
         f"  transport       {found.transport}",
         "",

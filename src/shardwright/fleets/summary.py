@@ -12,10 +12,11 @@ from shardwright.cost.fleet import Fleet, Link, Node
 
 @dataclass(frozen=True, slots=True)
 class TypeCount:
-    """How many devices there are of a type."""
+    """How many devices there are of a type, and what an hour of one costs: every price that is given."""
 
     type: DeviceType
     count: int
+    prices_per_hour: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Summary:
             precision where it has neither.
         memory_bytes, memory_bandwidth_byte_per_s: of all devices.
         narrowest: the narrowest link; None for a single device.
+        price_per_hour: of all devices; None where one has no price.
     """
 
     types: tuple[TypeCount, ...]
@@ -73,6 +75,7 @@ class Summary:
     memory_bytes: int
     memory_bandwidth_byte_per_s: float
     narrowest: Narrowest | None
+    price_per_hour: float | None
 
 
 def matrix_rate(kind: DeviceType) -> float:
@@ -83,6 +86,7 @@ def matrix_rate(kind: DeviceType) -> float:
 def summary(fleet: Fleet) -> Summary:
     """Add a fleet up."""
     kinds = [device.type for device in fleet.devices]
+    prices = [kind.price_per_hour for kind in kinds if kind.price_per_hour is not None]
     return Summary(
         types=_counted(kinds),
         nodes=tuple(_runs(fleet)),
@@ -91,11 +95,15 @@ def summary(fleet: Fleet) -> Summary:
         memory_bytes=sum(kind.memory_bytes for kind in kinds),
         memory_bandwidth_byte_per_s=sum(kind.memory_bandwidth_byte_per_s for kind in kinds),
         narrowest=min(_links(fleet), key=lambda link: link.bandwidth_byte_per_s, default=None),
+        price_per_hour=sum(prices) if len(prices) == len(kinds) else None,
     )
 
 
 def _counted(kinds: list[DeviceType]) -> tuple[TypeCount, ...]:
-    return tuple(TypeCount(kind, kinds.count(kind)) for kind in dict.fromkeys(kinds))
+    def prices(kind: DeviceType) -> tuple[float, ...]:
+        return tuple(sorted({k.price_per_hour for k in kinds if k == kind and k.price_per_hour is not None}))
+
+    return tuple(TypeCount(kind, kinds.count(kind), prices(kind)) for kind in dict.fromkeys(kinds))
 
 
 def _runs(fleet: Fleet) -> Iterator[NodeRun]:
