@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from shardwright.ir.errors import InputError
 
 #: Set by the launchers of MPICH, Open MPI and PMIx for every rank.
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+
+#: Seconds that a launcher has to end its ranks, before it is killed.
+END_S = 10.0
 
 _KEEP_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 34),
@@ -85,6 +93,53 @@ def rank_command(ranks: int, arguments: Sequence[str]) -> list[str]:
     return [find_mpiexec(), "-n", str(ranks), *pinned, sys.executable, *arguments]
 
 
+@contextmanager
+def job(command: Sequence[str], ranks: int, **options: Any) -> Generator[subprocess.Popen[Any]]:
+    """A job that outlives neither the block nor this process, where that can be helped.
+
+    SIGTERM and SIGHUP, where nothing else is done about them, are passed on to the launcher, which takes its
+    ranks along; once it has left, `SystemExit` is raised with the status that shells give them. Whatever the
+    block raises ends the job, too.
+
+    Args:
+        command: of `rank_command`.
+        ranks: how many it starts.
+        options: of `subprocess.Popen`.
+    """
+    told: list[int] = []
+    process: subprocess.Popen[Any] | None = None
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        # Nothing is raised here: callbacks may swallow it, and some senders, as `timeout`, signal twice.
+        told.append(number)
+        if process is not None:
+            process.send_signal(number)
+
+    mine = threading.current_thread() is threading.main_thread()
+    usual = [n for n in (signal.SIGTERM, signal.SIGHUP) if mine and signal.getsignal(n) is signal.SIG_DFL]
+    for number in usual:
+        signal.signal(number, pass_on)
+    try:
+        with subprocess.Popen(command, env=rank_environment(ranks), **options) as process:
+            for number in told:  # before there was a process
+                process.send_signal(number)
+            try:
+                yield process
+                process.wait()
+            except BaseException:
+                process.terminate()
+                try:
+                    process.wait(END_S)
+                finally:
+                    process.kill()  # unless it has ended
+                raise
+    finally:
+        for number in usual:
+            signal.signal(number, signal.SIG_DFL)
+        if told:
+            raise SystemExit(128 + told[0])
+
+
 def launch(ranks: int, arguments: Sequence[str]) -> int:
     """Run `python arguments…` as `ranks` ranks and wait for them.
 
@@ -97,5 +152,7 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
 
     Raises:
         InputError: mpiexec is not installed.
+        SystemExit: SIGTERM or SIGHUP ended the job, and is to end this process.
     """
-    return subprocess.run(rank_command(ranks, arguments), env=rank_environment(ranks), check=False).returncode
+    with job(rank_command(ranks, arguments), ranks) as process:
+        return process.wait()

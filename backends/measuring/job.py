@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from shardwright.backends.launch import rank_command, rank_environment
+from shardwright.backends.launch import job, rank_command
 from shardwright.backends.measuring.timing import Measured, RankInfo, Request, Resumed, Tick, measure
 from shardwright.ir.errors import InputError
 
@@ -30,17 +30,15 @@ def measure_on(ranks: int, request: Request, tick: Tick = lambda done, total: No
         command = rank_command(ranks, ["-m", "shardwright.backends.measuring.job", str(asked), str(found)])
         with (
             said.open("w") as errors,
-            subprocess.Popen(
-                command, env=rank_environment(ranks), stdout=subprocess.PIPE, stderr=errors, text=True
-            ) as job,
+            job(command, ranks, stdout=subprocess.PIPE, stderr=errors, text=True) as running,
         ):
-            assert job.stdout is not None
-            for line in job.stdout:
+            assert running.stdout is not None
+            for line in running.stdout:
                 done, _, total = line.strip().partition("/")
                 if done.isdigit() and total.isdigit():  # else the launcher speaks
                     tick(int(done), int(total))
-        if job.returncode or not found.is_file():
-            lines = said.read_text().strip().splitlines() or [f"exit status {job.returncode}"]
+        if running.returncode or not found.is_file():
+            lines = said.read_text().strip().splitlines() or [f"exit status {running.returncode}"]
             raise InputError(
                 place=f"measuring on {ranks} ranks",
                 reason=f"the ranks failed: {lines[-1]}",

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardwright.backends.launch import find_mpiexec, rank_command, rank_environment
+from shardwright.backends.launch import find_mpiexec, job, rank_command
 from shardwright.cost.fleet import Fleet, FleetLike
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.errors import InputError, PlanError
@@ -114,6 +111,7 @@ def train(
         InputError: mpiexec is not installed.
         PlanError: the job failed, or lost too many ranks; or the plan was loaded from a file and no step is
             given.
+        SystemExit: SIGTERM or SIGHUP ended the job, and is to end this process.
     """
     find_mpiexec()
     step = plan.step(traced)
@@ -143,10 +141,6 @@ def _run(ranks: int, arguments: Sequence[str], lost: Path) -> int:
     command = rank_command(ranks, arguments)
     at = len(command) - len(arguments) - 1
     watched = [*command[:at], sys.executable, "-S", str(_WATCH), str(lost), *command[at:]]
-    process = subprocess.Popen(watched, env=rank_environment(ranks), start_new_session=True)
-    try:
+    # A session of its own: who interrupts this process leaves it to end the job.
+    with job(watched, ranks, start_new_session=True) as process:
         return process.wait()
-    except BaseException:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait()
-        raise

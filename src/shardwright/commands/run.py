@@ -80,8 +80,8 @@ def _launch(target: str, planned: Callable[..., Plan], steps: int, *, as_json: b
     find_mpiexec()  # before the work, not after it
     step, args = load_factory(target)
     check_concrete(target, args)
+    made = planned(step, args)
     with tempfile.TemporaryDirectory() as folder:
-        made = planned(step, args)
         path = str(Path(folder) / "plan.json")
         made.save(path)
         arguments = [*("-m", "shardwright", "run", target, "--plan", path, "--backend", "mpi")]
