@@ -15,7 +15,7 @@ from cli_cases import FLEET
 from click.testing import CliRunner
 
 from shardwright.cli import main
-from shardwright.files import check_writable, write_whole
+from shardwright.files import check_outputs, check_writable, write_whole
 from shardwright.fleets.detect import detect
 from shardwright.interrupts import heard
 from shardwright.ir.errors import InputError, PlanError
@@ -78,6 +78,53 @@ def test_a_picture_is_refused_before_the_work(folder: Path) -> None:
         assert result.exit_code == 2
         assert "missing/p.svg: its folder cannot be written" in result.output
     assert not (folder / "missing").exists()
+
+
+PLANNED = ("plan", "a_step.py:step", "--fleet", "fleet.yaml")
+SAME = [
+    ((*PLANNED, "-o", "x", "--report", "./x"), "./x: is where -o and --report would both write"),
+    ((*PLANNED, "-o", "x", "--timeline", "to_x"), "to_x: is where -o and --timeline would both write"),
+    ((*PLANNED, "--timeline", "x", "--report", "x"), "x: is where --timeline and --report would both write"),
+    ((*PLANNED, "-o", "fleet.yaml"), "fleet.yaml: is given as --fleet, and -o would overwrite it"),
+    ((*PLANNED, "--report", "linked"), "linked: is given as --fleet, and --report would overwrite it"),
+    ((*PLANNED, "--timeline", "hard"), "hard: is given as --fleet, and --timeline would overwrite it"),
+    ((*PLANNED, "-o", "a_step.py"), "a_step.py: is given as the step, and -o would overwrite it"),
+    (("emit", "plan.json", "-o", "plan.json"), "plan.json: is given as PLAN.json, and -o would overwrite it"),
+    (
+        ("calibrate", "--fleet", "fleet.yaml", "-o", "fleet.yaml"),
+        "fleet.yaml: is given as --fleet, and -o would overwrite it",
+    ),
+    (
+        ("fleet", "detect", "--from", "hosts", "--hosts", "hosts", "--device", "T4", "-o", "hosts"),
+        "hosts: is given as --hosts, and -o would overwrite it",
+    ),
+    (
+        ("compare", "all_gather", "--fleet", "f.svg", "--sweep", "1KiB:1MiB", "--plot", "f.svg"),
+        "f.svg: is given as --fleet, and --plot would overwrite it",
+    ),
+    (
+        ("profile", "a_step.py:step", "--plan", "p.svg", "--plot", "p.svg"),
+        "p.svg: is given as --plan, and --plot would overwrite it",
+    ),
+]
+
+
+@pytest.mark.parametrize(("command", "said"), SAME)
+def test_no_file_of_a_command_is_written_over(command: tuple[str, ...], said: str, folder: Path) -> None:
+    for name in ("plan.json", "hosts", "f.svg", "p.svg"):
+        (folder / name).write_text("n0\n" if name == "hosts" else FLEET)
+    (folder / "to_x").symlink_to("x")
+    (folder / "linked").symlink_to("fleet.yaml")
+    (folder / "hard").hardlink_to("fleet.yaml")
+    before = {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
+    result = CliRunner().invoke(main, [*command])
+    assert result.exit_code == 2 and said in result.output
+    assert {path.name: path.read_text() for path in folder.iterdir() if path.is_file()} == before
+
+
+def test_what_is_no_file_can_be_named_twice(tmp_path: Path) -> None:
+    check_outputs({"-o": "/dev/null", "--report": "/dev/null"}, {"--fleet": "/dev/null"})
+    check_outputs({"-o": tmp_path / "a", "--report": tmp_path / "b", "--timeline": None}, {"--fleet": "a\0b"})
 
 
 def test_more_memory_than_there_can_be(folder: Path) -> None:

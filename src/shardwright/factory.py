@@ -74,6 +74,16 @@ def _load(target: str) -> Factory:
     )
 
 
+def step_file(target: str) -> str | None:
+    """The file that `target` names; None where it names a module."""
+    where = target.rpartition(":")[0]
+    return where if _is_file(where) else None
+
+
+def _is_file(where: str) -> bool:
+    return where.endswith(".py") or "/" in where
+
+
 def check_concrete(target: str, args: tuple[Any, ...]) -> None:
     """Refuse to run what can only be planned.
 
@@ -89,7 +99,7 @@ def check_concrete(target: str, args: tuple[Any, ...]) -> None:
 
 
 def _module(where: str) -> ModuleType:
-    if where.endswith(".py") or "/" in where:
+    if _is_file(where):
         path = Path(where)
         if not path.is_file():
             raise InputError(

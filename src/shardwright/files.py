@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
+from itertools import combinations
 from pathlib import Path
+from typing import TypeAlias
 
 from shardwright.ir.errors import InputError, PlanError
+
+#: Files of a command: what names each (an option, or what stands for an argument) -> path; None: not given.
+Named: TypeAlias = Mapping[str, str | os.PathLike[str] | None]
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
@@ -73,3 +79,42 @@ def check_writable(path: str | os.PathLike[str] | None, option: str = "-o") -> N
             reason="cannot be written" if special else "its folder cannot be written",
             remedy=f"Choose another path for {option}",
         )
+
+
+def check_outputs(outputs: Named, inputs: Named | None = None) -> None:
+    """Find out before the work that every output can be written, and that nothing given is lost by it.
+
+    Raises:
+        InputError: see `check_writable`; or two outputs are one file, or an output is what is read.
+    """
+    for option, path in outputs.items():
+        check_writable(path, option)
+    written = {option: path for option, path in outputs.items() if path is not None}
+    read = {name: path for name, path in (inputs or {}).items() if path is not None}
+    for (first, path), (second, other) in combinations(written.items(), 2):
+        if _one_file(path, other):
+            raise InputError(
+                place=str(other),
+                reason=f"is where {first} and {second} would both write",
+                remedy=f"Name another file with {second}",
+            )
+    for option, path in written.items():
+        for name, other in read.items():
+            if _one_file(path, other):
+                raise InputError(
+                    place=str(path),
+                    reason=f"is given as {name}, and {option} would overwrite it",
+                    remedy=f"Name another file with {option}",
+                )
+
+
+def _one_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Whether two paths lead to one file, there or yet to be written; a pipe or a terminal loses nothing."""
+    try:
+        return os.path.samefile(one, other) and Path(one).is_file()
+    except (OSError, ValueError):  # one of them is not there, or has no name that a file can have
+        pass
+    try:
+        return os.path.realpath(one) == os.path.realpath(other)
+    except (OSError, ValueError):
+        return False

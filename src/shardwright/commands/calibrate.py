@@ -19,7 +19,7 @@ from shardwright.console import say, say_json
 from shardwright.cost.calibrate.estimate import Estimate
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.quantity import size
-from shardwright.files import check_writable, write_whole
+from shardwright.files import check_outputs, write_whole
 from shardwright.fleets.calibrate import Calibration, calibrate
 from shardwright.ir.errors import InputError
 from shardwright.reports.units import duration
@@ -43,7 +43,7 @@ def calibrate_command(
     """
     with one_voice(), progress("measuring") as tick:
         fleet = None if fleet_path is None else Fleet.load(fleet_path)
-        check_writable(output)
+        check_outputs({"-o": output}, {"--fleet": fleet_path})
         comm, running = None, ranks or (len(fleet.devices) if fleet else 2)
         if under_mpi():
             from shardwright.backends.mpi.moves import mpi

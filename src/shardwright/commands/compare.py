@@ -41,7 +41,7 @@ def compare(
     if nbytes is not None and sweep is not None:
         raise InputError(place="compare", reason="has --bytes and --sweep", remedy="Pass one of them")
     if picture is not None:
-        check_plot(picture)
+        check_plot(picture, {"--fleet": fleet_path})
     fleet = Fleet.load(fleet_path)
     shares = None if ratios is None else _numbers(ratios)
     # Measuring takes time for every size; a line needs points.

@@ -8,7 +8,7 @@ import click
 
 from shardwright.commands.options import json_option
 from shardwright.console import say_json
-from shardwright.files import check_writable, write_whole
+from shardwright.files import check_outputs, write_whole
 from shardwright.plan import Plan
 
 
@@ -23,7 +23,7 @@ def emit(plan_path: str, rank: int | None, output: str | None, as_json: bool) ->
     In order: messages with collective, strategy, participants, counts and displacements, buffers, and the
     messages that each waits for. Its form is that of schedule.schema.json.
     """
-    check_writable(output)
+    check_outputs({"-o": output}, {"PLAN.json": plan_path})
     found = Plan.load(plan_path).schedule(None if rank is None else [rank])
     if output is not None:
         write_whole(output, json.dumps(found, indent=1) + "\n")

@@ -18,7 +18,7 @@ from shardwright.cost.catalogue import ALIASES, catalogue
 from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import Fleet, Link
 from shardwright.cost.quantity import size
-from shardwright.files import check_writable, write_whole
+from shardwright.files import check_outputs, write_whole
 from shardwright.fleets.detect import SOURCES, Detected, detect
 from shardwright.fleets.summary import Narrowest, NodeRun, Summary, matrix_rate, summary
 from shardwright.ir.errors import InputError
@@ -55,8 +55,8 @@ def detect_command(
     the machine of every rank. Rates are the catalogue's and links the standards'; nothing is measured:
     `shardwright calibrate` does that.
     """
-    check_writable(output)
     with one_voice():
+        check_outputs({"-o": output}, {"--hosts": host_file})
         given = _types(types)
         found = detect(source, name=name, types=given, network=network, host_file=host_file, device=device)
     if is_silent():

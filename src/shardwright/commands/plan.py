@@ -23,8 +23,8 @@ from shardwright.commands.questions import (
 from shardwright.console import say, say_json, stages, warn
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.trace_events import trace_events
-from shardwright.factory import load_factory
-from shardwright.files import check_writable, write_whole
+from shardwright.factory import load_factory, step_file
+from shardwright.files import check_outputs, write_whole
 from shardwright.fleet_questions import check_change
 from shardwright.ir.errors import ReplicatedWarning
 from shardwright.plan import Plan
@@ -67,9 +67,10 @@ def plan(
     Exit code 3: the plan does not fit into the memory there is; what would help is part of the answer.
     """
     fleet = Fleet.load(fleet_path)
-    check_writable(output)
-    check_writable(trace_path, "--timeline")
-    check_writable(page_path, "--report")
+    check_outputs(
+        {"-o": output, "--timeline": trace_path, "--report": page_path},
+        {"--fleet": fleet_path, "the step": step_file(target)},
+    )
     if changes is not None:
         check_change(fleet, changes, planning)
     budgets = parse_parts(parts)

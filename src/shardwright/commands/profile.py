@@ -10,7 +10,7 @@ import click
 from shardwright.commands.options import check_made, factory_argument, json_option, planning_options
 from shardwright.console import say, say_json, stages
 from shardwright.cost.fleet import Fleet
-from shardwright.factory import load_factory
+from shardwright.factory import load_factory, step_file
 from shardwright.ir.errors import InputError, ReplicatedWarning
 from shardwright.plan import Plan
 from shardwright.profile_api import profile
@@ -39,7 +39,7 @@ def profile_command(
     if fleet_path is None:
         check_made(planning)
     if picture is not None:
-        check_plot(picture)
+        check_plot(picture, {"--fleet": fleet_path, "--plan": plan_path, "the step": step_file(target)})
     fleet = None if fleet_path is None else Fleet.load(fleet_path)
     loaded = None if plan_path is None else Plan.load(plan_path)
     step, args = load_factory(target)

@@ -6,20 +6,20 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from shardwright.files import check_writable, write_whole
+from shardwright.files import Named, check_outputs, write_whole
 from shardwright.ir.errors import InputError
 
 
-def check_plot(path: str) -> None:
-    """Find out before the work whether a picture can be drawn there.
+def check_plot(path: str, inputs: Named) -> None:
+    """Find out before the work whether a picture can be drawn there, where nothing is that is read.
 
     Raises:
-        InputError: matplotlib is missing, the name has no ending that it knows, or nothing can be written.
+        InputError: matplotlib is missing, the name has no ending that it knows; or see `check_outputs`.
     """
     known = sorted(figure().canvas.get_supported_filetypes())
     if Path(path).suffix[1:] not in known:
         raise InputError(place=path, reason="is no picture's name", remedy=f"End it in {', '.join(known)}")
-    check_writable(path, "--plot")
+    check_outputs({"--plot": path}, inputs)
 
 
 def figure(width: float = 7, height: float = 4.5) -> Any:
