@@ -162,6 +162,24 @@ def test_standard_output_that_has_no_room(folder: Path) -> None:
     assert full.stderr == b"shardwright: standard output cannot be written: File too large\n"
 
 
+def test_an_interrupt_while_modules_are_imported(folder: Path) -> None:
+    script = """
+import runpy, signal, sys
+
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[-1]:
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupted())
+runpy.run_module("shardwright", run_name="__main__")
+"""
+    for module in ("click", "shardwright.commands.fleet"):
+        command = [sys.executable, "-c", script, "fleet", "show", module]
+        ended = subprocess.run(command, cwd=folder, capture_output=True, timeout=60)
+        assert (ended.returncode, ended.stderr) == (130, b"shardwright: interrupted\n")
+
+
 def test_who_ignores_interrupts_goes_on_to() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
