@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from shardwright.ir.dtypes import is_key
+from shardwright.ir.errors import InputError
 from shardwright.ir.flow import reads, writes
 from shardwright.ir.graph import Graph, Value
 from shardwright.ir.program import Program, Property
@@ -21,6 +22,12 @@ from shardwright.ir.segments import LoopStep, Schedule, Segment, Step
 from shardwright.ir.trace import Traced
 
 _T = TypeVar("_T", bound=Hashable)
+
+
+def check_donate(donate: object) -> None:
+    """Raises InputError for what is neither True nor False, nor None for what a plan says."""
+    if donate is not None and not isinstance(donate, bool):
+        raise InputError(place="donate", reason=f"is {donate!r}", remedy="Pass True or False")
 
 
 def donating(traced: Traced, donated: bool) -> Traced:

@@ -19,7 +19,7 @@ class ShardwrightError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.reason}. {self.remedy}"
+        return f"{self.place or repr('')}: {self.reason}. {self.remedy}"
 
 
 class InputError(ShardwrightError):

@@ -324,15 +324,23 @@ def test_a_disk_that_is_full(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert line == "never.json: cannot be written: No space left on device. Choose another path"
 
 
+def test_run_needs_a_fleet_or_a_plan(folder: Path) -> None:
+    assert refused("run", "bad_step.py:good") == "run: needs a fleet or a plan. Pass --fleet or --plan"
+    both = refused("run", "bad_step.py:good", "--fleet", "fleet.yaml", "--plan", "plan.json")
+    assert both == "run: has --fleet and --plan. Pass one of them"
+
+
 @pytest.mark.parametrize(
-    "arguments",
-    [(), ("--fleet", "fleet.yaml", "--plan", "plan.json")],
-    ids=["neither fleet nor plan", "both"],
+    ("arguments", "said"),
+    [
+        (("plan", "bad_step.py:good", "--fleet", ""), "'': cannot be read"),
+        (("plan", "bad_step.py:good", "--fleet", "fleet.yaml", "-o", ""), "'': is no file's name. Name a"),
+        (("explain", ""), "'': cannot be read"),
+        (("verify", "plan.json", ""), "'': is not of the form"),
+    ],
 )
-def test_run_needs_a_fleet_or_a_plan(folder: Path, arguments: tuple[str, ...]) -> None:
-    assert refused("run", "bad_step.py:good", *arguments) == (
-        "run: needs a fleet or a plan, not both. Pass --fleet or --plan"
-    )
+def test_paths_that_are_empty_are_seen(folder: Path, arguments: tuple[str, ...], said: str) -> None:
+    assert refused(*arguments).startswith(said)
 
 
 USAGE = [

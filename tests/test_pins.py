@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,10 @@ import pytest
 from click.testing import CliRunner
 
 import shardwright
-from shardwright import Fleet, InputError, Plan, Replicate, Shard, baselines, synthesize
+from shardwright import Fleet, InputError, Plan, Replicate, Shard, baselines, frontier, profile, synthesize
 from shardwright.cli import main
 from shardwright.commands.options import parse_pins, parse_time_limit
-from shardwright.constraints import conflict, path_of, resolve
+from shardwright.constraints import _by_pattern, conflict, path_of, resolve
 from shardwright.cost.model import CostModel
 from shardwright.ir.trace import trace
 from shardwright.synth.space.space import Space
@@ -148,6 +148,8 @@ def test_a_function_may_fix_placements() -> None:
 def test_pins_that_cannot_be() -> None:
     said = fails(constraints={"params/*/kernal": Shard(0)})
     assert "matches no argument" in said and "Near matches: params/b/kernel, params/a/kernel" in said
+    said = fails(constraints={"labels": "R"})
+    assert said.endswith(". There are params/…, moments/…, x, y")
     said = fails(constraints={"params/a/kernel": Shard(2)})
     assert "params['a']['kernel'] of shape (8, 16) cannot be cut as S(2)" in said
     assert said.endswith("Dimensions that can be cut: 0, 1")
@@ -189,6 +191,25 @@ def test_the_smallest_conflicting_set_is_found_by_search() -> None:
     cut = resolve({"params/a/*": Shard(1)}, graph, space)
     error = conflict((pins[0], pins[1], *cut, pins[2]), graph, space, CostModel(FLEET))
     assert error.reason.startswith("params/a/kernel = S(0) and params/a/* = S(1) contradict")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names", "said"),
+    [
+        ("x", ["a/0/w", "a/0/b", "a/1", "a/2"], "There are a/0/…, a/1, a/2"),
+        ("b/1", ["a/0/w", "a/0/b", "a/1"], "Near matches: a/1; there are a/0/…, a/1"),
+        ("a/3", ["a/0/w", "a/0/b", "a/1", "a/2"], "Near matches: a/2, a/1, a/0/w"),
+        ("data", ["arg0/w", "arg1", "arg2"], "There are arg0/…, arg1, arg2"),
+        ("*/w", ["arg0/x/v"], "There are arg0/x/…"),
+        ("?", [f"arg{i}" for i in range(9)], "There are arg0, arg1, arg2, arg3, arg4, arg5, …"),
+    ],
+)
+def test_near_matches_name_the_arguments_where_a_pattern_begins_as_none(
+    wanted: str, names: list[str], said: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        _by_pattern(wanted, "R", dict.fromkeys(names, cast(Any, None)))
+    assert caught.value.remedy == said
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -239,7 +260,22 @@ def test_pins_that_are_none() -> None:
 
 def test_axes_and_state_that_are_none() -> None:
     assert fails(axes=True).startswith("axes: is True")
+    assert fails(axes=2.0).startswith("axes: is 2.0")
     assert fails(state=3).startswith("state: is 3")
+
+
+def test_donate_and_tick_that_are_none() -> None:
+    assert fails(donate="yes") == "donate: is 'yes'. Pass True or False"
+    assert fails(donate=1).startswith("donate: is 1.")
+    with pytest.raises(InputError, match="donate: is 'yes'"):
+        planned().compile(train_step, donate="yes")  # type: ignore[arg-type]
+    assert fails(tick=None) == "tick: is None. Pass a function of one text, or leave it out"
+    with pytest.raises(InputError, match="tick: is None"):
+        baselines(train_step, *ARGS, fleet=FLEET, tick=None)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="tick: is None"):
+        profile(train_step, *ARGS, tick=None)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="tick: is None"):
+        frontier(train_step, *ARGS, fleet=FLEET, tick=None)  # type: ignore[arg-type]
 
 
 def test_no_time_and_pins() -> None:

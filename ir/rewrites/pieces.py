@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -36,11 +37,13 @@ class NotInPiecesError(InputError):
     """A step that cannot be run in micro-batches."""
 
 
-def refuse(reason: str, place: str = "microbatches") -> NotInPiecesError:
+def refuse(
+    reason: str,
+    place: str = "microbatches",
+    remedy: str = "Plan with microbatches=1, or with recompute='auto'",
+) -> NotInPiecesError:
     """The error that says why the step cannot be run in pieces."""
-    return NotInPiecesError(
-        place=place, reason=reason, remedy="Plan with microbatches=1, or with recompute='auto'"
-    )
+    return NotInPiecesError(place=place, reason=reason, remedy=remedy)
 
 
 def batch_of(graph: Graph, count: int) -> list[Kind]:
@@ -51,9 +54,19 @@ def batch_of(graph: Graph, count: int) -> list[Kind]:
         raise refuse("no argument but state has rows")
     rows = max(data, key=lambda value: value.type.nbytes).type.shape[0]
     if rows % count or rows < count:
-        raise refuse(f"a batch of {rows} has no {count} equal pieces")
+        raise refuse(
+            f"a batch of {rows} has no {count} equal pieces",
+            remedy=f"Plan with microbatches={' or '.join(map(str, _beside(rows, count)))}",
+        )
     own = set(data)
     return [Shard(0) if v in own and v.type.shape[0] == rows else INVARIANT for v in graph.inputs]
+
+
+def _beside(rows: int, count: int) -> list[int]:
+    """The nearest numbers of equal pieces that so many rows have: the next below, the next above; or 1."""
+    low = [n for n in range(1, math.isqrt(rows) + 1) if rows % n == 0]
+    known = sorted({*low, *(rows // n for n in low)})
+    return [n for n in known if n < count][-1:] + [n for n in known if n > count][:1] or [1]
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from shardwright.buckets import suggested
 from shardwright.constraints import Constraints
 from shardwright.cost.fleet import Fleet, FleetLike
 from shardwright.cost.model import CostModel
-from shardwright.ir.donation import donating
+from shardwright.ir.donation import check_donate, donating
 from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
 from shardwright.ir.rewrites.rewriting import original
 from shardwright.ir.state import StateMap
@@ -88,15 +88,16 @@ def synthesize(
 
     Raises:
         InputError: an argument is no array, a state entry does not match, a pin cannot be kept, `devices`,
-            `axes`, `recompute`, `microbatches`, `offload` or `objective` is something else, a device without
-            a host link is to offload, one without a price is to be paid for, or the step cannot be run in so
-            many micro-batches.
+            `axes`, `recompute`, `microbatches`, `offload`, `objective`, `donate` or `tick` is something else,
+            a device without a host link is to offload, one without a price is to be paid for, or the step
+            cannot be run in so many micro-batches.
         TraceError: the step cannot be traced or has side effects.
 
     Warns:
         ReplicatedWarning: a primitive has no rule and runs replicated.
     """
     fleet = Fleet.of(fleet)
+    check_tick(tick)
     tick("tracing the step")
     with collector_paused():
         traced = trace(train_step, *args, state=state)
@@ -166,6 +167,8 @@ def synthesize_traced(
     _check_axes(axes)
     check_rewriting(recompute, microbatches, offload, fleet)
     _check_objective(objective, fleet)
+    check_donate(donate)
+    check_tick(tick)
     timer = Timer(tick, time_limit_s)
     start = time.perf_counter()
     step = original(traced) if donate is None else donating(original(traced), donate)
@@ -224,6 +227,7 @@ def baselines(
     """
     fleet = Fleet.of(fleet)
     _check_axes(axes)
+    check_tick(tick)
     tick("tracing the step")
     if plan is not None and plan.fleet != fleet:
         raise PlanError(place="plan", reason="is for another fleet", remedy="Pass a plan for this fleet")
@@ -259,8 +263,16 @@ def _workshop(traced: Traced, fleet: Fleet, tick: Callable[[str], None] = lambda
 
 
 def _check_axes(axes: object) -> None:
-    if isinstance(axes, bool) or axes not in (1, 2, "auto"):
+    if isinstance(axes, bool) or not isinstance(axes, int | str) or axes not in (1, 2, "auto"):
         raise InputError(place="axes", reason=f"is {axes!r}", remedy="Pass 1, 2 or 'auto'")
+
+
+def check_tick(tick: object) -> None:
+    """Raises InputError for what cannot be told what begins."""
+    if not callable(tick):
+        raise InputError(
+            place="tick", reason=f"is {tick!r}", remedy="Pass a function of one text, or leave it out"
+        )
 
 
 def _check_objective(objective: object, fleet: Fleet) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -32,6 +32,10 @@ from shardwright.synth.space.space import Space
 
 #: Path pattern -> placement, or a function of name and type that returns one, or None where it fixes nothing.
 Constraints: TypeAlias = Mapping[str, Placement | str] | Callable[[str, TensorType], Placement | str | None]
+
+
+#: So many arguments of a step are named where a pattern matches none.
+_MOST_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +172,26 @@ def _by_pattern(pattern: str, given: Placement | str, arguments: Mapping[str, Va
     paths = {path_of(name): name for name in arguments}
     matched = [name for path, name in paths.items() if path == wanted or fnmatchcase(path, wanted)]
     if not matched:
-        near = get_close_matches(wanted, paths, n=3, cutoff=0.4) or list(paths)[:3]
         raise InputError(
-            place=f"pin {pattern!r}",
-            reason="matches no argument of the step",
-            remedy=f"Near matches: {', '.join(near)}",
+            place=f"pin {pattern!r}", reason="matches no argument of the step", remedy=_near(wanted, paths)
         )
     return Pin(pattern, _placement(pattern, given), tuple(arguments[name] for name in matched))
+
+
+def _near(wanted: str, paths: Collection[str]) -> str:
+    """What is like a path that is not there; where it begins as none does, also what the arguments are.
+
+    Those that come as `*a` have names which nobody may have seen: `a/0`, or `arg0`.
+    """
+    near = get_close_matches(wanted, paths, n=3, cutoff=0.4)
+    heads = {path.partition("/")[0] for path in paths}
+    if near and any(fnmatchcase(head, wanted.partition("/")[0]) for head in heads):
+        return f"Near matches: {', '.join(near)}"
+    depth = 1 if len(heads) > 1 else 2
+    tops = dict.fromkeys("/".join(path.split("/")[:depth]) for path in paths)
+    shown = [top if top in paths else f"{top}/…" for top in tops]
+    arguments = ", ".join(shown[:_MOST_SHOWN]) + (", …" if shown[_MOST_SHOWN:] else "")
+    return f"Near matches: {', '.join(near)}; there are {arguments}" if near else f"There are {arguments}"
 
 
 def _check_kind(constraints: object) -> None:

@@ -69,7 +69,8 @@ def check_writable(path: str | os.PathLike[str] | None, option: str = "-o") -> N
     else:
         special = not (target.is_file() or target.is_dir())
     if target.is_dir():
-        raise InputError(place=str(path), reason="is a folder", remedy=f"Name a file with {option}")
+        named = "is a folder" if os.fspath(path) else "is no file's name"
+        raise InputError(place=str(path), reason=named, remedy=f"Name a file with {option}")
     if special and os.access(target, os.W_OK):
         return
     folder = target.parent

@@ -116,9 +116,12 @@ def changed(fleet: Fleet, changes: str) -> Fleet:
         kind, _, node = what.partition("@")
         kind, _, price = kind.partition(":")
         found = _COUNTED.fullmatch(kind)
-        count = int(found[1] or 1) if found else 0
-        if found is None or not 0 < count <= MOST_DEVICES:
+        if found is None:
             raise InputError(place=place, reason="has no number of devices", remedy=_REMEDY)
+        count = _number(found[1] or "1")
+        if not count:
+            raise InputError(place=place, reason="adds no device", remedy=_REMEDY)
+        _check_count(count, place)
         own = {device.type.name: device.type for device in fleet.devices}
         type_ = own.get(found[2]) or device_type(found[2], place=place)
         if price:
@@ -134,6 +137,7 @@ def changed(fleet: Fleet, changes: str) -> Fleet:
         start = min((d.index for d in fleet.devices if fleet.nodes[d.node] is old), default=0)
         kept += [first + d for d in range(len(node.devices)) if start + d not in gone or old is None]
         first += len(node.devices)
+    _check_count(len(kept), f"--what-if {changes}")
     if not kept:
         raise InputError(place=f"--what-if {changes}", reason="leaves no device", remedy="Keep one at least")
     if len(nodes) > 1 and fleet.network is None and any(node.uplink is None for node in nodes):
@@ -143,6 +147,20 @@ def changed(fleet: Fleet, changes: str) -> Fleet:
             remedy="Add `network:` to the fleet file, or name a node: add=T4@n0",
         )
     return subfleet(replace(fleet, nodes=tuple(nodes)), kept, f"{fleet.name}, {changes}")
+
+
+def _number(digits: str) -> int:
+    """What digits say; from some length on just too many."""
+    return int(digits) if len(digits) < 10 else 10**9
+
+
+def _check_count(count: int, place: str) -> None:
+    if count > MOST_DEVICES:
+        raise InputError(
+            place=place,
+            reason=f"brings the fleet beyond {MOST_DEVICES} devices",
+            remedy=f"Plan for at most {MOST_DEVICES} devices at a time",
+        )
 
 
 def _price(text: str, place: str) -> float:
@@ -163,7 +181,7 @@ def _dropped(fleet: Fleet, what: str, place: str) -> list[int]:
     counted = _COUNTED.fullmatch(what)
     if not found and counted is not None and counted[1]:
         alike = [d.index for d in devices if d.type.name == counted[2]]
-        count = int(counted[1])
+        count = _number(counted[1])
         if alike and count > len(alike):
             raise InputError(
                 place=place, reason=f"there are {len(alike)} {counted[2]}", remedy="Drop as many at most"

@@ -23,7 +23,7 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import Timeline, timed_bill, timeline
 from shardwright.execute import CompiledStep, concrete, run_options
 from shardwright.files import write_whole
-from shardwright.ir.donation import donating
+from shardwright.ir.donation import check_donate, donating
 from shardwright.ir.errors import PlanError
 from shardwright.ir.rewrites.rewriting import rewritten
 from shardwright.ir.text import format_program
@@ -239,6 +239,7 @@ class Plan(PlanRecord):
                 unless they are given here.
 
         Raises:
+            InputError: `donate` is something else.
             PlanError: there is no such backend or option; on the first call, the plan was made for another
             step.
         """
@@ -258,6 +259,7 @@ class Plan(PlanRecord):
     def _compiled(
         self, attach: Callable[..., Traced], backend: str, donate: bool | None, options: Mapping[str, Any]
     ) -> CompiledStep:
+        check_donate(donate)
         defaults: dict[str, Any] = {}
         if backend == "mpi" and "bucket_bytes" not in options:
             defaults["bucket_bytes"] = self.bucket_bytes

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from shardwright.api import synthesize
+from shardwright.api import check_tick, synthesize
 from shardwright.cost.fleet import FleetLike
 from shardwright.cost.profile import ROLES, EquationRow, LayerRow, StepProfile, profile_step
 from shardwright.ir.errors import InputError
@@ -124,6 +124,7 @@ def profile(
         raise InputError(
             place=next(iter(planning)), reason="is about making a plan", remedy="Pass a fleet to plan for"
         )
+    check_tick(tick)
     tick("tracing the step")
     if plan is None:
         traced = trace(train_step, *args, state=state)

@@ -169,7 +169,7 @@ def test_what_needs_the_whole_batch_is_refused() -> None:
     with pytest.raises(NotInPiecesError, match="works on the whole batch at once"):
         microbatched(trace(descent(lambda p, x, y: (jnp.mean(jnp.cumsum(x @ p["w"], 0)), y)), *args), 2)
     step, args = STEPS["recurrent"]
-    with pytest.raises(NotInPiecesError, match="a batch of 8 has no 3 equal pieces"):
+    with pytest.raises(NotInPiecesError, match=r"a batch of 8 has no 3 equal pieces\. .*=2 or 4$"):
         microbatched(trace(step, *args), 3)
     with pytest.raises(InputError, match="Pass 'auto', or a number from 1 on"):
         synthesize(step, *args, fleet=fleet(), microbatches=0)

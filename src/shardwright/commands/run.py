@@ -52,10 +52,10 @@ def run(
     With --backend mpi, one rank per device that the plan uses is started by mpiexec, unless this process is
     a rank already.
     """
-    if (fleet_path is None) == (plan_path is None):
-        raise InputError(
-            place="run", reason="needs a fleet or a plan, not both", remedy="Pass --fleet or --plan"
-        )
+    if fleet_path is None and plan_path is None:
+        raise InputError(place="run", reason="needs a fleet or a plan", remedy="Pass --fleet or --plan")
+    if fleet_path is not None and plan_path is not None:
+        raise InputError(place="run", reason="has --fleet and --plan", remedy="Pass one of them")
     if plan_path is not None:
         check_made(planning)
     if backend == "spmd":  # it runs two mesh axes only where all is even, and host memory not at all

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardwright.api import synthesize_traced
+from shardwright.api import check_tick, synthesize_traced
 from shardwright.cost.fleet import Fleet, FleetLike
 from shardwright.ir.errors import InputError
 from shardwright.ir.rewrites.rewriting import original
@@ -137,6 +137,7 @@ def frontier(
     """
     check_parts(memory)
     fleet = Fleet.of(fleet)
+    check_tick(tick)
     tick("tracing the step")
     with collector_paused():
         traced = trace(train_step, *args, state=planning.get("state"))

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 
+from shardwright.api import check_tick
 from shardwright.constraints import Constraints
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
@@ -149,6 +150,7 @@ def shortage(
     Raises:
         PlanError: the plan is of another step.
     """
+    check_tick(tick)
     if plan.fits:
         return None
     own = plan.traced or plan.attach(train_step, *args)
