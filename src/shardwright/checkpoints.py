@@ -17,26 +17,28 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jax.tree_util import keystr, tree_flatten_with_path
 from numpy.typing import NDArray
 
 from shardwright import shards
 from shardwright.backends.launch import under_mpi
-from shardwright.backends.layout import to_numpy, type_of
 from shardwright.backends.local import extents
 from shardwright.calls import hide, show
 from shardwright.ir.errors import InputError, PlanError, ShardwrightError
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Grid, Placement, R, node_members, reduction
 from shardwright.ir.trace import Traced
+from shardwright.leaves import data_leaves, leaf_type, named, numbers_of
 from shardwright.pieces import Bounds, Reader, Target, damaged
+from shardwright.ranks import Ranks
 
 if TYPE_CHECKING:
+    from shardwright.backends.world import World
     from shardwright.plan import Plan
 
 FORMAT = 1
@@ -56,51 +58,31 @@ def save(path: str | os.PathLike[str], tree: Any, *, comm: Any = None) -> None:
         InputError: something stands at `path`, or orbax is not installed.
         PlanError: a rank cannot write.
     """
-    ranks = _Ranks(comm)
+    ranks = Ranks(comm, str(path), "written", "Choose another folder, one that all ranks see")
     target = Path(path)
-    orbax = _orbax()
-    ranks.agree(
-        InputError(place=str(path), reason="exists already", remedy="Name another folder")
-        if target.exists()
-        else None
+
+    def looked() -> tuple[Any, Mapping[str, Any]]:
+        if target.exists():
+            raise InputError(place=str(path), reason="exists already", remedy="Name another folder")
+        return _orbax(), data_leaves(tree)
+
+    orbax, leaves = ranks.attempt(looked)
+    ranks.same(
+        {"name for it": target.name} | {f"leaf {name}": _described(leaf) for name, leaf in leaves.items()},
+        "Save the same tree, under the same name, on every rank",
     )
-    leaves = {name: leaf for name, leaf in _named(tree) if shards.is_sharded(leaf) or _is_data(leaf)}
     leaves = {name: _writable(leaf) for name, leaf in leaves.items()}
     # The name is the same for every rank, and one that a crash left behind is in nobody's way.
     unfinished = target.with_name(ranks.first(f".{target.name}.{os.getpid()}.unfinished"))
-    error: PlanError | None = None
-    pieces: list[dict[str, Any]] = []
+    begins = ranks.rank == 0
     try:
-        if ranks.rank == 0:
-            unfinished.mkdir(parents=True)
-        ranks.wait()
-        pieces = _write(orbax, unfinished, leaves, ranks)
-    except OSError as problem:
-        error = PlanError(
-            place=f"{path}, rank {ranks.rank}",
-            reason=f"cannot be written: {problem.strerror or problem}",
-            remedy="Choose another folder, one that all ranks see",
-        )
-    every = ranks.all((pieces, error is None))
-    whole = all(fine for _, fine in every)
-    if whole and ranks.rank == 0:
-        content = {
-            "format": FORMAT,
-            "leaves": {
-                name: {"shape": list(_type(leaf).shape), "dtype": _type(leaf).dtype}
-                for name, leaf in leaves.items()
-            },
-            "pieces": [piece for part, _ in every for piece in part],
-        }
-        text = json.dumps(content, sort_keys=True)
-        signed = json.dumps({"content": content, "sha256": hashlib.sha256(text.encode()).hexdigest()})
-        (unfinished / MANIFEST).write_text(signed, encoding="utf-8")
-        _sync(unfinished)
-        unfinished.rename(target)
-        _sync_folder(target.parent)
-    elif ranks.rank == 0:
+        ranks.attempt(lambda: unfinished.mkdir(parents=True) if begins else None)
+        every = ranks.all(ranks.attempt(lambda: _write(orbax, unfinished, leaves, ranks)))
+        ranks.attempt(lambda: _finish(unfinished, target, leaves, every) if begins else None)
+    except ShardwrightError:
+        # Every rank, as it may be another folder for one that does not see this one.
         shutil.rmtree(unfinished, ignore_errors=True)
-    ranks.agree(error)
+        raise
 
 
 def restore(
@@ -128,31 +110,20 @@ def restore(
         InputError: there is no checkpoint, or it is of another tree; orbax is not installed.
         PlanError: the checkpoint is damaged.
     """
+    ranks = Ranks(comm, str(path), "read", "See that every rank may read it, or go back to an earlier one")
     folder = Path(path)
-    orbax = _orbax()
-    content = _manifest(folder)
-    hidden = hide(like, "the tree")
-    flat, structure = jax.tree.flatten(hidden)
-    types = [leaf.tensor if shards.is_sharded(leaf) else type_of(leaf) for leaf in flat]
-    names = [name for name, _ in _named(hidden)]
-    _same_tree(folder, content["leaves"], dict(zip(names, types, strict=True)))
-    ends = list(zip(names, types, strict=True))
-    if plan is not None and (comm is not None or under_mpi()):
-        here = shards.world(plan, comm)
-        wanted = shards.matched(shards.slots_from(plan, plan.step(traced), argument), types)
-        pairs = zip(ends, wanted, strict=True)
-        targets = [Target(name, tensor, slot.placement, here) for (name, tensor), slot in pairs]
-    else:
-        lying = ((leaf.placement, leaf.world) if shards.is_sharded(leaf) else () for leaf in flat)
-        targets = [Target(*end, *where) for end, where in zip(ends, lying, strict=True)]
-    error: PlanError | None = None
-    made: list[Any] = []
-    try:
-        made = list(Reader(orbax, folder, content["pieces"]).leaves(targets))
-    except PlanError as problem:
-        error = problem
-    _Ranks(comm).agree(error)
-    return show(jax.tree.unflatten(structure, made))
+    on_ranks = plan is not None and (comm is not None or under_mpi())
+
+    def looked() -> _Wanted:
+        return _Wanted.of(folder, like, plan if on_ranks else None, argument, traced)
+
+    orbax = ranks.attempt(_orbax)
+    wanted = ranks.attempt(looked)
+    ranks.same(wanted.facts(), "Restore one checkpoint, of one tree, by one plan on every rank")
+    here = shards.world(plan, comm) if plan is not None and on_ranks else None
+    reader = Reader(orbax, folder, wanted.content["pieces"])
+    made = ranks.attempt(lambda: list(reader.leaves(wanted.targets(here))))
+    return show(jax.tree.unflatten(wanted.structure, made))
 
 
 def latest(folder: str | os.PathLike[str]) -> Path | None:
@@ -165,55 +136,12 @@ def latest(folder: str | os.PathLike[str]) -> Path | None:
 
 
 # ---------------------------------------------------------------------------------------------------
-# Ranks
-
-
-class _Ranks:
-    """The ranks that write together; a process by itself is one of one."""
-
-    def __init__(self, comm: Any) -> None:
-        if comm is None and under_mpi():
-            from shardwright.backends.mpi.link import mpi
-
-            comm = mpi().COMM_WORLD
-        self.comm = comm
-        self.rank: int = 0 if comm is None else comm.rank
-        self.size: int = 1 if comm is None else comm.size
-
-    def first(self, value: Any) -> Any:
-        """The first rank's value."""
-        return value if self.comm is None else self.comm.bcast(value)
-
-    def all(self, value: Any) -> list[Any]:
-        return [value] if self.comm is None else self.comm.allgather(value)
-
-    def wait(self) -> None:
-        if self.comm is not None:
-            self.comm.Barrier()
-
-    def agree(self, error: ShardwrightError | None) -> None:
-        """Raises on every rank what one of them has to say."""
-        said = self.all(None if error is None else (type(error), error.place, error.reason, error.remedy))
-        for kind, place, reason, remedy in filter(None, said):
-            raise kind(place=place, reason=reason, remedy=remedy) from error
-
-
-# ---------------------------------------------------------------------------------------------------
 # Writing
 
 
-def _named(tree: Any) -> list[tuple[str, Any]]:
-    return [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(tree)[0]]
-
-
-def _is_data(leaf: Any) -> bool:
-    return isinstance(leaf, (bool, int, float, complex)) or (
-        hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-    )
-
-
-def _type(leaf: Any) -> TensorType:
-    return leaf.tensor if shards.is_sharded(leaf) else type_of(leaf)
+def _described(leaf: Any) -> str:
+    """What of a leaf must be the same on all ranks."""
+    return f"{leaf_type(leaf)}" + (f" as {leaf.placement}" if shards.is_sharded(leaf) else "")
 
 
 def _writable(leaf: Any) -> Any:
@@ -221,7 +149,7 @@ def _writable(leaf: Any) -> Any:
     return leaf.gather() if shards.is_sharded(leaf) and reduction(leaf.placement) else leaf
 
 
-def _write(orbax: Any, folder: Path, leaves: Mapping[str, Any], ranks: _Ranks) -> list[dict[str, Any]]:
+def _write(orbax: Any, folder: Path, leaves: Mapping[str, Any], ranks: Ranks) -> list[dict[str, Any]]:
     """This rank's pieces, written."""
     arrays: dict[str, NDArray[Any]] = {}
     pieces: list[dict[str, Any]] = []
@@ -230,10 +158,9 @@ def _write(orbax: Any, folder: Path, leaves: Mapping[str, Any], ranks: _Ranks) -
         for owner, bounds in _owners(leaf, written, ranks):
             if owner != ranks.rank:
                 continue
-            array = np.ascontiguousarray(to_numpy(leaf.local if shards.is_sharded(leaf) else _array(leaf)))
             key = f"p{len(arrays)}"
             # Orbax is given bytes: it then need not know dtypes, and what comes back is what was there.
-            arrays[key] = np.frombuffer(array.tobytes(), np.uint8)
+            arrays[key] = np.frombuffer(numbers_of(leaf).tobytes(), np.uint8)
             pieces.append(
                 {
                     "leaf": name,
@@ -246,13 +173,42 @@ def _write(orbax: Any, folder: Path, leaves: Mapping[str, Any], ranks: _Ranks) -
             )
     if arrays:
         with orbax.PyTreeCheckpointer() as checkpointer:
-            checkpointer.save(folder.absolute() / f"rank-{ranks.rank}", arrays)
+            checkpointer.save(_folder_of(folder.absolute(), ranks.rank), arrays)
     return pieces
 
 
-def _owners(leaf: Any, written: list[int], ranks: _Ranks) -> Iterator[tuple[int, Bounds]]:
+def _finish(
+    unfinished: Path, target: Path, leaves: Mapping[str, Any], every: Sequence[Sequence[Mapping[str, Any]]]
+) -> None:
+    """The list of what every rank wrote; then all of it is on the disk, and appears under its name."""
+    for rank, pieces in enumerate(every):
+        if pieces and not _folder_of(unfinished, rank).is_dir():
+            raise PlanError(
+                place=str(target),
+                reason=f"what rank {rank} wrote is not where rank 0 sees it",
+                remedy="Choose another folder, one that all ranks see under this path",
+            )
+    types = {name: leaf_type(leaf) for name, leaf in leaves.items()}
+    content = {
+        "format": FORMAT,
+        "leaves": {name: {"shape": list(found.shape), "dtype": found.dtype} for name, found in types.items()},
+        "pieces": [piece for part in every for piece in part],
+    }
+    text = json.dumps(content, sort_keys=True)
+    signed = json.dumps({"content": content, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+    (unfinished / MANIFEST).write_text(signed, encoding="utf-8")
+    _sync(unfinished)
+    unfinished.rename(target)
+    _sync_folder(target.parent)
+
+
+def _folder_of(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}"
+
+
+def _owners(leaf: Any, written: list[int], ranks: Ranks) -> Iterator[tuple[int, Bounds]]:
     """Which rank writes which part of a leaf, the same on every rank; none that has no elements."""
-    tensor = _type(leaf)
+    tensor = leaf_type(leaf)
     if tensor.size == 0:
         return
     if not shards.is_sharded(leaf):
@@ -285,10 +241,6 @@ def _once(placement: Placement, written: Sequence[int]) -> range:
     return range(len(written))
 
 
-def _array(leaf: Any) -> Any:
-    return leaf if hasattr(leaf, "dtype") else jax.numpy.asarray(leaf)
-
-
 def _sync(folder: Path) -> None:
     """Everything below a folder is on the disk, not only on its way there."""
     for path in (*folder.rglob("*"), folder):
@@ -311,10 +263,64 @@ def _sync_folder(folder: Path) -> None:
 # Reading
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is read from where.
+
+    Attributes:
+        content: of the manifest.
+        flat, structure: of the tree that says how leaves are to be.
+        leaves: names and types.
+        slots: the plan's arguments that they are; None without a plan.
+        cut: at which shares, on which devices.
+    """
+
+    content: Mapping[str, Any]
+    flat: Sequence[Any]
+    structure: Any
+    leaves: Mapping[str, TensorType]
+    slots: Sequence[shards.Slot] | None
+    cut: str = ""
+
+    @classmethod
+    def of(
+        cls, folder: Path, like: Any, plan: Plan | None, argument: int | str, traced: Traced | None
+    ) -> _Wanted:
+        """From the arguments of `restore`, which also says what is raised."""
+        content = _manifest(folder)
+        hidden = hide(like, "the tree")
+        flat, structure = jax.tree.flatten(hidden)
+        leaves = {name: leaf_type(leaf) for name, leaf in named(hidden)}
+        _same_tree(folder, content["leaves"], leaves)
+        if plan is None:
+            return cls(content, flat, structure, leaves, None)
+        found = shards.matched(shards.slots_from(plan, plan.step(traced), argument), list(leaves.values()))
+        return cls(content, flat, structure, leaves, found, f"{plan.used_ratios} on {plan.used_devices}")
+
+    def facts(self) -> dict[str, str]:
+        """What must be the same on all ranks, by name."""
+        written = hashlib.sha256(json.dumps(self.content, sort_keys=True).encode()).hexdigest()
+        lying = [slot.placement for slot in self.slots or ()]
+        lying = lying or [leaf.placement if shards.is_sharded(leaf) else None for leaf in self.flat]
+        ends = zip(self.leaves.items(), lying, strict=True)
+        return {"checkpoint": written[:12], "plan": self.cut} | {
+            f"leaf {name}": f"{tensor}" + (f" as {placement}" if placement else "")
+            for (name, tensor), placement in ends
+        }
+
+    def targets(self, here: World | None) -> list[Target]:
+        """The leaves and where they are to lie: by the plan on its ranks, or as they are given."""
+        ends = list(self.leaves.items())
+        if self.slots is not None:
+            return [Target(*end, slot.placement, here) for end, slot in zip(ends, self.slots, strict=True)]
+        lying = ((leaf.placement, leaf.world) if shards.is_sharded(leaf) else () for leaf in self.flat)
+        return [Target(*end, *where) for end, where in zip(ends, lying, strict=True)]
+
+
 def _manifest(folder: Path) -> Any:
     try:
         data = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except OSError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise InputError(
             place=str(folder),
             reason="is no checkpoint" if folder.exists() else "does not exist",

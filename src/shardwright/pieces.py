@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -120,7 +121,11 @@ class Reader:
             assert found is not None
             into, of = found
             data = self._read[piece["rank"], piece["key"]]
-            part = np.frombuffer(data, dtype).reshape((*piece["shape"], *extra))[of]
+            held = (*piece["shape"], *extra)
+            if data.nbytes != prod(held) * dtype.itemsize:
+                wanted = f"{prod(held) * dtype.itemsize} for {list(held)} of {dtype}"
+                raise damaged(self.folder, f"{target.name} has {data.nbytes} bytes, not {wanted}")
+            part = np.frombuffer(data, dtype).reshape(held)[of]
             result[into] = part
             covered += part.size
         if covered != result.size:
