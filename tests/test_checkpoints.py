@@ -149,6 +149,38 @@ def test_a_checkpoint_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.M
         shardwright.restore(tmp_path / "1", {"x": jnp.arange(4)})
 
 
+def test_the_latest_checkpoint(tmp_path: Path) -> None:
+    assert shardwright.latest(tmp_path / "none") is None and shardwright.latest(tmp_path) is None
+    for name in ("9", "10"):
+        shardwright.save(tmp_path / name, {"x": 1})
+    (tmp_path / "11").mkdir()
+    (tmp_path / "12").write_text("a file")
+    for name in ("²", "٣", "13a", "-14"):  # digits to some, but no names of ours
+        (tmp_path / name).mkdir()
+        (tmp_path / name / checkpoints.MANIFEST).write_text("{}")
+    assert shardwright.latest(tmp_path) == tmp_path / "10"
+
+
+def test_a_folder_that_cannot_be_read_is_not_one_without_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(InputError, match="file: cannot be read for checkpoints: Not a directory"):
+        shardwright.latest(tmp_path / "file")
+    shardwright.save(tmp_path / "1", {"x": 1})
+    denied = PermissionError(errno.EACCES, "Permission denied")
+
+    # Whoever runs the tests may be root, who may read everything.
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise denied
+
+    for name in ("iterdir", "stat"):
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, name, refused)
+            with pytest.raises(InputError, match="cannot be read for checkpoints: Permission denied"):
+                shardwright.latest(tmp_path)
+
+
 def test_an_error_on_one_rank_is_one_on_all(tmp_path: Path) -> None:
     done = subprocess.run(
         [find_mpiexec(), "-n", "3", sys.executable, str(HERE / "checkpoint_checks.py"), str(tmp_path)],

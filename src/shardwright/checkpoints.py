@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,9 +131,33 @@ def latest(folder: str | os.PathLike[str]) -> Path | None:
     """The checkpoint of a folder with the greatest number for a name, such as `folder/100`; None for none.
 
     Unfinished checkpoints have other names.
+
+    Raises:
+        InputError: the folder cannot be read. If it does not exist there is no checkpoint.
     """
-    found = [p for p in Path(folder).glob("*") if p.name.isdigit() and (p / MANIFEST).is_file()]
-    return max(found, key=lambda p: int(p.name), default=None)
+    try:
+        found = [path for path in Path(folder).iterdir() if _is_number(path.name) and _is_whole(path)]
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(
+            place=str(folder),
+            reason=f"cannot be read for checkpoints: {error.strerror or error}",
+            remedy="Name a folder that this user may read",
+        ) from error
+    return max(found, key=lambda path: int(path.name), default=None)
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit()
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """Raises OSError where that cannot be seen: not to know is not to have none."""
+    try:
+        return stat.S_ISREG((checkpoint / MANIFEST).stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 # ---------------------------------------------------------------------------------------------------
