@@ -127,6 +127,20 @@ def type_of(leaf: Any) -> TensorType:
     return TensorType(tuple(leaf.shape), str(dtype))
 
 
+def weak_of(leaf: Any) -> bool:
+    """Whether JAX types a leaf weakly: it takes the dtype of what it meets, as Python's numbers do."""
+    number = isinstance(leaf, (int, float, complex)) and not isinstance(leaf, (bool, np.generic))
+    return getattr(leaf, "weak_type", number)
+
+
+def typed(array: jax.Array, weak: bool) -> jax.Array:
+    """The same numbers, typed weakly or not; also of what is being traced."""
+    if getattr(array, "weak_type", weak) == weak:  # keys are neither
+        return array
+    # JAX has a public name for the primitive alone: its function makes strong types.
+    return jax.lax.convert_element_type_p.bind(array, new_dtype=array.dtype, weak_type=weak, sharding=None)
+
+
 def as_array(leaf: Any, tensor: TensorType) -> jax.Array:
     """A leaf of the arguments as an array of the planned dtype.
 

@@ -25,6 +25,7 @@ from shardwright.backends.layout import (
     members,
     stretches,
     to_numpy,
+    typed,
 )
 from shardwright.backends.local import filled, operand, written
 from shardwright.backends.runner import run
@@ -98,9 +99,9 @@ class ReferenceExecutable:
             self.held_bytes.append(tuple(map(sum, zip(outside, made, strict=True))))
 
         results = run(self.schedule, held, self.machine, seen)
-        return [
-            gather(x, a.type, p) for x, a, p in zip(results, graph.outputs, self.program.outputs, strict=True)
-        ]
+        weak = self.traced.weak_outputs
+        ends = zip(results, graph.outputs, self.program.outputs, strict=True)
+        return [typed(gather(x, a.type, p), i in weak) for i, (x, a, p) in enumerate(ends)]
 
 
 def _count(values: Iterable[Locals], devices: int) -> list[int]:

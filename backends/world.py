@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.backends.direct import DirectExchanger, is_direct
-from shardwright.backends.layout import members, stretches, to_numpy, wire_type
+from shardwright.backends.layout import members, stretches, to_numpy, typed, wire_type
 from shardwright.backends.mpi.link import Division, Link, mpi
 from shardwright.backends.mpi.moves import lowerings
 from shardwright.backends.schedule.document import routine_for
@@ -250,12 +250,14 @@ class ShardedArray:
         placement: how the tensor lies on the ranks.
         tensor: its global shape and dtype.
         world: the ranks.
+        weak_type: whether it is typed weakly, see `jax.Array.weak_type`; `local` need not be.
     """
 
     local: Any
     placement: Placement
     tensor: TensorType
     world: World
+    weak_type: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -272,7 +274,7 @@ class ShardedArray:
 
     def gather(self) -> jax.Array:
         """The global array, on every rank. A collective call: all ranks must make it."""
-        return self.world.replicate(self.local, self.tensor, self.placement)
+        return typed(self.world.replicate(self.local, self.tensor, self.placement), self.weak_type)
 
     def block_until_ready(self) -> ShardedArray:
         """Wait until what this rank holds is computed; `jax.block_until_ready` does so for pytrees."""
@@ -301,7 +303,7 @@ class ShardedArray:
         return format(self.__array__()[()], spec) if spec else repr(self)
 
     def __jax_array__(self) -> jax.Array:
-        return jnp.asarray(self.__array__())
+        return typed(jnp.asarray(self.__array__()), self.weak_type)
 
     def __repr__(self) -> str:
         local = "none" if self.local is None else tuple(self.local.shape)

@@ -45,6 +45,7 @@ class Traced:
             (see `shardwright.ir.rewrites.rewriting`); None of any other.
         weak: flat arguments that JAX types weakly, Python's numbers for instance: they take the dtype of what
             they meet.
+        weak_outputs: the same of flat outputs.
     """
 
     graph: Graph
@@ -57,6 +58,7 @@ class Traced:
     origin: Traced | None = None
     rewriting: object = None
     weak: frozenset[int] = frozenset()
+    weak_outputs: frozenset[int] = frozenset()
 
     @property
     def fingerprint(self) -> str:
@@ -116,8 +118,13 @@ def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -
         trace_s=trace_s,
         primitives=builder.primitives,
         graph_s=time.perf_counter() - begun - trace_s,
-        weak=frozenset(i for i, aval in enumerate(closed.in_avals) if aval.weak_type),
+        weak=_weak(closed.in_avals),
+        weak_outputs=_weak(closed.out_avals),
     )
+
+
+def _weak(avals: Sequence[Any]) -> frozenset[int]:
+    return frozenset(i for i, aval in enumerate(avals) if getattr(aval, "weak_type", False))
 
 
 def _raised_at(error: BaseException) -> str:

@@ -135,8 +135,9 @@ class MpiExecutable:
             values = self.world.tell([results[i] for i in told], [graph.outputs[i].type for i in told])
             for i, value in zip(told, values, strict=True):
                 results[i] = value
-            ends = zip(results, graph.outputs, program.outputs, strict=True)
-            return [ShardedArray(x, placement, atom.type, self.world) for x, atom, placement in ends]
+            ends = enumerate(zip(results, graph.outputs, program.outputs, strict=True))
+            weak = self.traced.weak_outputs
+            return [ShardedArray(x, p, atom.type, self.world, i in weak) for i, (x, atom, p) in ends]
 
     def warm_up(self, tick: Callable[[int, int], None] | None = None) -> None:
         """Compile every segment, once; the first call does it if nobody did.

@@ -8,14 +8,14 @@ between them (`walk.py`). Here is what both have in common: what is refused, how
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
 
-from shardwright.backends.layout import check_inputs, check_there
+from shardwright.backends.layout import check_inputs, check_there, typed
 from shardwright.backends.schedule.order import arrange
 from shardwright.backends.spmd.layout import Layout, PaddedArray, mesh_of, obstacle, spec_of
 from shardwright.backends.spmd.moves import lowerings
@@ -89,10 +89,10 @@ class SpmdExecutable:
             )
         self.layout = layout = Layout(mesh_of(len(ratios), seats, devices, nodes), tuple(ratios))
         self.even = not problem
-        ins = zip(graph.inputs, program.inputs, strict=True)
-        outs = zip(graph.outputs, program.outputs, strict=True)
-        self._ins = [Slot(value.type, placement, layout) for value, placement in ins]
-        self._outs = [Slot(atom.type, placement, layout) for atom, placement in outs]
+        ins = enumerate(zip(graph.inputs, program.inputs, strict=True))
+        outs = enumerate(zip(graph.outputs, program.outputs, strict=True))
+        self._ins = [Slot(value.type, p, layout, i in traced.weak) for i, (value, p) in ins]
+        self._outs = [Slot(atom.type, p, layout, i in traced.weak_outputs) for i, (atom, p) in outs]
         everywhere = layout.sharding(R)
         self._constants = [jax.device_put(array, everywhere) for array in graph.constants.values()]
         self.walk: Walk | None = None
@@ -112,7 +112,7 @@ class SpmdExecutable:
                 check_vma=False,
             )
         self._step = jax.jit(
-            step,
+            partial(_typed_step, step, [slot.weak for slot in self._outs]),
             in_shardings=(*(slot.sharding for slot in self._ins), *(everywhere for _ in self._constants)),
             out_shardings=tuple(slot.sharding for slot in self._outs),
             donate_argnums=tuple(sorted(set(graph.state.values()))) if donate else (),
@@ -142,6 +142,12 @@ class SpmdExecutable:
     def lower(self, *flat: Any) -> Any:
         """The jitted program lowered for these arguments: `jax.stages.Lowered`."""
         return self._step.lower(*self.held(flat))
+
+
+def _typed_step(step: Callable[..., Sequence[Any]], weak: Sequence[bool], *args: Any) -> tuple[Any, ...]:
+    """The step, which knows of no weak types, with results that are typed weakly or not."""
+    results = step(*(typed(x, False) for x in args))
+    return tuple(map(typed, results, weak))
 
 
 def _continued(program: Program, graph: Graph) -> dict[Property, Property]:
@@ -189,11 +195,12 @@ def _check_placement(placement: Placement) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """Where one argument or result lies."""
+    """Where one argument or result lies, and whether it is typed weakly."""
 
     tensor: TensorType
     placement: Placement
     layout: Layout
+    weak: bool = False
 
     @cached_property
     def sharding(self) -> Any:
@@ -220,7 +227,13 @@ class Slot:
         return getattr(leaf, "shape", None) == self.shape and getattr(leaf, "dtype", None) == self.dtype
 
     def stored(self, leaf: Any) -> jax.Array:
-        """What is stored of an argument: the argument itself where it lies as it should, else a copy."""
+        """What is stored of an argument: the argument itself where it lies as it should, else a copy.
+
+        It is typed weakly where results that follow a number are: else JAX would compile twice.
+        """
+        return typed(self._stored(leaf), self.weak)
+
+    def _stored(self, leaf: Any) -> jax.Array:
         if self.plain and isinstance(leaf, jax.Array) and leaf.sharding == self.sharding:
             return leaf
         if isinstance(leaf, PaddedArray):

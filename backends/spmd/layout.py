@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
-from shardwright.backends.layout import as_array, members, stretches, to_numpy
+from shardwright.backends.layout import as_array, members, stretches, to_numpy, typed, weak_of
 from shardwright.backends.local import neutral
 from shardwright.ir.collectives import combine
 from shardwright.ir.dtypes import dtype_of, is_key, key_implementation
@@ -259,9 +259,14 @@ class PaddedArray:
     def ndim(self) -> int:
         return self.tensor.rank
 
+    @property
+    def weak_type(self) -> bool:
+        """Whether it is typed weakly, see `jax.Array.weak_type`."""
+        return weak_of(self.stored)
+
     def gather(self) -> jax.Array:
         """The global array, on every device."""
-        return self.layout.take(self.stored, self.tensor, self.placement)
+        return typed(self.layout.take(self.stored, self.tensor, self.placement), self.weak_type)
 
     def block_until_ready(self) -> PaddedArray:
         """Wait until it is computed."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 
-from shardwright.backends.layout import type_of
+from shardwright.backends.layout import type_of, weak_of
 from shardwright.ir.donation import donating
 from shardwright.ir.dtypes import dtype_of
 from shardwright.ir.errors import PlanError, ProgramError
@@ -57,9 +56,9 @@ def as_planned(plan: Plan, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _like(leaf: Any, planned: str) -> Any:
-    number = isinstance(leaf, (bool, int, float, complex)) and not isinstance(leaf, np.generic)
-    weak, wanted = getattr(leaf, "weak_type", number), planned.startswith(_WEAK)
-    if weak == wanted or not (number or hasattr(leaf, "dtype")):
+    number = isinstance(leaf, (bool, int, float, complex))
+    wanted = planned.startswith(_WEAK)
+    if weak_of(leaf) == wanted or not (number or hasattr(leaf, "dtype")):
         return leaf
     found = type_of(leaf)
     if str(found) != planned.removeprefix(_WEAK):

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from shardwright import shards
 from shardwright.backends.launch import under_mpi
+from shardwright.backends.layout import weak_of
 from shardwright.backends.local import extents
 from shardwright.calls import hide, show
 from shardwright.ir.errors import InputError, PlanError, ShardwrightError
@@ -99,8 +100,9 @@ def restore(
 
     Args:
         path: a folder that `save` wrote.
-        like: a tree of the structure that was saved: arrays, `jax.ShapeDtypeStruct`s or `ShardedArray`s, of
-            which types are read; leaves that are neither are returned.
+        like: a tree of the structure that was saved: arrays, numbers, `jax.ShapeDtypeStruct`s or
+            `ShardedArray`s, of which types are read, weak types included; leaves that are none of these are
+            returned.
         plan: where the tree is to lie: its leaves are the plan's arguments from `argument` on. Without a
             plan, or outside of an MPI job, leaves are global arrays; a `ShardedArray` is restored as it lies.
         argument: position or name of the first argument.
@@ -335,11 +337,13 @@ class _Wanted:
 
     def targets(self, here: World | None) -> list[Target]:
         """The leaves and where they are to lie: by the plan on its ranks, or as they are given."""
-        ends = list(self.leaves.items())
+        lying: list[tuple[Placement | None, World | None]]
         if self.slots is not None:
-            return [Target(*end, slot.placement, here) for end, slot in zip(ends, self.slots, strict=True)]
-        lying = ((leaf.placement, leaf.world) if shards.is_sharded(leaf) else () for leaf in self.flat)
-        return [Target(*end, *where) for end, where in zip(ends, lying, strict=True)]
+            lying = [(slot.placement, here) for slot in self.slots]
+        else:
+            lying = [(x.placement, x.world) if shards.is_sharded(x) else (None, None) for x in self.flat]
+        ends = zip(self.leaves.items(), lying, self.flat, strict=True)
+        return [Target(*end, *where, weak_of(leaf)) for end, where, leaf in ends]
 
 
 def _manifest(folder: Path) -> Any:

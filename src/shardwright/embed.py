@@ -23,6 +23,7 @@ import numpy as np
 from shardwright import shards
 from shardwright.backends.faults import agree, look_after_job
 from shardwright.backends.launch import under_mpi
+from shardwright.backends.layout import weak_of
 from shardwright.calls import MODULES, Call, Callee
 from shardwright.cost.fleet import Fleet, FleetLike
 from shardwright.execute import BACKENDS
@@ -361,9 +362,10 @@ def _inside(path: Any) -> Any:
 
 
 def _shape_of(leaf: Any) -> Hashable:
-    if isinstance(leaf, (bool, int, float, complex)):
-        return type(leaf)
-    dtype = leaf.dtype
+    """What of a leaf tracing sees: a number is an array of its weak type."""
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None:
+        return (), str(jax.dtypes.result_type(leaf)), weak_of(leaf)
     if isinstance(leaf, (np.ndarray, np.generic)):
         dtype = jax.dtypes.canonicalize_dtype(dtype)
-    return tuple(leaf.shape), str(dtype)
+    return tuple(leaf.shape), str(dtype), weak_of(leaf)

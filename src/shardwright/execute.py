@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import jax
 
+from shardwright import shards
 from shardwright.backends.faults import look_after_job
 from shardwright.backends.reference import ReferenceExecutable
 from shardwright.backends.run_options import RunOptions
@@ -150,7 +151,7 @@ class CompiledStep:
         return (self._ready or self._made(*jax.tree.flatten(args)))[1]
 
     def _made(self, flat: Sequence[Any], structure: Any) -> tuple[Traced, Executable]:
-        abstract = jax.tree.unflatten(structure, [_abstract(leaf) for leaf in flat])
+        abstract = jax.tree.unflatten(structure, [shards.abstract(leaf) for leaf in flat])
         traced = self._attach(*abstract)
         make = BACKENDS[self._backend]
         options: dict[str, Any] = {"donate": True} if self._donate else {}
@@ -158,13 +159,6 @@ class CompiledStep:
             options["options"] = self._options
         self._ready = traced, make(traced, self._program, self._ratios, self._seats, **options)
         return self._ready
-
-
-def _abstract(leaf: Any) -> Any:
-    """For tracing: a sharded array stands for a global array of its shape and dtype."""
-    if isinstance(leaf, jax.Array) or not hasattr(leaf, "placement"):
-        return leaf
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
 def concrete(args: Any) -> list[Any]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright import shards
-from shardwright.backends.layout import from_numpy, wire_type
+from shardwright.backends.layout import from_numpy, typed, wire_type
 from shardwright.backends.local import extents
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import TensorType
@@ -142,12 +142,14 @@ class Target:
         tensor: its type.
         placement: how it is to lie; None: whole, as a `jax.Array`.
         here: the ranks.
+        weak: whether it is to be typed weakly.
     """
 
     name: str
     tensor: TensorType
     placement: Placement | None = None
     here: World | None = None
+    weak: bool = False
 
     @property
     def bounds(self) -> Bounds | None:
@@ -161,14 +163,15 @@ class Target:
 
     def made(self, reader: Reader) -> Any:
         """The leaf."""
-        local = None if self.bounds is None else reader.part(self, self.bounds)
         if self.placement is None or self.here is None:
-            return local
+            return typed(reader.part(self, whole(self.tensor)), self.weak)
         from shardwright.backends.world import ShardedArray
 
         if reduction(self.placement):
+            local = typed(reader.part(self, whole(self.tensor)), self.weak)
             return shards.move(local, self.tensor, self.placement, self.here)
-        return ShardedArray(local, self.placement, self.tensor, self.here)
+        local = None if self.bounds is None else reader.part(self, self.bounds)
+        return ShardedArray(local, self.placement, self.tensor, self.here, self.weak)
 
 
 def whole(tensor: TensorType) -> Bounds:

@@ -14,11 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.backends.launch import under_mpi, world_size
-from shardwright.backends.layout import as_array, cut, type_of
+from shardwright.backends.layout import as_array, cut, type_of, typed, weak_of
 from shardwright.backends.local import extents
 from shardwright.backends.spmd.layout import mesh_of, spec_of
 from shardwright.direct import direct
-from shardwright.ir.dtypes import dtype_of
 from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
 from shardwright.ir.graph import TensorType
 from shardwright.ir.jaxpr import source_line
@@ -130,6 +129,7 @@ def move(leaf: Any, tensor: TensorType, placement: Placement, here: World) -> Sh
     """A leaf, global or sharded, as it lies in `placement`; sharded ones are gathered, by all ranks."""
     from shardwright.backends.world import ShardedArray
 
+    weak = weak_of(leaf)
     if isinstance(leaf, ShardedArray):
         if lies(leaf, placement, here):
             return leaf
@@ -142,7 +142,7 @@ def move(leaf: Any, tensor: TensorType, placement: Placement, here: World) -> Sh
         local = as_array(leaf[tuple(slice(e.offset, e.offset + e.length) for e in held)], tensor)
     else:
         local = cut(as_array(leaf, tensor), tensor, placement, here.rank, here.ratios)
-    return ShardedArray(local, placement, tensor, here)
+    return ShardedArray(local, placement, tensor, here, weak)
 
 
 def lies(leaf: ShardedArray, placement: Placement, here: World) -> bool:
@@ -172,7 +172,8 @@ def from_local(plan: Plan, traced: Traced, tree: Any, argument: int | str = 0, c
                 remedy="plan.local_batch(rank) says which part of it that is",
             )
         kept = not here.idle or here.everywhere(slot.type, slot.placement)
-        own.append(ShardedArray(as_array(leaf, slot.type) if kept else None, slot.placement, slot.type, here))
+        local = as_array(leaf, slot.type) if kept else None
+        own.append(ShardedArray(local, slot.placement, slot.type, here, weak_of(leaf)))
     return jax.tree.unflatten(structure, own)
 
 
@@ -266,7 +267,8 @@ def to_global(leaf: Any) -> Any:
 
     That is where every rank has it whole, and where its stretches are equally long and the ranks are the
     processes of one JAX job (`jax.distributed.initialize`), each with one device: then its sharding is a
-    `NamedSharding` over the axis "devices", or, of two mesh axes, over "nodes" and "devices".
+    `NamedSharding` over the axis "devices", or, of two mesh axes, over "nodes" and "devices", and it is typed
+    strongly.
 
     Args:
         leaf: a `ShardedArray`; a `jax.Array` is returned as it is.
@@ -279,7 +281,7 @@ def to_global(leaf: Any) -> Any:
     placement, here, tensor = leaf.placement, leaf.world, leaf.tensor
     local: Any = leaf.local
     if local is not None and (len(here.ratios) == 1 or placement == R):
-        return local
+        return typed(local, leaf.weak_type)
     reason = _inexpressible(placement, tensor, here)
     if reason:
         raise PlanError(place=repr(leaf), reason=reason, remedy="Call gather() on every rank")
@@ -314,7 +316,10 @@ def _types(flat: Sequence[Any]) -> list[TensorType]:
 
 
 def abstract(leaf: Any) -> Any:
-    """For tracing: shapes and dtypes in place of arrays, global ones for sharded ones."""
-    if hasattr(leaf, "placement"):
-        return jax.ShapeDtypeStruct(leaf.tensor.shape, dtype_of(leaf.tensor.dtype))
+    """For tracing: shape and types in place of an array, global ones of a sharded one.
+
+    Where an array lies is no part of the step: JAX would trace it.
+    """
+    if isinstance(leaf, jax.Array) or hasattr(leaf, "placement"):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak_of(leaf))
     return leaf

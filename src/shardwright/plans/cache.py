@@ -40,7 +40,8 @@ def key_of(traced: Traced, fleet: Fleet, options: Mapping[str, Any]) -> str:
     """SHA-256 over the step, its arguments, the fleet, the options, the strategies known, and versions.
 
     Args:
-        traced: the step; its fingerprint covers equations, types and state, but not whether that is donated.
+        traced: the step; its fingerprint covers equations, types and state, but neither which arguments are
+            typed weakly nor whether state is donated.
         fleet: the devices.
         options: how to plan. Pins that are a function count by what they say of each argument.
     """
@@ -53,6 +54,7 @@ def key_of(traced: Traced, fleet: Fleet, options: Mapping[str, Any]) -> str:
     content = [
         traced.fingerprint,
         traced.graph.donated,
+        sorted(traced.weak),
         list(graph.input_names),
         list(graph.output_names),
         fleet.fingerprint(),

@@ -1,0 +1,54 @@
+"""Weak types: a plan is for the types of its arguments, weak ones included, and results keep theirs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from weak_checks import fleet
+
+import shardwright
+from shardwright.backends.launch import rank_command, rank_environment
+
+SCRIPT = str(Path(__file__).parent / "weak_checks.py")
+
+
+@pytest.mark.parametrize("backend", ["reference", "spmd", "mpi"])
+def test_types_are_those_of_jit(backend: str, tmp_path: Path) -> None:
+    command, environment = [sys.executable, SCRIPT, backend, str(tmp_path)], dict(os.environ)
+    if backend == "mpi":
+        command, environment = rank_command(2, [SCRIPT, backend, str(tmp_path)]), rank_environment(2)
+    if backend == "spmd":
+        environment["XLA_FLAGS"] += " --xla_force_host_platform_device_count=2"
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+RATES = {"weak": jnp.asarray(0.1), "number": 0.1, "strong": jnp.float32(0.1), "numpy": np.float64(0.1)}
+
+
+@pytest.mark.parametrize("order", [list(RATES), list(RATES)[::-1]], ids=["weak first", "strong first"])
+def test_a_plan_is_not_taken_for_other_weak_types(order: list[str], tmp_path: Path) -> None:
+    def step(w: jax.Array, rate: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return w - rate * w, rate
+
+    w, single = jnp.ones((8, 8), "bfloat16"), jax.jit(step)
+    for _ in range(2):  # the second time from the cache
+        ours = shardwright.parallelize(step, fleet=fleet(50, 20), backend="reference", cache=tmp_path)
+        for name in order:
+            for got, wanted in zip(ours(w, RATES[name]), single(w, RATES[name]), strict=True):
+                assert (got.dtype, got.weak_type) == (wanted.dtype, wanted.weak_type), name
+
+
+def test_what_is_restored_is_typed_as_it_is_wanted(tmp_path: Path) -> None:
+    shardwright.save(tmp_path / "1", {"rate": 0.1, "count": jnp.int32(3)})
+    for like in (0.0, jnp.asarray(0.0), jax.ShapeDtypeStruct((), "float32", weak_type=True)):
+        assert shardwright.restore(tmp_path / "1", {"rate": like, "count": 0})["rate"].weak_type
+    for like in (np.float64(0), jnp.float32(0), jax.ShapeDtypeStruct((), "float32")):
+        assert not shardwright.restore(tmp_path / "1", {"rate": like, "count": 0})["rate"].weak_type
