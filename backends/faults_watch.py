@@ -97,6 +97,24 @@ def verdict(ranks: list[Rank], now: float) -> str:
     return ""
 
 
+def missing(ranks: list[Rank], count: int) -> str:
+    """What to say of ranks, of so many, that have not connected while the others are before their first step.
+
+    Such a rank may be reading its data. One that raised waits for the others as its MPI ends, and looks the
+    same from here: nothing is ended.
+    """
+    late = sorted(set(range(count)) - {one.rank for one in ranks})
+    begun = any(one.phase not in ("outside", "meeting") for one in ranks)
+    if not late or not ranks or begun or any(one.gone for one in ranks):
+        return ""
+    named = f"rank{'s' if late[1:] else ''} {', '.join(map(str, late))}"
+    return (
+        f"{named}: not heard of for {CONNECT_S:g} s, while rank {ranks[0].rank} is in `compile` or "
+        "`parallelize`: at work before that, failed there, or waiting for one that is (under `python -m "
+        "mpi4py` a rank that fails ends the job)"
+    )
+
+
 def hear(one: Rank, data: bytes, token: str, now: float) -> None:
     """Take in what a rank says."""
     *lines, one.rest = (one.rest + data).split(b"\n")
@@ -144,6 +162,7 @@ def main(fd: int, token: str, count: int) -> int:
     selector.register(listening, selectors.EVENT_READ)
     ranks: list[Rank] = []
     begun = time.monotonic()
+    late = False
     while True:
         for key, _ in selector.select(0.1):
             now = time.monotonic()
@@ -175,8 +194,13 @@ def main(fd: int, token: str, count: int) -> int:
                 time.sleep(LEAVE_S)  # who started that one notes how it ended, before the launcher ends it
             end(known)
             return 1
+        if now - begun > CONNECT_S and not late:
+            late = True
+            if notice := missing(known, count):
+                sys.stderr.write(f"shardwright: {notice}\n")
+                sys.stderr.flush()
         # One may have finished before another connects.
-        complete = len(known) >= count or now - begun > CONNECT_S
+        complete = len(known) >= count or late
         if complete and all(one.gone for one in known):
             return 0
 

@@ -19,7 +19,7 @@ from greedy import build
 from steps import starts
 
 from shardwright.backends.faults import NonFiniteError, Watch, agree, start_watcher, timeout_of
-from shardwright.backends.faults_watch import Rank, verdict
+from shardwright.backends.faults_watch import Rank, missing, verdict
 from shardwright.backends.launch import find_mpiexec, rank_environment
 from shardwright.backends.mpi.executable import MpiExecutable
 from shardwright.backends.run_options import RunOptions
@@ -136,6 +136,48 @@ def test_a_rank_that_connects_when_another_has_finished_is_watched_all_the_same(
         say(second, token=token, rank=0, host="elsewhere", pid=0)
         say(second, where="here", phase="meeting", waiting=True, still_s=2.0, timeout_s=1.0)
         assert second.recv(1), "it is told that nobody will come"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        ([], "^$"),
+        (
+            [known(0, phase="outside"), known(2, phase="meeting")],
+            r"^ranks 1, 3: not heard of for 30 s, while rank 0",
+        ),
+        ([known(n, phase="outside") for n in (0, 1, 3)], r"^rank 2: not heard of .*`python -m mpi4py`"),
+        ([known(n, phase="outside") for n in range(4)], "^$"),
+        ([known(0, phase="outside"), known(1, phase="step")], "^$"),
+        ([known(0, phase="outside"), known(1, phase="outside", left=True)], "^$"),
+    ],
+)
+def test_ranks_that_have_not_come_are_named(ranks: list[Rank], said: str) -> None:
+    assert re.search(said, missing(ranks, 4))
+
+
+def test_a_job_that_waits_for_a_rank_says_so_once_and_goes_on() -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    hasty = (
+        "import sys; from shardwright.backends import faults_watch; faults_watch.CONNECT_S = 0.5; "
+        "sys.exit(faults_watch.main(int(sys.argv[1]), 'secret', 2))"
+    )
+    command = [sys.executable, "-c", hasty, str(listening.fileno())]
+    with (
+        listening,
+        subprocess.Popen(
+            command, pass_fds=[listening.fileno()], stderr=subprocess.PIPE, text=True
+        ) as watcher,
+        socket.create_connection(listening.getsockname()) as rank,
+    ):
+        assert watcher.stderr is not None
+        rank.sendall(b'{"token": "secret", "rank": 0, "host": "elsewhere", "pid": 0}\n')
+        assert watcher.stderr.readline().startswith(
+            "shardwright: rank 1: not heard of for 0.5 s, while rank 0"
+        )
+        time.sleep(0.5)  # some more of its turns
+        rank.sendall(b'{"bye": true}\n')
+        assert watcher.stderr.read() == "" and watcher.wait() == 0
 
 
 @dataclass
