@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any, Literal
 
 import jax
@@ -33,6 +34,7 @@ def shape(*sizes: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, "float32")
 
 
+@cache
 def planned(memory: str, axes: Literal[1, 2, "auto"]) -> Plan:
     layer = {"a": shape(WIDTH, HIDDEN), "b": shape(HIDDEN, WIDTH), "c": shape(HIDDEN), "g": shape(WIDTH)}
     rates = {"flops": "200 MFLOP/s", "memory_bandwidth": "200 MB/s", "memory": memory}

@@ -78,7 +78,7 @@ def moves(nodes: Fleet) -> Iterator[tuple[str, str, Placement, Placement]]:
                 yield collective.kind, strategy, pre, post
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(both=fleets())
 def test_what_was_measured_is_what_counts(both: tuple[Fleet, Fleet]) -> None:
     plain, seen = (CostModel(fleet) for fleet in both)
