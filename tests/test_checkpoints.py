@@ -110,7 +110,9 @@ def test_a_piece_of_another_size_is_damage(tmp_path: Path) -> None:
 
 
 # What orbax passes on of a full disk is none of Python's errors for it.
-FULL = ValueError('RESOURCE_EXHAUSTED: Error writing "p0/0": No space left on device\nSource locations: …')
+FULL = ValueError(
+    f'RESOURCE_EXHAUSTED: Error writing "p0/0" in "/{"long/" * 200}": No space left on device\nSource: …'
+)
 
 
 def test_a_disk_that_is_full_for_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +122,7 @@ def test_a_disk_that_is_full_for_numbers(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(orbax.PyTreeCheckpointer, "save", save)
     with pytest.raises(
-        PlanError, match=r"cannot be written: ValueError: RESOURCE_.* left on device\. Choose"
+        PlanError, match=r"cannot be written: ValueError: RESOURCE_.{,400} left on device\. Choose"
     ):
         shardwright.save(tmp_path / "1", {"x": jnp.arange(4)})
     assert not list(tmp_path.iterdir())

@@ -16,8 +16,9 @@ from shardwright.ir.errors import InputError, PlanError, ShardwrightError
 
 T = TypeVar("T")
 
-#: Of what another library says.
-_REASON_LENGTH = 400
+#: How many characters are kept of the beginning and of the end of what another library says: what was done
+#: comes first, then files, and why it failed comes last.
+_BEGINNING, _END = 120, 240
 
 
 class Ranks:
@@ -111,4 +112,4 @@ def _words(error: Exception) -> str:
     line = (str(error).strip().splitlines() or [""])[0]
     kind = type(error).__name__
     text = f"{kind}: {line}" if line else kind
-    return text if len(text) <= _REASON_LENGTH else f"{text[: _REASON_LENGTH - 1]}…"
+    return text if len(text) <= _BEGINNING + _END else f"{text[:_BEGINNING]} … {text[-_END:]}"
