@@ -19,6 +19,8 @@ Path(sys.argv[1], f"{os.getpid()}.tmp").write_text("")
 Path(sys.argv[1], f"{os.getpid()}.tmp").rename(Path(sys.argv[1], f"{os.getpid()}.rank"))
 time.sleep(600)
 """
+#: Who runs tests in the background may have had them ignore Ctrl-C.
+HEARD = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 LAUNCH = "launch(2, ['-S', 'rank.py', 'ranks'])"
 STARTERS = {
     "launch": f"from shardwright.backends.launch import launch; {LAUNCH}",
@@ -56,7 +58,7 @@ def started(tmp_path: Path) -> Generator[Callable[[str], subprocess.Popen[bytes]
     processes: list[subprocess.Popen[bytes]] = []
 
     def start(starter: str) -> subprocess.Popen[bytes]:
-        body = f"import tempfile\nwith tempfile.TemporaryDirectory():\n    {STARTERS[starter]}"
+        body = f"{HEARD}\nimport tempfile\nwith tempfile.TemporaryDirectory():\n    {STARTERS[starter]}"
         process = subprocess.Popen(
             [sys.executable, "-c", body], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             env={**os.environ, "TMPDIR": str(tmp_path / "temporary")}, start_new_session=True,
