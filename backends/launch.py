@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -128,10 +128,9 @@ def job(command: Sequence[str], ranks: int, **options: Any) -> Generator[subproc
                 process.wait()
             except BaseException:
                 process.terminate()
-                try:
+                with suppress(subprocess.TimeoutExpired):
                     process.wait(END_S)
-                finally:
-                    process.kill()  # unless it has ended
+                process.kill()  # unless it has ended
                 raise
     finally:
         for number in usual:

@@ -159,7 +159,7 @@ class DeviceType:
         given = entry.mapping(
             required=_REQUIRED,
             optional=("reserve", *(key for key in _KEYS if key not in _REQUIRED)),
-            elsewhere=dict.fromkeys(("count", "host_link", "price_per_hour"), "beside 'type', not into it"),
+            elsewhere=dict.fromkeys(("count", "host_link"), "beside 'type', not into it"),
         )
         reserve = given.pop("reserve", None)
         values: dict[str, Any] = {

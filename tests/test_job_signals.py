@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from shardwright.backends import launch
+
 RANK = """
 import os, sys, time
 from pathlib import Path
@@ -105,3 +107,22 @@ def test_a_job_that_another_thread_started_changes_no_signals(
     process = started("another thread")
     process.terminate()
     assert process.wait(120) == -signal.SIGTERM
+
+
+def test_what_ended_a_job_is_raised_even_if_its_launcher_does_not_listen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launch, "END_S", 0.1)
+    deaf = "from signal import *; signal(SIGTERM, SIG_IGN); print(flush=True); import time; time.sleep(600)"
+    started: list[subprocess.Popen[str]] = []
+
+    def interrupted() -> None:
+        with launch.job([sys.executable, "-S", "-c", deaf], 1, stdout=subprocess.PIPE, text=True) as process:
+            started.append(process)
+            assert process.stdout is not None
+            process.stdout.readline()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert started[0].wait(120) == -signal.SIGKILL

@@ -13,6 +13,7 @@ from shardwright import Fleet, synthesize
 from shardwright.cost.subfleet import subfleet
 from shardwright.money import hourly, parts
 from shardwright.plan import Plan
+from shardwright.synth.parts import candidates
 
 SPEED = {"quick": 50, "slow": 20}
 ARGS = tuple(jax.ShapeDtypeStruct(sizes, "float32") for sizes in ((64, 64), (256, 64)))
@@ -70,6 +71,18 @@ def test_of_equal_parts_the_cheapest_is_considered(name: str) -> None:
     assert len(considered[0]) == len(where.devices)
     kinds = [sorted(repr(node.kind) for node in subfleet(where, some, "x").nodes) for some in considered]
     assert len({tuple(kind) for kind in kinds}) == len(kinds)
+
+
+def test_many_prices_take_no_part_from_those_that_are_considered_anyway() -> None:
+    nodes = [(("quick", 2 + n / 10),) for n in range(5)] + [(("slow", 1 + n / 10),) for n in range(5)]
+    where = fleet(tuple(nodes))
+
+    def kinds(members: tuple[int, ...]) -> tuple[int, int]:
+        return sum(d < 5 for d in members), sum(d >= 5 for d in members)
+
+    assert {kinds(some) for some in candidates(where)} <= {kinds(some) for some in parts(where)}
+    (quick,) = [some for some in parts(where) if kinds(some) == (1, 0)]
+    assert quick == (0,)
 
 
 def test_prices_survive_a_fleet_file() -> None:

@@ -298,9 +298,8 @@ class GridModel:
         return self._across_axis[by_leaders]
 
     def _under(self, kind: str, strategy: str, nbytes: int) -> Fleet:
-        """The fleet itself, unless what this strategy finds was measured."""
-        fleet = self.model.fleet
-        return fleet.under(f"{kind}.{strategy}", nbytes) if self.model.fleet.fitted else fleet
+        """The fleet as a strategy finds it: itself, unless that was measured."""
+        return self.model.fleet.under(f"{kind}.{strategy}", nbytes)
 
     def _insides_of(self, fleet: Fleet) -> tuple[Topology, ...]:
         members = node_members(self.mesh.nodes)

@@ -114,7 +114,7 @@ def as_it_runs(plan: Plan) -> Plan:
     Of what hardly fits, a search may have asked no more than the model.
     """
     if plan.fits:
-        return plan
+        return plan.but(assumptions=tuple(note for note in plan.assumptions if not note.startswith(SHORT)))
     devices = [plan.fleet.devices[d] for d in plan.used]
     peaks = np.array([plan.memory_bytes[d] for d in plan.used], dtype=np.float64)
     fitting = all(need <= each.type.memory_bytes for need, each in zip(peaks, devices, strict=True))

@@ -57,7 +57,8 @@ def save(path: str | os.PathLike[str], tree: Any, *, comm: Any = None) -> None:
         comm: an mpi4py communicator; by default all ranks of the job.
 
     Raises:
-        InputError: something stands at `path`, or orbax is not installed.
+        InputError: something stands at `path`, JAX does not hold a leaf, ranks save different trees, or orbax
+            is not installed.
         PlanError: a rank cannot write.
     """
     ranks = Ranks(comm, str(path), "written", "Choose another folder, one that all ranks see")
@@ -110,7 +111,8 @@ def restore(
         comm: an mpi4py communicator; by default all ranks of the job.
 
     Raises:
-        InputError: there is no checkpoint, or it is of another tree; orbax is not installed.
+        InputError: there is no checkpoint, it is of another tree, or ranks ask for different ones; orbax is
+            not installed.
         PlanError: the checkpoint is damaged.
     """
     ranks = Ranks(comm, str(path), "read", "See that every rank may read it, or go back to an earlier one")

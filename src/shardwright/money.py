@@ -96,13 +96,13 @@ def parts(fleet: Fleet) -> tuple[Members, ...]:
         return replace(kind, name=f"{kind.name} at {kind.price_per_hour}")
 
     nodes = [replace(node, devices=tuple([priced(kind) for kind in node.devices])) for node in fleet.nodes]
-    cheapest: dict[object, tuple[float, Members]] = {}
-    for members in candidates(replace(fleet, nodes=tuple(nodes))):
+    least: dict[object, tuple[float, Members]] = {}
+    for members in (*candidates(fleet), *candidates(replace(fleet, nodes=tuple(nodes)))):
         kinds = frozenset(Counter(node.kind for node in subfleet(fleet, members, fleet.name).nodes).items())
         price = hourly(fleet, members)
-        if kinds not in cheapest or price < cheapest[kinds][0]:
-            cheapest[kinds] = price, members
-    return tuple(members for _, members in cheapest.values())
+        if kinds not in least or price < least[kinds][0]:
+            least[kinds] = price, members
+    return tuple(members for _, members in least.values())
 
 
 def hourly(fleet: Fleet, members: Sequence[int]) -> float:

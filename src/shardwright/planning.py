@@ -333,12 +333,13 @@ class _Step:
     def certified(self, plan: Plan) -> Plan:
         """See `Planner.certified`."""
         content = 1 - (WIDE if self.meshes else ENOUGH)
+        beside = vars(self).get("on_two")
+        left_s = beside.left_s(fitting=plan.fits) if isinstance(beside, BesideSingle) else math.inf
+        plan = plan if plan.bound_s <= left_s else plan.but(bound_s=left_s)
         if not plan.fits or plan.bound_s >= plan.cost_s * content or not self._searches:
             return plan
-        bounds = [made.sharpened(plan.cost_s) for made in self._searches]
-        if isinstance(beside := vars(self).get("on_two"), BesideSingle):
-            bounds.append(beside.left_s)
-        return plan.but(bound_s=max(plan.bound_s, min(bounds)))
+        bound_s = min(left_s, *(made.sharpened(plan.cost_s) for made in self._searches))
+        return plan.but(bound_s=max(plan.bound_s, bound_s))
 
     def _chosen(self, rival_s: float, *, briefly: bool, glance: bool, baselines: bool) -> Choice | None:
         asked, meshes = self.asked, self.meshes

@@ -36,6 +36,9 @@ from shardwright.ir.placement import lengths
 
 _MOST_ROUNDS, _MOST_MOVES = 3, 12
 
+#: The solver's rounding: a node with so small a share has none.
+_NOTHING = 1e-9
+
 
 class GridBill:
     """The instructions of a program: lines of a price list, and how often each runs per step."""
@@ -106,8 +109,8 @@ class GridBill:
         if found is None:
             return r, q
         share = found[:kinds][mesh.kind_of]
-        even = mesh.even()[1]
-        return share, np.where(share > 0, found[kinds:] / np.where(share > 0, share, 1.0), even)
+        some = share > _NOTHING
+        return share, np.where(some, found[kinds:] / np.where(some, share, 1.0), mesh.even()[1])
 
     def _nodes(self, r: Floats, q: Floats) -> Floats:
         constant, slope = tangent_in_nodes(self.stack, r, q)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from shardwright.cost.fleet import Fleet
-from shardwright.synth.chosen import Choice
+from shardwright.synth.chosen import Choice, least_bound
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid.choice import WIDE, Common, GridChoosing, better
 from shardwright.synth.grid.part import GridPart
@@ -28,7 +28,8 @@ from shardwright.synth.timer import Timer
 
 #: What a plan says of these parts: that they were searched, or could not be.
 _NOTE = "parts of the fleet on which two mesh axes are one were searched, too, and the bound covers them"
-_LEFT = "parts of the fleet on which two mesh axes are one were not searched: the time limit came first"
+_LATE = "parts of the fleet on which two mesh axes are one were not searched: the time limit came first"
+_BEFORE = "parts of the fleet on which two mesh axes are one were not searched: memory came first"
 
 
 class BesideSingle:
@@ -58,13 +59,17 @@ class BesideSingle:
         self._fleet, self._grid, self._make, self._timer = fleet, grid, single, timer
         self._parts, self._known, self._small = parts, known, small
         self._single: Choosing | None = None
-        #: Parts that would have been searched if there had been time.
-        self._left: tuple[GridPart, ...] = ()
+        #: What to say where these parts, which might have a better plan, were not searched the last time.
+        self._left = ""
 
-    @property
-    def left_s(self) -> float:
-        """What no plan costs less than on parts left for want of time; infinite if there are none."""
-        return min((part.bound_s for part in self._left), default=math.inf)
+    def left_s(self, *, fitting: bool) -> float:
+        """What no plan, if `fitting` one that fits, costs less than on parts of which the bound may not be.
+
+        Infinite if there are none.
+        """
+        if self._single is not None:  # what was planned before has no bound of parts without room
+            return math.inf if fitting else least_bound(self._single.parts, fitting=False)
+        return least_bound(tuple(self._by_products()), fitting=fitting) if self._left else math.inf
 
     def below(
         self, below_s: float = math.inf, rival: Choice | None = None, *, briefly: bool = False
@@ -81,14 +86,16 @@ class BesideSingle:
         if first:
             one = self._on_single(below_s)
         two = grid.below(below_s, one, briefly=briefly)
-        if not (first or (briefly and grid.unfinished)):
-            least_s = min(below_s, two.found.cost_s if two is not None and _fits(two) else math.inf)
-            if self._wanting(two, least_s):
-                if self._timer.late():
-                    self._left = tuple(self._by_products(fitting=least_s < math.inf))
-                else:
-                    one = self._on_single(least_s)
-                    two = one if two is None else two if one is None else better(one, two, _NOTE)
+        least_s = min(below_s, two.found.cost_s if two is not None and _fits(two) else math.inf)
+        self._left = ""
+        if briefly and grid.unfinished and not first:
+            self._left = _BEFORE
+        elif not first and self._wanting(two, least_s):
+            if self._timer.late():
+                self._left = _LATE
+            else:
+                one = self._on_single(least_s)
+                two = one if two is None else two if one is None else better(one, two, _NOTE)
         self._known.single = self._known.single or one is not None
         return None if two is None else self._told(two)
 
@@ -124,24 +131,26 @@ class BesideSingle:
         found = self._single.below(below_s)
         return found if found is not None and _fits(found) else None
 
-    def _by_products(self, *, fitting: bool) -> Iterator[GridPart]:
-        """The parts, bounded by what products take at least; if `fitting`, those with room."""
+    def _by_products(self) -> Iterator[GridPart]:
+        """The parts, bounded by what the products of the step take at least."""
         for members in self._apart:
-            if not (fitting and self._grid.lacks_room(members)):
-                part = GridPart(self._fleet, members)
-                part.bound_s = self._grid.products_s(members)
-                yield part
+            part = GridPart(self._fleet, members)
+            part.bound_s = self._grid.products_s(members)
+            part.impossible = self._grid.lacks_room(members)
+            yield part
 
     def _told(self, chosen: Choice) -> Choice:
         """With a bound of all parts, and with all of them to say why devices are left out."""
         found, single = chosen.found, self._single
         if single is None and not self._left:
             return chosen
-        bound_s, parts, note = self.left_s, (*self._left, *self._grid.parts), _LEFT
-        if single is not None:
-            bound_s, parts, note = single.bound_s, (*single.parts, *self._grid.parts), _NOTE
-        bound_s = min(found.bound_s, bound_s, self._grid.bound_s)
+        note = self._left if single is None else _NOTE
         notes = found.notes if note in found.notes else (*found.notes, note)
+        if note == _BEFORE:  # the bound of what is briefly planned is nobody's yet, see `Planner.certified`
+            return replace(chosen, found=replace(found, notes=notes))
+        parts = (*(self._by_products() if single is None else single.parts), *self._grid.parts)
+        # Of a plan that does not fit, the bound is that of all programs, memory aside.
+        bound_s = min(found.bound_s, least_bound(parts, fitting=_fits(chosen)))
         return replace(chosen, found=replace(found, bound_s=bound_s, notes=notes), parts=parts)
 
 

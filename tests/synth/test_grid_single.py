@@ -79,6 +79,17 @@ def test_without_time_for_single_nodes_the_bound_covers_them() -> None:
     assert 0 < plan.bound_s <= alone.cost_s < plan.cost_s
 
 
+@pytest.mark.parametrize("part", [0.02, 0.5])
+def test_where_nothing_fits_the_bound_is_of_single_nodes_too(part: float) -> None:
+    """It is then about programs whatever their memory; some of the nodes are not even searched."""
+    options: dict[str, Any] = {"recompute": "off", "microbatches": 1, "offload": "off"}
+    alone = planned(subfleet(APART, (0, 1), "alone"), **options)
+    taken = sum(planned(APART, devices="all").memory_bytes) / 5
+    plan = planned(with_memory(APART, *[int(part * taken)] * 2), **options)
+    assert not plan.fits
+    assert plan.bound_s <= alone.cost_s * (1 + 1e-9)
+
+
 def test_single_nodes_are_not_searched_where_two_axes_do_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardwright.planning.SMALL", 0)  # of small steps they are, whatever two axes do
     near = fleet(((40, 2),), ((20, 2), (10, 1)), network="400 Gbit/s")
