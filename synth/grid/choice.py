@@ -358,8 +358,6 @@ class GridChoosing:
         made = self._parts
         if best is None and rival is not None and not (made[0].bound_s or made[0].members in self._least_s):
             self._look_at(made[0], math.inf)  # time was over before that
-        for part in made:
-            part.bound_s = max(part.bound_s, self._least_s.get(part.members, 0.0))
         # Of a plan that fits, the bound is that of all that fit: parts too small for any have no say.
         fitting = best is not None and best.fits
         least_s = min(part.bound_s for part in made if not (fitting and part.impossible))
