@@ -33,8 +33,7 @@ from typing import Any, TypeAlias, TypeVar
 from shardwright.cost.catalogue import catalogue, device_type
 from shardwright.cost.device import DeviceType
 from shardwright.cost.document import Entry, load_yaml
-from shardwright.cost.quantity import BANDWIDTH, DURATION, format_quantity
-from shardwright.cost.strategy_links import StrategyLink, plain_strategy_links, read_strategy_links
+from shardwright.cost.link import Link, plain_link, read_link
 from shardwright.ir.errors import InputError
 
 MOST_DEVICES = 4096
@@ -48,26 +47,6 @@ TRANSPORTS = ("host-mpi", "cuda-mpi", "nccl")
 FleetLike: TypeAlias = "Fleet | str | PathLike[str]"
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A connection: what one end can send, and receive at the same time, and the delay of the first byte.
-
-    `strategies` are the same two numbers as measured for single strategies.
-    """
-
-    bandwidth_byte_per_s: float
-    latency_s: float
-    strategies: tuple[StrategyLink, ...] = ()
-
-    def under(self, strategy: str, nbytes: float) -> Link:
-        """The link that `strategy` ("all_gather.exact") finds for a tensor of this size."""
-        for measured in self.strategies:
-            if measured.strategy == strategy:
-                found = measured.at(nbytes)
-                return Link(found.bandwidth_byte_per_s, found.latency_s)
-        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +250,7 @@ class Fleet:
             for count, node in _runs([replace(node, name="") for node in self.nodes], _prices)
         ]
         if self.network is not None:
-            data["network"] = _plain_link(self.network)
+            data["network"] = plain_link(self.network)
         # What has its default is left out, so that the fingerprint of a fleet outlives new keys.
         if self.oversubscription != 1.0:
             data["oversubscription"] = self.oversubscription
@@ -289,7 +268,7 @@ def _read_fleet(entry: Entry) -> Fleet:
         room -= count * len(node.devices)
         nodes += [replace(node, name=f"n{len(nodes) + i}") for i in range(count)]
     _refuse_two_types_of_one_name(given["nodes"], nodes)
-    network = _read_link(given["network"]) if "network" in given else None
+    network = read_link(given["network"]) if "network" in given else None
     if network is None and len(nodes) > 1 and any(node.uplink is None for node in nodes):
         raise entry.error(
             f"lacks the key 'network', which joins its {len(nodes)} nodes",
@@ -310,7 +289,7 @@ def _read_node(entry: Entry, room: int) -> tuple[int, Node]:
     count = given["count"].count(most=MOST_DEVICES) if "count" in given else 1
     listed = given["devices"]
     groups = listed.sequence() if isinstance(listed.value, list | tuple) else (listed,)
-    host_link = _read_link(given["host_link"]) if "host_link" in given else None
+    host_link = read_link(given["host_link"]) if "host_link" in given else None
     devices: list[DeviceType] = []
     host_links: list[Link | None] = []
     for group in groups:
@@ -322,7 +301,7 @@ def _read_node(entry: Entry, room: int) -> tuple[int, Node]:
                 f"brings the fleet beyond {MOST_DEVICES} devices",
                 f"Plan for at most {MOST_DEVICES} devices at a time",
             )
-    link = _read_link(given["link"]) if "link" in given else None
+    link = read_link(given["link"]) if "link" in given else None
     if link is None and len(devices) > 1:
         raise entry.error(
             f"lacks the key 'link', which joins its {len(devices)} devices",
@@ -332,7 +311,7 @@ def _read_node(entry: Entry, room: int) -> tuple[int, Node]:
         "",
         tuple(devices),
         link,
-        _read_link(given["uplink"]) if "uplink" in given else None,
+        read_link(given["uplink"]) if "uplink" in given else None,
         given["rails"].count(most=MOST_RAILS) if "rails" in given else 1,
         tuple(host_links) if any(host_links) else (),
     )
@@ -349,16 +328,7 @@ def _read_devices(entry: Entry) -> tuple[int, DeviceType, Link | None]:
     if "price_per_hour" in given:
         found = replace(found, price_per_hour=given["price_per_hour"].price())
     count = given["count"].count(most=MOST_DEVICES) if "count" in given else 1
-    return count, found, _read_link(given["host_link"]) if "host_link" in given else None
-
-
-def _read_link(entry: Entry) -> Link:
-    given = entry.mapping(required=("bandwidth", "latency"), optional=("strategies",))
-    return Link(
-        given["bandwidth"].quantity(BANDWIDTH),
-        given["latency"].quantity(DURATION),
-        read_strategy_links(given["strategies"]) if "strategies" in given else (),
-    )
+    return count, found, read_link(given["host_link"]) if "host_link" in given else None
 
 
 def _refuse_two_types_of_one_name(entry: Entry, nodes: Sequence[Node]) -> None:
@@ -379,24 +349,14 @@ def _plain_node(count: int, node: Node, *, by_name: bool) -> dict[str, object]:
         group: dict[str, object] = {"type": kind.name if named else kind.to_dict(), "count": times}
         if named and kind.price_per_hour is not None:
             group["price_per_hour"] = kind.price_per_hour
-        groups.append(group if host_link is None else group | {"host_link": _plain_link(host_link)})
+        groups.append(group if host_link is None else group | {"host_link": plain_link(host_link)})
     data: dict[str, object] = {"count": count, "devices": groups[0] if len(groups) == 1 else groups}
     if node.link is not None:
-        data["link"] = _plain_link(node.link)
+        data["link"] = plain_link(node.link)
     if node.uplink is not None:
-        data["uplink"] = _plain_link(node.uplink)
+        data["uplink"] = plain_link(node.uplink)
     if node.rails != 1:
         data["rails"] = node.rails
-    return data
-
-
-def _plain_link(link: Link) -> dict[str, object]:
-    data: dict[str, object] = {
-        "bandwidth": format_quantity(link.bandwidth_byte_per_s, BANDWIDTH),
-        "latency": format_quantity(link.latency_s, DURATION),
-    }
-    if link.strategies:
-        data["strategies"] = plain_strategy_links(link.strategies)
     return data
 
 

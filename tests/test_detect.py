@@ -386,25 +386,6 @@ def test_show() -> None:
     assert run("show", "none.yaml").exit_code == 2
 
 
-def test_prices_are_shown_where_there_are_any(tmp_path: Path) -> None:
-    devices = "{type: T4, count: 3, price_per_hour: 0.35}, {type: T4, price_per_hour: 0.5}, {type: P4%s}"
-    link = "{bandwidth: 12 GB/s, latency: 10 us}"
-    path = tmp_path / "priced.yaml"
-
-    def written(more: str) -> str:
-        path.write_text(f"name: priced\nnodes: [{{devices: [{devices % more}], link: {link}}}]")
-        return str(path)
-
-    shown = run("show", written("")).stdout
-    assert "per hour" in shown and "0.35 or 0.5" in shown and "price per hour" not in shown
-    shown = run("show", written(", price_per_hour: 0.1")).stdout
-    assert "price per hour  1.65\n" in shown
-    data = json.loads(run("show", str(path), "--json").stdout)
-    assert data["price_per_hour"] == pytest.approx(1.65)
-    assert [each["prices_per_hour"] for each in data["types"]] == [[0.35, 0.5], [0.1]]
-    assert "per hour" not in run("show", str(ROOT / "examples/fleets/hap_testbed.yaml")).stdout
-
-
 def test_catalogue() -> None:
     shown = run("catalogue").stdout
     assert all(name in shown for name in catalogue())

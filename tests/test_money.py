@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from click.testing import CliRunner
 
 from shardwright import Fleet, synthesize
+from shardwright.cli import main
 from shardwright.cost.subfleet import subfleet
 from shardwright.money import hourly, parts
 from shardwright.plan import Plan
 from shardwright.synth.parts import candidates
 
+ROOT = Path(__file__).parents[1]
 SPEED = {"quick": 50, "slow": 20}
 ARGS = tuple(jax.ShapeDtypeStruct(sizes, "float32") for sizes in ((64, 64), (256, 64)))
 FLEETS = {
@@ -102,3 +107,28 @@ def test_alike_nodes_are_used_in_the_order_of_their_prices() -> None:
     nodes["network"] = {"bandwidth": "1 kB/s", "latency": "1 s"}
     plan = synthesize(step, *ARGS, fleet=Fleet.from_dict(nodes), axes=1)
     assert plan.used_devices == ("n1.d0",)
+
+
+def shown_of(*arguments: str) -> str:
+    result = CliRunner().invoke(main, ["fleet", "show", *arguments])
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_prices_are_shown_where_there_are_any(tmp_path: Path) -> None:
+    devices = "{type: T4, count: 3, price_per_hour: 0.35}, {type: T4, price_per_hour: 0.5}, {type: P4%s}"
+    link = "{bandwidth: 12 GB/s, latency: 10 us}"
+    path = tmp_path / "priced.yaml"
+
+    def written(more: str) -> str:
+        path.write_text(f"name: priced\nnodes: [{{devices: [{devices % more}], link: {link}}}]")
+        return str(path)
+
+    shown = shown_of(written(""))
+    assert "per hour" in shown and "0.35 or 0.5" in shown and "price per hour" not in shown
+    shown = shown_of(written(", price_per_hour: 0.1"))
+    assert "price per hour  1.65\n" in shown
+    data = json.loads(shown_of(str(path), "--json"))
+    assert data["price_per_hour"] == pytest.approx(1.65)
+    assert [each["prices_per_hour"] for each in data["types"]] == [[0.35, 0.5], [0.1]]
+    assert "per hour" not in shown_of(str(ROOT / "examples/fleets/hap_testbed.yaml"))
