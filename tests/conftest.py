@@ -3,6 +3,7 @@
 Golden files: `golden(name, text)` compares a text with `tests/golden/NAME`, `--update-golden` rewrites it.
 """
 
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from jax._src.interpreters import mlir
 
 # What tests share lies beside them.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -22,6 +24,10 @@ _QUICK = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_spli
 if tuple(map(int, version("jax").split(".")[:2])) < (0, 11):
     _QUICK.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_QUICK]).strip()
+
+# JAX makes a context of MLIR for every function that it lowers, which takes as long as to lower a small one.
+if hasattr(mlir, "make_ir_context"):
+    mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 
 settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True)
 settings.register_profile("full", parent=settings.get_profile("ci"), max_examples=1000)

@@ -67,7 +67,7 @@ def check_moves() -> None:
         # Strategies that differ in rounds alone are one lowering.
         once = replace(case.move, strategy=""), case.tensor, case.ratios, lowering
         # How a dtype travels, and where units end, does not depend on the number of devices.
-        plain = case.tensor.dtype in DTYPES[:3] and ":" not in f"{case.move.pre}{case.move.post}"
+        plain = case.tensor.dtype in DTYPES[:2] and ":" not in f"{case.move.pre}{case.move.post}"
         if once not in seen and (plain or (DEVICES == 4 and case.ratios == ratio_sets(4)[0])):
             seen.add(once)
             by_ratios[case.ratios].append(case)

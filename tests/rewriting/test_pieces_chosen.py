@@ -56,13 +56,13 @@ def check(seed: int) -> None:
             assert found.cost_s <= fixed.cost_s / (1 - WORTH) * (1 + 1e-9), case
 
 
-@pytest.mark.parametrize("seed", [0])
+@pytest.mark.parametrize("seed", [2])
 def test_auto_is_no_worse_than_any_number_of_pieces(seed: int) -> None:
     check(seed)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", range(1, 20))
+@pytest.mark.parametrize("seed", [n for n in range(20) if n != 2])
 def test_auto_is_no_worse_than_any_number_of_pieces_in_many_cases(seed: int) -> None:
     check(seed)
 
