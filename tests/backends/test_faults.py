@@ -45,8 +45,12 @@ def alive(pid: int) -> bool:
         ("stopped", r"rank 1 .*: has not been heard of for 1.5 s: it was stopped"),
         ("hangs", rf"rank 1 {SEGMENT}.*: hangs: it has not moved for 1.5 s while rank 0 waits at"),
         ("leaves", r"rank 1 has finished while rank 0 waits at instruction"),
-        ("no data", r"rank 1: ValueError: no data"),
-        ("no batch", r"rank 1 has finished while rank 0 waits before the first step"),
+        pytest.param("no data", r"rank 1: ValueError: no data", marks=pytest.mark.full),
+        pytest.param(
+            "no batch",
+            r"rank 1 has finished while rank 0 waits before the first step",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_a_fault_ends_the_job_with_one_message(fault: str, said: str) -> None:
