@@ -137,19 +137,20 @@ def every_way(traced: Traced, hosts: tuple[bool, ...]) -> list[tuple[Stretch, ..
 
 
 @pytest.mark.parametrize(
-    ("part", "host"),
+    ("part", "host", "layers"),
     [
-        (0.9, ""),
-        *(pytest.param(part, "", marks=pytest.mark.full) for part in (1.0, 0.75, 0.65, 0.55)),
-        *(pytest.param(part, "4 GB/s", marks=pytest.mark.full) for part in (0.9, 0.75, 0.65)),
+        (0.75, "", 1),
+        (0.75, "4 GB/s", 1),
+        *(pytest.param(part, "", 2, marks=pytest.mark.full) for part in (1.0, 0.9, 0.75, 0.65, 0.55)),
+        *(pytest.param(part, "4 GB/s", 2, marks=pytest.mark.full) for part in (0.9, 0.75, 0.65)),
     ],
 )
-def test_under_budgets_the_choice_is_that_of_brute_force(part: float, host: str) -> None:
+def test_under_budgets_the_choice_is_that_of_brute_force(part: float, host: str, layers: int) -> None:
     """Of all ways to deal with the layers of a small step, each planned by itself, the cheapest that fits."""
-    step, args = layered(False, layers=2)
+    step, args = layered(False, layers=layers)
     traced = trace(step, *args)
     ways = every_way(traced, (False, True) if host else (False,))
-    assert len(ways) == (36 if host else 9)
+    assert len(ways) == (6 if host else 3) ** layers
     free = synthesize_traced(traced, fleet=fleet(), recompute="off", devices="all")
     small = fleet(f"{int(max(free.memory_bytes) * part)} B", host=host)
     found = synthesize_traced(traced, fleet=small, devices="all", microbatches=1)
