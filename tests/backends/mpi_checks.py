@@ -56,7 +56,7 @@ def everybody(wiring: Wiring | None) -> Seats:
 def check_moves() -> None:
     worlds: dict[tuple[tuple[float, ...], int], World] = {}
     # How a dtype travels does not depend on the number of ranks.
-    for case in cases(comm.size, local=False, dtypes=DTYPES if comm.size == 4 else DTYPES[:1]):
+    for case in cases(comm.size, local=False, dtypes=DTYPES if comm.size > 2 else DTYPES[:1]):
         for number, wiring in enumerate(wirings(comm.size)):
             # Who shares a node matters to hierarchical strategies only, not to how dtypes travel.
             if number and (case.move.strategy != "hierarchical" or case.tensor.dtype != "float32"):
@@ -64,11 +64,10 @@ def check_moves() -> None:
             key = case.ratios, number
             if key not in worlds:
                 # Who waits by spinning takes the core from whom it waits for: not among many ranks.
-                poll = comm.size > 2 or len(worlds) % 2 == 0
+                poll = comm.size > 3 or len(worlds) % 2 == 0
                 worlds[key] = World(case.ratios, comm, seats=everybody(wiring), poll=poll)
             check_move(case, worlds[key])
-    if comm.size != 3:
-        check_direct()
+    check_direct()
 
 
 def check_direct() -> None:
