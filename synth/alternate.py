@@ -24,7 +24,6 @@ from shardwright.synth.apart import apart
 from shardwright.synth.freely import Free, freely
 from shardwright.synth.memory.budgets import SCALES, Limits, Renting
 from shardwright.synth.memory.crowded import MOST_CHOICES, WIDE, uncrowded
-from shardwright.synth.memory.pool import FEW_CHOICES
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.memory.stretched import stretched
 from shardwright.synth.memory.within import FAR_DEARER, hopeless, judged, next_to_nothing, overlooked
@@ -144,8 +143,7 @@ def within_memory(
     given_up = (briefly and dearer) or (not best.fits and rival_s < math.inf)
     several: tuple[Segmented, float] | None = None
     others = () if within is None or pool is None else pool.below(best.cost_s * (1 - WORTH), found.ratios)
-    larger = mixed and len(turns.space.choices) > FEW_CHOICES
-    larger = larger and not too_small(graph, Limits.of(model).nbytes)
+    larger = mixed and not too_small(graph, Limits.of(model).nbytes)
 
     def cut_apart(one: Candidate) -> None:
         nonlocal several

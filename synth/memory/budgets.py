@@ -112,6 +112,14 @@ class Renting:
         """The cheapest program at some ratios with `rent_s` per byte on all devices, and on the smallest."""
         return self._solver.solve(prices, _NODES, stop, self._tables(ratios, rent_s))
 
+    def solve_each(
+        self, prices: Prices, ratios: Sequence[float], rents_s: Sequence[float], stop: Callable[[], bool]
+    ) -> list[Solution]:
+        """`solve` with each of several rents."""
+        each = [self._tables(ratios, rent_s) for rent_s in rents_s]
+        tables = {factor: np.stack([some[factor] for some in each]) for factor in each[0]}
+        return self._solver.solve_each(prices, tables, len(each), _NODES, stop)
+
     def nbytes(self, assignment: Sequence[int], ratios: Sequence[float]) -> float:
         """What an assignment pays rent for at some ratios, see `solve`."""
         tables = self._tables(ratios, 1.0)

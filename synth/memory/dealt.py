@@ -17,6 +17,32 @@ from shardwright.ir.placement import lengths
 #: Vectors on a grid at most: a finer one is made coarser; with so few, it is made finer, so many times.
 _MOST, _FEW, _FINER = 5000, 600, 8
 
+#: Levels to which memory is filled.
+_LEVELS = 64
+
+
+def filled(speeds: Sequence[float], memory: Sequence[float]) -> list[tuple[float, ...]]:
+    """Shares that computing likes, none larger than memory has room for: from ample room to none to spare.
+
+    What a device has no room for goes to those that have, by their speed.
+
+    Args:
+        speeds: share of every device if memory were no limit.
+        memory: its part of all memory.
+    """
+    wanted, room, found = np.array(speeds), np.array(memory), list[tuple[float, ...]]()
+    most = float((wanted / room).max())
+    for level in np.linspace(most, 1.0, _LEVELS, endpoint=False)[1:].tolist():
+        shares, full = wanted, np.zeros(len(room), dtype=bool)
+        while (over := shares > level * room * (1 + 1e-9)).any():
+            full |= over
+            rest = np.where(full, 0.0, wanted)
+            left = max(1 - level * float(room[full].sum()), 0.0)
+            shares = np.where(full, level * room, rest * left / max(float(rest.sum()), 1e-300))
+        if abs(float(shares.sum()) - 1) < 1e-9:  # else only devices that computing has no use for have room
+            found.append(tuple(shares.tolist()))
+    return found
+
 
 class Dealt:
     """Vectors of ratios, and programs at all of them.

@@ -9,7 +9,8 @@ of a program and ratios away, and so never makes the best that is left cheaper.
                 ratios that are best by the model within ever less memory
     in order    programs by what they cost with next to no rent: rent finds corners, and misses some between
     in turn     the same with less in memory at a time (`sparing.py`)
-    ratios      all that deal whole units (`dealt.py`)
+    ratios      all that deal whole units, and those between what computing and what memory would like
+                (`dealt.py`)
 
 Where memory does not bind, the search without a limit goes on from the cheapest pair of all (`Pool.likes`).
 Within memory, the cheapest pair that fits as it will run is taken. Which pairs are worth a look the model
@@ -21,7 +22,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,11 +33,10 @@ from shardwright.cost.memory.liveness import Footprint, Peaks, footprint
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.program import Program
 from shardwright.synth.memory.budgets import Renting
-from shardwright.synth.memory.dealt import Dealt
+from shardwright.synth.memory.dealt import Dealt, filled
 from shardwright.synth.memory.sparing import Sparing
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
-from shardwright.synth.search.solution import Solution
 from shardwright.synth.shares.turns import Candidate, Found, Turns, starts
 
 #: Steps of no more choices are small.
@@ -74,6 +74,7 @@ class _Member:
         peaks: (vectors, classes): what it takes there by the model.
         cheapest: where it costs least.
         spared: whether it is another one with less in memory at a time.
+        leanest: the same with least in memory at a time, once that was asked for.
         left: ratios at which it may fit, the cheapest first.
         alive: ratios at which no look has shown yet that it does not.
     """
@@ -85,6 +86,7 @@ class _Member:
     peaks: Floats
     cheapest: int
     spared: bool
+    leanest: _Member | None = None
     left: Iterator[int] = field(default_factory=lambda: iter(()))
     alive: NDArray[np.bool_] = field(init=False)
 
@@ -117,7 +119,8 @@ class Pool:
         by_memory = tuple(limit / sum(memory) for limit in memory)
         self._first = list(dict.fromkeys([free.ratios, by_memory, *by_speed]))
         units = {size for value in renting.graph.values() for size in value.type.shape if size > 1}
-        self._dealt = Dealt(model, axes, sorted(units | set(axes)) or [1], self._first)
+        likely = [each for speeds in self._first for each in filled(speeds, by_memory)]
+        self._dealt = Dealt(model, axes, sorted(units | set(axes)) or [1], [*self._first, *likely])
         self._best = self._add(program)
         self._unit_s = free.cost_s / float(self._best.peaks[0] @ model.counts)
 
@@ -145,9 +148,12 @@ class Pool:
             if cost_s > rival_s * (1 + 1e-9):
                 break
             if at < 0:
+                leaner = self._leaner(member)
+                if leaner is None:
+                    continue
                 member.alive[:] = True
                 member.left = self._worth_a_look(member)
-                for other in self._in_turn(member):
+                for other in leaner:
                     entry = float(other.seconds[other.cheapest]), next(number), other, -1
                     heapq.heappush(queue, entry)
             elif self._turns.judge.excess(peaks := self._look(member, at)) <= 1:
@@ -201,8 +207,8 @@ class Pool:
         found: list[tuple[int, ...]] = []
         with turns.timer.search():
             prices = Prices.at(turns.listed, ratios)
-            for scale in _RENTS:
-                solution: Solution = renting.solve(prices, ratios, scale * self._unit_s, turns.stop)
+            rents = [scale * self._unit_s for scale in _RENTS]
+            for solution in renting.solve_each(prices, ratios, rents, turns.stop):
                 turns.searches, turns.expanded = turns.searches + 1, turns.expanded + solution.expanded
                 found.append(solution.assignment)
             if in_order:
@@ -230,14 +236,33 @@ class Pool:
                 best = min(best or (math.inf, 0), (float(member.seconds[at]), at))
         return None if best is None else self._dealt.vectors[best[1]]
 
-    def _in_turn(self, member: _Member) -> Iterator[_Member]:
-        """The same with less in memory at a time."""
+    def _leaner(self, member: _Member) -> Sequence[_Member] | None:
+        """The same with less in memory at a time, as far as it is new; None where none of it may fit.
+
+        Where all that can be gathered again is, and that is too large, so is what keeps some of it.
+        """
         sparing = None if member.spared else Sparing(member.program, self._renting.graph)
-        if sparing is not None and sparing.possible:
-            for count in range(len(sparing.gathers) + 1):
-                program = sparing.again(count)
-                if program not in self._known:
-                    yield self._add(program, spared=True)
+        if sparing is not None and not sparing.possible:
+            return ()
+        most, new = 0 if sparing is None else len(sparing.gathers), list[_Member]()
+
+        def add(count: int) -> None:
+            assert sparing is not None
+            program = sparing.again(count)
+            if program not in self._known:
+                new.append(self._add(program, spared=True))
+            other = self._known[program]
+            member.leanest = other if count == most else member.leanest
+            other.leanest = member.leanest
+
+        if sparing is not None:
+            for count in dict.fromkeys([most, 0]):
+                add(count)
+        if member.leanest is None or next(self._worth_a_look(member.leanest), None) is None:
+            return None
+        for count in range(1, most):
+            add(count)
+        return new
 
     def _add(self, program: Program, *, spared: bool = False) -> _Member:
         member = self._known.get(program)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -59,6 +60,9 @@ _A_RIVAL = 1 << 18
 
 #: The same where several prices are worked out together: more parts of a fleet than are worth a closer look.
 _SEVERAL_CELLS = 1 << 14
+
+#: Tables for several prices that are together no larger than this are filled at once.
+_TOGETHER = 1 << 20
 
 #: See `Solver`.
 STAGES = ((3, 1 << 14), (4, 1 << 15))
@@ -204,6 +208,29 @@ class Solver:
             self._solutions[known] = found
         return self._solutions[known]
 
+    def solve_each(
+        self, tables: Sequence[Floats], count: int, most_nodes: int, stop: Callable[[], bool]
+    ) -> list[Solution | None]:
+        """`solve` at each of several prices; small tables are filled for all of them together.
+
+        Args:
+            tables: one per factor, with an axis of prices in front where they differ.
+            count: of the prices.
+            most_nodes: see `solve`.
+            stop: asked now and then whether to leave it at what was found.
+        """
+        core = self.core(tables)
+        kept = Kept(core.folded, core.sizes, core.cooked)
+        if core.cells(kept, self._most_cells) * count > _TOGETHER or core.tape(kept, self._most_cells).split:
+            each = [core.one(number) for number in range(count)]
+            return [self._solved(one, one.pruned(), most_nodes, stop) for one in each]
+        layers, found = core.finish(kept, self._most_cells), list[Solution | None]()
+        for number in range(count):
+            mine = [replace(layer, elimination=layer.elimination.one(number)) for layer in layers]
+            one, width = a_star(mine), width_of(mine)
+            found.append(one and Solution(one.assignment, one.cost, one.bound, one.expanded, width))
+        return found
+
     @staticmethod
     def _known(tables: Sequence[Floats]) -> bytes:
         """Equal for equal tables: parts of a fleet, and ranges of ratios, often have the same prices."""
@@ -314,14 +341,23 @@ class SpaceSolver:
             PlanError: no assignment is possible at all.
         """
         core = None if rents else self._core(prices)
-        found = self.solver.solve(self._tables(prices, rents), most_nodes, stop, core, rival)
-        if found is None:
-            raise PlanError(
-                place="search",
-                reason="no program of this space carries out the step",
-                remedy="Please report the step: its rules contradict each other",
-            )
-        return found
+        return _existing(self.solver.solve(self._tables(prices, rents), most_nodes, stop, core, rival))
+
+    def solve_each(
+        self,
+        prices: Prices,
+        rents: Mapping[Factor, Floats],
+        count: int,
+        most_nodes: int = MOST_NODES,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> list[Solution]:
+        """The cheapest program with each of several rents, which are along the first axis of their tables.
+
+        Raises:
+            PlanError: no assignment is possible at all.
+        """
+        found = self.solver.solve_each(self._tables(prices, rents), count, most_nodes, stop)
+        return [_existing(each) for each in found]
 
     def _tables(self, prices: Prices, rents: Mapping[Factor, Floats] | None) -> Sequence[Floats]:
         """Of all factors, with `rents` in place of those of some."""
@@ -367,6 +403,16 @@ class SpaceSolver:
         The least cost, where A* gets there, unless something below it is `enough`.
         """
         return self.solver.least(prices.tables(self.factors), stop, enough, self._core(prices))
+
+
+def _existing(found: Solution | None) -> Solution:
+    if found is None:
+        raise PlanError(
+            place="search",
+            reason="no program of this space carries out the step",
+            remedy="Please report the step: its rules contradict each other",
+        )
+    return found
 
 
 def solve(
