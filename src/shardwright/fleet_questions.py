@@ -38,8 +38,14 @@ class WhatIf:
 
     @property
     def change(self) -> float:
-        """By what part of itself an iteration would take longer; below zero where it is faster."""
-        return self.then.iteration_s / self.now.iteration_s - 1
+        """By what part of itself an iteration would take longer; below zero where it is faster.
+
+        Infinite where one takes no time now, and some then.
+        """
+        now_s, then_s = self.now.iteration_s, self.then.iteration_s
+        if not now_s:
+            return math.inf if then_s else 0.0
+        return then_s / now_s - 1
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -53,11 +59,12 @@ class WhatIf:
     def text(self) -> str:
         """A table for people."""
         now, then = _facts(self.now), _facts(self.then)
+        by = f" ({self.change:+.1%})" if math.isfinite(self.change) else ""
         rows = [
             ("", "now", "then"),
             ("fleet", str(self.now.fleet), str(self.then.fleet)),
             ("devices used", str(now["devices"]), str(then["devices"])),
-            ("iteration", _ms(now["iteration_s"]), f"{_ms(then['iteration_s'])} ({self.change:+.1%})"),
+            ("iteration", _ms(now["iteration_s"]), f"{_ms(then['iteration_s'])}{by}"),
             ("at least", _ms(now["bound_s"]), _ms(then["bound_s"])),
             ("fits", *("yes" if each["fits"] else "no" for each in (now, then))),
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,11 @@ import pytest
 from jax import lax
 from plan_cases import array, assert_same
 
-from shardwright import Fleet, baselines, synthesize
+from shardwright import Fleet, baselines, synthesize, what_if
+from shardwright.ir.trace import trace
+from shardwright.plans.diff import diff
+from shardwright.reports.page import page
+from shardwright.reports.text import layout, render
 
 
 def fleet(*nodes: tuple[float, ...]) -> Fleet:
@@ -85,3 +90,23 @@ def test_steps_that_compute_nothing_cost_nothing(step: str, name: str) -> None:
         assert plan.fits and plan.cost_s == plan.bound_s == plan.gap == 0
         assert_same(plan.compile(STEPS[step])(x), jax.jit(STEPS[step])(x))
     assert all(each.cost_s == 0 for each in baselines(STEPS[step], x, fleet=where))
+
+
+def test_what_costs_nothing_can_be_told() -> None:
+    step, x, where = STEPS["handed on"], array(4, 4), FLEETS["two nodes"]
+    free = synthesize(step, x, fleet=where)
+    beside = baselines(step, x, fleet=where, plan=free)
+    assert "node n0 alone" in render(layout(free, beside), colour=False)
+    assert "node n0 alone" in page(free, trace(step, x), "handed on", beside)
+    same, slower = (what_if(step, x, fleet=where, changes=changes) for changes in ("drop=n1", "drop=n0"))
+    assert same.change == 0 and "(+0.0%)" in same.text()
+    assert slower.change == math.inf and "%" not in slower.text()  # two devices compare their state
+
+
+def test_what_costs_nothing_beside_another_plan() -> None:
+    x, where = array(16, 16), FLEETS["two nodes"]
+    free, everywhere = (synthesize(STEPS["handed on"], x, fleet=where, devices=d) for d in ("auto", "all"))
+    dear = synthesize(chosen, x, x, fleet=where)
+    assert list(diff(free, everywhere).why()) == ["Both cost 0 s.", "It uses 3 devices, not 1."]
+    assert any(said.startswith("The first costs nothing") for said in diff(free, dear).why())
+    assert any("100.0% cheaper" in said for said in diff(dear, free).why())

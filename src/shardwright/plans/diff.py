@@ -128,7 +128,8 @@ class Diff:
             if a.cost_s == b.cost_s:
                 return
         yield _verdict(a, b)
-        shown = [p for p in self.parts if abs(p.change_s) >= max(0.02 * abs(self.change_s), 1e-3 * a.cost_s)]
+        least_s = max(0.02 * abs(self.change_s), 1e-3 * a.cost_s)
+        shown = [p for p in self.parts if p.change_s and abs(p.change_s) >= least_s]
         yield from map(_said, shown)
         if len(b.used) != len(a.used):
             yield f"It uses {len(b.used)} device{'s' if len(b.used) > 1 else ''}, not {len(a.used)}."
@@ -203,8 +204,10 @@ def _fleets(a: Plan, b: Plan) -> Iterator[str]:
 
 def _verdict(a: Plan, b: Plan) -> str:
     change = b.cost_s - a.cost_s
-    if not a.cost_s or abs(change) < 1e-6 * a.cost_s:
+    if abs(change) <= 1e-6 * a.cost_s:
         return f"Both cost {duration(a.cost_s)}."
+    if not a.cost_s:
+        return f"The first costs nothing, the second {duration(b.cost_s)}."
     if b.cost_s > 2 * a.cost_s:
         much = f"costs {b.cost_s / a.cost_s:.3g} times as much"
     else:

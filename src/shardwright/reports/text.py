@@ -269,9 +269,8 @@ def _compared(plan: Plan, baselines: Sequence[Baseline]) -> Table:
     )
     for baseline in baselines:
         fits = "" if baseline.fits else "does not fit into memory"
-        table.add_row(
-            baseline.name, duration(baseline.cost_s), f"{baseline.cost_s / plan.cost_s:.2f} ×", fits
-        )
+        ratio = f"{baseline.cost_s / plan.cost_s:.2f} ×" if plan.cost_s else ""
+        table.add_row(baseline.name, duration(baseline.cost_s), ratio, fits)
     return table
 
 
