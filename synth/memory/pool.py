@@ -122,7 +122,8 @@ class Pool:
         likely = [each for speeds in self._first for each in filled(speeds, by_memory)]
         self._dealt = Dealt(model, axes, sorted(units | set(axes)) or [1], [*self._first, *likely])
         self._best = self._add(program)
-        self._unit_s = free.cost_s / float(self._best.peaks[0] @ model.counts)
+        # Tensors of no elements take no memory, and starting their kernels takes time.
+        self._unit_s = free.cost_s / max(float(self._best.peaks[0] @ model.counts), 1.0)
 
     def likes(self) -> tuple[float, ...]:
         """The ratios of the cheapest pair, if memory were no limit."""

@@ -110,3 +110,12 @@ def test_what_costs_nothing_beside_another_plan() -> None:
     assert list(diff(free, everywhere).why()) == ["Both cost 0 s.", "It uses 3 devices, not 1."]
     assert any(said.startswith("The first costs nothing") for said in diff(free, dear).why())
     assert any("100.0% cheaper" in said for said in diff(dear, free).why())
+
+
+@pytest.mark.parametrize("name", FLEETS)
+@pytest.mark.parametrize("how", [{}, {"devices": "all"}])
+def test_tensors_of_no_elements(name: str, how: dict[str, Any]) -> None:
+    x = jnp.zeros((0, 8))
+    plan = synthesize(lambda x: x * 2, x, fleet=FLEETS[name], **how)
+    assert plan.fits and plan.cost_s > 0
+    assert plan.compile(lambda x: x * 2)(x).shape == x.shape
