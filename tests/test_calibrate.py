@@ -5,8 +5,10 @@ import sys
 from dataclasses import astuple
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 import shardwright.fleets.calibrate as module
@@ -142,6 +144,18 @@ def test_names_nodes_and_memory_of_a_fleet_are_kept(tmp_path: Path) -> None:
     assert fleet.name == "laptop"
     assert [d.type.name for d in fleet.devices] == [f"{d.type.name}-measured" for d in given.devices]
     assert [d.type.memory_bytes for d in fleet.devices] == [d.type.memory_bytes for d in given.devices]
+
+
+@pytest.mark.usefixtures("quiet")
+def test_prices_of_a_fleet_are_kept(tmp_path: Path) -> None:
+    given = Fleet.load(LAPTOP).to_dict()
+    (node,) = cast("list[dict[str, Any]]", given["nodes"])
+    for number, group in enumerate(node["devices"], 1):
+        group["type"]["price_per_hour"] = 0.5 * number
+    priced, path = tmp_path / "priced.yaml", tmp_path / "measured.yaml"
+    priced.write_text(yaml.safe_dump(given))
+    assert run("--fleet", str(priced), "-o", str(path)).exit_code == 0
+    assert [d.type.price_per_hour for d in Fleet.load(path).devices] == [0.5, 1.0, 1.5, 1.5]
 
 
 def test_every_collective_strategy_and_kind_of_kernel_is_asked_for() -> None:

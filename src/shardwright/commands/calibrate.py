@@ -28,7 +28,9 @@ MOST_RANKS_PER_CORE = 8
 
 
 @click.command("calibrate")
-@click.option("--fleet", "fleet_path", metavar="FLEET.yaml", help="Keep this fleet's names, nodes, memory.")
+@click.option(
+    "--fleet", "fleet_path", metavar="FLEET.yaml", help="Keep this fleet's names, nodes, memory, prices."
+)
 @click.option("-n", "ranks", type=click.IntRange(min=1), help="Ranks.  [default: devices of the fleet, or 2]")
 @click.option("-o", "--output", required=True, metavar="MEASURED.yaml", help="Write the fleet to this file.")
 @click.option("--rounds", type=click.IntRange(min=3), default=7, show_default=True, help="Samples of each.")

@@ -100,7 +100,7 @@ def calibrate(
 
     Args:
         ranks: how many to start on this machine (with `comm`: how many it has).
-        fleet: whose names, nodes and memory are kept; without it, a node per machine.
+        fleet: whose names, nodes, memory and prices are kept; without it, a node per machine.
         comm: an mpi4py communicator whose ranks all call this; without it, ranks are started here.
         force: use noisy measurements, too, and measure beside other work.
         rounds: samples of each kernel and exchange.
@@ -296,7 +296,7 @@ def assemble(
         devices: groups of ranks with their rates.
         between: all ranks.
         inside: the ranks of each machine, where there are several.
-        fleet: whose names, nodes and memory are kept, if any.
+        fleet: whose names, nodes, memory and prices are kept, if any.
         name: the new fleet's, if there was none.
         resume: what segments take besides their kernels.
     """
@@ -315,7 +315,9 @@ def assemble(
             for i in members
         )
         found = fit.as_type(label, memory, _source(fit, measured), resuming)
-        types.update(dict.fromkeys(members, found))
+        # What a device costs nobody measures, and devices of one type may cost different amounts.
+        prices = {i: None if fleet is None else fleet.devices[i].type.price_per_hour for i in members}
+        types.update({i: replace(found, price_per_hour=price) for i, price in prices.items()})
     hosts = [info.host for info in measured.ranks]
     sizes = (
         [len(node.devices) for node in fleet.nodes] if fleet else [len(list(g)) for _, g in groupby(hosts)]
