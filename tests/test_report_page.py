@@ -26,6 +26,7 @@ from shardwright.fleets.summary import summary
 from shardwright.ir.errors import PlanError
 from shardwright.reports.facts import COLUMNS, Facts, facts
 from shardwright.reports.page import area, page
+from shardwright.reports.text import layout, render
 from shardwright.reports.units import duration
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -278,9 +279,44 @@ def test_a_plan_on_two_axes() -> None:
     reader.feed(page(plan, plan.traced, "two axes"))
     assert "over the nodes" in reader.said("shares") and "within a node" in reader.said("program")
     assert "2 mesh axes" in reader.said("certificate")
+    assert "Nothing is sharded" not in reader.said("shares")
+    assert "nothing is sharded" not in render(layout(plan), colour=False)
     answer = explain(plan, "params/up", plan.traced)
     assert "over the nodes" in answer.sentences[0] and "the next best is S(1)/S(0)" in answer.sentences[-1]
     assert "sets the pace" in " ".join(explain(plan, "n1.d0", plan.traced).sentences)
+
+
+def test_a_search_on_two_axes_that_came_to_its_end() -> None:
+    """The order of a sum makes no gap: no search stopped early, and nobody says so."""
+
+    def device(name: str, rate: float) -> dict[str, str]:
+        return {
+            "name": name,
+            "flops": f"{rate} TFLOP/s",
+            "memory_bandwidth": "300 GB/s",
+            "memory": "8 GB",
+        }
+
+    near, host = {"bandwidth": "20 GB/s", "latency": "5 us"}, {"bandwidth": "12 GB/s", "latency": "10 us"}
+    unlike = {"devices": [{"type": device("big", 1)}, {"type": device("small", 0.5)}]}
+    alike = {"devices": {"type": device("tiny", 0.4), "count": 2}}
+    nodes = [node | {"link": near, "host_link": host} for node in (unlike, alike)]
+    network = {"bandwidth": "10 GB/s", "latency": "10 us"}
+    fleet = Fleet.from_dict({"name": "uneven", "nodes": nodes, "network": network})
+
+    def update(params: Any, x: jax.Array, y: jax.Array) -> Any:
+        def loss_of(params: Any) -> jax.Array:
+            return jnp.mean((jnp.tanh(jnp.tanh(x @ params["w0"]) @ params["w1"]) - y) ** 2)
+
+        loss, gradients = jax.value_and_grad(loss_of)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
+
+    params = {"w0": shape(64, 64), "w1": shape(64, 64)}
+    batch = (shape(4096, 64), shape(4096, 64))
+    plan = api.synthesize(update, params, *batch, fleet=fleet, axes=2, devices="all")
+    assert plan.axes == 2 and plan.traced is not None
+    assert plan.search_gap == 0 < plan.gap
+    assert "stopped early" not in page(plan, plan.traced, "two axes")
 
 
 def test_a_plan_from_a_file_needs_its_step(planned: Plan, tmp_path: Path) -> None:

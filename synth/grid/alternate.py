@@ -270,7 +270,8 @@ class GridSearch:
             verify(fitted.program, self.graph)
         cost_s = fitted.cost_s
         least = bound_s if solution is None else solution.bound_s
-        gap = max(0.0, 1 - min(least, cost_s) / cost_s) if cost_s > 0 else 0.0
+        # What differs by the order of a sum is the same.
+        gap = 1 - least / cost_s if least < cost_s * (1 - 1e-9) else 0.0
         notes: list[str] = []
         if fitted.over > 1:
             notes.append(SHORT)

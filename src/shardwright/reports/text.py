@@ -17,7 +17,7 @@ from rich.text import Text
 from shardwright.cost.fleet import Device
 from shardwright.cost.quantity import size
 from shardwright.cost.topology import host_link
-from shardwright.ir.placement import Shard
+from shardwright.ir.placement import cuts
 from shardwright.ir.program import Move, own_ratios
 from shardwright.ir.rules import Signature
 from shardwright.ir.serialize import program_to_json
@@ -79,7 +79,7 @@ def anything_sharded(plan: Plan) -> bool:
     """Whether any tensor of the program is cut."""
     made = (i.post if isinstance(i, Move) else i.signature for i in plan.program.all_instructions())
     placed = (p for m in made for p in ((*m.ins, *m.outs) if isinstance(m, Signature) else (m,)))
-    return any(isinstance(p, Shard) for p in placed)
+    return any(cuts(p) for p in placed)
 
 
 def _section(content: Table | Group) -> Padding:
