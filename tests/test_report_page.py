@@ -286,6 +286,37 @@ def test_a_plan_on_two_axes() -> None:
     assert "sets the pace" in " ".join(explain(plan, "n1.d0", plan.traced).sentences)
 
 
+def test_a_step_in_micro_batches() -> None:
+    """What is in the loop is of all layers and both passes; the page says how the step is changed."""
+    kind = {"name": "c", "flops": "1 TFLOP/s", "memory_bandwidth": "100 GB/s", "memory": "8 GB"}
+    node = {"devices": {"type": kind, "count": 2}, "link": {"bandwidth": "10 GB/s", "latency": "1 us"}}
+    fleet = Fleet.from_dict({"name": "pair", "nodes": [node]})
+
+    def update(params: Any, x: jax.Array, y: jax.Array) -> Any:
+        def loss_of(params: Any) -> jax.Array:
+            hidden = x
+            for name in sorted(params):
+                hidden = jnp.tanh(hidden @ params[name]["w"])
+            return jnp.mean((hidden - y) ** 2)
+
+        loss, gradients = jax.value_and_grad(loss_of)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
+
+    params = {f"layer{i}": {"w": shape(256, 256)} for i in range(3)}
+    plan = api.synthesize(update, params, shape(4096, 256), shape(4096, 256), fleet=fleet, microbatches=4)
+    assert plan.traced is not None
+    traced = plan.step(plan.traced)
+    found = {layer.title: layer for layer in facts(plan, traced, "pieces").layers}
+    assert sum(layer.seconds for layer in found.values()) == pytest.approx(plan.cost_s)
+    loop = found.pop("the whole step")
+    assert loop.compute_s["both"] > 0.9 * sum(loop.compute_s.values()) and loop.exchange_s["both"] > 0
+    assert sum(layer.seconds for layer in found.values()) < 0.1 * plan.cost_s
+    reader = Reader()
+    reader.feed(page(plan, traced, "pieces"))
+    assert "4 micro-batches, one after another" in reader.said("memory")
+    assert "one loop, which belongs to the whole step" in reader.said("program")
+
+
 def test_a_search_on_two_axes_that_came_to_its_end() -> None:
     """The order of a sum makes no gap: no search stopped early, and nobody says so."""
 

@@ -5,7 +5,8 @@ stacks, in which differentiation leaves `jvp` and `transpose(jvp)`; what is trac
 forward or backward if it feeds such an equation, and else part of the update. *Layers* come from the names
 of parameters: `params['blocks'][3]['mlp']['up']` belongs to `blocks[3]`. An equation belongs to the layer
 whose parameter it reads; one that reads none, to that of the activation it reads, the latest one; the
-product that makes a parameter's gradient, to the layer of the parameter.
+product that makes a parameter's gradient, to the layer of the parameter; a loop that reads parameters of
+several layers, as the one over micro-batches does, to none of them.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def outline(graph: Graph) -> Outline:
     layers = _equation_layers(graph, phases, parameters, of_input)
     layer_of = {graph.inputs[p]: layer for p, layer in layer_of_parameter.items()}
     seen = {layer_of[v]: None for e in graph.equations for v in e.input_values if v in layer_of}
-    whole = () if all(layers) else (WHOLE,)
+    whole = () if all(layer not in ("", WHOLE) for layer in layers) else (WHOLE,)
     places = tuple(Place(layer or WHOLE, phase) for layer, phase in zip(layers, phases, strict=True))
     return Outline((*seen, *whole), of_input, parameters, places)
 
@@ -118,10 +119,10 @@ def _mark(equation: Equation) -> Phase | None:
     stack = str(getattr(equation.source, "name_stack", ""))
     if "transpose(" in stack:
         return "backward"
-    if "jvp(" in stack:
-        return "forward"
     inner: set[Phase | None] = {_mark(e) for region in equation.regions for e in region.all_equations()}
     inner.discard(None)
+    if "jvp(" in stack:  # micro-batches are a loop with both in it
+        return "both" if inner - {"forward"} else "forward"
     return "both" if len(inner) > 1 else next(iter(inner), None)
 
 
@@ -264,7 +265,9 @@ def _equation_layers(
         if read and all(value in weights for value in equation.input_values) and len(read) == 1:
             weights.update(equation.outputs)
             direct.update(dict.fromkeys(equation.outputs, direct[read[0]]))
-        if read:
+        if equation.regions and len({direct[value] for value in read if value in weights}) > 1:
+            layer = WHOLE  # a loop over micro-batches, or one that applies several layers
+        elif read:
             layer = direct[max(read, key=lambda value: value.type.nbytes)]
         elif equation.index in gradients:
             layer = gradients[equation.index]

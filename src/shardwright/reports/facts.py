@@ -18,7 +18,7 @@ from shardwright.outline import PHASES, Phase, Place, instruction_places
 from shardwright.plan import Plan
 from shardwright.plans.parts import Spent
 from shardwright.reports.layers import LayerGroup, layer_groups
-from shardwright.reports.text import Held, anything_sharded, held, notes
+from shardwright.reports.text import Held, anything_sharded, changed, held, notes
 from shardwright.synth.baselines import Baseline, Baselines
 
 #: Columns of a lane: as wide as a page, and no more than an eye can tell apart.
@@ -129,6 +129,11 @@ class Facts:
     def sharded(self) -> bool:
         """Whether anything is cut at all."""
         return anything_sharded(self.plan)
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """How the step is changed to take less memory."""
+        return tuple(changed(self.plan))
 
     @property
     def held(self) -> tuple[Held, ...]:

@@ -99,7 +99,7 @@ def _head(plan: Plan) -> Text:
         f"  predicted step  {duration(plan.iteration_s)}",
         f"  cost            {duration(plan.cost_s)}; no plan of {_space(plan)} costs less than "
         f"{duration(plan.bound_s)} (gap {plan.gap:.1%})",
-        *_rewriting(plan),
+        *(f"  memory          {said}" for said in changed(plan)),
         *_own_ratios(plan),
         *_comparing(plan),
         f"  state           {state}",
@@ -130,8 +130,8 @@ def _space(plan: Plan) -> str:
     return "the step so changed" if plan.rewriting else "this space"
 
 
-def _rewriting(plan: Plan) -> list[str]:
-    """How the step is changed, and what that costs."""
+def changed(plan: Plan) -> list[str]:
+    """How the step is changed to take less memory, and what that costs."""
     again = sum(stretch.keep != "all" for stretch in plan.rewriting.recompute)
     away = sum(stretch.host for stretch in plan.rewriting.recompute)
     pieces = plan.rewriting.microbatches
@@ -145,10 +145,10 @@ def _rewriting(plan: Plan) -> list[str]:
     computed = f"{layers(again, 'is', 'are')} computed again in the backward pass: {price(plan.again_s)}"
     waiting = f"{layers(away, 'waits', 'wait')} in host memory for the backward pass: {price(plan.host_s)}"
     return [
-        *(["  memory          state is donated: what continues it takes its memory"] if plan.donate else []),
-        *([f"  memory          {computed}"] if again else []),
-        *([f"  memory          {waiting}"] if away else []),
-        *([f"  memory          {pieces} micro-batches, one after another"] if pieces > 1 else []),
+        *(["state is donated: what continues it takes its memory"] if plan.donate else []),
+        *([computed] if again else []),
+        *([waiting] if away else []),
+        *([f"{pieces} micro-batches, one after another"] if pieces > 1 else []),
     ]
 
 
