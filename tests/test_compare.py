@@ -149,6 +149,14 @@ def test_each_crossover_is_one_to_the_byte(kind: str) -> None:
         assert times[1][crossover.after] == min(times[1].values())
 
 
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
+def test_strategies_that_are_predicted_alike_do_not_cross(kind: str) -> None:
+    """At even shares blocks as long as the largest share are exact; rounding makes neither the faster one."""
+    assert crossovers(LAPTOP, kind, 1 << 10, 1 << 30) == ()
+    rows = sweep_collectives(LAPTOP, kind, steps(1 << 10, 1 << 30, 1))
+    assert {swept[0].strategy for swept in rows} == {rows[0][0].strategy}
+
+
 def test_steps_are_even_in_octaves_and_hold_both_ends() -> None:
     assert steps(1024, 16384, 1) == [1024, 2048, 4096, 8192, 16384]
     assert steps(1000, 5000, 0.5)[0] == 1000 and steps(1000, 5000, 0.5)[-1] == 5000

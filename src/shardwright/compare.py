@@ -25,6 +25,9 @@ from shardwright.ir.graph import TensorType
 MOST_BYTES = 1 << 40
 #: Ranks per core beyond which a measurement says more of the scheduler than of the strategies.
 MOST_RANKS_PER_CORE = 8
+#: Predictions that differ by less than this part are the same: at even shares `padded` is `exact`, and which
+#: of the two a sum rounds up changes from byte to byte.
+_SAME = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,18 @@ def sweep_collectives(
             tuple(replace(row, measured_s=seconds[row.strategy, nbytes]) for row in rows)
             for nbytes, rows in zip(checked, swept, strict=True)
         ]
-    return tuple(tuple(sorted(rows, key=lambda row: row.predicted_s)) for rows in swept)
+    return tuple(map(_ranked, swept))
+
+
+def _ranked(rows: Sequence[StrategyRow]) -> tuple[StrategyRow, ...]:
+    """Rows by prediction; those that are predicted alike stay in the registry's order."""
+    ranked: list[StrategyRow] = []
+    left = list(rows)
+    while left:
+        most_s = min(row.predicted_s for row in left) * (1 + _SAME)
+        ranked += [row for row in left if row.predicted_s <= most_s]
+        left = [row for row in left if row.predicted_s > most_s]
+    return tuple(ranked)
 
 
 def crossovers(
@@ -113,7 +127,7 @@ def crossovers(
     predict = _predictor(inventory, _checked_kind(collective), _checked_ratios(ratios, inventory))
 
     def fastest(nbytes: int) -> str:
-        return min(predict(nbytes), key=lambda row: row.predicted_s).strategy
+        return _ranked(predict(nbytes))[0].strategy
 
     points = steps(low, high, 8)
     names = [fastest(nbytes) for nbytes in points]
