@@ -257,6 +257,8 @@ socket.gethostname = lambda: f"host{comm.rank // 2}"
 import shardwright.fleets.calibrate as module
 import shardwright.backends.measuring.timing as timing
 import shardwright.fleets.calibration_cases as cases
+from shardwright.cost.fleet import Fleet
+from shardwright.ir.errors import InputError
 timing.COLD_BYTES, cases.REDUCTIONS = 1 << 16, ((8, 8),)
 cases.SIZES, cases.WIDTHS, cases.SKEWS = (1 << 10, 1 << 12, 1 << 14), (256,), ()
 cases.PRODUCTS, cases.LARGE = cases.PRODUCTS[:3], (1, 64, 64, 64)
@@ -266,10 +268,17 @@ fleet = found.fleet
 assert [len(node.devices) for node in fleet.nodes] == [2, 2] and fleet.network is not None
 assert all(node.link is not None and node.link.strategies for node in fleet.nodes)
 assert comm.allgather(fleet.fingerprint()) == [fleet.fingerprint()] * 4
+# A node of a fleet is a machine: no link that was measured joins ranks of two of them.
+try:
+    module.calibrate(4, Fleet.load(sys.argv[1]), comm=comm, force=True, rounds=2, patience_s=0.0)
+except InputError as error:
+    assert "the ranks of n0 of laptop are on 2 machines" in str(error), error
+else:
+    raise AssertionError
 """
     )
     done = subprocess.run(
-        [find_mpiexec(), "-n", "4", sys.executable, str(script)],
+        [find_mpiexec(), "-n", "4", sys.executable, str(script), str(LAPTOP)],
         env=rank_environment(4),
         capture_output=True,
         text=True,

@@ -125,7 +125,7 @@ def calibrate(
         _refuse_load(measured.others)
     devices = fit_devices(request.kernels, measured, fleet)
     between = fit_link(request.exchanges, measured.exchange_s)
-    inside = {} if comm is None else _inside(measured, comm, request, tick)
+    inside = {} if comm is None else _inside(measured, comm, request, tick, fleet)
     if not force:
         links = [found for found in (between, *inside.values()) if found is not None]
         refuse([fit for fit, _ in devices])
@@ -135,11 +135,14 @@ def calibrate(
     return Calibration(made, devices, between, resume, measured.others)
 
 
-def _inside(measured: Measured, comm: Any, whole: Request, tick: Tick) -> dict[str, FittedLink | None]:
+def _inside(
+    measured: Measured, comm: Any, whole: Request, tick: Tick, fleet: Fleet | None
+) -> dict[str, FittedLink | None]:
     """The link of every machine, where the ranks are on several.
 
     Raises:
-        InputError: the ranks of one machine do not follow each other, as devices of a node do.
+        InputError: the ranks of one machine do not follow each other, as devices of a node do, or those of a
+            node of the fleet are on several machines: no link that is measured is that node's.
     """
     hosts = [info.host for info in measured.ranks]
     if len(set(hosts)) == 1:
@@ -150,11 +153,25 @@ def _inside(measured: Measured, comm: Any, whole: Request, tick: Tick) -> dict[s
             reason="the ranks of one machine do not follow each other",
             remedy="Start the job so that ranks fill one machine after another",
         )
+    if fleet is not None:
+        _refuse_torn_nodes(fleet, hosts)
     node = comm.Split(hosts.index(hosts[comm.rank]), comm.rank)
     cases = tuple(exchange_cases(node.size))
     mine = fit_link(cases, measure(replace(whole, exchanges=cases, kernels=()), node, tick).exchange_s)
     node.Free()
     return dict(zip(hosts, comm.allgather(mine), strict=True))
+
+
+def _refuse_torn_nodes(fleet: Fleet, hosts: Sequence[str]) -> None:
+    """Refuse a fleet with a node whose ranks are on several machines."""
+    for number, node in enumerate(fleet.nodes):
+        machines = {hosts[device.index] for device in fleet.devices if device.node == number}
+        if len(machines) > 1:
+            raise InputError(
+                place="calibrate",
+                reason=f"the ranks of {node.name} of {fleet.name} are on {len(machines)} machines",
+                remedy="Start the job so that the ranks of a node are on one machine, or leave --fleet out",
+            )
 
 
 def _refuse_load(others: float | None) -> None:
