@@ -147,20 +147,23 @@ def _dynamic_update_slice(equation: Equation) -> Rule:
 def _localize_dynamic_update_slice(local: Local, operand: Any, update: Any, *starts: Any) -> Any:
     jnp = local.jax.numpy
     pairs = list(enumerate(zip(local.inputs[0], local.inputs[1], strict=True)))
-    cut = next((i for i, (whole, part) in pairs if whole.size != part.size and not whole.whole), None)
-    if cut is None:
+    # On two mesh axes there may be two such dimensions.
+    cut = [i for i, (whole, part) in pairs if whole.size != part.size and not whole.whole]
+    if not cut:
         return local.bind(operand, update, *starts, **local.params)
-    extent, size = local.inputs[0][cut], local.inputs[1][cut].size
-    start = clamped(local.jax, starts[cut], extent.size - size)
-    # What the update would put at each position of this stretch, and whether it does.
-    at = jnp.arange(extent.length, dtype=start.dtype) + extent.offset - start
-    spread = jnp.take(update, jnp.clip(at, 0, max(size - 1, 0)), axis=cut, mode="clip")
+    mask: Any = True
+    for i in cut:
+        extent, size = local.inputs[0][i], local.inputs[1][i].size
+        start = clamped(local.jax, starts[i], extent.size - size)
+        # What the update would put at each position of this stretch, and whether it does.
+        at = jnp.arange(extent.length, dtype=start.dtype) + extent.offset - start
+        update = jnp.take(update, jnp.clip(at, 0, max(size - 1, 0)), axis=i, mode="clip")
+        mask &= ((at >= 0) & (at < size)).reshape([-1 if d == i else 1 for d in range(operand.ndim)])
     others = [
-        jnp.zeros((), "int32") if i == cut else clamped(local.jax, s, _room(local, i))
+        jnp.zeros((), "int32") if i in cut else clamped(local.jax, s, _room(local, i))
         for i, s in enumerate(starts)
     ]
-    written = local.bind(operand, spread, *_one_dtype(others), **local.params)
-    mask = ((at >= 0) & (at < size)).reshape([-1 if i == cut else 1 for i in range(operand.ndim)])
+    written = local.bind(operand, update, *_one_dtype(others), **local.params)
     return jnp.where(mask, written, operand)
 
 

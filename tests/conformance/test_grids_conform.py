@@ -121,18 +121,27 @@ def check(primitive: str, most: int, meshes: tuple[tuple[Nodes, Ratios], ...]) -
     return tried
 
 
-@pytest.mark.parametrize("primitive", ["gather", "scatter-add"])
-def test_what_is_indexed_along_two_dimensions_may_be_cut_along_both(primitive: str) -> None:
+@pytest.mark.parametrize(
+    ("primitive", "name", "dims"),
+    [
+        ("gather", "two_indices", (0, 2)),
+        ("scatter-add", "two_indices", (0, 2)),
+        ("dynamic_update_slice", "update_at_the_end", (0, 1)),
+    ],
+)
+def test_what_is_indexed_along_two_dimensions_may_be_cut_along_both(
+    primitive: str, name: str, dims: tuple[int, int]
+) -> None:
     """Each device has a block of it: an index is its own where both coordinates are."""
-    rng = np.random.default_rng(3)
-    sample = next(s for s in SAMPLES if s.primitive == primitive and s.make.__name__ == "two_indices")
+    rng, blocks = np.random.default_rng(3), {Shard(dim) for dim in dims}
+    sample = next(s for s in SAMPLES if s.primitive == primitive and s.make.__name__ == name)
     case = cases(*sample.make(Draw(0)), primitive)[0]
     single = list(signatures(rule_of(case.equation), case.equation))
     for nodes, ratios in MESHES:
         tried = 0
         for across, within in itertools.permutations(single, 2):
             signature = paired(across, within, nodes)
-            if signature is not None and {across.ins[0], within.ins[0]} == {Shard(0), Shard(2)}:
+            if signature is not None and {across.ins[0], within.ins[0]} == blocks:
                 assert not (found := wrong(case, signature, nodes, ratios, rng)), f"{signature}: {found}"
                 tried += 1
         assert tried
