@@ -29,7 +29,8 @@ class Space:
         root: the frame of the step itself.
         choices: all choices, numbered.
         uses: all factors, with the choices they tie.
-        replicated: primitives without a rule, which run replicated, with one equation of each.
+        replicated: primitives without a rule, which run replicated though they have dimensions that a rule
+            might cut, with one equation of each.
         assumptions: what prices assume about loops, in words.
 
     Args:
@@ -49,7 +50,7 @@ class Space:
         self.choices, self.uses = self._made.choices, self._made.uses
         known = registry()
         for equation in graph.all_equations():
-            if equation.form.primitive not in known and not equation.regions:
+            if equation.form.primitive not in known and not equation.regions and _has_dimensions(equation):
                 self.replicated.setdefault(equation.primitive, equation)
         self.units = Units()
         self.units.add(graph)
@@ -186,3 +187,8 @@ class Space:
         if isinstance(inner, Value):
             return self.domains.single(inner.type, self.units.of(inner), self._outstanding.partials[inner])
         return self.domains.whole(inner.type, (0,) * inner.type.rank)
+
+
+def _has_dimensions(equation: Equation) -> bool:
+    """Whether a rule could have anything cut: what is scalar lies whole on every device in any case."""
+    return any(tensor.rank for tensor in (*equation.input_types, *equation.output_types))

@@ -98,6 +98,20 @@ def test_known_primitives_are_not_warned_of() -> None:
     assert [str(each.message) for each in told if each.category is ReplicatedWarning] == []
 
 
+def test_scalars_are_not_warned_of() -> None:
+    """No rule could have them cut. (A diagonal asks for its platform, a number, by its own primitive.)"""
+
+    def step(x: Any) -> Any:
+        return jnp.diagonal(x * doubled.bind(x[0, 0])).sum()
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        plan = synthesize(step, array(12, 12), fleet=fleet(2, 1))
+    assert [str(each.message) for each in told if each.category is ReplicatedWarning] == []
+    assert "double_of_my_own" in plan.text() and not plan.stats.replicated
+    assert plan.verify(step, array(12, 12)).ok
+
+
 def test_closed_over_arrays_are_held_whole() -> None:
     table = jnp.asarray(array(16, 16, seed=5))
 
