@@ -326,9 +326,7 @@ class _Step:
             return plan
         self.choosing.settle(plan.cost_s, fitting=plan.fits)
         parts = [part for made in self._searches for part in made.parts]
-        bound_s = max(plan.bound_s, min(plan.cost_s, least_bound(parts, fitting=plan.fits)))
-        gap = (plan.cost_s - bound_s) / plan.cost_s if plan.cost_s > 0 else 0.0
-        return plan.but(bound_s=bound_s, search_gap=min(plan.search_gap, gap))
+        return _raised(plan, min(plan.cost_s, least_bound(parts, fitting=plan.fits)))
 
     def certified(self, plan: Plan) -> Plan:
         """See `Planner.certified`."""
@@ -338,8 +336,7 @@ class _Step:
         plan = plan if plan.bound_s <= left_s else plan.but(bound_s=left_s)
         if not plan.fits or plan.bound_s >= plan.cost_s * content or not self._searches:
             return plan
-        bound_s = min(left_s, *(made.sharpened(plan.cost_s) for made in self._searches))
-        return plan.but(bound_s=max(plan.bound_s, bound_s))
+        return _raised(plan, min(left_s, *(made.sharpened(plan.cost_s) for made in self._searches)))
 
     def _chosen(self, rival_s: float, *, briefly: bool, glance: bool, baselines: bool) -> Choice | None:
         asked, meshes = self.asked, self.meshes
@@ -372,6 +369,12 @@ class _Step:
         # A glance takes no longer than baselines do, however little time there is to search.
         grid = GridChoosing(graph, asked.fleet, Timer(tick), self.meshes)
         return beside_one_axis(found, grid, graph, asked.fleet, tick, baselines=asked.axes == 2)
+
+
+def _raised(plan: Plan, bound_s: float) -> Plan:
+    """A plan with a bound if that is better; at its ratios nothing is cheaper than at any."""
+    plan = plan.but(bound_s=max(plan.bound_s, bound_s))
+    return plan.but(search_gap=min(plan.search_gap, plan.gap))
 
 
 def does_more(step: Traced, like: Traced) -> bool:

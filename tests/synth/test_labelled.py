@@ -25,7 +25,7 @@ from shardwright.ir.placement import OwnRatios
 from shardwright.ir.program import verify
 from shardwright.ir.ties import cut_by, stretches
 from shardwright.ir.trace import Traced, trace
-from shardwright.planning import Planner
+from shardwright.planning import Planner, Request
 from shardwright.synth import alternate, freely
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
@@ -186,6 +186,16 @@ def test_a_plan_far_above_its_bound_is_bounded_with_labels(monkeypatch: pytest.M
     plain = synthesize_traced(attention(), **options)
     assert plan.cost_s == plain.cost_s
     assert plain.bound_s < plan.bound_s <= plan.cost_s
+
+
+def test_a_better_bound_of_all_ratios_is_one_of_the_plans_own() -> None:
+    fleet = crossed("10 GB/s")
+    planner = Planner(Request(fleet, devices="all", axes=1), Timer())
+    plan = planner.plan(attention())
+    assert plan is not None
+    # As if the search at the plan's ratios had been given up.
+    raised = planner.certified(plan.but(search_gap=plan.gap))
+    assert raised.bound_s > plan.bound_s and raised.search_gap == raised.gap < plan.gap
 
 
 def test_bounds_of_what_may_be_no_plan_stay_rough_until_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
