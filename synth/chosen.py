@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.synth.alternate import Synthesis
+from shardwright.synth.fallback import fits
 from shardwright.synth.part import Part
 from shardwright.synth.parts import Members, Tried, unused
 
@@ -34,6 +35,11 @@ class Choice:
     def members(self) -> Members:
         """Indices of the devices, ascending."""
         return self.best.members
+
+    @property
+    def rival_s(self) -> float:
+        """What others have to cost less than; infinite where it does not fit: all that does beats it."""
+        return self.found.cost_s if fits(self.found, self.model) else math.inf
 
     def unused(self, fleet: Fleet) -> tuple[tuple[Members, str], ...]:
         """The other devices of the fleet by class, and why they are left out."""

@@ -1,6 +1,7 @@
 """The plan where nothing is searched: the best baseline, and what no plan costs less than.
 
-Baselines are on all devices (`shardwright.synth.recipes`), or on a node or a class of devices alone.
+It is the plan, too, where a time limit ended the search before that found anything as good. Baselines are on
+all devices (`shardwright.synth.recipes`), or on a node or a class of devices alone.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ from shardwright.synth.timer import Timer
 #: What is said where none does.
 NONE_FITS = "no baseline fits into every device's memory"
 
+#: Why a baseline is the plan.
+NO_TIME = "nothing was searched: the time limit is 0"
+CUT_SHORT = "the time limit ended the search before it found anything as good"
+
 
 def arithmetic_s(space: Space, floors: Prices) -> float:
     """What the kernels of every program cost at least, each under shares of its own; no exchange counts."""
@@ -46,6 +51,8 @@ def unsearched(
     fleet: Fleet,
     timer: Timer,
     parts: Sequence[Members] | None = None,
+    why: str = NO_TIME,
+    below_s: float = math.inf,
 ) -> Choice:
     """The best baseline, one that fits before any that does not; the bound is that of all parts.
 
@@ -56,9 +63,11 @@ def unsearched(
         fleet: the devices.
         timer: is told where time goes.
         parts: of the fleet, the whole first; those of `shardwright.synth.parts.candidates` by default.
+        why: it is the plan.
+        below_s: what a plan that fits costs; baselines that cost as much are not looked for.
 
     Raises:
-        PlanError: no baseline applies to the step.
+        PlanError: no baseline applies to the step, or costs less.
     """
     made = parts_of(fleet, parts)
     with timer.search():
@@ -73,11 +82,12 @@ def unsearched(
         for part in sorted(made, key=lambda part: (not part.whole, part.bound_s)):
             if not part.whole and (part.members not in names or part.impossible):
                 continue
-            rival_s = best.cost_s if best is not None and best.fits else math.inf
+            rival_s = min(below_s, best.cost_s if best is not None and best.fits else math.inf)
             if part.bound_s < rival_s:
                 part.bound_s = solver.bound(part.floors)
+            if part.bound_s < rival_s:
                 name = names.get(part.members, "")
-                part.found = _best_baseline(workshop.on(part.model), part.bound_s, rival_s, name)
+                part.found = _best_baseline(workshop.on(part.model), part.bound_s, rival_s, name, why)
             if part.found is not None:
                 part.fits = fits(part.found, part.model)
                 best = part if best is None or part.beats(best) else best
@@ -90,7 +100,9 @@ def unsearched(
     return choice_of(best, made, ended=False)
 
 
-def _best_baseline(workshop: Workshop, bound_s: float, rival_s: float, where: str) -> Synthesis | None:
+def _best_baseline(
+    workshop: Workshop, bound_s: float, rival_s: float, where: str, why: str
+) -> Synthesis | None:
     """The best baseline on all devices of a workshop; None where none applies, or is cheaper than a rival.
 
     Args:
@@ -98,11 +110,12 @@ def _best_baseline(workshop: Workshop, bound_s: float, rival_s: float, where: st
         bound_s: what no program on them costs less than.
         rival_s: what there is already that fits.
         where: which part of a fleet they are; empty for all of it.
+        why: a baseline is the plan.
     """
     graph, space, model = workshop.graph, workshop.space, workshop.model
     if len(model.fleet.devices) == 1:  # all programs are one, whatever baseline it would be
         only = synthesize(graph, space, model, Timer())
-        return replace(only, expanded=0, searches=0, notes=(said(where or "one device"), *only.notes))
+        return replace(only, expanded=0, searches=0, notes=(said(where or "one device", why), *only.notes))
     first: Synthesis | None = None
     for draft in workshop.cheaper(rival_s):
         least_s = min(bound_s, draft.cost_s)
@@ -114,7 +127,7 @@ def _best_baseline(workshop: Workshop, bound_s: float, rival_s: float, where: st
             search_gap=1 - least_s / draft.cost_s if draft.cost_s else 0.0,
             expanded=0,
             searches=0,
-            notes=(said(f"{draft.name} on {where}" if where else draft.name),),
+            notes=(said(f"{draft.name} on {where}" if where else draft.name, why),),
             items=tuple(draft.items),
             memory=footprint(draft.program, graph),
         )
@@ -124,6 +137,37 @@ def _best_baseline(workshop: Workshop, bound_s: float, rival_s: float, where: st
     return None if first is None else replace(first, notes=(*first.notes, NONE_FITS))
 
 
-def said(name: str) -> str:
-    """What a plan says of the baseline that it is."""
-    return f"nothing was searched: the time limit is 0, and this is {name}"
+def said(name: str, why: str) -> str:
+    """What a plan says of the baseline that it is, and why that is the plan."""
+    return f"{why}, and this is {name}"
+
+
+def cut_short(found: Choice | None, other: Choice, below_s: float, *, alike: bool) -> Choice | None:
+    """What a search found that a time limit ended, or the best baseline if that is better.
+
+    Args:
+        found: by the search; None if nothing that costs less than a rival.
+        other: the best baseline.
+        below_s: what a rival costs that fits.
+        alike: whether the bounds of both are of the same programs, so that either holds.
+    """
+    cost_s, bound_s = other.found.cost_s, other.found.bound_s
+    fitting = fits(other.found, other.model)
+    if found is None:
+        return other if fitting and cost_s < below_s else None
+    if fitting < fits(found.found, found.model):
+        return found
+    if fitting == fits(found.found, found.model) and cost_s >= found.found.cost_s * (1 - 1e-9):
+        return found
+    if alike:  # what nothing costs less than, memory aside, nothing does that fits
+        bound_s = max(bound_s, min(cost_s, found.found.bound_s))
+    best = replace(
+        other.found,
+        bound_s=bound_s,
+        search_gap=min(other.found.search_gap, 1 - bound_s / cost_s if cost_s else 0.0),
+        expanded=found.found.expanded + other.found.expanded,
+        searches=found.found.searches + other.found.searches,
+        # What there was no time for is still true.
+        notes=(*other.found.notes, *(note for note in found.found.notes if "time limit" in note)),
+    )
+    return replace(other, found=best, parts=(*found.parts, *other.parts))

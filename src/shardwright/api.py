@@ -63,8 +63,9 @@ def synthesize(
         constraints: placements of arguments that are fixed: path pattern -> placement, such as
             `{"params/*/kernel": Shard(0)}`, or a function of name and type that returns a placement or None.
             The state that continues an argument lies as it does. The plan shows what each pin costs.
-        time_limit_s: seconds after which no further search begins; the best plan so far is returned. With 0
-            it is the best baseline that fits, on all devices or on a node or a class of them alone.
+        time_limit_s: seconds after which no further search begins; the best plan so far is returned. With 0,
+            or without pins if nothing as good was found by then, it is the best baseline that fits, on all
+            devices or on a node or a class of them alone.
         devices: "auto" leaves nodes or classes of devices out where the step is faster without them; with
             "all" every device takes part.
         axes: mesh axes. With 1 a tensor lies on all devices alike; with 2 first on the nodes, then in each

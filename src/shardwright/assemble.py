@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 
@@ -27,15 +28,16 @@ from shardwright.ir.repeated import brought_back, computed_again
 from shardwright.ir.rewrites.rewriting import rewriting_of
 from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced
-from shardwright.memory.device_memory import peaks
+from shardwright.memory.device_memory import Looking, peaks
 from shardwright.plan import Plan
 from shardwright.plans.parts import Exchanged, PinPrice, Spent, Stats, Unused, spread
 from shardwright.plans.record import when_asked
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.chosen import Choice
-from shardwright.synth.fallback import fits
-from shardwright.synth.programs.judge import SHORT, lacking
+from shardwright.synth.fallback import fits, fullest
+from shardwright.synth.programs.judge import AMPLE, SHORT, lacking
 from shardwright.synth.space.space import Space
+from shardwright.synth.timer import Timer
 
 
 def assembled(
@@ -106,6 +108,18 @@ def assembled(
         free_s=free_s,
         ample=ample,
     )
+
+
+def looked_at(chosen: Choice, look: Looking, timer: Timer) -> tuple[Choice, bool]:
+    """With the memory that the program takes as it will run, unless it has ample; and whether it has."""
+    found = chosen.found
+    if isinstance(found.memory, Peaks) and found.memory.seen:
+        return chosen, False
+    if fullest(found, chosen.model) <= AMPLE:
+        return chosen, True
+    with timer.ratios():
+        seen = Peaks(look(found.program, found.ratios), seen=True)
+    return replace(chosen, found=replace(found, memory=seen)), False
 
 
 def as_it_runs(plan: Plan) -> Plan:

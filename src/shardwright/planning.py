@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Literal, TypeAlias
 
-from shardwright.assemble import assembled, replicated_in
+from shardwright.assemble import assembled, looked_at, replicated_in
 from shardwright.constraints import Constraints, conflict, factors, priced, resolve, takes_two_axes
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.memory.liveness import Peaks
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Graph
@@ -25,7 +24,7 @@ from shardwright.plan import Plan
 from shardwright.plans.parts import Stats
 from shardwright.synth.chosen import Choice, least_bound
 from shardwright.synth.combinations import SMALL, few_equations
-from shardwright.synth.fallback import fits, fullest
+from shardwright.synth.fallback import fits
 from shardwright.synth.grid.alternate import is_mesh
 from shardwright.synth.grid.choice import WIDE, Common, GridChoosing
 from shardwright.synth.grid.part import on_grid, on_one_axis
@@ -33,13 +32,12 @@ from shardwright.synth.grid.single import BesideSingle
 from shardwright.synth.grid.unsearched import beside_one_axis
 from shardwright.synth.part import Promising
 from shardwright.synth.parts import Members, candidates
-from shardwright.synth.programs.judge import AMPLE
 from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.shares.bounds import ENOUGH
 from shardwright.synth.space.space import Space
 from shardwright.synth.subfleets import Choosing
 from shardwright.synth.timer import Timer
-from shardwright.synth.unsearched import unsearched
+from shardwright.synth.unsearched import CUT_SHORT, NO_TIME, cut_short, unsearched
 
 #: Mesh axes of programs.
 Axes: TypeAlias = Literal[1, 2, "auto"]
@@ -169,7 +167,7 @@ class _Step:
         self.space_s = 0.0
         constraints, fleet, axes = asked.constraints, asked.fleet, asked.axes
         self.pins = () if constraints is None else resolve(constraints, traced.graph, self.space)
-        self.parts = candidates(fleet)[: 1 if asked.devices == "all" else None]
+        self.parts = self._candidates = candidates(fleet)[: 1 if asked.devices == "all" else None]
         none = axes == 1 or not is_mesh(fleet)
         meshes = () if none else on_grid(fleet, self.parts)
         # With "auto", parts of the fleet on two axes are for small steps, and for those changed for want of
@@ -292,7 +290,7 @@ class _Step:
         if briefly and not fits(chosen.found, chosen.model):
             ample = False  # a closer look is for plans that somebody may want
         else:
-            chosen, ample = _looked_at(chosen, self._look, self.timer)
+            chosen, ample = looked_at(chosen, self._look, self.timer)
         found = chosen.found
         # What a space says of the step is the same on two axes.
         space = self.space if "space" in vars(self) else self.on_grid.space
@@ -339,9 +337,21 @@ class _Step:
         return _raised(plan, min(left_s, *(made.sharpened(plan.cost_s) for made in self._searches)))
 
     def _chosen(self, rival_s: float, *, briefly: bool, glance: bool, baselines: bool) -> Choice | None:
+        if self.asked.time_limit_s == 0:
+            return self._noted(self._unsearched(NO_TIME))
+        chosen = self._searched(rival_s, briefly=briefly, glance=glance, baselines=baselines)
+        if self.pins or not self.timer.late():  # baselines keep to no pins
+            return chosen
+        # With axes=2 the cheapest one may be on two axes, and the bound is of baselines on one as well.
+        alike = self.asked.axes != 2 or not self.meshes
+        below_s = min(rival_s, chosen.rival_s if chosen else math.inf) if alike else math.inf
+        with contextlib.suppress(PlanError):  # no baseline applies, or is cheaper
+            other = self._noted(self._unsearched(CUT_SHORT, below_s))
+            chosen = cut_short(chosen, other, rival_s, alike=alike)
+        return chosen
+
+    def _searched(self, rival_s: float, *, briefly: bool, glance: bool, baselines: bool) -> Choice | None:
         asked, meshes = self.asked, self.meshes
-        if asked.time_limit_s == 0:
-            return self._noted(self._unsearched())
         one = two = None
         meant_for_two = takes_two_axes(self.pins, bool(meshes))
         flat = not meshes or (asked.axes == "auto" and not meant_for_two)
@@ -359,16 +369,16 @@ class _Step:
         """A choice of two mesh axes or one, saying what was left out on two."""
         return chosen.saying(_WHOLE) if self._narrowed else chosen
 
-    def _unsearched(self) -> Choice:
-        """The best baseline, with a bound of all that would have been searched."""
+    def _unsearched(self, why: str, below_s: float = math.inf) -> Choice:
+        """The best baseline, with a bound of all that would have been searched; see `unsearched`."""
         asked, tick = self.asked, self.asked.tick
         graph, _, solver = self._known()
-        found = unsearched(graph, solver, self.space, asked.fleet, self.timer, self.parts)
+        found = unsearched(graph, solver, self.space, asked.fleet, self.timer, self._candidates, why, below_s)
         if not self.meshes:
             return found
         # A glance takes no longer than baselines do, however little time there is to search.
         grid = GridChoosing(graph, asked.fleet, Timer(tick), self.meshes)
-        return beside_one_axis(found, grid, graph, asked.fleet, tick, baselines=asked.axes == 2)
+        return beside_one_axis(found, grid, graph, asked.fleet, tick, baselines=asked.axes == 2, why=why)
 
 
 def _raised(plan: Plan, bound_s: float) -> Plan:
@@ -387,15 +397,3 @@ def does_more(step: Traced, like: Traced) -> bool:
     pieces = [rewriting_of(each).microbatches for each in (step, like)]
     looped = any(equation.regions for equation in step.graph.equations)
     return pieces[0] == pieces[1] and not looped and not few_equations(step.graph)
-
-
-def _looked_at(chosen: Choice, look: Looking, timer: Timer) -> tuple[Choice, bool]:
-    """With the memory that the program takes as it will run, unless it has ample; and whether it has."""
-    found = chosen.found
-    if isinstance(found.memory, Peaks) and found.memory.seen:
-        return chosen, False
-    if fullest(found, chosen.model) <= AMPLE:
-        return chosen, True
-    with timer.ratios():
-        seen = Peaks(look(found.program, found.ratios), seen=True)
-    return replace(chosen, found=replace(found, memory=seen)), False

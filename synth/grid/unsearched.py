@@ -13,7 +13,7 @@ from shardwright.synth.chosen import Choice
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid.baselines import cheapest_baseline
 from shardwright.synth.grid.choice import GridChoosing
-from shardwright.synth.unsearched import NONE_FITS, said
+from shardwright.synth.unsearched import NO_TIME, NONE_FITS, said
 
 _ONE = "the bound is of two mesh axes too, on which no baseline was considered; axes=2 does"
 _BOTH = "baselines on one mesh axis and on two were considered, and the bound is of both"
@@ -27,6 +27,7 @@ def beside_one_axis(
     tick: Callable[[str], None] = lambda what: None,
     *,
     baselines: bool,
+    why: str = NO_TIME,
 ) -> Choice:
     """The best baseline, with a bound of two mesh axes.
 
@@ -37,9 +38,10 @@ def beside_one_axis(
         fleet: all devices.
         tick: told what begins.
         baselines: whether those on two axes are considered, on the whole fleet.
+        why: a baseline is the plan.
     """
     chosen = one
-    two = _cheapest(grid, graph, fleet, tick) if baselines else None
+    two = _cheapest(grid, graph, fleet, tick, why) if baselines else None
     if two is not None:
         grounds = [(not fits(each.found, each.model), each.found.cost_s) for each in (one, two)]
         chosen = two if grounds[1] < grounds[0] else one
@@ -55,7 +57,9 @@ def beside_one_axis(
     return replace(chosen, found=found, parts=(*one.parts, *grid.parts))
 
 
-def _cheapest(grid: GridChoosing, graph: Graph, fleet: Fleet, tick: Callable[[str], None]) -> Choice | None:
+def _cheapest(
+    grid: GridChoosing, graph: Graph, fleet: Fleet, tick: Callable[[str], None], why: str
+) -> Choice | None:
     """The cheapest baseline on two axes, on the whole fleet."""
     model, whole = CostModel(fleet), grid.parts[0]
     made = cheapest_baseline(graph, model, tick)
@@ -70,7 +74,7 @@ def _cheapest(grid: GridChoosing, graph: Graph, fleet: Fleet, tick: Callable[[st
         search_gap=1.0,
         expanded=0,
         searches=0,
-        notes=(said(draft.name),),
+        notes=(said(draft.name, why),),
         items=tuple(draft.items),
         memory=memory,
     )

@@ -243,7 +243,8 @@ def test_shares_of_nested_cuts_are_those_of_the_shards() -> None:
 
 
 def test_without_time_for_two_axes_a_plan_says_so() -> None:
-    hurried = shardwright.synthesize(train_step, *arguments(), fleet=FLEETS["1 + 3"], time_limit_s=1e-9)
+    limited: dict[str, Any] = {"devices": "all", "time_limit_s": 1e-9}
+    hurried = shardwright.synthesize(train_step, *arguments(), fleet=FLEETS["1 + 3"], **limited)
     assert hurried.axes == 1
     assert 0 < hurried.bound_s < hurried.cost_s
     (note,) = [note for note in hurried.assumptions if "two mesh axes" in note]
