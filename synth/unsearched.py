@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.memory.liveness import footprint
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Synthesis, synthesize
@@ -23,6 +22,7 @@ from shardwright.synth.memory.rent import too_small
 from shardwright.synth.part import Part, parts_of
 from shardwright.synth.parts import Members
 from shardwright.synth.prices.tables import Prices
+from shardwright.synth.programs.judge import Judge, Look
 from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.space.factors import EquationFactor
 from shardwright.synth.space.space import Space
@@ -50,7 +50,8 @@ def unsearched(
     space: Space,
     fleet: Fleet,
     timer: Timer,
-    parts: Sequence[Members] | None = None,
+    parts: Sequence[Members] | None,
+    look: Look,
     why: str = NO_TIME,
     below_s: float = math.inf,
 ) -> Choice:
@@ -62,7 +63,8 @@ def unsearched(
         space: these.
         fleet: the devices.
         timer: is told where time goes.
-        parts: of the fleet, the whole first; those of `shardwright.synth.parts.candidates` by default.
+        parts: of the fleet, the whole first; None: those of `shardwright.synth.parts.candidates`.
+        look: see `shardwright.synth.alternate.synthesize`.
         why: it is the plan.
         below_s: what a plan that fits costs; baselines that cost as much are not looked for.
 
@@ -75,7 +77,7 @@ def unsearched(
             part.bound_s = arithmetic_s(space, part.floors)
             devices = part.model.fleet.devices
             part.impossible = too_small(graph, [device.type.memory_bytes for device in devices])
-        workshop = Workshop(graph, space, made[0].model)
+        workshop = Workshop(graph, space, made[0].model, look=look)
         names = {members: name for name, members in workshop.parts({})}
         best: Part | None = None
         # The whole fleet first; then nodes and classes that might be better.
@@ -87,7 +89,7 @@ def unsearched(
                 part.bound_s = solver.bound(part.floors)
             if part.bound_s < rival_s:
                 name = names.get(part.members, "")
-                part.found = _best_baseline(workshop.on(part.model), part.bound_s, rival_s, name, why)
+                part.found = _best_baseline(workshop.on(part.model), look, part.bound_s, rival_s, name, why)
             if part.found is not None:
                 part.fits = fits(part.found, part.model)
                 best = part if best is None or part.beats(best) else best
@@ -101,12 +103,13 @@ def unsearched(
 
 
 def _best_baseline(
-    workshop: Workshop, bound_s: float, rival_s: float, where: str, why: str
+    workshop: Workshop, look: Look, bound_s: float, rival_s: float, where: str, why: str
 ) -> Synthesis | None:
     """The best baseline on all devices of a workshop; None where none applies, or is cheaper than a rival.
 
     Args:
         workshop: makes baselines.
+        look: see `unsearched`.
         bound_s: what no program on them costs less than.
         rival_s: what there is already that fits.
         where: which part of a fleet they are; empty for all of it.
@@ -114,9 +117,10 @@ def _best_baseline(
     """
     graph, space, model = workshop.graph, workshop.space, workshop.model
     if len(model.fleet.devices) == 1:  # all programs are one, whatever baseline it would be
-        only = synthesize(graph, space, model, Timer())
+        only = synthesize(graph, space, model, Timer(), look=look)
         return replace(only, expanded=0, searches=0, notes=(said(where or "one device", why), *only.notes))
     first: Synthesis | None = None
+    judge = Judge(graph, model, look)
     for draft in workshop.cheaper(rival_s):
         least_s = min(bound_s, draft.cost_s)
         found = Synthesis(
@@ -129,7 +133,7 @@ def _best_baseline(
             searches=0,
             notes=(said(f"{draft.name} on {where}" if where else draft.name, why),),
             items=tuple(draft.items),
-            memory=footprint(draft.program, graph),
+            memory=judge.closely(draft.program, draft.ratios, judge.footprint(draft.program)),
         )
         if fits(found, model):
             return found

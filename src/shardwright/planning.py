@@ -371,14 +371,14 @@ class _Step:
 
     def _unsearched(self, why: str, below_s: float = math.inf) -> Choice:
         """The best baseline, with a bound of all that would have been searched; see `unsearched`."""
-        asked, tick = self.asked, self.asked.tick
-        graph, _, solver = self._known()
-        found = unsearched(graph, solver, self.space, asked.fleet, self.timer, self._candidates, why, below_s)
+        (graph, _, solver), fleet, tick, look = self._known(), self.asked.fleet, self.asked.tick, self._look
+        parts, both = self._candidates, self.asked.axes == 2
+        found = unsearched(graph, solver, self.space, fleet, self.timer, parts, look, why, below_s)
         if not self.meshes:
             return found
         # A glance takes no longer than baselines do, however little time there is to search.
-        grid = GridChoosing(graph, asked.fleet, Timer(tick), self.meshes)
-        return beside_one_axis(found, grid, graph, asked.fleet, tick, baselines=asked.axes == 2, why=why)
+        grid = GridChoosing(graph, fleet, Timer(tick), self.meshes)
+        return beside_one_axis(found, grid, graph, fleet, tick, look=look, baselines=both, why=why)
 
 
 def _raised(plan: Plan, bound_s: float) -> Plan:

@@ -17,7 +17,7 @@ from shardwright.cost.drift import with_comparisons
 from shardwright.cost.grid.model import GridModel
 from shardwright.cost.grid.prices import GridShares
 from shardwright.cost.grid.settled import Settled
-from shardwright.cost.memory.liveness import Peaks, peaks_by_device
+from shardwright.cost.memory.liveness import Footprint, Peaks, peaks_by_device
 from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import predict, timed_bill
 from shardwright.ir.errors import PlanError
@@ -31,6 +31,7 @@ from shardwright.synth.grid.pricing import GridPriceList
 from shardwright.synth.grid.solve import GridSolver
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
+from shardwright.synth.programs.judge import Judge, Look
 from shardwright.synth.recipes import Along
 from shardwright.synth.space.factors import Choice, Use
 from shardwright.synth.space.frame import Frame
@@ -119,15 +120,16 @@ def grid_baselines(
 
 
 def cheapest_baseline(
-    graph: Graph, model: CostModel, tick: Callable[[str], None] = lambda what: None
-) -> tuple[Draft, Peaks] | None:
+    graph: Graph, model: CostModel, tick: Callable[[str], None], look: Look
+) -> tuple[Draft, Footprint | Peaks] | None:
     """The cheapest baseline on two mesh axes, first those that fit; None if none applies."""
-    limits = [device.type.memory_bytes for device in model.fleet.devices]
-    best: tuple[bool, float, Draft, Peaks] | None = None
+    judge = Judge(graph, model, look)
+    best: tuple[bool, float, Draft, Footprint | Peaks] | None = None
     for _, made in _drafts(graph, GridModel(model), tick):
         if not isinstance(made, str):
-            memory = peaks_by_device(made.program, graph, made.ratios)
-            over = bool((memory.peak(np.asarray(made.ratios)) > limits).any())
+            by_model = peaks_by_device(made.program, graph, made.ratios)
+            memory = judge.closely(made.program, made.ratios, by_model)
+            over = judge.feared(memory, made.ratios) > 1
             if best is None or (over, made.cost_s) < best[:2]:
                 best = over, made.cost_s, made, memory
     return best and best[2:]

@@ -13,6 +13,7 @@ from shardwright.synth.chosen import Choice
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid.baselines import cheapest_baseline
 from shardwright.synth.grid.choice import GridChoosing
+from shardwright.synth.programs.judge import Look
 from shardwright.synth.unsearched import NO_TIME, NONE_FITS, said
 
 _ONE = "the bound is of two mesh axes too, on which no baseline was considered; axes=2 does"
@@ -24,8 +25,9 @@ def beside_one_axis(
     grid: GridChoosing,
     graph: Graph,
     fleet: Fleet,
-    tick: Callable[[str], None] = lambda what: None,
+    tick: Callable[[str], None],
     *,
+    look: Look,
     baselines: bool,
     why: str = NO_TIME,
 ) -> Choice:
@@ -37,11 +39,12 @@ def beside_one_axis(
         graph: the step.
         fleet: all devices.
         tick: told what begins.
+        look: see `shardwright.synth.alternate.synthesize`.
         baselines: whether those on two axes are considered, on the whole fleet.
         why: a baseline is the plan.
     """
     chosen = one
-    two = _cheapest(grid, graph, fleet, tick, why) if baselines else None
+    two = _cheapest(grid, graph, fleet, tick, look, why) if baselines else None
     if two is not None:
         grounds = [(not fits(each.found, each.model), each.found.cost_s) for each in (one, two)]
         chosen = two if grounds[1] < grounds[0] else one
@@ -58,11 +61,11 @@ def beside_one_axis(
 
 
 def _cheapest(
-    grid: GridChoosing, graph: Graph, fleet: Fleet, tick: Callable[[str], None], why: str
+    grid: GridChoosing, graph: Graph, fleet: Fleet, tick: Callable[[str], None], look: Look, why: str
 ) -> Choice | None:
     """The cheapest baseline on two axes, on the whole fleet."""
     model, whole = CostModel(fleet), grid.parts[0]
-    made = cheapest_baseline(graph, model, tick)
+    made = cheapest_baseline(graph, model, tick, look)
     if made is None:
         return None
     draft, memory = made

@@ -122,6 +122,12 @@ class Judge:
             return told
         return self.seen(program, ratios) or told
 
+    def closely(
+        self, program: Program, ratios: Sequence[float], memory: Footprint | Peaks
+    ) -> Footprint | Peaks:
+        """Of a program as it will run, unless by the model it has ample room."""
+        return memory if self.ample(memory, ratios) else self.peaks(program, ratios, memory)
+
     def seen(self, program: Program, ratios: Sequence[float]) -> Peaks | None:
         """Of a program as it will run, None where nobody looks."""
         if self.look is None or self.roomy:

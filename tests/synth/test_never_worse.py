@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 from baseline_cases import STEPS, slow
 
 from shardwright import baselines, synthesize
+from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.ir.trace import trace
 from shardwright.synth import alternate
 from shardwright.synth.fallback import fitting
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
+from shardwright.synth.unsearched import NONE_FITS
 
 FLEETS = {
     "two unequal": lambda: slow(3, 1),
@@ -53,6 +57,33 @@ def test_where_memory_is_tight_no_baseline_that_fits_is_better_than_the_plan(nam
     assert plan.cost_s <= best.cost_s
     assert plan.bound_s <= plan.cost_s
     assert plan.verify(step, *args).ok
+
+
+@pytest.mark.parametrize(
+    ("name", "axes", "where"),
+    [
+        ("mlp", 1, lambda **kw: slow(5, 5, 5, 5, **kw)),
+        # Baselines of two axes take ten seconds.
+        pytest.param(
+            "mixture",
+            2,
+            lambda **kw: slow(2000, 1000, nodes=2, network="1 MB/s", **kw),
+            marks=pytest.mark.full,
+        ),
+    ],
+)
+def test_without_time_the_plan_is_the_best_baseline_that_fits_as_it_will_run(
+    name: str, axes: Literal[1, 2], where: Callable[..., Fleet]
+) -> None:
+    step, args = STEPS[name]()
+    on_all = [b for b in baselines(step, *args, fleet=where(), axes=axes) if len(b.devices) == 4]
+    for limit in sorted({max(b.memory_bytes) for b in on_all})[:2]:
+        options: Any = {"axes": axes, "devices": "all", "recompute": "off", "microbatches": 1}
+        plan = synthesize(step, *args, fleet=where(memory=f"{limit} B"), time_limit_s=0, **options)
+        best_s = min(b.cost_s for b in on_all if max(b.memory_bytes) <= limit)
+        # With axes=2 baselines on one axis are considered, too.
+        assert plan.fits and plan.cost_s <= best_s * (1 + 1e-9), (limit, plan.cost_s / best_s)
+        assert NONE_FITS not in plan.assumptions
 
 
 def test_the_search_gap_of_a_baseline_in_place_of_a_plan_is_that_of_the_baseline() -> None:
