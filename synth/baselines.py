@@ -31,8 +31,8 @@ from shardwright.synth.programs.emit import emit
 from shardwright.synth.programs.judge import Look
 from shardwright.synth.programs.just_in_time import just_in_time
 from shardwright.synth.recipes import RECIPES, Along, Recipe, leanings, obstacle, pins, restricted
+from shardwright.synth.search.priced import SpaceSolver, solve
 from shardwright.synth.search.solution import Solution
-from shardwright.synth.search.solve import SpaceSolver, solve
 from shardwright.synth.space.factors import Use
 from shardwright.synth.space.roles import roles
 from shardwright.synth.space.space import Space

@@ -24,8 +24,8 @@ from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
 from shardwright.synth.programs.judge import Judge, Look
+from shardwright.synth.search.priced import SpaceSolver
 from shardwright.synth.search.solution import Solution
-from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.segments import Segmented, apart_s
 from shardwright.synth.shares.bounds import ENOUGH, Certificate
 from shardwright.synth.shares.turns import MOST_TURNS, Candidate, Found, Turns, candidate, starting_ratios

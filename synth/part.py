@@ -19,7 +19,7 @@ from shardwright.synth.freely import Free
 from shardwright.synth.parts import Members, candidates
 from shardwright.synth.prices.lists import Catalogue, PriceList, learn_products
 from shardwright.synth.prices.tables import Prices
-from shardwright.synth.search.solve import SpaceSolver
+from shardwright.synth.search.priced import SpaceSolver
 from shardwright.synth.space.factors import EquationFactor, Factor
 from shardwright.synth.space.space import Space
 

@@ -40,7 +40,7 @@ from shardwright.synth.part import (
 from shardwright.synth.parts import Members, Tried, outgrown, raised_in_turn
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Look
-from shardwright.synth.search.solve import SpaceSolver
+from shardwright.synth.search.priced import SpaceSolver
 from shardwright.synth.segments import WORTH
 from shardwright.synth.shares.bounds import ENOUGH
 from shardwright.synth.shares.labelled import LabelledSolver

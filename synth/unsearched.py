@@ -23,7 +23,7 @@ from shardwright.synth.part import Part, parts_of
 from shardwright.synth.parts import Members
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Judge, Look
-from shardwright.synth.search.solve import SpaceSolver
+from shardwright.synth.search.priced import SpaceSolver
 from shardwright.synth.space.factors import EquationFactor
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer

@@ -24,7 +24,7 @@ from shardwright.synth.grid.pricing import GridPriceList, grid_prices
 from shardwright.synth.grid.solve import GridSolver
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
-from shardwright.synth.search.solve import solve
+from shardwright.synth.search.priced import solve
 from shardwright.synth.space.conversions import shards
 from shardwright.synth.space.factors import Use
 from shardwright.synth.space.pins import pin

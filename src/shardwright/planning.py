@@ -32,7 +32,7 @@ from shardwright.synth.grid.single import BesideSingle
 from shardwright.synth.grid.unsearched import beside_one_axis
 from shardwright.synth.part import Promising
 from shardwright.synth.parts import Members, candidates
-from shardwright.synth.search.solve import SpaceSolver
+from shardwright.synth.search.priced import SpaceSolver
 from shardwright.synth.shares.bounds import ENOUGH
 from shardwright.synth.space.space import Space
 from shardwright.synth.subfleets import Choosing

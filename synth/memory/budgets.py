@@ -21,8 +21,8 @@ from shardwright.synth.memory.rent import Rents, most_shares
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.search.astar import MOST_NODES
+from shardwright.synth.search.priced import SpaceSolver
 from shardwright.synth.search.solution import Solution
-from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.space.factors import Factor, Use
 from shardwright.synth.space.space import Space
 

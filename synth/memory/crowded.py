@@ -32,7 +32,7 @@ from shardwright.synth.memory.sparing import Sparing
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
 from shardwright.synth.programs.judge import CloseLook
-from shardwright.synth.search.solve import SpaceSolver
+from shardwright.synth.search.priced import SpaceSolver
 from shardwright.synth.shares.turns import Candidate, Turns, candidate
 from shardwright.synth.space.factors import Factor, Use
 from shardwright.synth.space.space import Space

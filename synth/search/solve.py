@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from shardwright.cost.share_cost import Floats
-from shardwright.ir.errors import PlanError
-from shardwright.synth.prices.tables import Prices, Several
 from shardwright.synth.search.astar import DIVES, MOST_NODES, Layer, a_star, in_order
 from shardwright.synth.search.eliminate import eliminate
 from shardwright.synth.search.fold import Scope, cook, fold, rounded
@@ -26,8 +24,9 @@ from shardwright.synth.search.narrow.narrowing import Narrowing
 from shardwright.synth.search.prune import Kept
 from shardwright.synth.search.solution import Rival, Solution, unbeaten, width_of
 from shardwright.synth.search.stages import AT_ONCE, Core, Stage, distinct, original
-from shardwright.synth.space.factors import Factor, Use
-from shardwright.synth.space.space import Space
+
+#: The smallest of the tables that are tried before exact ones, see `_SMALLER`.
+FIRST_CELLS = 1 << 16
 
 #: Largest table of an exact bucket; beyond it mini-buckets keep the heuristic admissible, and A* searches.
 MOST_CELLS = 1 << 23
@@ -35,7 +34,7 @@ MOST_CELLS = 1 << 23
 #: Smaller tables are tried first: mini-buckets of so many cells often guide A* nearly as well as exact ones,
 #: at a fraction of the time. So many nodes, beyond twice the shortest path, say that they do not; more where
 #: exact tables are so large that filling them takes as long (a node takes about as long as `_CELLS` of them).
-_SMALLER = (1 << 16, 1 << 19, 1 << 21)
+_SMALLER = (FIRST_CELLS, 1 << 19, 1 << 21)
 _PATIENCE = 400
 _CELLS = 1 << 12
 
@@ -57,9 +56,6 @@ _A_TRY, _STRAYED = 1 << 20, 64
 #: Whether anything costs less than an assignment that there is already is asked of tables up to this size
 #: first: where exact ones are together no larger than `AT_ONCE`, they hardly ever lose anything.
 _A_RIVAL = 1 << 18
-
-#: The same where several prices are worked out together: more parts of a fleet than are worth a closer look.
-_SEVERAL_CELLS = 1 << 14
 
 #: Tables for several prices that are together no larger than this are filled at once.
 _TOGETHER = 1 << 20
@@ -294,142 +290,3 @@ class Solver:
         known = None if rival is None else rival.assignment
         enough = 0.0 if most_nodes >= MOST_NODES else _A_GUESS
         return self._narrowing.solve(core, stop, known, enough, target_s)
-
-
-class SpaceSolver:
-    """`Solver` for the choices and factors of a space, and factors in addition that pin some of them.
-
-    Attributes:
-        factors: all factors, by number.
-        solver: what solves for their tables.
-    """
-
-    def __init__(
-        self,
-        space: Space,
-        extra: Sequence[Use] = (),
-        most_cells: int = MOST_CELLS,
-        stages: Sequence[tuple[int, int]] = STAGES,
-    ) -> None:
-        numbers: dict[Factor, int] = {}
-        uses = [(numbers.setdefault(u.factor, len(numbers)), u.scope) for u in (*space.uses, *extra)]
-        domains = [choice.domain for choice in space.choices]
-        self.factors = tuple(numbers)
-        self.solver = Solver(domains, [len(domain) for domain in domains], uses, most_cells, stages)
-        #: Of prices that were bounded together: these, and the core of all.
-        self._together: list[tuple[tuple[Prices, ...], Core]] = []
-
-    def in_order(
-        self, prices: Prices, rents: Mapping[Factor, Floats] | None = None
-    ) -> Iterator[tuple[tuple[int, ...], float]]:
-        """All programs with their costs, rents included, the cheapest first; see `Solver.in_order`."""
-        return self.solver.in_order(self._tables(prices, rents))
-
-    def solve(
-        self,
-        prices: Prices,
-        most_nodes: int = MOST_NODES,
-        stop: Callable[[], bool] = lambda: False,
-        rents: Mapping[Factor, Floats] | None = None,
-        rival: Rival | None = None,
-    ) -> Solution:
-        """The cheapest program at `prices`, with `rents` in place of the tables of some factors.
-
-        For `rival` see `Solver.solve`.
-
-        Raises:
-            PlanError: no assignment is possible at all.
-        """
-        core = None if rents else self._core(prices)
-        return _existing(self.solver.solve(self._tables(prices, rents), most_nodes, stop, core, rival))
-
-    def solve_each(
-        self,
-        prices: Prices,
-        rents: Mapping[Factor, Floats],
-        count: int,
-        most_nodes: int = MOST_NODES,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> list[Solution]:
-        """The cheapest program with each of several rents, which are along the first axis of their tables.
-
-        Raises:
-            PlanError: no assignment is possible at all.
-        """
-        found = self.solver.solve_each(self._tables(prices, rents), count, most_nodes, stop)
-        return [_existing(each) for each in found]
-
-    def _tables(self, prices: Prices, rents: Mapping[Factor, Floats] | None) -> Sequence[Floats]:
-        """Of all factors, with `rents` in place of those of some."""
-        tables = prices.tables(self.factors)
-        if not rents:
-            return tables
-        return [rents.get(factor, table) for factor, table in zip(self.factors, tables, strict=True)]
-
-    def bounds(self, prices: Prices) -> Floats:
-        """A lower bound on the cost of every program at each of several prices (`Prices.of_all`)."""
-        found, core = self.solver.bounds(prices.tables(self.factors), _SEVERAL_CELLS)
-        assert isinstance(prices.list, Several), "these prices are not several"
-        self._together.append((prices.list.prices, core))
-        # What costs nothing costs that at all prices.
-        return np.broadcast_to(found, len(prices.list.prices))
-
-    def closer(self, prices: Sequence[Prices]) -> list[float]:
-        """Better bounds at some of the prices that were bounded together, one after another.
-
-        Larger tables are filled for fewer prices, over those values only that matter at any of them.
-        """
-        found: dict[int, float] = {}
-        for several, core in reversed(self._together):
-            numbers = [k for k, each in enumerate(several) if id(each) not in found and each in prices]
-            if numbers:
-                bounds = np.broadcast_to(core.bounds(numbers, _SMALLER[0]), len(numbers)).tolist()
-                found.update(zip([id(several[k]) for k in numbers], bounds, strict=True))
-        return [found[id(each)] for each in prices]
-
-    def _core(self, prices: Prices) -> Core | None:
-        """The core at prices that were bounded together with others; None at any other prices."""
-        for several, core in reversed(self._together):
-            for number, each in enumerate(several):
-                if each is prices:
-                    return core.one(number)
-        return None
-
-    def bound(
-        self, prices: Prices, stop: Callable[[], bool] = lambda: False, enough: float = math.inf
-    ) -> float:
-        """A lower bound on the cost of every program at `prices`.
-
-        The least cost, where A* gets there, unless something below it is `enough`.
-        """
-        return self.solver.least(prices.tables(self.factors), stop, enough, self._core(prices))
-
-
-def _existing(found: Solution | None) -> Solution:
-    if found is None:
-        raise PlanError(
-            place="search",
-            reason="no program of this space carries out the step",
-            remedy="Please report the step: its rules contradict each other",
-        )
-    return found
-
-
-def solve(
-    space: Space,
-    prices: Prices,
-    most_cells: int = MOST_CELLS,
-    most_nodes: int = MOST_NODES,
-    extra: Sequence[Use] = (),
-) -> Solution:
-    """The cheapest program of `space` at one set of prices; `extra` factors pin choices.
-
-    Raises:
-        PlanError: no assignment is possible at all.
-    """
-    return SpaceSolver(space, extra, most_cells).solve(prices, most_nodes)
-
-
-def bound(space: Space, prices: Prices, most_cells: int = MOST_CELLS) -> float:
-    """A lower bound on the cost of every program of `space` at one set of prices."""
-    return SpaceSolver(space, (), most_cells).bound(prices)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
-from shardwright.synth.search.solve import SpaceSolver
+from shardwright.synth.search.priced import SpaceSolver
 from shardwright.synth.shares.labelled import LabelledSolver
 
 #: First pieces: ends in multiples of the even share.

@@ -17,8 +17,8 @@ from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Judge
 from shardwright.synth.programs.ledger import Ledger
+from shardwright.synth.search.priced import SpaceSolver
 from shardwright.synth.search.solution import SAME, Rival, Solution
-from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.shares.ratios import solve_ratios
 from shardwright.synth.shares.rounding import round_ratios
 from shardwright.synth.space.factors import Use

@@ -32,7 +32,7 @@ from shardwright.ir.trace import trace
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
-from shardwright.synth.search.solve import solve
+from shardwright.synth.search.priced import solve
 from shardwright.synth.space.space import Space
 
 Line = tuple[str, tuple[int, ...]]

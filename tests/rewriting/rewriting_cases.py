@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 from typing import Any
 
@@ -63,6 +64,26 @@ def layered(
     else:
         params = [{"up": array(width, 2 * width), "down": array(2 * width, width)} for _ in range(layers)]
     return train_step, (params, array(batch, width), array(batch, width))
+
+
+def perceptron(widths: list[int], rows: int) -> Traced:
+    """Layers of tanh without biases, trained by gradient descent."""
+
+    def step(weights: Any, x: Any) -> Any:
+        def loss_of(weights: Any) -> Any:
+            hidden = x
+            for w in weights:
+                hidden = jnp.tanh(hidden @ w)
+            return jnp.mean(hidden**2)
+
+        loss, gradients = jax.value_and_grad(loss_of)(weights)
+        return [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)], loss
+
+    def shape(*sizes: int) -> Any:
+        return jax.ShapeDtypeStruct(sizes, "float32")
+
+    weights = [shape(a, b) for a, b in itertools.pairwise(widths)]
+    return trace(step, weights, shape(rows, widths[0]))
 
 
 @cache

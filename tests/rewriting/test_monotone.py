@@ -80,7 +80,7 @@ def test_less_memory_never_makes_the_plan_cheaper(model: str, speeds: tuple[int,
         plan = synthesize_traced(traced, fleet=small, **options)
         costs.append(plan.cost_s if plan.fits else float("inf"))
     assert all(after >= before * (1 - 1e-9) for before, after in itertools.pairwise(costs)), costs
-    assert costs[-4] < float("inf")
+    assert costs[1] < float("inf")
 
 
 def test_a_scan_keeps_less_where_that_saves_time_whatever_the_memory() -> None:

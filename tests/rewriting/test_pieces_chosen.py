@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import pytest
-from rewriting_cases import fleet, layered
+from rewriting_cases import fleet, layered, perceptron
 
 from shardwright.api import synthesize, synthesize_traced
-from shardwright.ir.trace import Traced, trace
 from shardwright.memory.microbatches import counts_of
 from shardwright.memory.rivals import WORTH
 from shardwright.synth.memory.alive import must_live, sure_bytes
-
-
-def perceptron(widths: list[int], rows: int) -> Traced:
-    def step(weights: Any, x: Any) -> Any:
-        def loss_of(weights: Any) -> Any:
-            hidden = x
-            for w in weights:
-                hidden = jnp.tanh(hidden @ w)
-            return jnp.mean(hidden**2)
-
-        loss, gradients = jax.value_and_grad(loss_of)(weights)
-        return [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)], loss
-
-    def shape(*sizes: int) -> Any:
-        return jax.ShapeDtypeStruct(sizes, "float32")
-
-    weights = [shape(a, b) for a, b in itertools.pairwise(widths)]
-    return trace(step, weights, shape(rows, widths[0]))
 
 
 def check(seed: int) -> None:

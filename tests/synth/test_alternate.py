@@ -26,7 +26,7 @@ from shardwright.synth.fallback import fitting
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
-from shardwright.synth.search.solve import SpaceSolver, bound, solve
+from shardwright.synth.search.priced import SpaceSolver, bound, solve
 from shardwright.synth.shares.bounds import certify
 from shardwright.synth.shares.turns import starts
 from shardwright.synth.space.space import Space

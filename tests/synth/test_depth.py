@@ -14,7 +14,7 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.trace import trace
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
-from shardwright.synth.search.solve import SpaceSolver
+from shardwright.synth.search.priced import SpaceSolver
 from shardwright.synth.space.space import Space
 
 MODEL = CostModel(fleet((4, 2, 1)))

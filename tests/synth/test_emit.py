@@ -20,7 +20,7 @@ from shardwright.ir.trace import trace
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
 from shardwright.synth.programs.rounds import exchanges
-from shardwright.synth.search.solve import solve
+from shardwright.synth.search.priced import solve
 from shardwright.synth.space.pins import pin
 from shardwright.synth.space.space import Space
 

@@ -26,7 +26,7 @@ from shardwright.ir.program import Move, verify
 from shardwright.ir.trace import trace
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
-from shardwright.synth.search.solve import solve
+from shardwright.synth.search.priced import solve
 from shardwright.synth.space.conversions import Domains, Holding
 from shardwright.synth.space.space import Space
 

@@ -30,7 +30,7 @@ from shardwright.synth import alternate, freely
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
-from shardwright.synth.search.solve import SpaceSolver, solve
+from shardwright.synth.search.priced import SpaceSolver, solve
 from shardwright.synth.segments import kinds_of
 from shardwright.synth.shares.bounds import Certificate
 from shardwright.synth.shares.labelled import LabelledSolver

@@ -25,7 +25,7 @@ from shardwright.ir.trace import trace
 from shardwright.synth.alternate import synthesize
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
-from shardwright.synth.search.solve import bound, solve
+from shardwright.synth.search.priced import bound, solve
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 

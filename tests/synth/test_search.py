@@ -25,8 +25,9 @@ from shardwright.synth.search.astar import a_star
 from shardwright.synth.search.eliminate import record
 from shardwright.synth.search.fold import ROUNDS, Folded, cook, fold, rounded
 from shardwright.synth.search.order import full_order, simple_order
+from shardwright.synth.search.priced import SpaceSolver, bound, solve
 from shardwright.synth.search.prune import prune
-from shardwright.synth.search.solve import STAGES, Solver, SpaceSolver, bound, solve
+from shardwright.synth.search.solve import STAGES, Solver
 
 
 @dataclass(frozen=True)

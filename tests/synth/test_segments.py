@@ -35,7 +35,7 @@ from shardwright.synth.memory.least import LeastRent
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
-from shardwright.synth.search.solve import SpaceSolver
+from shardwright.synth.search.priced import SpaceSolver
 from shardwright.synth.segments import apart_s, kinds_of
 from shardwright.synth.shares.bounds import Certificate
 from shardwright.synth.shares.turns import Candidate

@@ -14,11 +14,13 @@ from synth_cases import FLEETS, STEPS, model, space
 from shardwright.cost.model import CostModel
 from shardwright.cost.moves import strategies
 from shardwright.cost.subfleet import subfleet
+from shardwright.synth.memory.budgets import Limits, Renting
 from shardwright.synth.prices.lists import Catalogue, PriceList
 from shardwright.synth.prices.tables import Prices, Several
+from shardwright.synth.search import solve
 from shardwright.synth.search.fold import cook, fold
+from shardwright.synth.search.priced import SpaceSolver
 from shardwright.synth.search.prune import prune
-from shardwright.synth.search.solve import SpaceSolver
 
 
 def together(step: str) -> tuple[SpaceSolver, list[CostModel], Prices]:
@@ -116,3 +118,24 @@ def test_many_tensors_cost_what_each_does(name: str) -> None:
                 shares = np.full(topology.classes, share)
                 both = together.take(np.array([k])).per_device(shares, np.arange(topology.classes))[0]
                 np.testing.assert_allclose(both, cost.per_class(shares), rtol=1e-12)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("step", STEPS)
+def test_rents_solved_together_lead_to_what_each_leads_to(
+    monkeypatch: pytest.MonkeyPatch, step: str, at_once: bool
+) -> None:
+    if not at_once:
+        monkeypatch.setattr(solve, "_TOGETHER", -1)
+    costs, programs = model("nodes"), space(step)
+    renting = Renting(programs.root.graph, programs, Limits.of(costs))
+    ratios = (1 / len(costs.class_of),) * len(costs.class_of)
+    prices = Prices.at(PriceList(costs), ratios)
+    unit_s = renting.solve(prices, ratios, 0.0, lambda: False).seconds / sum(renting.limits.nbytes)
+    rents = [unit_s * 10.0**power for power in range(-2, 9, 2)]
+    found = renting.solve_each(prices, ratios, rents, lambda: False)
+    for rent_s, solution in zip(rents, found, strict=True):
+        alone = renting.solve(prices, ratios, rent_s, lambda: False)
+        assert solution.seconds == pytest.approx(alone.seconds, rel=1e-9)
+        assert solution.bound_s <= solution.seconds
+    assert len({solution.assignment for solution in found}) > 1

@@ -29,7 +29,7 @@ from shardwright.ir.trace import Traced, trace
 from shardwright.synth.prices.lists import Catalogue, PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
-from shardwright.synth.search.solve import solve
+from shardwright.synth.search.priced import solve
 from shardwright.synth.space.space import Space
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

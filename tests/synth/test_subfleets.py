@@ -23,7 +23,7 @@ from shardwright.synth.memory.rent import too_small
 from shardwright.synth.part import Part
 from shardwright.synth.parts import MOST_PARTS, candidates
 from shardwright.synth.prices.tables import Prices
-from shardwright.synth.search.solve import SpaceSolver
+from shardwright.synth.search.priced import SpaceSolver
 from shardwright.synth.space.space import Space
 from shardwright.synth.subfleets import Choosing
 from shardwright.synth.timer import Timer

@@ -21,8 +21,8 @@ from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.ledger import Ledger
 from shardwright.synth.search import solve
 from shardwright.synth.search.narrow.narrowing import Narrowing
+from shardwright.synth.search.priced import SpaceSolver
 from shardwright.synth.search.solution import Rival
-from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.space.space import Space
 from shardwright.synth.stretches import ladder
 

@@ -12,8 +12,8 @@ from shardwright.cost.model import CostModel
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.judge import Judge
+from shardwright.synth.search.priced import SpaceSolver
 from shardwright.synth.search.solution import Solution
-from shardwright.synth.search.solve import SpaceSolver
 from shardwright.synth.shares.turns import Found, Turns
 from shardwright.synth.timer import Timer
 

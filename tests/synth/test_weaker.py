@@ -15,7 +15,7 @@ from shardwright.synth import subfleets
 from shardwright.synth.alternate import synthesize as search
 from shardwright.synth.part import Part, Promising
 from shardwright.synth.parts import candidates
-from shardwright.synth.search.solve import SpaceSolver
+from shardwright.synth.search.priced import SpaceSolver
 from shardwright.synth.subfleets import Choosing
 from shardwright.synth.timer import Timer
 
