@@ -139,6 +139,11 @@ class CostModel:
         return float(self._trip_byte_per_s @ self.counts)
 
     @property
+    def trip_s(self) -> float:
+        """What a trip of next to nothing takes them."""
+        return float(self._trip_s.max())
+
+    @property
     def bandwidth_byte_per_s(self) -> Floats:
         """Of every device's memory, as streams through it reach it."""
         return self._stream_byte_per_s[self.class_of]

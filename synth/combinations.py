@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.rewrites.recompute import Stretch
-from shardwright.synth.stretches import Policy, options
+from shardwright.synth.stretches import Option, Policy, options
 
 #: Combinations that are few, and equations of a small step.
 FEW, SMALL = 64, 300
@@ -37,8 +37,11 @@ def few_equations(graph: Graph) -> bool:
 
 def combinations(
     graph: Graph, model: CostModel, policies: Sequence[Policy]
-) -> tuple[tuple[Stretch, ...], ...] | None:
+) -> tuple[tuple[tuple[Stretch, ...], ...], bool]:
     """Every combination of what may be done with each layer, but for doing nothing; the quickest first.
+
+    Where these are too many with host memory, every one without it, and of those with it those that do the
+    same with every layer, or with all up to some layer: the first ones wait longest.
 
     Args:
         graph: the step.
@@ -46,16 +49,34 @@ def combinations(
         policies: what may be done with a layer; what frees nothing of it is no choice.
 
     Returns:
-        The combinations, or None if there are too many, or the step is too large to plan all of them.
+        The combinations, none if there are too many or the step is too large to plan all of them; and whether
+        they are all there are.
     """
     if len(graph.equations) > SMALL:
-        return None
-    layers = [(None, *each) for each in options(graph, model, policies) if each]
-    if math.prod(map(len, layers)) > FEW:
-        return None
-    found = [
-        tuple(option for option in choice if option is not None) for choice in itertools.product(*layers)
-    ]
+        return (), True
+    layers = [each for each in options(graph, model, policies) if each]
+    found, complete = _product(layers), True
+    if found is None:
+        found = _product([[o for o in each if not o.stretch.host] for each in layers])
+        if not found:
+            return (), True
+        found, complete = [*found, *_alike(layers, policies)], False
     # All layers that are dealt with take their time: the quickest is likely to be the cheapest that fits.
     found.sort(key=lambda some: sum(option.seconds for option in some))
-    return tuple(tuple(option.stretch for option in some) for some in found if some)
+    return tuple(tuple(option.stretch for option in some) for some in found if some), complete
+
+
+def _product(layers: Sequence[Sequence[Option]]) -> list[tuple[Option, ...]] | None:
+    """One option or none of each layer, in every way; None where there are too many."""
+    if math.prod(len(each) + 1 for each in layers) > FEW:
+        return None
+    every = itertools.product(*[(None, *each) for each in layers])
+    return [tuple(option for option in some if option is not None) for some in every]
+
+
+def _alike(layers: Sequence[Sequence[Option]], policies: Sequence[Policy]) -> Iterator[tuple[Option, ...]]:
+    """What waits in host memory of all layers up to each, the same of all."""
+    for keep, host in policies:
+        if host:
+            mine = [o for each in layers for o in each if (o.stretch.keep, o.stretch.host) == (keep, host)]
+            yield from (tuple(mine[:count]) for count in range(1, len(mine) + 1))

@@ -241,7 +241,7 @@ def _seconds(gain: Gain, model: CostModel) -> float:
     rate = sum(device.flop_rate("float32", None)[0] for device in devices)
     bandwidth = sum(device.bandwidth_byte_per_s for device in devices)
     computed_s = sum(_flop(e) * times / rate + _moved(e) * times / bandwidth for e, times in gain.again)
-    return computed_s + gain.spilled_bytes / model.trip_byte_per_s
+    return computed_s + gain.spilled * model.trip_s + gain.spilled_bytes / model.trip_byte_per_s
 
 
 @per_form

@@ -90,11 +90,13 @@ class Gain:
         freed_bytes: by how much less is kept for the backward part, each tensor whole.
         again: the equations that run once more, and how often.
         spilled_bytes: what waits in host memory, each tensor whole.
+        spilled: how many tensors do.
     """
 
     freed_bytes: int
     again: tuple[tuple[Equation, int], ...]
     spilled_bytes: int = 0
+    spilled: int = 0
 
 
 def gains(graph: Graph, stretches: Sequence[Stretch]) -> list[Gain]:
@@ -170,7 +172,7 @@ class _Edit:
         spilled = set(mine)
         kept = [v for v in mine if v in self.read_behind]
         newly = [v for v in newly if v not in spilled]
-        return Gain(_nbytes(values) + _nbytes(kept) - _nbytes(newly), again, _nbytes(mine))
+        return Gain(_nbytes(values) + _nbytes(kept) - _nbytes(newly), again, _nbytes(mine), len(mine))
 
     def equations(self) -> list[Equation]:
         """The equations of the changed graph."""

@@ -24,7 +24,8 @@ from shardwright.ir.rewrites.recompute import gains, recomputing
 from shardwright.ir.segments import Away, Back, schedule
 from shardwright.ir.trace import trace
 from shardwright.memory.device_memory import device_memory
-from shardwright.synth.stretches import BOTH, ladder, stretches
+from shardwright.synth.combinations import combinations
+from shardwright.synth.stretches import BOTH, RECOMPUTING, ladder, stretches
 
 STEP, ARGS = layered(False)
 TRACED = trace(STEP, *ARGS)
@@ -80,19 +81,35 @@ def test_gains_are_what_the_changed_step_keeps_less() -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
+def test_where_combinations_are_too_many_all_without_host_memory_are_tried() -> None:
+    model = CostModel(fleet(host="1 GB/s"))
+    layers = len(stretches(TRACED.graph))
+    without, complete = combinations(TRACED.graph, model, RECOMPUTING)
+    assert complete and len(without) == 3**layers - 1
+    some, complete = combinations(TRACED.graph, model, BOTH)
+    assert not complete and set(without) < set(some)
+    waiting = [each for each in some if any(stretch.host for stretch in each)]
+    assert {len(each) for each in waiting} == set(range(1, layers + 1))
+    assert all(len({(stretch.keep, stretch.host) for stretch in each}) == 1 for each in waiting)
+
+
 @pytest.mark.full
 def test_the_link_decides_between_computing_again_and_waiting() -> None:
-    """Over a fast link layers wait, over a slow one they are computed again; either costs what it costs."""
+    """Over a slow link nothing waits that can be computed again; what may wait makes no plan dearer."""
     free = synthesize_traced(TRACED, fleet=fleet(), devices="all")
     budget = f"{int(0.6 * max(free.memory_bytes))} B"
-    found = {
-        host: synthesize_traced(TRACED, fleet=fleet(budget, host=host), devices="all", microbatches=1)
-        for host in ("1 TB/s", "1 MB/s")
-    }
-    fast, slow = found["1 TB/s"], found["1 MB/s"]
+
+    def planned(host: str, **how: Any) -> Plan:
+        where = fleet(budget, host=host)
+        return synthesize_traced(TRACED, fleet=where, devices="all", microbatches=1, **how)
+
+    fast, slow = planned("1 TB/s"), planned("1 MB/s")
     assert fast.fits and slow.fits and fast.cost_s <= slow.cost_s
-    assert any(stretch.host for stretch in fast.rewriting.recompute)
     assert slow.host_s < 1e-3 * slow.cost_s
+    for plan, host in ((fast, "1 TB/s"), (slow, "1 MB/s")):
+        assert plan.cost_s <= planned(host, offload="off").cost_s * (1 + 1e-9)
+    waiting = planned("1 TB/s", recompute="off")
+    assert waiting.fits and any(stretch.host for stretch in waiting.rewriting.recompute)
     # Without a link nothing waits, whatever is asked for by itself.
     none = synthesize_traced(TRACED, fleet=fleet(budget), devices="all", microbatches=1)
     assert not any(stretch.host for stretch in none.rewriting.recompute)

@@ -87,8 +87,11 @@ class Ladder:
     @property
     def untried(self) -> str:
         """What was not planned, in words; empty where everything was, or nothing can be done."""
-        if not self.policies or self.every:
+        if not self.policies:
             return ""
+        every, complete = self._combinations
+        if every:
+            return "" if complete else "layers of which some alone wait in host memory were not all searched"
         if "rungs" not in vars(self):
             return "which layers could keep less for the backward part was not searched"
         if len(self.known) >= len(self.rungs):
@@ -99,11 +102,16 @@ class Ladder:
         )
 
     @cached_property
+    def _combinations(self) -> tuple[Sequence[tuple[Stretch, ...]], bool]:
+        return combinations(self.graph, CostModel(self.fleet), self.policies) if self.policies else ((), True)
+
+    @property
     def every(self) -> Sequence[tuple[Stretch, ...]]:
-        """All combinations of what may be done with the layers; none where they are too many to be tried."""
-        if not self.policies:
-            return ()
-        return combinations(self.graph, CostModel(self.fleet), self.policies) or ()
+        """All combinations of what may be done with the layers; none where they are too many to be tried.
+
+        Of those with host memory perhaps some alone.
+        """
+        return self._combinations[0]
 
     def best_of_all(self, rival_s: float) -> Plan | None:
         """The best plan that fits of all combinations; None where none does at less than a rival costs."""
