@@ -26,7 +26,7 @@ from shardwright.ir.program import verify
 from shardwright.ir.ties import cut_by, stretches
 from shardwright.ir.trace import Traced, trace
 from shardwright.planning import Planner, Request
-from shardwright.synth import alternate, freely
+from shardwright.synth import freely
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
@@ -199,7 +199,6 @@ def test_a_better_bound_of_all_ratios_is_one_of_the_plans_own() -> None:
 
 
 def test_bounds_of_what_may_be_no_plan_stay_rough_until_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alternate, "FEW_CHOICES", 0)
     monkeypatch.setattr(freely, "FEW_CHOICES", 0)
     graph = attention().graph
     space = Space(graph)

@@ -15,7 +15,7 @@ from shardwright.cost.fleet import Fleet
 from shardwright.ir.graph import Graph
 from shardwright.ir.rewrites.recompute import Stretch
 from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
-from shardwright.synth import alternate, freely, subfleets
+from shardwright.synth import freely, subfleets
 from shardwright.synth.freely import Free
 from shardwright.synth.part import Promising
 from shardwright.synth.parts import candidates
@@ -35,7 +35,6 @@ def no(graph: Graph) -> bool:
 @pytest.fixture(autouse=True)
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are planned as large ones are."""
-    monkeypatch.setattr(alternate, "FEW_CHOICES", 0)
     monkeypatch.setattr(freely, "FEW_CHOICES", 0)
     monkeypatch.setattr(subfleets, "few_equations", no)
 

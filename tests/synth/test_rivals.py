@@ -17,7 +17,7 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program
 from shardwright.ir.trace import trace
-from shardwright.synth import alternate, freely
+from shardwright.synth import freely
 from shardwright.synth.alternate import synthesize
 from shardwright.synth.programs.judge import AMPLE
 from shardwright.synth.space.space import Space
@@ -82,7 +82,6 @@ def test_only_what_fits_amply_is_not_looked_at(full: float) -> None:
 def test_what_hardly_fits_is_looked_at_only_where_that_is_all_there_is(
     part: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alternate, "FEW_CHOICES", 0)
     monkeypatch.setattr(freely, "FEW_CHOICES", 0)
     graph, space, most = step()
     looked: list[Program] = []
