@@ -8,7 +8,8 @@ of a program and ratios away, and so never makes the best that is left cheaper.
                 good: those of the best without a limit, those to start from, and by memory; then at the
                 ratios that are best by the model within ever less memory
     in order    programs by what they cost with next to no rent: rent finds corners, and misses some between
-    in turn     the same with less in memory at a time (`sparing.py`)
+    in turn     the same with less in memory at a time (`sparing.py`), and less handed on between compiled
+                segments (`joined.py`, `anew.py`)
     ratios      all that deal whole units, and those between what computing and what memory would like
                 (`dealt.py`)
 
@@ -32,8 +33,10 @@ from shardwright.cost.bill import Item, charges
 from shardwright.cost.memory.liveness import Footprint, Peaks, footprint
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.program import Program
+from shardwright.synth.memory.anew import anew
 from shardwright.synth.memory.budgets import Renting
 from shardwright.synth.memory.dealt import Dealt, filled
+from shardwright.synth.memory.joined import joined
 from shardwright.synth.memory.sparing import Sparing
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
@@ -86,7 +89,7 @@ class _Member:
     peaks: Floats
     cheapest: int
     spared: bool
-    leanest: _Member | None = None
+    leanest: tuple[_Member, ...] = ()
     left: Iterator[int] = field(default_factory=lambda: iter(()))
     alive: NDArray[np.bool_] = field(init=False)
 
@@ -106,6 +109,7 @@ class Pool:
     def __init__(self, turns: Turns, free: Found, renting: Renting) -> None:
         self._turns, self._renting, self._limits = turns, renting, turns.judge.limits
         model, memory = turns.model, renting.limits.nbytes
+        self._part = 1 / len(model.class_of)
         self._known: dict[Program, _Member] = {}
         self._filled = False
         solution, prices = turns.search(free.ratios)
@@ -167,10 +171,19 @@ class Pool:
     def below(
         self, cost_s: float, ratios: tuple[float, ...]
     ) -> list[tuple[Program, tuple[float, ...], list[Item]]]:
-        """Programs that cost less at some ratios, and their bills; in leaner orders if they are known."""
+        """Programs that cost less at some ratios, and their bills; in leaner orders if they are known.
+
+        Of those that cost the same everywhere, the one that takes least by the model.
+        """
         every = self._known.values()
-        some = [member for member in every if member.spared] or every
-        return [(each.program, ratios, each.items) for each in some if each.seconds[each.cheapest] < cost_s]
+        least: dict[bytes, tuple[float, _Member]] = {}
+        for each in [member for member in every if member.spared] or every:
+            if each.seconds[each.cheapest] < cost_s:
+                taken = float((each.peaks / self._limits).max(axis=1).min())
+                known = least.get(key := each.seconds.tobytes())
+                if known is None or taken < known[0]:
+                    least[key] = taken, each
+        return [(each.program, ratios, each.items) for _, each in least.values()]
 
     def tighter(self, look: Callable[[Candidate], None]) -> None:
         """Look at the cheapest within less memory: the next power of `_STEP` of what the best needs.
@@ -242,28 +255,38 @@ class Pool:
 
         Where all that can be gathered again is, and that is too large, so is what keeps some of it.
         """
-        sparing = None if member.spared else Sparing(member.program, self._renting.graph)
-        if sparing is not None and not sparing.possible:
+        if member.spared:
+            return () if self._may_fit(member.leanest) else None
+        sparing, new = Sparing(member.program, self._renting.graph), list[_Member]()
+        if not sparing.possible:
             return ()
-        most, new = 0 if sparing is None else len(sparing.gathers), list[_Member]()
 
-        def add(count: int) -> None:
-            assert sparing is not None
-            program = sparing.again(count)
+        def add(program: Program) -> _Member:
             if program not in self._known:
                 new.append(self._add(program, spared=True))
-            other = self._known[program]
-            member.leanest = other if count == most else member.leanest
-            other.leanest = member.leanest
+            return self._known[program]
 
-        if sparing is not None:
-            for count in dict.fromkeys([most, 0]):
-                add(count)
-        if member.leanest is None or next(self._worth_a_look(member.leanest), None) is None:
-            return None
-        for count in range(1, most):
-            add(count)
-        return new
+        def with_less(program: Program) -> tuple[_Member, ...]:
+            """The program, and handing on less from one compiled segment to the next."""
+            together = joined(program, self._renting.graph, self._part)
+            rest = anew(together, self._renting.graph, self._part)
+            return tuple([add(each) for each in (program, together, rest)])
+
+        most = len(sparing.gathers)
+        leanest = with_less(sparing.again(most))
+        first = sparing.again(0)
+        add(first)
+        if fits := self._may_fit(leanest):
+            with_less(first)
+            for count in range(1, most):
+                add(sparing.again(count))
+        for each in (member, *new):
+            each.leanest = leanest
+        return new if fits else None
+
+    def _may_fit(self, some: Sequence[_Member]) -> bool:
+        """Whether any of some programs may, at any ratios."""
+        return any(next(self._worth_a_look(each), None) is not None for each in some)
 
     def _add(self, program: Program, *, spared: bool = False) -> _Member:
         member = self._known.get(program)
