@@ -86,6 +86,27 @@ def perceptron(widths: list[int], rows: int) -> Traced:
     return trace(step, weights, shape(rows, widths[0]))
 
 
+def momentum() -> Traced:
+    """A perceptron whose optimizer state is as large as its weights."""
+
+    def step(weights: Any, moments: Any, x: Any) -> Any:
+        def loss_of(weights: Any) -> Any:
+            hidden = x
+            for w in weights:
+                hidden = jax.nn.gelu(hidden @ w)
+            return jnp.mean(hidden**2)
+
+        loss, gradients = jax.value_and_grad(loss_of)(weights)
+        moments = [0.9 * m + g for m, g in zip(moments, gradients, strict=True)]
+        return [w - 0.1 * m for w, m in zip(weights, moments, strict=True)], moments, loss
+
+    def shape(*sizes: int) -> Any:
+        return jax.ShapeDtypeStruct(sizes, "float32")
+
+    weights = [shape(96, 40), shape(40, 96)]
+    return trace(step, weights, weights, shape(64, 96))
+
+
 @cache
 def traced_layers(scan: bool) -> Traced:
     """`layered` as it is by default."""

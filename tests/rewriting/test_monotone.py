@@ -9,36 +9,14 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
-from rewriting_cases import fleet, layered
+from rewriting_cases import fleet, layered, momentum
 
 from shardwright import Fleet
 from shardwright.api import synthesize_traced
 from shardwright.factory import load_factory
 from shardwright.ir.trace import Traced, trace
 from shardwright.memory.remedies import with_memory
-
-
-def momentum() -> Traced:
-    """A perceptron whose optimizer state is as large as its weights."""
-
-    def step(weights: Any, moments: Any, x: Any) -> Any:
-        def loss_of(weights: Any) -> Any:
-            hidden = x
-            for w in weights:
-                hidden = jax.nn.gelu(hidden @ w)
-            return jnp.mean(hidden**2)
-
-        loss, gradients = jax.value_and_grad(loss_of)(weights)
-        moments = [0.9 * m + g for m, g in zip(moments, gradients, strict=True)]
-        return [w - 0.1 * m for w, m in zip(weights, moments, strict=True)], moments, loss
-
-    def shape(*sizes: int) -> Any:
-        return jax.ShapeDtypeStruct(sizes, "float32")
-
-    weights = [shape(96, 40), shape(40, 96)]
-    return trace(step, weights, weights, shape(64, 96))
 
 
 def layers(scan: bool) -> Traced:
