@@ -62,7 +62,7 @@ _AXES = 2
 
 #: The model takes programs for so much larger than they are at most; and at some ratios for so much more than
 #: at others.
-_FEARED, _UNEVENLY = 2.0, 1.07
+_FEARED, _UNEVENLY = 1.5, 1.07
 
 
 @dataclass(slots=True, eq=False)
