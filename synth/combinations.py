@@ -58,7 +58,7 @@ def combinations(
     found, complete = _product(layers), True
     if found is None:
         found = _product([[o for o in each if not o.stretch.host] for each in layers])
-        if not found:
+        if found is None or len(found) == 1:  # too many even so, or none but to do nothing
             return (), True
         found, complete = [*found, *_alike(layers, policies)], False
     # All layers that are dealt with take their time: the quickest is likely to be the cheapest that fits.

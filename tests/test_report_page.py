@@ -6,8 +6,6 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from html.parser import HTMLParser
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,17 +14,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 from click.testing import CliRunner
+from page_cases import Reader, shape
 
 from shardwright import Plan, ReplicatedWarning, api
 from shardwright.cli import main
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.quantity import size
-from shardwright.explain import explain
 from shardwright.fleets.summary import summary
 from shardwright.ir.errors import PlanError
 from shardwright.reports.facts import COLUMNS, Facts, facts
 from shardwright.reports.page import area, page
-from shardwright.reports.text import layout, render
 from shardwright.reports.units import duration
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,7 +47,6 @@ def step(w, x):
 def small():
     return step, (jax.ShapeDtypeStruct((64, 32), "float32"), jax.ShapeDtypeStruct((16, 64), "float32"))
 """
-VOID = {"meta", "link", "br", "hr", "img", "path", "input"}
 
 
 def step(params: Any, x: jax.Array, y: jax.Array) -> Any:
@@ -62,10 +58,6 @@ def step(params: Any, x: jax.Array, y: jax.Array) -> Any:
 
     loss, gradients = jax.value_and_grad(loss_of)(params)
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
-
-
-def shape(*sizes: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(sizes, "float32")
 
 
 @pytest.fixture(scope="module")
@@ -107,39 +99,6 @@ def html(planned: Plan, found: Facts) -> str:
     assert planned.traced is not None
     beside = api.on_the_whole_fleet(planned.traced, planned.fleet)
     return page(planned, planned.traced, "three <layers>", beside)
-
-
-@dataclass
-class Reader(HTMLParser):
-    """Text by section, attributes by name, ids; complains about elements that are not closed."""
-
-    text: dict[str, str] = field(default_factory=dict[str, str])
-    attributes: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
-    open: list[str] = field(default_factory=list[str])
-    inside: list[str] = field(default_factory=lambda: ["head"])
-
-    def __post_init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-        if tag == "section" or tag == "header":
-            self.inside.append(dict(attrs).get("id") or tag)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag, f"{tag} closes another element at {self.getpos()}"
-        if tag in ("section", "header"):
-            self.inside.pop()
-
-    def handle_data(self, data: str) -> None:
-        where = self.inside[-1]
-        self.text[where] = f"{self.text.get(where, '')} {data}"
-
-    def said(self, section: str) -> str:
-        return " ".join(self.text[section].split())
 
 
 @pytest.fixture(scope="module")
@@ -254,100 +213,6 @@ def test_certificate_assumptions_and_fleet(planned: Plan, found: Facts, read: Re
     fleet = read.said("fleet")
     assert "big <1> 1 4 TFLOP/s" in fleet and "small 4 1 TFLOP/s" in fleet
     assert "The narrowest link is the network between the nodes: 1 kB/s, 1 s." in fleet
-
-
-def test_a_plan_on_two_axes() -> None:
-    """Two nodes of two: placements over the nodes and within them, in words; costs add up as ever."""
-    kind = {"name": "c", "flops": "1 TFLOP/s", "memory_bandwidth": "100 GB/s", "memory": "8 GB"}
-    node = {"count": 2, "devices": {"type": kind, "count": 2}}
-    near, far = {"bandwidth": "100 GB/s", "latency": "1 us"}, {"bandwidth": "1 GB/s", "latency": "30 us"}
-    fleet = Fleet.from_dict({"name": "mesh", "nodes": [node | {"link": near}], "network": far})
-
-    def update(params: Any, x: jax.Array, y: jax.Array) -> Any:
-        def loss_of(params: Any) -> jax.Array:
-            return jnp.mean((jax.nn.relu(x @ params["up"]) @ params["down"] - y) ** 2)
-
-        loss, gradients = jax.value_and_grad(loss_of)(params)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
-
-    params = {"up": shape(2048, 4096), "down": shape(4096, 1024)}
-    plan = api.synthesize(update, params, shape(8192, 2048), shape(8192, 1024), fleet=fleet, axes=2)
-    assert plan.axes == 2 and plan.traced is not None
-    found = facts(plan, plan.traced, "two axes")
-    assert sum(layer.seconds for layer in found.layers) == pytest.approx(plan.cost_s)
-    reader = Reader()
-    reader.feed(page(plan, plan.traced, "two axes"))
-    assert "over the nodes" in reader.said("shares") and "within a node" in reader.said("program")
-    assert "2 mesh axes" in reader.said("certificate")
-    assert "Nothing is sharded" not in reader.said("shares")
-    assert "nothing is sharded" not in render(layout(plan), colour=False)
-    answer = explain(plan, "params/up", plan.traced)
-    assert "over the nodes" in answer.sentences[0] and "the next best is S(1)/S(0)" in answer.sentences[-1]
-    assert "sets the pace" in " ".join(explain(plan, "n1.d0", plan.traced).sentences)
-
-
-def test_a_step_in_micro_batches() -> None:
-    """What is in the loop is of all layers and both passes; the page says how the step is changed."""
-    kind = {"name": "c", "flops": "1 TFLOP/s", "memory_bandwidth": "100 GB/s", "memory": "8 GB"}
-    node = {"devices": {"type": kind, "count": 2}, "link": {"bandwidth": "10 GB/s", "latency": "1 us"}}
-    fleet = Fleet.from_dict({"name": "pair", "nodes": [node]})
-
-    def update(params: Any, x: jax.Array, y: jax.Array) -> Any:
-        def loss_of(params: Any) -> jax.Array:
-            hidden = x
-            for name in sorted(params):
-                hidden = jnp.tanh(hidden @ params[name]["w"])
-            return jnp.mean((hidden - y) ** 2)
-
-        loss, gradients = jax.value_and_grad(loss_of)(params)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
-
-    params = {f"layer{i}": {"w": shape(256, 256)} for i in range(3)}
-    plan = api.synthesize(update, params, shape(4096, 256), shape(4096, 256), fleet=fleet, microbatches=4)
-    assert plan.traced is not None
-    traced = plan.step(plan.traced)
-    found = {layer.title: layer for layer in facts(plan, traced, "pieces").layers}
-    assert sum(layer.seconds for layer in found.values()) == pytest.approx(plan.cost_s)
-    loop = found.pop("the whole step")
-    assert loop.compute_s["both"] > 0.9 * sum(loop.compute_s.values()) and loop.exchange_s["both"] > 0
-    assert sum(layer.seconds for layer in found.values()) < 0.1 * plan.cost_s
-    reader = Reader()
-    reader.feed(page(plan, traced, "pieces"))
-    assert "4 micro-batches, one after another" in reader.said("memory")
-    assert "one loop, which belongs to the whole step" in reader.said("program")
-
-
-def test_a_search_on_two_axes_that_came_to_its_end() -> None:
-    """The order of a sum makes no gap: no search stopped early, and nobody says so."""
-
-    def device(name: str, rate: float) -> dict[str, str]:
-        return {
-            "name": name,
-            "flops": f"{rate} TFLOP/s",
-            "memory_bandwidth": "300 GB/s",
-            "memory": "8 GB",
-        }
-
-    near, host = {"bandwidth": "20 GB/s", "latency": "5 us"}, {"bandwidth": "12 GB/s", "latency": "10 us"}
-    unlike = {"devices": [{"type": device("big", 1)}, {"type": device("small", 0.5)}]}
-    alike = {"devices": {"type": device("tiny", 0.4), "count": 2}}
-    nodes = [node | {"link": near, "host_link": host} for node in (unlike, alike)]
-    network = {"bandwidth": "10 GB/s", "latency": "10 us"}
-    fleet = Fleet.from_dict({"name": "uneven", "nodes": nodes, "network": network})
-
-    def update(params: Any, x: jax.Array, y: jax.Array) -> Any:
-        def loss_of(params: Any) -> jax.Array:
-            return jnp.mean((jnp.tanh(jnp.tanh(x @ params["w0"]) @ params["w1"]) - y) ** 2)
-
-        loss, gradients = jax.value_and_grad(loss_of)(params)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
-
-    params = {"w0": shape(64, 64), "w1": shape(64, 64)}
-    batch = (shape(4096, 64), shape(4096, 64))
-    plan = api.synthesize(update, params, *batch, fleet=fleet, axes=2, devices="all")
-    assert plan.axes == 2 and plan.traced is not None
-    assert plan.search_gap == 0 < plan.gap
-    assert "stopped early" not in page(plan, plan.traced, "two axes")
 
 
 def test_a_plan_from_a_file_needs_its_step(planned: Plan, tmp_path: Path) -> None:

@@ -11,13 +11,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeAlias
 
 from shardwright.cost.share_cost import Floats
-from shardwright.ir.errors import PlanError
 from shardwright.synth.grid.inherited import Inherited
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.search.fold import Scope
 from shardwright.synth.search.narrow.narrowing import Narrowing
 from shardwright.synth.search.narrow.search import MOST_CELLS, MOST_ROUNDS
-from shardwright.synth.search.solution import Solution
+from shardwright.synth.search.solution import Solution, existing
 from shardwright.synth.search.solve import Solver
 from shardwright.synth.space.conversions import Domain
 from shardwright.synth.space.factors import Factor, Use
@@ -120,11 +119,4 @@ class GridSolver:
         tables = prices.tables(self.factors)
         if rents:
             tables = [rents.get(factor, table) for factor, table in zip(self.factors, tables, strict=True)]
-        found = self._solver.solve(tables, stop, known, enough, target_s, rounds)
-        if found is None:
-            raise PlanError(
-                place="search",
-                reason="no program of this space carries out the step",
-                remedy="Please report the step: its rules contradict each other",
-            )
-        return found
+        return existing(self._solver.solve(tables, stop, known, enough, target_s, rounds))

@@ -255,8 +255,10 @@ class Pool:
 
         Where all that can be gathered again is, and that is too large, so is what keeps some of it.
         """
+        if member.leanest and not self._may_fit(member.leanest):
+            return None
         if member.spared:
-            return () if self._may_fit(member.leanest) else None
+            return ()
         sparing, new = Sparing(member.program, self._renting.graph), list[_Member]()
         if not sparing.possible:
             return ()

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from shardwright.cost.share_cost import Floats
-from shardwright.ir.errors import PlanError
 from shardwright.synth.prices.tables import Prices, Several
 from shardwright.synth.search.astar import MOST_NODES
-from shardwright.synth.search.solution import Rival, Solution
+from shardwright.synth.search.solution import Rival, Solution, existing
 from shardwright.synth.search.solve import FIRST_CELLS, MOST_CELLS, STAGES, Solver
 from shardwright.synth.search.stages import Core
 from shardwright.synth.space.factors import Factor, Use
@@ -67,7 +66,7 @@ class SpaceSolver:
             PlanError: no assignment is possible at all.
         """
         core = None if rents else self._core(prices)
-        return _existing(self.solver.solve(self._tables(prices, rents), most_nodes, stop, core, rival))
+        return existing(self.solver.solve(self._tables(prices, rents), most_nodes, stop, core, rival))
 
     def solve_each(
         self,
@@ -83,7 +82,7 @@ class SpaceSolver:
             PlanError: no assignment is possible at all.
         """
         found = self.solver.solve_each(self._tables(prices, rents), count, most_nodes, stop)
-        return [_existing(each) for each in found]
+        return [existing(each) for each in found]
 
     def _tables(self, prices: Prices, rents: Mapping[Factor, Floats] | None) -> Sequence[Floats]:
         """Of all factors, with `rents` in place of those of some."""
@@ -129,16 +128,6 @@ class SpaceSolver:
         The least cost, where A* gets there, unless something below it is `enough`.
         """
         return self.solver.least(prices.tables(self.factors), stop, enough, self._core(prices))
-
-
-def _existing(found: Solution | None) -> Solution:
-    if found is None:
-        raise PlanError(
-            place="search",
-            reason="no program of this space carries out the step",
-            remedy="Please report the step: its rules contradict each other",
-        )
-    return found
 
 
 def solve(

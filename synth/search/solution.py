@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shardwright.ir.errors import PlanError
 from shardwright.synth.search.astar import Layer
 
 #: Sums of the same prices in another order differ by less than this, as a fraction.
@@ -45,6 +46,21 @@ class Solution:
     bound_s: float
     expanded: int
     width: int
+
+
+def existing(found: Solution | None) -> Solution:
+    """The solution of a search for programs.
+
+    Raises:
+        PlanError: there is none, as no assignment is possible at all.
+    """
+    if found is None:
+        raise PlanError(
+            place="search",
+            reason="no program of this space carries out the step",
+            remedy="Please report the step: its rules contradict each other",
+        )
+    return found
 
 
 def unbeaten(rival: Rival, layers: Sequence[Layer]) -> Solution | None:

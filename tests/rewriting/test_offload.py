@@ -25,7 +25,7 @@ from shardwright.ir.segments import Away, Back, schedule
 from shardwright.ir.trace import trace
 from shardwright.memory.device_memory import device_memory
 from shardwright.synth.combinations import combinations
-from shardwright.synth.stretches import BOTH, RECOMPUTING, ladder, stretches
+from shardwright.synth.stretches import BOTH, OFFLOADING, RECOMPUTING, ladder, stretches
 
 STEP, ARGS = layered(False)
 TRACED = trace(STEP, *ARGS)
@@ -91,6 +91,14 @@ def test_where_combinations_are_too_many_all_without_host_memory_are_tried() -> 
     waiting = [each for each in some if any(stretch.host for stretch in each)]
     assert {len(each) for each in waiting} == set(range(1, layers + 1))
     assert all(len({(stretch.keep, stretch.host) for stretch in each}) == 1 for each in waiting)
+
+
+def test_what_has_too_many_combinations_without_host_memory_or_none_has_a_ladder() -> None:
+    step, args = layered(False, layers=8)
+    graph, model = trace(step, *args).graph, CostModel(fleet(host="1 GB/s"))
+    for policies in (RECOMPUTING, OFFLOADING, BOTH):
+        assert combinations(graph, model, policies) == ((), True)
+        assert ladder(graph, model, policies)
 
 
 @pytest.mark.full
