@@ -78,7 +78,7 @@ def test_baselines_on_two_axes_are_considered_where_these_are_wanted(where: str)
     assert plan.cost_s <= min(costs) * (1 + 1e-9)
     assert any("baselines on one mesh axis and on two" in said for said in plan.assumptions)
     hurried = planned(where, 2, time_limit_s=1e-9)
-    assert 0 < hurried.bound_s <= hurried.cost_s <= plan.cost_s
+    assert 0 < hurried.bound_s <= hurried.cost_s <= plan.cost_s * (1 + 1e-9)
     whole = planned(where, 2, time_limit_s=0, devices="all")
     assert whole.cost_s <= min(costs) * (1 + 1e-9)
     assert (whole.axes == 2) is (where == "apart")

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 from baseline_cases import arguments, draw, slow, trained
 
 from shardwright.backends.verify import verify_program
@@ -63,7 +64,8 @@ def test_what_is_gathered_in_turn_and_again_takes_less_memory_and_computes_the_s
         # Between forward and backward part all weights are there, unless they are gathered again.
         assert found == sorted(found, reverse=True)
         assert found[-1] < found[1]
-    assert costs[0] == costs[1] < costs[2] < costs[3] < costs[4]
+    assert costs[0] == pytest.approx(costs[1], rel=1e-12)
+    assert costs[1] < costs[2] < costs[3] < costs[4]
     assert moves == [moves[0], *(moves[0] + count for count in range(LAYERS))]
     for program in (programs[1], programs[-1]):
         assert verify_program(traced, program, ratios, jax.tree.leaves(args)).ok

@@ -128,7 +128,9 @@ _elementwise("reduce_precision", "fine", lambda x: lax.reduce_precision(x, 8, 3)
 if "log2" not in ABSENT:
     _elementwise("log2", "reals", lax.log2, reals)
     _elementwise("log2", "positive", lax.log2, above_one)
+if "one_minus_square" not in ABSENT:
     _elementwise("one_minus_square", "reals", lax.one_minus_square, reals)
+if "polynomial" not in ABSENT:
     _elementwise("polynomial", "reals", partial(lax.polynomial, coeffs=(1.0, 2.0, 3.0)), reals)
 for _power in (2, 3, -1):
     _elementwise("integer_pow", f"power{_power}", partial(lax.integer_pow, y=_power), reals)
