@@ -76,7 +76,7 @@ class Sample:
 
 SAMPLES: list[Sample] = []
 
-#: Primitives with rules that only later versions of JAX have (log2, one_minus_square: 0.11, polynomial: 0.12).
+#: Primitives with rules that only later versions of JAX have (polynomial only from 0.12 on).
 ABSENT = frozenset(name for name in ("log2", "one_minus_square", "polynomial") if not hasattr(lax, name))
 
 
