@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import astuple
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,18 +15,20 @@ from click.testing import CliRunner, Result
 
 import shardwright.fleets.calibrate as module
 import shardwright.fleets.calibration_cases as cases
+from shardwright.backends.cards import card_variables, cards
 from shardwright.backends.launch import find_mpiexec, rank_environment
 from shardwright.backends.load import Usage, others
 from shardwright.backends.measuring.kernel_cases import KernelCase, copies
 from shardwright.backends.measuring.timing import Measured, RankInfo, Request, Resumed, example
 from shardwright.backends.pin import cores_of
+from shardwright.backends.pin import main as pin
 from shardwright.cli import main
 from shardwright.compare import compare_collectives
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.cost.op_classes import PRODUCTS
 from shardwright.fleets.calibrate import calibrate
-from shardwright.fleets.calibration_cases import exchange_cases, kernel_cases
+from shardwright.fleets.calibration_cases import CARD, PROCESSOR, KernelSizes, exchange_cases, kernel_cases
 from shardwright.ir import collectives
 from shardwright.ir.errors import InputError
 from shardwright.ir.graph import TensorType
@@ -43,7 +47,14 @@ def _rate(op_class: str, speed: float) -> float:
     return speed * RATES.get(op_class, 4e9)
 
 
-def imagined(request: Request, ranks: int, *, noise: float = 0.0, load: float = 0.0) -> Measured:
+def imagined(
+    request: Request,
+    ranks: int,
+    *,
+    noise: float = 0.0,
+    load: float = 0.0,
+    gains: Mapping[str, float] = MappingProxyType({}),
+) -> Measured:
     """What a machine with known rates would measure: kernels by a roofline, exchanges by the model itself."""
     speeds = [1.0] + [0.5] * (ranks - 1)
     link = {"bandwidth": "2 GB/s", "latency": "100 us"}
@@ -56,7 +67,10 @@ def imagined(request: Request, ranks: int, *, noise: float = 0.0, load: float = 
             return 5e-6
         each = (
             k.launches * 2e-6
-            + max(k.flop / _rate(k.op_class, speed) + k.turned / (3e8 * speed), k.nbytes / (1e10 * speed))
+            + max(
+                k.flop / _rate(k.op_class, speed) / gains.get(k.arithmetic, 1) + k.turned / (3e8 * speed),
+                k.nbytes / (1e10 * speed),
+            )
             for k in module._kernels(case)
         )
         return 5e-6 / copies(case) + sum(each)
@@ -121,6 +135,27 @@ def test_known_rates_come_back_as_a_fleet_that_loads(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["measured.yaml"]
 
 
+def test_a_card_that_uses_tf32_is_timed_with_what_fills_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of steps are in TF32 there, those of single kernels are not."""
+    gains = {"default": 6.0, "bfloat16": 11.0, "float16": 10.0}
+    asked: list[Request] = []
+
+    def measured(ranks: int, request: Request, tick: object) -> Measured:
+        asked.append(request)
+        return imagined(request, ranks, gains=gains)
+
+    monkeypatch.setattr(module, "load_now", lambda: 0.0)
+    monkeypatch.setattr(module, "measure_on", measured)
+    monkeypatch.setattr(module, "cards", lambda: ("0",))
+    found = calibrate(1)
+    assert asked[0].kernels == kernel_cases(CARD)
+    kind = found.fleet.devices[0].type
+    assert kind.flop_rate("float32", "highest")[0] == pytest.approx(1e11, rel=0.05)
+    assert kind.flop_rate("float32")[0] == pytest.approx(6e11, rel=0.1)
+    assert kind.flop_rate("bfloat16")[0] == pytest.approx(1.1e12, rel=0.1)
+    assert kind.bandwidth_byte_per_s == pytest.approx(1e10, rel=0.05)
+
+
 @pytest.mark.usefixtures("quiet")
 def test_predictions_follow_the_calibrated_links(tmp_path: Path) -> None:
     path = tmp_path / "measured.yaml"
@@ -172,7 +207,9 @@ def test_every_collective_strategy_and_kind_of_kernel_is_asked_for() -> None:
     assert {len(case.ratios) for case in cases} == {4}
     uneven = {(case.kind, case.strategy) for case in cases if len(set(case.ratios)) > 1}
     assert ("all_gather", "exact") in uneven and ("all_reduce", "ring") not in uneven
-    assert {case.op.partition(":")[0] for case in kernel_cases()} >= {"dispatch", "matmul", "elementwise"}
+    for sizes in (PROCESSOR, CARD):
+        timed = {case.op.partition(":")[0] for case in kernel_cases(sizes)}
+        assert timed >= {"dispatch", "matmul", "elementwise", "backward", "update"}
     assert exchange_cases(1) == []
 
 
@@ -224,6 +261,35 @@ def test_what_others_use_is_what_is_busy_less_our_own() -> None:
     assert others(before, after, own_s=9.0, cores=2) == 0
 
 
+def test_every_rank_opens_a_card_of_its_own(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert cards({}, tmp_path) == ("0", "1")
+    assert cards({"JAX_PLATFORMS": "cpu"}, tmp_path) == () == cards({}, tmp_path / "none")
+    assert cards({"CUDA_VISIBLE_DEVICES": "3,GPU-ab"}, tmp_path) == ("3", "GPU-ab")
+    assert cards({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == ()
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert card_variables(1, 2, {}, tmp_path) == {"CUDA_VISIBLE_DEVICES": "1", **order}
+    assert card_variables(1, 2, {"CUDA_VISIBLE_DEVICES": "3,5"}, tmp_path) == {"CUDA_VISIBLE_DEVICES": "5"}
+    shared = {"CUDA_VISIBLE_DEVICES": "1", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.375", **order}
+    assert card_variables(3, 4, {}, tmp_path) == shared
+    given = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.2"}
+    assert card_variables(2, 4, given, tmp_path) == {"CUDA_VISIBLE_DEVICES": "0", **order}
+    assert card_variables(0, 2, {}, tmp_path / "none") == {}
+
+
+def test_a_rank_is_pinned_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[str, list[str], dict[str, str]]] = []
+    monkeypatch.setattr("os.sched_setaffinity", lambda process, cores: None)
+    monkeypatch.setattr("os.execve", lambda *command: started.append(command))
+    own = SimpleNamespace(card_variables=lambda rank, ranks, environment: {"CARD": f"{rank} of {ranks}"})
+    monkeypatch.setattr("shardwright.backends.pin._beside", lambda name: own)
+    pin(["2", "python", "-c", "pass"], {"MPI_LOCALRANKID": "1", "A": "b"})
+    assert started == [
+        ("python", ["python", "-c", "pass"], {"MPI_LOCALRANKID": "1", "A": "b", "CARD": "1 of 2"})
+    ]
+
+
 def test_ranks_share_out_the_cores() -> None:
     assert [cores_of(rank, 2, [0, 1, 2, 3]) for rank in range(2)] == [[0, 1], [2, 3]]
     assert [cores_of(rank, 4, [5, 7]) for rank in range(4)] == [[5], [7], [5], [7]]
@@ -232,12 +298,15 @@ def test_ranks_share_out_the_cores() -> None:
 
 def test_real_ranks_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "SIZES", (1 << 10, 1 << 12, 1 << 16))
-    monkeypatch.setattr(cases, "WIDTHS", (1 << 8,))
-    monkeypatch.setattr(cases, "PRODUCTS", cases.PRODUCTS[:4])
-    monkeypatch.setattr(cases, "LARGE", (1, 64, 64, 64))
-    monkeypatch.setattr(cases, "PIECES", (("mlp", (2, 8, 16, 32)), ("attention", (2, 8, 16, 2, 8))))
-    monkeypatch.setattr(cases, "UPDATES", (("adam", (2, 8, 8)),))
-    monkeypatch.setattr(cases, "REDUCTIONS", ((64, 128),))
+    small = KernelSizes(
+        products=PROCESSOR.products[:4],
+        large=(1, 64, 64, 64),
+        widths=(1 << 8,),
+        reductions=((64, 128),),
+        pieces=(("mlp", (2, 8, 16, 32)), ("attention", (2, 8, 16, 2, 8))),
+        updates=(("adam", (2, 8, 8)),),
+    )
+    monkeypatch.setattr(module, "PROCESSOR", small)
     found = calibrate(2, force=True, rounds=2, patience_s=0.0)
     assert len(found.fleet.devices) == 2
     assert all(d.type.measured and d.type.float32_flop_per_s > 1e7 for d in found.fleet.devices)
@@ -259,10 +328,9 @@ import shardwright.backends.measuring.timing as timing
 import shardwright.fleets.calibration_cases as cases
 from shardwright.cost.fleet import Fleet
 from shardwright.ir.errors import InputError
-timing.COLD_BYTES, cases.REDUCTIONS = 1 << 16, ((8, 8),)
-cases.SIZES, cases.WIDTHS, cases.SKEWS = (1 << 10, 1 << 12, 1 << 14), (256,), ()
-cases.PRODUCTS, cases.LARGE = cases.PRODUCTS[:3], (1, 64, 64, 64)
-cases.PIECES, cases.UPDATES = (), ()
+timing.COLD_BYTES, cases.SIZES, cases.SKEWS = 1 << 16, (1 << 10, 1 << 12, 1 << 14), ()
+products = cases.PROCESSOR.products[:3]
+module.PROCESSOR = cases.KernelSizes(products, (1, 64, 64, 64), (256,), ((8, 8),), (), ())
 found = module.calibrate(4, comm=comm, force=True, rounds=2, patience_s=0.0)
 fleet = found.fleet
 assert [len(node.devices) for node in fleet.nodes] == [2, 2] and fleet.network is not None

@@ -8,6 +8,7 @@ segments, so they are different pieces: the forward one hands out what the backw
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any, TypeAlias
 
 import jax
@@ -18,9 +19,17 @@ import numpy as np
 Step: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
+#: As many numbers are drawn for an operand, and repeated where it has more.
+MOST_DRAWN = 1 << 20
+
+
 def _draw(*shapes: tuple[int, ...]) -> list[jax.Array]:
     random = np.random.default_rng(0)
-    return [jnp.asarray(random.normal(scale=0.1, size=shape), "float32") for shape in shapes]
+
+    def normal(shape: tuple[int, ...]) -> jax.Array:
+        return jnp.asarray(np.resize(random.normal(scale=0.1, size=min(prod(shape), MOST_DRAWN)), shape))
+
+    return [normal(shape).astype("float32") for shape in shapes]
 
 
 def _normalised(x: jax.Array, scale: jax.Array) -> jax.Array:
@@ -121,8 +130,11 @@ _LAYERS: Mapping[str, Callable[..., Step]] = {
 }
 
 
-def piece(op: str, sizes: tuple[int, ...]) -> Step:
-    """The function and arguments of "forward:LAYER", "backward:LAYER" or "update:OPTIMIZER"."""
+def piece(op: str, sizes: tuple[int, ...], *, shapes_only: bool = False) -> Step:
+    """The function and arguments of "forward:LAYER", "backward:LAYER" or "update:OPTIMIZER".
+
+    With `shapes_only`, what the backward one needs of the forward one is shapes; nothing is computed.
+    """
     direction, _, name = op.partition(":")
     layer, arguments = _LAYERS[name](*sizes)
     if direction == "update":
@@ -136,7 +148,7 @@ def piece(op: str, sizes: tuple[int, ...]) -> Step:
 
     if direction == "forward":
         return forward, arguments
-    out, back = jax.jit(forward)(*arguments)
+    out, back = jax.eval_shape(forward, *arguments) if shapes_only else jax.jit(forward)(*arguments)
     return backward, (back, out)
 
 

@@ -2,9 +2,10 @@
 
 A kernel takes launch + max(flop / rate, bytes / bandwidth), as `shardwright.cost.model` has it; the launch,
 the rates of the classes (`shardwright.cost.op_classes`) and the bandwidth are fitted together, to logarithms
-of times, with a loss that forgives single outliers. Pieces of training steps are fitted with them: there the
-model's sum over equations stands for what kernels really take in each other's company. What 16-bit and TF32
-products gain over float32 is then read off one large product that is timed in all of them.
+of times, with a loss that forgives single outliers. What 16-bit and TF32 products gain over float32 is read
+off one large product that is timed in all of them. Pieces of training steps are fitted with the kernels:
+there the model's sum over equations stands for what kernels really take in each other's company, and products
+are in TF32 where JAX uses it.
 """
 
 from __future__ import annotations
@@ -147,7 +148,8 @@ def fit_device(times: Sequence[KernelTimes]) -> DeviceFit:
     Raises:
         InputError: the kernels do not say enough.
     """
-    roof = [t for t in times if all(k.arithmetic == "float32" for k in t.kernels)]
+    gains = _gains(times)
+    roof = [t for t in times if t.piece or all(k.arithmetic == "float32" for k in t.kernels)]
     seconds = np.array([np.median(t.seconds) for t in roof])
     kernels = [k for t in roof for k in t.kernels]
     firsts = np.cumsum([0, *(len(t.kernels) for t in roof)])[:-1]
@@ -161,6 +163,9 @@ def fit_device(times: Sequence[KernelTimes]) -> DeviceFit:
             reason="too few kernels were timed to fit a device",
             remedy="Time at least eight, products and others among them",
         )
+    # What float32 products gain where JAX uses TF32; elsewhere the precisions differ by noise.
+    gain = {"default": gains["default"]} if gains.get("default", 0.0) > TF32_GAIN else {}
+    flop = flop / np.array([gain.get(k.arithmetic, 1.0) for k in kernels])
     classes = ("product", "other", *(c for c in OP_CLASSES if c in present - {"product", "other"}))
     class_of = np.array([classes.index(k.op_class) if k.flop else 1 for k in kernels])
     turns = bool(turned.any())
@@ -206,7 +211,7 @@ def fit_device(times: Sequence[KernelTimes]) -> DeviceFit:
         by_class.pop("other"),
         bandwidth,
         by_class,
-        _gains(times),
+        gains,
         float(np.sqrt(np.average(np.square(residual(found.x) / weight), weights=weight**2))),
         float(np.median([spread(t.seconds) for t in roof])),
     )

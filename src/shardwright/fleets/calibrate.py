@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from shardwright.backends.cards import cards
 from shardwright.backends.load import load_now
 from shardwright.backends.measuring.job import measure_on
 from shardwright.backends.measuring.kernel_cases import (
@@ -24,15 +25,16 @@ from shardwright.backends.measuring.kernel_cases import (
 )
 from shardwright.backends.measuring.step_cases import is_piece, piece
 from shardwright.backends.measuring.timing import ExchangeCase, Measured, Request, Tick, example, measure
+from shardwright.backends.wire import on_host
 from shardwright.cost.calibrate.devices import DeviceFit, Kernel, KernelTimes, group_devices
 from shardwright.cost.calibrate.estimate import Estimate, refuse
 from shardwright.cost.calibrate.links import ExchangeTimes, StrategyFit, fit_line, fit_strategies
 from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import Fleet, Link, Node
 from shardwright.cost.model import CostModel
-from shardwright.cost.op_classes import op_class, turned_elements
+from shardwright.cost.op_classes import PRODUCTS, op_class, turned_elements
 from shardwright.cost.traffic import traffic
-from shardwright.fleets.calibration_cases import exchange_cases, flat, kernel_cases
+from shardwright.fleets.calibration_cases import CARD, PROCESSOR, exchange_cases, flat, kernel_cases
 from shardwright.ir.errors import InputError
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import R
@@ -119,7 +121,10 @@ def calibrate(
         )
     if comm is None and not force:
         _refuse_load(load_now())
-    request = Request(tuple(exchange_cases(ranks)), kernel_cases(), rounds, patience_s)
+    # Ranks that are started here are not there yet, and this process should open no card before they do.
+    has_cards = bool(cards()) if comm is None else any(comm.allgather(not on_host()))
+    kernels = kernel_cases(CARD if has_cards else PROCESSOR)
+    request = Request(tuple(exchange_cases(ranks)), kernels, rounds, patience_s)
     measured = measure_on(ranks, request, tick) if comm is None else measure(request, comm, tick)
     if not force:
         _refuse_load(measured.others)
@@ -270,7 +275,7 @@ def _kernel_times(cases: Sequence[KernelCase], seconds: Sequence[Sequence[float]
 def _kernels(case: KernelCase) -> tuple[Kernel, ...]:
     """The equations of a case: what each costs where only one thing costs anything."""
     if is_piece(case.op):
-        function, arguments = piece(case.op, case.shape)
+        function, arguments = piece(case.op, case.shape, shapes_only=True)
     else:
         function = operation(case)
         arguments = tuple(jax.ShapeDtypeStruct(shape, case.dtype) for shape in operand_shapes(case))
@@ -288,12 +293,12 @@ def _kernels(case: KernelCase) -> tuple[Kernel, ...]:
         cost = {
             what: m.kernel(equation, whole, through[equation]).constant.max() for what, m in models.items()
         }
-        plain = case.dtype == "float32" and (case.precision is not None or not case.op.startswith("matmul"))
-        used = "float32" if plain else "default" if case.dtype == "float32" else case.dtype
+        kind = op_class(equation)
+        # Products of a step are multiplied as JAX does when nobody says how.
+        default = case.precision is None and kind in PRODUCTS
+        used = case.dtype if case.dtype != "float32" else "default" if default else "float32"
         turned = float(turned_elements(equation))
-        kernels.append(
-            Kernel(op_class(equation), cost["flop"], cost["nbytes"], cost["launches"], used, turned)
-        )
+        kernels.append(Kernel(kind, cost["flop"], cost["nbytes"], cost["launches"], used, turned))
     return tuple(kernel for kernel in kernels if kernel.flop or kernel.nbytes or kernel.launches)
 
 
