@@ -51,7 +51,12 @@ def xla_bytes(step: Any, args: tuple[Any, ...], traced: Traced) -> int:
     """Arguments, results that are not written over them, and buffers of the compiled step."""
     state = tuple(range(len(traced.state_names)))
     lowered = jax.jit(step, donate_argnums=state, keep_unused=True).lower(*args)
-    found = lowered.compile().memory_analysis()
+    return xla_bytes_of(lowered.compile())
+
+
+def xla_bytes_of(compiled: Any) -> int:
+    """The same of a step that is compiled already."""
+    found = compiled.memory_analysis()
     fresh = found.output_size_in_bytes - found.alias_size_in_bytes
     return found.argument_size_in_bytes + fresh + found.temp_size_in_bytes
 

@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,7 @@ def test_topology() -> None:
 class JaxDevice:
     device_kind: str
     limit: int | None = None
+    platform: str = "cpu"
 
     def memory_stats(self) -> dict[str, int] | None:
         return None if self.limit is None else {"bytes_limit": self.limit, "bytes_in_use": 0}
@@ -148,6 +149,13 @@ class JaxDevice:
 def test_jax() -> None:
     found = inventory.of_jax([JaxDevice("NVIDIA L4", 17 << 30), JaxDevice("cpu")])
     assert found == (Seen("NVIDIA L4", 17 << 30), Seen("cpu"))
+    # JAX tells how much of a card it may take.
+    card = JaxDevice("NVIDIA A100-SXM4-80GB", int(0.75 * (80 << 30)), "gpu")
+    for part, environment in ((0.75, {}), (0.3, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.3"})):
+        listed = replace(card, limit=int(part * (80 << 30)))
+        (seen,) = inventory.of_jax([listed], environment)
+        assert seen == Seen(card.device_kind, 80 << 30)
+        assert inventory.catalogue_name(seen) == "A100-SXM-80GB"
 
 
 def test_sinfo() -> None:

@@ -6,10 +6,12 @@ Names are mapped to the catalogue's by what vendors call their cards.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from shardwright.backends.cards import JAX_TAKES
 from shardwright.ir.errors import InputError
 
 
@@ -168,14 +170,22 @@ def parse_topology(text: str) -> int:
 # JAX
 
 
-def of_jax(devices: Sequence[object]) -> tuple[Seen, ...]:
-    """Devices that JAX lists (`jax.devices()`): their kind, and the memory where the platform says."""
+def of_jax(devices: Sequence[object], environment: Mapping[str, str] = os.environ) -> tuple[Seen, ...]:
+    """Devices that JAX lists (`jax.devices()`): their kind, and the memory where the platform says.
+
+    Of a card JAX tells what it may use, a part that `environment` can set; the card has as much more.
+    """
     found: list[Seen] = []
+    given = environment.get("XLA_PYTHON_CLIENT_MEM_FRACTION") or environment.get("XLA_CLIENT_MEM_FRACTION")
+    part = float(given) if given else JAX_TAKES
     for device in devices:
         kind = str(getattr(device, "device_kind", device))
         stats = getattr(device, "memory_stats", lambda: None)()
         limit = stats.get("bytes_limit") if isinstance(stats, Mapping) else None  # pyright: ignore[reportUnknownVariableType]
-        found.append(Seen(kind, int(limit) if isinstance(limit, int) else None))
+        whole = None
+        if isinstance(limit, int):
+            whole = round(limit / part) if getattr(device, "platform", "") in ("gpu", "cuda") else limit
+        found.append(Seen(kind, whole))
     return tuple(found)
 
 
