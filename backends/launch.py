@@ -19,6 +19,9 @@ from shardwright.ir.errors import InputError
 #: Set by the launchers of MPICH, Open MPI and PMIx for every rank.
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 
+#: What they say of how many ranks there are.
+SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+
 #: Seconds that a launcher has to end its ranks, before it is killed.
 END_S = 10.0
 
@@ -43,6 +46,12 @@ def tcp_pieces(environment: Mapping[str, str] = os.environ) -> Mapping[str, str]
 def under_mpi(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether this process is one of an MPI job's ranks."""
     return any(name in environment for name in RANK_VARIABLES)
+
+
+def launched(environment: Mapping[str, str] = os.environ) -> int | None:
+    """How many ranks the launcher says that it started; None where it does not say."""
+    sizes = (environment.get(name, "") for name in SIZE_VARIABLES)
+    return next((int(size) for size in sizes if size.isdigit()), None)
 
 
 def world_size() -> int:

@@ -1,12 +1,14 @@
 """One card (or what else JAX finds): training steps predicted, run, and compared.
 
-    python -m bench.card                        all of it
-    python -m bench.card calibration gpt2       some pieces; the others as they were measured before
+    python -m bench.card                        measure all of it, and predict
+    python -m bench.card gpt2 calibration       some pieces; the others as they were measured before
 
 Predictions are those of plans for one device: of the catalogue's type, as `shardwright fleet detect` would
-name it, and of the type that `calibrate` fits here; nothing is fitted to steps. Measured are steps that XLA
-compiles whole, state donated, and the memory that it lays out for them. Written to bench/results/card.json;
-docs/calibrate.md shows the table. `python -m bench` leaves it out: on a processor its sizes take too long.
+name it, and of the type that `calibrate` fits there, if it was; nothing is fitted to steps. Measured are
+steps that XLA compiles whole, state donated, and the memory that it lays out for them. What was measured lies
+in build/bench/card, and predictions need no card: `python -m bench.card predict` makes them anew. Written to
+bench/results/card.json; docs/calibrate.md shows the table. `python -m bench` leaves it out: on a processor
+its sizes take too long.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import importlib
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -25,12 +27,13 @@ import jax
 from scipy import stats
 
 from bench.memory import xla_bytes_of
-from bench.pieces import Piece, found, measured
+from bench.pieces import Piece, measured, there
 from bench.record import EXAMPLES, markdown, show, table, write
 from shardwright import Fleet, synthesize
 from shardwright.cost.profile import profile_step
 from shardwright.fleets.calibrate import calibrate
-from shardwright.fleets.inventory import catalogue_name, of_jax
+from shardwright.fleets.inventory import Seen, catalogue_name, of_jax
+from shardwright.ir.trace import trace
 
 ROUNDS = 9
 #: Timed from here on: the first calls load kernels.
@@ -63,34 +66,23 @@ def calibration() -> dict[str, Any]:
     return {"load": result.others, "fleet": result.fleet.to_dict()}
 
 
-def fleets() -> dict[str, Fleet]:
-    """One device, by the catalogue and as it was measured; what there is of the two."""
-    (seen,) = of_jax(jax.devices()[:1])
-    name = catalogue_name(seen)
-    known: dict[str, Fleet] = {}
-    if name is not None:
-        node = {"devices": {"type": name, "count": 1}}
-        known["datasheet"] = Fleet.from_dict({"name": "one", "nodes": [node]})
-    return known | {"calibrated": Fleet.from_dict(found("card", "calibration")["fleet"])}
-
-
-def of_model(model: str) -> dict[str, Any]:
-    """Predictions and measurements of one step."""
+def step_of(model: str) -> tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]:
+    """The training step, and what makes its arguments."""
     if str(EXAMPLES) not in sys.path:
         sys.path.insert(0, str(EXAMPLES))
     module, sizes = MODELS[model]
     example = importlib.import_module(module)
     sizes = {**example.SMALL, **sizes} if module == "llama3" else sizes
-    args = jax.jit(partial(example.arguments, **sizes))()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a primitive that runs replicated is priced so
-        plans = {name: synthesize(example.train_step, *args, fleet=fleet) for name, fleet in fleets().items()}
-    traced = next(iter(plans.values())).traced
-    assert traced is not None
-    states = len(traced.state_names)
-    profiled = profile_step(traced.graph)
-    step = jax.jit(example.train_step, donate_argnums=tuple(range(states)), keep_unused=True)
-    compiled = step.lower(*args).compile()
+    return example.train_step, partial(example.arguments, **sizes)
+
+
+def run(model: str) -> dict[str, Any]:
+    """Seconds of a step and the bytes that XLA lays out for it, on the first device of JAX."""
+    step, make = step_of(model)
+    args = jax.jit(make)()
+    states = len(trace(step, *args).state_names)
+    donating = jax.jit(step, donate_argnums=tuple(range(states)), keep_unused=True)
+    compiled = donating.lower(*args).compile()
     state, data = args[:states], args[states:]
     del args
     seconds: list[float] = []
@@ -98,45 +90,68 @@ def of_model(model: str) -> dict[str, Any]:
         begin = time.perf_counter()
         state = jax.block_until_ready(compiled(*state, *data))[:states]
         seconds.append(time.perf_counter() - begin)
-    measured_s = median(seconds[WARM:])
-    row: dict[str, Any] = {"step": model, "measured_ms": 1e3 * measured_s}
-    for name, plan in plans.items():
-        row |= {
-            f"{name}_ms": 1e3 * plan.iteration_s,
-            f"{name} error": plan.iteration_s / measured_s - 1,
-        }
-    actual = xla_bytes_of(compiled)
-    row |= {
-        "peak_bytes": profiled.peak_bytes,
-        "xla_bytes": actual,
-        "peak / XLA's": profiled.peak_bytes / actual,
+    (seen,) = of_jax(jax.devices()[:1])
+    return {
+        "seconds": seconds,
+        "xla_bytes": xla_bytes_of(compiled),
+        "device": seen.name,
+        "device_bytes": seen.memory_bytes,
+        "jax": jax.__version__,
     }
+
+
+def row_of(model: str, ran: Mapping[str, Any], calibrated: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What was measured of a step beside what is predicted of it."""
+    step, make = step_of(model)
+    name = catalogue_name(Seen(ran["device"], ran["device_bytes"]))
+    fleets: dict[str, Fleet] = {}
+    if name is not None:
+        node = {"devices": {"type": name, "count": 1}}
+        fleets["datasheet"] = Fleet.from_dict({"name": "one", "nodes": [node]})
+    if calibrated is not None:
+        fleets["calibrated"] = Fleet.from_dict(calibrated["fleet"])
+    args = jax.eval_shape(make)
+    measured_s = median(ran["seconds"][WARM:])
+    row: dict[str, Any] = {"step": model, "measured_ms": 1e3 * measured_s}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a primitive that runs replicated is priced so
+        for known, fleet in fleets.items():
+            plan = synthesize(step, *args, fleet=fleet)
+            row |= {
+                f"{known}_ms": 1e3 * plan.iteration_s,
+                f"{known} error": plan.iteration_s / measured_s - 1,
+            }
+        peak = profile_step(trace(step, *args).graph).peak_bytes
+    row |= {"peak_bytes": peak, "xla_bytes": ran["xla_bytes"], "peak / XLA's": peak / ran["xla_bytes"]}
     table([row], header=True)
     return row
 
 
 def main(wanted: Sequence[str] = ()) -> Path:
-    """Calibrate, predict, run, compare."""
+    """Calibrate, run, predict, compare."""
     pieces: dict[str, Piece] = {"calibration": calibration}
-    pieces |= {model: partial(of_model, model) for model in MODELS}
-    results = measured("card", pieces, wanted)
-    rows = [results[model] for model in MODELS if model in results]
-    if not rows:
+    pieces |= {model: partial(run, model) for model in MODELS}
+    results = there("card", pieces) if list(wanted) == ["predict"] else measured("card", pieces, wanted)
+    calibrated = results.pop("calibration", None)
+    if not results:
         raise SystemExit("bench.card: measure a step, too")
-    summary: dict[str, Any] = {"device": jax.devices()[0].device_kind}
+    rows = [row_of(model, ran, calibrated) for model, ran in results.items()]
+    summary: dict[str, Any] = {
+        "on": sorted({f"{ran['device']}, JAX {ran['jax']}" for ran in results.values()}),
+        "not measured": [piece for piece in pieces if piece not in results and piece != "calibration"],
+    }
     for name in ("datasheet", "calibrated"):
-        errors = [row[f"{name} error"] for row in rows if f"{name} error" in row]
-        if errors:
-            times = [row[f"{name}_ms"] for row in rows]
-            ranked = stats.spearmanr(times, [row["measured_ms"] for row in rows])
-            summary[name] = {
-                "MAPE": sum(map(abs, errors)) / len(errors),
-                "spearman": float(ranked[0]),
-            }
+        known = [row for row in rows if f"{name}_ms" in row]
+        if known:
+            ranked = stats.spearmanr(
+                [row[f"{name}_ms"] for row in known], [row["measured_ms"] for row in known]
+            )
+            mean = sum(abs(row[f"{name} error"]) for row in known) / len(known)
+            summary[name] = {"MAPE": mean, "spearman": float(ranked[0])}
     print(summary)
     markdown("card", [{k: v for k, v in row.items() if not k.endswith("_bytes")} for row in rows])
     show("card", "calibrate.md")
-    return write("card", rows, summary=summary, calibrated=results.get("calibration"))
+    return write("card", rows, summary=summary, calibrated=calibrated)
 
 
 if __name__ == "__main__":

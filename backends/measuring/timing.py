@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise, product
-from math import isqrt
+from math import ceil, isqrt
 from statistics import mean
 from typing import Any, TypeAlias
 
@@ -34,7 +34,7 @@ from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Partial, Placement, R, Shard
 from shardwright.ir.program import Move
 
-#: Told how many of how many samples have been taken.
+#: Told how many of how many cases are compiled and samples taken.
 Tick = Callable[[int, int], None]
 
 #: Takes one sample: one or several times in seconds.
@@ -159,10 +159,15 @@ def measure(request: Request, comm: Any = None, tick: Tick = lambda done, total:
     comm = mpi().COMM_WORLD if comm is None else comm
     meet = World((1.0 / comm.size,) * comm.size, comm)
     worlds = {case.ratios: World(case.ratios, comm) for case in request.exchanges}
-    runs = [_kernel_timer(case) for case in request.kernels]
-    runs += [_exchange_timer(case, worlds[case.ratios], meet) for case in request.exchanges]
-    taken, load = _quietest(runs, request, meet, tick)
     kernels = len(request.kernels)
+    # Compiling a case takes about as long as some blocks of samples: on a card, seconds.
+    total = kernels + request.rounds * ceil((kernels + len(request.exchanges)) / BLOCK)
+    runs: list[Timer] = []
+    for case in request.kernels:
+        runs.append(_kernel_timer(case))
+        tick(len(runs), total)
+    runs += [_exchange_timer(case, worlds[case.ratios], meet) for case in request.exchanges]
+    taken, load = _quietest(runs, request, meet, lambda done, _: tick(kernels + done, total))
     of_ranks = comm.allgather(taken)
 
     def together(case: int, part: int, of: Callable[[Sequence[float]], float] = max) -> tuple[float, ...]:

@@ -6,9 +6,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
-from shardwright.backends.launch import tcp_pieces
+from shardwright.backends.launch import launched, tcp_pieces
 from shardwright.backends.wire import Array
 from shardwright.ir.errors import InputError
 from shardwright.ir.placement import Placement, ReduceOp
@@ -73,7 +74,7 @@ def mpi() -> Any:
     """The MPI module of mpi4py, whose first import initialises MPI, with `tcp_pieces`.
 
     Raises:
-        InputError: there is no mpi4py, or no MPI library that it could load.
+        InputError: there is no mpi4py, no MPI library that it could load, or one that is not the launcher's.
     """
     if "mpi4py.MPI" not in sys.modules:
         os.environ.update(tcp_pieces())
@@ -85,7 +86,23 @@ def mpi() -> Any:
             reason=f"MPI cannot be loaded ({error})",
             remedy="pip install 'shardwright[mpi]'",
         ) from error
+    _refuse_another_launcher()
     return MPI
+
+
+@cache
+def _refuse_another_launcher() -> None:
+    """Refuse a launcher of another MPI library: every rank takes itself for the only one."""
+    from mpi4py import MPI
+
+    started = launched()
+    if started is not None and started > 1 and MPI.COMM_WORLD.size == 1:
+        library = " ".join(MPI.Get_library_version().partition("\n")[0].strip("\0").split())
+        raise InputError(
+            place="backend mpi",
+            reason=f"mpiexec started {started} ranks, but the MPI library of mpi4py ({library}) sees one",
+            remedy="Start it with that library's mpiexec, or install mpi4py against this mpiexec's library",
+        )
 
 
 def operation(op: ReduceOp) -> Any:

@@ -14,7 +14,14 @@ from greedy import build, several
 from steps import STEPS, starts
 
 from shardwright import Fleet, synthesize
-from shardwright.backends.launch import TCP_PIECES, find_mpiexec, launch, rank_environment, under_mpi
+from shardwright.backends.launch import (
+    TCP_PIECES,
+    find_mpiexec,
+    launch,
+    launched,
+    rank_environment,
+    under_mpi,
+)
 from shardwright.backends.mpi.moves import lowerings
 from shardwright.backends.reference import ReferenceExecutable
 from shardwright.backends.schedule.table import builders
@@ -149,6 +156,16 @@ def test_importing_shardwright_does_not_start_mpi() -> None:
     code = "import sys, shardwright.backends.mpi.executable; print('mpi4py.MPI' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_launcher_of_another_mpi_is_refused(tmp_path: Path) -> None:
+    """Each of its ranks would take itself for the only one."""
+    environment = os.environ | {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}
+    command = [sys.executable, "-m", "shardwright", "calibrate", "-o", str(tmp_path / "m.yaml")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and not list(tmp_path.iterdir())
+    assert "backend mpi: mpiexec started 4 ranks, but the MPI library of mpi4py (MPICH" in done.stderr
+    assert launched({"PMI_SIZE": "3"}) == 3 and launched({}) is None
 
 
 def test_pieces_of_tcp_are_large_unless_the_user_says_otherwise() -> None:
