@@ -40,3 +40,7 @@ class PlanError(ShardwrightError):
 
 class ReplicatedWarning(UserWarning):
     """Part of the step runs on every device alike, because no rule says how to shard it."""
+
+
+class OtherDeviceWarning(UserWarning):
+    """A rank runs on another card than the one that its part of the plan is for."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shardwright.fleet_questions import WhatIf, what_if
     from shardwright.ir.errors import (
         InputError,
+        OtherDeviceWarning,
         PlanError,
         ProgramError,
         ReplicatedWarning,
@@ -51,6 +52,7 @@ __all__ = [
     "Fleet",
     "Frontier",
     "InputError",
+    "OtherDeviceWarning",
     "Parallel",
     "Plan",
     "PlanError",
@@ -102,6 +104,7 @@ _WHERE = {
     "fleet_questions": ("WhatIf", "what_if"),
     "ir.errors": (
         "InputError",
+        "OtherDeviceWarning",
         "PlanError",
         "ProgramError",
         "ReplicatedWarning",

@@ -23,6 +23,7 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import Timeline, timed_bill, timeline
 from shardwright.execute import CompiledStep, concrete, run_options
 from shardwright.files import write_whole
+from shardwright.fleets.occupants import warn_of_other_card
 from shardwright.ir.donation import check_donate, donating
 from shardwright.ir.errors import PlanError
 from shardwright.ir.rewrites.rewriting import rewritten
@@ -265,6 +266,8 @@ class Plan(PlanRecord):
             defaults["bucket_bytes"] = self.bucket_bytes
         found = run_options(backend, options, resync_every=self.resync_every, **defaults)
         donate = self.donate if donate is None else donate
+        if backend == "mpi":
+            warn_of_other_card([device.type.name for device in self.fleet.devices], self.seats)
         return CompiledStep(
             attach, self.program, self.used_ratios, backend, self.seats, options=found, donate=donate
         )
