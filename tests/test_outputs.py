@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,9 @@ def test_an_interrupt_while_modules_are_imported(folder: Path) -> None:
     script = """
 import runpy, signal, sys
 
+# What runs in the background of a script ignores interrupts, and so does what it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 class Interrupted:
     def find_spec(self, name, path=None, target=None):
         if name == sys.argv[-1]:
@@ -190,6 +194,15 @@ def test_who_ignores_interrupts_goes_on_to() -> None:
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture
+def _listening() -> Iterator[None]:
+    """Interrupts are heard, also where the tests run in the background of a script, which ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_listening")
 def test_an_interrupt_that_something_swallows_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardwright.interrupts._AGAIN_S", 0.05)
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)
