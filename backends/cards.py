@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 
 #: Part of a card's memory that JAX takes at start, unless it is told otherwise.
@@ -30,7 +31,9 @@ def cards(environment: Mapping[str, str] = os.environ, devices: Path = Path("/de
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     if listed is None or not count:
         return tuple(map(str, range(count)))
-    return tuple(name.strip() for name in listed.split(",") if name.strip())
+    # CUDA looks no further than the first that is none.
+    names = (name.strip() for name in listed.split(","))
+    return tuple(takewhile(lambda name: name not in ("", "-1"), names))
 
 
 def card_variables(

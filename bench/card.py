@@ -5,15 +5,16 @@
 
 Predictions are those of plans for one device: of the catalogue's type, as `shardwright fleet detect` would
 name it, and of the type that `calibrate` fits there, if it was; nothing is fitted to steps. Measured are
-steps that XLA compiles whole, state donated, and the memory that it lays out for them. What was measured lies
-in build/bench/card, and predictions need no card: `python -m bench.card predict` makes them anew. Written to
-bench/results/card.json; docs/calibrate.md shows the table. `python -m bench` leaves it out: on a processor
-its sizes take too long.
+steps that XLA compiles whole, state donated, and the memory that it lays out for them. What was measured
+stands in bench/results/card.json beside the predictions, which need no card: `python -m bench.card predict`
+makes them anew. docs/calibrate.md shows the table. `python -m bench` leaves all of it out: on a processor its
+sizes take too long.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 import time
 import warnings
@@ -27,8 +28,8 @@ import jax
 from scipy import stats
 
 from bench.memory import xla_bytes_of
-from bench.pieces import Piece, measured, there
-from bench.record import EXAMPLES, markdown, show, table, write
+from bench.pieces import Piece, measured
+from bench.record import EXAMPLES, RESULTS, markdown, show, table, write
 from shardwright import Fleet, synthesize
 from shardwright.cost.profile import profile_step
 from shardwright.fleets.calibrate import calibrate
@@ -131,14 +132,17 @@ def main(wanted: Sequence[str] = ()) -> Path:
     """Calibrate, run, predict, compare."""
     pieces: dict[str, Piece] = {"calibration": calibration}
     pieces |= {model: partial(run, model) for model in MODELS}
-    results = there("card", pieces) if list(wanted) == ["predict"] else measured("card", pieces, wanted)
-    calibrated = results.pop("calibration", None)
+    if list(wanted) == ["predict"]:
+        ran: dict[str, Any] = json.loads((RESULTS / "card.json").read_text())["measured"]
+    else:
+        ran = measured("card", pieces, wanted)
+    calibrated, results = ran.get("calibration"), {name: ran[name] for name in MODELS if name in ran}
     if not results:
         raise SystemExit("bench.card: measure a step, too")
-    rows = [row_of(model, ran, calibrated) for model, ran in results.items()]
+    rows = [row_of(model, each, calibrated) for model, each in results.items()]
     summary: dict[str, Any] = {
-        "on": sorted({f"{ran['device']}, JAX {ran['jax']}" for ran in results.values()}),
-        "not measured": [piece for piece in pieces if piece not in results and piece != "calibration"],
+        "on": sorted({f"{each['device']}, JAX {each['jax']}" for each in results.values()}),
+        "not measured": [piece for piece in pieces if piece not in ran],
     }
     for name in ("datasheet", "calibrated"):
         known = [row for row in rows if f"{name}_ms" in row]
@@ -151,7 +155,7 @@ def main(wanted: Sequence[str] = ()) -> Path:
     print(summary)
     markdown("card", [{k: v for k, v in row.items() if not k.endswith("_bytes")} for row in rows])
     show("card", "calibrate.md")
-    return write("card", rows, summary=summary, calibrated=calibrated)
+    return write("card", rows, summary=summary, measured=ran)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ anew; `python -m bench.NAME PIECE…` some of them, and puts together what is th
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +30,10 @@ def measured(name: str, pieces: Mapping[str, Piece], wanted: Sequence[str] = ())
     for piece in wanted or pieces:
         print(f"-- {piece}", flush=True)
         _path(folder, piece).write_text(json.dumps(pieces[piece]()))
-    return there(name, pieces)
-
-
-def there(name: str, pieces: Iterable[str]) -> dict[str, Any]:
-    """What pieces found that were measured before; it is said which were not."""
-    folder = ROOT / "build" / "bench" / name
     if missing := [piece for piece in pieces if not _path(folder, piece).is_file()]:
         print(f"not measured: {' '.join(missing)}")
-    present = [piece for piece in pieces if piece not in missing]
-    return {piece: json.loads(_path(folder, piece).read_text()) for piece in present}
+    there = [piece for piece in pieces if piece not in missing]
+    return {piece: json.loads(_path(folder, piece).read_text()) for piece in there}
 
 
 def found(name: str, piece: str) -> Any:

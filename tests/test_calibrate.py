@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import astuple
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any, cast
 
 import pytest
@@ -15,13 +15,10 @@ from click.testing import CliRunner, Result
 
 import shardwright.fleets.calibrate as module
 import shardwright.fleets.calibration_cases as cases
-from shardwright.backends.cards import card_variables, cards
 from shardwright.backends.launch import find_mpiexec, rank_environment
 from shardwright.backends.load import Usage, others
 from shardwright.backends.measuring.kernel_cases import KernelCase, copies
 from shardwright.backends.measuring.timing import Measured, RankInfo, Request, Resumed, example
-from shardwright.backends.pin import cores_of
-from shardwright.backends.pin import main as pin
 from shardwright.cli import main
 from shardwright.compare import compare_collectives
 from shardwright.cost.fleet import Fleet
@@ -146,7 +143,7 @@ def test_a_card_that_uses_tf32_is_timed_with_what_fills_it(monkeypatch: pytest.M
 
     monkeypatch.setattr(module, "load_now", lambda: 0.0)
     monkeypatch.setattr(module, "measure_on", measured)
-    monkeypatch.setattr(module, "cards", lambda: ("0",))
+    monkeypatch.setattr(module, "on_cards", lambda: True)
     found = calibrate(1)
     assert asked[0].kernels == kernel_cases(CARD)
     kind = found.fleet.devices[0].type
@@ -259,41 +256,6 @@ def test_what_others_use_is_what_is_busy_less_our_own() -> None:
     before, after = Usage(0.0, 10.0, 1.0, 0.0), Usage(2.0, 13.0, 1.5, 0.0)
     assert others(before, after, own_s=1.5, cores=2) == pytest.approx((3.5 - 1.5) / 4)
     assert others(before, after, own_s=9.0, cores=2) == 0
-
-
-def test_every_rank_opens_a_card_of_its_own(tmp_path: Path) -> None:
-    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
-        (tmp_path / name).touch()
-    assert cards({}, tmp_path) == ("0", "1")
-    assert cards({"JAX_PLATFORMS": "cpu"}, tmp_path) == () == cards({}, tmp_path / "none")
-    assert cards({"CUDA_VISIBLE_DEVICES": "3,GPU-ab"}, tmp_path) == ("3", "GPU-ab")
-    assert cards({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == ()
-    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    assert card_variables(1, 2, {}, tmp_path) == {"CUDA_VISIBLE_DEVICES": "1", **order}
-    assert card_variables(1, 2, {"CUDA_VISIBLE_DEVICES": "3,5"}, tmp_path) == {"CUDA_VISIBLE_DEVICES": "5"}
-    shared = {"CUDA_VISIBLE_DEVICES": "1", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.375", **order}
-    assert card_variables(3, 4, {}, tmp_path) == shared
-    given = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.2"}
-    assert card_variables(2, 4, given, tmp_path) == {"CUDA_VISIBLE_DEVICES": "0", **order}
-    assert card_variables(0, 2, {}, tmp_path / "none") == {}
-
-
-def test_a_rank_is_pinned_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[tuple[str, list[str], dict[str, str]]] = []
-    monkeypatch.setattr("os.sched_setaffinity", lambda process, cores: None)
-    monkeypatch.setattr("os.execve", lambda *command: started.append(command))
-    own = SimpleNamespace(card_variables=lambda rank, ranks, environment: {"CARD": f"{rank} of {ranks}"})
-    monkeypatch.setattr("shardwright.backends.pin._beside", lambda name: own)
-    pin(["2", "python", "-c", "pass"], {"MPI_LOCALRANKID": "1", "A": "b"})
-    assert started == [
-        ("python", ["python", "-c", "pass"], {"MPI_LOCALRANKID": "1", "A": "b", "CARD": "1 of 2"})
-    ]
-
-
-def test_ranks_share_out_the_cores() -> None:
-    assert [cores_of(rank, 2, [0, 1, 2, 3]) for rank in range(2)] == [[0, 1], [2, 3]]
-    assert [cores_of(rank, 4, [5, 7]) for rank in range(4)] == [[5], [7], [5], [7]]
-    assert [cores_of(rank, 3, [0, 1]) for rank in range(3)] == [[0, 1]] * 3
 
 
 def test_real_ranks_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,7 @@ from shardwright.cost.fleet import Fleet
 from shardwright.fleets import inventory
 from shardwright.fleets.detect import assemble, detect, fastest_port, merged
 from shardwright.fleets.inventory import Host, Seen
-from shardwright.fleets.occupants import other_card
 from shardwright.ir.errors import InputError
-from shardwright.ir.wiring import Seats
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -152,26 +150,10 @@ def test_jax() -> None:
     found = inventory.of_jax([JaxDevice("NVIDIA L4", 17 << 30), JaxDevice("cpu")])
     assert found == (Seen("NVIDIA L4", 17 << 30), Seen("cpu"))
     # JAX tells how much of a card it may take.
-    card = JaxDevice("NVIDIA A100-SXM4-80GB", int(0.75 * (80 << 30)), "gpu")
     for part, environment in ((0.75, {}), (0.3, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.3"})):
-        listed = replace(card, limit=int(part * (80 << 30)))
-        (seen,) = inventory.of_jax([listed], environment)
-        assert seen == Seen(card.device_kind, 80 << 30)
+        (seen,) = inventory.of_jax([JaxDevice("A100-SXM4-80GB", int(part * (80 << 30)), "gpu")], environment)
+        assert seen == Seen("A100-SXM4-80GB", 80 << 30)
         assert inventory.catalogue_name(seen) == "A100-SXM-80GB"
-
-
-def test_a_rank_on_another_card_than_planned_is_told() -> None:
-    types = ("A100-PCIE-40GB", "T4", "NVIDIA A100-PCIE-40GB-measured-2", "cpu-measured")
-    a100, t4 = Seen("NVIDIA A100-PCIE-40GB"), Seen("Tesla T4")
-    every, some = Seats((0, 1, 2, 3), 4), Seats((1, 2), 4)
-    assert other_card(0, 4, types, every, a100) is None is other_card(2, 4, types, every, a100)
-    assert other_card(1, 2, types, some, a100) is None is other_card(0, 2, types, some, t4)
-    said = other_card(0, 2, types, some, a100)
-    assert said is not None
-    assert said.startswith("rank 0 is device 1 of the plan, a T4, but runs on A100-PCIE-40GB, for which")
-    # Of what the catalogue does not know nothing is said, nor where ranks are not devices.
-    assert other_card(0, 4, types, every, Seen("cpu")) is None is other_card(3, 4, types, every, t4)
-    assert other_card(0, 3, types, every, t4) is None
 
 
 def test_sinfo() -> None:

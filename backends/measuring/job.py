@@ -13,9 +13,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from shardwright.backends.cards import cards
 from shardwright.backends.launch import job, rank_command
 from shardwright.backends.measuring.timing import Measured, RankInfo, Request, Resumed, Tick, measure
 from shardwright.ir.errors import InputError
+
+
+def on_cards() -> bool:
+    """Whether ranks that are started here would compute on cards.
+
+    JAX may be installed without CUDA where there are some. A process is asked, which has left when the ranks
+    start: whoever asks JAX holds a card, and most of its memory, for as long as it lives.
+    """
+    if not cards():
+        return False
+    command = [sys.executable, "-c", "import jax; print(jax.default_backend())"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
+    return done.stdout.strip() not in ("", "cpu")
 
 
 def measure_on(ranks: int, request: Request, tick: Tick = lambda done, total: None) -> Measured:

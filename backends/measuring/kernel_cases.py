@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwright.backends.measuring.step_cases import MOST_DRAWN, is_piece, piece
+from shardwright.backends.measuring.step_cases import drawn, is_piece, piece
 
 #: Copies of a kernel in one compiled function: what starts the function is shared among them.
 COPIES = 4
@@ -90,7 +89,10 @@ def compiled(case: KernelCase) -> Callable[[], None]:
         return _waiting(jax.jit(negatives), [jnp.zeros(())] * OPERANDS)
     # Operands of their own, or the compiler would find the copies to be one.
     operands = [
-        [jnp.asarray(_uniform(seed, shape), dtype=case.dtype) for shape in operand_shapes(case)]
+        [
+            jnp.asarray(drawn(np.random.default_rng(seed).random, shape), dtype=case.dtype)
+            for shape in operand_shapes(case)
+        ]
         for seed in range(copies(case))
     ]
 
@@ -105,12 +107,6 @@ def compiled(case: KernelCase) -> Callable[[], None]:
         return results
 
     return _waiting(jax.jit(repeated), operands)
-
-
-def _uniform(seed: int, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Numbers between 0 and 1, repeated where there are very many."""
-    drawn = np.random.default_rng(seed).random(min(prod(shape), MOST_DRAWN), dtype=np.float32)
-    return np.resize(drawn, shape)
 
 
 def negatives(operands: Sequence[Any]) -> list[Any]:

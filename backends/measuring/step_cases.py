@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 #: A function and its arguments.
 Step: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -23,13 +24,14 @@ Step: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 MOST_DRAWN = 1 << 20
 
 
+def drawn(draw: Callable[[int], NDArray[Any]], shape: tuple[int, ...]) -> NDArray[Any]:
+    """An operand of numbers that `draw` makes, so many at a time."""
+    return np.resize(draw(min(prod(shape), MOST_DRAWN)), shape)
+
+
 def _draw(*shapes: tuple[int, ...]) -> list[jax.Array]:
     random = np.random.default_rng(0)
-
-    def normal(shape: tuple[int, ...]) -> jax.Array:
-        return jnp.asarray(np.resize(random.normal(scale=0.1, size=min(prod(shape), MOST_DRAWN)), shape))
-
-    return [normal(shape).astype("float32") for shape in shapes]
+    return [jnp.asarray(drawn(lambda n: random.normal(0, 0.1, n), shape), "float32") for shape in shapes]
 
 
 def _normalised(x: jax.Array, scale: jax.Array) -> jax.Array:

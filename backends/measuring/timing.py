@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise, product
-from math import ceil, isqrt
+from math import isqrt
 from statistics import mean
 from typing import Any, TypeAlias
 
@@ -161,7 +161,7 @@ def measure(request: Request, comm: Any = None, tick: Tick = lambda done, total:
     worlds = {case.ratios: World(case.ratios, comm) for case in request.exchanges}
     kernels = len(request.kernels)
     # Compiling a case takes about as long as some blocks of samples: on a card, seconds.
-    total = kernels + request.rounds * ceil((kernels + len(request.exchanges)) / BLOCK)
+    total = kernels + request.rounds * len(_blocks(kernels + len(request.exchanges)))
     runs: list[Timer] = []
     for case in request.kernels:
         runs.append(_kernel_timer(case))
@@ -192,6 +192,11 @@ def measure(request: Request, comm: Any = None, tick: Tick = lambda done, total:
     )
 
 
+def _blocks(cases: int) -> list[range]:
+    """Cases whose common load is read at a time."""
+    return [range(first, min(first + BLOCK, cases)) for first in range(0, cases, BLOCK)]
+
+
 def _quietest(
     runs: Sequence[Timer], request: Request, meet: World, tick: Tick
 ) -> tuple[list[list[list[float]]], float | None]:
@@ -200,7 +205,7 @@ def _quietest(
     Cases are timed in blocks, and each block's load is known. Blocks that were disturbed are timed again as
     long as patience lasts.
     """
-    blocks = [range(first, min(first + BLOCK, len(runs))) for first in range(0, len(runs), BLOCK)]
+    blocks = _blocks(len(runs))
     records: list[list[tuple[float, list[list[float]]]]] = [[] for _ in blocks]
     gauge = LoadGauge(meet.comm)
     total = request.rounds * len(blocks)

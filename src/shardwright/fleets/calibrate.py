@@ -13,9 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from shardwright.backends.cards import cards
 from shardwright.backends.load import load_now
-from shardwright.backends.measuring.job import measure_on
+from shardwright.backends.measuring.job import measure_on, on_cards
 from shardwright.backends.measuring.kernel_cases import (
     KernelCase,
     copies,
@@ -121,9 +120,8 @@ def calibrate(
         )
     if comm is None and not force:
         _refuse_load(load_now())
-    # Ranks that are started here are not there yet, and this process should open no card before they do.
-    has_cards = bool(cards()) if comm is None else any(comm.allgather(not on_host()))
-    kernels = kernel_cases(CARD if has_cards else PROCESSOR)
+    fast = on_cards() if comm is None else any(comm.allgather(not on_host()))
+    kernels = kernel_cases(CARD if fast else PROCESSOR)
     request = Request(tuple(exchange_cases(ranks)), kernels, rounds, patience_s)
     measured = measure_on(ranks, request, tick) if comm is None else measure(request, comm, tick)
     if not force:

@@ -45,6 +45,6 @@ def other_card(rank: int, ranks: int, types: Sequence[str], seats: Seats, seen: 
     if planned is None or found is None or planned == found:
         return None
     return (
-        f"rank {rank} is device {device} of the plan, a {planned}, but runs on {found}, for which its share "
+        f"rank {rank} is device {device} of the plan ({planned}), but runs on {found}, for which its share "
         "was not made: order ranks, or CUDA_VISIBLE_DEVICES, as the fleet file has its devices"
     )
