@@ -173,7 +173,7 @@ def parse_topology(text: str) -> int:
 def of_jax(devices: Sequence[object], environment: Mapping[str, str] = os.environ) -> tuple[Seen, ...]:
     """Devices that JAX lists (`jax.devices()`): their kind, and the memory where the platform says.
 
-    Of a card JAX tells what it may use, a part that `environment` can set; the card has as much more.
+    Of a card, JAX says how much it may take, a part of it that `environment` can set; reported is the whole.
     """
     found: list[Seen] = []
     given = environment.get("XLA_PYTHON_CLIENT_MEM_FRACTION") or environment.get("XLA_CLIENT_MEM_FRACTION")
