@@ -78,13 +78,18 @@ def test_what_is_compiled_apart_goes_through_memory() -> None:
 
 def test_a_chain_is_one_class_and_a_residual_stream_ends_it() -> None:
     graph = graph_of(lambda x: (jnp.tanh(x) + jnp.sin(jnp.cos(x))) * 2.0)
-    found = fuse(graph, np.zeros(len(list(graph.values())), dtype=np.bool_))
+    none = np.zeros(len(list(graph.values())), dtype=np.bool_)
+    found = fuse(graph, none, none)
     primitives = [equation.primitive for equation in graph.equations]
     assert len(set(found.of_equation.tolist())) == 1, primitives
     assert found.outside.tolist()[0] == 0, "all that read the argument are in the class"
     assert found.of_value[0] == found.of_equation[0]
+    hub = none.copy()
+    hub[0] = True
+    assert fuse(graph, none, hub).of_value[0] == -1, "a hub is in nobody's class"
     stream = graph_of(lambda x: (jnp.sin(y := x @ x.T) + y) @ x)
-    classes = fuse(stream, np.zeros(len(list(stream.values())), dtype=np.bool_))
+    none = np.zeros(len(list(stream.values())), dtype=np.bool_)
+    classes = fuse(stream, none, none)
     of = dict(zip([e.primitive for e in stream.equations], classes.of_equation.tolist(), strict=True))
     assert of["add"] == -1
     assert of["sin"] >= 0

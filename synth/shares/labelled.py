@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from shardwright.cost.share_cost import CostStack, Floats
 from shardwright.ir.placement import Placement, R, Shard, reduction
-from shardwright.ir.regions import outer_placement
 from shardwright.synth.prices.lists import PriceList, is_tied
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.search.solve import Solver
@@ -182,16 +181,13 @@ class _Tables:
             agree = (mine.allowed[:, :, None] & other.allowed[:, None, :]).any(axis=0)
             bases = np.array([[a.base == b.base for b in last.holdings] for a in first.holdings])
             return np.where(agree & bases[mine.of][:, other.of], 0.0, np.inf)
-        if factor.kind in ("exit", "leave"):
-            made = [outer_placement(h.base, factor.kind == "leave") for h in first.holdings]
+        made, needed = factor.made(), factor.needed()
+        if made is not None:
             return self._handed(last, 1, made, mine)
-        if factor.kind in ("return", "enter"):
-            needed = [outer_placement(h.base, factor.stacked) for h in last.holdings]
-            return self._handed(first, 0, needed, other).T
-        return None
+        return None if needed is None else self._handed(first, 0, needed, other).T
 
     def _handed(
-        self, domain: Domain, matrix: int, placements: Sequence[Placement], holders: _Holdings
+        self, domain: Domain, matrix: int, placements: Sequence[Placement | None], holders: _Holdings
     ) -> Floats:
         """[labelled holding of another choice, of this one]: seconds from or to its first placement."""
         costs, ways = self._of(domain)[matrix], self._ways(domain.routes)

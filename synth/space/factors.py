@@ -7,6 +7,7 @@ function of some choices; the price of a program is the sum of its factors.
     equation           operands, results                        least over signatures: kernel + conversions
     exit               class or port, the tensor's holding      making the holding from that placement
     hold               an input                                 making its second placement
+    read, make         a hub (`wide.py`) and another tensor     conversion to and from what it goes with
     enter, leave       outside and inside of a region           conversion on the way in and out
     return             what is made, what it must be            conversion (state, carries, results)
     same, whole        bases that must agree, or be R           none, or impossible
@@ -130,10 +131,10 @@ class Needs:
     memo: list[Steps] = field(default_factory=list["Steps"], repr=False)
 
 
-def positions(domain: Domain, needed: Sequence[Placement]) -> NDArray[np.intp]:
+def positions(domain: Domain, needed: Sequence[Placement | None]) -> NDArray[np.intp]:
     """Positions of placements in a domain's routes, -1 where these tensors do not know them."""
     index = domain.routes.index
-    return np.array([index.get(p, -1) for p in needed], dtype=np.intp)
+    return np.array([-1 if p is None else index.get(p, -1) for p in needed], dtype=np.intp)
 
 
 def _operand(
@@ -191,14 +192,40 @@ def _needs(factor: EquationFactor) -> Needs:
     return Needs(keep, tuple([tuple([(mode, where[keep]) for mode, where in mine]) for mine in of]))
 
 
+#: Kinds of factors whose first choice says in what the last one's tensor is made; and the other way around,
+#: in what the first one's is needed.
+_MADE, _NEEDED = ("exit", "leave", "make"), ("return", "enter", "read")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LinkFactor:
-    """A price between choices that is no equation; `kind` and `stacked` say which (see the table above)."""
+    """A price between choices that is no equation; `kind` and `stacked` say which (see the table above).
+
+    Where the one choice says in which placement the other one's tensor is made or needed, that is the same
+    placement (`stacked`: without the dimension of the iterations), or what `beside` has for each holding.
+    """
 
     kind: str
     domains: tuple[Domain, ...]
     weight: float = 1.0
     stacked: bool = False
+    beside: tuple[Placement | None, ...] = ()
+
+    def made(self) -> list[Placement | None] | None:
+        """By holding of the first choice, in what the last one's tensor is made; None where it is not."""
+        return self._across(self.domains[0]) if self.kind in _MADE else None
+
+    def needed(self) -> list[Placement | None] | None:
+        """By holding of the last choice, in what the first one's tensor is needed; None where it is not."""
+        return self._across(self.domains[-1]) if self.kind in _NEEDED else None
+
+    def _across(self, domain: Domain) -> list[Placement | None]:
+        return [self._other(domain, holding) for holding in range(len(domain))]
+
+    def _other(self, domain: Domain, holding: int) -> Placement | None:
+        if self.beside:
+            return self.beside[holding]
+        return outer_placement(domain.holdings[holding].base, self.stacked or self.kind == "leave")
 
     def table(self, matrices: Matrices) -> Floats:
         """Seconds by holding, one axis per choice in scope; one more in front where prices are several."""
@@ -218,29 +245,25 @@ class LinkFactor:
             return _possible([reduction(h.base) is None for h in first.holdings])
         if self.kind == "same":
             return _possible([[a.base == b.base for b in last.holdings] for a in first.holdings])
-        if self.kind in ("exit", "leave"):
-            made = [outer_placement(h.base, self.kind == "leave") for h in first.holdings]
+        made, needed = self.made(), self.needed()
+        if made is not None:
             return np.swapaxes(_columns(matrices.derive(last), last, made), -1, -2) * self.weight
-        assert self.kind in ("return", "enter"), self.kind
-        needed = [outer_placement(h.base, self.stacked) for h in last.holdings]
+        assert needed is not None, self.kind
         return _columns(matrices.use(first), first, needed) * self.weight
 
     def conversions(self, at: Sequence[int]) -> tuple[Conversion, ...]:
         """What has to be converted when the choices in scope are `at`."""
-        first, last = self.domains[0], self.domains[-1]
         if self.kind == "hold":
             return (Conversion(0, "hold", R),)
         if self.kind == "hand out":
             return (Conversion(0, "whole", R),)
         if self.kind == "hand out whole":
             return (Conversion(0, "use", R),)
-        if self.kind in ("exit", "leave"):
-            base = first.holdings[at[0]].base
-            return (Conversion(1, "derive", outer_placement(base, self.kind == "leave")),)
-        if self.kind in ("return", "enter"):
-            base = last.holdings[at[1]].base
-            return (Conversion(0, "use", outer_placement(base, self.stacked)),)
-        return ()
+        if self.kind in _MADE:
+            made = self._other(self.domains[0], at[0])
+            return () if made is None else (Conversion(1, "derive", made),)
+        needed = self._other(self.domains[-1], at[-1]) if self.kind in _NEEDED else None
+        return () if needed is None else (Conversion(0, "use", needed),)
 
 
 @record(frozen=True, slots=True)
@@ -312,7 +335,7 @@ def _possible(cells: object) -> Floats:
     return np.where(np.asarray(cells, dtype=np.bool_), 0.0, np.inf)
 
 
-def _columns(matrix: Floats, domain: Domain, placements: Sequence[Placement]) -> Floats:
+def _columns(matrix: Floats, domain: Domain, placements: Sequence[Placement | None]) -> Floats:
     """Columns of placements; one that these tensors do not know is impossible."""
     known = positions(domain, placements)
     found = matrix[..., known]

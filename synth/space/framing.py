@@ -14,13 +14,14 @@ from shardwright.ir.graph import Equation, Value
 from shardwright.ir.placement import ReduceOp
 from shardwright.ir.registry import rule_of
 from shardwright.ir.rules import Signature
-from shardwright.ir.table import Numbers, Table, codes, table
+from shardwright.ir.table import Flags, Numbers, Table, codes, table
 from shardwright.synth.space.conversions import Domain
 from shardwright.synth.space.factors import Choice, EquationFactor, Slot, Use
 from shardwright.synth.space.frame import Frame
 from shardwright.synth.space.fuse import Fusion, fuse
 from shardwright.synth.space.making import Made
 from shardwright.synth.space.outstanding import Outstanding
+from shardwright.synth.space.wide import beside, hubs
 
 #: In the place of a factor that is still to come.
 _NONE: Any = None
@@ -40,16 +41,20 @@ class Framing:
         self._made, self._frame = made, frame
         self._codes, self._meant = outstanding.codes[graph], outstanding.meant
         sums = np.array(["sum" in partials for _, partials in self._meant], dtype=np.bool_)
-        fusion = fuse(graph, sums[self._codes])
+        self._signatures = outstanding.signatures[graph]
+        #: Equations of many tensors, and the value that is the hub of each.
+        self._hub_of = hubs(graph, self._signatures)
+        self._hubs = np.zeros(len(self._codes), dtype=np.bool_)
+        self._hubs[list(self._hub_of.values())] = True
+        fusion = fuse(graph, sums[self._codes], self._hubs)
         self._of_value, self._outside = fusion.of_value.tolist(), fusion.outside.tolist()
         self._of_class: list[Choice | None] = [None] * len(fusion.sums)
         self._sums = fusion.sums.tolist()
         self._domains: dict[tuple[str, int, int], Domain] = {}
         #: Of every value the choice from which users outside of its class get it, and that of its class.
         self._placed = [0] * (2 * len(self._codes))
-        self._signatures = outstanding.signatures[graph]
         self._through = traffic(graph)
-        self._slots, self._begin = _slots(table(graph), fusion)
+        self._slots, self._begin = _slots(table(graph), fusion, self._hubs)
         #: Equations without regions so far, and where their factors come.
         self._waiting: list[Equation] = []
         self._places: list[int] = []
@@ -76,12 +81,18 @@ class Framing:
         self._place(value, self._choice("whole", value))
 
     def add_result(self, value: Value) -> None:
-        """The choice of a result: that of its class, and another one for who reads it from elsewhere."""
+        """The choice of a result: that of its class, and another one for who reads it from elsewhere.
+
+        So with a hub, which has a placement of its own.
+        """
         fused, outside = self._of_value[value.index], self._outside[value.index]
-        if fused < 0:
+        if self._hubs[value.index]:
+            mine = self._choice("single", value)
+        elif fused >= 0:
+            mine = self._of_class[fused] or self._class_choice(fused, value)
+        else:
             self._place(value, self._choice("multiple" if outside > 1 else "single", value))
             return
-        mine = self._of_class[fused] or self._class_choice(fused, value)
         self._place(value, mine)
         if outside > 1:
             left = self._frame.exits[value] = self._choice("multiple", value)
@@ -148,6 +159,27 @@ class Framing:
             for number, factor, given, once in lines:
                 use = Use(factors[factor], tuple(given if once else dict.fromkeys(given)))
                 uses[self._places[number]] = several[self._waiting[number]] = use
+        for number in [k for k, index in enumerate(equations.tolist()) if index in self._hub_of]:
+            uses[self._places[number]] = self._around_hub(self._waiting[number])
+
+    def _around_hub(self, equation: Equation) -> Use:
+        """The factor of an equation of many tensors with its hub alone; ties the others to that."""
+        whole, factor = self._frame.uses[equation], self._frame.uses[equation].factor
+        assert isinstance(factor, EquationFactor)
+        made = [value.index for value in equation.outputs]
+        hub = len(equation.inputs) + made.index(self._hub_of[equation.index])
+        slot = factor.slots[hub]
+        assert slot is not None, "a result has a choice"
+        choices = [self._made.choices[choice] for choice in whole.scope]
+        center = choices[slot.position]
+        for number, each in enumerate(factor.slots):
+            if each is not None and number != hub:
+                other, reads = choices[each.position], number < len(equation.inputs)
+                found = beside(factor.signatures, hub, number, center.domain)
+                scope = (other, center) if reads else (center, other)
+                self._made.tie("read" if reads else "make", *scope, weight=factor.weight, beside=found)
+        alone = [None if number != hub else slot._replace(position=0) for number in range(len(factor.slots))]
+        return Use(self._of_slots(equation, alone, (center.domain,)), (center.index,))
 
     def _factor(self, equation: Equation, modes: list[int], domains: tuple[Domain, ...]) -> EquationFactor:
         """The factor of an equation.
@@ -158,14 +190,19 @@ class Framing:
                 more where the mode is "exact".
             domains: of the choices in its scope.
         """
-        rest, given = iter(modes), self._signatures[equation.index]
+        rest = iter(modes)
         usual = [*[(atom, "use") for atom in equation.inputs], *[(v, "derive") for v in equation.outputs]]
-        found, through = self._made.on_mesh(given), self._through[equation]
         slots: list[Slot | None] = []
         for atom, mode in usual:
             coded = next(rest) if isinstance(atom, Value) else None
             slots.append(None if coded is None else Slot(coded // 2, "exact" if coded % 2 else mode))
-        weight, words = self._frame.weight, self._made.words
+        return self._of_slots(equation, slots, domains)
+
+    def _of_slots(
+        self, equation: Equation, slots: Sequence[Slot | None], domains: tuple[Domain, ...]
+    ) -> EquationFactor:
+        given, through = self._signatures[equation.index], self._through[equation]
+        found, weight, words = self._made.on_mesh(given), self._frame.weight, self._made.words
         key = (id(found), through, weight, *slots, *domains)
         factor = words.factors.get(key)
         if factor is None:
@@ -184,15 +221,14 @@ class Framing:
         return factor
 
 
-def _slots(found: Table, fusion: Fusion) -> tuple[Numbers, Numbers]:
+def _slots(found: Table, fusion: Fusion, hubs: Flags) -> tuple[Numbers, Numbers]:
     """Of every equation, twice each operand that is no literal, then each result; and where these begin.
 
-    One more where the equation has it in the placement of its class.
+    One more where the equation has it in the placement of its class, or makes a hub.
     """
     values, mine = found.operands >= 0, fusion.of_equation >= 0
-    slots = np.concatenate(
-        [(2 * found.operands + fusion.within)[values], 2 * found.results + mine[found.maker]]
-    )
+    exact = mine[found.maker] | hubs[found.results]
+    slots = np.concatenate([(2 * found.operands + fusion.within)[values], 2 * found.results + exact])
     of = np.concatenate([found.reader[values], found.maker])
     begin = np.concatenate([[0], np.bincount(of, minlength=len(found.form)).cumsum()])
     return slots[np.argsort(of, kind="stable")], begin

@@ -51,12 +51,14 @@ def kind(equation: Equation) -> str:
     return "region" if equation.regions else op.kind if op is not None else "unknown"
 
 
-def fuse(graph: Graph, may_sum: Flags) -> Fusion:
+def fuse(graph: Graph, may_sum: Flags, hubs: Flags) -> Fusion:
     """Merge elementwise equations into classes, and find every value's users.
 
     Args:
         graph: the graph.
         may_sum: of every value, whether it may arrive as Partial(sum) at all.
+        hubs: of every value, whether it has a placement of its own (`shardwright.synth.space.wide`), and is
+            in no class whoever reads it.
     """
     found = table(graph)
     count, values = len(found.form), len(found.handed_out)
@@ -78,7 +80,7 @@ def fuse(graph: Graph, may_sum: Flags) -> Fusion:
     passes &= merged & found.any_of(together & may_sum[found.operands])
     inside = found.readers(together)
     #: Values that only equations read which they may share a class with.
-    alone = (readers > 0) & (np.bincount(inside[0], minlength=values) == readers) & ~found.handed_out
+    alone = (readers > 0) & (np.bincount(inside[0], minlength=values) == readers) & ~found.handed_out & ~hubs
     _hand_on(passes, found, inside, alone)
 
     made_by = np.full(values, -1)

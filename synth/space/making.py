@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardwright.ir.pairs import pairs
+from shardwright.ir.placement import Placement
 from shardwright.ir.rules import Signature
 from shardwright.synth.space.conversions import Domain
 from shardwright.synth.space.factors import Choice, LinkFactor, Use
@@ -29,15 +30,22 @@ class Made:
         self.choices.append(choice)
         return choice
 
-    def tie(self, kind: str, *scope: Choice, weight: float = 1.0, stacked: bool = False) -> None:
+    def tie(
+        self,
+        kind: str,
+        *scope: Choice,
+        weight: float = 1.0,
+        stacked: bool = False,
+        beside: tuple[Placement | None, ...] = (),
+    ) -> None:
         """One more factor that is no equation's; choices that are the same need none."""
         if len(set(scope)) < len(scope):
             return
         domains, links = tuple([choice.domain for choice in scope]), self.words.links
-        key = (kind, domains, weight, stacked)
+        key = (kind, domains, weight, stacked, beside)
         factor = links.get(key)
         if factor is None:
-            factor = links[key] = LinkFactor(kind, domains, weight, stacked)
+            factor = links[key] = LinkFactor(kind, domains, weight, stacked, beside)
         self.uses.append(Use(factor, tuple([choice.index for choice in scope])))
 
     def on_mesh(self, found: tuple[Signature, ...]) -> tuple[Signature, ...]:
