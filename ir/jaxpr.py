@@ -26,6 +26,9 @@ CALLS = {
     "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
 
+#: A linear solve that says how it is differentiated. Once that is done, it is a call of what solves.
+SOLVE = "custom_linear_solve"
+
 #: Control flow and the parameters that hold its regions, in the order of `shardwright.ir.regions`.
 REGIONS = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
 
@@ -162,8 +165,10 @@ class _Region:
                 # call may not need all that the forward part kept for it.
                 kept = [atom for atom in operands if isinstance(atom, int) and not backward[atom]]
                 self.residuals.update(dict.fromkeys(kept))
-            if name in CALLS:
-                called = eqn.params[CALLS[name]]
+            called = eqn.params[CALLS[name]] if name in CALLS else None
+            if name == SOLVE:
+                called, operands = _solver(eqn, operands)
+            if called is not None:
                 inner, consts = (
                     (called.jaxpr, called.consts) if isinstance(called, jex.ClosedJaxpr) else (called, ())
                 )
@@ -248,6 +253,15 @@ class _Region:
             tuple([name(atom) for atom in outputs]),
             residuals=tuple([(types[number], values.get(number)) for number in self.residuals]),
         )
+
+
+def _solver(
+    eqn: jex.JaxprEqn, operands: tuple[int | Literal, ...]
+) -> tuple[jex.ClosedJaxpr, tuple[int | Literal, ...]]:
+    """What a linear solve calls, and with which of its operands: constants of its own, right-hand sides."""
+    matvec, vecmat, solve, transposed = eqn.params["const_lengths"]
+    first, last = matvec + vecmat, matvec + vecmat + solve
+    return eqn.params["jaxprs"].solve, (*operands[first:last], *operands[last + transposed :])
 
 
 def _regions(eqn: jex.JaxprEqn) -> list[jex.ClosedJaxpr]:

@@ -13,7 +13,7 @@ from trace_cases import Pair, TrainState, X, agrees, by_vjp, primitives
 
 from shardwright.ir.errors import InputError, TraceError
 from shardwright.ir.graph import Literal, Value
-from shardwright.ir.jaxpr import CALLS, REGIONS
+from shardwright.ir.jaxpr import CALLS, REGIONS, SOLVE
 from shardwright.ir.trace import trace
 
 # ---------------------------------------------------------------------------------------------------
@@ -38,6 +38,10 @@ def closed(x: jax.Array) -> jax.Array:
     return core.closed_call_p.bind(x, subfuns=(linear_util.wrap_init(double, debug_info=info),))[0]
 
 
+def solved(x: jax.Array, right: jax.Array) -> jax.Array:
+    return jnp.linalg.solve(x.T @ x + jnp.eye(x.shape[1]), right.T)
+
+
 sine = jax.jit(jnp.sin)
 
 CALLED: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -56,14 +60,33 @@ CALLED: dict[str, Callable[[jax.Array], jax.Array]] = {
     # Later versions of JAX bind it in another, equally private way.
     **({"closed_call": closed} if jax.__version_info__ < (0, 11) else {}),
     "jit of custom_vjp of remat": jax.jit(lambda x: by_vjp(jax.checkpoint(jnp.sin)(x))),
+    "linear solve": lambda x: solved(x, x),
+    "gradient of linear solve": jax.grad(lambda x: (solved(x, x) ** 2).sum()),
+    "linear solve of a batch": lambda x: jax.vmap(solved, (None, 0))(x, jnp.stack([x, 2 * x])),
 }
 
 
 @pytest.mark.parametrize("name", CALLED)
 def test_calls_are_inlined(name: str) -> None:
     graph = agrees(CALLED[name], X).graph
-    assert not set(primitives(graph)) & set(CALLS)
+    assert not set(primitives(graph)) & {*CALLS, SOLVE}
     assert all(not equation.regions for equation in graph.equations)
+
+
+def test_a_linear_solve_is_a_call_of_what_solves() -> None:
+    """Each of its functions has constants of its own; one is called, and for its gradient another."""
+
+    def solve(scale: jax.Array, shift: jax.Array, right: jax.Array) -> jax.Array:
+        return jax.lax.custom_linear_solve(
+            lambda x: x * scale,
+            right + shift,
+            solve=lambda _, b: b / scale,
+            transpose_solve=lambda _, b: b / scale - 0.0 * shift,
+        )
+
+    there = agrees(solve, X + 3, X, X + 1).graph
+    assert primitives(there) == ["add", "div"]
+    agrees(jax.grad(lambda s, a, b: solve(s, a, b).sum(), (0, 1, 2)), X + 3, X, X + 1)
 
 
 def test_custom_gradients_are_those_of_the_user() -> None:

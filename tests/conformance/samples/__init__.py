@@ -5,7 +5,7 @@ sizes differ, so that no combination passes by a coincidence of sizes. To add a 
 a sample; the test fails for a rule without one.
 """
 
-from tests.conformance.samples import contraction, elementwise, indexing, movement, random, reduction
+from tests.conformance.samples import contraction, elementwise, indexing, linalg, movement, random, reduction
 from tests.conformance.samples.draw import ABSENT, SAMPLES, Draw, Sample
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "contraction",
     "elementwise",
     "indexing",
+    "linalg",
     "movement",
     "random",
     "reduction",
