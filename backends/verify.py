@@ -28,7 +28,6 @@ single-device step, at the tolerance of the whole step.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -38,6 +37,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from shardwright.backends.closeness import (
+    largest,
+    magnitude,
+    narrow,
+    rel_error,
+    rounded,
+    sums,
+    term_count,
+    widened,
+)
 from shardwright.backends.compile import QUICK, Compiler
 from shardwright.backends.layout import as_array, check_inputs, from_numpy, gather, members, to_numpy
 from shardwright.backends.reference import Locals, ReferenceMachine, scatter
@@ -45,10 +54,8 @@ from shardwright.backends.runner import run
 from shardwright.ir.flow import find, reads, writes
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType, Value
 from shardwright.ir.jaxpr import source_line
-from shardwright.ir.placement import Grid, Partial, Replicate, Shard, reduction
+from shardwright.ir.placement import Grid, Partial, Replicate, Shard
 from shardwright.ir.program import Compute, Move, Program, Property, nodes_of
-from shardwright.ir.registry import registry, rule_of
-from shardwright.ir.rules import Signature, letter_sizes
 from shardwright.ir.segments import Exchange, Segment, Step, schedule
 from shardwright.ir.trace import Traced
 
@@ -156,62 +163,6 @@ def _whole(atom: Atom, env: Mapping[Value, Any]) -> Any:
     return jnp.asarray(atom.value, dtype=atom.type.dtype) if isinstance(atom, Literal) else env[atom]
 
 
-# ---------------------------------------------------------------------------------------------------
-# Errors
-
-
-def narrow(tensor: TensorType) -> bool:
-    """Whether a tensor is a float of less than 32 bits."""
-    return tensor.is_float and tensor.dtype not in ("float32", "float64")
-
-
-def rel_error(got: Any, wanted: Any, tensor: TensorType, terms: float = 0.0) -> float:
-    """max|got - wanted| / max(max|wanted|, terms); infinite where non-finite elements differ.
-
-    Integers, booleans and keys: 0 if equal, else infinite. Differences below the smallest normal number
-    count as none.
-    """
-    a, b = to_numpy(got), to_numpy(wanted)
-    if not tensor.is_float and not tensor.dtype.startswith("complex"):
-        return 0.0 if np.array_equal(a, b) else np.inf
-    wide = np.complex128 if tensor.dtype.startswith("complex") else np.float64
-    a, b = a.astype(wide), b.astype(wide)
-    finite = np.isfinite(a) & np.isfinite(b)
-    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
-        return np.inf
-    difference = float(np.max(np.abs(a[finite] - b[finite]), initial=0.0))
-    if difference < float(jnp.finfo(tensor.dtype).tiny):
-        return 0.0
-    return difference / max(float(np.max(np.abs(b[finite]), initial=0.0)), terms, difference * 1e-30)
-
-
-def sums(equation: Equation, signature: Signature) -> bool:
-    """Whether results are sums that may cancel; of other linear operations |result| is op(|inputs|)."""
-    rule = rule_of(equation)
-    if not rule.linear or not all(t.is_float for t in equation.output_types):
-        return False
-    op = registry().get(equation.primitive)
-    elementwise = op is not None and op.kind in ("elementwise", "movement") and rule.linear != "joint"
-    return not elementwise or any(reduction(p) == "sum" for p in signature.ins)
-
-
-def term_count(equation: Equation) -> int:
-    """How many terms each element of the result sums: the sizes of the contracted letters."""
-    rule = rule_of(equation)
-    sizes = letter_sizes(rule, equation)
-    kept = {letter for axes in rule.parsed[1] for axis in axes for letter in axis.letters}
-    return math.prod(size for letter, size in sizes.items() if letter not in kept)
-
-
-def _magnitude(array: Any) -> Any:
-    return jnp.abs(array) if jnp.issubdtype(array.dtype, jnp.floating) else array
-
-
-def _largest(array: Any) -> Any:
-    """Largest finite absolute value."""
-    return jnp.max(jnp.where(jnp.isfinite(array), jnp.abs(array), 0), initial=0).astype(jnp.float32)
-
-
 class _Checker:
     """Compares every instruction of a run with one device; keeps the worst."""
 
@@ -247,8 +198,8 @@ class _Checker:
         tensor = self._types(graph)[move.value]
         wanted = self._gather(values[before], tensor, before)
         terms = 0.0
-        if tensor.is_float:
-            sizes = to_numpy(self._absolute(values[before], tensor, before)).astype(np.float64)
+        if rounded(tensor):
+            sizes = np.abs(widened(to_numpy(self._absolute(values[before], tensor, before))))
             terms = float(np.max(sizes[np.isfinite(sizes)], initial=0.0))
             # What nodes have rounded apart before, a move cannot bring together again.
             terms = max(terms, self._spread(values[before], before) / TOLERANCE)
@@ -289,7 +240,7 @@ class _Checker:
         ):
             return 0.0
         parts = [to_numpy(part) for part in {id(part): part for part in value}.values()]
-        differences = [np.abs(part.astype(np.float64) - parts[0].astype(np.float64)) for part in parts[1:]]
+        differences = [np.abs(widened(part) - widened(parts[0])) for part in parts[1:]]
         return max((float(np.nanmax(d, initial=0.0)) for d in differences), default=0.0)
 
     def _alike(self, read: Sequence[Property], values: Mapping[Property, Locals]) -> list[list[int]]:
@@ -319,7 +270,7 @@ class _Checker:
         for atom, placement in zip(equation.inputs, compute.signature.ins, strict=True):
             if isinstance(atom, Literal):
                 operands.append(jnp.asarray(atom.value, dtype=atom.type.dtype))
-                absolute.append(_magnitude(operands[-1]))
+                absolute.append(magnitude(operands[-1]))
             else:
                 operands.append(whole[Property(atom.index, placement)])
                 absolute.append(sizes[Property(atom.index, placement)])
@@ -332,7 +283,7 @@ class _Checker:
             if equation.primitive == "sub"
             else bind(equation, self.primitives, absolute)
         )
-        return results, [_largest(x) * growth for x in terms]
+        return results, [largest(x) * growth for x in terms]
 
     def _types(self, graph: Graph) -> dict[int, TensorType]:
         if id(graph) not in self.types:
@@ -363,10 +314,10 @@ class _Checker:
 
     def _absolute(self, value: Locals, tensor: TensorType, prop: Property) -> Any:
         """|x|; of a Partial(sum) the sum of what the devices hold of it, without signs."""
-        if not tensor.is_float:
+        if not rounded(tensor):
             return self._gather(value, tensor, prop)
         # On the host: an operation of JAX's would be compiled for every shape.
-        parts = [np.abs(to_numpy(part).astype(np.float64)) for part in self._parts(value, prop)]
+        parts = [np.abs(widened(to_numpy(part))) for part in self._parts(value, prop)]
         if isinstance(prop.placement, Shard):
             return from_numpy(np.concatenate(parts, axis=prop.placement.dim), tensor.dtype)
         if isinstance(prop.placement, Grid):

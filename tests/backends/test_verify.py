@@ -12,7 +12,8 @@ from steps import STEPS, array, starts
 
 from shardwright.backends import compile as compiling
 from shardwright.backends import reference
-from shardwright.backends.verify import VerifyResult, rel_error, verify_program
+from shardwright.backends.closeness import rel_error
+from shardwright.backends.verify import VerifyResult, verify_program
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Partial, R, Shard
 from shardwright.ir.program import Compute, Move, Program
@@ -67,6 +68,22 @@ def test_a_sum_that_cancels_is_no_mismatch() -> None:
     assert result.max_rel_error < 1e-6
     # End to end the same noise is visible: such an output must not be a loss.
     assert result.loss_rel_error > 1e-5
+
+
+@pytest.mark.parametrize("part", [lambda x: x * 3j, jnp.real, jnp.imag], ids=["product", "real", "imaginary"])
+def test_complex_sums_that_cancel_are_no_mismatch(part: Any) -> None:
+    x = array(1000)
+    x = 1j * np.random.default_rng(1).permutation(np.concatenate([x, -x])).astype(np.complex64)
+    split = Program(
+        (Shard(0),),
+        (
+            Compute(0, Signature((Shard(0),), (Partial(),))),
+            Compute(1, Signature((Partial(), R)[: 2 if part(1j) == -3 else 1], (Partial(),))),
+            Move("all_reduce", 2, Partial(), R, "ring"),
+        ),
+        (R,),
+    )
+    assert handmade(lambda x: part(x.sum()), [x], split).max_rel_error < 1e-6
 
 
 def test_infinities_and_nans_are_compared_by_place() -> None:
