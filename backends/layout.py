@@ -98,7 +98,8 @@ def check_inputs(flat: Sequence[Any], graph: Graph) -> None:
             remedy="Call it with arguments of the same structure",
         )
     for i, (leaf, value) in enumerate(zip(flat, graph.inputs, strict=True)):
-        given = type_of(leaf)
+        number = isinstance(leaf, (bool, int, float, complex))
+        given = type_of(leaf) if number or hasattr(leaf, "dtype") else f"a {type(leaf).__name__}"
         if given != value.type:
             raise InputError(
                 place=graph.input_names[i] if i < len(graph.input_names) else f"argument leaf {i}",

@@ -49,7 +49,15 @@ from shardwright.backends.closeness import (
     widened,
 )
 from shardwright.backends.compile import QUICK, Compiler
-from shardwright.backends.layout import as_array, check_inputs, from_numpy, gather, members, to_numpy
+from shardwright.backends.layout import (
+    as_array,
+    check_inputs,
+    check_there,
+    from_numpy,
+    gather,
+    members,
+    to_numpy,
+)
 from shardwright.backends.reference import Locals, ReferenceMachine, scatter
 from shardwright.backends.runner import run
 from shardwright.ir.flow import find, reads, writes
@@ -117,6 +125,8 @@ def verify_program(
     """
     graph = traced.graph
     check_inputs(flat_args, graph)
+    for i, leaf in enumerate(flat_args):
+        check_there(leaf, graph, i)
     checker = _Checker(traced, program, ratios)
     machine = ReferenceMachine(traced, ratios, checker.observe)
     pairs = zip(flat_args, graph.inputs, program.inputs, strict=True)

@@ -71,6 +71,19 @@ def test_later_calls_are_checked_too(made: Plan) -> None:
         compiled(*args[:3], [args[3]])
 
 
+def test_arguments_that_are_no_arrays_any_more_are_named(made: Plan) -> None:
+    step, args = mlp()
+    compiled = made.compile(step)
+    compiled(*args)
+    deleted = jnp.array(args[3])
+    deleted.delete()
+    for use in (compiled, lambda *them: made.verify(step, *them)):
+        with pytest.raises(InputError, match="y: was passed to an earlier step, which took its memory"):
+            use(*args[:3], deleted)
+    with pytest.raises(InputError, match=r"y: is a str, it was planned for float32\[12,4\]"):
+        compiled(*args[:3], "text")
+
+
 def test_shapes_cannot_be_run(made: Plan) -> None:
     step, args = mlp()
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), args)
