@@ -80,7 +80,7 @@ def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -
         TraceError: the step has side effects, raises, or cannot be traced at all.
     """
     begun = time.perf_counter()
-    names = _argument_names(step, args)
+    names = argument_names(step, args)
     leaves = [(name, *leaf) for name, arg in zip(names, args, strict=True) for leaf in _leaves(arg)]
     for name, path, leaf in leaves:
         _check_leaf(name, path, leaf)
@@ -139,7 +139,8 @@ def _raised_at(error: BaseException) -> str:
     return place
 
 
-def _argument_names(step: Callable[..., Any], args: Sequence[Any]) -> list[str]:
+def argument_names(step: Callable[..., Any], args: Sequence[Any]) -> list[str]:
+    """Names of positional arguments, as far as the step's signature has them."""
     try:
         parameters = list(inspect.signature(step).parameters.values())
     except (TypeError, ValueError):

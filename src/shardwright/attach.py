@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.tree_util import keystr, tree_flatten_with_path
 
 from shardwright.backends.layout import type_of, weak_of
 from shardwright.ir.donation import donating
 from shardwright.ir.dtypes import dtype_of
-from shardwright.ir.errors import PlanError, ProgramError
+from shardwright.ir.errors import InputError, PlanError, ProgramError, TraceError
 from shardwright.ir.program import verify
 from shardwright.ir.rewrites.rewriting import rewritten
-from shardwright.ir.trace import Traced
+from shardwright.ir.trace import Traced, argument_names, trace
 
 if TYPE_CHECKING:
     from shardwright.plan import Plan
 
 _WEAK = "weak "
+_LIKE_PLANNED = "Pass arguments like those that were planned for, or plan again for these"
+
+
+def traced_for(plan: Plan, train_step: Callable[..., Any], args: tuple[Any, ...]) -> Traced:
+    """The step traced with arguments as the plan has them.
+
+    Raises:
+        PlanError: it cannot be, with other arguments than those that were planned for.
+        TraceError: it cannot be.
+        InputError: an argument is no array or number.
+    """
+    try:
+        return trace(train_step, *as_planned(plan, args), state=plan.state_override)
+    except TraceError as error:
+        given = _named(args, argument_names(train_step, args))
+        if not plan.arguments or not (found := misplaced(given, plan.arguments)):
+            raise
+        raise PlanError(place=found[0], reason=found[1], remedy=_LIKE_PLANNED) from error
 
 
 def attached(plan: Plan, traced: Traced) -> Traced:
@@ -40,6 +60,40 @@ def types_of(traced: Traced) -> dict[str, str]:
     """The arguments of a step with their types, in order: see `PlanRecord.arguments`."""
     ends = enumerate(zip(traced.graph.input_names, traced.graph.inputs, strict=True))
     return {name: f"{_WEAK if i in traced.weak else ''}{value.type}" for i, (name, value) in ends}
+
+
+def restructured(traced: Traced, args: tuple[Any, ...]) -> InputError:
+    """What arguments of another structure than the step was traced with differ in."""
+    wanted = jax.tree.unflatten(traced.in_tree, range(traced.in_tree.num_leaves))
+    planned = types_of(traced)
+    names = [f"arg{i}" for i in range(len(args))]
+    for (path, _), name in zip(tree_flatten_with_path(wanted)[0], planned, strict=True):
+        if path[0].idx < len(args):
+            names[path[0].idx] = name.removesuffix(keystr(path[1:]))
+    found = misplaced(_named(args, names), planned)
+    if found is None:
+        pairs = zip(names, jax.tree.structure(args).children(), traced.in_tree.children(), strict=True)
+        # Containers of another type, or what they hold beside arrays.
+        found = next((n, f"is {a}, it was planned for {b}") for n, a, b in pairs if a != b)
+    return InputError(place=found[0], reason=found[1], remedy=_LIKE_PLANNED)
+
+
+def misplaced(given: Mapping[str, Any], planned: Mapping[str, str]) -> tuple[str, str] | None:
+    """The first leaf that is not given, or another, or else not planned for, and what is wrong with it."""
+    for name, wanted in planned.items():
+        if name not in given:
+            under = [other for other in given if other.startswith((f"{name}[", f"{name}."))]
+            there = f"is a tree with leaves such as {under[0]}" if under else "is not given"
+            return name, f"{there}, it was planned for {wanted}"
+        found = type_of(given[name])
+        if str(found) != wanted.removeprefix(_WEAK):
+            return name, f"is {found}, it was planned for {wanted}"
+    return next(((name, "was not there when it was planned") for name in given if name not in planned), None)
+
+
+def _named(args: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
+    ends = zip(names, args, strict=True)
+    return {name + keystr(path): leaf for name, arg in ends for path, leaf in tree_flatten_with_path(arg)[0]}
 
 
 def as_planned(plan: Plan, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -76,7 +130,7 @@ def _unlike(plan: Plan, traced: Traced) -> PlanError:
             return PlanError(
                 place=name,
                 reason=f"is {theirs or 'no argument'}, {planned}",
-                remedy="Pass arguments like those that were planned for, or plan again for these",
+                remedy=_LIKE_PLANNED,
             )
     made_with = ", ".join(f"{name} {version}" for name, version in plan.versions.items())
     return PlanError(

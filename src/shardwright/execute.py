@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import jax
 
 from shardwright import shards
+from shardwright.attach import restructured
 from shardwright.backends.faults import look_after_job
 from shardwright.backends.reference import ReferenceExecutable
 from shardwright.backends.run_options import RunOptions
@@ -130,16 +131,13 @@ class CompiledStep:
         arrays, sharded where they are cut evenly, and `PaddedArray` leaves where they are not.
 
         Raises:
+            InputError: the arguments are others than on the first call, or not those of the step.
             PlanError: the arguments do not fit the plan, or the plan was made for another step.
         """
         flat, structure = jax.tree.flatten(args)
         traced, run = self._ready or self._made(flat, structure)
         if structure != traced.in_tree:
-            raise InputError(
-                place="arguments",
-                reason="have another structure than those the plan was made for",
-                remedy=f"Pass {traced.in_tree}",
-            )
+            raise restructured(traced, args)
         return jax.tree.unflatten(traced.out_tree, run(*concrete(flat)))
 
     def prepared(self, *args: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from shardwright import messages
-from shardwright.attach import as_planned, attached
+from shardwright.attach import attached, traced_for
 from shardwright.backends.schedule.document import Planned
 from shardwright.cost.bill import Item, bill
 from shardwright.cost.drift import with_comparisons
@@ -28,7 +28,7 @@ from shardwright.ir.donation import check_donate, donating
 from shardwright.ir.errors import PlanError
 from shardwright.ir.rewrites.rewriting import rewritten
 from shardwright.ir.text import format_program
-from shardwright.ir.trace import Traced, trace
+from shardwright.ir.trace import Traced
 from shardwright.partition import PartitionSpecs, partition_specs
 from shardwright.plans import file as plan_file
 from shardwright.plans.record import PlanRecord
@@ -186,7 +186,7 @@ class Plan(PlanRecord):
         Raises:
             PlanError: the step is another one, or its arguments have other shapes.
         """
-        return self.attach_traced(trace(train_step, *as_planned(self, args), state=self.state_override))
+        return self.attach_traced(traced_for(self, train_step, args))
 
     def attach_traced(self, traced: Traced) -> Traced:
         """`attach` for a step that is traced already, with the plan's own `state_override`.

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from plan_cases import STEPS, Step, fleet, mlp, scan
 
-import shardwright
+import shardwright.attach
 from shardwright import (
     Plan,
     PlanError,
@@ -292,9 +292,9 @@ def mutations(data: Any, random_: random.Random) -> Iterator[Any]:
 def test_files_changed_anyhow_are_refused_in_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     step, args = mlp() if name == "mlp" else scan()
     plan = synthesize(step, *args, fleet=fleet(3, 2, 1))
-    traced, real = plan.traced, shardwright.plan.trace
+    traced, real = plan.traced, shardwright.attach.trace
     monkeypatch.setattr(
-        shardwright.plan, "trace", lambda *a, state: real(*a, state=state) if state is not None else traced
+        shardwright.attach, "trace", lambda *a, state: real(*a, state=state) if state is not None else traced
     )
     refused = 0
     for _, data in zip(range(150), mutations(plan.to_dict(), random.Random(0)), strict=False):

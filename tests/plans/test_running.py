@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from plan_cases import array, assert_same, fleet, mlp, mlp_step
 
-import shardwright
+import shardwright.attach
 from shardwright import (
     InputError,
     Plan,
@@ -67,8 +68,15 @@ def test_later_calls_are_checked_too(made: Plan) -> None:
     _, larger = mlp(batch=24)
     with pytest.raises(InputError, match=r"x: is float32\[24,8\]"):
         compiled(*larger)
-    with pytest.raises(InputError, match="have another structure"):
-        compiled(*args[:3], [args[3]])
+    for others, said in (
+        ((*args[:3], [args[3]]), r"y: is a tree with leaves such as y\[0\], it was planned for float32"),
+        ((*args[:3], None), r"y: is not given, it was planned for float32\[12,4\]"),
+        ((*args, args[3]), "arg4: was not there when it was planned"),
+        (({**args[0], "w3": args[3]}, *args[1:]), r"params\['w3'\]: was not there"),
+        ((OrderedDict(args[0]), *args[1:]), r"params: is PyTreeDef\(.*OrderedDict.* planned for PyTreeDef"),
+    ):
+        with pytest.raises(InputError, match=said):
+            compiled(*others)
 
 
 def test_arguments_that_are_no_arrays_any_more_are_named(made: Plan) -> None:
@@ -82,6 +90,18 @@ def test_arguments_that_are_no_arrays_any_more_are_named(made: Plan) -> None:
             use(*args[:3], deleted)
     with pytest.raises(InputError, match=r"y: is a str, it was planned for float32\[12,4\]"):
         compiled(*args[:3], "text")
+
+
+def test_a_first_call_that_cannot_be_traced_is_compared_with_the_plan(made: Plan) -> None:
+    step, args = mlp()
+    for others, said in (
+        ((*args[:3], None), r"y: is not given, it was planned for float32\[12,4\]"),
+        ((*args[:2], args[2][:, :5], args[3]), r"x: is float32\[12,5\], it was planned for float32\[12,8\]"),
+        (({"w1": args[0]["w1"]}, *args[1:]), r"params\['b1'\]: is not given"),
+    ):
+        for use in (made.compile(step), lambda *them: made.verify(step, *them)):
+            with pytest.raises(PlanError, match=said):
+                use(*others)
 
 
 def test_shapes_cannot_be_run(made: Plan) -> None:
@@ -115,7 +135,7 @@ def test_corruption_is_found(made: Plan, monkeypatch: pytest.MonkeyPatch) -> Non
     traced = made.attach(step, *args)
     planted = {**traced.primitives, "tanh": _Off(traced.primitives["tanh"])}
     broken = replace(traced, primitives=planted)
-    monkeypatch.setattr(shardwright.plan, "trace", lambda *args, **kwargs: broken)
+    monkeypatch.setattr(shardwright.attach, "trace", lambda *args, **kwargs: broken)
     result = made.verify(step, *args)
     assert not result.ok
     assert 1e-3 < result.max_rel_error < 1e-1
