@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Protocol
@@ -93,6 +94,7 @@ class CompiledStep:
         seats: which devices of a fleet these are; None: all of it.
         options: of backends that have some.
         donate: the memory of state that is passed in may be used for the results.
+        step: the step itself, whose signature says which arguments keywords are.
 
     Raises:
         PlanError: there is no such backend.
@@ -108,6 +110,7 @@ class CompiledStep:
         *,
         options: RunOptions | None = None,
         donate: bool = False,
+        step: Callable[..., Any] | None = None,
     ) -> None:
         if backend not in BACKENDS:
             raise PlanError(
@@ -122,11 +125,12 @@ class CompiledStep:
         self._seats = seats
         self._options = options
         self._donate = donate
+        self._step = step
         self._ready: tuple[Traced, Executable] | None = None
         if backend == "mpi":
             look_after_job(options.timeout_s if options else None)
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The step's outputs: global arrays on `reference`, `ShardedArray` leaves on `mpi`; on `spmd` global
         arrays, sharded where they are cut evenly, and `PaddedArray` leaves where they are not.
 
@@ -134,11 +138,25 @@ class CompiledStep:
             InputError: the arguments are others than on the first call, or not those of the step.
             PlanError: the arguments do not fit the plan, or the plan was made for another step.
         """
+        if kwargs:
+            args = self._in_order(args, kwargs)
         flat, structure = jax.tree.flatten(args)
         traced, run = self._ready or self._made(flat, structure)
         if structure != traced.in_tree:
             raise restructured(traced, args)
         return jax.tree.unflatten(traced.out_tree, run(*concrete(flat)))
+
+    def _in_order(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """All arguments by position."""
+        reason = "stand by name only, and plans are of arguments by position"
+        try:
+            bound = None if self._step is None else inspect.signature(self._step).bind(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            bound, reason = None, f"do not fit the step: {error}"
+        if bound is None or bound.kwargs:
+            names = ", ".join(kwargs if bound is None else bound.kwargs)
+            raise InputError(place=f"arguments {names}", reason=reason, remedy="Pass them by position")
+        return bound.args
 
     def prepared(self, *args: Any) -> Any:
         """The backend's executable, made for arguments such as these if it is not there yet.

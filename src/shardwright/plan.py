@@ -244,7 +244,7 @@ class Plan(PlanRecord):
             PlanError: there is no such backend or option; on the first call, the plan was made for another
             step.
         """
-        return self._compiled(partial(self.attach, train_step), backend, donate, options)
+        return self._compiled(partial(self.attach, train_step), backend, donate, options, train_step)
 
     def compile_traced(
         self, traced: Traced, backend: str = "reference", *, donate: bool | None = None, **options: Any
@@ -258,7 +258,12 @@ class Plan(PlanRecord):
         return self._compiled(lambda *args: step, backend, donate, options)
 
     def _compiled(
-        self, attach: Callable[..., Traced], backend: str, donate: bool | None, options: Mapping[str, Any]
+        self,
+        attach: Callable[..., Traced],
+        backend: str,
+        donate: bool | None,
+        options: Mapping[str, Any],
+        step: Callable[..., Any] | None = None,
     ) -> CompiledStep:
         check_donate(donate)
         defaults: dict[str, Any] = {}
@@ -268,9 +273,8 @@ class Plan(PlanRecord):
         donate = self.donate if donate is None else donate
         if backend == "mpi":
             warn_of_other_card([device.type.name for device in self.fleet.devices], self.seats)
-        return CompiledStep(
-            attach, self.program, self.used_ratios, backend, self.seats, options=found, donate=donate
-        )
+        parts = attach, self.program, self.used_ratios, backend, self.seats
+        return CompiledStep(*parts, options=found, donate=donate, step=step)
 
     # -- arguments on the ranks ------------------------------------------------------------------------
 

@@ -104,6 +104,14 @@ def test_a_first_call_that_cannot_be_traced_is_compared_with_the_plan(made: Plan
                 use(*others)
 
 
+def test_keywords_are_put_in_the_step_s_order(made: Plan) -> None:
+    step, (params, momentum, x, y) = mlp()
+    compiled = made.compile(step)
+    assert_same(compiled(params, momentum, y=y, x=x), compiled(params, momentum, x, y))
+    with pytest.raises(InputError, match=r"arguments z: do not fit the step: .*Pass them by position"):
+        compiled(params, momentum, x, z=y)
+
+
 def test_shapes_cannot_be_run(made: Plan) -> None:
     step, args = mlp()
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), args)
