@@ -183,7 +183,11 @@ def single_device(
         return [outputs[i] for i in wanted]
 
     compiled = jax.jit(chosen, compiler_options=dict(QUICK))
-    return lambda args: compiled(*args) if wanted else []
+
+    def alone(args: Sequence[Any]) -> list[Any]:
+        return list(compiled(*args)) if wanted else []
+
+    return alone
 
 
 def evaluate_graph(graph: Graph, primitives: Mapping[str, Any], flat: Sequence[Any]) -> list[Any]:
