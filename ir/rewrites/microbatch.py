@@ -52,7 +52,8 @@ from shardwright.ir.trace import Traced
 def microbatched(traced: Traced, count: int) -> Traced:
     """The step with a loop over `count` pieces of its batch.
 
-    The batch is what has as many rows (dimension 0) as the largest argument that is no state.
+    The batch is the arguments that are no state and have one number of rows (dimension 0): of several numbers
+    the one by which most of what the step makes comes in pieces.
 
     Raises:
         NotInPiecesError: the batch has no such number of equal pieces, or something needs all of it at once.
@@ -85,8 +86,8 @@ def microbatched(traced: Traced, count: int) -> Traced:
 
 
 def _without_state(error: NotInPiecesError) -> NotInPiecesError:
-    """The same, of a step none of whose arguments is state: the largest one, a parameter, may be no batch."""
-    reason = f"{error.reason} (no state was found, so that the largest argument counts as the batch)"
+    """The same, of a step none of whose arguments is state: parameters may be taken for the batch."""
+    reason = f"{error.reason} (no state was found, so that parameters may count as the batch)"
     remedy = (
         "Say with state= what comes back as it went in, of one shape and dtype, or plan with microbatches=1"
     )

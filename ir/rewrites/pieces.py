@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from shardwright.ir.errors import InputError
-from shardwright.ir.graph import Atom, Equation, Form, Graph, Value
+from shardwright.ir.graph import Atom, Equation, Form, Graph, Value, per_graph
 from shardwright.ir.graph import Literal as Scalar
 from shardwright.ir.jaxpr import source_text
 from shardwright.ir.placement import Partial, Placement, R, Shard
@@ -31,6 +31,8 @@ class Apart(Enum):
 Kind: TypeAlias = Apart | Shard | Partial
 INVARIANT, LATER = Apart.INVARIANT, Apart.LATER
 SUM = Partial("sum")
+#: Of so many sizes, those of the largest arguments, it is looked which one the batch has.
+_SIZES = 6
 
 
 class NotInPiecesError(InputError):
@@ -48,11 +50,10 @@ def refuse(
 
 def batch_of(graph: Graph, count: int) -> list[Kind]:
     """Which inputs come in pieces."""
-    state = set(graph.state.values())
-    data = [v for i, v in enumerate(graph.inputs) if i not in state and v.type.rank]
+    data = _data(graph)
     if not data:
         raise refuse("no argument but state has rows")
-    rows = max(data, key=lambda value: value.type.nbytes).type.shape[0]
+    rows = _rows(graph)
     if rows % count or rows < count:
         raise refuse(
             f"a batch of {rows} has no {count} equal pieces",
@@ -60,6 +61,45 @@ def batch_of(graph: Graph, count: int) -> list[Kind]:
         )
     own = set(data)
     return [Shard(0) if v in own and v.type.shape[0] == rows else INVARIANT for v in graph.inputs]
+
+
+def _data(graph: Graph) -> list[Value]:
+    """Arguments that are no state and have rows."""
+    state = set(graph.state.values())
+    return [v for i, v in enumerate(graph.inputs) if i not in state and v.type.rank]
+
+
+@per_graph
+def _rows(graph: Graph) -> int:
+    """Of which size the batch is.
+
+    Parameters that are not trained, and masks, are no batch, however large: of several sizes that arguments
+    have it is the one by which most of what is made comes in pieces, or of the largest argument.
+    """
+    largest: dict[int, int] = {}
+    for value in _data(graph):
+        size = value.type.shape[0]
+        largest[size] = max(largest.get(size, 0), value.type.nbytes)
+    sizes = sorted(largest, key=lambda size: -largest[size])
+    if len(sizes) == 1:
+        return sizes[0]
+    return max(sizes[:_SIZES], key=lambda size: _bytes_apart(graph, size))
+
+
+def _bytes_apart(graph: Graph, size: int) -> int:
+    """Bytes of what equations make in pieces, if arguments of `size` rows are the batch; 0 if none can."""
+    if size < 2:
+        return 0
+    count = next((n for n in range(2, math.isqrt(size) + 1) if size % n == 0), size)
+    own = {value for value in _data(graph) if value.type.shape[0] == size}
+    try:
+        split = Pieces(count).split(
+            graph, [Shard(0) if v in own else INVARIANT for v in graph.inputs], top=True
+        )
+    except NotInPiecesError:
+        return 0
+    made = (value for equation in graph.equations for value in equation.outputs)
+    return sum(value.type.nbytes for value in made if isinstance(split.kinds[value], Shard))
 
 
 def _beside(rows: int, count: int) -> list[int]:

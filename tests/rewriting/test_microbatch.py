@@ -175,6 +175,28 @@ def test_what_needs_the_whole_batch_is_refused() -> None:
         synthesize(step, *args, fleet=fleet(), microbatches=0)
 
 
+def test_frozen_parameters_are_no_batch_however_large() -> None:
+    """They are no state either, and their rows, here a contracted dimension, come in pieces too."""
+
+    def step(tuned: Any, frozen: Any, mask: Any, x: Any, y: Any) -> Any:
+        def loss_of(tuned: Any) -> Any:
+            return jnp.mean((jnp.tanh(x @ (frozen["up"] + tuned)) * mask[0] @ frozen["down"] - y) ** 2)
+
+        loss, gradient = jax.value_and_grad(loss_of)(tuned)
+        return tuned - 0.1 * gradient, loss
+
+    frozen = {"up": normal(16, 128), "down": normal(128, 16, seed=1)}
+    args = (normal(16, 128, seed=2), frozen, normal(64, 128), normal(30, 16), normal(30, 16, seed=3))
+    traced = trace(step, *args)
+    pieces = microbatched(traced, 3)
+    flat = jax.tree.leaves(args)
+    pairs = zip(evaluated(pieces, flat), evaluated(traced, flat), strict=True)
+    for got, expected in pairs:
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(NotInPiecesError, match="a batch of 30 has no 4 equal pieces"):
+        microbatched(traced, 4)
+
+
 def test_without_state_a_refusal_says_so() -> None:
     """A counter that comes back in another dtype makes nothing of the first argument state."""
 
@@ -184,8 +206,9 @@ def test_without_state_a_refusal_says_so() -> None:
         return (weight - 0.1 * gradient, count + 1.0), jnp.mean(x)
 
     args = ((normal(16, 16), jnp.uint32(3)), normal(8, 16))
+    microbatched(trace(step, *args), 2)  # by what comes in pieces it is known which the batch is
     with pytest.raises(NotInPiecesError, match=r"no state was found, .* Say with state="):
-        microbatched(trace(step, *args), 2)
+        microbatched(trace(step, *args), 3)
 
 
 def test_a_plan_in_pieces_is_verified_saved_and_needs_less(tmp_path: Any) -> None:

@@ -310,8 +310,7 @@ def _trials(
 def halved(args: tuple[Any, ...], graph: Graph, parts: int) -> tuple[int, tuple[Any, ...]] | None:
     """Shapes of the arguments with a part of the batch: its size, and the arguments.
 
-    The batch is what has as many rows as the largest argument that is no state, as for micro-batches. None if
-    it has no such number of equal parts.
+    The batch is that of micro-batches. None if it has no such number of equal parts.
     """
     try:
         kinds = batch_of(graph, parts)
