@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import cache
 from re import sub
 from typing import TypeAlias, cast
 
@@ -17,13 +18,14 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.errors import InputError, PlanError, ProgramError
 from shardwright.ir.graph import Graph, TensorType, Value
 from shardwright.ir.placement import Grid, Partial, Placement, Replicate, Shard, parse_placement, reduction
-from shardwright.ir.program import nodes_of
+from shardwright.ir.program import Program, nodes_of
 from shardwright.plans.parts import PinPrice
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.grid.pricing import GridPriceList, grid_prices
 from shardwright.synth.grid.solve import GridSolver
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
+from shardwright.synth.programs.judge import Judge, Look
 from shardwright.synth.search.priced import solve
 from shardwright.synth.space.conversions import shards
 from shardwright.synth.space.factors import Use
@@ -134,9 +136,12 @@ def conflict(pins: Sequence[Pin], graph: Graph, space: Space, model: CostModel) 
 
 
 def priced(
-    pins: Sequence[Pin], graph: Graph, space: Space, model: CostModel, plan: Synthesis
+    pins: Sequence[Pin], graph: Graph, space: Space, model: CostModel, plan: Synthesis, look: Look
 ) -> tuple[PinPrice, ...]:
     """What each pin costs: the plan's cost less that of the best program without it, at the same ratios.
+
+    Where that does not fit into memory, the plan may be dearer for want of it alone: then two programs are
+    compared that are the best memory aside.
 
     Args:
         pins: all of them.
@@ -144,6 +149,7 @@ def priced(
         space: its programs on one mesh axis.
         model: prices.
         plan: what was found; where it is of two axes, so is the program without a pin.
+        look: what says how much memory a program takes.
     """
     if not pins:
         return ()
@@ -151,19 +157,23 @@ def priced(
     grid = None if nodes is None else GridModel(model)
     if nodes is not None:
         space = Space(graph, nodes)
-    found: list[PinPrice] = []
-    for each in pins:
-        others = factors([other for other in pins if other is not each], space)
-        if grid is None:
-            prices = Prices.at(model, ratios)
-            solution = solve(space, prices, extra=others)
-        else:
-            prices = grid_prices(GridPriceList(grid), ratios)
-            solution = GridSolver(space, others).solve(prices)
+    prices = Prices.at(model, ratios) if grid is None else grid_prices(GridPriceList(grid), ratios)
+    judge = Judge(graph, model, look)
+
+    def best(kept: Sequence[Pin]) -> tuple[float, Program]:
+        """What the best program costs that keeps to some pins, memory aside."""
+        uses = factors(kept, space)
+        solution = solve(space, prices, extra=uses) if grid is None else GridSolver(space, uses).solve(prices)
         program = emit(space, solution.assignment, prices)
         by = model if grid is None else Settled(grid, ratios)
-        without_s = min(plan.cost_s, seconds(bill(program, graph, by), model, ratios))
-        found.append(PinPrice(each.name, str(each.placement), plan.cost_s - without_s))
+        return seconds(bill(program, graph, by), model, ratios), program
+
+    pinned_s = cache(lambda: best(pins)[0])
+    found: list[PinPrice] = []
+    for each in pins:
+        without_s, program = best([other for other in pins if other is not each])
+        with_s = plan.cost_s if judge.fits(program, ratios) else pinned_s()
+        found.append(PinPrice(each.name, str(each.placement), max(0.0, with_s - without_s)))
     return tuple(found)
 
 

@@ -294,7 +294,7 @@ class _Step:
         found = chosen.found
         # What a space says of the step is the same on two axes.
         space = self.space if "space" in vars(self) else self.on_grid.space
-        prices = priced(pins, traced.graph, space, chosen.model, found)
+        prices = priced(pins, traced.graph, space, chosen.model, found, self._look)
         stats = Stats(
             trace_s=traced.trace_s,
             space_s=self.space_s,

@@ -96,6 +96,11 @@ class Judge:
         """The largest part of its memory that a device needs."""
         return float((np.asarray(peaks.bytes) / self.limits[self._class_of]).max())
 
+    def fits(self, program: Program, ratios: Sequence[float]) -> bool:
+        """Whether a program is within every device's memory: as it will run, unless it has ample room."""
+        memory = self.footprint(program)
+        return self.ample(memory, ratios) or self.excess(self.peaks(program, ratios, memory)) <= 1
+
     def peaks(
         self,
         program: Program,

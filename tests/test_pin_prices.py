@@ -1,0 +1,44 @@
+"""What a pin costs where memory is short."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from shardwright import Fleet, synthesize
+
+
+def train_step(weights: Any, x: Any) -> Any:
+    def loss_of(weights: Any) -> Any:
+        hidden = x
+        for weight in weights:
+            hidden = jnp.tanh(hidden @ weight)
+        return jnp.mean(hidden**2)
+
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss_of)(weights))
+
+
+def fleet(memory: str) -> Fleet:
+    def device(speed: int) -> Any:
+        rates = {"flops": f"{speed} MFLOP/s", "memory_bandwidth": f"{2 * speed} MB/s", "memory": memory}
+        return {"type": {"name": f"slow-{speed}", **rates}}
+
+    link = {"bandwidth": "1 GB/s", "latency": "1 us"}
+    return Fleet.from_dict({"name": "slow", "nodes": [{"devices": [device(30), device(10)], "link": link}]})
+
+
+def test_want_of_memory_is_no_price_of_a_pin() -> None:
+    """Pinned as it lies anyway: what makes the plan dear is the memory."""
+    square = jax.ShapeDtypeStruct((64, 64), "float32")
+    step: Any = (train_step, [square] * 3, square)
+    options: Any = {"devices": "all", "recompute": "off", "microbatches": 1}
+    ample = synthesize(*step, fleet=fleet("1 GB"), **options)
+    tight = fleet(f"{int(0.8 * max(ample.memory_bytes))} B")
+    free = synthesize(*step, fleet=tight, **options)
+    assert free.fits and free.cost_s > ample.cost_s * 1.001
+    held = {name: free.held[name] for name in ("weights[0]", "weights[1]")}
+    plan = synthesize(*step, fleet=tight, constraints=held, **options)
+    assert plan.cost_s == free.cost_s
+    assert all(pin.price_s < 1e-9 * plan.cost_s for pin in plan.pins)
