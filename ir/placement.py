@@ -198,7 +198,10 @@ def reduction(placement: Placement) -> ReduceOp | None:
     return next((p.op for p in parts if isinstance(p, Partial)), None)
 
 
-_PLACEMENT = re.compile(r"R|S\((\d+)(?::([1-9]\d*))?\)(?:@([1-9]\d*))?|P\((sum|max|min)\)")
+#: Numbers of up to 18 digits: no tensor has more, and Python reads no number of any length.
+_PLACEMENT = re.compile(
+    r"R|S\(([0-9]{1,18})(?::([1-9][0-9]{,17}))?\)(?:@([1-9][0-9]{,17}))?|P\((sum|max|min)\)"
+)
 
 
 def parse_placement(

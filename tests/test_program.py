@@ -173,7 +173,7 @@ def test_placements_print_and_parse_back(text: str) -> None:
     assert str(parse_placement(text)) == text
 
 
-@pytest.mark.parametrize("text", ["", "Q", "S()", "S(-1)", "P(mean)", "R "])
+@pytest.mark.parametrize("text", ["", "Q", "S()", "S(-1)", "P(mean)", "R ", f"S({'9' * 5000})"])
 def test_no_placement(text: str) -> None:
     with pytest.raises(ProgramError, match="is none of R"):
         parse_placement(text)

@@ -155,7 +155,8 @@ def parse_microbatches(given: str) -> Literal["auto"] | int:
     """
     if given == "auto":
         return "auto"
-    if not given.isdecimal() or int(given) < 1:
+    # Python reads no number of any length.
+    if not given.isdecimal() or len(given) > 18 or int(given) < 1:
         raise InputError(
             place="--microbatches", reason=f"is {given!r}", remedy="Write auto, or a number from 1 on"
         )
