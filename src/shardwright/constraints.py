@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -53,9 +53,25 @@ class Pin:
 
 
 def path_of(name: str) -> str:
-    """`params/blocks/0/kernel` of `params['blocks'][0].kernel`; what is in that form stays as it is."""
-    attributes = sub(r"(\]|^\w+)\.(?=[A-Za-z_])", r"\1/", name)
+    """`params/mlp/0/kernel` of `params.mlp[0].kernel` or `params['mlp'][0].kernel`; a path stays as it is."""
+    attributes = sub(r"(?:\]|^\w+)(?:\.(?:[A-Za-z_]\w*|\*))+", lambda found: found[0].replace(".", "/"), name)
     return sub(r"\[(?:'([^']*)'|\"([^\"]*)\"|(\d+|\*))\]", r"/\1\2\3", attributes)
+
+
+def matching(pattern: str, names: Iterable[str]) -> list[str]:
+    """Of the names of arguments those that a pattern stands for.
+
+    One that is a name stands for that alone: a key such as `a/b` may give another argument its path.
+    """
+    among = {name: path_of(name) for name in names}
+    if pattern in among:
+        return [pattern]
+    wanted = path_of(pattern)
+    return [
+        name
+        for name, path in among.items()
+        if path == wanted or fnmatchcase(path, wanted) or fnmatchcase(name, pattern)
+    ]
 
 
 def resolve(constraints: Constraints, graph: Graph, space: Space) -> tuple[Pin, ...]:
@@ -178,13 +194,10 @@ def priced(
 
 
 def _by_pattern(pattern: str, given: Placement | str, arguments: Mapping[str, Value]) -> Pin:
-    wanted = path_of(pattern)
-    paths = {path_of(name): name for name in arguments}
-    matched = [name for path, name in paths.items() if path == wanted or fnmatchcase(path, wanted)]
+    matched = matching(pattern, arguments)
     if not matched:
-        raise InputError(
-            place=f"pin {pattern!r}", reason="matches no argument of the step", remedy=_near(wanted, paths)
-        )
+        remedy = _near(path_of(pattern), dict.fromkeys(map(path_of, arguments)))
+        raise InputError(place=f"pin {pattern!r}", reason="matches no argument of the step", remedy=remedy)
     return Pin(pattern, _placement(pattern, given), tuple(arguments[name] for name in matched))
 
 

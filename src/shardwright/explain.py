@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 
 import numpy as np
 
 from shardwright.alternatives import EQUAL, Alternative, Bench
-from shardwright.constraints import path_of
+from shardwright.constraints import matching, path_of
 from shardwright.cost.bill import Shares
 from shardwright.cost.grid.model import GridModel
 from shardwright.cost.model import CostModel
@@ -82,12 +81,10 @@ def explain(plan: Plan, subject: str = "", traced: Traced | None = None) -> Expl
     if subject in plan.devices:
         return Explanation(subject, "device", tuple(_device(plan, plan.devices.index(subject), bench)))
     layers = outline(traced.graph).layers if traced is not None else ()
-    wanted = path_of(subject)
-    names = [name for name in plan.held if path_of(name) == wanted]
-    if not names and subject in layers:
+    names = matching(subject, plan.held)
+    if subject in layers and not any(path_of(name) == path_of(subject) for name in names):
         assert bench is not None
         return _layer(subject, bench)
-    names = names or [name for name in plan.held if fnmatchcase(path_of(name), wanted)]
     if names:
         return _tensors(plan, subject, names, bench)
     known = {**dict.fromkeys(plan.devices), **dict.fromkeys(layers), **dict.fromkeys(plan.held)}
@@ -140,7 +137,8 @@ def _tensors(plan: Plan, subject: str, names: Sequence[str], bench: Bench | None
     for placement, some in kinds.items():
         of = some[0] if len(some) == 1 else f"{len(some)} arguments, such as {some[0]}"
         said.append(f"{of}: {placement}, {placed(placement)}.")
-    said += [f"It is pinned to {p.placement} by {p.name}." for p in plan.pins if _pinned(p.name, names)]
+    pins = [pin for pin in plan.pins if not set(names).isdisjoint(matching(pin.name, plan.held))]
+    said += [f"It is pinned to {pin.placement} by {pin.name}." for pin in pins]
     if bench is None:
         said.append("What another placement would cost is priced with --step FILE:FACTORY.")
         return Explanation(subject, "tensor", tuple(said))
@@ -149,11 +147,6 @@ def _tensors(plan: Plan, subject: str, names: Sequence[str], bench: Bench | None
         found += bench.alternatives(some[0])
     said += _verdicts(found, plan)
     return Explanation(subject, "tensor", tuple(said), tuple(found))
-
-
-def _pinned(pattern: str, names: Sequence[str]) -> bool:
-    wanted = path_of(pattern)
-    return any(path_of(name) == wanted or fnmatchcase(path_of(name), wanted) for name in names)
 
 
 def _verdicts(found: Sequence[Alternative], plan: Plan) -> Iterator[str]:
