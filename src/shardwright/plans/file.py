@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from shardwright.backends.schedule.document import Planned
 from shardwright.cost.fleet import Fleet
 from shardwright.ir.dtypes import is_dtype
-from shardwright.ir.errors import PlanError
+from shardwright.ir.errors import PlanError, ShardwrightError
 from shardwright.ir.program import Move, Program, nodes_of, own_ratios, wrong_move
 from shardwright.ir.redundant import RESYNC_EVERY
 from shardwright.ir.rewrites.rewriting import Rewriting
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from shardwright.plan import Plan
 
 FORMAT = 1
+
+#: Of a whole number: what a machine's numbers hold.
+_MOST_DIGITS = 18
 
 #: By what part rounding may have a bound exceed the cost.
 _SAME = 1e-6
@@ -84,7 +88,8 @@ def read(path: str | os.PathLike[str]) -> Any:
     """
     place = str(path)
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_not_finite)
+        text = Path(path).read_text(encoding="utf-8")
+        return json.loads(text, parse_constant=_not_finite, parse_float=_float, parse_int=_int)
     except OSError as error:
         raise PlanError(
             place=place,
@@ -125,9 +130,12 @@ def fields(data: Any, place: str, *, checked: bool = False) -> dict[str, Any]:
             reason=message,
             remedy="Make the plan again with `shardwright plan`",
         )
-    fleet = Fleet.from_dict(data["fleet"])
-    program = program_from_json(data["program"])
-    messages = tuple(Planned.from_dict(entry) for entry in data.get("messages", ()))
+    try:
+        fleet = Fleet.from_dict(data["fleet"])
+        program = program_from_json(data["program"])
+        messages = tuple(Planned.from_dict(entry) for entry in data.get("messages", ()))
+    except ShardwrightError as error:  # which knows of no file
+        raise PlanError(place=f"{place}: {error.place}", reason=error.reason, remedy=error.remedy) from error
     if wrong := _mismatch(data, fleet, program) or _wrong_message(messages, data, fleet):
         where, reason = wrong
         raise PlanError(
@@ -202,6 +210,11 @@ def _mismatch(data: Mapping[str, Any], fleet: Fleet, program: Program) -> tuple[
     nodes = nodes_of(program)
     if nodes is not None and nodes != tuple(Counter(fleet.devices[d].node for d in used).values()):
         return "program", f"is for nodes of {', '.join(map(str, nodes))} devices, which the used ones are not"
+    axes = data.get("axes", 1)
+    if axes != (1 if nodes is None else 2):
+        return "axes", f"are {axes}, and those of the program are not"
+    if list(data["held"].values()) != [str(placement) for placement in program.inputs]:
+        return "held", "is not where the program has its inputs"
     return None
 
 
@@ -231,6 +244,19 @@ def _exchange(exchanged: Exchanged) -> dict[str, Any]:
 
 def _not_finite(constant: str) -> float:
     raise ValueError(f"{constant} is no number of JSON")
+
+
+def _float(text: str) -> float:
+    found = float(text)
+    if not isfinite(found):  # 1e999 is one by the grammar, and Python reads it as infinite
+        raise ValueError(f"{text:.20} is too large a number")
+    return found
+
+
+def _int(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"{text[:20]}… is too large a number")
+    return int(text)
 
 
 def _entries(override: StateMap) -> list[list[Any]]:
