@@ -25,6 +25,9 @@ LARGEST_FILE_BYTES = 64 * 1024
 DEEPEST_NESTING = 16
 LONGEST_TEXT = 200
 
+#: Quantities beyond this, or its inverse, are of no machine.
+_MOST = 1e30
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -167,8 +170,13 @@ class Entry:
         return self.value
 
     def quantity(self, kind: Kind) -> float:
-        """A quantity in the base unit of its kind, finite and above zero."""
-        return parse_quantity(self.value, kind, place=self.place)
+        """A quantity in the base unit of its kind, neither huge nor next to nothing."""
+        amount = parse_quantity(self.value, kind, place=self.place)
+        if not 1 / _MOST <= amount <= _MOST:
+            wrong = "large" if amount > 1 else "small"
+            remedy = f"Give a {kind.name} from {1 / _MOST:g} to {_MOST:g} {kind.base}"
+            raise self.error(f"{self.value!r} is too {wrong}", remedy)
+        return amount
 
 
 def load_yaml(path: str | PathLike[str]) -> Entry:

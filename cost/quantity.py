@@ -126,7 +126,7 @@ def parse_quantity(value: object, kind: Kind, *, place: str) -> float:
     number = _NUMBER.match(text)
     if number is None:
         raise error(f"{text!r} is no {kind.name}", write_so)
-    unit = text[number.end() :].strip()
+    unit = text[number.end() :].strip().replace("μ", "µ")  # Greek mu, for the micro sign
     if not unit:
         raise error(f"{text!r} has no unit", write_so)
     if unit not in kind.units:

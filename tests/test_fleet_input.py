@@ -86,6 +86,13 @@ PAIR = "{type: T4, count: 2}"
         # links
         (LAB.replace("130 GB/s", "-1 GB/s"), "nodes[0].link.bandwidth", "is negative", "above zero"),
         (LAB.replace("130 GB/s", "0 GB/s"), "nodes[0].link.bandwidth", "is zero", "above zero"),
+        (LAB.replace("130 GB/s", "1e-320 B/s"), "nodes[0].link.bandwidth", "is too small", "from 1e-30 to"),
+        (
+            solo(SLOW_CPU.replace("4 GB", "1e300 B")),
+            "nodes[0].devices.type.memory",
+            "is too large",
+            "1e+30 B",
+        ),
         (LAB.replace("130 GB/s", "130"), "nodes[0].link.bandwidth", "130 has no unit", "known units: B/s"),
         (LAB.replace("130 GB/s", ".nan"), "nodes[0].link.bandwidth", "not a finite number", "finite"),
         (LAB.replace("130 GB/s", "nan GB/s"), "nodes[0].link.bandwidth", "not a finite number", "finite"),

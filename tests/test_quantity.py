@@ -26,6 +26,7 @@ from shardwright.ir.errors import InputError
         ("8 bit/s", BANDWIDTH, 1),
         ("5 us", DURATION, 5e-6),
         ("5 µs", DURATION, 5e-6),
+        ("5 \N{GREEK SMALL LETTER MU}s", DURATION, 5e-6),
         ("5us", DURATION, 5e-6),
         ("  .5   s ", DURATION, 0.5),
         ("20 GFLOP/s", COMPUTE, 20e9),
