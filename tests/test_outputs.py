@@ -16,6 +16,7 @@ from cli_cases import FLEET
 from click.testing import CliRunner
 
 from shardwright.cli import main
+from shardwright.commands.lazy import LazyCommand
 from shardwright.files import check_outputs, check_writable, write_whole
 from shardwright.fleets.detect import detect
 from shardwright.interrupts import heard
@@ -222,3 +223,24 @@ def test_an_interrupt_that_something_swallows_comes_again(monkeypatch: pytest.Mo
     assert swallowed == ["the first"]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)) == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+@pytest.mark.usefixtures("_listening")
+def test_an_interrupt_waits_for_modules_to_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As extension modules do, which crash or say that they cannot be initialized."""
+    (tmp_path / "fragile_command.py").write_text(
+        "import click, signal\n"
+        "try:\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "except KeyboardInterrupt as error:\n"
+        "    raise ImportError('cannot be initialized') from error\n"
+        "command = click.Command('fragile')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        LazyCommand("fragile", "fragile_command:command", "").load()
+    assert signal.getsignal(signal.SIGINT) is before
+    assert LazyCommand("fragile", "fragile_command:command", "").load().name == "fragile"

@@ -39,3 +39,21 @@ def heard() -> Generator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def put_off() -> Generator[None]:
+    """Within it an interrupt waits for the end: one crashes extension modules while they are imported."""
+    mine = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT) if mine else None
+    if not callable(handler):
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)

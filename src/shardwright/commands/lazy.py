@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import click
 
 from shardwright.console import voice, voice_options
-from shardwright.interrupts import heard
+from shardwright.interrupts import heard, put_off
 from shardwright.ir.errors import ShardwrightError
 
 #: A file system that is full, and a file or an owner that has all that is allowed.
@@ -36,7 +36,8 @@ class LazyCommand(click.Command):
     def load(self) -> click.Command:
         """The real command, with the options that all have."""
         module, _, attribute = self.where.partition(":")
-        command: click.Command = getattr(import_module(module), attribute)
+        with put_off():
+            command: click.Command = getattr(import_module(module), attribute)
         return with_voice(command)
 
     def make_context(
