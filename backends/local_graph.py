@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from shardwright.backends.layout import holds
 from shardwright.backends.local import local_shape
@@ -42,14 +42,23 @@ class LocalGraphs:
             self._types[key] = local_type(tensor, placement, self.device, self.ratios)
         return self._types[key]
 
-    def segment(self, segment: Segment, graph: Graph) -> Graph:
-        """The graph of a segment: from what it needs, what it gives, as far as the device holds it."""
+    def segment(self, segment: Segment, graph: Graph, over: Mapping[Property, Property]) -> Graph:
+        """The graph of a segment: from what it needs, what it gives, as far as the device holds it.
+
+        Args:
+            segment: what is run.
+            graph: the step, or the body of a loop, that it is of.
+            over: what it gives in the place of what it needs, see `shardwright.ir.donation.taken_over`.
+        """
         needs = [prop for prop in segment.needs if holds(prop, self.device)]
         gives = [prop for prop in segment.gives if holds(prop, self.device)]
         maker = _Maker(self, graph)
         given = maker.enter(needs)
         maker.run(segment.instructions)
-        return Graph(given, {}, tuple(maker.equations), tuple(maker.env[prop] for prop in gives))
+        results = tuple(maker.env[prop] for prop in gives)
+        pairs = [(new, old) for new, old in over.items() if new in gives and old in needs]
+        state = {gives.index(new): needs.index(old) for new, old in pairs}
+        return Graph(given, {}, tuple(maker.equations), results, state=state)
 
     def body(self, body: Program, region: Graph) -> Graph:
         """The graph of a loop's body."""

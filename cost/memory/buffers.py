@@ -92,19 +92,13 @@ class Layout:
 
 @per_graph
 def layout(graph: Graph) -> Layout:
-    """The layout of a whole step."""
-    return _Allocation(graph, top=True).layout()
-
-
-@per_graph
-def layout_apart(graph: Graph) -> Layout:
-    """The layout of a program that nothing is donated to; its results have places of their own."""
+    """The layout of a whole step, or of a segment; the state of its graph is donated, and nothing else."""
     return _Allocation(graph, top=True).layout()
 
 
 def scratch_bytes(graph: Graph) -> int:
     """Bytes of the arena of such a program."""
-    return layout_apart(graph).scratch_bytes
+    return layout(graph).scratch_bytes
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.backends.local_graph import LocalGraphs
-from shardwright.cost.memory.buffers import layout_apart
+from shardwright.cost.memory.buffers import layout
 from shardwright.cost.memory.exchange_buffers import held_bytes
 from shardwright.ir.donation import taken_over
 from shardwright.ir.flow import writes
@@ -100,7 +100,7 @@ def fullest(
     for number, step in enumerate(planned.steps[: peak + 1]):
         alive.update(() if isinstance(step, Away) else set(step.gives).difference(over.get(step, ())))
         if number == peak and isinstance(step, Segment):
-            own = layout_apart(LocalGraphs(device, ratios).segment(step, graph))
+            own = layout(LocalGraphs(device, ratios).segment(step, graph, over.get(step, {})))
             at = own.peak_kernel
             for buffer in own.buffers:
                 if buffer.first <= at <= buffer.last:
@@ -137,7 +137,7 @@ def _crowds(
     walk: Walk, ratios: Sequence[float], device: int, limit: float
 ) -> tuple[tuple[int, Mapping[int, int]], ...]:
     planned, graphs = walk.planned, LocalGraphs(device, ratios)
-    program, graph = planned.program, planned.graph
+    program, graph, over = planned.program, planned.graph, taken_over(planned)
     steps = walk.of_device(ratios, device).moments
     found: list[tuple[int, Mapping[int, int]]] = []
     alive: dict[Property, None] = {}
@@ -150,7 +150,7 @@ def _crowds(
             for prop in alive:
                 mine[prop.value] += held_bytes(planned.types[prop.value], prop.placement, device, ratios)
             if isinstance(step, Segment):
-                own = layout_apart(graphs.segment(step, graph))
+                own = layout(graphs.segment(step, graph, over.get(step, {})))
                 at = own.peak_kernel
                 for buffer in own.buffers:
                     if buffer.equation is not None and buffer.first <= at <= buffer.last:

@@ -8,7 +8,7 @@ and the shapes of what one device holds of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from shardwright.backends.layout import holds
@@ -18,7 +18,7 @@ from shardwright.ir.flow import find, reads, writes
 from shardwright.ir.graph import Graph, TensorType, Value, per_graph, value_types
 from shardwright.ir.placement import Placement
 from shardwright.ir.program import Move, Property
-from shardwright.ir.segments import Schedule, Segment
+from shardwright.ir.segments import Schedule, Segment, Step
 
 #: Where so few programs of a step are looked at, what is in one of them once is worked out as it is met: of
 #: long segments that takes no longer than to say what they are like.
@@ -54,10 +54,15 @@ def _met(graph: Graph) -> _Met:
 
 
 class Scratch:
-    """Scratch of the segments of one schedule."""
+    """Scratch of the segments of one schedule.
 
-    def __init__(self, planned: Schedule) -> None:
-        self._graph, self._met = planned.graph, _met(planned.graph)
+    Args:
+        planned: the schedule.
+        over: what its segments make in the place of donated state, see `shardwright.ir.donation.taken_over`.
+    """
+
+    def __init__(self, planned: Schedule, over: Mapping[Step, Mapping[Property, Property]]) -> None:
+        self._graph, self._met, self._over = planned.graph, _met(planned.graph), over
         self._met.programs += 1
         lengths = [len(step.instructions) for step in planned.steps if isinstance(step, Segment)]
         #: How many instructions segments have that others may be like.
@@ -73,11 +78,14 @@ class Scratch:
         shared = len(segment.instructions) in self._shared
         like = self._likeness(segment, graphs.device) if shared else None
         if like is None:
-            return scratch_bytes(graphs.segment(segment, self._graph))
+            return self._worked_out(segment, graphs)
         key = like.number, tuple([graphs.type(*tensor).shape for tensor in like.tensors])
         if key not in self._met.scratch:
-            self._met.scratch[key] = scratch_bytes(graphs.segment(segment, self._graph))
+            self._met.scratch[key] = self._worked_out(segment, graphs)
         return self._met.scratch[key]
+
+    def _worked_out(self, segment: Segment, graphs: LocalGraphs) -> int:
+        return scratch_bytes(graphs.segment(segment, self._graph, self._over.get(segment, {})))
 
     def _likeness(self, segment: Segment, device: int) -> Likeness | None:
         key = segment, device if self._grouped else -1
@@ -117,6 +125,9 @@ class Scratch:
             for prop in written:
                 tensors[types[prop.value], prop.placement] = None
                 numbers[prop], made = made, made + 1
-        key += [numbers[prop] for prop in segment.gives if holds(prop, device)]
+        over = self._over.get(segment, {})
+        for prop in segment.gives:
+            if holds(prop, device):
+                key.append((numbers[prop], numbers.get(over[prop]) if prop in over else None))
         known = self._met.numbers
         return Likeness(known.setdefault(tuple(key), len(known)), tuple(tensors))

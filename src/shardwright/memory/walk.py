@@ -100,7 +100,7 @@ class _Steps:
     def __init__(self, planned: Schedule) -> None:
         self.planned = planned
         self._over = taken_over(planned)
-        self._scratch = Scratch(planned)
+        self._scratch = Scratch(planned, self._over)
         loops = [step for step in planned.steps if isinstance(step, LoopStep)]
         self._bodies = {step: [_Steps(body) for body in step.bodies] for step in loops}
 
