@@ -100,9 +100,10 @@ def must_live(graph: Graph) -> tuple[Value, ...]:
 
     The moment is when some value z is made: what z depends on was made, and what has a reader that depends on
     z is not freed; nor is what z is made of, unless z may be written over it. Of the moments when large
-    tensors are made, or the last that the backward part needs, the fullest counts.
+    tensors are made, or the last that the backward part needs, or when loops run, the fullest counts.
     """
-    alive = _alive(graph, written(graph), _large_or_late(graph, written(graph)))
+    held = written(graph)
+    alive = _alive(graph, held, _large_or_late(graph, held), _loops(graph))
     return max(alive, key=nbytes_of, default=())
 
 
@@ -114,17 +115,16 @@ def sure_bytes(graph: Graph) -> int:
 
 def _sure_bytes(graph: Graph, held: Written, elsewhere: Collection[Value]) -> int:
     """The same; `elsewhere` are results of a loop's body that may lie where those of the loop do."""
-    loops = [equation for equation in graph.equations if equation.regions and equation.outputs]
-    makers = [max(loop.outputs, key=lambda value: value.type.nbytes) for loop in loops]
-    large = _large_or_late(graph, held)
-    inside = [_inside(loop, held.regions[loop.index]) for loop in loops]
-    alive = _alive(graph, held, (*large, *makers), elsewhere)
+    loops, large = _loops(graph), _large_or_late(graph, held)
+    alive = _alive(graph, held, large, loops, elsewhere)
     found = max(map(nbytes_of, alive[: len(large)]), default=0)
-    for loop, own, mine in zip(loops, inside, alive[len(large) :], strict=True):
-        # What a loop carries may be written over what it begins with.
-        begins = _begins(loop)
-        found = max(found, nbytes_of(value for value in mine if value not in begins) + own)
+    for loop, mine in zip(loops, alive[len(large) :], strict=True):
+        found = max(found, nbytes_of(mine) + _inside(loop, held.regions[loop.index]))
     return found
+
+
+def _loops(graph: Graph) -> list[Equation]:
+    return [equation for equation in graph.equations if equation.regions and equation.outputs]
 
 
 def _inside(loop: Equation, held: Sequence[Written]) -> int:
@@ -135,11 +135,10 @@ def _inside(loop: Equation, held: Sequence[Written]) -> int:
     return _sure_bytes(body, own, [atom for atom in body.outputs if isinstance(atom, Value)])
 
 
-def _begins(loop: Equation) -> set[object]:
-    """The operands that a loop carries on."""
-    wiring = boundary(loop)
-    carried = {(region, into) for _, _, region, into in wiring.carries}
-    return {loop.inputs[port.outer] for port in wiring.ins if (port.region, port.inner) in carried}
+def _handed_out(loop: Equation) -> set[Value]:
+    """Results that need no place until a loop is done: it may begin with arguments, or a tensor twice."""
+    stacked = {port.outer for port in boundary(loop).outs if port.stacked}
+    return {value for position, value in enumerate(loop.outputs) if position not in stacked}
 
 
 def _large_or_late(graph: Graph, held: Written) -> tuple[Value, ...]:
@@ -163,14 +162,19 @@ def nbytes_of(values: Iterable[Value]) -> int:
 
 
 def _alive(
-    graph: Graph, held: Written, moments: Sequence[Value], elsewhere: Collection[Value] = ()
+    graph: Graph,
+    held: Written,
+    moments: Sequence[Value],
+    loops: Sequence[Equation],
+    elsewhere: Collection[Value] = (),
 ) -> list[tuple[Value, ...]]:
-    """What lives in every order of the equations when each of some values is made.
+    """What lives in every order of the equations when each of some values is made, and while loops run.
 
     Args:
         graph: the step, or the body of a loop.
         held: what of it is in memory.
         moments: the values.
+        loops: equations with regions.
         elsewhere: values that do not count: their memory is another's.
     """
     equations = graph.equations
@@ -181,10 +185,13 @@ def _alive(
     at, over = [0] * len(equations), [0] * len(equations)
     for bit, z in enumerate(moments):
         at[makers[z].index] |= 1 << bit
-        if z.index in held.over:
+        # What a loop was made of may be gone when its results have places of their own.
+        if z.index in held.over or makers[z].regions:
             over[makers[z].index] |= 1 << bit
+    for bit, loop in enumerate(loops, len(moments)):
+        at[loop.index] |= 1 << bit
     before, after = _spread(graph, at)
-    alive: list[list[Value]] = [[] for _ in moments]
+    alive: list[list[Value]] = [[] for _ in (*moments, *loops)]
     for value in values:
         waiting = 0
         for reader in readers.get(value, ()):
@@ -194,7 +201,8 @@ def _alive(
             for bit, mine in enumerate(alive):
                 if both >> bit & 1:
                     mine.append(value)
-    return [tuple(mine) for mine in alive]
+    later = [frozenset[Value]() for _ in moments] + [_handed_out(loop) for loop in loops]
+    return [tuple([v for v in mine if v not in own]) for mine, own in zip(alive, later, strict=True)]
 
 
 def _readers(graph: Graph, held: Written) -> dict[Value, list[int]]:

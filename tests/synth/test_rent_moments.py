@@ -5,12 +5,16 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 from synth_cases import fleet, mlp, shape
 from test_budgets import GRAPHS
 
+from shardwright.api import synthesize as plan_of
+from shardwright.cost.fleet import Fleet
 from shardwright.cost.memory.liveness import footprint
 from shardwright.cost.model import CostModel
 from shardwright.ir.donation import donating
@@ -109,3 +113,55 @@ def test_rent_is_linear_in_what_an_assignment_takes() -> None:
         paid = sum(float(tables[use.factor][assignment[use.scope[0]]]) for use in rents.uses)
         excess = rents.excess_bytes(assignment, limits)
         assert paid + rents.constant_s(at, limits) == pytest.approx(float((at * excess).sum()))
+
+
+def from_an_argument(w: Any, x: Any) -> Any:
+    """A loop whose body is at its fullest before it makes what it carries on."""
+
+    def body(h: Any, _: None) -> tuple[Any, None]:
+        a = jnp.tanh(h @ w)
+        return h * jnp.sum(jnp.sort(a, 0) * a), None
+
+    return jnp.sum(lax.scan(body, x, None, length=3)[0])
+
+
+def recurrent(w: Any, x: Any) -> tuple[Any, Any]:
+    """A loop whose gradient begins with zeros, as does that of a loop over micro-batches around it."""
+
+    def loss_of(w: Any) -> Any:
+        def cell(h: Any, x: Any) -> tuple[Any, Any]:
+            h = jnp.tanh(x @ w["in"] + h @ w["back"])
+            return h, h
+
+        return jnp.mean(lax.scan(cell, jnp.zeros((x.shape[0], 32)), jnp.swapaxes(x, 0, 1))[1] ** 2)
+
+    loss, gradients = jax.value_and_grad(loss_of)(w)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, w, gradients), loss
+
+
+LOOPS: dict[str, tuple[Any, tuple[Any, ...], int]] = {
+    "from an argument": (from_an_argument, (shape(64, 256), shape(16, 64)), 1),
+    "recurrent": (recurrent, ({"in": shape(16, 32), "back": shape(32, 32)}, shape(6, 3, 16)), 2),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_device_with_the_memory_for_a_loop_is_not_ruled_out(name: str) -> None:
+    step, args, pieces = LOOPS[name]
+
+    def where(memory: int, *others: str) -> Fleet:
+        rows = [("fast", 1000, memory), *((other, 100, 10**9) for other in others)]
+        kinds = [
+            {"name": kind, "flops": f"{k} kFLOP/s", "memory_bandwidth": f"{k} kB/s", "memory": f"{nbytes} B"}
+            for kind, k, nbytes in rows
+        ]
+        network = {"network": {"bandwidth": "10 kB/s", "latency": "1 ms"}} if others else {}
+        return Fleet.from_dict({"name": "lab", "nodes": [{"devices": {"type": k}} for k in kinds], **network})
+
+    as_it_is: Any = {"recompute": "off", "microbatches": pieces}
+    alone = plan_of(step, *args, fleet=where(10**9), **as_it_is)
+    (nbytes,) = alone.memory_bytes
+    assert not too_small(alone.step().graph, [nbytes])
+    both = plan_of(step, *args, fleet=where(nbytes, "slow"), axes=1, **as_it_is)
+    assert both.fits
+    assert both.bound_s <= both.cost_s <= alone.cost_s * (1 + 1e-9)
