@@ -331,7 +331,7 @@ class _Step:
         content = 1 - (WIDE if self.meshes else ENOUGH)
         beside = vars(self).get("on_two")
         left_s = beside.left_s(fitting=plan.fits) if isinstance(beside, BesideSingle) else math.inf
-        plan = plan if plan.bound_s <= left_s else plan.but(bound_s=left_s)
+        plan = _raised(plan if plan.bound_s <= left_s else plan.but(bound_s=left_s), 0.0)
         if not plan.fits or plan.bound_s >= plan.cost_s * content or not self._searches:
             return plan
         return _raised(plan, min(left_s, *(made.sharpened(plan.cost_s) for made in self._searches)))

@@ -35,6 +35,7 @@ from shardwright.synth.grid.ratios import GridBill
 from shardwright.synth.grid.solve import GridSolver
 from shardwright.synth.programs.emit import emit
 from shardwright.synth.space.space import Space
+from shardwright.synth.timer import Timer
 
 AXES: tuple[Literal[1, 2, "auto"], ...] = (1, 2, "auto")
 
@@ -211,6 +212,15 @@ def test_baselines_on_two_axes_are_programs_of_that_space_and_no_cheaper_than_th
         assert baseline.relative is not None and baseline.relative >= 1 - 1e-9
         assert nodes_of(baseline.program) in ((2, 2), None)
     assert names.isdisjoint(found.left_out)
+
+
+def test_a_bound_close_enough_leaves_nothing_further_open_at_the_ratios_of_the_plan() -> None:
+    planner = planning.Planner(planning.Request(FLEETS["2 + 2"], devices="all", axes=2), Timer())
+    plan = planner.plan(trace(train_step, *jax.eval_shape(arguments)))
+    assert plan is not None and plan.axes == 2
+    # As if the search at the plan's ratios had been given up.
+    found = planner.certified(plan.but(search_gap=0.5, bound_s=0.95 * plan.cost_s))
+    assert found.search_gap == found.gap <= 0.05 * (1 + 1e-9)
 
 
 def test_one_node_has_one_axis() -> None:
