@@ -9,6 +9,7 @@ and what to do.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -24,6 +25,9 @@ from shardwright.ir.errors import InputError
 LARGEST_FILE_BYTES = 64 * 1024
 DEEPEST_NESTING = 16
 LONGEST_TEXT = 200
+
+#: What YAML 1.1 takes for numbers, of base 8 and 60, and people for decimal ones, times or names.
+_OTHER_BASE = re.compile(r"[-+]?0[0-7_]+|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
 
 #: Quantities beyond this, or its inverse, are of no machine.
 _MOST = 1e30
@@ -264,7 +268,7 @@ def _plain(node: yaml.Node, source: str) -> object:
         return _plain_mapping(node, source)
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item, source) for item in node.value]
-    return _plain_scalar(cast("yaml.ScalarNode", node))
+    return _plain_scalar(cast("yaml.ScalarNode", node), source)
 
 
 def _plain_mapping(node: yaml.MappingNode, source: str) -> dict[str, object]:
@@ -286,10 +290,16 @@ def _plain_mapping(node: yaml.MappingNode, source: str) -> dict[str, object]:
     return data
 
 
-def _plain_scalar(node: yaml.ScalarNode) -> object:
+def _plain_scalar(node: yaml.ScalarNode, source: str) -> object:
     """A number, true, false or None where YAML reads one; the text itself for all else, dates included."""
     read = SafeConstructor()
     try:
+        if node.tag.endswith((":int", ":float")) and _OTHER_BASE.fullmatch(node.value):
+            raise InputError(
+                place=_line(source, node.start_mark),
+                reason=f"{_shortened(node.value)!r} is no decimal number: YAML reads base 8 or 60",
+                remedy="Leave out zeros in front and colons, or write quotes around a text",
+            )
         match node.tag.rpartition(":")[2]:
             case "int":
                 return read.construct_yaml_int(node)

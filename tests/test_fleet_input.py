@@ -163,6 +163,8 @@ PAIR = "{type: T4, count: 2}"
         ("name: \x07", "", "is not valid YAML", "Correct the syntax"),
         ("name: x\n---\nname: y", "line 2", "second document", "one document"),
         ("name: x\nname: y", "line 2", "repeats the key 'name'", "Keep one"),
+        ("name: x\nnodes: [{count: 010}]", "line 2", "'010' is no decimal number", "zeros in front"),
+        ("name: x\nnodes: [{count: 1:30}]", "line 2", "'1:30' is no decimal number", "colons"),
         ("? [a]\n: b", "line 1", "has a key that is no text", "a word"),
         ("name: !!python/object/apply:os.system [ls]", "line 1", "uses the tag", "without tags"),
         ("name: !!str 7", "line 1", "uses the tag", "without tags"),
