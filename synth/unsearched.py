@@ -14,10 +14,11 @@ from dataclasses import replace
 from shardwright.cost.fleet import Fleet
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Graph
-from shardwright.synth.alternate import Synthesis, synthesize
+from shardwright.synth.alternate import Synthesis, within_memory
 from shardwright.synth.baselines import Workshop
 from shardwright.synth.chosen import Choice, choice_of
 from shardwright.synth.fallback import fits
+from shardwright.synth.freely import freely
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.part import Part, parts_of
 from shardwright.synth.parts import Members
@@ -32,7 +33,7 @@ from shardwright.synth.timer import Timer
 NONE_FITS = "no baseline fits into every device's memory"
 
 #: Why a baseline is the plan.
-NO_TIME = "nothing was searched: the time limit is 0"
+NO_TIME = "only baselines were made: the time limit is 0"
 CUT_SHORT = "the time limit ended the search before it found anything as good"
 
 
@@ -80,8 +81,8 @@ def unsearched(
         workshop = Workshop(graph, space, made[0].model, look=look)
         names = {members: name for name, members in workshop.parts({})}
         best: Part | None = None
-        # The whole fleet first; then nodes and classes that might be better.
-        for part in sorted(made, key=lambda part: (not part.whole, part.bound_s)):
+        # Nodes and classes first, which are one search each; then the whole fleet if it might be better.
+        for part in sorted(made, key=lambda part: (part.whole, part.bound_s)):
             if not part.whole and (part.members not in names or part.impossible):
                 continue
             rival_s = min(below_s, best.cost_s if best is not None and best.fits else math.inf)
@@ -116,9 +117,14 @@ def _best_baseline(
         why: a baseline is the plan.
     """
     graph, space, model = workshop.graph, workshop.space, workshop.model
-    if len(model.fleet.devices) == 1:  # all programs are one, whatever baseline it would be
-        only = synthesize(graph, space, model, Timer(), look=look)
-        return replace(only, expanded=0, searches=0, notes=(said(where or "one device", why), *only.notes))
+    one = len(model.fleet.devices) == 1  # all programs are one, whatever baseline it would be
+    if one or where:
+        # What fits only if it is searched for would take longer than anything here may.
+        alone = within_memory(freely(graph, space, model, Timer(), look=look), briefly=True)
+        if one or fits(alone, model):
+            notes = said(where or "one device", why), *alone.notes
+            named = replace(alone, expanded=0, searches=0, notes=notes)
+            return named if alone.cost_s < rival_s or not fits(alone, model) else None
     first: Synthesis | None = None
     judge = Judge(graph, model, look)
     for draft in workshop.cheaper(rival_s):

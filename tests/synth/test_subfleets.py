@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright import Fleet, InputError, Plan, PlanError, synthesize
+from shardwright import Fleet, InputError, Plan, PlanError, baselines, synthesize
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Graph
@@ -202,8 +202,10 @@ def test_with_a_time_limit_there_is_a_plan_for_the_whole_fleet_first() -> None:
     best = synthesize(step, *args, fleet=where, axes=1)
     assert hurried.bound_s <= best.cost_s
     unsearched = synthesize(step, *args, fleet=where, axes=1, time_limit_s=0)
-    (said,) = [note for note in unsearched.assumptions if "nothing was searched" in note]
-    assert said.endswith(" on node n0 alone") and unsearched.used == (0, 1)
+    (said,) = [note for note in unsearched.assumptions if "only baselines were made" in note]
+    assert said.endswith(" is node n0 alone") and unsearched.used == (0, 1)
+    best_baseline = baselines(step, *args, fleet=where, axes=1).best_fitting()
+    assert best_baseline is not None and unsearched.cost_s == pytest.approx(best_baseline.cost_s, rel=1e-9)
     assert unsearched.bound_s <= best.cost_s <= unsearched.cost_s < first.found.cost_s
     # The search had no time for the node, on which a baseline is cheaper than what it found.
     assert hurried.used == (0, 1) and hurried.cost_s == unsearched.cost_s and hurried.stats.searches > 0
