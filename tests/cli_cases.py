@@ -27,7 +27,7 @@ def mlp():
 
 def unknown():
     def step(x):
-        return jnp.linalg.cholesky(x @ x.T + 20 * jnp.eye(8)).sum()
+        return jax.lax.linalg.tridiagonal_solve(x[0], x[1] + 20, x[2], x @ x.T).sum()
     return step, (array(8, 8),)
 
 def talkative():

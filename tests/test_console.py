@@ -28,7 +28,8 @@ def small():
     return step, (np.ones((64, 32), np.float32), np.ones((16, 64), np.float32))
 
 def unknown():
-    return lambda x: jnp.linalg.cholesky(x @ x.T + jnp.eye(8)).sum(), (np.ones((8, 8), np.float32),)
+    solve = jax.lax.linalg.tridiagonal_solve
+    return lambda x: solve(x[0], x[1] + 8, x[2], x).sum(), (np.ones((8, 8), np.float32),)
 
 def interrupted():
     raise KeyboardInterrupt
@@ -108,7 +109,7 @@ def test_help_names_every_command_and_the_exit_codes() -> None:
 def test_quiet_leaves_out_warnings(step: str) -> None:
     arguments = ("plan", f"{step}:unknown", "--fleet", LAPTOP, "--json")
     loud = run(*arguments)
-    assert loud.exit_code == 0 and "cholesky" in loud.stderr
+    assert loud.exit_code == 0 and "tridiagonal_solve" in loud.stderr
     for quiet in (run("-q", *arguments), run(*arguments, "--quiet")):
         assert (quiet.exit_code, quiet.stderr) == (0, "")
         assert json.loads(quiet.stdout)["program"] == json.loads(loud.stdout)["program"]

@@ -118,7 +118,9 @@ def test_state_and_checkpoints_on_three_ranks(tmp_path: Path) -> None:
             graph, count = plan.step(plan.traced).graph, len(plan.used)
             own = OwnRatios(1, tuple(2.0 * (i + 1) / count / (count + 1) for i in range(count)))
             cut = dict.fromkeys(stretches(plan.program, graph).of, own)
-            plan = replace(plan, program=cut_by(plan.program, graph, cut))
+            program = cut_by(plan.program, graph, cut)
+            held = dict(zip(plan.held, map(str, program.inputs), strict=True))
+            plan = replace(plan, program=program, held=held)
         plan.save(tmp_path / f"{number}.json")
         layouts.add((plan.ratios, plan.program.inputs))
     assert len(layouts) == 4

@@ -54,7 +54,9 @@ def step(params: Any, x: jax.Array, y: jax.Array) -> Any:
         found = x
         for layer in params["layers"]:
             found = jnp.tanh(found @ layer["w"] + layer["b"])
-        return jnp.mean((jnp.linalg.cholesky(jnp.eye(8) + found[:8, :8] ** 2).sum() + found - y) ** 2)
+        side = found[0, :8]
+        solved = jax.lax.linalg.tridiagonal_solve(side, side + 8, side, found[:8, :8])
+        return jnp.mean((solved.sum() + found - y) ** 2)
 
     loss, gradients = jax.value_and_grad(loss_of)(params)
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
@@ -208,7 +210,7 @@ def test_certificate_assumptions_and_fleet(planned: Plan, found: Facts, read: Re
     assert f"No plan of its space costs less than {duration(planned.bound_s)} ," in said
     assert f"at most {100 * planned.gap:.1f}% is left" in said
     notes = read.said("assumptions")
-    assert "replicated: cholesky" in notes
+    assert "replicated: tridiagonal_solve" in notes
     assert all(" ".join(note.split()) in notes for note in planned.assumptions)
     fleet = read.said("fleet")
     assert "big <1> 1 4 TFLOP/s" in fleet and "small 4 1 TFLOP/s" in fleet

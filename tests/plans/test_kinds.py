@@ -54,8 +54,7 @@ def _lower() -> None:
 _lower()
 
 UNKNOWN: dict[str, Callable[[Any], Any]] = {
-    "cholesky": lambda x: jnp.linalg.cholesky(x @ x.T + 40 * jnp.eye(16)),
-    "fft": lambda x: jnp.fft.fft(x).real,
+    "tridiagonal_solve": lambda x: jax.lax.linalg.tridiagonal_solve(x[0], x[1] + 40, x[2], x),
     "double_of_my_own": lambda x: doubled.bind(x),
     "pure_callback": lambda x: jax.pure_callback(np.tanh, jax.ShapeDtypeStruct(x.shape, x.dtype), x),
 }
