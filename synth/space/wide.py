@@ -63,7 +63,7 @@ def beside(
         signatures: of the equation.
         hub: which operand or result it is; operands are counted first.
         number: which the other one is.
-        domain: of the hub. None where no signature makes that.
+        domain: of the hub; a holding that no signature makes has None.
     """
     both = [(*signature.ins, *signature.outs) for signature in signatures]
     known = {each[hub]: each[number] for each in both}

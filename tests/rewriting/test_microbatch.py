@@ -256,7 +256,7 @@ def test_a_step_whose_old_and_new_state_are_too_much_is_tried_in_no_pieces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its inputs alone would fit; donated, the new state lies where the old one did."""
-    step, args = layered(False, width=64, batch=8)
+    step, args = layered(False, layers=1, width=64, batch=8)
     given = sum(leaf.nbytes for leaf in jax.tree.leaves(args))
     state = sum(leaf.nbytes for leaf in jax.tree.leaves(args[0]))
     scarce = fleet(f"{int((given + 0.8 * state) / 2)} B")
