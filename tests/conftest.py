@@ -4,7 +4,6 @@ Golden files: `golden(name, text)` compares a text with `tests/golden/NAME`, `--
 """
 
 import functools
-import gc
 import os
 import sys
 from collections.abc import Callable
@@ -29,9 +28,6 @@ os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_QUICK]).s
 # JAX makes a context of MLIR for every function that it lowers, which takes as long as to lower a small one.
 if hasattr(mlir, "make_ir_context"):
     mlir.make_ir_context = functools.cache(mlir.make_ir_context)
-
-# What tests make is garbage soon, and what they import never is: to look for it less often saves a twentieth.
-gc.set_threshold(200_000, 20, 100)
 
 settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True)
 settings.register_profile("full", parent=settings.get_profile("ci"), max_examples=1000)
