@@ -90,7 +90,7 @@ def abstract(tensor: TensorType, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct
 
 
 def check_inputs(flat: Sequence[Any], graph: Graph) -> None:
-    """Raises InputError where the flat arguments are not those the step was traced with."""
+    """Raises InputError where the flat arguments are not those the step was traced with, or were donated."""
     if len(flat) != len(graph.inputs):
         raise InputError(
             place="arguments of the training step",
@@ -106,6 +106,7 @@ def check_inputs(flat: Sequence[Any], graph: Graph) -> None:
                 reason=f"is {given}, it was planned for {value.type}",
                 remedy="Plan again for these arguments",
             )
+        check_there(leaf, graph, i)
 
 
 def check_there(array: Any, graph: Graph, number: int) -> None:

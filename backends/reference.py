@@ -18,7 +18,6 @@ from shardwright.backends.host_memory import is_away, to_device, to_host
 from shardwright.backends.layout import (
     as_array,
     check_inputs,
-    check_there,
     cut,
     from_numpy,
     gather,
@@ -83,8 +82,6 @@ class ReferenceExecutable:
         graph = self.traced.graph
         ratios = self.machine.ratios
         check_inputs(flat, graph)
-        for i, leaf in enumerate(flat):
-            check_there(leaf, graph, i)
         held = [
             scatter(leaf, value.type, placement, ratios)
             for leaf, value, placement in zip(flat, graph.inputs, self.program.inputs, strict=True)

@@ -52,7 +52,6 @@ from shardwright.backends.compile import QUICK, Compiler
 from shardwright.backends.layout import (
     as_array,
     check_inputs,
-    check_there,
     from_numpy,
     gather,
     members,
@@ -125,8 +124,6 @@ def verify_program(
     """
     graph = traced.graph
     check_inputs(flat_args, graph)
-    for i, leaf in enumerate(flat_args):
-        check_there(leaf, graph, i)
     checker = _Checker(traced, program, ratios)
     machine = ReferenceMachine(traced, ratios, checker.observe)
     pairs = zip(flat_args, graph.inputs, program.inputs, strict=True)

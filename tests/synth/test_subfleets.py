@@ -215,6 +215,17 @@ def test_with_a_time_limit_there_is_a_plan_for_the_whole_fleet_first() -> None:
     assert synthesize(step, *args, fleet=where, axes=1, time_limit_s=1000).used == best.used
 
 
+def test_without_time_a_node_without_room_is_left_for_one_that_has_some() -> None:
+    """Neither its best program nor any recipe on it fits."""
+    keys: dict[str, Any] = {"axes": 1, "time_limit_s": 0, "recompute": "off", "microbatches": 1}
+    args, roomy = arguments(), FLEETS["two kinds of nodes"]()
+    best = synthesize(step, *args, fleet=roomy, **keys)
+    assert best.used == (0, 1)
+    small = fleet(node(5, 5, memory=f"{max(best.memory_bytes) * 4 // 5} B"), node(1, 1, 1, count=2))
+    plan = synthesize(step, *args, fleet=small, **keys)
+    assert plan.fits and plan.used == (2, 3, 4) and plan.cost_s > best.cost_s
+
+
 def test_a_part_that_does_not_fit_is_no_choice() -> None:
     args = arguments()
     roomy = synthesize(step, *args, fleet=fleet(node(5, 5), node(1, 1, 1, count=2)), axes=1)
