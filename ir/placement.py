@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
@@ -281,7 +281,12 @@ def lengths(size: int, unit: int, ratios: Sequence[float]) -> tuple[int, ...]:
     Returns:
         Elements per device, summing to `size`; zeros are allowed.
     """
-    return tuple((deal(size // unit, np.asarray(ratios, dtype=np.float64)) * unit).tolist())
+    return _lengths(size // unit, unit, tuple(ratios))
+
+
+@lru_cache(maxsize=1 << 10)
+def _lengths(units: int, unit: int, ratios: tuple[float, ...]) -> tuple[int, ...]:
+    return tuple((deal(units, np.asarray(ratios, dtype=np.float64)) * unit).tolist())
 
 
 def stretches_of(

@@ -10,7 +10,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright import Fleet, InputError, compare_collectives
@@ -120,6 +120,7 @@ def test_text_and_number_are_the_same_size() -> None:
     latency_us=st.integers(1, 500),
     mbyte_per_s=st.integers(50, 20_000),
 )
+@settings(max_examples=30)
 def test_crossover_is_where_the_closed_form_says(devices: int, latency_us: int, mbyte_per_s: int) -> None:
     """2 (m-1) (a + N / (m w)) = r (a + N / w), solved for N; r rounds double, two more fold an odd rest."""
     fleet = fleet_of(devices, f"{mbyte_per_s} MB/s", f"{latency_us} us")

@@ -110,8 +110,8 @@ def check(example: str, devices: int) -> None:
     assert result.loss_rel_error <= 1e-5
 
 
-#: Whose kind another example stands for as well; and those for which two devices will do.
-ALIKE = "gpt2:tiny_scan", "bert:tiny", "vit:tiny", "vgg19:tiny"
+#: Whose kind another example, or the test on ranks, stands for; and those for which two devices will do.
+ALIKE = "gpt2:tiny", "gpt2:tiny_scan", "bert:tiny", "vit:tiny", "vgg19:tiny"
 MUCH_ALIKE = "bert_moe:tiny", "resnet50:tiny"
 
 

@@ -70,8 +70,11 @@ class Dealt:
         every = list(dict.fromkeys(itertools.chain(more, *(_on_grid(axis, members, more) for axis in axes))))
         self._dealt: dict[int, NDArray[np.int64]] = {}
         self._ratios: Floats = np.array(every)
-        _, kept = np.unique(np.hstack([self._deal(each) for each in units]), axis=0, return_index=True)
-        kept.sort()
+        rows = np.hstack([self._deal(each) for each in units])
+        alike: dict[bytes, int] = {}
+        for at, row in enumerate(rows):
+            alike.setdefault(row.tobytes(), at)
+        kept = list(alike.values())
         self.vectors = [every[at] for at in kept]
         self._ratios, self._dealt = self._ratios[kept], {}
         self.largest: Floats = np.stack([self._ratios[:, some].max(axis=1) for some in members], axis=1)
@@ -107,8 +110,12 @@ class Dealt:
         if units not in self._dealt:
             ideal = units * self._ratios
             whole = np.floor(ideal + 1e-9).astype(np.int64)
-            order = np.argsort(np.round(whole - ideal, 9), axis=1, kind="stable")
-            self._dealt[units] = whole + (np.argsort(order, axis=1) < (units - whole.sum(axis=1))[:, None])
+            left = units - whole.sum(axis=1)
+            some = np.flatnonzero(left > 0)
+            order = np.argsort(np.round(whole[some] - ideal[some], 9), axis=1, kind="stable")
+            more = np.arange(whole.shape[1]) < left[some, None]
+            whole[some[:, None], order] += more
+            self._dealt[units] = whole
         return self._dealt[units]
 
 

@@ -72,8 +72,8 @@ class Judge:
         # A padded exchange takes as many blocks as there are devices, and one more.
         most = float(all_bytes(graph) + (len(self._class_of) + 1) * largest_bytes(graph))
         self.roomy = bool(most <= self.limits.min())
-        #: What was looked at; the program is kept, so that no other has its id.
-        self._seen: dict[tuple[int, tuple[float, ...]], tuple[Program, Peaks]] = {}
+        #: What was looked at, by ratios and identity; the program is kept, so that no other has its id.
+        self._seen: dict[tuple[float, ...], dict[int, tuple[Program, Peaks]]] = {}
         self._whole = Footprint(np.array([most]), np.zeros(1))
 
     def footprint(self, program: Program) -> Footprint:
@@ -137,15 +137,12 @@ class Judge:
         """Of a program as it will run, None where nobody looks."""
         if self.look is None or self.roomy:
             return None
-        key = id(program), tuple(ratios)
-        if key not in self._seen:
+        there = self._seen.setdefault(tuple(ratios), {})
+        if id(program) not in there:
             # An equal program may have been looked at: what another order leaves as it is.
-            same = (
-                seen for (_, at), (other, seen) in self._seen.items() if at == key[1] and other == program
-            )
-            found = next(same, None) or Peaks(self.look(program, ratios), seen=True)
-            self._seen[key] = program, found
-        return self._seen[key][1]
+            found = next((seen for other, seen in there.values() if other == program), None)
+            there[id(program)] = program, found or Peaks(self.look(program, ratios), seen=True)
+        return there[id(program)][1]
 
     def learn(self, peaks: Peaks, ratios: Sequence[float], memory: Footprint | Peaks, rounds: int) -> None:
         """Scale the model's budgets by what it takes too little or too much; every round is stricter."""

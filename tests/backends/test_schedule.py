@@ -64,7 +64,7 @@ def emitted(messages: list[Planned], ratios: tuple[float, ...]) -> Any:
     return emit(known, ratios, wiring, devices=names, plan="none")
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.full), 3])
 def test_an_independent_replayer_reproduces_every_strategy(ranks: int, tmp_path: Path) -> None:
     paths = []
     for number, schedule in enumerate(every_strategy(ranks)):

@@ -103,7 +103,7 @@ def random_prices(model: CostModel, seed: int) -> Prices:
 
 
 @settings(
-    max_examples=30 if settings().max_examples <= 100 else 1000,
+    max_examples=20 if settings().max_examples <= 100 else 1000,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 @given(st.data(), _LINES, st.integers(0, 2**16), fleets())

@@ -139,7 +139,7 @@ def planned(name: str) -> tuple[Graph, Space, float]:
 
 
 @given(st.sampled_from(sorted(STEPS)), st.lists(st.floats(0.05, 1.3), min_size=3, max_size=3))
-@settings(max_examples=8 if settings().max_examples <= 100 else 500)
+@settings(max_examples=5 if settings().max_examples <= 100 else 500)
 def test_no_plan_exceeds_a_budget_that_it_says_it_keeps(name: str, parts: list[float]) -> None:
     graph, space, most = planned(name)
     whole = fleet((4, 2, 1))
