@@ -4,7 +4,8 @@
 - An elementwise kernel writes over an operand of its size that nobody reads afterwards, as does a scatter.
 - State is written over the input that it continues (the input is donated). Where the input may still be read
   by then, it is copied first. Until a result is written, its place can hold another buffer of its size.
-- A loop's bodies have their own buffers while it runs.
+- A loop's bodies have their own buffers while it runs. What is carried has one place: what it begins with is
+  made or copied there, and an iteration writes over it where nobody reads the old value afterwards.
 - All of it is packed into one arena, by decreasing size, each buffer into the least gap that holds it.
 
 What XLA's kernels allocate for themselves (packed operands of a product, scratch of threads) is not in it, as
@@ -13,8 +14,9 @@ it is not in `compiled.memory_analysis()`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,9 @@ from shardwright.ir.regions import boundary
 
 #: XLA aligns buffers on CPUs to so many bytes.
 _ALIGNMENT = 64
+
+#: Kinds of kernels that may write over an operand.
+_IN_PLACE = ("loop", "costly", "scatter")
 
 
 @dataclass(slots=True)
@@ -117,11 +122,19 @@ class _Tenancy:
 
 
 class _Allocation:
+    """Where the buffers of a graph lie; of a loop's body, `carried` says which output becomes which input."""
+
     def __init__(
-        self, graph: Graph, *, top: bool, sliced: Collection[int] = (), stored: Collection[int] = ()
+        self,
+        graph: Graph,
+        *,
+        top: bool,
+        sliced: Collection[int] = (),
+        stored: Collection[int] = (),
+        carried: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self.graph = graph
-        self.top = top
+        self.top, self.carried = top, carried
         self.lowering = Lowering(graph, _scratch, sliced, stored)
         self.fusion = Fusion(self.lowering)
 
@@ -159,7 +172,7 @@ class _Allocation:
             return
         nbytes, last = kernel.type.nbytes, last_read[number]
         role = _role(kernel, tenancy.read_by.get(number, ()))
-        if kernel.kind in ("loop", "costly", "scatter") and kernel.group is None:
+        if kernel.kind in _IN_PLACE and kernel.group is None:
             for operand in fusion.reads[number]:
                 source = fusion.holder(operand).number
                 buffer = tenancy.open.get(source)
@@ -176,7 +189,7 @@ class _Allocation:
     def _given(self, tenancy: _Tenancy) -> set[int]:
         """Nodes that are written over inputs or into outputs; copies of inputs that must outlive that."""
         if not self.top:
-            return set()
+            return self._over_carries(tenancy)
         given = {self.fusion.holder(node).number for node in self.lowering.outputs}
         readers, before = self._readers()
         times = {kernel.number: time for time, kernel in enumerate(self.fusion.kernels)}
@@ -198,6 +211,33 @@ class _Allocation:
                 tenancy.made.append(Buffer(value.type.nbytes, 0, last, "copy", None))
                 tenancy.vacant.append((value.type.nbytes, 0, times[target.number]))
         return given
+
+    def _over_carries(self, tenancy: _Tenancy) -> set[int]:
+        """Nodes of a body that are written over what it was handed, for which the loop has a buffer.
+
+        What is handed on as another carry is copied, and is there until then.
+        """
+        readers, before = self._readers()
+        end = max(len(self.fusion.kernels) - 1, 0)
+        pairs: list[tuple[Node, Node]] = []
+        for out, position in self.carried.items():
+            atom = self.graph.outputs[out]
+            if isinstance(atom, Value):
+                source = self.lowering.of[self.graph.inputs[position]]
+                pairs.append((source, self.fusion.holder(self.lowering.of[atom])))
+        moved = {target.number for source, target in pairs if target.kind == "input" and source is not target}
+        found: set[int] = set()
+        for source, target in pairs:
+            if target.number in moved:
+                tenancy.made.append(Buffer(target.type.nbytes, 0, end, "copy", None))
+            reading = readers.get(source.number, ())
+            over = target.kind in _IN_PLACE and target.group is None
+            if source.number in moved or target.kind == "input" or (target.number in reading and not over):
+                continue
+            done = before.get(target.number, 0)
+            if all(done >> n & 1 for n in reading if n != target.number):
+                found.add(target.number)
+        return found
 
     def _settle(self, tenancy: _Tenancy) -> None:
         """Move buffers into places that are vacant as long as they live, the earliest first."""
@@ -248,7 +288,8 @@ def _scratch(equation: Equation) -> int:
     for number, region in enumerate(equation.regions):
         sliced = [port.inner for port in wiring.ins if port.stacked and port.region == number]
         stored = [port.inner for port in wiring.outs if port.stacked and port.region == number]
-        body = _Allocation(region, top=False, sliced=sliced, stored=stored)
+        carried = {out: into for of, out, to, into in wiring.carries if of == to == number}
+        body = _Allocation(region, top=False, sliced=sliced, stored=stored, carried=carried)
         found = max(found, body.layout().scratch_bytes)
     return found
 

@@ -23,8 +23,8 @@ import numpy as np
 
 from shardwright.cost.memory.nodes import Node, is_square, is_zero
 from shardwright.cost.memory.ways import SUMS, Shape, shape_of, way_of
-from shardwright.ir.graph import Equation, Form, Graph, Literal, TensorType, Value
-from shardwright.ir.regions import boundary
+from shardwright.ir.graph import Atom, Equation, Form, Graph, Literal, TensorType, Value
+from shardwright.ir.regions import Boundary, boundary
 from shardwright.ir.table import table
 
 #: Scratch bytes of the bodies of an equation with regions.
@@ -240,20 +240,34 @@ class Lowering:
         return self._make(("gauss", square.number), "exp", "costly", (square,), out, equation)
 
     def _region(self, equation: Equation) -> None:
-        ins = [self.of[value] for value in equation.input_values]
-        stacked = {port.outer for port in boundary(equation).outs if port.stacked}
+        wiring = boundary(equation)
+        stacked = {port.outer for port in wiring.outs if port.stacked}
+        begins = _begins(wiring)
+        carried = {
+            result: self._copied(equation.inputs[operand], equation.outputs[result].type, equation)
+            for result, operand in begins.items()
+        }
+        read = [atom for i, atom in enumerate(equation.inputs) if i not in begins.values()]
+        ins = [self.of[atom] for atom in read if isinstance(atom, Value)]
         whole = self._add(equation.primitive, "region", (), equation.output_types[0], equation)
         whole.inner_bytes = self._inner(equation)
-        arenas: list[Node] = []
+        places: list[Node] = []
         for position, value in enumerate(equation.outputs):
             if position in stacked:  # filled slice by slice, and there from the beginning of the program
-                arenas.append(self._add("zeros", "kernel", (), value.type, equation))
-                self.of[value] = self._add(
-                    equation.primitive, "view", (whole, arenas[-1]), value.type, equation
-                )
+                places.append(self._add("zeros", "kernel", (), value.type, equation))
+            elif position in carried:
+                places.append(carried[position])
             else:
                 self.of[value] = self._add(equation.primitive, "kernel", (whole,), value.type, equation)
-        whole.ins = (*ins, *arenas)
+                continue
+            self.of[value] = self._add(equation.primitive, "view", (whole, places[-1]), value.type, equation)
+        whole.ins = (*ins, *places)
+
+    def _copied(self, start: Atom, tensor: TensorType, equation: Equation) -> Node:
+        """The buffer that a loop carries: what it begins with is made there, or copied there."""
+        known = isinstance(start, Value)
+        found = self.of[start] if known else self._repeated(start.value, tensor, equation)
+        return self._add("copy", "loop", (found,), tensor, equation)
 
     # -- what is carried out otherwise -------------------------------------------------------------
 
@@ -349,3 +363,10 @@ class Lowering:
                     needed[operand.number] = True
                     operand.users.append(node)
         return needed
+
+
+def _begins(wiring: Boundary) -> dict[int, int]:
+    """By result of a loop that it carries, the operand that it begins with."""
+    operand = {(port.region, port.inner): port.outer for port in wiring.ins}
+    result = {(port.region, port.inner): port.outer for port in wiring.outs}
+    return {result[of, out]: operand[to, into] for of, out, to, into in wiring.carries if of == to}
