@@ -3,9 +3,10 @@
 - A buffer lives from the kernel that writes it to the last one that reads it.
 - An elementwise kernel writes over an operand of its size that nobody reads afterwards, as does a scatter.
 - State is written over the input that it continues (the input is donated). Where the input may still be read
-  by then, it is copied first. Until a result is written, its place can hold another buffer of its size.
+  by then, it is copied first. Until a result is written, its place can hold another buffer of its size, and
+  smaller ones of loops before it.
 - A loop's bodies have their own buffers while it runs. What is carried has one place: what it begins with is
-  made or copied there, and an iteration writes over it where nobody reads the old value afterwards.
+  made or copied there, and every iteration writes over it. What may still be read by then is copied first.
 - All of it is packed into one arena, by decreasing size, each buffer into the least gap that holds it.
 
 What XLA's kernels allocate for themselves (packed operands of a product, scratch of threads) is not in it, as
@@ -14,8 +15,8 @@ it is not in `compiled.memory_analysis()`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from shardwright.cost.memory.fusion import Fusion
 from shardwright.cost.memory.lowering import Lowering
-from shardwright.cost.memory.nodes import Node
+from shardwright.cost.memory.nodes import Buffer, Node
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Equation, Graph, Value, per_graph
 from shardwright.ir.regions import boundary
@@ -33,30 +34,6 @@ _ALIGNMENT = 64
 
 #: Kinds of kernels that may write over an operand.
 _IN_PLACE = ("loop", "costly", "scatter")
-
-
-@dataclass(slots=True)
-class Buffer:
-    """Scratch memory between two kernels.
-
-    Attributes:
-        nbytes: its size.
-        first: the kernel that writes it (position in `Layout.kernels`).
-        last: the last kernel that reads it.
-        what: primitive that made it last, "copy" (of an input), or that of a loop whose scratch it is.
-        equation: that it belongs to; None for copies of inputs.
-        role: "saved" (made by the forward part, read by the backward part), "gradient" (made by the backward
-            part, read by the rest of the step) or "temporary".
-        offset: in the arena.
-    """
-
-    nbytes: int
-    first: int
-    last: int
-    what: str
-    equation: Equation | None
-    role: str = "temporary"
-    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +84,41 @@ def scratch_bytes(graph: Graph) -> int:
 
 
 @dataclass(slots=True)
+class _Place:
+    """Where a result will be, vacant after a kernel and until another one; `copied`: an input was there."""
+
+    nbytes: int
+    after: int
+    until: int
+    copied: bool = False
+    tenants: list[Buffer] = field(default_factory=list[Buffer])
+
+    def holds(self, buffer: Buffer) -> bool:
+        """Whether there is room for a buffer as long as it lives.
+
+        For one that is smaller only within a loop, which surely has ended when what follows is written.
+        """
+        smaller = buffer.nbytes < self.nbytes and buffer.within is not None and not self.copied
+        if buffer.nbytes != self.nbytes and not smaller:
+            return False
+        if not self.after < buffer.start <= buffer.end < self.until:
+            return False
+        return all(other.end < buffer.start or buffer.end < other.start for other in self.tenants)
+
+
+@dataclass(slots=True)
 class _Tenancy:
     """What is known of buffers while kernels are walked through.
 
     `read_by` are the parts of the step that read a node; `vacant` are places of results, and of inputs that
-    were copied: bytes, the kernel after which they are vacant, and the one that writes there.
+    were copied.
     """
 
     last_read: dict[int, int] = field(default_factory=dict[int, int])
     read_by: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
     open: dict[int, Buffer] = field(default_factory=dict[int, Buffer])
     made: list[Buffer] = field(default_factory=list[Buffer])
-    vacant: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    vacant: list[_Place] = field(default_factory=list[_Place])
 
 
 class _Allocation:
@@ -135,10 +135,23 @@ class _Allocation:
     ) -> None:
         self.graph = graph
         self.top, self.carried = top, carried
-        self.lowering = Lowering(graph, _scratch, sliced, stored)
+        self.lowering = Lowering(graph, _inner, sliced, stored)
         self.fusion = Fusion(self.lowering)
 
     def layout(self) -> Layout:
+        made = self.buffers()
+        graph, kernels = self.graph, self.fusion.kernels
+        held = sum(value.type.nbytes for value in (*graph.inputs, *graph.constants))
+        inside: dict[int, list[Buffer]] = {}
+        reported: list[Buffer] = []
+        for buffer in made:
+            (reported if buffer.within is None else inside.setdefault(buffer.first, [])).append(buffer)
+        for time, some in inside.items():
+            reported.append(Buffer(_most(some), time, time, kernels[time].what, kernels[time].equation))
+        return Layout(held + self._handed_out(), len(kernels), tuple(reported), pack(made))
+
+    def buffers(self) -> list[Buffer]:
+        """All of them, those inside of loops included."""
         fusion, kernels = self.fusion, self.fusion.kernels
         tenancy = _Tenancy()
         last_read = tenancy.last_read
@@ -155,17 +168,13 @@ class _Allocation:
         given = self._given(tenancy)
         for time, kernel in enumerate(kernels):
             self._run(kernel, time, tenancy, given)
-        graph = self.graph
-        held = sum(v.type.nbytes for v in (*graph.inputs, *graph.constants)) if self.top else 0
-        handed_out = self._handed_out(given) if self.top else 0
         self._settle(tenancy)
-        return Layout(held + handed_out, len(kernels), tuple(tenancy.made), pack(tenancy.made))
+        return tenancy.made
 
     def _run(self, kernel: Node, time: int, tenancy: _Tenancy, given: set[int]) -> None:
         fusion, last_read = self.fusion, tenancy.last_read
         if kernel.kind == "region":
-            if kernel.inner_bytes:
-                tenancy.made.append(Buffer(kernel.inner_bytes, time, time, kernel.what, kernel.equation))
+            tenancy.made += [replace(buffer, first=time, last=time) for buffer in kernel.inner]
             return
         number = kernel.number
         if kernel.kind == "store" or fusion.holder(kernel) is not kernel or number in given:
@@ -196,7 +205,7 @@ class _Allocation:
         for out, atom in enumerate(self.graph.outputs):
             if isinstance(atom, Value) and out not in self.graph.state:
                 number = self.fusion.holder(self.lowering.of[atom]).number
-                tenancy.vacant.append((atom.type.nbytes, -1, times.get(number, 0)))
+                tenancy.vacant.append(_Place(atom.type.nbytes, -1, times.get(number, 0)))
         for out, position in self.graph.state.items():
             atom, value = self.graph.outputs[out], self.graph.inputs[position]
             if not isinstance(atom, Value):
@@ -209,47 +218,44 @@ class _Allocation:
             if any(not done >> n & 1 for n in others):
                 last = max(times[n] for n in others)
                 tenancy.made.append(Buffer(value.type.nbytes, 0, last, "copy", None))
-                tenancy.vacant.append((value.type.nbytes, 0, times[target.number]))
+                tenancy.vacant.append(_Place(value.type.nbytes, 0, times[target.number], copied=True))
         return given
 
     def _over_carries(self, tenancy: _Tenancy) -> set[int]:
         """Nodes of a body that are written over what it was handed, for which the loop has a buffer.
 
-        What is handed on as another carry is copied, and is there until then.
+        What may still be read by then is copied first, and so is what is handed on as another carry.
         """
         readers, before = self._readers()
-        end = max(len(self.fusion.kernels) - 1, 0)
+        times = {kernel.number: time for time, kernel in enumerate(self.fusion.kernels)}
         pairs: list[tuple[Node, Node]] = []
         for out, position in self.carried.items():
             atom = self.graph.outputs[out]
             if isinstance(atom, Value):
                 source = self.lowering.of[self.graph.inputs[position]]
                 pairs.append((source, self.fusion.holder(self.lowering.of[atom])))
-        moved = {target.number for source, target in pairs if target.kind == "input" and source is not target}
-        found: set[int] = set()
+        pairs = [(source, target) for source, target in pairs if source is not target]
+        moved = {target.number for _, target in pairs if target.kind == "input"}
         for source, target in pairs:
-            if target.number in moved:
-                tenancy.made.append(Buffer(target.type.nbytes, 0, end, "copy", None))
-            reading = readers.get(source.number, ())
+            reading = readers.get(source.number, [])
+            done, last = before.get(target.number, 0), -1
             over = target.kind in _IN_PLACE and target.group is None
-            if source.number in moved or target.kind == "input" or (target.number in reading and not over):
-                continue
-            done = before.get(target.number, 0)
-            if all(done >> n & 1 for n in reading if n != target.number):
-                found.add(target.number)
-        return found
+            if source.number in moved:
+                last = max(len(times) - 1, 0)
+            elif any(not done >> n & 1 for n in reading if n != target.number or not over):
+                last = max(times[n] for n in reading)
+            if last >= 0:
+                tenancy.made.append(Buffer(source.type.nbytes, 0, last, "copy", None))
+        return {target.number for _, target in pairs if target.kind != "input"}
 
     def _settle(self, tenancy: _Tenancy) -> None:
-        """Move buffers into places that are vacant as long as they live, the earliest first."""
-        places: dict[int, list[list[int]]] = {}
-        for nbytes, after, before in tenancy.vacant:
-            places.setdefault(nbytes, []).append([after, before])
-        for buffer in sorted(tenancy.made, key=lambda b: b.first):
-            for place in places.get(buffer.nbytes, ()):
-                if place[0] < buffer.first and buffer.last < place[1]:
-                    place[0] = buffer.last
-                    tenancy.made.remove(buffer)
-                    break
+        """Move buffers into places that are vacant as long as they live, the largest first."""
+        places = sorted(tenancy.vacant, key=lambda place: place.nbytes)
+        kept: list[Buffer] = []
+        for buffer in sorted(tenancy.made, key=lambda b: (-b.nbytes, b.start)):
+            place = next((each for each in places if each.holds(buffer)), None)
+            (kept if place is None else place.tenants).append(buffer)
+        tenancy.made = kept
 
     def _readers(self) -> tuple[dict[int, list[int]], dict[int, int]]:
         """Kernels that read each input; and by kernel, which readers certainly run before it, as bits."""
@@ -267,7 +273,7 @@ class _Allocation:
             before[kernel.number] = done | (1 << kernel.number if reads_input else 0)
         return readers, before
 
-    def _handed_out(self, given: set[int]) -> int:
+    def _handed_out(self) -> int:
         """Bytes of outputs that are not written over an input."""
         state = {out for out, _ in self.graph.state.items()}
         fresh = [a for out, a in enumerate(self.graph.outputs) if out not in state]
@@ -281,17 +287,31 @@ def _role(kernel: Node, readers: Collection[str]) -> str:
     return "gradient" if part == "backward" and "" in readers else "temporary"
 
 
-def _scratch(equation: Equation) -> int:
-    """Bytes of the arena that the bodies of a loop or branch need while it runs."""
+def _inner(equation: Equation) -> list[Buffer]:
+    """What the bodies of a loop or branch need, one after another, at times between 0 and 1."""
     wiring = boundary(equation)
-    found = 0
+    found: list[Buffer] = []
     for number, region in enumerate(equation.regions):
         sliced = [port.inner for port in wiring.ins if port.stacked and port.region == number]
         stored = [port.inner for port in wiring.outs if port.stacked and port.region == number]
         carried = {out: into for of, out, to, into in wiring.carries if of == to == number}
         body = _Allocation(region, top=False, sliced=sliced, stored=stored, carried=carried)
-        found = max(found, body.layout().scratch_bytes)
+        part = 1 / ((len(body.fusion.kernels) + 2) * len(equation.regions))
+        begin = number / len(equation.regions)
+        for buffer in body.buffers():
+            # A body's time runs from before its first kernel, where a loop within it begins, to the last one.
+            start, end = (begin + (time + 1.5) * part for time in (buffer.start, buffer.end))
+            found.append(replace(buffer, within=(start, end)))
     return found
+
+
+def _most(buffers: Sequence[Buffer]) -> int:
+    """The most bytes that are alive at a time."""
+    starts = np.array([buffer.start for buffer in buffers])
+    ends = np.array([buffer.end for buffer in buffers])
+    sizes = np.array([buffer.nbytes for buffer in buffers], dtype=np.int64)
+    alive = (starts[:, None] <= starts) & (ends[:, None] >= starts)
+    return int((sizes[:, None] * alive).sum(axis=0).max(initial=0))
 
 
 def pack(buffers: list[Buffer]) -> int:
@@ -299,15 +319,15 @@ def pack(buffers: list[Buffer]) -> int:
 
     The order is that of XLA's `GlobalDecreasingSizeBestFitHeap`.
     """
-    order = sorted(buffers, key=lambda b: (-b.nbytes, b.first - b.last, b.first))
+    order = sorted(buffers, key=lambda b: (-b.nbytes, b.start - b.end, b.start))
     count = len(order)
-    first = np.array([b.first for b in order], dtype=np.int64)
-    last = np.array([b.last for b in order], dtype=np.int64)
+    first = np.array([b.start for b in order], dtype=np.float64)
+    last = np.array([b.end for b in order], dtype=np.float64)
     sizes = [-(-b.nbytes // _ALIGNMENT) * _ALIGNMENT for b in order]
     starts, ends = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     top = 0
     for number, buffer in enumerate(order):
-        alive = (first[:number] <= buffer.last) & (last[:number] >= buffer.first)
+        alive = (first[:number] <= buffer.end) & (last[:number] >= buffer.start)
         offset = _gap(starts[:number][alive], ends[:number][alive], sizes[number])
         starts[number], ends[number] = offset, offset + sizes[number]
         buffer.offset = offset

@@ -21,14 +21,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from shardwright.cost.memory.nodes import Node, is_square, is_zero
+from shardwright.cost.memory.nodes import Buffer, Node, is_square, is_zero
 from shardwright.cost.memory.ways import SUMS, Shape, shape_of, way_of
 from shardwright.ir.graph import Atom, Equation, Form, Graph, Literal, TensorType, Value
 from shardwright.ir.regions import Boundary, boundary
 from shardwright.ir.table import table
 
-#: Scratch bytes of the bodies of an equation with regions.
-Inner: TypeAlias = Callable[[Equation], int]
+#: Buffers of the bodies of an equation with regions.
+Inner: TypeAlias = Callable[[Equation], Sequence[Buffer]]
 
 
 class Lowering:
@@ -36,7 +36,7 @@ class Lowering:
 
     Args:
         graph: the equations.
-        inner: scratch bytes of a region.
+        inner: buffers of the bodies of an equation with regions.
         sliced: inputs that are slices of a stacked operand (of the body of a scan).
         stored: outputs that are slices of a stacked result.
 
@@ -250,7 +250,7 @@ class Lowering:
         read = [atom for i, atom in enumerate(equation.inputs) if i not in begins.values()]
         ins = [self.of[atom] for atom in read if isinstance(atom, Value)]
         whole = self._add(equation.primitive, "region", (), equation.output_types[0], equation)
-        whole.inner_bytes = self._inner(equation)
+        whole.inner = self._inner(equation)
         places: list[Node] = []
         for position, value in enumerate(equation.outputs):
             if position in stacked:  # filled slice by slice, and there from the beginning of the program

@@ -29,6 +29,42 @@ COSTLY = frozenset(
 )
 
 
+@dataclass(slots=True)
+class Buffer:
+    """Scratch memory between two kernels.
+
+    Attributes:
+        nbytes: its size.
+        first: the kernel that writes it (position in `Layout.kernels`).
+        last: the last kernel that reads it.
+        what: primitive that made it last, "copy" (of an input), or that of a loop whose scratch it is.
+        equation: that it belongs to; None for copies of inputs.
+        role: "saved" (made by the forward part, read by the backward part), "gradient" (made by the backward
+            part, read by the rest of the step) or "temporary".
+        offset: in the arena.
+        within: of one inside of a loop, which is one kernel, from and until what part of that it is there.
+    """
+
+    nbytes: int
+    first: int
+    last: int
+    what: str
+    equation: Equation | None
+    role: str = "temporary"
+    offset: int = 0
+    within: tuple[float, float] | None = None
+
+    @property
+    def start(self) -> float:
+        """When it begins to be there, in kernels: what a loop reads is there all along."""
+        return self.first if self.within is None else self.first - 1 + self.within[0]
+
+    @property
+    def end(self) -> float:
+        """Until when it is there."""
+        return self.last if self.within is None else self.last - 1 + self.within[1]
+
+
 @dataclass(slots=True, eq=False)
 class Node:
     """One result, as XLA sees it.
@@ -44,7 +80,7 @@ class Node:
         type: shape and dtype of the result.
         equation: that it comes from, None for inputs.
         value: the value of a constant.
-        inner_bytes: scratch of a region's bodies.
+        inner: buffers of a region's bodies; their times are parts of that of the kernel.
         users: who reads it, among what is needed at all.
         group: number of the library fusion's result, where it is in one.
     """
@@ -56,7 +92,7 @@ class Node:
     type: TensorType
     equation: Equation | None
     value: object = None
-    inner_bytes: int = 0
+    inner: Sequence[Buffer] = ()
     users: list[Node] = field(default_factory=list)
     group: int | None = None
 

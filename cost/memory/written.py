@@ -57,7 +57,7 @@ def written(graph: Graph) -> Written:
 
 
 def _written(graph: Graph, sliced: Iterable[int] = (), stored: Collection[int] = ()) -> Written:
-    lowering = Lowering(graph, lambda equation: 0, sliced, stored)
+    lowering = Lowering(graph, lambda equation: (), sliced, stored)
     fusion = Fusion(lowering)
     runs = {kernel.number for kernel in fusion.kernels}
     owner: dict[int, int] = {}
