@@ -182,6 +182,13 @@ def ranks_agree(folder: Path, fleet: Fleet) -> None:
     pinned = shardwright.parallelize(step, fleet=fleet, cache=False, constraints={"weights": "R"})
     said = raised("a pin of nothing", InputError, lambda: pinned.plan(*SHAPES))
     check(said, "weights" in said and len(set(comm.allgather(said))) == 1)
+    wrong = shardwright.parallelize(step, fleet=fleet, cache=False, constraints=lambda name, kind: 1 / 0)
+    try:
+        wrong.plan(*SHAPES)
+    except (ZeroDivisionError, PlanError) as error:
+        # Who plans has the error itself; the others hear of it, instead of waiting for a plan.
+        kind = ZeroDivisionError if comm.rank == 0 else PlanError
+        check(f"of {error!r}", isinstance(error, kind) and "division by zero" in str(error))
 
 
 def main() -> None:

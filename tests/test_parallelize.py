@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from flax.training.train_state import TrainState
 
 import shardwright
 from shardwright import Fleet, InputError, SingleProcessWarning, TraceError, api
+from shardwright.embed import PLANNING
 from shardwright.ir.placement import Shard
 from shardwright.plans import cache as plan_cache
 
@@ -102,6 +104,11 @@ def test_what_cannot_be_called_is_refused(on_two: Callable[..., Any], tmp_path: 
         on_two(scaled, static_argnames="mod")
     with pytest.raises(InputError, match=r"backend.*Choose from auto, jit, reference"):
         shardwright.parallelize(scaled, fleet=TWO, backend="gpu")
+    with pytest.raises(InputError, match=r"constraint: is no argument. Did you mean constraints\?"):
+        shardwright.parallelize(scaled, fleet=TWO, backend="jit", constraint={"x": "R"})
+    of_synthesize = inspect.signature(shardwright.synthesize).parameters.values()
+    named = {each.name for each in of_synthesize if each.kind is each.KEYWORD_ONLY}
+    assert set(PLANNING) == named - {"fleet", "state"}
     step = on_two(scaled, static_argnums=(2,), static_argnames="mode")
     with pytest.raises(InputError, match=r"power.*cannot be hashed.*tuple"):
         step({"w": draw(0, 4, 4)}, draw(1, 4, 4), [2], rate=0.1)

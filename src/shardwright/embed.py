@@ -13,6 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any, Literal
@@ -36,6 +37,13 @@ from shardwright.plans import cache as plan_cache
 
 #: Of messages that carry plans.
 _PLAN_TAG = 7421
+
+#: Arguments of `shardwright.synthesize` that are passed on. A test holds them to what is there: to look there
+#: imports the planner, which is not needed where plans come from the cache, or from another rank.
+PLANNING = (
+    *("constraints", "time_limit_s", "devices", "axes", "recompute", "microbatches", "offload"),
+    *("objective", "donate", "tick"),
+)
 
 Numbers = int | Iterable[int] | None
 Names = str | Iterable[str] | None
@@ -83,7 +91,8 @@ def parallelize(
         A `Parallel`, or a decorator that makes one.
 
     Raises:
-        InputError: there is no such backend, or a static argument that the function does not have.
+        InputError: there is no such backend, `synthesize` has no such argument, or the function no such
+            static one.
 
     Warns:
         SingleProcessWarning: on the first call outside of an MPI job, if the fleet has several devices.
@@ -108,6 +117,13 @@ def parallelize(
             reason=f"{backend!r} does not exist",
             remedy=f"Choose from auto, jit, {', '.join(BACKENDS)}",
         )
+    # Before the first step, and outside of an MPI job too, where nothing is planned.
+    for name in planning:
+        if name not in PLANNING:
+            near = get_close_matches(name, PLANNING, n=1)
+            hint = f"Did you mean {near[0]}? " if near else ""
+            known = ", ".join(PLANNING)
+            raise InputError(place=name, reason="is no argument", remedy=f"{hint}About planning: {known}")
     if backend == "auto":
         backend = "mpi" if under_mpi() else "jit"
     if backend == "mpi":
@@ -274,6 +290,10 @@ class Parallel:
                 told = self._planned_here(traced, state).to_dict()
             except ShardwrightError as error:
                 told = type(error).__name__, error.place, error.reason, error.remedy
+            except Exception as error:  # a function that says where arguments lie may raise anything
+                reason = f"raised {type(error).__name__} while planning: {error}"
+                _told(comm, ("PlanError", "rank 0", reason, "Look at its own traceback"))
+                raise
         told = _told(comm, told)
         if isinstance(told, tuple):
             name, place, reason, remedy = told
