@@ -22,7 +22,7 @@ from shardwright.backends.transport_mpi import MpiTransport, cuda_aware
 from shardwright.backends.wire import aligned, as_bytes, on_host, to_jax
 from shardwright.ir.collectives import between
 from shardwright.ir.dtypes import dtype_of, is_key
-from shardwright.ir.errors import PlanError
+from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Placement, R, Replicate, axis_by_axis
 from shardwright.ir.program import Group, Move
@@ -273,7 +273,12 @@ class ShardedArray:
         return self.tensor.rank
 
     def gather(self) -> jax.Array:
-        """The global array, on every rank. A collective call: all ranks must make it."""
+        """The global array, on every rank. A collective call: all ranks must make it.
+
+        Raises:
+            InputError: it was donated to a step.
+        """
+        self._check_there()
         return typed(self.world.replicate(self.local, self.tensor, self.placement), self.weak_type)
 
     def block_until_ready(self) -> ShardedArray:
@@ -288,7 +293,17 @@ class ShardedArray:
                 reason="this rank does not hold it whole, and converting it must not communicate",
                 remedy="Call gather() on every rank",
             )
+        self._check_there()
         return np.array(self.local, dtype=dtype, copy=copy) if copy else np.asarray(self.local, dtype=dtype)
+
+    def _check_there(self) -> None:
+        """Raises InputError where a step took the memory of what this rank holds."""
+        if isinstance(self.local, jax.Array) and self.local.is_deleted():
+            raise InputError(
+                place=repr(self),
+                reason="was passed to a step that took its memory",
+                remedy="Use what that step returned",
+            )
 
     def __bool__(self) -> bool:
         return bool(self.__array__())

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -263,6 +264,9 @@ def test_donated_state_is_gone_and_says_so() -> None:
     assert np.array_equal(w, np.ones(4, np.float32))
     with pytest.raises(InputError, match=r"w: was passed to an earlier step, .* donate=False"):
         run(first, x)
+    for read in (first.gather, partial(float, first), partial(np.asarray, first)):
+        with pytest.raises(InputError, match=r"was passed to a step .* Use what that step returned"):
+            read()
     kept, _ = alone()
     with pytest.raises(InputError, match=r"w: was passed to an earlier step, .* donate=False"):
         kept(first.local, x)
