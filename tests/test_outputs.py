@@ -164,6 +164,15 @@ def test_standard_output_that_has_no_room(folder: Path) -> None:
     assert full.stderr == b"shardwright: standard output cannot be written: File too large\n"
 
 
+def test_standard_output_that_nobody_reads_is_no_failed_check() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as ours:
+        command = [sys.executable, "-m", "shardwright", "fleet", "catalogue"]
+        done = subprocess.run(command, stdout=ours, stderr=subprocess.PIPE, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
 def test_an_interrupt_while_modules_are_imported(folder: Path) -> None:
     script = """
 import runpy, signal, sys

@@ -1,7 +1,7 @@
 """The command line: which commands there are. Each is imported when it is used.
 
 Exit codes: 0 done, 1 a check failed, 2 bad input, 3 a plan that does not fit, 130 interrupted,
-143 ended by SIGTERM, with the ranks that it started.
+141 nobody reads on, 143 ended by SIGTERM, with the ranks that it started.
 """
 
 from __future__ import annotations

@@ -83,12 +83,22 @@ class Commands(click.Group):
             _fail(str(error), 2)
         except KeyboardInterrupt:
             _fail("interrupted", 130)
+        except BrokenPipeError as error:
+            if error.filename is not None:
+                raise
+            # As if SIGPIPE had ended it: 1 would say that a check failed.
+            _forget_output()
+            sys.exit(141)
         except OSError as error:
             if error.filename is not None or error.errno not in _NO_ROOM:
                 raise
-            # Nothing more goes there: what is left would be written when Python ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _forget_output()
             _fail(f"standard output cannot be written: {error.strerror}", 2)
+
+
+def _forget_output() -> None:
+    """Nothing more goes to standard output: what is left would be written when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, code: int) -> NoReturn:
