@@ -35,10 +35,10 @@ def step(weight: Any, x: Any) -> Any:
     return weight - 0.1 * gradient, loss
 
 
-def fleet(nodes: tuple[tuple[tuple[str, float], ...], ...]) -> Fleet:
+def fleet(nodes: tuple[tuple[tuple[str, float], ...], ...], memory: str = "1 GB") -> Fleet:
     def device(name: str, price: float) -> dict[str, Any]:
         rates = {"flops": f"{SPEED[name]} MFLOP/s", "memory_bandwidth": f"{2 * SPEED[name]} MB/s"}
-        return {"type": {"name": name, "memory": "1 GB", **rates}, "price_per_hour": price}
+        return {"type": {"name": name, "memory": memory, **rates}, "price_per_hour": price}
 
     link = {"bandwidth": "400 GB/s", "latency": "100 ns"}
     made = [{"devices": [device(*each) for each in node], "link": link} for node in nodes]
@@ -58,6 +58,18 @@ def test_no_devices_cost_less(name: str) -> None:
         for some in itertools.combinations(everyone, count):
             other = synthesize(step, *ARGS, fleet=subfleet(where, some, "some"), devices="all", axes=1)
             assert money(plan) <= money(other) * (1 + 1e-9)
+
+
+def test_where_nothing_fits_it_is_what_lacks_least_and_not_what_is_cheap() -> None:
+    where = fleet(((("quick", 1.0), ("slow", 5.0)),), memory="10 kB")
+    options: dict[str, Any] = {"axes": 1, "recompute": "off", "microbatches": 1}
+    plan, all_of_it = (
+        synthesize(step, *ARGS, fleet=where, **asked, **options)
+        for asked in ({"objective": "cost"}, {"devices": "all"})
+    )
+    assert not plan.fits and not all_of_it.fits
+    assert max(plan.memory_bytes) <= max(all_of_it.memory_bytes)
+    assert any("on them the step lacks least memory" in note for note in plan.assumptions)
 
 
 @pytest.mark.parametrize("name", FLEETS)

@@ -47,7 +47,8 @@ def cheapest(
 ) -> Plan:
     """The plan whose steps cost the least money: of every part of the fleet that is considered, its fastest.
 
-    The time bound of the plan is that of its own devices.
+    Where none fits into memory, it is the one that lacks least. The time bound of the plan is that of its own
+    devices.
 
     Args:
         fleet: every device of which has a price.
@@ -59,7 +60,7 @@ def cheapest(
     """
     check_prices(fleet)
     devices = fleet.devices
-    best: tuple[bool, float] | None = None
+    best: tuple[bool, float, float] | None = None
     chosen: Plan | None = None
     untried = 0
     for members in parts(fleet):
@@ -73,17 +74,26 @@ def cheapest(
             if whole:
                 raise
             continue  # what was asked for, such as a pin over two mesh axes, is not possible on this part
-        offer = (not made.fits, made.iteration_s * hourly(fleet, members) / 3600)
+        # What does not fit cannot be run for any money.
+        offer = (not made.fits, _lacks(made), made.iteration_s * hourly(fleet, members) / 3600)
         if best is None or offer < best:
             best, chosen = offer, _whole(made, fleet, members)
     assert chosen is not None and best is not None
-    notes = [
-        f"these devices were chosen because 1,000 steps on them cost least: {1000 * best[1]:.4g}; "
-        "the bound is that of plans for just these devices"
-    ]
+    why = f"1,000 steps on them cost least: {1000 * best[2]:.4g}"
+    if not chosen.fits:
+        why = f"on them the step lacks least memory; 1,000 steps would cost {1000 * best[2]:.4g}"
+    notes = [f"these devices were chosen because {why}; the bound is that of plans for just these devices"]
     if untried:
         notes.append(f"time was up: {untried} other parts of the fleet were not looked at")
     return replace(chosen, assumptions=(*chosen.assumptions, *notes))
+
+
+def _lacks(made: Plan) -> float:
+    """How many times its memory the fullest device needs, of a plan that does not fit; 0 of one that does."""
+    if made.fits:
+        return 0.0
+    sizes = (device.type.memory_bytes for device in made.fleet.devices)
+    return max(held / size for held, size in zip(made.memory_bytes, sizes, strict=True))
 
 
 def parts(fleet: Fleet) -> tuple[Members, ...]:
@@ -114,7 +124,8 @@ def _whole(made: Plan, fleet: Fleet, members: Sequence[int]) -> Plan:
     """A plan for a part of a fleet as one for the fleet."""
     count = len(fleet.devices)
     left = tuple(d for d in range(count) if d not in members)
-    why = Unused(tuple(fleet.devices[d].name for d in left), "a step without them costs less money")
+    less = "costs less money" if made.fits else "lacks less memory"
+    why = Unused(tuple(fleet.devices[d].name for d in left), f"a step without them {less}")
     return replace(
         made,
         fleet=fleet,
