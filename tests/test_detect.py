@@ -395,6 +395,6 @@ def test_show() -> None:
 def test_catalogue() -> None:
     shown = run("catalogue").stdout
     assert all(name in shown for name in catalogue())
-    data = json.loads(run("catalogue", "--json").stdout)
+    data = json.loads(run("catalogue", "--json").stdout)["types"]
     assert [entry["name"] for entry in data] == list(catalogue())
     assert "A100-40GB" in next(e for e in data if e["name"] == "A100-SXM-40GB")["aliases"]

@@ -97,7 +97,8 @@ def catalogue_command(as_json: bool) -> None:
     """List the device types that a fleet file can name."""
     short = {full: [alias for alias, name in ALIASES.items() if name == full] for full in catalogue()}
     if as_json:
-        say_json([_type_dict(kind) | {"aliases": short[kind.name]} for kind in catalogue().values()])
+        types = [_type_dict(kind) | {"aliases": short[kind.name]} for kind in catalogue().values()]
+        say_json({"types": types})
         return
     table = _table("device types", "type", "also", left=2)
     for column in ("float32", "TF32", "16-bit", "memory", "bandwidth"):
