@@ -290,7 +290,8 @@ class Parallel:
                 told = self._planned_here(traced, state).to_dict()
             except ShardwrightError as error:
                 told = type(error).__name__, error.place, error.reason, error.remedy
-            except Exception as error:  # a function that says where arguments lie may raise anything
+            except Exception as error:
+                # A user's function may say where arguments lie, and raise anything: the others wait for word.
                 reason = f"raised {type(error).__name__} while planning: {error}"
                 _told(comm, ("PlanError", "rank 0", reason, "Look at its own traceback"))
                 raise

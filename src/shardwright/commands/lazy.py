@@ -83,9 +83,7 @@ class Commands(click.Group):
             _fail(str(error), 2)
         except KeyboardInterrupt:
             _fail("interrupted", 130)
-        except BrokenPipeError as error:
-            if error.filename is not None:
-                raise
+        except BrokenPipeError:
             # As if SIGPIPE had ended it: 1 would say that a check failed.
             _forget_output()
             sys.exit(141)
