@@ -359,13 +359,15 @@ class Choosing:
         """The best program for a part, memory aside; searched for once. For `roughly` see `freely`."""
         if part.free is None:
             shares = [] if self._first is None else [self._first[d] for d in part.members]
+            # On one device every placement is the same: all programs keep to pins, with nothing to gather.
+            kept = bool(self._extra) and len(part.members) == 1
             part.free = freely(
                 self._graph,
                 self._space,
                 part.model,
                 self._timer,
-                self._extra,
-                solver=self._solver,
+                () if kept else self._extra,
+                solver=None if kept else self._solver,
                 floors=part.floors,
                 known=part.known,
                 first=tuple(x / sum(shares) for x in shares) if sum(shares) > 0 else None,

@@ -42,3 +42,23 @@ def test_want_of_memory_is_no_price_of_a_pin() -> None:
     plan = synthesize(*step, fleet=tight, constraints=held, **options)
     assert plan.cost_s == free.cost_s
     assert all(pin.price_s < 1e-9 * plan.cost_s for pin in plan.pins)
+
+
+def test_on_one_device_a_pin_changes_nothing() -> None:
+    """Every placement is the same there: what is pinned is not gathered, nor cuts it the step in two."""
+    square = jax.ShapeDtypeStruct((64, 64), "float32")
+    nodes = [
+        {
+            "devices": [
+                {"type": {"name": "c", "flops": "5 GFLOP/s", "memory_bandwidth": "1 GB/s", "memory": "1 GB"}}
+            ]
+        }
+    ]
+    alone = Fleet.from_dict({"name": "alone", "nodes": nodes})
+    free = synthesize(train_step, [square] * 3, square, fleet=alone)
+    pinned = synthesize(
+        train_step, [square] * 3, square, fleet=alone, constraints={"x": "S(1)", "weights*": "S(0)"}
+    )
+    assert pinned.program == free.program
+    assert (pinned.cost_s, pinned.memory_bytes) == (free.cost_s, free.memory_bytes)
+    assert all(pin.price_s == 0 for pin in pinned.pins) and len(pinned.pins) == 2
