@@ -19,7 +19,7 @@ from shardwright.synth.alternate import Synthesis
 #: Parts of a fleet that are considered at most, the whole included.
 MOST_PARTS = 24
 
-#: Device classes up to which all unions are considered; with more, each alone and all but each.
+#: Device classes up to which all unions come before what is made of nodes; of more, only the likely ones.
 _FEW_CLASSES = 4
 
 Members = tuple[int, ...]
@@ -56,17 +56,21 @@ def _parts(fleet: Fleet) -> Iterator[Members]:
     yield tuple(range(first))
     yield from (alike[0] for alike in kinds.values())
     yield from classes
-    if len(classes) <= _FEW_CLASSES:
-        sizes: Sequence[int] = range(2, len(classes))
-    else:
-        sizes = (len(classes) - 1,)
-    for size in sizes:
+    few = len(classes) <= _FEW_CLASSES
+    if not few:
+        # What is left out are the slowest, most likely.
+        rates = [fleet.devices[members[0]].type.float32_flop_per_s for members in classes]
+        fastest = sorted(range(len(classes)), key=lambda number: -rates[number])
+        yield from (_union([classes[c] for c in fastest[:size]]) for size in range(2, len(classes)))
+    for size in range(2 if few else len(classes) - 1, len(classes)):
         yield from (_union(some) for some in combinations(classes, size))
     # A fleet of ten kinds has 59,048 combinations: more than the limit need not be made.
     prefixes = ([alike[:count] for count in sorted({0, 1, len(alike)})] for alike in kinds.values())
     for taken in product(*prefixes):
         if any(taken):
             yield _union([node for alike in taken for node in alike])
+    for size in () if few else range(len(classes) - 2, 1, -1):
+        yield from (_union(some) for some in combinations(classes, size))
 
 
 def _union(parts: Sequence[Members]) -> Members:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -92,6 +93,9 @@ def test_parts_are_whole_nodes_and_classes_and_count_once() -> None:
     mixed = candidates(FLEETS["mixed nodes"]())
     assert mixed == ((0, 1, 2, 3), (0, 1), (0, 2), (1, 3))
     assert len(candidates(FLEETS["one box"]())) == 7
+    five = candidates(fleet(node(1, 20, 5, 10, 50)))
+    assert Counter(map(len, five)) == {5: 1, 1: 5, 4: 5, 3: 10, 2: MOST_PARTS - 21}
+    assert five[6:8] == ((1, 4), (1, 3, 4))  # the fastest
     many = fleet(*(node(speed, speed + 0.5, count=2) for speed in range(1, 9)))
     assert len(candidates(many)) == MOST_PARTS and candidates(many) == candidates(many)
     assert candidates(many)[0] == tuple(range(32))
