@@ -106,16 +106,21 @@ def ways(graph: Graph, model: CostModel, policies: Sequence[Policy] = RECOMPUTIN
 
 
 def options(graph: Graph, model: CostModel, policies: Sequence[Policy]) -> list[list[Option]]:
-    """By layer, what may be done with it that frees anything."""
+    """By layer, what may be done with it that frees anything; of what comes to the same, the first.
+
+    Where no product is kept, to keep products is to keep nothing, for one.
+    """
     layers = stretches(graph)
     scans = [_is_scan(stretch, graph) for stretch in layers]
     found: list[list[Option]] = [[] for _ in layers]
+    known: list[set[Gain]] = [set() for _ in layers]
     for keep, host in policies:
         # What a scan keeps is read by the loop that walks back over it: there is no waiting in between.
         these = [n for n, scan in enumerate(scans) if not (scan and host)]
         some = [replace(layers[n], keep=keep, host=host) for n in these]
         for n, stretch, gain in zip(these, some, gains(graph, some), strict=True):
-            if gain.freed_bytes > 0:
+            if gain.freed_bytes > 0 and gain not in known[n]:
+                known[n].add(gain)
                 found[n].append(Option(gain.freed_bytes, _seconds(gain, model), stretch))
     return found
 

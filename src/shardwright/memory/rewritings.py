@@ -123,11 +123,10 @@ class _Asked:
         Args:
             pieces: of the batch.
             cut: plans it in more pieces.
-            rival_s: what a plan costs already: beside one that fits, rungs that should cost more are not
-                planned.
+            rival_s: what a plan costs already that fits: what is cheaper alone is searched for.
         """
         ladder = Ladder(self.traced, self.fleet, self.policies, pieces, self.planner, self.late)
-        return ladder.top() if self.every else _InPieces(self, pieces, ladder, cut).best(rival_s)
+        return ladder.top() if self.every else _InPieces(self, pieces, ladder, cut, rival_s).best()
 
     def in_more(self, found: Plan) -> Plan:
         """The best of a plan and of those in every number of pieces that "auto" knows.
@@ -139,8 +138,7 @@ class _Asked:
         small = len(self.traced.graph.equations) <= SMALL
         if found.fits and not (small and _dearer(found)):
             return found
-        limits = [device.type.memory_bytes for device in self.fleet.devices]
-        if overfull(self.traced.graph, limits):
+        if overfull(self.traced.graph, [device.type.memory_bytes for device in self.fleet.devices]):
             return found
         best, least = better(None, found), found
         worth = tolerance(self.traced, self.fleet, WORTH)
@@ -150,8 +148,9 @@ class _Asked:
                 return _noted(
                     best or least, f"{pieces} micro-batches and more were not searched for want of time"
                 )
-            step = rewritten(self.traced, Rewriting(microbatches=pieces))
-            if self.planner.plan(step, cost_of(best) * (1 - worth), briefly=True) is None:
+            step, most_s = rewritten(self.traced, Rewriting(microbatches=pieces)), cost_of(best) * (1 - worth)
+            glimpse = self.planner.plan(step, most_s, briefly=True)
+            if glimpse is None or glimpse.bound_s >= most_s:
                 continue
             plan = self.plan(pieces, rival_s=cost_of(best))
             best = better(best, plan)
@@ -165,8 +164,11 @@ class _Asked:
 class _InPieces:
     """The search for the best plan in so many pieces: what is quick first, a rival for what comes after."""
 
-    def __init__(self, asked: _Asked, pieces: int, ladder: Ladder, cut: Pieces | None) -> None:
+    def __init__(
+        self, asked: _Asked, pieces: int, ladder: Ladder, cut: Pieces | None, rival_s: float
+    ) -> None:
         self.planner, self.late = asked.planner, asked.late
+        self.rival_s = rival_s
         self.pieces, self.ladder, self.cut = pieces, ladder, cut
         self.step = rewritten(asked.traced, Rewriting(microbatches=pieces))
         self.near = tolerance(asked.traced, asked.fleet, NEAR)
@@ -186,11 +188,9 @@ class _InPieces:
         #: Whether pieces have fewer rows than there are devices, some of which have none: they come last.
         self.last = False
 
-    def best(self, rival_s: float) -> Plan:
-        """The best plan; where nothing fits, the one that lacks least. For `rival_s` see `_Asked.plan`."""
-        return (
-            self._at_once() or self._as_it_is() or self._quickly() or self._within() or self._changed(rival_s)
-        )
+    def best(self) -> Plan:
+        """The best plan; where nothing fits, the one that lacks least."""
+        return self._at_once() or self._as_it_is() or self._quickly() or self._within() or self._changed()
 
     def _at_once(self) -> Plan | None:
         """What keeps less, without a plan of the step as it is, where hardly any program of that would fit.
@@ -275,18 +275,18 @@ class _InPieces:
         """The step as it is, searched for what fits: enough if that costs what it does without a limit."""
         ladder = self.ladder
         if not self.whole and not too_small(self.step.graph, ladder.limits):
-            within = self.planner.plan(self.step, cost_of(self.found))
+            within = self.planner.plan(self.step, self._least_s)
             self.base = self.base if within is None else within
             self.found = better(self.found, self.base)
         return self._enough(self._free_s)
 
-    def _changed(self, rival_s: float) -> Plan:
+    def _changed(self) -> Plan:
         """The best that also keeps less for the backward part, or comes in more pieces."""
-        ladder, cut = self.ladder, self.cut
+        ladder, cut, rival_s = self.ladder, self.cut, self.rival_s
         if ladder.every:
-            self.found = better(self.found, ladder.best_of_all(cost_of(self.found)))
+            self.found = better(self.found, ladder.best_of_all(self._least_s))
         elif self.found is None:
-            self.found = ladder.that_fits(self.base)
+            self.found = ladder.that_fits(self.base, rival_s)
         self._cut()
         if cut is not None:
             if self.last and self.found is None:
@@ -299,6 +299,8 @@ class _InPieces:
         elif self.found is not None and not ladder.every:
             # More pieces that fit need not be cheaper than to keep less in as many as were asked for.
             self.found = better(self.found, ladder.that_fits(self.base, min(rival_s, self.found.cost_s)))
+        if self.found is None and self.base is not None and rival_s < math.inf:
+            return self.base
         if self.found is None:
             lacking = _least_lacking(self.base, self.step, ladder, cut, self.planner, self.late)
             return _noted(lacking, ladder.untried)
@@ -316,6 +318,11 @@ class _InPieces:
     def _costs(self, free_s: float) -> bool:
         """Whether what was found costs about so many seconds."""
         return self.found is not None and self.found.cost_s <= free_s * (1 + self.near)
+
+    @property
+    def _least_s(self) -> float:
+        """What the best plan that fits costs so far, in whatever many pieces."""
+        return min(self.rival_s, cost_of(self.found))
 
     @property
     def _as_many(self) -> bool:
