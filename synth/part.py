@@ -56,6 +56,8 @@ class Part:
         self.fits = False
         self.unfinished = False
         self.impossible = False
+        #: Whether all that there is was tried to make its plan fit, in vain.
+        self.hopeless = False
 
     def follow(self) -> None:
         """Take over the bound of a stronger part."""

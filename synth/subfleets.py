@@ -124,7 +124,7 @@ class Choosing:
             PlanError: no program keeps to the pins.
         """
         made, timer = self._parts, self._timer
-        done = [part for part in made if part.fits and not part.unfinished]
+        done = [part for part in made if (part.fits and not part.unfinished) or part.hopeless]
         first = all(part.free is None for part in made)
         queue = [part.turn(number) for number, part in enumerate(made) if part not in done]
         if first:
@@ -382,6 +382,7 @@ class Choosing:
         found = within_memory(free, least_s, briefly=briefly, glance=glance)
         part.found, part.fits = found, fits(found, part.model)
         part.unfinished = briefly and found.dearer
+        part.hopeless = not (part.fits or briefly or self._timer.late()) and least_s == math.inf
         part.impossible = part.lacks_room()
         part.bound_s = max(part.bound_s, found.bound_s)
 

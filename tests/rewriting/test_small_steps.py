@@ -1,17 +1,27 @@
-"""Small steps within memory: the pool is no worse than what larger steps get, whose programs rents find."""
+"""Small steps within memory: no worse than larger ones, whose programs rents find; which ways are planned."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from rewriting_cases import fleet, momentum, perceptron
 
+from shardwright import Plan
 from shardwright.api import synthesize_traced
+from shardwright.cost.model import CostModel
+from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, rewritten
 from shardwright.ir.trace import Traced
+from shardwright.memory.every_way import EveryWay
+from shardwright.memory.ladder import Ladder
+from shardwright.planning import Planner, Request
 from shardwright.synth import freely
+from shardwright.synth.combinations import combinations
 from shardwright.synth.memory import pool
+from shardwright.synth.stretches import RECOMPUTING
+from shardwright.synth.timer import Timer
 
 AS_IT_IS: Any = {"recompute": "off", "microbatches": 1}
 
@@ -39,3 +49,56 @@ def test_a_small_step_is_planned_no_worse_than_a_larger_one(
         monkeypatch.setattr(module, "FEW_CHOICES", 0)
     as_larger = synthesize_traced(traced, fleet=small, **AS_IT_IS)
     assert as_larger.fits and found.cost_s <= as_larger.cost_s * (1 + 1e-3)
+
+
+def test_beside_a_plan_that_fits_nothing_is_searched_for_that_costs_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor are pieces that their bound rules out: planned in every way, they would take as long again."""
+    calls: list[tuple[float, bool, Plan | None]] = []
+    plan_of = Planner.plan
+
+    def watched(self: Planner, traced: Traced, rival_s: float = math.inf, **options: bool) -> Plan | None:
+        plan = plan_of(self, traced, rival_s, **options)
+        calls.append((rival_s, options.get("briefly", False), plan))
+        return plan
+
+    traced, speeds = perceptron([16, 32, 8], 64), (3, 1)
+    roomy = synthesize_traced(traced, fleet=fleet(speeds=speeds), **AS_IT_IS)
+    small = fleet(f"{int(0.6 * max(roomy.memory_bytes))} B", speeds)
+    monkeypatch.setattr(Planner, "plan", watched)
+    found = synthesize_traced(traced, fleet=small)
+    assert found.fits and found.cost_s > roomy.cost_s
+    least_s = math.inf
+    for rival_s, briefly, plan in calls:
+        assert briefly or rival_s <= least_s
+        if plan is not None and plan.fits:
+            least_s = min(least_s, plan.cost_s)
+    assert least_s == found.cost_s
+
+
+def test_ways_to_keep_less_that_come_to_the_same_are_one() -> None:
+    """Of a stretch that keeps no product, to keep products is to keep nothing."""
+    traced = perceptron([16, 32, 32, 8], 64)
+    every, complete = combinations(differentiated(traced), CostModel(fleet()), RECOMPUTING)
+    assert complete and len(every) > 4
+    texts = ["\n".join(map(str, rewritten(traced, Rewriting(some, 1)).graph.equations)) for some in every]
+    assert len(set(texts)) == len(texts)
+
+
+def test_where_what_keeps_least_is_far_too_large_nothing_else_is_searched() -> None:
+    traced, speeds = perceptron([16, 32, 8], 64), (3, 1)
+    roomy = synthesize_traced(traced, fleet=fleet(speeds=speeds), **AS_IT_IS)
+
+    def every(part: float) -> tuple[EveryWay, Planner]:
+        small = fleet(f"{int(part * max(roomy.memory_bytes))} B", speeds)
+        planner = Planner(Request(small), Timer())
+        return Ladder(traced, small, RECOMPUTING, 1, planner, lambda: False).ways, planner
+
+    ways, _ = every(0.7)
+    assert ways.best(math.inf) is not None and not (ways.far or ways.untried)
+    ways, planner = every(0.4)
+    assert ways.best(math.inf) is None and len(ways.too_large) == 1
+    assert ways.far > 1.5 and f"it takes {ways.far:.3g} times the memory" in ways.untried
+    plans = [planner.plan(rewritten(traced, Rewriting(some, 1))) for some in ways.combinations]
+    assert len(plans) > 1 and all(plan is not None and not plan.fits for plan in plans)

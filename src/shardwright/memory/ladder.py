@@ -12,6 +12,7 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.rewrites.recompute import Stretch
 from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, rewritten
 from shardwright.ir.trace import Traced
+from shardwright.memory.every_way import EveryWay
 from shardwright.memory.rivals import (
     SAME,
     WORTH,
@@ -89,9 +90,8 @@ class Ladder:
         """What was not planned, in words; empty where everything was, or nothing can be done."""
         if not self.policies:
             return ""
-        every, complete = self._combinations
-        if every:
-            return "" if complete else "layers of which some alone wait in host memory were not all searched"
+        if self.every:
+            return self.ways.untried
         if "rungs" not in vars(self):
             return "which layers could keep less for the backward part was not searched"
         if len(self.known) >= len(self.rungs):
@@ -102,51 +102,18 @@ class Ladder:
         )
 
     @cached_property
-    def _combinations(self) -> tuple[Sequence[tuple[Stretch, ...]], bool]:
-        return combinations(self.graph, CostModel(self.fleet), self.policies) if self.policies else ((), True)
+    def ways(self) -> EveryWay:
+        """All combinations of what may be done with the layers; none where they are too many to be tried."""
+        model = CostModel(self.fleet)
+        some, complete = combinations(self.graph, model, self.policies) if self.policies else ((), True)
+        return EveryWay(
+            self.traced, self.pieces, some, complete, self.limits, self.planner, self.late, self.too_large
+        )
 
     @property
-    def every(self) -> Sequence[tuple[Stretch, ...]]:
-        """All combinations of what may be done with the layers; none where they are too many to be tried.
-
-        Of those with host memory perhaps some alone.
-        """
-        return self._combinations[0]
-
-    def best_of_all(self, rival_s: float) -> Plan | None:
-        """The best plan that fits of all combinations; None where none does at less than a rival costs."""
-        found: Plan | None = None
-        for again in self.every:
-            if self.late():
-                break
-            step = rewritten(self.traced, Rewriting(again, self.pieces))
-            if not too_small(step.graph, self.limits):
-                # Baselines of so small a step take a moment, and rent misses what lies between corners.
-                plan = self.planner.plan(step, min(rival_s, cost_of(found)))
-                found = better(found, plan)
-                self.too_large += [] if plan is None or plan.fits else [plan]
-        return found
-
-    def that_saves(self, best: Plan) -> Plan | None:
-        """A plan cheaper than one that fits, because computing something cheap again saves traffic.
-
-        Of small steps only. Each layer is tried alone, which a bound mostly rules out; of those that pay, all
-        combinations.
-        """
-        pays: set[Stretch] = set()
-        found = best
-        for again in sorted((some for some in self.every if not any(each.host for each in some)), key=len):
-            if self.late():
-                break
-            if len(again) == 1 or pays.issuperset(again):
-                step = rewritten(self.traced, Rewriting(again, self.pieces))
-                plan = None
-                if not too_small(step.graph, self.limits):
-                    plan = self.planner.plan(step, (best if len(again) == 1 else found).cost_s)
-                if plan is not None and plan.fits and plan.cost_s < best.cost_s * (1 - 1e-9):
-                    pays.update(again)
-                    found = plan if plan.cost_s < found.cost_s else found
-        return None if found is best else found
+    def every(self) -> bool:
+        """Whether all combinations are tried, which takes the place of rungs."""
+        return bool(self.ways.combinations)
 
     def in_scans(self, base: Plan) -> Plan | None:
         """A plan that fits because a scan keeps less, which may take less time whatever the memory.

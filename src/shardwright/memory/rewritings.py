@@ -29,7 +29,16 @@ from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced
 from shardwright.memory.ladder import Ladder
 from shardwright.memory.microbatches import NEAR, Pieces, counts_of
-from shardwright.memory.rivals import WORTH, Planning, better, cost_of, existing, tolerance, unlimited_s
+from shardwright.memory.rivals import (
+    WORTH,
+    Planning,
+    better,
+    cost_of,
+    existing,
+    overfill,
+    tolerance,
+    unlimited_s,
+)
 from shardwright.plan import Plan
 from shardwright.synth.combinations import SMALL, few_equations
 from shardwright.synth.memory.alive import crowded, most_alive
@@ -126,7 +135,7 @@ class _Asked:
             rival_s: what a plan costs already that fits: what is cheaper alone is searched for.
         """
         ladder = Ladder(self.traced, self.fleet, self.policies, pieces, self.planner, self.late)
-        return ladder.top() if self.every else _InPieces(self, pieces, ladder, cut, rival_s).best()
+        return ladder.top() if self.every else _InPieces(self, ladder, cut, rival_s).best()
 
     def in_more(self, found: Plan) -> Plan:
         """The best of a plan and of those in every number of pieces that "auto" knows.
@@ -154,7 +163,7 @@ class _Asked:
                 continue
             plan = self.plan(pieces, rival_s=cost_of(best))
             best = better(best, plan)
-            if best is None and _over(plan) < _over(least):
+            if best is None and overfill(plan) < overfill(least):
                 least = plan
             if best is not None and not small:
                 break
@@ -164,13 +173,11 @@ class _Asked:
 class _InPieces:
     """The search for the best plan in so many pieces: what is quick first, a rival for what comes after."""
 
-    def __init__(
-        self, asked: _Asked, pieces: int, ladder: Ladder, cut: Pieces | None, rival_s: float
-    ) -> None:
+    def __init__(self, asked: _Asked, ladder: Ladder, cut: Pieces | None, rival_s: float) -> None:
         self.planner, self.late = asked.planner, asked.late
         self.rival_s = rival_s
-        self.pieces, self.ladder, self.cut = pieces, ladder, cut
-        self.step = rewritten(asked.traced, Rewriting(microbatches=pieces))
+        self.pieces, self.ladder, self.cut = ladder.pieces, ladder, cut
+        self.step = rewritten(asked.traced, Rewriting(microbatches=self.pieces))
         self.near = tolerance(asked.traced, asked.fleet, NEAR)
         # What can fit in no way as it is needs no plan: what is changed about it does. But of a fleet of
         # several parts that plan says which devices are worth using, and thus how small pieces may be.
@@ -284,7 +291,7 @@ class _InPieces:
         """The best that also keeps less for the backward part, or comes in more pieces."""
         ladder, cut, rival_s = self.ladder, self.cut, self.rival_s
         if ladder.every:
-            self.found = better(self.found, ladder.best_of_all(self._least_s))
+            self.found = better(self.found, ladder.ways.best(self._least_s))
         elif self.found is None:
             self.found = ladder.that_fits(self.base, rival_s)
         self._cut()
@@ -312,7 +319,7 @@ class _InPieces:
         """What was found, or saves traffic beside it, if memory makes it no dearer than so many seconds."""
         if self.found is None or not self._costs(free_s):
             return None
-        saves = self.ladder.that_saves(self.found) if self._as_many else None
+        saves = self.ladder.ways.that_saves(self.found) if self._as_many else None
         return _compared(better(self.found, saves) or self.found, self.base)
 
     def _costs(self, free_s: float) -> bool:
@@ -358,18 +365,12 @@ def _least_lacking(
     found += [] if base is None else [base]
     if not found or (not ladder.too_large and not late()):
         found.append(ladder.top() if ladder.rungs else existing(planner.plan(step)))
-    return min(found, key=_over)
+    return min(found, key=overfill)
 
 
 def _noted(plan: Plan, *untried: str) -> Plan:
     """A plan that says what was not searched."""
     return plan.but(assumptions=(*plan.assumptions, *filter(None, untried)))
-
-
-def _over(plan: Plan) -> float:
-    """The largest part of its memory that a device would need."""
-    devices = plan.fleet.devices
-    return max(need / devices[d].type.memory_bytes for d, need in enumerate(plan.memory_bytes))
 
 
 def _policies(recompute: Recompute, offload: Offload, fleet: Fleet) -> tuple[Policy, ...]:

@@ -71,6 +71,12 @@ def cost_of(plan: Plan | None) -> float:
     return math.inf if plan is None else plan.cost_s
 
 
+def overfill(plan: Plan) -> float:
+    """The largest part of its memory that a device would need."""
+    devices = plan.fleet.devices
+    return max(need / devices[d].type.memory_bytes for d, need in enumerate(plan.memory_bytes))
+
+
 def unlimited_s(plan: Plan) -> float:
     """About what a step costs whatever the memory: the best program found.
 

@@ -1,0 +1,103 @@
+"""Plans of all ways to keep less for a small step's backward part, for `rewritings.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from shardwright.ir.rewrites.recompute import Stretch
+from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
+from shardwright.ir.trace import Traced
+from shardwright.memory.rivals import Planning, better, cost_of, overfill
+from shardwright.plan import Plan
+from shardwright.synth.memory.rent import too_small
+
+#: Where the way that keeps least takes so many times the memory of a device, no other is searched: of thirty
+#: small steps in up to 64 pieces, none that took so much was seen to fit in another way.
+_FAR = 1.5
+
+
+@dataclass(slots=True)
+class EveryWay:
+    """Plans of a step in so many pieces in every way to keep less.
+
+    Attributes:
+        traced: the step.
+        pieces: of its batch.
+        combinations: what is done with which layers, the quickest way first; none if they are too many.
+        complete: whether they are all there are.
+        limits: bytes of memory per device.
+        planner: plans a step, within a rival's cost.
+        late: whether no further plan may be made.
+        too_large: plans that do not fit.
+        far: how many times its memory a device would take for the way that keeps least, if the others were
+            not searched for that; else 0.
+    """
+
+    traced: Traced
+    pieces: int
+    combinations: Sequence[tuple[Stretch, ...]]
+    complete: bool
+    limits: Sequence[float]
+    planner: Planning
+    late: Callable[[], bool]
+    too_large: list[Plan] = field(default_factory=list[Plan])
+    far: float = 0.0
+
+    @property
+    def untried(self) -> str:
+        """What was not planned, in words; empty where everything was."""
+        if self.far:
+            return (
+                f"of {len(self.combinations)} ways to keep less for the backward part the one that keeps "
+                f"least alone was searched: it takes {self.far:.3g} times the memory of a device"
+            )
+        return "" if self.complete else "layers of which some alone wait in host memory were not all searched"
+
+    def best(self, rival_s: float) -> Plan | None:
+        """The best plan that fits, None where none does at less than a rival costs.
+
+        Where nothing fits yet, what keeps least comes first, and is all if it takes far too much.
+        """
+        least = self._planned(self.combinations[-1], rival_s) if rival_s == math.inf else None
+        if least is not None and not least.fits and overfill(least) > _FAR:
+            self.far = overfill(least)
+            return None
+        found = better(None, least)
+        for again in self.combinations if least is None else self.combinations[:-1]:
+            if self.late():
+                break
+            found = better(found, self._planned(again, min(rival_s, cost_of(found))))
+        return found
+
+    def _planned(self, again: tuple[Stretch, ...], rival_s: float) -> Plan | None:
+        """The plan of a way, None where nothing in it fits or is cheaper than a rival."""
+        step = rewritten(self.traced, Rewriting(again, self.pieces))
+        if too_small(step.graph, self.limits):
+            return None
+        # Baselines of so small a step take a moment, and rent misses what lies between corners.
+        plan = self.planner.plan(step, rival_s)
+        self.too_large += [] if plan is None or plan.fits else [plan]
+        return plan
+
+    def that_saves(self, best: Plan) -> Plan | None:
+        """A plan cheaper than one that fits, because computing something cheap again saves traffic.
+
+        Each layer is tried alone, which a bound mostly rules out; of those that pay, all combinations.
+        """
+        pays: set[Stretch] = set()
+        found = best
+        here = (some for some in self.combinations if not any(each.host for each in some))
+        for again in sorted(here, key=len):
+            if self.late():
+                break
+            if len(again) == 1 or pays.issuperset(again):
+                step = rewritten(self.traced, Rewriting(again, self.pieces))
+                plan = None
+                if not too_small(step.graph, self.limits):
+                    plan = self.planner.plan(step, (best if len(again) == 1 else found).cost_s)
+                if plan is not None and plan.fits and plan.cost_s < best.cost_s * (1 - 1e-9):
+                    pays.update(again)
+                    found = plan if plan.cost_s < found.cost_s else found
+        return None if found is best else found
