@@ -37,7 +37,7 @@ class Fusion:
 
     def __init__(self, lowering: Lowering) -> None:
         self._nodes, self._needed = lowering.nodes, lowering.needed
-        self._out = {node.number for node in lowering.outputs}
+        self._out = dict.fromkeys(node.number for node in lowering.outputs)
         self._groups: dict[int, dict[int, Node]] = {}
         for node in self._nodes:
             if self._needed[node.number] and node.kind == "reduction" and self._joins(node):
@@ -126,8 +126,7 @@ class Fusion:
         found: dict[Node, None] = {}
         seen: set[int] = set()
         waiting = list(node.ins)
-        while waiting:
-            operand = waiting.pop()
+        for operand in waiting:  # which grows: XLA appends the operands of what it takes into a fusion
             if operand.number in seen:
                 continue
             seen.add(operand.number)
@@ -156,7 +155,39 @@ class Fusion:
         return node
 
     def _order(self) -> list[Node]:
-        level, nodes = [0] * len(self._nodes), self._nodes
-        for number, operands in self.reads.items():
-            level[number] = 1 + max([level[operand.number] for operand in operands], default=0)
-        return [nodes[number] for number in sorted(self.reads, key=level.__getitem__)]  # which is stable
+        """Kernels as they become ready, first come, first served, as XLA's scheduler on CPUs has them.
+
+        Those that wait for the same one are told in the order in which the results need them, depth first. A
+        loop waits once more: its operands are gathered in a tuple.
+        """
+        reads, nodes = self.reads, self._nodes
+        users: list[list[int]] = [[] for _ in nodes]
+        missing: dict[int, int] = {}
+        waiting = [number for number in reversed(self._out) if number in reads]
+        while waiting:
+            number = waiting.pop()
+            if number < 0:  # what it reads is there
+                for operand in reads[~number]:
+                    users[operand.number].append(~number)
+            elif number not in missing:
+                missing[number] = len(reads[number])
+                waiting.append(~number)
+                waiting += [operand.number for operand in reversed(reads[number]) if operand.number in reads]
+        ready = [node.number for node in nodes if node.number not in reads and users[node.number]]
+        begun = sorted(number for number, count in missing.items() if not count)
+        given = len(ready)
+        ready += begun
+        gathered: set[int] = set()
+        found: list[Node] = []
+        for number in ready:  # which grows
+            node = nodes[number]
+            if node.kind == "region" and number not in gathered:
+                gathered.add(number)
+                ready.append(number)
+                continue
+            found.append(node)
+            for user in users[number]:
+                missing[user] -= 1
+                if not missing[user]:
+                    ready.append(user)
+        return found[given:]
