@@ -20,7 +20,7 @@ _IN_LIBRARY = frozenset({"add", "sub", "mul", "div", "exp", "log", "neg", "add_a
 _LIBRARY_REDUCTIONS = frozenset({"reduce_sum", "reduce_max"})
 
 #: Kinds of nodes that are computed where they are used.
-_FUSED = frozenset({"loop", "costly", "rename", "constant", "store"})
+_FUSED = frozenset({"loop", "costly", "movement", "rename", "constant", "store"})
 
 
 #: In place of the number of a kernel.
@@ -33,6 +33,7 @@ class Fusion:
     Attributes:
         kernels: nodes that are computed into buffers, in the order in which they run.
         reads: by number of a kernel, the nodes whose buffers it reads.
+        asked: inputs and kernels in the order in which the results need them, depth first.
     """
 
     def __init__(self, lowering: Lowering) -> None:
@@ -40,7 +41,7 @@ class Fusion:
         self._out = dict.fromkeys(node.number for node in lowering.outputs)
         self._groups: dict[int, dict[int, Node]] = {}
         for node in self._nodes:
-            if self._needed[node.number] and node.kind == "reduction" and self._joins(node):
+            if self._needed[node.number] and node.kind == "reduction" and self._joins(node, begins=True):
                 self._grow(node)
         self._buffered = self._find_buffers()
         self._alias: dict[int, Node] = {}
@@ -48,19 +49,24 @@ class Fusion:
         running = [node for node in running if node.kind != "input"]
         self.reads = {node.number: self._operands(node) for node in running}
         self._find_aliases(running)
+        self.asked: list[Node] = []
         self.kernels = self._order()
 
     # -- library fusions ---------------------------------------------------------------------------
 
-    def _joins(self, node: Node) -> bool:
-        """Whether a library fusion may take a node in."""
-        if node.type.dtype != "float32" or node.number in self._out or node.group is not None:
+    def _joins(self, node: Node, begins: bool = False) -> bool:
+        """Whether a library fusion may take a node in, or begin with it."""
+        if (
+            node.type.dtype != "float32"
+            or node.group is not None
+            or (node.number in self._out and not begins)
+        ):
             return False
         if node.kind in ("rename", "product"):
             return True
         if node.kind == "reduction":
             return node.what in _LIBRARY_REDUCTIONS
-        if node.type.size < _LIBRARY_ELEMENTS or node.kind not in ("loop", "costly"):
+        if node.type.size < _LIBRARY_ELEMENTS or node.kind not in ("loop", "costly", "movement"):
             return False
         return node.what in _IN_LIBRARY
 
@@ -154,6 +160,26 @@ class Fusion:
             node = self._alias[node.number]
         return node
 
+    def bent(self, kernel: Node) -> set[int]:
+        """Numbers of what a kernel reads at other places than it writes, and so may not write over."""
+        found: set[int] = set()
+        seen: set[tuple[int, bool]] = set()
+        waiting = [(kernel, False)]
+        while waiting:
+            node, elsewhere = waiting.pop()
+            for place, operand in enumerate(node.ins):
+                moved = elsewhere or not (
+                    node.kind in ("loop", "costly")
+                    or (not place and (node.kind == "scatter" or node.what == "dynamic_update_slice"))
+                )
+                if self._buffered[operand.number]:
+                    if moved:
+                        found.add(operand.number)
+                elif (operand.number, moved) not in seen:
+                    seen.add((operand.number, moved))
+                    waiting.append((operand, moved))
+        return found
+
     def _order(self) -> list[Node]:
         """Kernels as they become ready, first come, first served, as XLA's scheduler on CPUs has them.
 
@@ -163,20 +189,21 @@ class Fusion:
         reads, nodes = self.reads, self._nodes
         users: list[list[int]] = [[] for _ in nodes]
         missing: dict[int, int] = {}
-        waiting = [number for number in reversed(self._out) if number in reads]
+        waiting = list(reversed(self._out))
         while waiting:
             number = waiting.pop()
             if number < 0:  # what it reads is there
-                for operand in reads[~number]:
+                self.asked.append(nodes[~number])
+                for operand in reads.get(~number, ()):
                     users[operand.number].append(~number)
             elif number not in missing:
-                missing[number] = len(reads[number])
+                operands = reads.get(number, ())
+                missing[number] = len(operands)
                 waiting.append(~number)
-                waiting += [operand.number for operand in reversed(reads[number]) if operand.number in reads]
-        ready = [node.number for node in nodes if node.number not in reads and users[node.number]]
-        begun = sorted(number for number, count in missing.items() if not count)
+                waiting += [operand.number for operand in operands[::-1]]
+        ready = sorted(number for number in missing if number not in reads)
         given = len(ready)
-        ready += begun
+        ready += sorted(number for number, count in missing.items() if not count and number in reads)
         gathered: set[int] = set()
         found: list[Node] = []
         for number in ready:  # which grows

@@ -4,6 +4,7 @@ No compiler runs here; its decisions are taken again, on the graph: those of XLA
 has it, read off optimised programs and buffer assignments.
 
 - Operands of products and convolutions are transposed to (batch, rows, columns), but for plain matrices.
+- What is made of a product's result only to swap its rows and columns is the product of swapped operands.
 - Division by a broadcast value is multiplication by its broadcast reciprocal; constant factors move to the
   smaller operand.
 - What is scattered into zeros and then added to something is scattered into that.
@@ -29,6 +30,8 @@ from shardwright.ir.table import table
 
 #: Buffers of the bodies of an equation with regions.
 Inner: TypeAlias = Callable[[Equation], Sequence[Buffer]]
+#: Dimensions of both operands of a product.
+_Pair: TypeAlias = Sequence[Sequence[int]]
 
 
 class Lowering:
@@ -57,12 +60,14 @@ class Lowering:
         self._literals: dict[tuple[Form, int], Node] = {}
         self._once: set[int] = set()
         found = table(graph)
-        read = np.bincount(found.operands[found.operands >= 0], minlength=len(found.handed_out)).tolist()
+        self._read = read = np.bincount(
+            found.operands[found.operands >= 0], minlength=len(found.handed_out)
+        ).tolist()
         for value in (*graph.inputs, *graph.constants):
             self.of[value] = self._add(str(value), "input", (), value.type, None)
         for position in sliced:
             value = graph.inputs[position]
-            self.of[value] = self._add("slice", "loop", (self.of[value],), value.type, None)
+            self.of[value] = self._add("slice", "movement", (self.of[value],), value.type, None)
         of, shapes = self.of, found.by_form(shape_of)
         for equation, form in zip(graph.equations, found.form.tolist(), strict=True):
             shape = shapes[form]
@@ -118,7 +123,7 @@ class Lowering:
         if order == tuple(range(len(order))):
             return node
         return self._make(
-            ("transposed", node.number, order), "transpose", "loop", (node,), node.type, equation
+            ("transposed", node.number, order), "transpose", "movement", (node,), node.type, equation
         )
 
     def _renamed(self, node: Node, tensor: TensorType, equation: Equation) -> Node:
@@ -137,7 +142,7 @@ class Lowering:
             case "rename":
                 of[out] = self._renamed(ins[0], out.type, equation)
             case "dot_general":
-                of[out] = self._product(equation, ins)
+                of[out] = self._product(equation, ins, *equation.params["dimension_numbers"])
             case "conv_general_dilated":
                 of[out] = self._convolution(equation, ins)
             case "select_and_scatter_add":
@@ -147,7 +152,11 @@ class Lowering:
             case "broadcast_in_dim":
                 of[out] = self._spread(equation, ins)
             case _:
-                self._results(equation, ins, way)
+                swapped = self._swapped(equation, ins[0]) if equation.primitive == "transpose" else None
+                if swapped is None:
+                    self._results(equation, ins, way)
+                else:
+                    of[out] = swapped
 
     def _results(self, equation: Equation, ins: Sequence[Node], kind: str) -> None:
         key = self._key(equation, ins)
@@ -177,7 +186,7 @@ class Lowering:
     def _broadcast(self, node: Node, wide: TensorType, equation: Equation) -> Node:
         if node.kind == "constant":
             return self._repeated(node.value, wide, equation)
-        return self._make(("broadcast", node.number, wide), "broadcast", "loop", (node,), wide, equation)
+        return self._make(("broadcast", node.number, wide), "broadcast", "movement", (node,), wide, equation)
 
     def _elementwise(self, equation: Equation, shape: Shape) -> Node:
         primitive, out, of = shape.primitive, shape.out, self.of
@@ -271,19 +280,40 @@ class Lowering:
 
     # -- what is carried out otherwise -------------------------------------------------------------
 
-    def _product(self, equation: Equation, ins: Sequence[Node]) -> Node:
-        (left, right), (left_batch, right_batch) = equation.params["dimension_numbers"]
+    def _product(
+        self,
+        equation: Equation,
+        ins: Sequence[Node],
+        contracted: _Pair,
+        batch: _Pair,
+        out: TensorType | None = None,
+    ) -> Node:
+        """A product; with `out`, another one than the equation's, of its operands in the other order."""
         operands: list[Node] = []
-        for node, contracted, batch in ((ins[0], left, left_batch), (ins[1], right, right_batch)):
+        for node, inner, outer in zip(ins, contracted, batch, strict=True):
             rank = node.type.rank
-            free = [d for d in range(rank) if d not in contracted and d not in batch]
-            order = (*batch, *contracted, *free) if operands else (*batch, *free, *contracted)
+            free = [d for d in range(rank) if d not in inner and d not in outer]
+            order = (*outer, *inner, *free) if operands else (*outer, *free, *inner)
             if rank > 2:  # the library reads plain matrices either way
                 moved = self._transposed(node, order, equation)
-                node = self._renamed(node, node.type, equation) if moved is node and not batch else moved
+                node = self._renamed(node, node.type, equation) if moved is node and not outer else moved
             operands.append(node)
-        key = (equation.form, *operands)
-        return self._make(key, "dot", "product", operands, equation.output_types[0], equation)
+        key = (equation.form, out, *operands)
+        return self._make(key, "dot", "product", operands, out or equation.output_types[0], equation)
+
+    def _swapped(self, equation: Equation, node: Node) -> Node | None:
+        """A transpose of rows and columns of a product that nobody else reads."""
+        product, value = node.equation, equation.input_values[0]
+        if node.what != "dot" or product is None or self._read[value.index] != 1:
+            return None
+        contracted, batch = product.params["dimension_numbers"]
+        outer = len(batch[0])
+        if node.type.rank != outer + 2:
+            return None
+        if tuple(equation.params["permutation"]) != (*range(outer), outer + 1, outer):
+            return None
+        ins = [self.of[operand] for operand in product.input_values]
+        return self._product(product, ins[::-1], contracted[::-1], batch[::-1], equation.output_types[0])
 
     def _convolution(self, equation: Equation, ins: Sequence[Node]) -> Node:
         specs = equation.params["dimension_numbers"]
@@ -311,7 +341,7 @@ class Lowering:
             for _ in range(wide.rank)
         ]
         rows = TensorType((*small.shape, wide.rank), "int32")
-        indices = self._add("concatenate", "loop", found, rows, equation)
+        indices = self._add("concatenate", "movement", found, rows, equation)
         zeros = self._repeated(0.0, wide, equation)
         return self._add("scatter", "scatter", (zeros, indices, source), wide, equation)
 
@@ -329,7 +359,7 @@ class Lowering:
             return self._repeated(operand.value, out, equation)
         if operand.type.size == out.size:
             return self._renamed(ins[0], out, equation)
-        return self._make(self._key(equation, ins), "broadcast", "loop", ins, out, equation)
+        return self._make(self._key(equation, ins), "broadcast", "movement", ins, out, equation)
 
     # -- what XLA rewrites -------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ def way_of(equation: Equation) -> str:
     if kind == "elementwise":
         return kind
     if kind in ("movement", "index"):
-        return "loop"
+        return "movement"
     summing = primitive.startswith(("reduce_", "arg")) and "window" not in primitive
     return "reduction" if kind == "reduction" and summing else "kernel"
 

@@ -81,7 +81,7 @@ def _written(graph: Graph, sliced: Iterable[int] = (), stored: Collection[int] =
                 same[value.index] = first
             elif node.number in runs and fusion.holder(node) is node:
                 values.add(value.index)
-                if node.kind in ("loop", "costly", "scatter") and node.group is None:
+                if node.kind in ("loop", "costly", "movement", "scatter") and node.group is None:
                     over.add(value.index)
     return Written(frozenset(values), frozenset(over), same, _temporaries(fusion, owner), regions)
 

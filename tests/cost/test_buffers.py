@@ -83,3 +83,39 @@ def rnn() -> Step:
 def test_kernels_run_in_the_order_of_xla(step: Step) -> None:
     # By order of the trace these were .94, .90 and .85 of what XLA needs.
     assert said_over_xla(*step, donated=True) == pytest.approx(1, abs=0.005)
+
+
+def sums(depth: int) -> Step:
+    def loss_of(params: Any, x: Any, y: Any) -> Any:
+        for w in params:
+            x = jnp.tanh(x @ w)
+        return jnp.sum((x - y) ** 2)
+
+    return descend(loss_of), ([shape((128, 128))] * depth, shape((256, 128)), shape((256, 128)))
+
+
+def graph_layers() -> Step:
+    def loss_of(params: Any, edges: Any, x: Any, y: Any) -> Any:
+        for w in params:
+            x = jax.nn.relu(edges @ (x @ w))
+        return jnp.mean((x - y) ** 2)
+
+    return descend(loss_of), ([shape((64, 64))] * 3, shape((128, 128)), shape((128, 64)), shape((128, 64)))
+
+
+@pytest.mark.parametrize("donated", [True, False], ids=["donated", "kept"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        # Small buffers lie in places of results that are larger, copies of state in those of other state.
+        sgd(16),
+        # The sum is handed out, and a library fusion all the same.
+        sums(4),
+        # Products are transposed by computing them of swapped operands.
+        graph_layers(),
+        momentum(64),
+    ],
+    ids=["small batch", "sums", "graph layers", "momentum"],
+)
+def test_places_are_those_of_xla(step: Step, donated: bool) -> None:
+    assert said_over_xla(*step, donated=donated) == pytest.approx(1, abs=0.005)
