@@ -3,7 +3,8 @@
 No compiler runs here; its decisions are taken again, on the graph: those of XLA's CPU compiler as jaxlib 0.10
 has it, read off optimised programs and buffer assignments.
 
-- Operands of products and convolutions are transposed to (batch, rows, columns), but for plain matrices.
+- Operands of products and convolutions are transposed to (batch, rows, columns), but for plain matrices; what
+  a convolution makes is transposed from there.
 - What is made of a product's result only to swap its rows and columns is the product of swapped operands.
 - Division by a broadcast value is multiplication by its broadcast reciprocal; constant factors move to the
   smaller operand.
@@ -18,10 +19,12 @@ has it, read off optimised programs and buffer assignments.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from math import prod
 from typing import TypeAlias
 
 import numpy as np
 
+from shardwright.cost.memory.maker import Maker
 from shardwright.cost.memory.nodes import Buffer, Node, is_square, is_zero
 from shardwright.cost.memory.ways import SUMS, Shape, shape_of, way_of
 from shardwright.ir.graph import Atom, Equation, Form, Graph, Literal, TensorType, Value
@@ -34,7 +37,7 @@ Inner: TypeAlias = Callable[[Equation], Sequence[Buffer]]
 _Pair: TypeAlias = Sequence[Sequence[int]]
 
 
-class Lowering:
+class Lowering(Maker):
     """The nodes of a graph.
 
     Args:
@@ -44,7 +47,6 @@ class Lowering:
         stored: outputs that are slices of a stacked result.
 
     Attributes:
-        nodes: all nodes.
         of: node of every value.
         outputs: nodes that are handed out.
         needed: by number, whether anything handed out depends on a node.
@@ -53,10 +55,9 @@ class Lowering:
     def __init__(
         self, graph: Graph, inner: Inner, sliced: Iterable[int] = (), stored: Collection[int] = ()
     ) -> None:
-        self.nodes: list[Node] = []
+        super().__init__()
         self.of: dict[Value, Node] = {}
         self._inner = inner
-        self._known: dict[Hashable, Node] = {}
         self._literals: dict[tuple[Form, int], Node] = {}
         self._once: set[int] = set()
         found = table(graph)
@@ -90,44 +91,7 @@ class Lowering:
         self._sink_constants()
         self.needed = self._find_users()
 
-    # -- nodes -------------------------------------------------------------------------------------
-
-    def _add(
-        self, what: str, kind: str, ins: Sequence[Node], tensor: TensorType, equation: Equation | None
-    ) -> Node:
-        node = Node(len(self.nodes), what, kind, tuple(ins), tensor, equation)
-        self.nodes.append(node)
-        return node
-
-    def _make(
-        self,
-        key: Hashable,
-        what: str,
-        kind: str,
-        ins: Sequence[Node],
-        tensor: TensorType,
-        equation: Equation | None,
-    ) -> Node:
-        """The node of this key, made if it is new: equal equations are computed once."""
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._add(what, kind, ins, tensor, equation)
-        return found
-
-    def _repeated(self, value: object, tensor: TensorType, equation: Equation) -> Node:
-        node = self._make(("repeated", str(value), tensor), "broadcast", "constant", (), tensor, equation)
-        node.value = value
-        return node
-
-    def _transposed(self, node: Node, order: tuple[int, ...], equation: Equation) -> Node:
-        if order == tuple(range(len(order))):
-            return node
-        return self._make(
-            ("transposed", node.number, order), "transpose", "movement", (node,), node.type, equation
-        )
-
-    def _renamed(self, node: Node, tensor: TensorType, equation: Equation) -> Node:
-        return self._make(("renamed", node.number, tensor), "reshape", "rename", (node,), tensor, equation)
+    # -- equations --------------------------------------------------------------------------------
 
     def _equation(self, equation: Equation) -> None:
         if equation.regions:
@@ -182,11 +146,6 @@ class Lowering:
                 node = self._literals[key] = self._repeated(atom.value, wide, equation)
             found.append(node)
         return tuple(found)
-
-    def _broadcast(self, node: Node, wide: TensorType, equation: Equation) -> Node:
-        if node.kind == "constant":
-            return self._repeated(node.value, wide, equation)
-        return self._make(("broadcast", node.number, wide), "broadcast", "movement", (node,), wide, equation)
 
     def _elementwise(self, equation: Equation, shape: Shape) -> Node:
         primitive, out, of = shape.primitive, shape.out, self.of
@@ -316,15 +275,24 @@ class Lowering:
         return self._product(product, ins[::-1], contracted[::-1], batch[::-1], equation.output_types[0])
 
     def _convolution(self, equation: Equation, ins: Sequence[Node]) -> Node:
-        specs = equation.params["dimension_numbers"]
+        specs, out = equation.params["dimension_numbers"], equation.output_types[0]
         batch, features, *space = specs.lhs_spec
         out_features, in_features, *window = specs.rhs_spec
-        operands = [
-            self._transposed(ins[0], (batch, *space, features), equation),
-            self._transposed(ins[1], (*window, in_features, out_features), equation),
-        ]
-        key = (equation.form, *operands)
-        return self._make(key, "conv", "kernel", operands, equation.output_types[0], equation)
+        source, filters = ins
+        if _swaps([source.type.shape[d] for d in space], [filters.type.shape[d] for d in window], equation):
+            key = ("reversed", filters.number, *window)
+            turned = self._make(key, "rev", "movement", (filters,), filters.type, equation)
+            operands = (turned, source)
+            return self._make((equation.form, *operands), "conv", "kernel", operands, out, equation)
+        operands = (
+            self._transposed(source, (batch, *space, features), equation),
+            self._transposed(filters, (*window, in_features, out_features), equation),
+        )
+        out_batch, out_feature, *out_space = specs.out_spec
+        order = (out_batch, *out_space, out_feature)
+        made = TensorType(tuple([out.shape[d] for d in order]), out.dtype)
+        found = self._make((equation.form, *operands), "conv", "kernel", operands, made, equation)
+        return self._transposed(found, tuple([order.index(d) for d in range(len(order))]), equation)
 
     def _unpooled(self, equation: Equation, ins: Sequence[Node]) -> Node:
         """One index per dimension of each window's winner, found beside the pooling; then a scatter."""
@@ -393,6 +361,12 @@ class Lowering:
                     needed[operand.number] = True
                     operand.users.append(node)
         return needed
+
+
+def _swaps(space: Sequence[int], window: Sequence[int], equation: Equation) -> bool:
+    """Whether XLA lets the input of a convolution slide over its filters, which are then reversed."""
+    groups = equation.params["feature_group_count"], equation.params["batch_group_count"]
+    return groups == (1, 1) and prod(window) > prod(space)
 
 
 def _begins(wiring: Boundary) -> dict[int, int]:
