@@ -21,7 +21,8 @@ _LIBRARY_REDUCTIONS = frozenset({"reduce_sum", "reduce_max"})
 
 #: Kinds of nodes that are computed where they are used.
 _FUSED = frozenset({"loop", "costly", "movement", "rename", "constant", "store"})
-
+#: Those of them that XLA computes twice.
+_CHEAP = frozenset({"loop", "movement", "rename", "constant"})
 
 #: In place of the number of a kernel.
 _NOBODY, _MANY = -1, -2
@@ -128,7 +129,7 @@ class Fusion:
         if members is not None:
             outside = (o for member in members.values() for o in member.ins if o.number not in members)
             return tuple(dict.fromkeys(outside))
-        buffered = self._buffered
+        buffered, alone = self._buffered, self._alone(node)
         found: dict[Node, None] = {}
         seen: set[int] = set()
         waiting = list(node.ins)
@@ -136,11 +137,19 @@ class Fusion:
             if operand.number in seen:
                 continue
             seen.add(operand.number)
-            if buffered[operand.number]:
+            if buffered[operand.number] and (alone or not self._anew(operand)):
                 found[operand] = None
             else:
                 waiting.extend(operand.ins)
         return tuple(found)
+
+    def _anew(self, node: Node) -> bool:
+        """Whether fusions compute a node anew although it is written: they read no more for it."""
+        if node.kind not in _CHEAP or node.group is not None:
+            return False
+        rank = node.type.rank
+        wide = [o for o in node.ins if o.what != "broadcast" and o.kind != "constant" and o.type.rank >= rank]
+        return len(wide) <= 1 or sum(operand.type.nbytes for operand in node.ins) <= node.type.nbytes
 
     def _find_aliases(self, running: Sequence[Node]) -> None:
         for node in running:
@@ -164,6 +173,7 @@ class Fusion:
         """Numbers of what a kernel reads at other places than it writes, and so may not write over."""
         found: set[int] = set()
         seen: set[tuple[int, bool]] = set()
+        reads = self.reads[kernel.number]
         waiting = [(kernel, False)]
         while waiting:
             node, elsewhere = waiting.pop()
@@ -172,7 +182,7 @@ class Fusion:
                     node.kind in ("loop", "costly")
                     or (not place and (node.kind == "scatter" or node.what == "dynamic_update_slice"))
                 )
-                if self._buffered[operand.number]:
+                if operand in reads:
                     if moved:
                         found.add(operand.number)
                 elif (operand.number, moved) not in seen:

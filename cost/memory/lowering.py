@@ -3,8 +3,8 @@
 No compiler runs here; its decisions are taken again, on the graph: those of XLA's CPU compiler as jaxlib 0.10
 has it, read off optimised programs and buffer assignments.
 
-- Operands of products and convolutions are transposed to (batch, rows, columns), but for plain matrices; what
-  a convolution makes is transposed from there.
+- Operands of products and convolutions are transposed to (batch, rows, columns), but for matrices, which are
+  read either way; what a convolution makes is transposed from there.
 - What is made of a product's result only to swap its rows and columns is the product of swapped operands.
 - Division by a broadcast value is multiplication by its broadcast reciprocal; constant factors move to the
   smaller operand.
@@ -33,8 +33,6 @@ from shardwright.ir.table import table
 
 #: Buffers of the bodies of an equation with regions.
 Inner: TypeAlias = Callable[[Equation], Sequence[Buffer]]
-#: Dimensions of both operands of a product.
-_Pair: TypeAlias = Sequence[Sequence[int]]
 
 
 class Lowering(Maker):
@@ -106,7 +104,7 @@ class Lowering(Maker):
             case "rename":
                 of[out] = self._renamed(ins[0], out.type, equation)
             case "dot_general":
-                of[out] = self._product(equation, ins, *equation.params["dimension_numbers"])
+                of[out] = self._product(equation, ins)
             case "conv_general_dilated":
                 of[out] = self._convolution(equation, ins)
             case "select_and_scatter_add":
@@ -239,40 +237,31 @@ class Lowering(Maker):
 
     # -- what is carried out otherwise -------------------------------------------------------------
 
-    def _product(
-        self,
-        equation: Equation,
-        ins: Sequence[Node],
-        contracted: _Pair,
-        batch: _Pair,
-        out: TensorType | None = None,
-    ) -> Node:
-        """A product; with `out`, another one than the equation's, of its operands in the other order."""
+    def _product(self, equation: Equation, ins: Sequence[Node]) -> Node:
+        contracted, batch = equation.params["dimension_numbers"]
         operands: list[Node] = []
         for node, inner, outer in zip(ins, contracted, batch, strict=True):
             rank = node.type.rank
             free = [d for d in range(rank) if d not in inner and d not in outer]
             order = (*outer, *inner, *free) if operands else (*outer, *free, *inner)
-            if rank > 2:  # the library reads plain matrices either way
+            # The library reads matrices either way.
+            if rank > 2 and not (len(inner) == len(free) == 1 and tuple(outer) == tuple(range(rank - 2))):
                 moved = self._transposed(node, order, equation)
                 node = self._renamed(node, node.type, equation) if moved is node and not outer else moved
             operands.append(node)
-        key = (equation.form, out, *operands)
-        return self._make(key, "dot", "product", operands, out or equation.output_types[0], equation)
+        key = (equation.form, *operands)
+        return self._make(key, "dot", "product", operands, equation.output_types[0], equation)
 
     def _swapped(self, equation: Equation, node: Node) -> Node | None:
         """A transpose of rows and columns of a product that nobody else reads."""
-        product, value = node.equation, equation.input_values[0]
+        product, value, rank = node.equation, equation.input_values[0], node.type.rank
         if node.what != "dot" or product is None or self._read[value.index] != 1:
             return None
-        contracted, batch = product.params["dimension_numbers"]
-        outer = len(batch[0])
-        if node.type.rank != outer + 2:
+        outer = len(product.params["dimension_numbers"][1][0])
+        if rank != outer + 2 or tuple(equation.params["permutation"]) != (*range(outer), rank - 1, outer):
             return None
-        if tuple(equation.params["permutation"]) != (*range(outer), outer + 1, outer):
-            return None
-        ins = [self.of[operand] for operand in product.input_values]
-        return self._product(product, ins[::-1], contracted[::-1], batch[::-1], equation.output_types[0])
+        key = ("swapped", node.number)
+        return self._make(key, "dot", "product", node.ins[::-1], equation.output_types[0], product)
 
     def _convolution(self, equation: Equation, ins: Sequence[Node]) -> Node:
         specs, out = equation.params["dimension_numbers"], equation.output_types[0]
@@ -295,7 +284,7 @@ class Lowering(Maker):
         return self._transposed(found, tuple([order.index(d) for d in range(len(order))]), equation)
 
     def _unpooled(self, equation: Equation, ins: Sequence[Node]) -> Node:
-        """One index per dimension of each window's winner, found beside the pooling; then a scatter."""
+        """Each window's winner, and its index in each dimension, found beside the pooling; then a scatter."""
         source, pooled = ins
         wide, small = equation.output_types[0], source.type
         places = TensorType(wide.shape, "int32")
@@ -305,8 +294,11 @@ class Lowering(Maker):
         ]
         index = TensorType(small.shape, "int32")
         found = [
-            self._add("reduce_window", "kernel", (pooled, *numbers), index, equation)
-            for _ in range(wide.rank)
+            self._add("reduce_window", "kernel", (pooled, *numbers), each, equation)
+            for each in (
+                small,
+                *[index] * wide.rank,
+            )  # nobody needs the winner itself
         ]
         rows = TensorType((*small.shape, wide.rank), "int32")
         indices = self._add("concatenate", "movement", found, rows, equation)
