@@ -178,6 +178,10 @@ class Lowering(Maker):
                     return one
                 if one.kind == "scatter" and is_zero(one.ins[0]) and one.number in self._once:
                     return self._add(one.what, "scatter", (other, *one.ins[1:]), out, equation)
+        elif primitive == "max":
+            for one, other in ((first, ins[1]), (ins[1], first)):
+                if other.kind == "constant" and str(other.value) == "-inf":
+                    return one
         elif primitive == "div":
             return self._divided(ins, out, equation)
         elif primitive == "exp":
