@@ -50,6 +50,7 @@ class Fusion:
         running = [node for node in running if node.kind != "input"]
         self.reads = {node.number: self._operands(node) for node in running}
         self._find_aliases(running)
+        self._copy_scattered([node for node in running if node.kind == "scatter"])
         self.asked: list[Node] = []
         self.kernels = self._order()
 
@@ -162,6 +163,38 @@ class Fusion:
                 # What is computed where it is used is computed once for each shape.
                 if self._buffered[source.number] and self._alone(source):
                     self._alias[node.number] = source
+
+    def _copy_scattered(self, scatters: Sequence[Node]) -> None:
+        """What is scattered into is copied as soon as it is there, unless all else that reads it runs before.
+
+        Inputs are not copied here: of state, see `buffers.py`.
+        """
+        readers: dict[int, set[int]] = {node.ins[0].number: set() for node in scatters}
+        for number, operands in self.reads.items() if readers else ():
+            for operand in operands:
+                if operand.number in readers:
+                    readers[operand.number].add(number)
+        for node in scatters:
+            source = node.ins[0]
+            others = readers[source.number] - {node.number}
+            if not others or source.kind == "input" or others <= self._before(node):
+                continue
+            copy = Node(len(self._nodes), "copy", "kernel", (source,), source.type, node.equation)
+            self._nodes.append(copy)
+            node.ins = (copy, *node.ins[1:])
+            self.reads[copy.number] = (source,)
+            self.reads[node.number] = tuple([copy if o is source else o for o in self.reads[node.number]])
+
+    def _before(self, node: Node) -> set[int]:
+        """Numbers of the kernels that a kernel needs, however indirectly."""
+        found: set[int] = set()
+        waiting = [node.number]
+        while waiting:
+            for operand in self.reads.get(waiting.pop(), ()):
+                if operand.number not in found:
+                    found.add(operand.number)
+                    waiting.append(operand.number)
+        return found
 
     def holder(self, node: Node) -> Node:
         """The node whose buffer a node is in."""
