@@ -100,16 +100,19 @@ class _Allocation:
         self.top, self.carried = top, carried
         self.lowering = Lowering(graph, _inner, sliced, stored)
         self.fusion = Fusion(self.lowering)
-        self.times = {kernel.number: time for time, kernel in enumerate(self.fusion.kernels)}
         self.last_read: dict[int, int] = {}
         self.read_by: dict[int, set[str]] = {}
         self._lying: dict[int, Buffer] = {}
         self._elsewhere: dict[int, set[int]] = {}
         self._readers, self._before = self._find_readers()
+        self._pairs = self._continued()
+        self._copied = self._find_copied()
+        self.kernels = self.fusion.order(self._copied)
+        self.times = {kernel.number: time for time, kernel in enumerate(self.kernels)}
 
     def layout(self) -> Layout:
         made = self.buffers()
-        graph, kernels = self.graph, self.fusion.kernels
+        graph, kernels = self.graph, self.kernels
         held = sum(value.type.nbytes for value in (*graph.inputs, *graph.constants))
         inside: dict[int, list[Buffer]] = {}
         reported: list[Buffer] = []
@@ -122,28 +125,30 @@ class _Allocation:
     def buffers(self) -> list[Buffer]:
         """All of them, those inside of loops included."""
         fusion, lying = self.fusion, self._lying
-        for time, kernel in enumerate(fusion.kernels):
+        for time, kernel in enumerate(self.kernels):
             self.last_read[fusion.holder(kernel).number] = time
             part = kernel.equation.part if kernel.equation is not None else ""
             for operand in fusion.reads[kernel.number]:
                 source = fusion.holder(operand).number
                 self.last_read[source] = time
                 self.read_by.setdefault(source, set()).add(part)
-        end = max(len(fusion.kernels) - 1, 0)
+        end = max(len(self.kernels) - 1, 0)
         for node in self.lowering.outputs:
             self.last_read[fusion.holder(node).number] = end
-        pairs = self._continued()
-        moved = {target.number for _, target in pairs if target.kind == "input"}
-        made: list[Buffer] = []
+        pairs, made = self._pairs, list[Buffer]()
         begins: dict[int, Buffer] = {}
         for source, target in pairs:
-            given = self._copy(source, target, moved)
-            if given is not None:
+            last = self.last_read.get(source.number, -1)
+            if source.number in self._copied:
+                early = 1 - (source.number + 1) / (len(self.graph.inputs) + 1)
+                last = max(last, 0) if self._copied[source.number] else end
+                given = Buffer(source.type.nbytes, 0, last, "copy", None, early=early)
                 made.append(given)
             elif self.top:
-                given = Buffer(source.type.nbytes, -1, self.last_read.get(source.number, -1), "", None)
-            if given is not None:
-                begins[target.number] = lying[source.number] = given
+                given = Buffer(source.type.nbytes, -1, last, "", None)
+            else:
+                continue
+            begins[target.number] = lying[source.number] = given
         results = {target.number for _, target in pairs if target.kind != "input"}
         if self.top:
             results |= {fusion.holder(node).number for node in self.lowering.outputs}
@@ -176,19 +181,18 @@ class _Allocation:
         last = self.last_read[number]
         return Buffer(kernel.type.nbytes, time, last, kernel.what, kernel.equation, role, over=over)
 
-    def _copy(self, source: Node, target: Node, moved: Collection[int]) -> Buffer | None:
-        """A copy of an input that may still be read when a node is written over it, or be handed on."""
-        reading, last = self._readers.get(source.number, []), -1
-        if source.number in moved:
-            last = max(len(self.times) - 1, 0)
-        else:
+    def _find_copied(self) -> dict[int, bool]:
+        """Inputs that may still be read when a node is written over them; False: or that are handed on."""
+        moved = {target.number for _, target in self._pairs if target.kind == "input"}
+        found: dict[int, bool] = {}
+        for source, target in self._pairs:
+            reading = self._readers.get(source.number, ())
             done, over = self._before.get(target.number, 0), self._over(source, target)
-            if any(not done >> n & 1 for n in reading if n != target.number or not over):
-                last = max(self.times[n] for n in reading)
-        if last < 0:
-            return None
-        early = 1 - (source.number + 1) / (len(self.graph.inputs) + 1)
-        return Buffer(source.type.nbytes, 0, last, "copy", None, early=early)
+            if source.number in moved:
+                found[source.number] = False
+            elif any(not done >> n & 1 for n in reading if n != target.number or not over):
+                found[source.number] = True
+        return found
 
     def _over(self, source: Node, target: Node) -> bool:
         """Whether a kernel may write over an operand that nobody reads afterwards."""
@@ -216,10 +220,10 @@ class _Allocation:
         """Kernels that read each input; and by kernel, which readers certainly run before it, as bits."""
         readers: dict[int, list[int]] = {}
         before: dict[int, int] = {}
-        for kernel in self.fusion.kernels:
+        for kernel in self.fusion.asked:
             done = 0
             reads_input = False
-            for operand in self.fusion.reads[kernel.number]:
+            for operand in self.fusion.reads.get(kernel.number, ()):
                 done |= before.get(operand.number, 0)
                 source = self.fusion.holder(operand)
                 if source.kind == "input":
@@ -251,7 +255,7 @@ def _inner(equation: Equation) -> list[Buffer]:
         stored = [port.inner for port in wiring.outs if port.stacked and port.region == number]
         carried = {out: into for of, out, to, into in wiring.carries if of == to == number}
         body = _Allocation(region, top=False, sliced=sliced, stored=stored, carried=carried)
-        part = 1 / ((len(body.fusion.kernels) + 2) * len(equation.regions))
+        part = 1 / ((len(body.kernels) + 2) * len(equation.regions))
         begin = number / len(equation.regions)
         for buffer in body.buffers():
             # A body's time runs from before its first kernel, where a loop within it begins, to the last one.

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from shardwright.cost.memory.lowering import Lowering
 from shardwright.cost.memory.nodes import Node
@@ -32,7 +32,6 @@ class Fusion:
     """Kernels of a lowered graph.
 
     Attributes:
-        kernels: nodes that are computed into buffers, in the order in which they run.
         reads: by number of a kernel, the nodes whose buffers it reads.
         asked: inputs and kernels in the order in which the results need them, depth first.
     """
@@ -52,7 +51,9 @@ class Fusion:
         self._find_aliases(running)
         self._copy_scattered([node for node in running if node.kind == "scatter"])
         self.asked: list[Node] = []
-        self.kernels = self._order()
+        self._users: list[list[int]] = [[] for _ in self._nodes]
+        self._missing: dict[int, int] = {}
+        self._link()
 
     # -- library fusions ---------------------------------------------------------------------------
 
@@ -223,15 +224,9 @@ class Fusion:
                     waiting.append((operand, moved))
         return found
 
-    def _order(self) -> list[Node]:
-        """Kernels as they become ready, first come, first served, as XLA's scheduler on CPUs has them.
-
-        Those that wait for the same one are told in the order in which the results need them, depth first. A
-        loop waits once more: its operands are gathered in a tuple.
-        """
-        reads, nodes = self.reads, self._nodes
-        users: list[list[int]] = [[] for _ in nodes]
-        missing: dict[int, int] = {}
+    def _link(self) -> None:
+        """Ask for what the results need, depth first, and note who waits for what."""
+        reads, nodes, users, missing = self.reads, self._nodes, self._users, self._missing
         waiting = list(reversed(self._out))
         while waiting:
             number = waiting.pop()
@@ -244,20 +239,28 @@ class Fusion:
                 missing[number] = len(operands)
                 waiting.append(~number)
                 waiting += [operand.number for operand in operands[::-1]]
+
+    def order(self, copied: Collection[int] = ()) -> list[Node]:
+        """Kernels as they become ready, first come, first served, as XLA's scheduler on CPUs has them.
+
+        Those that wait for the same one are told in the order in which the results need them. Who waits for a
+        loop waits once more, as its operands are gathered in a tuple; so does who waits for an input that is
+        `copied`.
+        """
+        reads, nodes, users, missing = self.reads, self._nodes, self._users, dict(self._missing)
         ready = sorted(number for number in missing if number not in reads)
-        given = len(ready)
         ready += sorted(number for number, count in missing.items() if not count and number in reads)
-        gathered: set[int] = set()
+        later = {node.number for node in self.asked if node.kind == "region"}.union(copied)
         found: list[Node] = []
         for number in ready:  # which grows
-            node = nodes[number]
-            if node.kind == "region" and number not in gathered:
-                gathered.add(number)
+            if number in later:
+                later.remove(number)
                 ready.append(number)
                 continue
-            found.append(node)
+            if number in reads:
+                found.append(nodes[number])
             for user in users[number]:
                 missing[user] -= 1
                 if not missing[user]:
                     ready.append(user)
-        return found[given:]
+        return found

@@ -176,7 +176,8 @@ class Lowering(Maker):
             for one, other in ((first, ins[1]), (ins[1], first)):
                 if other.kind == "constant" and is_zero(other):
                     return one
-                if one.kind == "scatter" and is_zero(one.ins[0]) and one.number in self._once:
+                mine = one.kind == "scatter" and is_zero(one.ins[0]) and one.number in self._once
+                if mine and other.kind != "scatter":
                     return self._add(one.what, "scatter", (other, *one.ins[1:]), out, equation)
         elif primitive == "max":
             for one, other in ((first, ins[1]), (ins[1], first)):
