@@ -26,6 +26,8 @@ _CHEAP = frozenset({"loop", "movement", "rename", "constant"})
 
 #: In place of the number of a kernel.
 _NOBODY, _MANY = -1, -2
+#: In place of the number of an input.
+_CONSTANTS = -1
 
 
 class Fusion:
@@ -245,14 +247,21 @@ class Fusion:
 
         Those that wait for the same one are told in the order in which the results need them. Who waits for a
         loop waits once more, as its operands are gathered in a tuple; so does who waits for an input that is
-        `copied`.
+        `copied`. Constants, which reductions begin with, come behind the inputs.
         """
         reads, nodes, users, missing = self.reads, self._nodes, self._users, dict(self._missing)
         ready = sorted(number for number in missing if number not in reads)
-        ready += sorted(number for number, count in missing.items() if not count and number in reads)
+        begin = sorted(number for number, count in missing.items() if not count and number in reads)
+        ready = [*[n for n in begin if nodes[n].what == "iota"], *ready, _CONSTANTS]
+        begin = [n for n in begin if nodes[n].what != "iota"]
         later = {node.number for node in self.asked if node.kind == "region"}.union(copied)
         found: list[Node] = []
+        given = True
         for number in ready:  # which grows
+            if number == _CONSTANTS:
+                ready += begin
+                given = False
+                continue
             if number in later:
                 later.remove(number)
                 ready.append(number)
@@ -262,5 +271,9 @@ class Fusion:
             for user in users[number]:
                 missing[user] -= 1
                 if not missing[user]:
-                    ready.append(user)
+                    (begin if given and self._reduces(nodes[user]) else ready).append(user)
         return found
+
+    def _reduces(self, kernel: Node) -> bool:
+        members = self._groups.get(kernel.number)
+        return any(node.kind == "reduction" for node in (members.values() if members else (kernel,)))
