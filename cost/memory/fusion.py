@@ -16,8 +16,39 @@ from shardwright.cost.memory.nodes import Node
 
 #: Elementwise equations of fewer elements stay out of library fusions.
 _LIBRARY_ELEMENTS = 4096
-_IN_LIBRARY = frozenset({"add", "sub", "mul", "div", "exp", "log", "neg", "add_any", "square", "broadcast"})
-_LIBRARY_REDUCTIONS = frozenset({"reduce_sum", "reduce_max"})
+_IN_LIBRARY = frozenset(
+    {
+        "abs",
+        "add",
+        "add_any",
+        "broadcast",
+        "ceil",
+        "div",
+        "erf",
+        "exp",
+        "exp2",
+        "expm1",
+        "floor",
+        "integer_pow",
+    }
+    | {
+        "log",
+        "log1p",
+        "logistic",
+        "max",
+        "min",
+        "mul",
+        "neg",
+        "pow",
+        "rsqrt",
+        "sign",
+        "sqrt",
+        "square",
+        "sub",
+    }
+    | {"tanh"}
+)
+_LIBRARY_REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
 
 #: Kinds of nodes that are computed where they are used.
 _FUSED = frozenset({"loop", "costly", "movement", "rename", "constant", "store"})
