@@ -329,23 +329,29 @@ class Lowering(Maker):
     # -- what XLA rewrites -------------------------------------------------------------------------
 
     def _sink_constants(self) -> None:
-        """(x · constant) · broadcast(y) is x · broadcast(constant · y)."""
+        """(x · constant) · broadcast(y) is x · broadcast(constant · y), if nothing else reads x · constant."""
         count = [0] * len(self.nodes)
         for node in self.nodes:
             for operand in node.ins:
                 count[operand.number] += 1
+        found: dict[Node, list[tuple[Node, Node]]] = {}
         for node in self.nodes:
             if node.what != "mul" or len(node.ins) != 2:
                 continue
-            for place in (0, 1):
-                scaled, other = node.ins[place], node.ins[1 - place]
-                if other.what != "broadcast" or other.kind == "constant":
-                    continue
-                if scaled.what == "mul" and count[scaled.number] == 1:
-                    left = [operand for operand in scaled.ins if operand.kind != "constant"]
-                    if len(left) == 1:
-                        node.ins = (left[0], other) if place == 0 else (other, left[0])
-                        break
+            for scaled, other in (node.ins, node.ins[::-1]):
+                if other.what == "broadcast" and other.kind != "constant" and scaled.what == "mul":
+                    found.setdefault(scaled, []).append((node, other))
+                    break
+        for scaled, products in found.items():
+            left = [operand for operand in scaled.ins if operand.kind != "constant"]
+            if len(left) != 1 or len(products) != count[scaled.number]:
+                continue
+            for node, other in products:
+                # A broadcast that others read is another one here: in the place of x · constant.
+                if count[other.number] > 1 and other.ins[0].number < scaled.number and scaled.what == "mul":
+                    scaled.what, scaled.kind, scaled.ins = "broadcast", "movement", other.ins
+                    other = scaled
+                node.ins = (left[0], other)
 
     def _find_users(self) -> list[bool]:
         """Tell every node who reads it; by number, what is needed at all."""
