@@ -286,8 +286,8 @@ def pack(buffers: list[Buffer]) -> int:
     starts, ends = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     top = 0
     for number, buffer in enumerate(order):
-        alive = (first[:number] <= buffer.end) & (last[:number] >= buffer.start)
-        offset = _gap(starts[:number][alive], ends[:number][alive], sizes[number])
+        alive = ((first[:number] <= last[number]) & (last[:number] >= first[number])).nonzero()[0]
+        offset = _gap(starts[alive], ends[alive], sizes[number])
         starts[number], ends[number] = offset, offset + sizes[number]
         buffer.offset = offset
         top = max(top, offset + buffer.nbytes)
@@ -298,11 +298,11 @@ def _gap(starts: NDArray[np.int64], ends: NDArray[np.int64], size: int) -> int:
     """Where a buffer fits best between those that are placed."""
     if not len(starts):
         return 0
-    order = np.argsort(starts, kind="stable")
-    begin, reached = starts[order], np.maximum.accumulate(ends[order])
-    free = np.concatenate([[0], reached[:-1]])
-    room = begin - free
-    fits = np.flatnonzero(room >= size)
+    order = starts.argsort(kind="stable")
+    free = np.zeros(len(order) + 1, dtype=np.int64)
+    np.maximum.accumulate(ends[order], out=free[1:])
+    room = starts[order] - free[:-1]
+    fits = (room >= size).nonzero()[0]
     if not len(fits):
-        return int(reached[-1])
-    return int(free[fits[np.argmin(room[fits])]])
+        return int(free[-1])
+    return int(free[fits[room[fits].argmin()]])

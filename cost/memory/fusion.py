@@ -84,7 +84,7 @@ class Fusion:
         self._find_aliases(running)
         self._copy_scattered([node for node in running if node.kind == "scatter"])
         self.asked: list[Node] = []
-        self._users: list[list[int]] = [[] for _ in self._nodes]
+        self._users: dict[int, list[int]] = {}
         self._missing: dict[int, int] = {}
         self._link()
 
@@ -238,23 +238,27 @@ class Fusion:
 
     def bent(self, kernel: Node) -> set[int]:
         """Numbers of what a kernel reads at other places than it writes, and so may not write over."""
-        found: set[int] = set()
-        seen: set[tuple[int, bool]] = set()
         reads = self.reads[kernel.number]
-        waiting = [(kernel, False)]
-        while waiting:
-            node, elsewhere = waiting.pop()
-            for place, operand in enumerate(node.ins):
-                moved = elsewhere or not (
-                    node.kind in ("loop", "costly")
-                    or (not place and (node.kind == "scatter" or node.what == "dynamic_update_slice"))
-                )
-                if operand in reads:
-                    if moved:
-                        found.add(operand.number)
-                elif (operand.number, moved) not in seen:
-                    seen.add((operand.number, moved))
-                    waiting.append((operand, moved))
+        found: set[int] = set()
+        elsewhere: list[Node] = []
+        waiting, seen = [kernel], {kernel.number}
+        for node in waiting:  # which grows
+            ins = node.ins
+            if node.kind == "scatter" or node.what == "dynamic_update_slice":
+                elsewhere += ins[1:]
+                ins = ins[:1]
+            elif node.kind not in ("loop", "costly"):
+                elsewhere += ins
+                continue
+            for operand in ins:
+                if operand.number not in seen and operand not in reads:
+                    seen.add(operand.number)
+                    waiting.append(operand)
+        for operand in elsewhere:  # which grows
+            if operand.number not in found:
+                found.add(operand.number)
+                if operand not in reads:
+                    elsewhere += operand.ins
         return found
 
     def _link(self) -> None:
@@ -270,6 +274,7 @@ class Fusion:
             elif number not in missing:
                 operands = reads.get(number, ())
                 missing[number] = len(operands)
+                users[number] = []
                 waiting.append(~number)
                 waiting += [operand.number for operand in operands[::-1]]
 

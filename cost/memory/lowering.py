@@ -329,7 +329,7 @@ class Lowering(Maker):
     # -- what XLA rewrites -------------------------------------------------------------------------
 
     def _sink_constants(self) -> None:
-        """(x · constant) · broadcast(y) is x · broadcast(constant · y), if nothing else reads x · constant."""
+        """(x · constant) · broadcast(y) is x · broadcast(constant · y), if no other reads x · constant."""
         count = [0] * len(self.nodes)
         for node in self.nodes:
             for operand in node.ins:
