@@ -1,10 +1,10 @@
 """Buffers of a graph on one device, over the kernels that XLA runs: who is alive when, and where it lies.
 
 - A buffer lives from the kernel that writes it to the last one that reads it.
-- An elementwise kernel writes over an operand of its size that nobody reads afterwards, as does a scatter.
+- An elementwise kernel may write over an operand of its shape that nobody reads afterwards, if it reads no
+  element of it but the one that it writes; so may a scatter.
 - State is written over the input that it continues (the input is donated). Where the input may still be read
-  by then, it is copied first. Until a result is written, its place can hold another buffer of its size, and
-  smaller ones of loops before it.
+  by then, it is copied first. Until a result is written, its place can hold other buffers (`places.py`).
 - A loop's bodies have their own buffers while it runs. What is carried has one place: what it begins with is
   made or copied there, and every iteration writes over it. What may still be read by then is copied first.
 - All of it is packed into one arena, by decreasing size, each buffer into the least gap that holds it.

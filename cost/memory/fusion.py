@@ -4,6 +4,7 @@
 - Other elementwise equations and movements are computed where they are used, again and again. A buffer gets
   what a kernel reads that fuses with nothing (one for each shape), what is handed out, and what is costly and
   would be computed by several kernels.
+- What reads no more for it is computed anew even where it is written.
 - A kernel runs when its operands are there, behind those that could run before it (breadth first).
 """
 
@@ -17,36 +18,9 @@ from shardwright.cost.memory.nodes import Node
 #: Elementwise equations of fewer elements stay out of library fusions.
 _LIBRARY_ELEMENTS = 4096
 _IN_LIBRARY = frozenset(
-    {
-        "abs",
-        "add",
-        "add_any",
-        "broadcast",
-        "ceil",
-        "div",
-        "erf",
-        "exp",
-        "exp2",
-        "expm1",
-        "floor",
-        "integer_pow",
-    }
-    | {
-        "log",
-        "log1p",
-        "logistic",
-        "max",
-        "min",
-        "mul",
-        "neg",
-        "pow",
-        "rsqrt",
-        "sign",
-        "sqrt",
-        "square",
-        "sub",
-    }
-    | {"tanh"}
+    {"abs", "add", "add_any", "broadcast", "ceil", "div", "erf", "exp", "exp2", "expm1", "floor"}
+    | {"integer_pow", "log", "log1p", "logistic", "max", "min", "mul", "neg", "pow", "rsqrt", "sign"}
+    | {"sqrt", "square", "sub", "tanh"}
 )
 _LIBRARY_REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
 
