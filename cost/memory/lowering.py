@@ -116,7 +116,7 @@ class Lowering(Maker):
             case _:
                 swapped = self._swapped(equation, ins[0]) if equation.primitive == "transpose" else None
                 if swapped is None:
-                    self._results(equation, ins, way)
+                    self._results(equation, self._windowed(equation, ins), way)
                 else:
                     of[out] = swapped
 
@@ -124,6 +124,17 @@ class Lowering(Maker):
         key = self._key(equation, ins)
         for position, value in enumerate(equation.outputs):
             self.of[value] = self._make((*key, position), equation.primitive, kind, ins, value.type, equation)
+
+    def _windowed(self, equation: Equation, ins: list[Node]) -> list[Node]:
+        """Operands; of a scatter, what is put somewhere has the dimensions of one along which that is."""
+        numbers = (
+            equation.params.get("dimension_numbers") if equation.primitive.startswith("scatter") else None
+        )
+        if numbers is None or len(ins) != 3 or not numbers.inserted_window_dims:
+            return ins
+        each = ins[2].type
+        inserted = (1,) * len(numbers.inserted_window_dims)
+        return [*ins[:2], self._renamed(ins[2], TensorType((*each.shape, *inserted), each.dtype), equation)]
 
     def _key(self, equation: Equation, ins: Sequence[Node]) -> tuple[Hashable, ...]:
         return (equation.form, *ins)

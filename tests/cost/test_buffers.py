@@ -1,9 +1,13 @@
 """Peaks of small steps against what XLA's CPU compiler lays out for the same ones."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -146,6 +150,17 @@ def messages() -> Step:
     return descend(loss_of), (params, shape((256, 64)), edges, edges, shape((256, 64)))
 
 
+def factors() -> Step:
+    """What is scattered has another shape than what it is computed of, and cannot lie over that."""
+
+    def loss_of(params: Any, here: Any, there: Any, y: Any) -> Any:
+        return jnp.mean((jnp.sum(params["u"][here] * params["v"][there], -1) - y) ** 2)
+
+    params = {"u": shape((500, 32)), "v": shape((300, 32))}
+    places = jax.ShapeDtypeStruct((512,), "int32")
+    return descend(loss_of), (params, places, places, shape((512,)))
+
+
 def convolutions(size: int, rows: int) -> Step:
     numbers = ("NHWC", "HWIO", "NHWC")
 
@@ -204,3 +219,16 @@ def test_places_are_those_of_xla(step: Step, donated: bool) -> None:
 def test_matrices_of_a_batch_are_read_either_way(donated: bool) -> None:
     # With another transpose for the gradient of each this was 1.09 and 1.06.
     assert said_over_xla(*attention(), donated=donated) == pytest.approx(1, abs=0.02)
+
+
+def test_what_is_scattered_lies_over_nothing() -> None:
+    """By XLA as users run it: without emitters of fusions (tests/conftest.py) it needs a buffer less."""
+    code = "import test_buffers as t; print(t.said_over_xla(*t.factors(), donated=True))"
+    flags = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env={**flags, "PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    # Over its operands this was .84.
+    assert float(done.stdout) == pytest.approx(1, abs=0.01)
