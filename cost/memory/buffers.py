@@ -1,10 +1,10 @@
 """Buffers of a graph on one device, over the kernels that XLA runs: who is alive when, and where it lies.
 
 - A buffer lives from the kernel that writes it to the last one that reads it.
-- An elementwise kernel writes over an operand of its size that nobody reads afterwards, as does a scatter.
+- An elementwise kernel may write over an operand of its shape that nobody reads afterwards, if it reads no
+  element of it but the one that it writes; so may a scatter.
 - State is written over the input that it continues (the input is donated). Where the input may still be read
-  by then, it is copied first. Until a result is written, its place can hold another buffer of its size, and
-  smaller ones of loops before it.
+  by then, it is copied first. Until a result is written, its place can hold other buffers (`places.py`).
 - A loop's bodies have their own buffers while it runs. What is carried has one place: what it begins with is
   made or copied there, and every iteration writes over it. What may still be read by then is copied first.
 - All of it is packed into one arena, by decreasing size, each buffer into the least gap that holds it.
@@ -16,7 +16,7 @@ it is not in `compiled.memory_analysis()`.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from shardwright.cost.memory.fusion import Fusion
 from shardwright.cost.memory.lowering import Lowering
 from shardwright.cost.memory.nodes import Buffer, Node
+from shardwright.cost.memory.places import Place, settle, share
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Equation, Graph, Value, per_graph
 from shardwright.ir.regions import boundary
@@ -83,44 +84,6 @@ def scratch_bytes(graph: Graph) -> int:
     return layout(graph).scratch_bytes
 
 
-@dataclass(slots=True)
-class _Place:
-    """Where a result will be, vacant after a kernel and until another one; `copied`: an input was there."""
-
-    nbytes: int
-    after: int
-    until: int
-    copied: bool = False
-    tenants: list[Buffer] = field(default_factory=list[Buffer])
-
-    def holds(self, buffer: Buffer) -> bool:
-        """Whether there is room for a buffer as long as it lives.
-
-        For one that is smaller only within a loop, which surely has ended when what follows is written.
-        """
-        smaller = buffer.nbytes < self.nbytes and buffer.within is not None and not self.copied
-        if buffer.nbytes != self.nbytes and not smaller:
-            return False
-        if not self.after < buffer.start <= buffer.end < self.until:
-            return False
-        return all(other.end < buffer.start or buffer.end < other.start for other in self.tenants)
-
-
-@dataclass(slots=True)
-class _Tenancy:
-    """What is known of buffers while kernels are walked through.
-
-    `read_by` are the parts of the step that read a node; `vacant` are places of results, and of inputs that
-    were copied.
-    """
-
-    last_read: dict[int, int] = field(default_factory=dict[int, int])
-    read_by: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
-    open: dict[int, Buffer] = field(default_factory=dict[int, Buffer])
-    made: list[Buffer] = field(default_factory=list[Buffer])
-    vacant: list[_Place] = field(default_factory=list[_Place])
-
-
 class _Allocation:
     """Where the buffers of a graph lie; of a loop's body, `carried` says which output becomes which input."""
 
@@ -137,10 +100,19 @@ class _Allocation:
         self.top, self.carried = top, carried
         self.lowering = Lowering(graph, _inner, sliced, stored)
         self.fusion = Fusion(self.lowering)
+        self.last_read: dict[int, int] = {}
+        self.read_by: dict[int, set[str]] = {}
+        self._lying: dict[int, Buffer] = {}
+        self._elsewhere: dict[int, set[int]] = {}
+        self._readers, self._before = self._find_readers()
+        self._pairs = self._continued()
+        self._copied = self._find_copied()
+        self.kernels = self.fusion.order(self._copied)
+        self.times = {kernel.number: time for time, kernel in enumerate(self.kernels)}
 
     def layout(self) -> Layout:
         made = self.buffers()
-        graph, kernels = self.graph, self.fusion.kernels
+        graph, kernels = self.graph, self.kernels
         held = sum(value.type.nbytes for value in (*graph.inputs, *graph.constants))
         inside: dict[int, list[Buffer]] = {}
         reported: list[Buffer] = []
@@ -152,119 +124,106 @@ class _Allocation:
 
     def buffers(self) -> list[Buffer]:
         """All of them, those inside of loops included."""
-        fusion, kernels = self.fusion, self.fusion.kernels
-        tenancy = _Tenancy()
-        last_read = tenancy.last_read
-        for time, kernel in enumerate(kernels):
-            last_read[fusion.holder(kernel).number] = time
+        fusion, lying = self.fusion, self._lying
+        for time, kernel in enumerate(self.kernels):
+            self.last_read[fusion.holder(kernel).number] = time
             part = kernel.equation.part if kernel.equation is not None else ""
             for operand in fusion.reads[kernel.number]:
                 source = fusion.holder(operand).number
-                last_read[source] = time
-                tenancy.read_by.setdefault(source, set()).add(part)
-        end = max(len(kernels) - 1, 0)
+                self.last_read[source] = time
+                self.read_by.setdefault(source, set()).add(part)
+        end = max(len(self.kernels) - 1, 0)
         for node in self.lowering.outputs:
-            last_read[fusion.holder(node).number] = end
-        given = self._given(tenancy)
-        for time, kernel in enumerate(kernels):
-            self._run(kernel, time, tenancy, given)
-        self._settle(tenancy)
-        return tenancy.made
-
-    def _run(self, kernel: Node, time: int, tenancy: _Tenancy, given: set[int]) -> None:
-        fusion, last_read = self.fusion, tenancy.last_read
-        if kernel.kind == "region":
-            tenancy.made += [replace(buffer, first=time, last=time) for buffer in kernel.inner]
-            return
-        number = kernel.number
-        if kernel.kind == "store" or fusion.holder(kernel) is not kernel or number in given:
-            return
-        nbytes, last = kernel.type.nbytes, last_read[number]
-        role = _role(kernel, tenancy.read_by.get(number, ()))
-        if kernel.kind in _IN_PLACE and kernel.group is None:
-            for operand in fusion.reads[number]:
-                source = fusion.holder(operand).number
-                buffer = tenancy.open.get(source)
-                if buffer is not None and last_read[source] == time and buffer.nbytes == nbytes:
-                    del tenancy.open[source]
-                    buffer.last, buffer.what, buffer.equation = last, kernel.what, kernel.equation
-                    buffer.role = role
-                    tenancy.open[number] = buffer
-                    return
-        buffer = Buffer(nbytes, time, last, kernel.what, kernel.equation, role)
-        tenancy.made.append(buffer)
-        tenancy.open[number] = buffer
-
-    def _given(self, tenancy: _Tenancy) -> set[int]:
-        """Nodes that are written over inputs or into outputs; copies of inputs that must outlive that."""
-        if not self.top:
-            return self._over_carries(tenancy)
-        given = {self.fusion.holder(node).number for node in self.lowering.outputs}
-        readers, before = self._readers()
-        times = {kernel.number: time for time, kernel in enumerate(self.fusion.kernels)}
-        for out, atom in enumerate(self.graph.outputs):
-            if isinstance(atom, Value) and out not in self.graph.state:
-                number = self.fusion.holder(self.lowering.of[atom]).number
-                tenancy.vacant.append(_Place(atom.type.nbytes, -1, times.get(number, 0)))
-        for out, position in self.graph.state.items():
-            atom, value = self.graph.outputs[out], self.graph.inputs[position]
-            if not isinstance(atom, Value):
-                continue
-            source, target = self.lowering.of[value], self.lowering.of[atom]
-            others = [n for n in readers.get(source.number, ()) if n != target.number]
-            if source is target or not others:
-                continue
-            done = before.get(target.number, 0)
-            if any(not done >> n & 1 for n in others):
-                last = max(times[n] for n in others)
-                tenancy.made.append(Buffer(value.type.nbytes, 0, last, "copy", None))
-                tenancy.vacant.append(_Place(value.type.nbytes, 0, times[target.number], copied=True))
-        return given
-
-    def _over_carries(self, tenancy: _Tenancy) -> set[int]:
-        """Nodes of a body that are written over what it was handed, for which the loop has a buffer.
-
-        What may still be read by then is copied first, and so is what is handed on as another carry.
-        """
-        readers, before = self._readers()
-        times = {kernel.number: time for time, kernel in enumerate(self.fusion.kernels)}
-        pairs: list[tuple[Node, Node]] = []
-        for out, position in self.carried.items():
-            atom = self.graph.outputs[out]
-            if isinstance(atom, Value):
-                source = self.lowering.of[self.graph.inputs[position]]
-                pairs.append((source, self.fusion.holder(self.lowering.of[atom])))
-        pairs = [(source, target) for source, target in pairs if source is not target]
-        moved = {target.number for _, target in pairs if target.kind == "input"}
+            self.last_read[fusion.holder(node).number] = end
+        pairs, made = self._pairs, list[Buffer]()
+        begins: dict[int, Buffer] = {}
         for source, target in pairs:
-            reading = readers.get(source.number, [])
-            done, last = before.get(target.number, 0), -1
-            over = target.kind in _IN_PLACE and target.group is None
+            last = self.last_read.get(source.number, -1)
+            if source.number in self._copied:
+                early = 1 - (source.number + 1) / (len(self.graph.inputs) + 1)
+                last = max(last, 0) if self._copied[source.number] else end
+                given = Buffer(source.type.nbytes, 0, last, "copy", None, early=early)
+                made.append(given)
+            elif self.top:
+                given = Buffer(source.type.nbytes, -1, last, "", None)
+            else:
+                continue
+            begins[target.number] = lying[source.number] = given
+        results = {target.number for _, target in pairs if target.kind != "input"}
+        if self.top:
+            results |= {fusion.holder(node).number for node in self.lowering.outputs}
+        for kernel in fusion.asked:
+            if kernel.kind == "region":
+                time = self.times[kernel.number]
+                made += [replace(buffer, first=time, last=time) for buffer in kernel.inner]
+            elif kernel.kind not in ("input", "store") and fusion.holder(kernel) is kernel:
+                buffer = lying[kernel.number] = self._buffer(kernel)
+                if kernel.number not in results:
+                    made.append(buffer)
+        if self.top:
+            places = [
+                Place(lying[node.number], begins.get(node.number))
+                for node in fusion.asked
+                if node.number in results and node.kind != "input"
+            ]
+            made = settle(made, places)
+        return share(made)
+
+    def _buffer(self, kernel: Node) -> Buffer:
+        number, time = kernel.number, self.times[kernel.number]
+        over: list[Buffer] = []
+        if kernel.kind in _IN_PLACE:
+            for operand in self.fusion.reads[number]:
+                buffer = self._lying.get(self.fusion.holder(operand).number)
+                if buffer is not None and buffer.last == time and self._over(operand, kernel):
+                    over.append(buffer)
+        role = _role(kernel, self.read_by.get(number, ()))
+        last = self.last_read[number]
+        return Buffer(kernel.type.nbytes, time, last, kernel.what, kernel.equation, role, over=over)
+
+    def _find_copied(self) -> dict[int, bool]:
+        """Inputs that may still be read when a node is written over them; False: or that are handed on."""
+        moved = {target.number for _, target in self._pairs if target.kind == "input"}
+        found: dict[int, bool] = {}
+        for source, target in self._pairs:
+            reading = self._readers.get(source.number, ())
+            done, over = self._before.get(target.number, 0), self._over(source, target)
             if source.number in moved:
-                last = max(len(times) - 1, 0)
+                found[source.number] = False
             elif any(not done >> n & 1 for n in reading if n != target.number or not over):
-                last = max(times[n] for n in reading)
-            if last >= 0:
-                tenancy.made.append(Buffer(source.type.nbytes, 0, last, "copy", None))
-        return {target.number for _, target in pairs if target.kind != "input"}
+                found[source.number] = True
+        return found
 
-    def _settle(self, tenancy: _Tenancy) -> None:
-        """Move buffers into places that are vacant as long as they live, the largest first."""
-        places = sorted(tenancy.vacant, key=lambda place: place.nbytes)
-        kept: list[Buffer] = []
-        for buffer in sorted(tenancy.made, key=lambda b: (-b.nbytes, b.start)):
-            place = next((each for each in places if each.holds(buffer)), None)
-            (kept if place is None else place.tenants).append(buffer)
-        tenancy.made = kept
+    def _over(self, source: Node, target: Node) -> bool:
+        """Whether a kernel may write over an operand that nobody reads afterwards."""
+        if target.kind not in _IN_PLACE or target.group is not None or source.type != target.type:
+            return False
+        return source.number not in self._bent(target)
 
-    def _readers(self) -> tuple[dict[int, list[int]], dict[int, int]]:
+    def _bent(self, kernel: Node) -> set[int]:
+        found = self._elsewhere.get(kernel.number)
+        if found is None:
+            found = self._elsewhere[kernel.number] = self.fusion.bent(kernel)
+        return found
+
+    def _continued(self) -> list[tuple[Node, Node]]:
+        """Inputs that are donated, or carried by a loop, with the nodes that are written over them."""
+        graph, of = self.graph, self.lowering.of
+        pairs: list[tuple[Node, Node]] = []
+        for out, position in (graph.state if self.top else self.carried).items():
+            atom = graph.outputs[out]
+            if isinstance(atom, Value):
+                pairs.append((of[graph.inputs[position]], self.fusion.holder(of[atom])))
+        return [(source, target) for source, target in pairs if source is not target]
+
+    def _find_readers(self) -> tuple[dict[int, list[int]], dict[int, int]]:
         """Kernels that read each input; and by kernel, which readers certainly run before it, as bits."""
         readers: dict[int, list[int]] = {}
         before: dict[int, int] = {}
-        for kernel in self.fusion.kernels:
+        for kernel in self.fusion.asked:
             done = 0
             reads_input = False
-            for operand in self.fusion.reads[kernel.number]:
+            for operand in self.fusion.reads.get(kernel.number, ()):
                 done |= before.get(operand.number, 0)
                 source = self.fusion.holder(operand)
                 if source.kind == "input":
@@ -296,7 +255,7 @@ def _inner(equation: Equation) -> list[Buffer]:
         stored = [port.inner for port in wiring.outs if port.stacked and port.region == number]
         carried = {out: into for of, out, to, into in wiring.carries if of == to == number}
         body = _Allocation(region, top=False, sliced=sliced, stored=stored, carried=carried)
-        part = 1 / ((len(body.fusion.kernels) + 2) * len(equation.regions))
+        part = 1 / ((len(body.kernels) + 2) * len(equation.regions))
         begin = number / len(equation.regions)
         for buffer in body.buffers():
             # A body's time runs from before its first kernel, where a loop within it begins, to the last one.
@@ -327,8 +286,8 @@ def pack(buffers: list[Buffer]) -> int:
     starts, ends = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     top = 0
     for number, buffer in enumerate(order):
-        alive = (first[:number] <= buffer.end) & (last[:number] >= buffer.start)
-        offset = _gap(starts[:number][alive], ends[:number][alive], sizes[number])
+        alive = ((first[:number] <= last[number]) & (last[:number] >= first[number])).nonzero()[0]
+        offset = _gap(starts[alive], ends[alive], sizes[number])
         starts[number], ends[number] = offset, offset + sizes[number]
         buffer.offset = offset
         top = max(top, offset + buffer.nbytes)
@@ -339,11 +298,11 @@ def _gap(starts: NDArray[np.int64], ends: NDArray[np.int64], size: int) -> int:
     """Where a buffer fits best between those that are placed."""
     if not len(starts):
         return 0
-    order = np.argsort(starts, kind="stable")
-    begin, reached = starts[order], np.maximum.accumulate(ends[order])
-    free = np.concatenate([[0], reached[:-1]])
-    room = begin - free
-    fits = np.flatnonzero(room >= size)
+    order = starts.argsort(kind="stable")
+    free = np.zeros(len(order) + 1, dtype=np.int64)
+    np.maximum.accumulate(ends[order], out=free[1:])
+    room = starts[order] - free[:-1]
+    fits = (room >= size).nonzero()[0]
     if not len(fits):
-        return int(reached[-1])
-    return int(free[fits[np.argmin(room[fits])]])
+        return int(free[-1])
+    return int(free[fits[room[fits].argmin()]])

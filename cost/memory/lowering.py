@@ -3,7 +3,9 @@
 No compiler runs here; its decisions are taken again, on the graph: those of XLA's CPU compiler as jaxlib 0.10
 has it, read off optimised programs and buffer assignments.
 
-- Operands of products and convolutions are transposed to (batch, rows, columns), but for plain matrices.
+- Operands of products and convolutions are transposed to (batch, rows, columns), but for matrices, which are
+  read either way; what a convolution makes is transposed from there.
+- What is made of a product's result only to swap its rows and columns is the product of swapped operands.
 - Division by a broadcast value is multiplication by its broadcast reciprocal; constant factors move to the
   smaller operand.
 - What is scattered into zeros and then added to something is scattered into that.
@@ -17,10 +19,12 @@ has it, read off optimised programs and buffer assignments.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from math import prod
 from typing import TypeAlias
 
 import numpy as np
 
+from shardwright.cost.memory.maker import Maker
 from shardwright.cost.memory.nodes import Buffer, Node, is_square, is_zero
 from shardwright.cost.memory.ways import SUMS, Shape, shape_of, way_of
 from shardwright.ir.graph import Atom, Equation, Form, Graph, Literal, TensorType, Value
@@ -31,7 +35,7 @@ from shardwright.ir.table import table
 Inner: TypeAlias = Callable[[Equation], Sequence[Buffer]]
 
 
-class Lowering:
+class Lowering(Maker):
     """The nodes of a graph.
 
     Args:
@@ -41,7 +45,6 @@ class Lowering:
         stored: outputs that are slices of a stacked result.
 
     Attributes:
-        nodes: all nodes.
         of: node of every value.
         outputs: nodes that are handed out.
         needed: by number, whether anything handed out depends on a node.
@@ -50,19 +53,20 @@ class Lowering:
     def __init__(
         self, graph: Graph, inner: Inner, sliced: Iterable[int] = (), stored: Collection[int] = ()
     ) -> None:
-        self.nodes: list[Node] = []
+        super().__init__()
         self.of: dict[Value, Node] = {}
         self._inner = inner
-        self._known: dict[Hashable, Node] = {}
         self._literals: dict[tuple[Form, int], Node] = {}
         self._once: set[int] = set()
         found = table(graph)
-        read = np.bincount(found.operands[found.operands >= 0], minlength=len(found.handed_out)).tolist()
+        self._read = read = np.bincount(
+            found.operands[found.operands >= 0], minlength=len(found.handed_out)
+        ).tolist()
         for value in (*graph.inputs, *graph.constants):
             self.of[value] = self._add(str(value), "input", (), value.type, None)
         for position in sliced:
             value = graph.inputs[position]
-            self.of[value] = self._add("slice", "loop", (self.of[value],), value.type, None)
+            self.of[value] = self._add("slice", "movement", (self.of[value],), value.type, None)
         of, shapes = self.of, found.by_form(shape_of)
         for equation, form in zip(graph.equations, found.form.tolist(), strict=True):
             shape = shapes[form]
@@ -85,44 +89,7 @@ class Lowering:
         self._sink_constants()
         self.needed = self._find_users()
 
-    # -- nodes -------------------------------------------------------------------------------------
-
-    def _add(
-        self, what: str, kind: str, ins: Sequence[Node], tensor: TensorType, equation: Equation | None
-    ) -> Node:
-        node = Node(len(self.nodes), what, kind, tuple(ins), tensor, equation)
-        self.nodes.append(node)
-        return node
-
-    def _make(
-        self,
-        key: Hashable,
-        what: str,
-        kind: str,
-        ins: Sequence[Node],
-        tensor: TensorType,
-        equation: Equation | None,
-    ) -> Node:
-        """The node of this key, made if it is new: equal equations are computed once."""
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._add(what, kind, ins, tensor, equation)
-        return found
-
-    def _repeated(self, value: object, tensor: TensorType, equation: Equation) -> Node:
-        node = self._make(("repeated", str(value), tensor), "broadcast", "constant", (), tensor, equation)
-        node.value = value
-        return node
-
-    def _transposed(self, node: Node, order: tuple[int, ...], equation: Equation) -> Node:
-        if order == tuple(range(len(order))):
-            return node
-        return self._make(
-            ("transposed", node.number, order), "transpose", "loop", (node,), node.type, equation
-        )
-
-    def _renamed(self, node: Node, tensor: TensorType, equation: Equation) -> Node:
-        return self._make(("renamed", node.number, tensor), "reshape", "rename", (node,), tensor, equation)
+    # -- equations --------------------------------------------------------------------------------
 
     def _equation(self, equation: Equation) -> None:
         if equation.regions:
@@ -147,12 +114,27 @@ class Lowering:
             case "broadcast_in_dim":
                 of[out] = self._spread(equation, ins)
             case _:
-                self._results(equation, ins, way)
+                swapped = self._swapped(equation, ins[0]) if equation.primitive == "transpose" else None
+                if swapped is None:
+                    self._results(equation, self._windowed(equation, ins), way)
+                else:
+                    of[out] = swapped
 
     def _results(self, equation: Equation, ins: Sequence[Node], kind: str) -> None:
         key = self._key(equation, ins)
         for position, value in enumerate(equation.outputs):
             self.of[value] = self._make((*key, position), equation.primitive, kind, ins, value.type, equation)
+
+    def _windowed(self, equation: Equation, ins: list[Node]) -> list[Node]:
+        """Operands; of a scatter, what is put somewhere has the dimensions of one along which that is."""
+        numbers = (
+            equation.params.get("dimension_numbers") if equation.primitive.startswith("scatter") else None
+        )
+        if numbers is None or len(ins) != 3 or not numbers.inserted_window_dims:
+            return ins
+        each = ins[2].type
+        inserted = (1,) * len(numbers.inserted_window_dims)
+        return [*ins[:2], self._renamed(ins[2], TensorType((*each.shape, *inserted), each.dtype), equation)]
 
     def _key(self, equation: Equation, ins: Sequence[Node]) -> tuple[Hashable, ...]:
         return (equation.form, *ins)
@@ -173,11 +155,6 @@ class Lowering:
                 node = self._literals[key] = self._repeated(atom.value, wide, equation)
             found.append(node)
         return tuple(found)
-
-    def _broadcast(self, node: Node, wide: TensorType, equation: Equation) -> Node:
-        if node.kind == "constant":
-            return self._repeated(node.value, wide, equation)
-        return self._make(("broadcast", node.number, wide), "broadcast", "loop", (node,), wide, equation)
 
     def _elementwise(self, equation: Equation, shape: Shape) -> Node:
         primitive, out, of = shape.primitive, shape.out, self.of
@@ -210,8 +187,13 @@ class Lowering:
             for one, other in ((first, ins[1]), (ins[1], first)):
                 if other.kind == "constant" and is_zero(other):
                     return one
-                if one.kind == "scatter" and is_zero(one.ins[0]) and one.number in self._once:
+                mine = one.kind == "scatter" and is_zero(one.ins[0]) and one.number in self._once
+                if mine and other.kind != "scatter":
                     return self._add(one.what, "scatter", (other, *one.ins[1:]), out, equation)
+        elif primitive == "max":
+            for one, other in ((first, ins[1]), (ins[1], first)):
+                if other.kind == "constant" and str(other.value) == "-inf":
+                    return one
         elif primitive == "div":
             return self._divided(ins, out, equation)
         elif primitive == "exp":
@@ -272,32 +254,53 @@ class Lowering:
     # -- what is carried out otherwise -------------------------------------------------------------
 
     def _product(self, equation: Equation, ins: Sequence[Node]) -> Node:
-        (left, right), (left_batch, right_batch) = equation.params["dimension_numbers"]
+        contracted, batch = equation.params["dimension_numbers"]
         operands: list[Node] = []
-        for node, contracted, batch in ((ins[0], left, left_batch), (ins[1], right, right_batch)):
+        for node, inner, outer in zip(ins, contracted, batch, strict=True):
             rank = node.type.rank
-            free = [d for d in range(rank) if d not in contracted and d not in batch]
-            order = (*batch, *contracted, *free) if operands else (*batch, *free, *contracted)
-            if rank > 2:  # the library reads plain matrices either way
+            free = [d for d in range(rank) if d not in inner and d not in outer]
+            order = (*outer, *inner, *free) if operands else (*outer, *free, *inner)
+            # The library reads matrices either way.
+            if rank > 2 and not (len(inner) == len(free) == 1 and tuple(outer) == tuple(range(rank - 2))):
                 moved = self._transposed(node, order, equation)
-                node = self._renamed(node, node.type, equation) if moved is node and not batch else moved
+                node = self._renamed(node, node.type, equation) if moved is node and not outer else moved
             operands.append(node)
         key = (equation.form, *operands)
         return self._make(key, "dot", "product", operands, equation.output_types[0], equation)
 
+    def _swapped(self, equation: Equation, node: Node) -> Node | None:
+        """A transpose of rows and columns of a product that nobody else reads."""
+        product, value, rank = node.equation, equation.input_values[0], node.type.rank
+        if node.what != "dot" or product is None or self._read[value.index] != 1:
+            return None
+        outer = len(product.params["dimension_numbers"][1][0])
+        if rank != outer + 2 or tuple(equation.params["permutation"]) != (*range(outer), rank - 1, outer):
+            return None
+        key = ("swapped", node.number)
+        return self._make(key, "dot", "product", node.ins[::-1], equation.output_types[0], product)
+
     def _convolution(self, equation: Equation, ins: Sequence[Node]) -> Node:
-        specs = equation.params["dimension_numbers"]
+        specs, out = equation.params["dimension_numbers"], equation.output_types[0]
         batch, features, *space = specs.lhs_spec
         out_features, in_features, *window = specs.rhs_spec
-        operands = [
-            self._transposed(ins[0], (batch, *space, features), equation),
-            self._transposed(ins[1], (*window, in_features, out_features), equation),
-        ]
-        key = (equation.form, *operands)
-        return self._make(key, "conv", "kernel", operands, equation.output_types[0], equation)
+        source, filters = ins
+        if _swaps([source.type.shape[d] for d in space], [filters.type.shape[d] for d in window], equation):
+            key = ("reversed", filters.number, *window)
+            turned = self._make(key, "rev", "movement", (filters,), filters.type, equation)
+            operands = (turned, source)
+            return self._make((equation.form, *operands), "conv", "kernel", operands, out, equation)
+        operands = (
+            self._transposed(source, (batch, *space, features), equation),
+            self._transposed(filters, (*window, in_features, out_features), equation),
+        )
+        out_batch, out_feature, *out_space = specs.out_spec
+        order = (out_batch, *out_space, out_feature)
+        made = TensorType(tuple([out.shape[d] for d in order]), out.dtype)
+        found = self._make((equation.form, *operands), "conv", "kernel", operands, made, equation)
+        return self._transposed(found, tuple([order.index(d) for d in range(len(order))]), equation)
 
     def _unpooled(self, equation: Equation, ins: Sequence[Node]) -> Node:
-        """One index per dimension of each window's winner, found beside the pooling; then a scatter."""
+        """Each window's winner, and its index in each dimension, found beside the pooling; then a scatter."""
         source, pooled = ins
         wide, small = equation.output_types[0], source.type
         places = TensorType(wide.shape, "int32")
@@ -307,11 +310,14 @@ class Lowering:
         ]
         index = TensorType(small.shape, "int32")
         found = [
-            self._add("reduce_window", "kernel", (pooled, *numbers), index, equation)
-            for _ in range(wide.rank)
+            self._add("reduce_window", "kernel", (pooled, *numbers), each, equation)
+            for each in (
+                small,
+                *[index] * wide.rank,
+            )  # nobody needs the winner itself
         ]
         rows = TensorType((*small.shape, wide.rank), "int32")
-        indices = self._add("concatenate", "loop", found, rows, equation)
+        indices = self._add("concatenate", "movement", found, rows, equation)
         zeros = self._repeated(0.0, wide, equation)
         return self._add("scatter", "scatter", (zeros, indices, source), wide, equation)
 
@@ -329,28 +335,34 @@ class Lowering:
             return self._repeated(operand.value, out, equation)
         if operand.type.size == out.size:
             return self._renamed(ins[0], out, equation)
-        return self._make(self._key(equation, ins), "broadcast", "loop", ins, out, equation)
+        return self._make(self._key(equation, ins), "broadcast", "movement", ins, out, equation)
 
     # -- what XLA rewrites -------------------------------------------------------------------------
 
     def _sink_constants(self) -> None:
-        """(x · constant) · broadcast(y) is x · broadcast(constant · y)."""
+        """(x · constant) · broadcast(y) is x · broadcast(constant · y), if no other reads x · constant."""
         count = [0] * len(self.nodes)
         for node in self.nodes:
             for operand in node.ins:
                 count[operand.number] += 1
+        found: dict[Node, list[tuple[Node, Node]]] = {}
         for node in self.nodes:
             if node.what != "mul" or len(node.ins) != 2:
                 continue
-            for place in (0, 1):
-                scaled, other = node.ins[place], node.ins[1 - place]
-                if other.what != "broadcast" or other.kind == "constant":
-                    continue
-                if scaled.what == "mul" and count[scaled.number] == 1:
-                    left = [operand for operand in scaled.ins if operand.kind != "constant"]
-                    if len(left) == 1:
-                        node.ins = (left[0], other) if place == 0 else (other, left[0])
-                        break
+            for scaled, other in (node.ins, node.ins[::-1]):
+                if other.what == "broadcast" and other.kind != "constant" and scaled.what == "mul":
+                    found.setdefault(scaled, []).append((node, other))
+                    break
+        for scaled, products in found.items():
+            left = [operand for operand in scaled.ins if operand.kind != "constant"]
+            if len(left) != 1 or len(products) != count[scaled.number]:
+                continue
+            for node, other in products:
+                # A broadcast that others read is another one here: in the place of x · constant.
+                if count[other.number] > 1 and other.ins[0].number < scaled.number and scaled.what == "mul":
+                    scaled.what, scaled.kind, scaled.ins = "broadcast", "movement", other.ins
+                    other = scaled
+                node.ins = (left[0], other)
 
     def _find_users(self) -> list[bool]:
         """Tell every node who reads it; by number, what is needed at all."""
@@ -363,6 +375,12 @@ class Lowering:
                     needed[operand.number] = True
                     operand.users.append(node)
         return needed
+
+
+def _swaps(space: Sequence[int], window: Sequence[int], equation: Equation) -> bool:
+    """Whether XLA lets the input of a convolution slide over its filters, which are then reversed."""
+    groups = equation.params["feature_group_count"], equation.params["batch_group_count"]
+    return groups == (1, 1) and prod(window) > prod(space)
 
 
 def _begins(wiring: Boundary) -> dict[int, int]:

@@ -29,7 +29,7 @@ COSTLY = frozenset(
 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Buffer:
     """Scratch memory between two kernels.
 
@@ -43,6 +43,8 @@ class Buffer:
             part, read by the rest of the step) or "temporary".
         offset: in the arena.
         within: of one inside of a loop, which is one kernel, from and until what part of that it is there.
+        over: those that it may be written over: operands that nobody reads afterwards.
+        early: of a copy of an input, how long before the first kernel it is there, in kernels.
     """
 
     nbytes: int
@@ -53,11 +55,13 @@ class Buffer:
     role: str = "temporary"
     offset: int = 0
     within: tuple[float, float] | None = None
+    over: Sequence[Buffer] = field(default=(), repr=False)
+    early: float = 0.0
 
     @property
     def start(self) -> float:
         """When it begins to be there, in kernels: what a loop reads is there all along."""
-        return self.first if self.within is None else self.first - 1 + self.within[0]
+        return self.first - self.early if self.within is None else self.first - 1 + self.within[0]
 
     @property
     def end(self) -> float:
@@ -72,10 +76,10 @@ class Node:
     Attributes:
         number: position in `Lowering.nodes`; operands come before users.
         what: primitive, or what XLA does in its place.
-        kind: "input", "constant" (one value, repeated), "loop" (elementwise or movement, cheap), "costly"
-            (elementwise, not computed twice), "rename", "view" (in its last operand's buffer), "store" (into
-            a buffer that belongs to a loop), "reduction", "product", "scatter" (over its first operand),
-            "region", or "kernel" (anything else).
+        kind: "input", "constant" (one value, repeated), "loop" (elementwise, cheap), "costly" (elementwise,
+            not computed twice), "movement" (of elements to other places), "rename", "view" (in its last
+            operand's buffer), "store" (into a buffer that belongs to a loop), "reduction", "product",
+            "scatter" (over its first operand), "region", or "kernel" (anything else).
         ins: operands.
         type: shape and dtype of the result.
         equation: that it comes from, None for inputs.

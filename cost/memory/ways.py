@@ -13,7 +13,7 @@ _RENAMES = ALIASES | {"expand_dims", "name", "sharding_constraint"}
 #: What joins two tensors.
 SUMS = frozenset({"add", "add_any"})
 #: Elementwise, and something else under certain operands; sums and divisions are, too.
-_REWRITTEN = frozenset({"exp", "erfc", "mul", "integer_pow", "square"})
+_REWRITTEN = frozenset({"exp", "erfc", "mul", "integer_pow", "square", "max"})
 #: Carried out in a way of their own; some of them where both operands are tensors.
 _OWN_WAY = frozenset({"random_bits", "broadcast_in_dim"})
 _OF_TWO = frozenset({"dot_general", "conv_general_dilated", "select_and_scatter_add"})
@@ -33,9 +33,11 @@ def way_of(equation: Equation) -> str:
     if kind == "elementwise":
         return kind
     if kind in ("movement", "index"):
-        return "loop"
-    summing = primitive.startswith(("reduce_", "arg")) and "window" not in primitive
-    return "reduction" if kind == "reduction" and summing else "kernel"
+        return "movement"
+    if kind != "reduction" or not primitive.startswith(("reduce_", "arg")) or "window" in primitive:
+        return "kernel"
+    same = len(equation.outputs) == 1 and equation.inputs[0].type.size == equation.output_types[0].size
+    return "rename" if same and primitive.startswith("reduce_") and operands == 1 else "reduction"
 
 
 class Shape(NamedTuple):

@@ -6,7 +6,7 @@ long.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.cost.memory.fusion import Fusion
@@ -59,7 +59,8 @@ def written(graph: Graph) -> Written:
 def _written(graph: Graph, sliced: Iterable[int] = (), stored: Collection[int] = ()) -> Written:
     lowering = Lowering(graph, lambda equation: (), sliced, stored)
     fusion = Fusion(lowering)
-    runs = {kernel.number for kernel in fusion.kernels}
+    kernels = fusion.order()
+    runs = {kernel.number for kernel in kernels}
     owner: dict[int, int] = {}
     same: dict[int, int] = {}
     values: set[int] = set()
@@ -81,9 +82,9 @@ def _written(graph: Graph, sliced: Iterable[int] = (), stored: Collection[int] =
                 same[value.index] = first
             elif node.number in runs and fusion.holder(node) is node:
                 values.add(value.index)
-                if node.kind in ("loop", "costly", "scatter") and node.group is None:
+                if node.kind in ("loop", "costly", "movement", "scatter") and node.group is None:
                     over.add(value.index)
-    return Written(frozenset(values), frozenset(over), same, _temporaries(fusion, owner), regions)
+    return Written(frozenset(values), frozenset(over), same, _temporaries(fusion, kernels, owner), regions)
 
 
 def _of_regions(equation: Equation) -> tuple[Written, ...]:
@@ -96,14 +97,16 @@ def _of_regions(equation: Equation) -> tuple[Written, ...]:
     return tuple(found)
 
 
-def _temporaries(fusion: Fusion, owner: Mapping[int, int]) -> dict[int, tuple[Temporary, ...]]:
+def _temporaries(
+    fusion: Fusion, kernels: Sequence[Node], owner: Mapping[int, int]
+) -> dict[int, tuple[Temporary, ...]]:
     readers: dict[int, list[int]] = {}
-    for kernel in fusion.kernels:
+    for kernel in kernels:
         if kernel.equation is not None:
             for operand in fusion.reads[kernel.number]:
                 readers.setdefault(fusion.holder(operand).number, []).append(kernel.equation.index)
     found: dict[int, list[Temporary]] = {}
-    for kernel in fusion.kernels:
+    for kernel in kernels:
         equation = kernel.equation
         if equation is None or equation.regions or kernel.number in owner or kernel.kind in ("store", "view"):
             continue

@@ -15,7 +15,7 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.program import Compute, Move, Program, verify
 from shardwright.ir.segments import Segment, schedule
 from shardwright.ir.trace import Traced, trace
-from shardwright.memory.device_memory import peaks
+from shardwright.memory.device_memory import device_memory, peaks
 from shardwright.synth.baselines import Workshop
 from shardwright.synth.memory.anew import anew
 from shardwright.synth.memory.joined import joined
@@ -87,9 +87,12 @@ def test_the_sum_of_a_loss_does_not_cut_what_is_between_the_logits_and_their_gra
     program = programs(traced)["even data parallelism"]
     changed = joined(program, traced.graph, 1 / 3)
     model = CostModel(EVEN)
-    before, after = (max(peaks(each, traced.graph, EVEN_RATIOS)) for each in (program, changed))
     assert segments(changed, traced) < segments(program, traced)
-    assert after < 0.8 * before
+    # Neither is held when an exchange runs. XLA needs 544,944 bytes for the one, 545,196 for the other.
+    found = [device_memory(each, traced.graph, EVEN_RATIOS, 0) for each in (program, changed)]
+    before, after = (max(moment.held_bytes for moment in each.moments) for each in found)
+    assert after < 0.4 * before
+    assert found[1].peak_bytes < 1.01 * found[0].peak_bytes
     costs = [seconds(bill(each, traced.graph, model), model, EVEN_RATIOS) for each in (program, changed)]
     assert costs[0] == pytest.approx(costs[1], rel=1e-12)
 
