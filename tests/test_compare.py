@@ -204,6 +204,7 @@ def test_the_picture_is_reproducible(tmp_path: Path) -> None:
         (("all_gather", "--bytes", "1kB", "--sweep", "1kB:2kB"), "Pass one of them"),
         (("all_gather", "--sweep", "1KiB"), "is no range"),
         (("all_gather", "--sweep", "2KiB:1KiB"), "is empty"),
+        (("all_gather", "--sweep", "1KiB:1024B"), "is a single size"),
         (("all_gather", "--ratios", "0.5,0.5"), "are 2, but laptop has 4 devices"),
         (("all_gather", "--ratios", "0.5,0.3,0.1,0.2"), "sum to 1.1"),
         (("all_gather", "--ratios", "0.5,0.7,-0.1,-0.1"), "not all between 0 and 1"),

@@ -42,7 +42,7 @@ class NotInPiecesError(InputError):
 def refuse(
     reason: str,
     place: str = "microbatches",
-    remedy: str = "Plan with microbatches=1, or with recompute='auto'",
+    remedy: str = "Plan with microbatches=1, or leave the number to the planner",
 ) -> NotInPiecesError:
     """The error that says why the step cannot be run in pieces."""
     return NotInPiecesError(place=place, reason=reason, remedy=remedy)

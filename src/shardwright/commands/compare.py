@@ -70,7 +70,10 @@ def _sizes(text: str, per_octave: float) -> list[int]:
     if not colon:
         raise InputError(place="--sweep", reason=f"'{text}' is no range", remedy="Write 1KiB:1GiB")
     first, last = _bytes(low, "--sweep"), _bytes(high, "--sweep")
-    if first >= last:
+    if first == last:
+        remedy = "Write two sizes, or pass one as --bytes"
+        raise InputError(place="--sweep", reason=f"'{text}' is a single size", remedy=remedy)
+    if first > last:
         raise InputError(place="--sweep", reason=f"'{text}' is empty", remedy="Write the smaller size first")
     return steps(first, last, per_octave)
 

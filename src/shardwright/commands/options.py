@@ -167,10 +167,12 @@ def parse_time_limit(given: str | None) -> float | None:
     """Seconds of a duration such as `10s`; a plain 0 is allowed.
 
     Raises:
-        InputError: `given` is no duration.
+        InputError: `given` is no duration, or negative.
     """
     if given is None:
         return None
+    if given.strip().startswith("-"):
+        raise InputError(place="--time-limit", reason=f"{given!r} is negative", remedy="Write 10s, or 0")
     if fullmatch(r"0+(\.0*)?\s*(s|ms|us|µs|ns)?", given.strip()):
         return 0.0
     return parse_quantity(given, DURATION, place="--time-limit")
