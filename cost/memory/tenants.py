@@ -187,6 +187,7 @@ class _Walk:
         equations, held, stretches = self.graph.equations, self.held, self.stretches
         same, stretch_of, sources_of = held.same, self.tenants.stretch, self.tenants.sources
         leaves, later, over = self.tenants.leaves, self.tenants.later, self.tenants.over
+        values, swapped = held.values, held.swapped
         canonical: dict[Number, int] = {}
         lines = zip(self.program.instructions, self.reads, self.made, self.wires.makes, strict=True)
         for time, (instruction, read, made, makes) in enumerate(lines):
@@ -205,9 +206,10 @@ class _Walk:
                 canonical[code], leaf = number, number in leaves
                 if equal is not None and not leaf and stretch_of[equal] == stretches[time]:
                     sources_of[number] = sources_of[equal]
-                elif index in held.values or (
-                    leaf and number not in later and not (equation.primitive in ALIASES and sources)
-                ):
+                # What another stretch hands over is transposed where it is used.
+                elif (
+                    index in values and (index not in swapped or stretch_of[read[0]] == stretches[time])
+                ) or (leaf and number not in later and not (equation.primitive in ALIASES and sources)):
                     self._write(number, time, code, sources)
                     if index in held.over and not leaf:
                         over.append((number, sources, time))

@@ -38,6 +38,7 @@ class Written:
     Attributes:
         values: those that have a buffer.
         over: those of them that are written over an operand which nobody reads afterwards, if there is one.
+        swapped: those of them that are transposed products, computed of swapped operands.
         same: what is computed by an equation that equals an earlier one -> that one's value.
         temporaries: by equation that needs them first.
         regions: of loops and branches, by equation: of every region.
@@ -45,6 +46,7 @@ class Written:
 
     values: frozenset[int]
     over: frozenset[int]
+    swapped: frozenset[int]
     same: Mapping[int, int]
     temporaries: Mapping[int, tuple[Temporary, ...]]
     regions: Mapping[int, tuple[Written, ...]]
@@ -65,6 +67,7 @@ def _written(graph: Graph, sliced: Iterable[int] = (), stored: Collection[int] =
     same: dict[int, int] = {}
     values: set[int] = set()
     over: set[int] = set()
+    swapped: set[int] = set()
     regions: dict[int, tuple[Written, ...]] = {}
     for value in graph.inputs:
         node = lowering.of[value]
@@ -84,7 +87,10 @@ def _written(graph: Graph, sliced: Iterable[int] = (), stored: Collection[int] =
                 values.add(value.index)
                 if node.kind in ("loop", "costly", "movement", "scatter") and node.group is None:
                     over.add(value.index)
-    return Written(frozenset(values), frozenset(over), same, _temporaries(fusion, kernels, owner), regions)
+                elif node.kind == "product" and equation.primitive == "transpose":
+                    swapped.add(value.index)
+    temporaries = _temporaries(fusion, kernels, owner)
+    return Written(frozenset(values), frozenset(over), frozenset(swapped), same, temporaries, regions)
 
 
 def _of_regions(equation: Equation) -> tuple[Written, ...]:

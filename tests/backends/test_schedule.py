@@ -167,7 +167,8 @@ def test_sufficient_factor_broadcasts_are_labelled() -> None:
             "network": {"bandwidth": "100 MB/s", "latency": "1 us"},
         }
     )
-    plan = synthesize(step, *shapes, fleet=fleet, constraints={"w": R, "x": Shard(0), "y": Shard(0)})
+    pins: Any = {"w": R, "x": Shard(0), "y": Shard(0)}
+    plan = synthesize(step, *shapes, fleet=fleet, constraints=pins, devices="all")
     labels = {m["pattern"] for rank in plan.schedule()["ranks"] for m in rank["messages"]}
     assert "sufficient factors" in labels
 
