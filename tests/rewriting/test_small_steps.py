@@ -99,6 +99,6 @@ def test_where_what_keeps_least_is_far_too_large_nothing_else_is_searched() -> N
     assert ways.best(math.inf) is not None and not (ways.far or ways.untried)
     ways, planner = every(0.4)
     assert ways.best(math.inf) is None and len(ways.too_large) == 1
-    assert ways.far > 1.5 and f"it takes {ways.far:.3g} times the memory" in ways.untried
+    assert ways.far > 1.5 and f"which takes {ways.far:.3g} times the memory" in ways.untried
     plans = [planner.plan(rewritten(traced, Rewriting(some, 1))) for some in ways.combinations]
     assert len(plans) > 1 and all(plan is not None and not plan.fits for plan in plans)

@@ -50,8 +50,8 @@ class EveryWay:
         """What was not planned, in words; empty where everything was."""
         if self.far:
             return (
-                f"of {len(self.combinations)} ways to keep less for the backward part the one that keeps "
-                f"least alone was searched: it takes {self.far:.3g} times the memory of a device"
+                f"of {len(self.combinations)} ways to keep less for the backward part only the one that "
+                f"keeps least was searched, which takes {self.far:.3g} times the memory of a device"
             )
         return "" if self.complete else "layers of which some alone wait in host memory were not all searched"
 
@@ -60,16 +60,31 @@ class EveryWay:
 
         Where nothing fits yet, what keeps least comes first, and is all if it takes far too much.
         """
-        least = self._planned(self.combinations[-1], rival_s) if rival_s == math.inf else None
-        if least is not None and not least.fits and overfill(least) > _FAR:
-            self.far = overfill(least)
+        found: Plan | None = None
+        first = self._least if rival_s == math.inf and not self.late() else ()
+        plans = [self._planned(again, rival_s) for again in first]
+        for plan in plans:
+            found = better(found, plan)
+        least = min((overfill(plan) for plan in plans if plan is not None), default=0.0)
+        if found is None and least > _FAR:
+            self.far = least
             return None
-        found = better(None, least)
-        for again in self.combinations if least is None else self.combinations[:-1]:
+        for again in self.combinations:
             if self.late():
                 break
-            found = better(found, self._planned(again, min(rival_s, cost_of(found))))
+            if again not in first:
+                found = better(found, self._planned(again, min(rival_s, cost_of(found))))
         return found
+
+    @property
+    def _least(self) -> tuple[tuple[Stretch, ...], ...]:
+        """The ways that keep least, without trips to host memory and with them: they take longest."""
+        return tuple(dict.fromkeys((*self._here[-1:], self.combinations[-1])))
+
+    @property
+    def _here(self) -> Sequence[tuple[Stretch, ...]]:
+        """The ways without trips to host memory."""
+        return [some for some in self.combinations if not any(each.host for each in some)]
 
     def _planned(self, again: tuple[Stretch, ...], rival_s: float) -> Plan | None:
         """The plan of a way, None where nothing in it fits or is cheaper than a rival."""
@@ -88,8 +103,7 @@ class EveryWay:
         """
         pays: set[Stretch] = set()
         found = best
-        here = (some for some in self.combinations if not any(each.host for each in some))
-        for again in sorted(here, key=len):
+        for again in sorted(self._here, key=len):
             if self.late():
                 break
             if len(again) == 1 or pays.issuperset(again):
