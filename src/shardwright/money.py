@@ -14,6 +14,7 @@ from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.errors import InputError
+from shardwright.memory.rivals import overfill
 from shardwright.plan import Plan
 from shardwright.plans.parts import Spent, Unused, spread
 from shardwright.synth.parts import Members, candidates
@@ -75,7 +76,8 @@ def cheapest(
                 raise
             continue  # what was asked for, such as a pin over two mesh axes, is not possible on this part
         # What does not fit cannot be run for any money.
-        offer = (not made.fits, _lacks(made), made.iteration_s * hourly(fleet, members) / 3600)
+        lacking = 0.0 if made.fits else overfill(made)
+        offer = (not made.fits, lacking, made.iteration_s * hourly(fleet, members) / 3600)
         if best is None or offer < best:
             best, chosen = offer, _whole(made, fleet, members)
     assert chosen is not None and best is not None
@@ -86,14 +88,6 @@ def cheapest(
     if untried:
         notes.append(f"time was up: {untried} other parts of the fleet were not looked at")
     return replace(chosen, assumptions=(*chosen.assumptions, *notes))
-
-
-def _lacks(made: Plan) -> float:
-    """How many times its memory the fullest device needs, of a plan that does not fit; 0 of one that does."""
-    if made.fits:
-        return 0.0
-    sizes = (device.type.memory_bytes for device in made.fleet.devices)
-    return max(held / size for held, size in zip(made.memory_bytes, sizes, strict=True))
 
 
 def parts(fleet: Fleet) -> tuple[Members, ...]:

@@ -276,3 +276,13 @@ def test_even_ratios_are_priced_with_the_floors_where_nodes_have_no_room(memory:
     assert choosing.below(math.inf) is not None
     if known:
         assert whole.free is not None and whole.free.turns.search(even)[1] is whole.known[even]
+
+
+def test_what_was_searched_for_in_vain_is_not_searched_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    choosing = Choosing(*problem(), fleet(node(5, 1, memory="4 kB")), Timer())
+    found = choosing.below(math.inf)
+    assert found is not None and found.found.memory.peak(np.array(found.found.ratios)).max() > 4000
+    tried: list[Part] = []
+    monkeypatch.setattr(Choosing, "_plan", lambda self, part, *args, **how: tried.append(part))
+    again = choosing.below(math.inf)
+    assert again is not None and again.found.cost_s == found.found.cost_s and not tried

@@ -22,7 +22,7 @@ from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, origina
 from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced, trace
 from shardwright.memory.device_memory import Held, fullest
-from shardwright.memory.rivals import existing
+from shardwright.memory.rivals import existing, overfill
 from shardwright.plan import Plan
 from shardwright.planning import Planner, Request, Spaces
 from shardwright.synth.memory.rent import too_small
@@ -162,7 +162,7 @@ def shortage(
     free = existing(_planner(wanted, with_memory(plan.fleet, _PLENTY), "auto", {}).plan(traced, briefly=True))
     spaces: Spaces = {}
     found, tried = _least_memory(plan, own, wanted, spaces, tick)
-    factor = _over(found, plan.fleet)
+    factor = overfill(found, plan.fleet)
     least_s = free.iteration_s
 
     def priced(what: str, made: Plan, steps: int = 1) -> Remedy:
@@ -230,12 +230,6 @@ class _Trial:
         return existing(self._planner.plan(self.step))
 
 
-def _over(plan: Plan, fleet: Fleet) -> float:
-    """With so many times a fleet's memory on every device a plan fits."""
-    limits = (device.type.memory_bytes for device in fleet.devices)
-    return max(need / limit for need, limit in zip(plan.memory_bytes, limits, strict=True))
-
-
 def _least_memory(
     plan: Plan, own: Traced, wanted: _Wanted, spaces: Spaces, tick: Callable[[str], None]
 ) -> tuple[Plan, float]:
@@ -246,7 +240,7 @@ def _least_memory(
     where nothing did is cut in two until it is narrow. Nothing is tried below what no program fits into.
     """
     fleet = plan.fleet
-    found, high = plan, _over(plan, fleet)
+    found, high = plan, overfill(plan, fleet)
     low, most = 1.0, high
     while most > low * _NARROW:  # whether any program can fit takes no search
         middle = (low * most) ** 0.5
@@ -264,8 +258,8 @@ def _least_memory(
             made = trial.in_full()
         if made is None or not made.fits:
             low, failed = middle, True
-        if made is not None and _over(made, fleet) < high:
-            found, high = made, max(_over(made, fleet), low)
+        if made is not None and overfill(made, fleet) < high:
+            found, high = made, max(overfill(made, fleet), low)
         step *= step
     return found, low
 

@@ -71,10 +71,12 @@ def cost_of(plan: Plan | None) -> float:
     return math.inf if plan is None else plan.cost_s
 
 
-def overfill(plan: Plan) -> float:
-    """The largest part of its memory that a device would need."""
-    devices = plan.fleet.devices
-    return max(need / devices[d].type.memory_bytes for d, need in enumerate(plan.memory_bytes))
+def overfill(plan: Plan, fleet: Fleet | None = None) -> float:
+    """The largest part of its memory that a device would need, of the plan's fleet or another one like it."""
+    devices = (fleet or plan.fleet).devices
+    return max(
+        need / device.type.memory_bytes for need, device in zip(plan.memory_bytes, devices, strict=True)
+    )
 
 
 def unlimited_s(plan: Plan) -> float:
