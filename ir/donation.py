@@ -10,7 +10,6 @@ through, keeps its memory until the step ends. Prices of memory (`cost/memory/te
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from shardwright.ir.dtypes import is_key

@@ -125,10 +125,14 @@ def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -
 
 def marked(traced: Traced, **marks: Any) -> Traced:
     """A step whose graph has these attributes (`donated`, `compiler`), and so that of its origin."""
-    if all(getattr(traced.graph, name) == mark for name, mark in marks.items()):
+    graph = traced.graph
+    if all(getattr(graph, name) == mark for name, mark in marks.items()):
         return traced
     origin = None if traced.origin is None else marked(traced.origin, **marks)
-    return replace(traced, graph=replace(traced.graph, **marks, memo={}), origin=origin)
+    # Once for each: what is worked out for a graph is remembered with it.
+    known: dict[object, Graph] = graph.memo.setdefault(marked, {})
+    found = known.setdefault(tuple(sorted(marks.items())), replace(graph, **marks, memo={}))
+    return replace(traced, graph=found, origin=origin)
 
 
 def _weak(avals: Sequence[Any]) -> frozenset[int]:

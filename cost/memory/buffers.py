@@ -107,6 +107,7 @@ class _Allocation:
         self.read_by: dict[int, set[str]] = {}
         self._lying: dict[int, Buffer] = {}
         self._elsewhere: dict[int, set[int]] = {}
+        self._reduced = self._find_reduced() if compiler.thrifty else set[int]()
         self._readers, self._before = self._find_readers()
         self._pairs = self._continued()
         self._copied = self._find_copied()
@@ -205,7 +206,15 @@ class _Allocation:
         """Whether a kernel may write over an operand that nobody reads afterwards."""
         if target.kind not in _IN_PLACE or target.group is not None or source.type != target.type:
             return False
+        if target.number in self._reduced:
+            return False
         return source.number not in self._bent(target)
+
+    def _find_reduced(self) -> set[int]:
+        """Numbers of what reductions read: the same kernel writes it and reduces it, and over nothing."""
+        nodes, reads = self.lowering.nodes, self.fusion.reads
+        sums = [operands for number, operands in reads.items() if nodes[number].kind == "reduction"]
+        return {self.fusion.holder(operand).number for operands in sums for operand in operands}
 
     def _bent(self, kernel: Node) -> set[int]:
         found = self._elsewhere.get(kernel.number)

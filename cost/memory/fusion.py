@@ -141,7 +141,7 @@ class Fusion:
         return found
 
     def _find_written(self) -> list[bool]:
-        """By number, whether a node is written in any case: kernels, results, and what is read from memory."""
+        """By number, whether a node is written in any case: kernels, results, what is read from memory."""
         out, needed = self._out, self._needed
         found = [node.kind not in _FUSED and node.what != "iota" for node in self._nodes]
         for node in self._nodes:
@@ -177,8 +177,8 @@ class Fusion:
         """Whether fusions compute a node anew although it is written: they read no more for it."""
         if node.kind not in _CHEAP or node.group is not None:
             return False
-        if self._compiler.thrifty and node.type.size == 1:  # all that a sum of many is made of
-            return False
+        if self._compiler.thrifty and (node.type.size == 1 or node.type.dtype == "bool"):
+            return False  # that takes less to read
         rank = node.type.rank
         wide = [o for o in node.ins if o.what != "broadcast" and o.kind != "constant" and o.type.rank >= rank]
         return len(wide) <= 1 or sum(operand.type.nbytes for operand in node.ins) <= node.type.nbytes

@@ -1,7 +1,7 @@
 """The order in which XLA's GPU compiler runs kernels: of three orders, the one that needs least memory.
 
-They are those of XLA's `ListMemoryScheduler`, `DFSMemoryScheduler` and `PostOrderScheduler`. What they count is
-buffers that kernels write: nothing lies over anything yet.
+They are those of XLA's `ListMemoryScheduler`, `DFSMemoryScheduler` and `PostOrderScheduler`. What they count
+is buffers that kernels write: nothing lies over anything yet.
 """
 
 from __future__ import annotations
