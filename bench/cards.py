@@ -4,8 +4,8 @@
     python -m bench.cards               measure all of it
     python -m bench.cards gpt2          some pieces; the others as they were measured before
 
-XLA compiles for a card that is described to it (`target_config`). Which of several kernels is faster it cannot
-try there: here cuBLAS and cuDNN run all products. An H100 that ran the same steps (`bench/card.py`) laid them
+XLA compiles for a card that is described to it (`target_config`). Which of several kernels is faster it
+cannot try there: here cuBLAS and cuDNN run all products. An H100 that ran the same steps (`bench/card.py`) laid them
 out in what is found here, within 4 %. Steps are at full width and a few layers, so that they fit (of others
 XLA computes things again by itself), their state donated. Of plans it is program by program, as the MPI
 backend runs them, as if every card were an A100.
@@ -41,8 +41,8 @@ from shardwright.cost.profile import profile_step
 from shardwright.ir.trace import marked, trace
 
 #: What compiling for a card asks of it: name, compute capability, multiprocessors, float32 units of each,
-#: bytes of memory, bytes/s, bytes of L2 cache, GHz, bytes of shared memory of a multiprocessor and of a block,
-#: threads of a multiprocessor. By NVIDIA's datasheets and CUDA's table of compute capabilities.
+#: bytes of memory, bytes/s, bytes of L2 cache, GHz, bytes of shared memory of a multiprocessor and of a
+#: block, threads of a multiprocessor. By NVIDIA's datasheets and CUDA's table of compute capabilities.
 CARDS: Mapping[str, tuple[Any, ...]] = {
     "A100": (
         "NVIDIA A100-SXM4-40GB", 8, 0, 108, 64,

@@ -33,63 +33,65 @@ def worth_writing(
     written = list(must)
     made_of = _Operands(nodes, must, costly)
     #: The kernels that compute what is not written.
-    roots: list[frozenset[int]] = [frozenset()] * len(nodes)
+    roots: list[Collection[int]] = [()] * len(nodes)
     for node in reversed(nodes):
         number, users = node.number, node.users
         if written[number] or not needed[number]:
-            roots[number] = frozenset((number,))
-            continue
-        if len(users) == 1:
+            roots[number] = (number,)
+        elif len(users) == 1:
             roots[number] = roots[users[0].number]
-            continue
-        found = frozenset[int]().union(*[roots[user.number] for user in users])
-        times, size = len(found), node.type.nbytes
-        if times > 1 and node.ins:
-            read = made_of.nbytes(number)
-            anew = times * read > read + (times + 1) * size + _START_BYTES
-            if anew or made_of.dear(number) or made_of.many(number):
-                written[number], found = True, frozenset((number,))
-        roots[number] = found if times <= _MOST else frozenset(sorted(found)[:_MOST])
+        elif node.ins:
+            found = set[int]()
+            for user in users:
+                found.update(roots[user.number])
+                if len(found) > _MOST:
+                    break
+            if len(found) > 1 and made_of.pay(node, len(found)):
+                written[number], found = True, {number}
+            roots[number] = found
     return written
 
 
 class _Operands:
-    """What is read to compute a node where it is used."""
+    """What is read to compute a node where it is used, as far as only what must be is written."""
 
     def __init__(self, nodes: Sequence[Node], written: Sequence[bool], costly: Collection[str]) -> None:
-        self._nodes, self._written, self._costly = nodes, written, costly
-        self._known: dict[int, tuple[frozenset[int], bool]] = {}
+        self._nodes, self._written = nodes, written
+        #: How many operands at most; and whether something costly is computed.
+        self._most = most = [0] * len(nodes)
+        self._dear = dear = [node.what in costly for node in nodes]
+        for node in nodes:
+            if not written[node.number]:
+                for operand in node.ins:
+                    number = operand.number
+                    most[node.number] += 1 if written[number] else most[number]
+                    dear[node.number] |= dear[number] and not written[number]
+        self._known: dict[int, frozenset[int]] = {}
 
-    def nbytes(self, number: int) -> int:
-        """Bytes of what is read; a broadcast or a slice reads no more of anything than it makes of it."""
-        most = self._nodes[number].type.nbytes
-        return sum(min(self._nodes[one].type.nbytes, most) for one in self._of(number)[0])
+    def pay(self, node: Node, times: int) -> bool:
+        """Whether so many kernels had better read a node than compute it."""
+        number, size = node.number, node.type.nbytes
+        if self._dear[number]:
+            return True
+        spared = (times + 1) * size + _START_BYTES
+        if self._most[number] < _MOST and (times - 1) * self._most[number] * size <= spared:
+            return False
+        found = self._of(number)
+        # A broadcast or a slice reads no more of anything than it makes of it.
+        read = sum(min(self._nodes[one].type.nbytes, size) for one in found)
+        return len(found) >= _MOST or (times - 1) * read > spared
 
-    def many(self, number: int) -> bool:
-        """Whether that is too much to be read by each of several kernels."""
-        return len(self._of(number)[0]) >= _MOST
-
-    def dear(self, number: int) -> bool:
-        """Whether something costly is computed."""
-        return self._of(number)[1]
-
-    def _of(self, number: int) -> tuple[frozenset[int], bool]:
+    def _of(self, number: int) -> frozenset[int]:
+        """Numbers of the operands."""
         known, nodes, waiting = self._known, self._nodes, [number]
         while waiting:
             node = nodes[waiting[-1]]
-            unknown = [o.number for o in node.ins if not self._written[o.number] and o.number not in known]
+            inside = [o.number for o in node.ins if not self._written[o.number]]
+            unknown = [one for one in inside if one not in known]
             if unknown:
                 waiting += unknown
                 continue
             waiting.pop()
-            found, dear = set[int](), node.what in self._costly
-            for operand in node.ins:
-                if self._written[operand.number]:
-                    found.add(operand.number)
-                else:
-                    read, also = known[operand.number]
-                    found |= read
-                    dear = dear or also
-            some = found if len(found) <= _MOST else sorted(found)[:_MOST]
-            known[node.number] = frozenset(some), dear
+            found = {o.number for o in node.ins if self._written[o.number]}.union(*[known[n] for n in inside])
+            known[node.number] = frozenset(found if len(found) <= _MOST else sorted(found)[:_MOST])
         return known[number]
