@@ -5,10 +5,10 @@
     python -m bench.cards gpt2          some pieces; the others as they were measured before
 
 XLA compiles for a card that is described to it (`target_config`). Which of several kernels is faster it
-cannot try there: here cuBLAS and cuDNN run all products. An H100 that ran the same steps (`bench/card.py`) laid them
-out in what is found here, within 4 %. Steps are at full width and a few layers, so that they fit (of others
-XLA computes things again by itself), their state donated. Of plans it is program by program, as the MPI
-backend runs them, as if every card were an A100.
+cannot try there: here cuBLAS and cuDNN run all products. An H100 that ran the same steps (`bench/card.py`)
+laid them out in what is found here, within 4 %. Steps are at full width and a few layers, so that they fit
+(of others XLA computes things again by itself), their state donated. Of plans it is program by program, as
+the MPI backend runs them, as if every card were an A100.
 """
 
 from __future__ import annotations
