@@ -28,10 +28,11 @@ class LocalGraphs:
     Args:
         device: its position in the program.
         ratios: share of every device of the program.
+        compiler: of segments, see `shardwright.ir.graph.Graph`.
     """
 
-    def __init__(self, device: int, ratios: Sequence[float]) -> None:
-        self.device, self.ratios = device, tuple(ratios)
+    def __init__(self, device: int, ratios: Sequence[float], compiler: str = "cpu") -> None:
+        self.device, self.ratios, self.compiler = device, tuple(ratios), compiler
         self._forms = Forms()
         self._types: dict[tuple[TensorType, Placement], TensorType] = {}
 
@@ -58,7 +59,8 @@ class LocalGraphs:
         results = tuple(maker.env[prop] for prop in gives)
         pairs = [(new, old) for new, old in over.items() if new in gives and old in needs]
         state = {gives.index(new): needs.index(old) for new, old in pairs}
-        return Graph(given, {}, tuple(maker.equations), results, state=state)
+        equations = tuple(maker.equations)
+        return Graph(given, {}, equations, results, state=state, compiler=self.compiler)
 
     def body(self, body: Program, region: Graph) -> Graph:
         """The graph of a loop's body."""

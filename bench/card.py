@@ -34,7 +34,7 @@ from shardwright import Fleet, synthesize
 from shardwright.cost.profile import profile_step
 from shardwright.fleets.calibrate import calibrate
 from shardwright.fleets.inventory import Seen, catalogue_name, of_jax
-from shardwright.ir.trace import trace
+from shardwright.ir.trace import marked, trace
 
 ROUNDS = 9
 #: Timed from here on: the first calls load kernels.
@@ -122,7 +122,7 @@ def row_of(model: str, ran: Mapping[str, Any], calibrated: Mapping[str, Any] | N
                 f"{known}_ms": 1e3 * plan.iteration_s,
                 f"{known} error": plan.iteration_s / measured_s - 1,
             }
-        peak = profile_step(trace(step, *args).graph).peak_bytes
+        peak = profile_step(marked(trace(step, *args), compiler="gpu").graph).peak_bytes
     row |= {"peak_bytes": peak, "xla_bytes": ran["xla_bytes"], "peak / XLA's": peak / ran["xla_bytes"]}
     table([row], header=True)
     return row

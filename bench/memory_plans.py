@@ -9,6 +9,7 @@ answer to that.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +37,16 @@ REFUSED = "8 devices of 6 GB"
 PARTS = (1.0, 0.85, 0.7, 0.55, 0.45, 0.35)
 
 
-def compiled_bytes(plan: Plan, device: int) -> int:
+#: Compiles a function of so many arguments, of these shapes.
+Compiler = Callable[[Callable[..., Any], Sequence[Any]], Any]
+
+
+def compiled_here(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """A function, compiled for this machine."""
+    return jax.jit(function, keep_unused=True).lower(*arguments).compile()
+
+
+def compiled_bytes(plan: Plan, device: int, compiled: Compiler = compiled_here) -> int:
     """What XLA allocates on a device of the plan's program at its fullest step."""
     assert plan.traced is not None
     graph, ratios = plan.traced.graph, plan.used_ratios
@@ -49,18 +59,35 @@ def compiled_bytes(plan: Plan, device: int) -> int:
         if isinstance(step, Segment):
             needs = [prop for prop in step.needs if holds(prop, device)]
             avals = [abstract(types[p.value], own.shape(types[p.value], p.placement)) for p in needs]
-            lowered = jax.jit(local_function(step, graph, own), keep_unused=True).lower(*avals)
-            found = lowered.compile().memory_analysis()
+            found = compiled(local_function(step, graph, own), avals).memory_analysis()
             nbytes = moment.held_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
         peak = max(peak, nbytes)
     return peak
 
 
 def plan_rows(target: str, name: str) -> list[dict[str, Any]]:
-    """One row for every kind of device of a plan."""
+    """One row for every kind of device of an example's plan."""
     module, factory = target.split(":")
     step, args = load_factory(f"{EXAMPLES / module}.py:{factory}")
-    fleet = Fleet.load(EXAMPLES / "fleets" / f"{name}.yaml")
+    return rows_of(target, step, args, _processors(Fleet.load(EXAMPLES / "fleets" / f"{name}.yaml")), name)
+
+
+def _processors(fleet: Fleet) -> Fleet:
+    """A fleet whose cards are processors as far as memory goes: of what XLA's CPU compiler lays out."""
+    kinds = [[replace(kind, sm_count=None) for kind in node.devices] for node in fleet.nodes]
+    nodes = (replace(node, devices=tuple(own)) for node, own in zip(fleet.nodes, kinds, strict=True))
+    return replace(fleet, nodes=tuple(nodes))
+
+
+def rows_of(
+    target: str,
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    fleet: Fleet,
+    name: str,
+    compiled: Compiler = compiled_here,
+) -> list[dict[str, Any]]:
+    """The same of a step on a fleet of that name."""
     plan = synthesize(step, *args, fleet=fleet, devices="all")
     seen: set[tuple[str, int]] = set()
     rows: list[dict[str, Any]] = []
@@ -69,7 +96,7 @@ def plan_rows(target: str, name: str) -> list[dict[str, Any]]:
         if kind in seen:
             continue
         seen.add(kind)
-        actual = compiled_bytes(plan, position)
+        actual = compiled_bytes(plan, position, compiled)
         rows.append(
             {
                 "example": target,

@@ -101,6 +101,11 @@ class DeviceType:
         return found / (self.matmul_efficiency if op_class in PRODUCTS else self.vector_efficiency)
 
     @property
+    def is_card(self) -> bool:
+        """Whether it has memory of its own, apart from the host's: types do that state multiprocessors."""
+        return self.sm_count is not None
+
+    @property
     def turned_per_s(self) -> float:
         """Elements per second at which products rearrange an operand; infinite where it is not known."""
         found = dict(self.class_efficiencies).get("transposition")

@@ -212,6 +212,11 @@ class Fleet:
         return self._memo["devices"]
 
     @property
+    def compiler(self) -> str:
+        """Whose memory its devices have: "gpu" where all are cards, else "cpu"; that mostly takes more."""
+        return "gpu" if all(device.type.is_card for device in self.devices) else "cpu"
+
+    @property
     def classes(self) -> tuple[DeviceClass, ...]:
         """The devices grouped into classes, in order of first appearance."""
         if "classes" not in self._memo:

@@ -166,9 +166,9 @@ class Topology:
 def host_link(kind: DeviceType, given: Link | None) -> Link | None:
     """A device's link to the host; None where its memory is the host's.
 
-    A type that states multiprocessors (all of the catalogue do) is a card with memory of its own.
+    A card's is its own.
     """
-    return given or (ASSUMED_HOST_LINK if kind.sm_count is not None else None)
+    return given or (ASSUMED_HOST_LINK if kind.is_card else None)
 
 
 def without_host(fleet: Fleet) -> tuple[str, ...]:

@@ -5,10 +5,14 @@ python examples/demo.py train PLAN LOSSES  one rank of the training (started by 
 """
 
 import json
+import os
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+# Four unequal processors are shown: a card would be shared, and most of its memory taken by this process.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import gpt2
 import jax

@@ -10,7 +10,6 @@ through, keeps its memory until the step ends. Prices of memory (`cost/memory/te
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from shardwright.ir.dtypes import is_key
@@ -19,7 +18,7 @@ from shardwright.ir.flow import reads, writes
 from shardwright.ir.graph import Graph, Value
 from shardwright.ir.program import Program, Property
 from shardwright.ir.segments import LoopStep, Schedule, Segment, Step
-from shardwright.ir.trace import Traced
+from shardwright.ir.trace import Traced, marked
 
 _T = TypeVar("_T", bound=Hashable)
 
@@ -32,10 +31,7 @@ def check_donate(donate: object) -> None:
 
 def donating(traced: Traced, donated: bool) -> Traced:
     """A step, the state of which is given away at every call, or is not."""
-    if traced.graph.donated == donated:
-        return traced
-    origin = None if traced.origin is None else donating(traced.origin, donated)
-    return replace(traced, graph=replace(traced.graph, donated=donated, memo={}), origin=origin)
+    return marked(traced, donated=donated)
 
 
 def continued(program: Program, graph: Graph) -> Mapping[Property, Property]:

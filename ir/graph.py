@@ -241,6 +241,7 @@ class Graph:
         donated: whether the caller gives state away: what continues it may take its memory.
         residuals: what the forward part keeps for the backward part, beside inputs and constants: types, and
             values where a backward equation needs it indeed.
+        compiler: whose: XLA's for "cpu" or "gpu". It decides what is in memory, not what is computed.
         memo: what `per_graph` functions found.
     """
 
@@ -253,6 +254,7 @@ class Graph:
     state: Mapping[int, int] = field(default_factory=dict)
     residuals: tuple[tuple[TensorType, Value | None], ...] = ()
     donated: bool = False
+    compiler: str = "cpu"
     memo: dict[object, Any] = field(default_factory=dict[object, Any], repr=False)
 
     def values(self) -> tuple[Value, ...]:

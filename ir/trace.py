@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,18 @@ def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -
         weak=_weak(closed.in_avals),
         weak_outputs=_weak(closed.out_avals),
     )
+
+
+def marked(traced: Traced, **marks: Any) -> Traced:
+    """A step whose graph has these attributes (`donated`, `compiler`), and so that of its origin."""
+    graph = traced.graph
+    if all(getattr(graph, name) == mark for name, mark in marks.items()):
+        return traced
+    origin = None if traced.origin is None else marked(traced.origin, **marks)
+    # Once for each: what is worked out for a graph is remembered with it.
+    known: dict[object, Graph] = graph.memo.setdefault(marked, {})
+    found = known.setdefault(tuple(sorted(marks.items())), replace(graph, **marks, memo={}))
+    return replace(traced, graph=found, origin=origin)
 
 
 def _weak(avals: Sequence[Any]) -> frozenset[int]:

@@ -14,6 +14,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.cost.memory.compilers import COMPILERS
 from shardwright.cost.memory.liveness import Peaks, by_device
 from shardwright.cost.memory.stretches import cut_at_exchanges
 from shardwright.cost.memory.tenants import Size
@@ -63,7 +64,7 @@ def _at_most(program: Program, graph: Graph, size: Size) -> float:
         # Equal blocks for all devices are packed beside what is exchanged.
         if isinstance(instruction, Move) and instruction.strategy == "padded":
             held[stretch] += types[instruction.value].nbytes
-    return float(held.max())
+    return float(held.max()) + COMPILERS[graph.compiler].workspace_bytes
 
 
 def _given(program: Program, graph: Graph) -> Iterator[tuple[TensorType, Placement]]:

@@ -17,11 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.cost.memory.compilers import COMPILERS, Compiler
 from shardwright.cost.memory.fusion import Fusion
 from shardwright.cost.memory.lowering import Lowering
 from shardwright.cost.memory.nodes import Buffer, Node
@@ -76,7 +78,7 @@ class Layout:
 @per_graph
 def layout(graph: Graph) -> Layout:
     """The layout of a whole step, or of a segment; the state of its graph is donated, and nothing else."""
-    return _Allocation(graph, top=True).layout()
+    return _Allocation(graph, top=True, compiler=COMPILERS[graph.compiler]).layout()
 
 
 def scratch_bytes(graph: Graph) -> int:
@@ -95,15 +97,17 @@ class _Allocation:
         sliced: Collection[int] = (),
         stored: Collection[int] = (),
         carried: Mapping[int, int] = MappingProxyType({}),
+        compiler: Compiler,
     ) -> None:
-        self.graph = graph
+        self.graph, self.compiler = graph, compiler
         self.top, self.carried = top, carried
-        self.lowering = Lowering(graph, _inner, sliced, stored)
+        self.lowering = Lowering(graph, partial(_inner, compiler=compiler), compiler, sliced, stored)
         self.fusion = Fusion(self.lowering)
         self.last_read: dict[int, int] = {}
         self.read_by: dict[int, set[str]] = {}
         self._lying: dict[int, Buffer] = {}
         self._elsewhere: dict[int, set[int]] = {}
+        self._reduced = self._find_reduced() if compiler.thrifty else set[int]()
         self._readers, self._before = self._find_readers()
         self._pairs = self._continued()
         self._copied = self._find_copied()
@@ -157,6 +161,10 @@ class _Allocation:
                 time = self.times[kernel.number]
                 made += [replace(buffer, first=time, last=time) for buffer in kernel.inner]
             elif kernel.kind not in ("input", "store") and fusion.holder(kernel) is kernel:
+                if kernel.kind == "product" and self.compiler.workspace_bytes:
+                    time = self.times[kernel.number]
+                    space = self.compiler.workspace_bytes
+                    made.append(Buffer(space, time, time, "workspace", kernel.equation))
                 buffer = lying[kernel.number] = self._buffer(kernel)
                 if kernel.number not in results:
                     made.append(buffer)
@@ -198,7 +206,15 @@ class _Allocation:
         """Whether a kernel may write over an operand that nobody reads afterwards."""
         if target.kind not in _IN_PLACE or target.group is not None or source.type != target.type:
             return False
+        if target.number in self._reduced:
+            return False
         return source.number not in self._bent(target)
+
+    def _find_reduced(self) -> set[int]:
+        """Numbers of what reductions read: the same kernel writes it and reduces it, and over nothing."""
+        nodes, reads = self.lowering.nodes, self.fusion.reads
+        sums = [operands for number, operands in reads.items() if nodes[number].kind == "reduction"]
+        return {self.fusion.holder(operand).number for operands in sums for operand in operands}
 
     def _bent(self, kernel: Node) -> set[int]:
         found = self._elsewhere.get(kernel.number)
@@ -246,7 +262,7 @@ def _role(kernel: Node, readers: Collection[str]) -> str:
     return "gradient" if part == "backward" and "" in readers else "temporary"
 
 
-def _inner(equation: Equation) -> list[Buffer]:
+def _inner(equation: Equation, compiler: Compiler) -> list[Buffer]:
     """What the bodies of a loop or branch need, one after another, at times between 0 and 1."""
     wiring = boundary(equation)
     found: list[Buffer] = []
@@ -254,7 +270,9 @@ def _inner(equation: Equation) -> list[Buffer]:
         sliced = [port.inner for port in wiring.ins if port.stacked and port.region == number]
         stored = [port.inner for port in wiring.outs if port.stacked and port.region == number]
         carried = {out: into for of, out, to, into in wiring.carries if of == to == number}
-        body = _Allocation(region, top=False, sliced=sliced, stored=stored, carried=carried)
+        body = _Allocation(
+            region, top=False, sliced=sliced, stored=stored, carried=carried, compiler=compiler
+        )
         part = 1 / ((len(body.kernels) + 2) * len(equation.regions))
         begin = number / len(equation.regions)
         for buffer in body.buffers():

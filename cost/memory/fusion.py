@@ -14,6 +14,8 @@ from collections.abc import Collection, Sequence
 
 from shardwright.cost.memory.lowering import Lowering
 from shardwright.cost.memory.nodes import Node
+from shardwright.cost.memory.recompute import worth_writing
+from shardwright.cost.memory.schedule import least_memory
 
 #: Elementwise equations of fewer elements stay out of library fusions.
 _LIBRARY_ELEMENTS = 4096
@@ -45,9 +47,10 @@ class Fusion:
 
     def __init__(self, lowering: Lowering) -> None:
         self._nodes, self._needed = lowering.nodes, lowering.needed
+        self._compiler = lowering.compiler
         self._out = dict.fromkeys(node.number for node in lowering.outputs)
         self._groups: dict[int, dict[int, Node]] = {}
-        for node in self._nodes:
+        for node in self._nodes if self._compiler.library else ():
             if self._needed[node.number] and node.kind == "reduction" and self._joins(node, begins=True):
                 self._grow(node)
         self._buffered = self._find_buffers()
@@ -104,10 +107,15 @@ class Fusion:
 
     def _alone(self, node: Node) -> bool:
         """Whether a node reads its operands from memory."""
-        return node.kind not in _FUSED or node.group is not None
+        if node.kind in _FUSED:
+            return node.group is not None
+        return node.kind not in self._compiler.takes_in and node.what not in self._compiler.takes_in
 
     def _find_buffers(self) -> list[bool]:
         """By number, whether a node is written to memory."""
+        if self._compiler.thrifty:
+            must = self._find_written()
+            return worth_writing(self._nodes, must, self._needed, self._compiler.costly)
         found = [False] * len(self._nodes)
         #: The only kernel that computes what is not written; `_NOBODY`, or `_MANY`: only costly ones care.
         roots = [_NOBODY] * len(self._nodes)
@@ -131,6 +139,19 @@ class Fusion:
                 found[number], root = True, number
             roots[number] = root
         return found
+
+    def _find_written(self) -> list[bool]:
+        """By number, whether a node is written in any case: kernels, results, what is read from memory."""
+        out, needed = self._out, self._needed
+        found = [node.kind not in _FUSED and node.what != "iota" for node in self._nodes]
+        for node in self._nodes:
+            if needed[node.number] and self._alone(node):
+                for operand in node.ins:
+                    if operand.ins:
+                        found[operand.number] = True
+        for number in out:
+            found[number] = True
+        return [mine and wanted for mine, wanted in zip(found, needed, strict=True)]
 
     def _operands(self, node: Node) -> tuple[Node, ...]:
         """What a kernel reads from memory."""
@@ -156,6 +177,8 @@ class Fusion:
         """Whether fusions compute a node anew although it is written: they read no more for it."""
         if node.kind not in _CHEAP or node.group is not None:
             return False
+        if self._compiler.thrifty and (node.type.size == 1 or node.type.dtype == "bool"):
+            return False  # that takes less to read
         rank = node.type.rank
         wide = [o for o in node.ins if o.what != "broadcast" and o.kind != "constant" and o.type.rank >= rank]
         return len(wide) <= 1 or sum(operand.type.nbytes for operand in node.ins) <= node.type.nbytes
@@ -259,6 +282,9 @@ class Fusion:
         loop waits once more, as its operands are gathered in a tuple; so does who waits for an input that is
         `copied`. Constants, which reductions begin with, come behind the inputs.
         """
+        if self._compiler.thrifty:
+            out = {self.holder(self._nodes[number]).number for number in self._out}
+            return least_memory(self.asked, self.reads, self.holder, out)
         reads, nodes, users, missing = self.reads, self._nodes, self._users, dict(self._missing)
         ready = sorted(number for number in missing if number not in reads)
         begin = sorted(number for number, count in missing.items() if not count and number in reads)

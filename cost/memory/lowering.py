@@ -24,6 +24,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from shardwright.cost.memory.compilers import Compiler
 from shardwright.cost.memory.maker import Maker
 from shardwright.cost.memory.nodes import Buffer, Node, is_square, is_zero
 from shardwright.cost.memory.ways import SUMS, Shape, shape_of, way_of
@@ -41,6 +42,7 @@ class Lowering(Maker):
     Args:
         graph: the equations.
         inner: buffers of the bodies of an equation with regions.
+        compiler: whose decisions these are.
         sliced: inputs that are slices of a stacked operand (of the body of a scan).
         stored: outputs that are slices of a stacked result.
 
@@ -51,9 +53,15 @@ class Lowering(Maker):
     """
 
     def __init__(
-        self, graph: Graph, inner: Inner, sliced: Iterable[int] = (), stored: Collection[int] = ()
+        self,
+        graph: Graph,
+        inner: Inner,
+        compiler: Compiler,
+        sliced: Iterable[int] = (),
+        stored: Collection[int] = (),
     ) -> None:
         super().__init__()
+        self.compiler = compiler
         self.of: dict[Value, Node] = {}
         self._inner = inner
         self._literals: dict[tuple[Form, int], Node] = {}
@@ -324,6 +332,8 @@ class Lowering(Maker):
     def _random(self, equation: Equation, ins: Sequence[Node]) -> Node:
         """Both words of the generator's counter; who reads them combines them."""
         key, out = self._key(equation, ins), equation.output_types[0]
+        if "random_bits" in self.compiler.costly:  # then others take it in
+            return self._make(key, "random_bits", "costly", ins, out, equation)
         high = self._make((*key, "high"), "random_bits", "kernel", ins, out, equation)
         low = self._make((*key, "low"), "random_bits", "kernel", (high,), out, equation)
         return self._make(key, "xor", "loop", (high, low), out, equation)

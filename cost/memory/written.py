@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from shardwright.cost.memory.compilers import COMPILERS, Compiler
 from shardwright.cost.memory.fusion import Fusion
 from shardwright.cost.memory.lowering import Lowering
 from shardwright.cost.memory.nodes import Node
@@ -55,13 +56,15 @@ class Written:
 @per_graph
 def written(graph: Graph) -> Written:
     """What a whole step writes."""
-    return _written(graph)
+    return _written(graph, COMPILERS[graph.compiler])
 
 
-def _written(graph: Graph, sliced: Iterable[int] = (), stored: Collection[int] = ()) -> Written:
-    lowering = Lowering(graph, lambda equation: (), sliced, stored)
+def _written(
+    graph: Graph, compiler: Compiler, sliced: Iterable[int] = (), stored: Collection[int] = ()
+) -> Written:
+    lowering = Lowering(graph, lambda equation: (), compiler, sliced, stored)
     fusion = Fusion(lowering)
-    kernels = fusion.order()
+    kernels = [node for node in fusion.asked if node.number in fusion.reads]
     runs = {kernel.number for kernel in kernels}
     owner: dict[int, int] = {}
     same: dict[int, int] = {}
@@ -77,7 +80,7 @@ def _written(graph: Graph, sliced: Iterable[int] = (), stored: Collection[int] =
     for equation in graph.equations:
         if equation.regions:
             values.update(value.index for value in equation.outputs)
-            regions[equation.index] = _of_regions(equation)
+            regions[equation.index] = _of_regions(equation, compiler)
         for value in equation.outputs:
             node = lowering.of[value]
             first = owner.setdefault(node.number, value.index)
@@ -93,13 +96,13 @@ def _written(graph: Graph, sliced: Iterable[int] = (), stored: Collection[int] =
     return Written(frozenset(values), frozenset(over), frozenset(swapped), same, temporaries, regions)
 
 
-def _of_regions(equation: Equation) -> tuple[Written, ...]:
+def _of_regions(equation: Equation, compiler: Compiler) -> tuple[Written, ...]:
     wiring = boundary(equation)
     found: list[Written] = []
     for number, region in enumerate(equation.regions):
         sliced = [port.inner for port in wiring.ins if port.stacked and port.region == number]
         stored = [port.inner for port in wiring.outs if port.stacked and port.region == number]
-        found.append(_written(region, sliced, stored))
+        found.append(_written(region, compiler, sliced, stored))
     return tuple(found)
 
 

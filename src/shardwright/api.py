@@ -17,7 +17,7 @@ from shardwright.ir.donation import check_donate, donating
 from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
 from shardwright.ir.rewrites.rewriting import original
 from shardwright.ir.state import StateMap
-from shardwright.ir.trace import Traced, trace
+from shardwright.ir.trace import Traced, marked, trace
 from shardwright.memory.device_memory import Looking
 from shardwright.memory.rewritings import Microbatches, Offload, Recompute, best_plan, check_rewriting
 from shardwright.money import cheapest, check_prices
@@ -172,10 +172,11 @@ def synthesize_traced(
     check_tick(tick)
     timer = Timer(tick, time_limit_s)
     start = time.perf_counter()
-    step = original(traced) if donate is None else donating(original(traced), donate)
+    known = original(traced) if donate is None else donating(original(traced), donate)
 
     def planned(asked: Request) -> Plan:
         planner = Planner(asked, timer)
+        step = marked(known, compiler=asked.fleet.compiler)
         best = best_plan(step, asked.fleet, recompute, microbatches, offload, planner, timer.late)
         return as_it_runs(planner.certified(best))
 
@@ -233,7 +234,7 @@ def baselines(
     if plan is not None and plan.fleet != fleet:
         raise PlanError(place="plan", reason="is for another fleet", remedy="Pass a plan for this fleet")
     traced = trace(train_step, *args, state=state) if plan is None else plan.attach(train_step, *args)
-    traced = original(traced)
+    traced = marked(original(traced), compiler=fleet.compiler)
     tick("building the choice graph")
     if axes == 2 and is_mesh(fleet):
         found = grid_baselines(traced.graph, CostModel(fleet), tick)
@@ -246,7 +247,7 @@ def baselines(
 
 def data_parallel(traced: Traced, fleet: Fleet) -> tuple[Baseline, ...]:
     """Even and proportional data parallelism of a traced step, priced like a plan."""
-    traced = original(traced)
+    traced = marked(original(traced), compiler=fleet.compiler)
     recipes = [recipe for recipe in RECIPES if recipe.name.endswith("data parallelism")]
     return tuple(_workshop(traced, fleet).whole_fleet(recipes))
 
@@ -255,7 +256,7 @@ def on_the_whole_fleet(
     traced: Traced, fleet: Fleet, tick: Callable[[str], None] = lambda what: None
 ) -> Baselines:
     """Every baseline of a traced step that uses all devices, priced like a plan."""
-    traced = original(traced)
+    traced = marked(original(traced), compiler=fleet.compiler)
     return _workshop(traced, fleet, tick).whole_fleet()
 
 

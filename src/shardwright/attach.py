@@ -9,12 +9,11 @@ import jax
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from shardwright.backends.layout import type_of, weak_of
-from shardwright.ir.donation import donating
 from shardwright.ir.dtypes import dtype_of
 from shardwright.ir.errors import InputError, PlanError, ProgramError, TraceError
 from shardwright.ir.program import verify
 from shardwright.ir.rewrites.rewriting import rewritten
-from shardwright.ir.trace import Traced, argument_names, trace
+from shardwright.ir.trace import Traced, argument_names, marked, trace
 
 if TYPE_CHECKING:
     from shardwright.plan import Plan
@@ -44,7 +43,7 @@ def attached(plan: Plan, traced: Traced) -> Traced:
     """See `Plan.attach_traced`."""
     if traced.fingerprint != plan.fingerprint:
         raise _unlike(plan, traced)
-    traced = rewritten(donating(traced, plan.donate), plan.rewriting)
+    traced = rewritten(marked(traced, donated=plan.donate, compiler=plan.fleet.compiler), plan.rewriting)
     try:
         verify(plan.program, traced.graph)
     except ProgramError as error:

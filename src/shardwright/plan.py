@@ -24,11 +24,11 @@ from shardwright.cost.timeline import Timeline, timed_bill, timeline
 from shardwright.execute import CompiledStep, concrete, run_options
 from shardwright.files import write_whole
 from shardwright.fleets.occupants import warn_of_other_card
-from shardwright.ir.donation import check_donate, donating
+from shardwright.ir.donation import check_donate
 from shardwright.ir.errors import PlanError
 from shardwright.ir.rewrites.rewriting import rewritten
 from shardwright.ir.text import format_program
-from shardwright.ir.trace import Traced
+from shardwright.ir.trace import Traced, marked
 from shardwright.partition import PartitionSpecs, partition_specs
 from shardwright.plans import file as plan_file
 from shardwright.plans.record import PlanRecord
@@ -143,7 +143,11 @@ class Plan(PlanRecord):
                 reason="was loaded without its step",
                 remedy="Pass plan.attach(train_step, *args)",
             )
-        return rewritten(donating(step, self.donate), self.rewriting)
+        return self._changed(step)
+
+    def _changed(self, traced: Traced) -> Traced:
+        marks = {"donated": self.donate, "compiler": self.fleet.compiler}
+        return rewritten(marked(traced, **marks), self.rewriting)
 
     # -- files -------------------------------------------------------------------------------------
 
@@ -254,7 +258,7 @@ class Plan(PlanRecord):
         Raises:
             PlanError: there is no such backend or option.
         """
-        step = rewritten(donating(traced, self.donate), self.rewriting)
+        step = self._changed(traced)
         return self._compiled(lambda *args: step, backend, donate, options)
 
     def _compiled(

@@ -9,12 +9,13 @@ from typing import Any
 
 from shardwright.api import check_tick, synthesize
 from shardwright.cost.fleet import FleetLike
+from shardwright.cost.memory.compilers import COMPILERS
 from shardwright.cost.profile import ROLES, EquationRow, LayerRow, StepProfile, profile_step
 from shardwright.ir.errors import InputError
 from shardwright.ir.jaxpr import source_text
 from shardwright.ir.program import own_ratios
 from shardwright.ir.state import StateMap
-from shardwright.ir.trace import trace
+from shardwright.ir.trace import marked, trace
 from shardwright.memory.device_memory import DeviceMemory, device_memory
 from shardwright.plan import Plan
 
@@ -96,6 +97,7 @@ def profile(
     fleet: FleetLike | None = None,
     plan: Plan | None = None,
     state: StateMap | None = None,
+    compiler: str | None = None,
     tick: Callable[[str], None] = lambda what: None,
     **planning: Any,
 ) -> Profile:
@@ -107,17 +109,20 @@ def profile(
         fleet: devices to plan the step for, or the path of a fleet file; their memory is profiled, too.
         plan: a plan of this step, in place of a fleet.
         state: see `synthesize`.
+        compiler: whose memory is profiled without fleet and plan: XLA's for "cpu", the default, or for "gpu".
+            Of a fleet it is the GPU's where all devices are cards (`Fleet.compiler`).
         tick: told what begins (for progress displays).
         planning: further arguments of `synthesize`, such as `axes`, for the plan.
 
     Raises:
         InputError: an argument is no array, a state entry does not match, fleet and plan are both given, or
-            neither is and there are arguments about planning.
+            neither is and there are arguments about planning; there is no such compiler, or the fleet says.
         PlanError: the plan is of another step.
         TraceError: the step cannot be traced or has side effects.
     """
     if fleet is not None and plan is not None:
         raise InputError(place="profile", reason="has a fleet and a plan", remedy="Pass one of them")
+    _check_compiler(compiler, fleet is not None or plan is not None)
     if fleet is not None:
         plan = synthesize(train_step, *args, fleet=fleet, state=state, tick=tick, **planning)
     elif planning:
@@ -127,7 +132,7 @@ def profile(
     check_tick(tick)
     tick("tracing the step")
     if plan is None:
-        traced = trace(train_step, *args, state=state)
+        traced = marked(trace(train_step, *args, state=state), compiler=compiler or "cpu")
     else:
         traced = plan.traced or plan.attach(train_step, *args)
     tick("laying out memory")
@@ -136,6 +141,20 @@ def profile(
     profile_s = time.perf_counter() - start
     devices = () if plan is None else _devices(plan, traced.graph)
     return Profile(step, devices, plan, traced.trace_s, profile_s)
+
+
+def _check_compiler(compiler: str | None, given: bool) -> None:
+    if compiler is None:
+        return
+    if compiler not in COMPILERS:
+        names = " or ".join(map(repr, COMPILERS))
+        raise InputError(place="compiler", reason=f"is {compiler!r}", remedy=f"Pass {names}")
+    if given:
+        raise InputError(
+            place="compiler",
+            reason="is what a fleet or a plan says",
+            remedy="Leave it out: it is the GPU's where all devices are cards",
+        )
 
 
 def _devices(plan: Plan, graph: Any) -> tuple[DeviceProfile, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -35,6 +36,9 @@ def test_all_of_a_stretch_is_there_throughout_and_what_it_touches_twice() -> Non
     local = Program((R, R), (Compute(0, alone), Compute(1, alone)), (R,))
     # Given, made; and once more: x, y, the first product; that again, y, the second.
     assert most(local, graph, (1.0,)) == (x + y + 2 * x + (x + y + x) + (x + y + x),)
+    # On a card a product has a workspace.
+    there = replace(graph, compiler="gpu", memo={})
+    assert most(local, there, (1.0,))[0] - most(local, graph, (1.0,))[0] == 4 << 20
     # An exchange between them is a stretch of its own, and so is what is left; x @ y is not there any more.
     made = graph.equations[0].outputs[0].index
     cut = Signature((S0, R), (S0,))

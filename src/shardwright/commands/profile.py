@@ -10,6 +10,7 @@ import click
 from shardwright.commands.options import check_made, factory_argument, json_option, planning_options
 from shardwright.console import say, say_json, stages
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.memory.compilers import COMPILERS
 from shardwright.factory import load_factory, step_file
 from shardwright.ir.errors import InputError, ReplicatedWarning
 from shardwright.plan import Plan
@@ -22,6 +23,11 @@ from shardwright.reports.profile import layout, plot
 @factory_argument
 @click.option("--fleet", "fleet_path", metavar="FLEET.yaml", help="Plan for this fleet; profile its devices.")
 @click.option("--plan", "plan_path", metavar="PLAN.json", help="Profile the devices of this plan.")
+@click.option(
+    "--compiler",
+    type=click.Choice(tuple(COMPILERS)),
+    help="Without fleet or plan: XLA's for cpu (default) or gpu.",
+)
 @click.option("--plot", "picture", metavar="PICTURE.svg", help="Draw memory over time, and by layer.")
 @planning_options
 @json_option
@@ -29,6 +35,7 @@ def profile_command(
     target: str,
     fleet_path: str | None,
     plan_path: str | None,
+    compiler: str | None,
     picture: str | None,
     planning: dict[str, Any],
     as_json: bool,
@@ -45,7 +52,7 @@ def profile_command(
     step, args = load_factory(target)
     with stages() as tick, warnings.catch_warnings():
         warnings.simplefilter("ignore", ReplicatedWarning)
-        found = profile(step, *args, fleet=fleet, plan=loaded, tick=tick, **planning)
+        found = profile(step, *args, fleet=fleet, plan=loaded, compiler=compiler, tick=tick, **planning)
     if picture is not None:
         plot(found, picture)
     if as_json:

@@ -100,7 +100,7 @@ def fullest(
     for number, step in enumerate(planned.steps[: peak + 1]):
         alive.update(() if isinstance(step, Away) else set(step.gives).difference(over.get(step, ())))
         if number == peak and isinstance(step, Segment):
-            own = layout(LocalGraphs(device, ratios).segment(step, graph, over.get(step, {})))
+            own = layout(LocalGraphs(device, ratios, graph.compiler).segment(step, graph, over.get(step, {})))
             at = own.peak_kernel
             for buffer in own.buffers:
                 if buffer.first <= at <= buffer.last:
@@ -136,7 +136,7 @@ def crowds(
 def _crowds(
     walk: Walk, ratios: Sequence[float], device: int, limit: float
 ) -> tuple[tuple[int, Mapping[int, int]], ...]:
-    planned, graphs = walk.planned, LocalGraphs(device, ratios)
+    planned, graphs = walk.planned, LocalGraphs(device, ratios, walk.planned.graph.compiler)
     program, graph, over = planned.program, planned.graph, taken_over(planned)
     steps = walk.of_device(ratios, device).moments
     found: list[tuple[int, Mapping[int, int]]] = []

@@ -14,13 +14,12 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.cost.quantity import size
 from shardwright.fleet_questions import changed
-from shardwright.ir.donation import donating
 from shardwright.ir.errors import ShardwrightError
 from shardwright.ir.graph import Graph
 from shardwright.ir.rewrites.pieces import INVARIANT, NotInPiecesError, batch_of
 from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, original, rewritten
 from shardwright.ir.state import StateMap
-from shardwright.ir.trace import Traced, trace
+from shardwright.ir.trace import Traced, marked, trace
 from shardwright.memory.device_memory import Held, fullest
 from shardwright.memory.rivals import existing, overfill
 from shardwright.plan import Plan
@@ -294,7 +293,8 @@ def _trials(
             return
         batch, smaller = less
         try:
-            step = donating(trace(train_step, *smaller, state=plan.state_override), plan.donate)
+            step = trace(train_step, *smaller, state=plan.state_override)
+            step = marked(step, donated=plan.donate, compiler=plan.fleet.compiler)
             step = rewritten(step, plan.rewriting)
         except ShardwrightError:
             return  # the step is written for one size of batch, or does not come in so many pieces

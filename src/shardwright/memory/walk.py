@@ -84,7 +84,7 @@ class Walk:
     def of_device(self, ratios: Sequence[float], device: int) -> DeviceMemory:
         """Memory of the device at position `device`, at these shares of all."""
         arguments = self._constants + sum(held_bytes(*each, device, ratios) for each in self._inputs)
-        moments = self._steps.moments(LocalGraphs(device, ratios), arguments)
+        moments = self._steps.moments(LocalGraphs(device, ratios, self.planned.graph.compiler), arguments)
         return DeviceMemory(arguments, tuple(moments))
 
     def peaks(self, ratios: Sequence[float]) -> tuple[int, ...]:
