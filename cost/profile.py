@@ -93,6 +93,7 @@ class StepProfile:
         peak_bytes: both.
         over_time: (kernels, 4): bytes alive by `ROLES` while each kernel runs.
         layout: where the bytes are.
+        compiler: whose layout that is, see `shardwright.ir.graph.Graph`.
     """
 
     equations: tuple[EquationRow, ...]
@@ -108,6 +109,7 @@ class StepProfile:
     peak_bytes: int
     over_time: Floats
     layout: Layout
+    compiler: str
 
     @property
     def flop(self) -> float:
@@ -134,6 +136,7 @@ def profile_step(graph: Graph) -> StepProfile:
         peak_bytes=laid_out.peak_bytes,
         over_time=_over_time(laid_out),
         layout=laid_out,
+        compiler=graph.compiler,
     )
 
 

@@ -86,7 +86,7 @@ def assembled(
         arguments=types_of(traced),
         state=traced.state_names,
         state_override=state,
-        assumptions=(*model.assumptions, *space.assumptions, *found.notes),
+        assumptions=(*model.assumptions, *space.assumptions, *_of_memory(fleet), *found.notes),
         fleet=fleet,
         fingerprint=when_asked(lambda: traced.fingerprint),
         versions={"shardwright": _own_version(), "jax": jax.__version__},
@@ -108,6 +108,12 @@ def assembled(
         free_s=free_s,
         ample=ample,
     )
+
+
+def _of_memory(fleet: Fleet) -> tuple[str, ...]:
+    if fleet.compiler == "gpu" or not any(device.type.is_card for device in fleet.devices):
+        return ()
+    return ("memory is as XLA's CPU compiler lays it out: not all devices are cards, which mostly take less",)
 
 
 def looked_at(chosen: Choice, look: Looking, timer: Timer) -> tuple[Choice, bool]:

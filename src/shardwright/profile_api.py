@@ -78,6 +78,7 @@ class Profile:
         )  # fmt: skip
         return {
             **{name: getattr(step, name) for name in numbers},
+            "compiler": step.compiler,
             "trace_s": self.trace_s,
             "profile_s": self.profile_s,
             "layers": [_plain(row) for row in step.layers],

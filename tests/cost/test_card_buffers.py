@@ -172,9 +172,17 @@ def test_plans_count_as_much_as_their_devices_compiler_lays_out() -> None:
         assert found.step.peak_bytes == layout(graph).peak_bytes
         assert found.devices[0].memory.peak_bytes == plan.memory_bytes[0]
     assert card.memory_bytes[0] < 0.8 * processor.memory_bytes[0]
-    # Among cards, one processor decides.
-    both = replace(card.fleet, nodes=(*card.fleet.nodes, *processor.fleet.nodes))
-    assert both.compiler == "cpu"
+    # Among cards, one processor decides, and the plan says so.
+    both = Fleet.from_dict(
+        {
+            "name": "both",
+            "nodes": [{"devices": {"type": kind}} for kind in (BOX, BOX | {"name": "card", "sms": 108})],
+            "network": {"bandwidth": "10 GB/s", "latency": "10 us"},
+        }
+    )
+    plan = synthesize_traced(trace(step, *args), fleet=both)
+    assert both.compiler == "cpu" and "XLA's CPU compiler" in " ".join(plan.assumptions)
+    assert "XLA's CPU compiler" not in " ".join((*processor.assumptions, *card.assumptions))
 
 
 def test_a_step_is_profiled_for_either_compiler() -> None:

@@ -37,7 +37,7 @@ def _head(step: StepProfile) -> Text:
         f"saved for the backward pass {size(step.saved_bytes)}"
         + (f", of which {size(step.unread_bytes)} is never read" if step.unread_bytes else ""),
         f"peak {size(step.peak_bytes)}: arguments {size(step.arguments_bytes)}, "
-        f"buffers {size(step.scratch_bytes)}",
+        f"buffers {size(step.scratch_bytes)}, as XLA's {step.compiler.upper()} compiler lays them out",
     )
     return Text("\n".join(lines) + "\n")
 
