@@ -65,7 +65,7 @@ class Pieces:
         """As many pieces as should fit."""
         return min(2 ** max(1, math.ceil(math.log2(max(crowded, 1.0)))), MOST_PIECES)
 
-    def briefly(self, rival_s: float, crowded: float) -> Plan | None:
+    def briefly(self, rival_s: float, crowded: float, bound: bool = False) -> Plan | None:
         """The cheapest plan that fits without a search for what does.
 
         First as many pieces as should fit, and more of them until they do; then fewer, which take less time.
@@ -73,10 +73,13 @@ class Pieces:
         Args:
             rival_s: what a plan that fits costs.
             crowded: the part of a device's memory that the step in one piece takes without a limit.
+            bound: whether it takes no less than that, perhaps more.
         """
         first = self._first(crowded)
         best: Plan | None = None
         stays = 0.0
+        #: How much is there in so many pieces.
+        known = None if bound else (1, crowded)
         pieces = first
         while pieces <= MOST_PIECES and not self.late():
             plan = self._brief(pieces, min(rival_s, cost_of(best)))
@@ -84,7 +87,10 @@ class Pieces:
                 break
             best = better(best, plan)
             # Of what is there in one piece, so much is there in however many.
-            stays = (pieces * self.crowded - crowded) / (pieces - 1)
+            if known is None:
+                known = pieces, self.crowded
+            else:
+                stays = (pieces * self.crowded - known[0] * known[1]) / (pieces - known[0])
             if best is not None and best.cost_s <= self.planner.settled(best).bound_s * (1 + self.near):
                 break  # the bound of more pieces is no less than that of these
             if best is None and stays > 1:

@@ -270,7 +270,7 @@ class _InPieces:
         """What fits in more pieces without further ado, unless those come last."""
         cut = self.cut
         if cut is not None and not (cut.tried or self.last):
-            self.found = better(self.found, cut.briefly(cost_of(self.found), self.crowded))
+            self.found = better(self.found, cut.briefly(cost_of(self.found), self.crowded, self.impossible))
 
     @property
     def _free_s(self) -> float:
@@ -297,7 +297,7 @@ class _InPieces:
         self._cut()
         if cut is not None:
             if self.last and self.found is None:
-                self.found = cut.briefly(math.inf, self.crowded)
+                self.found = cut.briefly(math.inf, self.crowded, self.impossible)
             self.found = better(self.found, cut.within(cost_of(self.found)))
         if self._as_many and not ladder.every:
             best = existing(self.found)
