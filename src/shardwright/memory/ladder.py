@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.memory.written import written
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
-from shardwright.ir.rewrites.graphs import saved
 from shardwright.ir.rewrites.recompute import Stretch
 from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, rewritten
 from shardwright.ir.trace import Traced
@@ -265,7 +263,7 @@ class Ladder:
         """
         last = len(self.rungs) - 1
         if smallest is not None:
-            lacks = self._lacks(smallest) / self._kept + (self.rungs[rung].freed_bytes if rung >= 0 else 0)
+            lacks = self._lacks(smallest) + (self.rungs[rung].freed_bytes if rung >= 0 else 0)
         else:
             lacks = most_alive(self.graph) - sum(self.limits) * _ROOM
         found = next((n for n in range(rung + 1, last) if self.rungs[n].freed_bytes >= lacks), last)
@@ -274,19 +272,6 @@ class Ladder:
             step = rewritten(self.traced, Rewriting(self.rungs[found].stretches, self.pieces))
             found = found if most_alive(step.graph) <= sum(self.limits) * _ROOM else last
         return found
-
-    @cached_property
-    def _kept(self) -> float:
-        """Bytes that rungs free, over those that they say, about: the rest is computed again anyway.
-
-        Rungs count what is handed from the forward part to the backward one. Compilers for processors keep
-        most of that in memory. Of what others do not keep, some is made of what is kept for it alone.
-        """
-        nbytes = {value.index: value.type.nbytes for value in saved(self.graph)}
-        if self.graph.compiler == "cpu" or not nbytes:
-            return 1.0
-        kept = sum(nbytes[index] for index in written(self.graph).values if index in nbytes)
-        return math.sqrt(max(kept, 1) / sum(nbytes.values()))
 
     def falls_short(self, base: Plan | None) -> bool:
         """Whether to keep as little as the last rung frees less than the best program of the step lacks.
