@@ -383,3 +383,14 @@ def test_the_command_prints_draws_and_refuses(tmp_path: Path, monkeypatch: pytes
         refused = run(target, *arguments)
         assert refused.exit_code == 2
         assert reason in refused.output
+
+
+def test_the_command_profiles_for_cards() -> None:
+    found = {
+        name: run("examples/gpt2.py:tiny", "--json", *ask)
+        for name, ask in (("cpu", ()), ("gpu", ("--compiler", "gpu")))
+    }
+    said = {name: json.loads(result.output) for name, result in found.items()}
+    assert {name: data["compiler"] for name, data in said.items()} == {"cpu": "cpu", "gpu": "gpu"}
+    assert said["cpu"]["peak_bytes"] != said["gpu"]["peak_bytes"]
+    assert "GPU compiler" in run("examples/gpt2.py:tiny", "--compiler", "gpu").output
