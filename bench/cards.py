@@ -92,7 +92,7 @@ def _place(card: str) -> NamedSharding:
         found = topologies.get_topology_desc(
             "", platform="cuda", target_config=description(card), topology="1x1x1"
         )
-    except Exception as error:
+    except RuntimeError as error:
         raise SystemExit(f'bench.cards: {error}\nIs "jax[cuda12]" installed?') from error
     return NamedSharding(Mesh(np.array(found.devices), ("card",)), PartitionSpec())
 
