@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from shardwright.cost.memory.nodes import COSTLY
+from shardwright.ir.graph import TensorType
+
+_HALVES = frozenset({"bfloat16", "float16"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,12 @@ class Compiler:
     thrifty: bool
     takes_in: frozenset[str] = frozenset()
     workspace_bytes: int = 0
+
+    def kept(self, primitive: str, made: TensorType) -> TensorType:
+        """What is kept of a result: what is costly is computed in float32, and its readers want it so."""
+        if self.thrifty and primitive in self.costly and made.dtype in _HALVES:
+            return TensorType(made.shape, "float32")
+        return made
 
 
 COMPILERS: Mapping[str, Compiler] = MappingProxyType(

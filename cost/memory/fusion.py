@@ -16,6 +16,7 @@ from shardwright.cost.memory.lowering import Lowering
 from shardwright.cost.memory.nodes import Node
 from shardwright.cost.memory.recompute import worth_writing
 from shardwright.cost.memory.schedule import least_memory
+from shardwright.cost.memory.siblings import siblings
 
 #: Elementwise equations of fewer elements stay out of library fusions.
 _LIBRARY_ELEMENTS = 4096
@@ -284,7 +285,8 @@ class Fusion:
         """
         if self._compiler.thrifty:
             out = {self.holder(self._nodes[number]).number for number in self._out}
-            return least_memory(self.asked, self.reads, self.holder, out)
+            together = siblings([node for node in self.asked if node.number in self.reads], self.reads)
+            return least_memory(self.asked, self.reads, self.holder, out, together)
         reads, nodes, users, missing = self.reads, self._nodes, self._users, dict(self._missing)
         ready = sorted(number for number in missing if number not in reads)
         begin = sorted(number for number, count in missing.items() if not count and number in reads)

@@ -26,7 +26,7 @@ import numpy as np
 
 from shardwright.cost.memory.compilers import Compiler
 from shardwright.cost.memory.maker import Maker
-from shardwright.cost.memory.nodes import Buffer, Node, is_square, is_zero
+from shardwright.cost.memory.nodes import Buffer, Node, is_square, is_zero, lies_well
 from shardwright.cost.memory.ways import SUMS, Shape, shape_of, way_of
 from shardwright.ir.graph import Atom, Equation, Form, Graph, Literal, TensorType, Value
 from shardwright.ir.regions import Boundary, boundary
@@ -67,9 +67,8 @@ class Lowering(Maker):
         self._literals: dict[tuple[Form, int], Node] = {}
         self._once: set[int] = set()
         found = table(graph)
-        self._read = read = np.bincount(
-            found.operands[found.operands >= 0], minlength=len(found.handed_out)
-        ).tolist()
+        given = found.operands[found.operands >= 0]
+        self._read = read = np.bincount(given, minlength=len(found.handed_out)).tolist()
         for value in (*graph.inputs, *graph.constants):
             self.of[value] = self._add(str(value), "input", (), value.type, None)
         for position in sliced:
@@ -121,12 +120,11 @@ class Lowering(Maker):
                 of[out] = self._random(equation, ins)
             case "broadcast_in_dim":
                 of[out] = self._spread(equation, ins)
+            case _ if equation.primitive == "transpose":
+                order = tuple(equation.params["permutation"])
+                of[out] = self._swapped(equation, ins[0]) or self._transposed(ins[0], order, equation)
             case _:
-                swapped = self._swapped(equation, ins[0]) if equation.primitive == "transpose" else None
-                if swapped is None:
-                    self._results(equation, self._windowed(equation, ins), way)
-                else:
-                    of[out] = swapped
+                self._results(equation, self._windowed(equation, ins), way)
 
     def _results(self, equation: Equation, ins: Sequence[Node], kind: str) -> None:
         key = self._key(equation, ins)
@@ -183,8 +181,8 @@ class Lowering(Maker):
         key = (equation.form, *ins)
         made = self._known.get(key)
         if made is None:
-            nodes = self.nodes
-            made = self._known[key] = Node(len(nodes), primitive, shape.kind, ins, out, equation)
+            nodes, kept = self.nodes, self.compiler.kept(primitive, out)
+            made = self._known[key] = Node(len(nodes), primitive, shape.kind, ins, kept, equation)
             nodes.append(made)
         return made
 
@@ -267,8 +265,10 @@ class Lowering(Maker):
         for node, inner, outer in zip(ins, contracted, batch, strict=True):
             rank = node.type.rank
             free = [d for d in range(rank) if d not in inner and d not in outer]
-            order = (*outer, *inner, *free) if operands else (*outer, *free, *inner)
+            orders = (*outer, *free, *inner), (*outer, *inner, *free)
             # The library reads matrices either way.
+            well = self.compiler.thrifty and lies_well(node, orders)
+            order = tuple(range(rank)) if well else orders[len(operands)]
             if rank > 2 and not (len(inner) == len(free) == 1 and tuple(outer) == tuple(range(rank - 2))):
                 moved = self._transposed(node, order, equation)
                 node = self._renamed(node, node.type, equation) if moved is node and not outer else moved

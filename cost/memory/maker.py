@@ -50,9 +50,10 @@ class Maker:
         if order == tuple(range(len(order))):
             return node
         moved = TensorType(tuple([node.type.shape[d] for d in order]), node.type.dtype)
-        return self._make(
-            ("transposed", node.number, order), "transpose", "movement", (node,), moved, equation
-        )
+        key = ("transposed", node.number, order)
+        found = self._make(key, "transpose", "movement", (node,), moved, equation)
+        found.order = order
+        return found
 
     def _renamed(self, node: Node, tensor: TensorType, equation: Equation) -> Node:
         return self._make(("renamed", node.number, tensor), "reshape", "rename", (node,), tensor, equation)

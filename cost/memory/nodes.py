@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.ir.graph import Equation, TensorType
@@ -87,6 +87,7 @@ class Node:
         inner: buffers of a region's bodies; their times are parts of that of the kernel.
         users: who reads it, among what is needed at all.
         group: number of the library fusion's result, where it is in one.
+        order: of a transpose, the dimensions of its operand.
     """
 
     number: int
@@ -99,6 +100,7 @@ class Node:
     inner: Sequence[Buffer] = ()
     users: list[Node] = field(default_factory=list)
     group: int | None = None
+    order: tuple[int, ...] = ()
 
 
 def is_zero(node: Node) -> bool:
@@ -112,3 +114,30 @@ def is_square(equation: Equation, ins: Sequence[Node]) -> bool:
         return ins[0] is ins[1]
     power = equation.primitive == "integer_pow" and equation.params.get("y") == 2
     return power or equation.primitive == "square"
+
+
+def main_operand(node: Node) -> Node | None:
+    """The largest operand with an element for each of a node's."""
+    size = node.type.size
+    whole = [o for o in node.ins if o.type.size == size and o.kind != "constant" and o.what != "broadcast"]
+    return max(whole, key=lambda operand: operand.type.nbytes, default=None)
+
+
+def is_turned(node: Node) -> bool:
+    """Whether a node is made, element by element, of a transposed one."""
+    found: Node | None = node
+    while found is not None and found.kind in ("loop", "costly"):
+        found = main_operand(found)
+    return found is not None and found.what == "transpose"
+
+
+def lies_well(node: Node, orders: Collection[Sequence[int]]) -> bool:
+    """Whether an operand of a product is a matrix, or several, as it lies, on cards.
+
+    A transpose before it moves through what is made of it, and comes to lie with that of the product.
+
+    Args:
+        node: the operand.
+        orders: of its dimensions, with rows or columns first.
+    """
+    return tuple(range(node.type.rank)) in orders and not is_turned(node)

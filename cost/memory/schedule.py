@@ -17,6 +17,7 @@ def least_memory(
     reads: Mapping[int, Sequence[Node]],
     holder: Callable[[Node], Node],
     handed_out: Collection[int],
+    together: Mapping[int, int],
 ) -> list[Node]:
     """Kernels in an order that takes little memory.
 
@@ -25,10 +26,24 @@ def least_memory(
         reads: by number of a kernel, the nodes whose buffers it reads.
         holder: the node whose buffer a node is in.
         handed_out: numbers of nodes that are there until the end.
+        together: by number of a kernel, that of another one beside which it runs.
     """
     flow = _Flow(asked, reads, holder, handed_out)
     orders = [flow.kernels, flow.deepest_first(), flow.greedily()]
+    if together:
+        orders = [_beside(order, together) for order in orders]
     return min(orders, key=flow.peak)
+
+
+def _beside(order: Sequence[Node], together: Mapping[int, int]) -> list[Node]:
+    """An order with kernels right behind, or before, those beside which they run, whichever comes first."""
+    families: dict[int, list[Node]] = {}
+    for node in order:
+        families.setdefault(together.get(node.number, node.number), []).append(node)
+    found: list[Node] = []
+    for node in order:
+        found += families.pop(together.get(node.number, node.number), ())
+    return found
 
 
 class _Flow:

@@ -11,8 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.cost.memory.buffers import layout
+from shardwright.cost.memory.compilers import COMPILERS
+from shardwright.cost.memory.fusion import Fusion
+from shardwright.cost.memory.lowering import Lowering
 from shardwright.cost.memory.nodes import Node
 from shardwright.cost.memory.schedule import least_memory
+from shardwright.cost.memory.siblings import siblings
 from shardwright.ir.graph import TensorType
 from shardwright.ir.trace import marked, trace
 
@@ -115,13 +119,21 @@ def test_kernels_run_in_an_order_that_takes_little(data: st.DataObject) -> None:
         size = data.draw(st.integers(0, 9))
         nodes.append(Node(number, "add", "loop", ins, TensorType((size,), "float32"), None))
         reads[number] = ins
+    # Kernels that read the same as an earlier one may have to run beside it.
+    first: dict[tuple[Node, ...], int] = {}
+    elders = {number: first.setdefault(ins, number) for number, ins in reads.items()}
+    together = {n: elder for n, elder in elders.items() if n != elder and data.draw(st.booleans())}
     used = {operand.number for ins in reads.values() for operand in ins}
     last = {number for number in range(count) if number not in used}
-    found = least_memory(nodes, reads, lambda node: node, last)
-    assert sorted(node.number for node in found) == list(range(count))
+    found = least_memory(nodes, reads, lambda node: node, last, together)
     place = {node.number: at for at, node in enumerate(found)}
+    for elder in together.values():
+        family = sorted(place[n] for n in (elder, *(n for n, of in together.items() if of == elder)))
+        assert family == list(range(family[0], family[0] + len(family)))
+    assert sorted(node.number for node in found) == list(range(count))
     assert all(place[operand.number] < place[number] for number, ins in reads.items() for operand in ins)
-    assert peak_of(found, reads, last) <= peak_of(nodes, reads, last)
+    if not together:
+        assert peak_of(found, reads, last) <= peak_of(nodes, reads, last)
 
 
 def test_of_branches_the_one_that_frees_more_runs_first() -> None:
@@ -135,3 +147,69 @@ def test_of_branches_the_one_that_frees_more_runs_first() -> None:
     one = 8192 * 256 * 4
     here, there = (layout(marked(traced, compiler=name).graph).scratch_bytes for name in ("cpu", "gpu"))
     assert there < 1.1 * one + (4 << 20) and here >= 4 * one
+
+
+def kernels_of(
+    function: Callable[..., Any], *args: Any, compiler: str = "gpu"
+) -> tuple[list[Node], dict[int, tuple[Node, ...]]]:
+    """Of a compiled function: its kernels, operands first, and what each reads."""
+    graph = marked(trace(function, *args), compiler=compiler).graph
+    fusion = Fusion(Lowering(graph, lambda equation: (), COMPILERS[compiler]))
+    return [node for node in fusion.asked if node.number in fusion.reads], fusion.reads
+
+
+def pairs(function: Callable[..., Any], *args: Any) -> list[tuple[str, str]]:
+    """What is made beside what."""
+    kernels, reads = kernels_of(function, *args)
+    named = {kernel.number: f"{kernel.what} {kernel.type.shape}" for kernel in kernels}
+    return [(named[one], named[other]) for one, other in siblings(kernels, reads).items()]
+
+
+def test_what_reads_the_same_is_made_at_once() -> None:
+    """Unless what one of them makes lies otherwise, and neither lies as what they read."""
+    shape = jax.ShapeDtypeStruct((4, 64, 32), "float32")
+
+    def turned(*orders: tuple[int, ...]) -> Callable[[Any, Any], Any]:
+        def function(x: Any, y: Any) -> Any:
+            made = x @ y
+            return [(made * (number + 2)).transpose(order) for number, order in enumerate(orders)]
+
+        return function
+
+    other = jax.ShapeDtypeStruct((32, 32), "float32")
+    assert len(pairs(turned((0, 1, 2), (0, 2, 1)), shape, other)) == 1
+    assert len(pairs(turned((2, 1, 0), (2, 1, 0)), shape, other)) == 1
+    # Arguments are there at any time: nothing is made before it is wanted.
+    assert pairs(lambda x, y: [x * 2, x.transpose(0, 2, 1) * 3], shape, other) == []
+    halves = [jax.ShapeDtypeStruct(each.shape, "bfloat16") for each in (shape, other)]
+    assert pairs(turned((2, 1, 0), (1, 0, 2)), *halves) == []
+
+
+def test_products_read_what_lies_as_a_matrix() -> None:
+    """Of (batch, rows, columns) either side may be contracted; turned are what others had turned before."""
+    scores = jax.ShapeDtypeStruct((4, 256, 512), "float32")
+    up, left = jax.ShapeDtypeStruct((512, 64), "float32"), jax.ShapeDtypeStruct((4, 256, 32), "float32")
+
+    def function(x: Any, up: Any, left: Any) -> Any:
+        x = jnp.sin(x)
+        return x @ up, jnp.einsum("bsv,bsd->vd", x, left)
+
+    def transposes(function: Callable[..., Any], compiler: str = "gpu") -> int:
+        kernels, _ = kernels_of(function, scores, up, left, compiler=compiler)
+        return sum(kernel.what == "transpose" for kernel in kernels)
+
+    assert (transposes(function), transposes(function, "cpu")) == (0, 1)
+
+    def turned(x: Any, up: Any, left: Any) -> Any:
+        return function(x.reshape(256, 4, 512).transpose(1, 0, 2), up, left)
+
+    assert transposes(turned) == 1
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_what_is_costly_is_kept_in_float32(dtype: str) -> None:
+    halves = jax.ShapeDtypeStruct(WIDE, dtype)
+    graph = marked(
+        trace(lambda x: [jnp.sum(jnp.tanh(x) * n) for n in range(2)], halves), compiler="gpu"
+    ).graph
+    assert [b.nbytes for b in layout(graph).buffers if b.what == "tanh"] == [4 * WIDE[0] * WIDE[1]]
