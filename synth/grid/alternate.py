@@ -58,7 +58,8 @@ class GridSearch:
     """Program and ratios on two mesh axes, for one fleet; see the module's docstring.
 
     Attributes:
-        crowded: the largest part of its memory that a device takes for the best program without a limit.
+        crowded: the largest part of its memory that a device takes for the best program without a limit, with
+            exchanges where they are wanted, as in programs of the step changed.
 
     Args:
         graph: the step.
@@ -368,7 +369,8 @@ class GridSearch:
                     free = self._weighed(solution, prices, best.ratios)
             less = free if free.fits or scarce else self._weighing.in_turn(free)
             self._free = best, less, free
-            self.crowded = self._judge.feared(less.memory, less.ratios)
+            turned = less if free.fits or scarce else self._weighing.turned(free)
+            self.crowded = self._judge.feared(turned.memory, turned.ratios)
         return self._free[1:]
 
 

@@ -16,6 +16,7 @@ from shardwright.cost.bill import charges, counted
 from shardwright.cost.grid.model import GridModel
 from shardwright.cost.grid.settled import Settled
 from shardwright.cost.memory.ample import peaks_at_most
+from shardwright.cost.memory.compilers import COMPILERS
 from shardwright.cost.memory.exchange_buffers import held_bytes
 from shardwright.cost.memory.liveness import Peaks, peaks_by_device, total_bytes
 from shardwright.ir.graph import Graph, value_types
@@ -137,8 +138,12 @@ class Weighing:
 
     def in_turn(self, found: GridCandidate) -> GridCandidate:
         """The same program with every exchange where it is wanted, where that takes less memory."""
-        _, here = self._turned(found)
+        here = self.turned(found)
         return here if here.over < found.over else found
+
+    def turned(self, found: GridCandidate) -> GridCandidate:
+        """The same program with every exchange where it is wanted, as those of changed steps are."""
+        return self._turned(found)[1]
 
     def _turned(self, found: GridCandidate) -> tuple[Sparing, GridCandidate]:
         """What puts a program in another order, and the program with every exchange where it is wanted.
@@ -210,12 +215,14 @@ class Weighing:
 
         Args:
             found: by the model.
-            briefly: what is far from fitting by the model even so is not looked at.
+            briefly: what is far from fitting by the model even so is not looked at, unless its compiler
+                may compute much of that again where it is read, of which the model knows less.
         """
         judge, budgets = self.judge, self.judge.budgets
         if briefly and found.over > _HOPELESS:
-            if self._over_at_least(found) > _HOPELESS:
-                return found
+            seen = self.seen_to_fit(found) if COMPILERS[self.graph.compiler].thrifty else None
+            if seen is not None or self._over_at_least(found) > _HOPELESS:
+                return seen or found
             _, less = self.spared(found)
             if less.over > _HOPELESS:
                 return less
