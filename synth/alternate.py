@@ -21,6 +21,7 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program, verify
 from shardwright.synth.apart import apart
+from shardwright.synth.combinations import SMALL
 from shardwright.synth.freely import Free, freely
 from shardwright.synth.memory.budgets import SCALES, Limits, Renting
 from shardwright.synth.memory.crowded import MOST_CHOICES, WIDE, uncrowded
@@ -124,6 +125,7 @@ def within_memory(
             renting,
             rival_s,
             briefly=brief,
+            handing_on=not briefly or len(graph.equations) <= SMALL,
             apart=lambda: found.cost_s < rival_s and free.at_no_cost is not None,
         )
         if looked_at is None:

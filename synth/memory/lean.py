@@ -147,13 +147,16 @@ def hardly_fits(turns: Turns, found: Candidate) -> bool:
     return here is None or here.over > most
 
 
-def spared(turns: Turns, found: Candidate, *, sure: bool = True) -> tuple[Candidate, Peaks] | None:
+def spared(
+    turns: Turns, found: Candidate, *, sure: bool = True, handing_on: bool = True
+) -> tuple[Candidate, Peaks] | None:
     """The cheapest of these that fits as it will run, or else the smallest; None where there is none.
 
     Args:
         turns: the search so far.
         found: the program.
         sure: look at it, however far beyond the budgets the model has it.
+        handing_on: also try to hand on less from segment to segment, which takes longest.
     """
     judge = turns.judge
     sparing = Sparing(found.program, judge.graph)
@@ -174,9 +177,11 @@ def spared(turns: Turns, found: Candidate, *, sure: bool = True) -> tuple[Candid
         alike = len(turns.model.types) == 1 and count >= several.most
         if here.fits or alike or ended or not peaks.seen or rounds + 1 == _LOOKS or turns.stop():
             judge.budgets = learned
-            if here.fits and here.cost_s > found.cost_s * (1 + _DEARER):
+            if handing_on and here.fits and here.cost_s > found.cost_s * (1 + _DEARER):
                 return _instead(several, here, peaks)
-            return (here, peaks) if here.fits or not peaks.seen else _handing_on(several, here, peaks)
+            if handing_on and peaks.seen and not here.fits:
+                return _handing_on(several, here, peaks)
+            return here, peaks
         judge.learn(peaks, here.ratios, here.memory, rounds)
         rounds += 1
 
