@@ -37,8 +37,8 @@ GRAPHS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "two products": (lambda x, a, b: (x @ a) @ b, (shape(96, 48), shape(48, 64), shape(64, 32))),
     "descent": (lambda w, x: w - 0.1 * (x.T @ lax.tanh(x @ w)), (shape(96, 96), shape(64, 96))),
     "momentum": (
-        lambda w, m, x: (w - (0.9 * m + x.T @ (x @ w)), 0.9 * m + x.T @ (x @ w)),
-        (shape(48, 48), shape(48, 48), shape(64, 48)),
+        lambda w, m, g: (w - (0.9 * m + g), 0.9 * m + g),
+        (shape(48, 48), shape(48, 48), shape(48, 48)),
     ),
 }
 RATIOS = ((0.5, 0.5), (0.8, 0.2), (0.25, 0.75), (1.0, 0.0))
