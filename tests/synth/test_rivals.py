@@ -12,14 +12,16 @@ import pytest
 from synth_cases import attention, fleet
 
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.memory.liveness import peak_bytes
+from shardwright.cost.memory.liveness import Peaks, peak_bytes
 from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program
 from shardwright.ir.trace import trace
-from shardwright.synth import freely
+from shardwright.synth import alternate, freely
 from shardwright.synth.alternate import synthesize
+from shardwright.synth.memory import lean
 from shardwright.synth.programs.judge import AMPLE
+from shardwright.synth.shares.turns import Candidate
 from shardwright.synth.space.space import Space
 from shardwright.synth.subfleets import Choosing
 from shardwright.synth.timer import Timer
@@ -103,3 +105,25 @@ def test_what_hardly_fits_is_looked_at_only_where_that_is_all_there_is(
     once, again = search().below(math.inf), glanced.below(math.inf)
     assert once is not None and again is not None and looked
     assert again.found.cost_s == pytest.approx(once.found.cost_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_briefly_no_large_step_is_made_to_hand_on_less(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, space, most = step()
+    tried: list[Candidate] = []
+
+    def noted(several: object, found: Candidate, peaks: Peaks) -> tuple[Candidate, Peaks]:
+        tried.append(found)
+        return found, peaks
+
+    monkeypatch.setattr(alternate, "SMALL", 0 if large else len(graph.equations))
+    monkeypatch.setattr(lean, "_handing_on", noted)
+
+    def look(program: Program, ratios: Sequence[float]) -> tuple[int, ...]:
+        return tuple(int(1.3 * n) for n in peak_bytes(program, graph, ratios))
+
+    search = Choosing(graph, space, limited(0.9 * most), Timer(), look=look)
+    assert search.below(math.inf, briefly=True) is not None and search.unfinished
+    assert bool(tried) != large
+    tried.clear()
+    assert search.below(math.inf) is not None and tried
