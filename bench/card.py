@@ -58,7 +58,15 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "bert_moe": ("bert_moe", {**_BERT, "experts": 8}),
     "resnet50": ("resnet50", {**_IMAGES, "width": 64, "blocks": (3, 4, 6, 3)}),
     "llama3": ("llama3", {"batch": 2, "sequence": 1024, "vocabulary": 32000, "layers": 2}),
-}
+    # Mostly probabilities, which lie otherwise for the backward part.
+    "llama3-long": (
+        "llama3",
+        {
+            "batch": 4, "sequence": 2048, "vocabulary": 8192, "layers": 4,
+            "d": 1024, "heads": 16, "kv_heads": 4, "hidden": 3584,
+        },
+    ),
+}  # fmt: skip
 
 
 def calibration() -> dict[str, Any]:

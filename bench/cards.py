@@ -8,7 +8,7 @@ XLA compiles for a card that is described to it (`target_config`). Which of seve
 cannot try there: here cuBLAS and cuDNN run all products. An H100 that ran the same steps (`bench/card.py`)
 laid them out in what is found here, within 4 %. Steps are at full width and a few layers, so that they fit
 (of others XLA computes things again by itself), their state donated. Of plans it is program by program, as
-the MPI backend runs them, as if every card were an A100.
+the MPI backend runs them, as if every card were an A100; one more is of Llama-3-8B as it is.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ from bench.memory import xla_bytes_of
 from bench.memory_plans import rows_of, summary
 from bench.pieces import Piece, measured
 from bench.record import EXAMPLES, markdown, show, table, write
+from bench.search import MIXED, fleet_of
 from shardwright import Fleet
 from shardwright.cost.profile import profile_step
+from shardwright.factory import load_factory
 from shardwright.ir.trace import marked, trace
 
 #: What compiling for a card asks of it: name, compute capability, multiprocessors, float32 units of each,
@@ -59,9 +61,10 @@ PLANNED = ("gpt2", "vit", "bert", "bert_moe", "resnet50")
 FLEETS = ("a100_t4", "hap_testbed")
 
 
-def description(card: str) -> str:
-    """A `GpuTargetConfigProto` in text form."""
+def description(card: str, nbytes: int | None = None) -> str:
+    """A `GpuTargetConfigProto` in text form; with so much memory, if that is another one's."""
     name, major, minor, cores, units, memory, bandwidth, cached, clock, core, block, threads = CARDS[card]
+    memory = nbytes or memory
     return f"""
         gpu_device_info {{
           name: "{name}"
@@ -86,11 +89,11 @@ def description(card: str) -> str:
 
 
 @cache
-def _place(card: str) -> NamedSharding:
+def _place(card: str, nbytes: int | None) -> NamedSharding:
     jax.devices()  # plugins are looked for
     try:
         found = topologies.get_topology_desc(
-            "", platform="cuda", target_config=description(card), topology="1x1x1"
+            "", platform="cuda", target_config=description(card, nbytes), topology="1x1x1"
         )
     except RuntimeError as error:
         raise SystemExit(f'bench.cards: {error}\nIs "jax[cuda12]" installed?') from error
@@ -98,10 +101,14 @@ def _place(card: str) -> NamedSharding:
 
 
 def compiled_for(
-    card: str, function: Callable[..., Any], arguments: Sequence[Any], donated: Sequence[int] = ()
+    card: str,
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    donated: Sequence[int] = (),
+    nbytes: int | None = None,
 ) -> Any:
-    """A function of such arguments, compiled for a card."""
-    place = _place(card)
+    """A function of such arguments, compiled for a card, or one like it with so much memory."""
+    place = _place(card, nbytes)
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), tuple(arguments))
     jitted = jax.jit(function, donate_argnums=tuple(donated), keep_unused=True)
     return jitted.trace(*shapes).lower(lowering_platforms=("cuda",)).compile()
@@ -135,11 +142,19 @@ def planned(name: str, fleet: str) -> list[dict[str, Any]]:
     return rows_of(name, step, jax.eval_shape(make), on, fleet, partial(compiled_for, "A100"))
 
 
+def planned_whole() -> list[dict[str, Any]]:
+    """The same of Llama-3-8B as it is, layer by layer on two mesh axes."""
+    step, args = load_factory(f"{EXAMPLES / 'llama3'}.py:base")
+    compiled = partial(compiled_for, "A100", nbytes=80 * 10**9)
+    return rows_of("llama3-8b", step, args, fleet_of(MIXED), MIXED, compiled, axes=2, devices="auto")
+
+
 def main(wanted: Sequence[str] = ()) -> Path:
     """Steps for every card, plans for one."""
     warnings.simplefilter("ignore")
     pieces: dict[str, Piece] = {name: partial(step_row, name) for name in MODELS}
     pieces |= {f"{name}@{fleet}": partial(planned, name, fleet) for name in PLANNED for fleet in FLEETS}
+    pieces["llama3-8b@mixed"] = planned_whole
     found = measured("cards", pieces, wanted)
     rows = [found[name] for name in MODELS if name in found]
     plans = [row for name, each in found.items() if "@" in name for row in each]

@@ -86,9 +86,10 @@ def rows_of(
     fleet: Fleet,
     name: str,
     compiled: Compiler = compiled_here,
+    **how: Any,
 ) -> list[dict[str, Any]]:
-    """The same of a step on a fleet of that name."""
-    plan = synthesize(step, *args, fleet=fleet, devices="all")
+    """The same of a step on a fleet of that name; how it is planned, `synthesize` says."""
+    plan = synthesize(step, *args, fleet=fleet, **{"devices": "all", **how})
     seen: set[tuple[str, int]] = set()
     rows: list[dict[str, Any]] = []
     for position, device in enumerate(plan.part.devices):
