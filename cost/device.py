@@ -106,6 +106,11 @@ class DeviceType:
         return self.sm_count is not None
 
     @property
+    def lacks_bfloat16(self) -> bool:
+        """Whether it is a card that multiplies bfloat16 as float32: with a rate of neither that nor TF32."""
+        return self.is_card and self.bfloat16_flop_per_s is None and self.tf32_flop_per_s is None
+
+    @property
     def turned_per_s(self) -> float:
         """Elements per second at which products rearrange an operand; infinite where it is not known."""
         found = dict(self.class_efficiencies).get("transposition")

@@ -23,7 +23,7 @@ from shardwright.ir.graph import Equation, Form, Graph
 from shardwright.ir.jaxpr import source_line
 from shardwright.ir.patterns import patterns
 from shardwright.ir.program import Program, nodes_of
-from shardwright.ir.registry import rule_of
+from shardwright.ir.registry import registry, rule_of
 from shardwright.ir.repeated import brought_back, computed_again
 from shardwright.ir.rewrites.rewriting import rewriting_of
 from shardwright.ir.state import StateMap
@@ -86,7 +86,12 @@ def assembled(
         arguments=types_of(traced),
         state=traced.state_names,
         state_override=state,
-        assumptions=(*model.assumptions, *space.assumptions, *_of_memory(fleet), *found.notes),
+        assumptions=(
+            *model.assumptions,
+            *space.assumptions,
+            *_of_memory(fleet, used, traced.graph),
+            *found.notes,
+        ),
         fleet=fleet,
         fingerprint=when_asked(lambda: traced.fingerprint),
         versions={"shardwright": _own_version(), "jax": jax.__version__},
@@ -110,10 +115,26 @@ def assembled(
     )
 
 
-def _of_memory(fleet: Fleet) -> tuple[str, ...]:
-    if fleet.compiler == "gpu" or not any(device.type.is_card for device in fleet.devices):
+def _of_memory(fleet: Fleet, used: Sequence[int], graph: Graph) -> tuple[str, ...]:
+    """What is said of memory that is not so on every device."""
+    types = {device.type for device in fleet.devices}
+    if fleet.compiler == "cpu":
+        some = any(each.is_card for each in types)
+        cpu = "memory is as XLA's CPU compiler lays it out: not all devices are cards, which mostly take less"
+        return (cpu,) if some else ()
+    old = sorted({fleet.devices[d].type.name for d in used if fleet.devices[d].type.lacks_bfloat16})
+    if not (old and any(map(_multiplies_bfloat16, graph.all_equations()))):
         return ()
-    return ("memory is as XLA's CPU compiler lays it out: not all devices are cards, which mostly take less",)
+    return (
+        f"{', '.join(old)}: products of bfloat16 are computed in float32 there, and what they read and make "
+        "may take twice the memory that is said",
+    )
+
+
+def _multiplies_bfloat16(equation: Equation) -> bool:
+    op = registry().get(equation.primitive)
+    product = op is not None and op.kind == "contraction"
+    return product and equation.input_types[0].dtype == "bfloat16"
 
 
 def looked_at(chosen: Choice, look: Looking, timer: Timer) -> tuple[Choice, bool]:

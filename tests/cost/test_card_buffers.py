@@ -194,8 +194,8 @@ def test_cards_hold_what_xla_lays_out_for_them(name: str) -> None:
 BOX = {"name": "box", "flops": "19.5 TFLOP/s", "memory": "16 GB", "memory_bandwidth": "1.5 TB/s"}
 
 
-def on(kind: dict[str, Any]) -> Plan:
-    step, args = STEPS["attention"]
+def on(kind: dict[str, Any], name: str = "attention") -> Plan:
+    step, args = STEPS[name]
     node = {"devices": {"type": kind, "count": 1}}
     return synthesize_traced(trace(step, *args), fleet=Fleet.from_dict({"name": "one", "nodes": [node]}))
 
@@ -223,6 +223,19 @@ def test_plans_count_as_much_as_their_devices_compiler_lays_out() -> None:
     plan = synthesize_traced(trace(step, *args), fleet=both)
     assert both.compiler == "cpu" and "XLA's CPU compiler" in " ".join(plan.assumptions)
     assert "XLA's CPU compiler" not in " ".join((*processor.assumptions, *card.assumptions))
+
+
+def test_plans_say_where_bfloat16_is_computed_in_float32() -> None:
+    """On cards that state no rate of it, nor of TF32; steps without products of it do not care."""
+    for rates, name, said in (
+        ({}, "bfloat16", True),
+        ({"tf32": "60 TFLOP/s"}, "bfloat16", False),
+        ({"bfloat16": "120 TFLOP/s"}, "bfloat16", False),
+        ({}, "gelu", False),
+    ):
+        notes = " ".join(on(BOX | {"sms": 40} | rates, name).assumptions)
+        assert ("box: products of bfloat16 are computed in float32 there" in notes) == said
+    assert "products of bfloat16" not in " ".join(on(BOX, "bfloat16").assumptions)
 
 
 def test_a_step_is_profiled_for_either_compiler() -> None:
