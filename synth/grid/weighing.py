@@ -38,6 +38,10 @@ from shardwright.synth.timer import Timer
 #: With all gathers done again, what takes this multiple of its budget by the model is not looked at.
 _HOPELESS = 1.2
 
+#: What takes up to this multiple of it is looked at all the same where XLA computes things again: with all
+#: gathered ahead, a program for cards was seen to take three quarters of what the model has it take.
+_MISTAKEN = 1.5
+
 #: Where what is alive in the order as traced, each tensor held once, fills this part of the memory, programs
 #: take most of it, or more: those of language models were seen to take 1.3 to 1.8 times as much.
 _HARDLY_AMPLE = 0.5
@@ -220,7 +224,8 @@ class Weighing:
         """
         judge, budgets = self.judge, self.judge.budgets
         if briefly and found.over > _HOPELESS:
-            seen = self.seen_to_fit(found) if COMPILERS[self.graph.compiler].thrifty else None
+            unsure = COMPILERS[self.graph.compiler].thrifty and found.over <= _MISTAKEN
+            seen = self.seen_to_fit(found) if unsure else None
             if seen is not None or self._over_at_least(found) > _HOPELESS:
                 return seen or found
             _, less = self.spared(found)
