@@ -25,6 +25,7 @@ from shardwright.synth.combinations import SMALL
 from shardwright.synth.freely import Free, freely
 from shardwright.synth.memory.budgets import SCALES, Limits, Renting
 from shardwright.synth.memory.crowded import MOST_CHOICES, WIDE, uncrowded
+from shardwright.synth.memory.lean import BRIEFLY, HANDED_ON
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.memory.stretched import stretched
 from shardwright.synth.memory.within import FAR_DEARER, hopeless, judged, next_to_nothing, overlooked
@@ -125,7 +126,7 @@ def within_memory(
             renting,
             rival_s,
             briefly=brief,
-            handing_on=not briefly or len(graph.equations) <= SMALL,
+            handed_on=BRIEFLY if briefly and len(graph.equations) > SMALL else HANDED_ON,
             apart=lambda: found.cost_s < rival_s and free.at_no_cost is not None,
         )
         if looked_at is None:

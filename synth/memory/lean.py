@@ -38,8 +38,9 @@ _DEARER = 0.01
 #: The model is off by a like part about programs of one step, but for this part of it.
 _LITTLE_OFF = 1.1
 
-#: What needs more than so many times the memory that there is does not fit by handing on less.
-_HANDED_ON = 1.5
+#: What needs more than so many times the memory that there is does not fit by handing on less; that takes
+#: longer than most ways to change a step, unless it is for little more than there is.
+HANDED_ON, BRIEFLY = 1.5, 1.1
 
 
 def leaner(turns: Turns, found: Candidate, renting: Renting) -> Candidate:
@@ -140,7 +141,7 @@ def in_least(turns: Turns, program: Program, ratios: tuple[float, ...]) -> Candi
 
 def hardly_fits(turns: Turns, found: Candidate) -> bool:
     """Whether a program should need far too much memory in any order, whatever it hands on, by the model."""
-    most = _HANDED_ON * _LITTLE_OFF
+    most = HANDED_ON * _LITTLE_OFF
     if found.over <= most:
         return False
     here = in_least(turns, found.program, found.ratios)
@@ -148,7 +149,7 @@ def hardly_fits(turns: Turns, found: Candidate) -> bool:
 
 
 def spared(
-    turns: Turns, found: Candidate, *, sure: bool = True, handing_on: bool = True
+    turns: Turns, found: Candidate, *, sure: bool = True, most: float = HANDED_ON
 ) -> tuple[Candidate, Peaks] | None:
     """The cheapest of these that fits as it will run, or else the smallest; None where there is none.
 
@@ -156,7 +157,7 @@ def spared(
         turns: the search so far.
         found: the program.
         sure: look at it, however far beyond the budgets the model has it.
-        handing_on: also try to hand on less from segment to segment, which takes longest.
+        most: up to this multiple of the memory it is also tried to hand on less, which takes longest.
     """
     judge = turns.judge
     sparing = Sparing(found.program, judge.graph)
@@ -177,11 +178,10 @@ def spared(
         alike = len(turns.model.types) == 1 and count >= several.most
         if here.fits or alike or ended or not peaks.seen or rounds + 1 == _LOOKS or turns.stop():
             judge.budgets = learned
-            if handing_on and here.fits and here.cost_s > found.cost_s * (1 + _DEARER):
+            if here.fits and here.cost_s > found.cost_s * (1 + _DEARER):
                 return _instead(several, here, peaks)
-            if handing_on and peaks.seen and not here.fits:
-                return _handing_on(several, here, peaks)
-            return here, peaks
+            tried = peaks.seen and not here.fits and here.over <= most
+            return _handing_on(several, here, peaks) if tried else (here, peaks)
         judge.learn(peaks, here.ratios, here.memory, rounds)
         rounds += 1
 
@@ -193,8 +193,6 @@ def _handing_on(several: _InTurn, found: Candidate, peaks: Peaks) -> tuple[Candi
     fewer gathers again where it fits by as much.
     """
     turns, judge = several.turns, several.turns.judge
-    if found.over > _HANDED_ON:
-        return found, peaks
     for rearranged in _Rearranged(turns).ways:
         program = rearranged(found.program)
         looked = several.looked_at(program, found.ratios, judge.feared(found.memory, found.ratios))
@@ -220,7 +218,7 @@ def _instead(several: _InTurn, found: Candidate, peaks: Peaks) -> tuple[Candidat
     judge, ratios = several.turns.judge, several.ratios
     most = judge.feared(found.memory, found.ratios) / judge.excess(peaks)
     first = several.weighed(0)
-    if judge.feared(first.memory, ratios) > _HANDED_ON * most:
+    if judge.feared(first.memory, ratios) > HANDED_ON * most:
         return found, peaks
     for rearranged in _Rearranged(several.turns).ways:
         if several.turns.stop():

@@ -11,7 +11,7 @@ from shardwright.cost.memory.liveness import Footprint, Peaks
 from shardwright.ir.graph import Graph
 from shardwright.synth.combinations import SMALL
 from shardwright.synth.memory.budgets import SCALES, Renting
-from shardwright.synth.memory.lean import in_least, leaner, reordered, spared
+from shardwright.synth.memory.lean import HANDED_ON, in_least, leaner, reordered, spared
 from shardwright.synth.memory.least import LeastRent
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.prices.tables import Prices
@@ -54,7 +54,7 @@ def judged(
     rival_s: float = math.inf,
     *,
     briefly: bool = False,
-    handing_on: bool = True,
+    handed_on: float = HANDED_ON,
     apart: Callable[[], bool] = lambda: False,
 ) -> tuple[Candidate, Footprint | Peaks] | None:
     """The best candidate that fits as it will run; searched for with rent where the best of all does not.
@@ -68,12 +68,12 @@ def judged(
         renting: makes programs smaller.
         rival_s: what a plan that fits costs already: nobody looks for a dearer one.
         briefly: look at the candidate, and for no other one.
-        handing_on: see `lean.spared`.
+        handed_on: see `most` of `lean.spared`.
         apart: whether it fits with several ratios, and is no dearer.
     """
     if best.cost_s <= free.cost_s * (1 + ENOUGH) and turns.judge.ample(best.memory, best.ratios):
         return best, best.memory
-    made = _Judging(turns, free.cost_s, renting, rival_s, apart, briefly=briefly, handing_on=handing_on)
+    made = _Judging(turns, free.cost_s, renting, rival_s, apart, briefly=briefly, handed_on=handed_on)
     return made.search(best)
 
 
@@ -89,11 +89,11 @@ class _Judging:
         apart: Callable[[], bool],
         *,
         briefly: bool,
-        handing_on: bool,
+        handed_on: float,
     ) -> None:
         self._turns, self._judge, self._renting, self._apart = turns, turns.judge, renting, apart
         self._free_s, self._rival_s, self._briefly = free_s, rival_s, briefly
-        self._handing_on = handing_on
+        self._handed_on = handed_on
         limits = [device.type.memory_bytes for device in turns.model.fleet.devices]
         self._possible = not too_small(turns.judge.graph, limits)
         #: Whether it fits with several ratios.
@@ -201,7 +201,7 @@ class _Judging:
             self._renting().enough = True
         if smaller.cost_s > self._rival_s * FAR_DEARER:  # in another order it is no cheaper
             return best, peaks
-        small = spared(self._turns, smaller, sure=not self._briefly, handing_on=self._handing_on)
+        small = spared(self._turns, smaller, sure=not self._briefly, most=self._handed_on)
         if small is not None and small[0].fits:
             self._fitting = small
         elif small is not None and small[0].over < best.over:
