@@ -15,8 +15,8 @@ from shardwright.cost.memory.nodes import Node, main_operand
 _FUSIBLE = frozenset({"loop", "costly", "movement", "rename"})
 
 #: What is turned so that fewer elements than this stay together is written as it lies first, and turned from
-#: there, where it is made of so many operands: to read all of them out of step takes longer (XLA's model of it
-#: says so by a few hundredths either way).
+#: there, where it is made of so many operands: to read all of them out of step takes longer, if by a few
+#: hundredths only in XLA's model of it.
 _AT_A_TIME, _SEVERAL = 16, 4
 
 
