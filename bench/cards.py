@@ -21,6 +21,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+# JAX reads these once, when it is imported. Which kernel is fastest, Triton's products among them, is tried
+# on a card; XLA's GPU compiler runs beside JAX's processor.
 os.environ["XLA_FLAGS"] = " ".join(
     [os.environ.get("XLA_FLAGS", ""), "--xla_gpu_autotune_level=0", "--xla_gpu_enable_triton_gemm=false"]
 ).strip()

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Set
 from shardwright.ir.graph import Equation, Graph, Value
 from shardwright.ir.placement import Partial, R, Shard
 from shardwright.ir.program import Compute, Loop, Move, Program
-from shardwright.ir.registry import registry, rule_of
+from shardwright.ir.registry import is_contraction, rule_of
 from shardwright.ir.rules import signatures
 
 SUFFICIENT_FACTORS = "sufficient factors"
@@ -90,8 +90,7 @@ def _gradients(graph: Graph) -> set[Equation]:
         if equation is None or equation in seen:
             continue
         seen.add(equation)
-        op = registry().get(equation.primitive)
-        if op is not None and op.kind == "contraction":
+        if is_contraction(equation.primitive):
             found.add(equation)
         elif not equation.regions:
             pending.extend(equation.input_values)

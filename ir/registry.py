@@ -99,6 +99,12 @@ def registry() -> Mapping[str, OpDef]:
     return _REGISTRY
 
 
+def is_contraction(primitive: str) -> bool:
+    """Whether a primitive is a product: of matrices, a convolution, or the like."""
+    op = registry().get(primitive)
+    return op is not None and op.kind == "contraction"
+
+
 def replicated_rule(equation: Equation, note: str = "") -> Rule:
     """Everything blocked: the rule of an unknown primitive or, with a note, of one that cannot shard."""
     names = iter(f"x{i}" for i in range(10_000))

@@ -28,7 +28,7 @@ from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph
 from shardwright.ir.placement import OwnRatios
 from shardwright.ir.program import Program, verify
-from shardwright.ir.registry import registry
+from shardwright.ir.registry import is_contraction
 from shardwright.ir.ties import Stretches, cut_by, stretches
 from shardwright.synth.programs.judge import Judge
 from shardwright.synth.shares.ratios import SeveralSolution, solve_several
@@ -242,9 +242,7 @@ def kinds_of(found: Stretches, program: Program, graph: Graph, items: Sequence[I
     for stretch, item in zip(found.along(program, graph), items, strict=True):
         if stretch is None:
             continue
-        op = registry().get(item.label)
-        contracts = op is not None and op.kind == "contraction"
-        if contracts or (item.move is not None and item.move.kind == "all_to_all"):
+        if is_contraction(item.label) or (item.move is not None and item.move.kind == "all_to_all"):
             kinds[stretch] = 0
     return _numbered([0, *kinds])[1:]
 

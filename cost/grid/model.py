@@ -37,7 +37,7 @@ from shardwright.ir.collectives import Step, step
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import Equation, TensorType
 from shardwright.ir.placement import Placement, Shard, components, node_members
-from shardwright.ir.registry import registry
+from shardwright.ir.registry import is_contraction
 from shardwright.ir.rules import Rule, Signature, flop_count
 
 
@@ -88,7 +88,7 @@ class GridModel:
         if equation.primitive in ALIASES:
             return Kernels(self._free.terms[None], (WHOLE,), np.zeros(len(found), dtype=np.intp))
         tensors = (*equation.input_types, *equation.output_types)
-        product = _is_product(equation)
+        product = is_contraction(equation.primitive)
         ways = self._ways(tensors, (*traffic.ins, *traffic.outs), found, product)
         # How a product is cut makes its parts faster or slower; of all else only there is less.
         cuts = self._cut_in(ways, tensors) if product else [()]
@@ -99,7 +99,7 @@ class GridModel:
         """Price the products among some equations ahead, under all of their signatures, in one go."""
         shapes: dict[tuple[str, bool], list[Sizes]] = {}
         for equation, rule, found, traffic in wanted:
-            if _is_product(equation):
+            if is_contraction(equation.primitive):
                 tensors = (*equation.input_types, *equation.output_types)
                 ways = self._ways(tensors, (*traffic.ins, *traffic.outs), found, product=True)
                 cuts = self._cut_in(ways, tensors)
@@ -362,8 +362,3 @@ def _placed(
     for feature, array in ((constant, costs.constant), (linear, costs.linear), (product, costs.product)):
         terms[:, feature, :, mine] += np.moveaxis(padded_rows(array, rows), 2, 0)
     return terms
-
-
-def _is_product(equation: Equation) -> bool:
-    op = registry().get(equation.primitive)
-    return op is not None and op.kind == "contraction"

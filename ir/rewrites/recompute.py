@@ -29,7 +29,7 @@ from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Atom, Equation, Form, Graph, Value, per_graph
 from shardwright.ir.host import RELOAD
 from shardwright.ir.regions import scan_counts
-from shardwright.ir.registry import registry
+from shardwright.ir.registry import is_contraction
 from shardwright.ir.rewrites.graphs import UNNUMBERED, fresh, renumbered, saved, with_inputs
 from shardwright.ir.rewrites.scans import Body
 
@@ -58,6 +58,10 @@ class Stretch:
     last: int
     keep: Keep = "nothing"
     host: bool = False
+
+    def keeps(self, equation: Equation) -> bool:
+        """Whether what one of its equations makes is kept."""
+        return self.keep == "all" or (self.keep == "products" and is_contraction(equation.primitive))
 
 
 def recomputing(graph: Graph, stretches: Sequence[Stretch]) -> Graph:
@@ -282,9 +286,9 @@ class _Edit:
         own = {equation.index for equation in inside}
         kept: set[Value] = set()
         for equation in inside:
-            product = stretch.keep == "all" or (stretch.keep == "products" and _is_product(equation))
+            keeps = stretch.keeps(equation)
             for value in equation.outputs:
-                if product or value in self.handed_out or self._read_elsewhere(value, own):
+                if keeps or value in self.handed_out or self._read_elsewhere(value, own):
                     kept.add(value)
         return kept
 
@@ -324,13 +328,13 @@ class _Edit:
         for outer, inner in zip(loop.outputs[ahead.carries :], ahead.outputs[ahead.carries :], strict=True):
             if not isinstance(inner, Value) or inner not in makers:
                 continue
-            kept = stretch.keep == "all" or (stretch.keep == "products" and _is_product(makers[inner]))
+            kept = stretch.keeps(makers[inner])
             if self.readers.get(outer) == [back] and outer not in self.handed_out and not kept:
                 again[outer] = inner
         needed = _closure(
             ahead.region.equations,
             again.values(),
-            {v for v, e in makers.items() if stretch.keep == "products" and _is_product(e)},
+            {v for v, e in makers.items() if stretch.keep == "products" and is_contraction(e.primitive)},
         )
         copied: dict[Atom, Atom] = {}
         made = {value for equation in needed for value in equation.outputs}
@@ -387,8 +391,3 @@ def _closure(equations: Sequence[Equation], wanted: Iterable[Atom], given: Itera
 
 def _nbytes(values: Iterable[Value]) -> int:
     return sum(value.type.nbytes for value in values)
-
-
-def _is_product(equation: Equation) -> bool:
-    op = registry().get(equation.primitive)
-    return op is not None and op.kind == "contraction"

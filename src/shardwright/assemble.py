@@ -23,7 +23,7 @@ from shardwright.ir.graph import Equation, Form, Graph
 from shardwright.ir.jaxpr import source_line
 from shardwright.ir.patterns import patterns
 from shardwright.ir.program import Program, nodes_of
-from shardwright.ir.registry import registry, rule_of
+from shardwright.ir.registry import is_contraction, rule_of
 from shardwright.ir.repeated import brought_back, computed_again
 from shardwright.ir.rewrites.rewriting import rewriting_of
 from shardwright.ir.state import StateMap
@@ -132,9 +132,7 @@ def _of_memory(fleet: Fleet, used: Sequence[int], graph: Graph) -> tuple[str, ..
 
 
 def _multiplies_bfloat16(equation: Equation) -> bool:
-    op = registry().get(equation.primitive)
-    product = op is not None and op.kind == "contraction"
-    return product and equation.input_types[0].dtype == "bfloat16"
+    return is_contraction(equation.primitive) and equation.input_types[0].dtype == "bfloat16"
 
 
 def looked_at(chosen: Choice, look: Looking, timer: Timer) -> tuple[Choice, bool]:

@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 
 from shardwright.ir.graph import Equation, Graph, Value, per_graph
 from shardwright.ir.program import Instruction, Loop, Move, Program
-from shardwright.ir.registry import registry
+from shardwright.ir.registry import is_contraction
 
 Phase: TypeAlias = Literal["forward", "both", "backward", "update"]
 PHASES: tuple[Phase, ...] = ("forward", "both", "backward", "update")
@@ -312,8 +312,7 @@ def _gradient_layers(graph: Graph, phases: Sequence[Phase], of_input: Mapping[in
             if equation is None or value in seen or not value.type.rank:
                 continue
             seen.add(value)
-            op = registry().get(equation.primitive)
-            if phases[equation.index] == "backward" and op is not None and op.kind == "contraction":
+            if phases[equation.index] == "backward" and is_contraction(equation.primitive):
                 found.setdefault(equation.index, of_input[position])
             elif not equation.regions:
                 pending.extend(equation.input_values)

@@ -12,7 +12,7 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.grid.model import GridModel
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
-from shardwright.ir.registry import registry
+from shardwright.ir.registry import is_contraction
 from shardwright.ir.rules import flop_count
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.grid.alternate import GridSearch, is_mesh
@@ -99,11 +99,9 @@ def products_s(space: Space, model: CostModel, parts: Sequence[Members]) -> list
     #: Operations by rates per class.
     flop: dict[tuple[float, ...], float] = {}
     for factor, count in Counter([use.factor for use in space.uses]).items():
-        if isinstance(factor, EquationFactor):
-            op = registry().get(factor.equation.primitive)
-            if op is not None and op.kind == "contraction":
-                mine = flop_count(factor.rule, factor.equation)
-                rates = tuple(model.peak_rates(factor.equation, mine).tolist())
-                flop[rates] = flop.get(rates, 0.0) + count * factor.weight * mine
+        if isinstance(factor, EquationFactor) and is_contraction(factor.equation.primitive):
+            mine = flop_count(factor.rule, factor.equation)
+            rates = tuple(model.peak_rates(factor.equation, mine).tolist())
+            flop[rates] = flop.get(rates, 0.0) + count * factor.weight * mine
     classes = [model.class_of[list(members)] for members in parts]
     return [sum(n / float(np.array(rates)[mine].sum()) for rates, n in flop.items()) for mine in classes]

@@ -183,6 +183,25 @@ def test_what_reads_the_same_is_made_at_once() -> None:
     assert pairs(lambda x, y: [x * 2, x.transpose(0, 2, 1) * 3], shape, other) == []
     halves = [jax.ShapeDtypeStruct(each.shape, "bfloat16") for each in (shape, other)]
     assert pairs(turned((2, 1, 0), (1, 0, 2)), *halves) == []
+    # What is cut lies otherwise than any of them.
+    cut = lambda x, y: [(x @ y) * 2, jnp.pad((x @ y)[:, :32], ((0, 0), (0, 32), (0, 0))) * 3]  # noqa: E731
+    assert pairs(cut, shape, other) == []
+
+
+@pytest.mark.parametrize(("width", "operands", "made"), [(4, 3, 1), (4, 0, 0), (32, 3, 0)])
+def test_what_is_turned_few_elements_at_a_time_has_one_source(width: int, operands: int, made: int) -> None:
+    """In halves: of several operands it is written as it lies, once, and turned from there for both."""
+    shape = jax.ShapeDtypeStruct((64, 64, width), "bfloat16")
+    beside = [jax.ShapeDtypeStruct((64, 64, 1), "bfloat16")] * operands
+
+    def function(x: Any, y: Any, *beside: Any) -> Any:
+        found = x @ y
+        for other in beside:
+            found = found + jnp.sum(other, -1, keepdims=True)
+        return [(found * 2).transpose(2, 1, 0), (found * 3).transpose(1, 2, 0)]
+
+    square = jax.ShapeDtypeStruct((width, width), "bfloat16")
+    assert len(pairs(function, shape, square, *beside)) == made
 
 
 def test_products_read_what_lies_as_a_matrix() -> None:
