@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from shardwright.cost.memory.lowering import Lowering
-from shardwright.cost.memory.nodes import Node
+from shardwright.cost.memory.nodes import Node, main_operand
 from shardwright.cost.memory.recompute import worth_writing
 from shardwright.cost.memory.schedule import least_memory
 from shardwright.cost.memory.siblings import siblings
@@ -178,11 +178,20 @@ class Fusion:
         """Whether fusions compute a node anew although it is written: they read no more for it."""
         if node.kind not in _CHEAP or node.group is not None:
             return False
-        if self._compiler.thrifty and (node.type.size == 1 or node.type.dtype == "bool"):
+        if self._compiler.thrifty and (
+            node.type.size == 1 or node.type.dtype == "bool" or self._narrowed(node)
+        ):
             return False  # that takes less to read
         rank = node.type.rank
         wide = [o for o in node.ins if o.what != "broadcast" and o.kind != "constant" and o.type.rank >= rank]
         return len(wide) <= 1 or sum(operand.type.nbytes for operand in node.ins) <= node.type.nbytes
+
+    def _narrowed(self, node: Node) -> bool:
+        """Whether a node has fewer bytes than the product that it is made of, element by element."""
+        made = main_operand(node)
+        while made is not None and not self._buffered[made.number]:
+            made = main_operand(made)
+        return made is not None and made.kind == "product" and made.type.nbytes > node.type.nbytes
 
     def _find_aliases(self, running: Sequence[Node]) -> None:
         for node in running:

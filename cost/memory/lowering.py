@@ -3,9 +3,7 @@
 No compiler runs here; its decisions are taken again, on the graph: those of XLA's CPU compiler as jaxlib 0.10
 has it, read off optimised programs and buffer assignments.
 
-- Operands of products and convolutions are transposed to (batch, rows, columns), but for matrices, which are
-  read either way; what a convolution makes is transposed from there.
-- What is made of a product's result only to swap its rows and columns is the product of swapped operands.
+- Products and convolutions read operands that lie as they want them: `products.py`.
 - Division by a broadcast value is multiplication by its broadcast reciprocal; constant factors move to the
   smaller operand.
 - What is scattered into zeros and then added to something is scattered into that.
@@ -19,14 +17,13 @@ has it, read off optimised programs and buffer assignments.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from math import prod
 from typing import TypeAlias
 
 import numpy as np
 
 from shardwright.cost.memory.compilers import Compiler
-from shardwright.cost.memory.maker import Maker
-from shardwright.cost.memory.nodes import Buffer, Node, is_square, is_zero, lies_well
+from shardwright.cost.memory.nodes import Buffer, Node, is_square, is_zero
+from shardwright.cost.memory.products import Products
 from shardwright.cost.memory.ways import SUMS, Shape, shape_of, way_of
 from shardwright.ir.graph import Atom, Equation, Form, Graph, Literal, TensorType, Value
 from shardwright.ir.regions import Boundary, boundary
@@ -36,7 +33,7 @@ from shardwright.ir.table import table
 Inner: TypeAlias = Callable[[Equation], Sequence[Buffer]]
 
 
-class Lowering(Maker):
+class Lowering(Products):
     """The nodes of a graph.
 
     Args:
@@ -60,8 +57,7 @@ class Lowering(Maker):
         sliced: Iterable[int] = (),
         stored: Collection[int] = (),
     ) -> None:
-        super().__init__()
-        self.compiler = compiler
+        super().__init__(compiler)
         self.of: dict[Value, Node] = {}
         self._inner = inner
         self._literals: dict[tuple[Form, int], Node] = {}
@@ -122,7 +118,9 @@ class Lowering(Maker):
                 of[out] = self._spread(equation, ins)
             case _ if equation.primitive == "transpose":
                 order = tuple(equation.params["permutation"])
-                of[out] = self._swapped(equation, ins[0]) or self._transposed(ins[0], order, equation)
+                reads = self._read[equation.input_values[0].index]
+                swapped = self._swapped(equation, ins[0], reads)
+                of[out] = swapped or self._transposed(ins[0], order, equation)
             case _:
                 self._results(equation, self._windowed(equation, ins), way)
 
@@ -259,54 +257,6 @@ class Lowering(Maker):
 
     # -- what is carried out otherwise -------------------------------------------------------------
 
-    def _product(self, equation: Equation, ins: Sequence[Node]) -> Node:
-        contracted, batch = equation.params["dimension_numbers"]
-        operands: list[Node] = []
-        for node, inner, outer in zip(ins, contracted, batch, strict=True):
-            rank = node.type.rank
-            free = [d for d in range(rank) if d not in inner and d not in outer]
-            orders = (*outer, *free, *inner), (*outer, *inner, *free)
-            # The library reads matrices either way.
-            well = self.compiler.thrifty and lies_well(node, orders)
-            order = tuple(range(rank)) if well else orders[len(operands)]
-            if rank > 2 and not (len(inner) == len(free) == 1 and tuple(outer) == tuple(range(rank - 2))):
-                moved = self._transposed(node, order, equation)
-                node = self._renamed(node, node.type, equation) if moved is node and not outer else moved
-            operands.append(node)
-        key = (equation.form, *operands)
-        return self._make(key, "dot", "product", operands, equation.output_types[0], equation)
-
-    def _swapped(self, equation: Equation, node: Node) -> Node | None:
-        """A transpose of rows and columns of a product that nobody else reads."""
-        product, value, rank = node.equation, equation.input_values[0], node.type.rank
-        if node.what != "dot" or product is None or self._read[value.index] != 1:
-            return None
-        outer = len(product.params["dimension_numbers"][1][0])
-        if rank != outer + 2 or tuple(equation.params["permutation"]) != (*range(outer), rank - 1, outer):
-            return None
-        key = ("swapped", node.number)
-        return self._make(key, "dot", "product", node.ins[::-1], equation.output_types[0], product)
-
-    def _convolution(self, equation: Equation, ins: Sequence[Node]) -> Node:
-        specs, out = equation.params["dimension_numbers"], equation.output_types[0]
-        batch, features, *space = specs.lhs_spec
-        out_features, in_features, *window = specs.rhs_spec
-        source, filters = ins
-        if _swaps([source.type.shape[d] for d in space], [filters.type.shape[d] for d in window], equation):
-            key = ("reversed", filters.number, *window)
-            turned = self._make(key, "rev", "movement", (filters,), filters.type, equation)
-            operands = (turned, source)
-            return self._make((equation.form, *operands), "conv", "kernel", operands, out, equation)
-        operands = (
-            self._transposed(source, (batch, *space, features), equation),
-            self._transposed(filters, (*window, in_features, out_features), equation),
-        )
-        out_batch, out_feature, *out_space = specs.out_spec
-        order = (out_batch, *out_space, out_feature)
-        made = TensorType(tuple([out.shape[d] for d in order]), out.dtype)
-        found = self._make((equation.form, *operands), "conv", "kernel", operands, made, equation)
-        return self._transposed(found, tuple([order.index(d) for d in range(len(order))]), equation)
-
     def _unpooled(self, equation: Equation, ins: Sequence[Node]) -> Node:
         """Each window's winner, and its index in each dimension, found beside the pooling; then a scatter."""
         source, pooled = ins
@@ -385,12 +335,6 @@ class Lowering(Maker):
                     needed[operand.number] = True
                     operand.users.append(node)
         return needed
-
-
-def _swaps(space: Sequence[int], window: Sequence[int], equation: Equation) -> bool:
-    """Whether XLA lets the input of a convolution slide over its filters, which are then reversed."""
-    groups = equation.params["feature_group_count"], equation.params["batch_group_count"]
-    return groups == (1, 1) and prod(window) > prod(space)
 
 
 def _begins(wiring: Boundary) -> dict[int, int]:

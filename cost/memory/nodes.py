@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from shardwright.ir.graph import Equation, TensorType
 
+#: Dtypes half as wide as float32.
+HALVES = frozenset({"bfloat16", "float16"})
 #: Equations that XLA does not compute twice to save a buffer.
 COSTLY = frozenset(
     {

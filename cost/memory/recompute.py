@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from shardwright.cost.memory.nodes import Node
+from shardwright.cost.memory.nodes import HALVES, Node
 
 #: Starting a kernel takes as long as a card's memory takes for so many bytes: 1 µs (XLA's model) at 1.5 TB/s.
 _START_BYTES = 1_500_000
@@ -38,7 +38,7 @@ def worth_writing(
         number, users = node.number, node.users
         if written[number] or not needed[number]:
             roots[number] = (number,)
-        elif len(users) == 1:
+        elif len(users) == 1 and (node.type.dtype not in HALVES or users[0].type.dtype in HALVES):
             roots[number] = roots[users[0].number]
         elif node.ins:
             found = set[int]()
@@ -46,7 +46,7 @@ def worth_writing(
                 found.update(roots[user.number])
                 if len(found) > _MOST:
                     break
-            if len(found) > 1 and made_of.pay(node, len(found)):
+            if len(found) > 1 and made_of.pay(node, found):
                 written[number], found = True, {number}
             roots[number] = found
     return written
@@ -68,18 +68,26 @@ class _Operands:
                     dear[node.number] |= dear[number] and not written[number]
         self._known: dict[int, frozenset[int]] = {}
 
-    def pay(self, node: Node, times: int) -> bool:
-        """Whether so many kernels had better read a node than compute it."""
-        number, size = node.number, node.type.nbytes
+    def pay(self, node: Node, kernels: Collection[int]) -> bool:
+        """Whether these kernels had better read a node than compute it."""
+        number, size, times = node.number, node.type.nbytes, len(kernels)
         if self._dear[number]:
             return True
-        spared = (times + 1) * size + _START_BYTES
-        if self._most[number] < _MOST and (times - 1) * self._most[number] * size <= spared:
+        spared, most = (times + 1) * size + _START_BYTES, self._most_read(node, kernels)
+        if self._most[number] < _MOST and (times - 1) * self._most[number] * most <= spared:
             return False
         found = self._of(number)
-        # A broadcast or a slice reads no more of anything than it makes of it.
-        read = sum(min(self._nodes[one].type.nbytes, size) for one in found)
+        read = sum(min(self._nodes[one].type.nbytes, most) for one in found)
         return len(found) >= _MOST or (times - 1) * read > spared
+
+    def _most_read(self, node: Node, kernels: Collection[int]) -> int:
+        """Bytes of an operand, at most: a broadcast or a slice reads no more of anything than it makes of it.
+
+        What is narrower than float32 may be made of that, which does not count where it is read turned.
+        """
+        if node.type.dtype in HALVES and not any(self._nodes[k].what == "transpose" for k in kernels):
+            return 2 * node.type.nbytes
+        return node.type.nbytes
 
     def _of(self, number: int) -> frozenset[int]:
         """Numbers of the operands."""

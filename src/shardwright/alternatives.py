@@ -118,8 +118,9 @@ class Bench:
         """A program at the plan's shares."""
         items = self.bill(program, self.ratios)
         exchanges = [item for item in items if item.exchange]
-        memory = peaks(program, self.traced.graph, self.ratios)
-        limits = (device.type.memory_bytes for device in self.model.fleet.devices)
+        types = [device.type for device in self.model.fleet.devices]
+        memory = peaks(program, self.traced.graph, self.ratios, types)
+        limits = (each.memory_bytes for each in types)
         return Priced(
             cost_s=Tally(items, self.model).seconds(self.ratios),
             exchange_s=Tally(exchanges, self.model).seconds(self.ratios) if exchanges else 0.0,

@@ -23,7 +23,7 @@ from shardwright.ir.graph import Equation, Form, Graph
 from shardwright.ir.jaxpr import source_line
 from shardwright.ir.patterns import patterns
 from shardwright.ir.program import Program, nodes_of
-from shardwright.ir.registry import is_contraction, rule_of
+from shardwright.ir.registry import rule_of
 from shardwright.ir.repeated import brought_back, computed_again
 from shardwright.ir.rewrites.rewriting import rewriting_of
 from shardwright.ir.state import StateMap
@@ -34,8 +34,8 @@ from shardwright.plans.parts import Exchanged, PinPrice, Spent, Stats, Unused, s
 from shardwright.plans.record import when_asked
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.chosen import Choice
-from shardwright.synth.fallback import fits, fullest
-from shardwright.synth.programs.judge import AMPLE, SHORT, lacking
+from shardwright.synth.fallback import fits
+from shardwright.synth.programs.judge import SHORT, Judge, lacking
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
@@ -77,7 +77,7 @@ def assembled(
         iteration_s=when_asked(lambda: laid_out().iteration_s),
         cost_s=found.cost_s,
         bound_s=found.bound_s,
-        memory_bytes=when_asked(lambda: spread(_peaks(found, traced.graph), used, count, 0)),
+        memory_bytes=when_asked(lambda: spread(_peaks(found, traced.graph, model), used, count, 0)),
         fits=fits(found, model),
         exchanges=when_asked(
             lambda: _exchanges(items, patterns(found.program, traced.graph), model, found.ratios)
@@ -89,7 +89,7 @@ def assembled(
         assumptions=(
             *model.assumptions,
             *space.assumptions,
-            *_of_memory(fleet, used, traced.graph),
+            *_of_memory(fleet),
             *found.notes,
         ),
         fleet=fleet,
@@ -115,24 +115,11 @@ def assembled(
     )
 
 
-def _of_memory(fleet: Fleet, used: Sequence[int], graph: Graph) -> tuple[str, ...]:
+def _of_memory(fleet: Fleet) -> tuple[str, ...]:
     """What is said of memory that is not so on every device."""
-    types = {device.type for device in fleet.devices}
-    if fleet.compiler == "cpu":
-        some = any(each.is_card for each in types)
-        cpu = "memory is as XLA's CPU compiler lays it out: not all devices are cards, which mostly take less"
-        return (cpu,) if some else ()
-    old = sorted({fleet.devices[d].type.name for d in used if fleet.devices[d].type.lacks_bfloat16})
-    if not (old and any(map(_multiplies_bfloat16, graph.all_equations()))):
+    if fleet.compiler == "gpu" or not any(device.type.is_card for device in fleet.devices):
         return ()
-    return (
-        f"{', '.join(old)}: products of bfloat16 are computed in float32 there, and what they read and make "
-        "may take twice the memory that is said",
-    )
-
-
-def _multiplies_bfloat16(equation: Equation) -> bool:
-    return is_contraction(equation.primitive) and equation.input_types[0].dtype == "bfloat16"
+    return ("memory is as XLA's CPU compiler lays it out: not all devices are cards, which mostly take less",)
 
 
 def looked_at(chosen: Choice, look: Looking, timer: Timer) -> tuple[Choice, bool]:
@@ -140,11 +127,12 @@ def looked_at(chosen: Choice, look: Looking, timer: Timer) -> tuple[Choice, bool
     found = chosen.found
     if isinstance(found.memory, Peaks) and found.memory.seen:
         return chosen, False
-    if fullest(found, chosen.model) <= AMPLE:
+    judge = Judge(look.graph, chosen.model, look)
+    if judge.ample(found.memory, found.ratios):
         return chosen, True
     with timer.ratios():
-        seen = Peaks(look(found.program, found.ratios), seen=True)
-    return replace(chosen, found=replace(found, memory=seen)), False
+        seen = judge.seen(found.program, found.ratios)
+    return (replace(chosen, found=replace(found, memory=seen)) if seen else chosen), False
 
 
 def as_it_runs(plan: Plan) -> Plan:
@@ -181,11 +169,11 @@ def _own_version() -> str:
     return version("shardwright")
 
 
-def _peaks(found: Synthesis, graph: Graph) -> tuple[int, ...]:
+def _peaks(found: Synthesis, graph: Graph, model: CostModel) -> tuple[int, ...]:
     """How much memory every device takes; looked at now, where nobody has yet."""
     if isinstance(found.memory, Peaks) and found.memory.seen:
         return found.memory.bytes
-    return peaks(found.program, graph, found.ratios)
+    return peaks(found.program, graph, found.ratios, [device.type for device in model.fleet.devices])
 
 
 def _spent_s(

@@ -161,6 +161,7 @@ def _check_compiler(compiler: str | None, given: bool) -> None:
 def _devices(plan: Plan, graph: Any) -> tuple[DeviceProfile, ...]:
     alike: dict[tuple[str, tuple[float, ...]], list[int]] = {}
     devices = plan.part.devices
+    types = [device.type for device in devices]
     every = (plan.used_ratios, *(own.shares for own in own_ratios(plan.program).values()))
     for number, shares in enumerate(zip(*every, strict=True)):
         alike.setdefault((devices[number].type.name, shares), []).append(number)
@@ -170,7 +171,7 @@ def _devices(plan: Plan, graph: Any) -> tuple[DeviceProfile, ...]:
             tuple(names[number] for number in members),
             kind,
             shares[0],
-            device_memory(plan.program, graph, plan.used_ratios, members[0]),
+            device_memory(plan.program, graph, plan.used_ratios, members[0], types),
             devices[members[0]].type.memory_bytes,
         )
         for (kind, shares), members in alike.items()

@@ -12,7 +12,9 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import Device
+from shardwright.cost.memory.compilers import COMPILERS, compilers
 from shardwright.cost.memory.liveness import Footprint, Peaks, all_bytes, footprint, largest_bytes
 from shardwright.cost.model import CostModel
 from shardwright.cost.quantity import size
@@ -37,6 +39,10 @@ class CloseLook(Look, Protocol):
         self, program: Program, ratios: Sequence[float], device: int, limit: float
     ) -> Sequence[tuple[int, Mapping[int, int]]]:
         """The moments at which a device needs more than `limit` bytes: these, and those of each value."""
+        ...
+
+    def on(self, types: Sequence[DeviceType], /) -> CloseLook:
+        """The same for programs on devices of these types."""
         ...
 
 
@@ -66,12 +72,17 @@ class Judge:
     """
 
     def __init__(self, graph: Graph, model: CostModel, look: Look | None = None) -> None:
-        self.graph, self.look, self._class_of = graph, look, model.class_of
+        self.graph, self._class_of = graph, model.class_of
+        every = [device.type for device in model.fleet.devices]
+        self.look = look.on(every) if isinstance(look, CloseLook) else look
         self.limits: Floats = np.array([float(device.memory_bytes) for device in model.types])
         self.budgets = self.limits
+        #: By class, how often what the model has of a step may be needed: it knows bfloat16 as such.
+        widens = [COMPILERS[name].widens for name in compilers(graph, model.types)]
+        self._times: Floats = np.where(widens, 2.0, 1.0)
         # A padded exchange takes as many blocks as there are devices, and one more.
         most = float(all_bytes(graph) + (len(self._class_of) + 1) * largest_bytes(graph))
-        self.roomy = bool(most <= self.limits.min())
+        self.roomy = bool((most * self._times <= self.limits).all())
         #: What was looked at, by ratios and identity; the program is kept, so that no other has its id.
         self._seen: dict[tuple[float, ...], dict[int, tuple[Program, Peaks]]] = {}
         self._whole = Footprint(np.array([most]), np.zeros(1))
@@ -90,7 +101,8 @@ class Judge:
 
     def ample(self, memory: Footprint | Peaks, ratios: Sequence[float]) -> bool:
         """Whether a program fits by so much that nobody need look."""
-        return self.roomy or self.over(memory, ratios) <= AMPLE
+        taken = memory.peak(np.asarray(ratios)) * self._times[self._class_of]
+        return self.roomy or bool((taken / self.budgets[self._class_of]).max() <= AMPLE)
 
     def excess(self, peaks: Peaks) -> float:
         """The largest part of its memory that a device needs."""

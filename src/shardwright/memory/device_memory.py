@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.backends.local_graph import LocalGraphs
+from shardwright.cost.device import DeviceType
 from shardwright.cost.memory.buffers import layout
 from shardwright.cost.memory.exchange_buffers import held_bytes
 from shardwright.ir.donation import taken_over
@@ -21,45 +21,68 @@ from shardwright.memory.walk import DeviceMemory, Walk
 _REMEMBERED = 1 << 18
 
 
-def device_memory(program: Program, graph: Graph, ratios: Sequence[float], device: int) -> DeviceMemory:
-    """Memory of the device at position `device` of a verified program."""
-    return Walk(program, graph).of_device(ratios, device)
+def device_memory(
+    program: Program, graph: Graph, ratios: Sequence[float], device: int, types: Sequence[DeviceType] = ()
+) -> DeviceMemory:
+    """Memory of the device at position `device` of a verified program, whose devices are of these types."""
+    return Walk(program, graph).of_device(ratios, device, types)
 
 
-def peaks(program: Program, graph: Graph, ratios: Sequence[float]) -> tuple[int, ...]:
-    """Peak bytes of every device of a verified program."""
-    return Walk(program, graph).peaks(ratios)
+def peaks(
+    program: Program, graph: Graph, ratios: Sequence[float], types: Sequence[DeviceType] = ()
+) -> tuple[int, ...]:
+    """Peak bytes of every device of a verified program, which are of these types."""
+    return Walk(program, graph).peaks(ratios, types)
 
 
 class Looking:
     """Says how much memory the programs of one step take: see `shardwright.synth.programs.judge.CloseLook`.
 
     A program is often looked at again at other ratios.
+
+    Args:
+        graph: the step.
+        types: of the devices of the programs; without them memory is what the graph's compiler makes of it.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        #: By identity; a walk keeps its program, so that no other has its identity.
-        self._walks: dict[int, tuple[Program, Walk]] = {}
-        self._instructions = 0
+    def __init__(self, graph: Graph, types: Sequence[DeviceType] = ()) -> None:
+        self.graph, self._types = graph, tuple(types)
+        self._walks = _Walks(graph)
+
+    def on(self, types: Sequence[DeviceType]) -> Looking:
+        """The same for programs on devices of these types."""
+        found = Looking(self.graph, types)
+        found._walks = self._walks
+        return found
 
     def __call__(self, program: Program, ratios: Sequence[float]) -> tuple[int, ...]:
-        return self._walk(program).peaks(ratios)
+        return self._walks.of(program).peaks(ratios, self._types)
 
     def crowds(
         self, program: Program, ratios: Sequence[float], device: int, limit: float
     ) -> tuple[tuple[int, Mapping[int, int]], ...]:
         """See `crowds`."""
-        return _crowds(self._walk(program), ratios, device, limit)
+        return _crowds(self._walks.of(program), ratios, device, limit, self._types)
 
-    def _walk(self, program: Program) -> Walk:
-        known = self._walks.get(id(program))
+
+class _Walks:
+    """Walks of programs of one step."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        #: By identity; a walk keeps its program, so that no other has its identity.
+        self._known: dict[int, tuple[Program, Walk]] = {}
+        self._instructions = 0
+
+    def of(self, program: Program) -> Walk:
+        """That of a program, remembered."""
+        known = self._known.get(id(program))
         if known is None:
             self._instructions += len(program.instructions)
             if self._instructions > _REMEMBERED:
-                self._walks.clear()
+                self._known.clear()
                 self._instructions = len(program.instructions)
-            known = self._walks[id(program)] = program, Walk(program, self.graph)
+            known = self._known[id(program)] = program, Walk(program, self._graph)
         return known[1]
 
 
@@ -72,7 +95,12 @@ class Held:
 
 
 def fullest(
-    program: Program, graph: Graph, ratios: Sequence[float], device: int, most: int = 6
+    program: Program,
+    graph: Graph,
+    ratios: Sequence[float],
+    device: int,
+    types: Sequence[DeviceType] = (),
+    most: int = 6,
 ) -> tuple[Held, ...]:
     """What is in a device's memory when it is fullest, the largest first: inputs by name, the rest by source.
 
@@ -81,10 +109,11 @@ def fullest(
         graph: what it computes.
         ratios: share of every device.
         device: its position in the program.
+        types: of all devices, see `Looking`.
         most: entries, the last of which sums up what is left.
     """
     walk = Walk(program, graph)
-    planned, moments = walk.planned, walk.of_device(ratios, device).moments
+    planned, moments = walk.planned, walk.of_device(ratios, device, types).moments
     peak = max(range(len(moments)), key=lambda i: moments[i].nbytes, default=-1)
     found: dict[str, int] = {}
 
@@ -100,7 +129,7 @@ def fullest(
     for number, step in enumerate(planned.steps[: peak + 1]):
         alive.update(() if isinstance(step, Away) else set(step.gives).difference(over.get(step, ())))
         if number == peak and isinstance(step, Segment):
-            own = layout(LocalGraphs(device, ratios, graph.compiler).segment(step, graph, over.get(step, {})))
+            own = layout(walk.graphs(ratios, device, types).segment(step, graph, over.get(step, {})))
             at = own.peak_kernel
             for buffer in own.buffers:
                 if buffer.first <= at <= buffer.last:
@@ -134,11 +163,11 @@ def crowds(
 
 
 def _crowds(
-    walk: Walk, ratios: Sequence[float], device: int, limit: float
+    walk: Walk, ratios: Sequence[float], device: int, limit: float, types: Sequence[DeviceType] = ()
 ) -> tuple[tuple[int, Mapping[int, int]], ...]:
-    planned, graphs = walk.planned, LocalGraphs(device, ratios, walk.planned.graph.compiler)
+    planned, graphs = walk.planned, walk.graphs(ratios, device, types)
     program, graph, over = planned.program, planned.graph, taken_over(planned)
-    steps = walk.of_device(ratios, device).moments
+    steps = walk.of_device(ratios, device, types).moments
     found: list[tuple[int, Mapping[int, int]]] = []
     alive: dict[Property, None] = {}
     for step, moment in zip(planned.steps, steps, strict=True):

@@ -181,11 +181,12 @@ def shortage(
         made = trial.in_full()
         if made.fits:
             remedies.append(priced(trial.what, made, trial.steps))
+    types = [devices[d].type for d in plan.used]
     return Shortage(
         device=f"{devices[worst].name} ({devices[worst].type.name})",
         needs_bytes=plan.memory_bytes[worst],
         has_bytes=devices[worst].type.memory_bytes,
-        held=fullest(plan.program, own.graph, plan.used_ratios, plan.used.index(worst)),
+        held=fullest(plan.program, own.graph, plan.used_ratios, plan.used.index(worst), types),
         factor=factor,
         tried=tried,
         remedies=tuple(sorted(remedies, key=lambda remedy: remedy.price)),

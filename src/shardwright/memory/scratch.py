@@ -39,12 +39,12 @@ class Likeness:
 
 
 class _Met:
-    """What was met of one graph: programs, numbers of segments, and scratch by number and shapes."""
+    """What was met of one graph: programs, numbers of segments, scratch by number, compiler and shapes."""
 
     def __init__(self) -> None:
         self.programs = 0
         self.numbers: dict[Hashable, int] = {}
-        self.scratch: dict[tuple[int, tuple[tuple[int, ...], ...]], int] = {}
+        self.scratch: dict[tuple[int, str, tuple[tuple[int, ...], ...]], int] = {}
 
 
 @per_graph
@@ -79,7 +79,8 @@ class Scratch:
         like = self._likeness(segment, graphs.device) if shared else None
         if like is None:
             return self._worked_out(segment, graphs)
-        key = like.number, tuple([graphs.type(*tensor).shape for tensor in like.tensors])
+        shapes = tuple([graphs.type(*tensor).shape for tensor in like.tensors])
+        key = like.number, graphs.compiler, shapes
         if key not in self._met.scratch:
             self._met.scratch[key] = self._worked_out(segment, graphs)
         return self._met.scratch[key]

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardwright.backends.local_graph import LocalGraphs
+from shardwright.cost.device import DeviceType
+from shardwright.cost.memory.compilers import compilers
 from shardwright.cost.memory.exchange_buffers import exchange_bytes, held_bytes
 from shardwright.ir.donation import taken_over
 from shardwright.ir.graph import Graph, TensorType
@@ -81,17 +83,29 @@ class Walk:
     def _kinds(self) -> Kinds:
         return Kinds(self.planned.program, self.planned.graph)
 
-    def of_device(self, ratios: Sequence[float], device: int) -> DeviceMemory:
-        """Memory of the device at position `device`, at these shares of all."""
+    def of_device(
+        self, ratios: Sequence[float], device: int, types: Sequence[DeviceType] = ()
+    ) -> DeviceMemory:
+        """Memory of the device at position `device`, at these shares of all, which are of these types."""
         arguments = self._constants + sum(held_bytes(*each, device, ratios) for each in self._inputs)
-        moments = self._steps.moments(LocalGraphs(device, ratios, self.planned.graph.compiler), arguments)
+        moments = self._steps.moments(self.graphs(ratios, device, types), arguments)
         return DeviceMemory(arguments, tuple(moments))
 
-    def peaks(self, ratios: Sequence[float]) -> tuple[int, ...]:
-        """Peak bytes of every device; devices that hold the same count once."""
-        kinds = list(self._kinds.of_devices(ratios))
-        found = {kind: self.of_device(ratios, kinds.index(kind)).peak_bytes for kind in dict.fromkeys(kinds)}
+    def graphs(self, ratios: Sequence[float], device: int, types: Sequence[DeviceType] = ()) -> LocalGraphs:
+        """What makes the graphs of the device at position `device`, as its compiler has them."""
+        return LocalGraphs(device, ratios, self._compilers(ratios, types)[device])
+
+    def peaks(self, ratios: Sequence[float], types: Sequence[DeviceType] = ()) -> tuple[int, ...]:
+        """Peak bytes of every device; devices that hold the same, by compilers that are one, count once."""
+        kinds = list(zip(self._kinds.of_devices(ratios), self._compilers(ratios, types), strict=True))
+        first = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}
+        found = {kind: self.of_device(ratios, device, types).peak_bytes for kind, device in first.items()}
         return tuple([found[kind] for kind in kinds])
+
+    def _compilers(self, ratios: Sequence[float], types: Sequence[DeviceType]) -> Sequence[str]:
+        """By device; that of the step where nothing is said of devices."""
+        graph = self.planned.graph
+        return compilers(graph, types) if types else (graph.compiler,) * len(ratios)
 
 
 class _Steps:
