@@ -266,7 +266,7 @@ def test_every_card_of_a_plan_holds_what_its_own_compiler_lays_out() -> None:
 
 @pytest.mark.parametrize(("room", "fits"), [(0.99, False), (1.01, True)])
 def test_a_step_in_bfloat16_is_looked_at_where_that_is_lacking(room: float, fits: bool) -> None:
-    """By the model, which has bfloat16 as such, less of the memory is taken than would be looked at elsewhere."""
+    """By the model, which has bfloat16 as such, it takes less of the memory than is looked at elsewhere."""
     step, args = halves(jax.nn.relu)
     graph = marked(trace(step, *args), compiler="gpu-float32").graph
     needed = layout(replace(graph, state={}, memo={})).peak_bytes
