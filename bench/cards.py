@@ -7,7 +7,8 @@
 XLA compiles for a card that is described to it (`target_config`). Which of several kernels is faster it
 cannot try there: here cuBLAS and cuDNN run all products. An H100 that ran the same steps (`bench/card.py`)
 laid them out in what is found here, within 4 %. Steps are at full width and a few layers, so that they fit
-(of others XLA computes things again by itself), their state donated. Of plans it is program by program, as
+(of others XLA computes things again by itself), their state donated; a T4 lacks bfloat16 and has rules of
+its own. Of plans it is program by program, as
 the MPI backend runs them, as if every card were an A100; one more is of Llama-3-8B as it is.
 """
 

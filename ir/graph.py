@@ -241,7 +241,7 @@ class Graph:
         donated: whether the caller gives state away: what continues it may take its memory.
         residuals: what the forward part keeps for the backward part, beside inputs and constants: types, and
             values where a backward equation needs it indeed.
-        compiler: whose: XLA's for "cpu" or "gpu". It decides what is in memory, not what is computed.
+        compiler: whose: XLA's for "cpu", "gpu" or "gpu-float32". What is in memory depends on it alone.
         memo: what `per_graph` functions found.
     """
 

@@ -110,8 +110,9 @@ def profile(
         fleet: devices to plan the step for, or the path of a fleet file; their memory is profiled, too.
         plan: a plan of this step, in place of a fleet.
         state: see `synthesize`.
-        compiler: whose memory is profiled without fleet and plan: XLA's for "cpu", the default, or for "gpu".
-            Of a fleet it is the GPU's where all devices are cards (`Fleet.compiler`).
+        compiler: whose memory is profiled without fleet and plan: XLA's for "cpu", the default, for "gpu", or
+            for "gpu-float32", cards that lack bfloat16. Of a fleet's step it is the GPU's where all devices
+            are cards (`Fleet.compiler`), of its devices each one's own.
         tick: told what begins (for progress displays).
         planning: further arguments of `synthesize`, such as `axes`, for the plan.
 
