@@ -44,6 +44,10 @@ _SAME = 1e-9
 #: too much is not made to fit.
 _NEAR = 1.03
 
+#: Beside one that costs up to so many times that, a large step is not searched for what fits: a few per cent
+#: at most are not worth what takes most of the time.
+_AS_NEAR = 1.02
+
 
 @dataclass(frozen=True, slots=True)
 class Synthesis:
@@ -118,7 +122,8 @@ def within_memory(
         first, memory = best, best.memory
     else:
         # On one device all programs are one.
-        brief = briefly or alone or (pool is not None and rival_s < math.inf)
+        large, near = len(graph.equations) > SMALL, rival_s <= found.cost_s * _AS_NEAR
+        brief = briefly or alone or (pool is not None and rival_s < math.inf) or (large and near)
         looked_at = judged(
             turns,
             best,
@@ -126,7 +131,7 @@ def within_memory(
             renting,
             rival_s,
             briefly=brief,
-            handed_on=BRIEFLY if briefly and len(graph.equations) > SMALL else HANDED_ON,
+            handed_on=BRIEFLY if brief and large else HANDED_ON,
             apart=lambda: found.cost_s < rival_s and free.at_no_cost is not None,
         )
         if looked_at is None:

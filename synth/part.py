@@ -29,6 +29,9 @@ _TOGETHER = 2
 #: Kinds of nodes up to which they are.
 _KINDS = 2
 
+#: What takes up to so many times the memory of a part lacks little.
+_LITTLE = 1.1
+
 #: A part is bounded far above another one at this multiple.
 FAR_ABOVE = 1.2
 
@@ -84,8 +87,12 @@ class Part:
         return float(f"{self.bound_s:.9g}"), len(self.members), number
 
     def gives_way(self, other: Part) -> bool:
-        """Whether what does not fit here is tried on another part: the whole, unless that is far dearer."""
-        return other.whole and other.bound_s <= FAR_ABOVE * self.bound_s
+        """Whether what does not fit here is tried on another part: the whole, unless that is far dearer.
+
+        Nor where little is lacking here: a step that keeps a little less will fit.
+        """
+        little = self.found is not None and fullest(self.found, self.model) <= _LITTLE
+        return other.whole and other.bound_s <= FAR_ABOVE * self.bound_s and not little
 
     def beats(self, other: Part) -> bool:
         """Whether its plan is better: one that fits into memory is better than any that does not.

@@ -38,6 +38,9 @@ _DEARER = 0.01
 #: The model is off by a like part about programs of one step, but for this part of it.
 _LITTLE_OFF = 1.1
 
+#: By the model, what is handed on less should make a program smaller by this part at least.
+_LESS = 1e-3
+
 #: What needs more than so many times the memory that there is does not fit by handing on less; that takes
 #: longer than most ways to change a step, unless it is for little more than there is.
 HANDED_ON, BRIEFLY = 1.5, 1.1
@@ -56,8 +59,8 @@ def leaner(turns: Turns, found: Candidate, renting: Renting) -> Candidate:
         return candidate(turns, program, found.ratios, items, memory)
 
 
-class _InTurn:
-    """A program with so many gathers done again; `most` is how many there are."""
+class InTurn:
+    """A program in the order of its equations, so many gathers done again; `most` is how many there are."""
 
     def __init__(self, turns: Turns, ratios: tuple[float, ...], sparing: Sparing) -> None:
         self.turns, self.ratios, self.sparing = turns, ratios, sparing
@@ -117,26 +120,25 @@ class _InTurn:
         return replace(here, fits=over <= 1, over=over), peaks
 
 
+def ordered(turns: Turns, program: Program, ratios: tuple[float, ...]) -> InTurn | None:
+    """A program in the order of its equations; None where that is not known how."""
+    sparing = Sparing(program, turns.judge.graph)
+    return InTurn(turns, ratios, sparing) if sparing.possible else None
+
+
 def in_turn(turns: Turns, found: Candidate) -> Candidate | None:
     """The same with less in memory at a time, by the model; None where that is not known how."""
-    sparing = Sparing(found.program, turns.judge.graph)
-    if not sparing.possible:
+    several = ordered(turns, found.program, found.ratios)
+    if several is None:
         return None
-    several = _InTurn(turns, found.ratios, sparing)
     here = several.weighed(0)
     return here if here.fits or not several.most else several.weighed(several.most)
 
 
-def reordered(turns: Turns, found: Candidate) -> Candidate | None:
-    """In the order of its equations, nothing gathered again; None where that is not known how."""
-    sparing = Sparing(found.program, turns.judge.graph)
-    return _InTurn(turns, found.ratios, sparing).weighed(0) if sparing.possible else None
-
-
 def in_least(turns: Turns, program: Program, ratios: tuple[float, ...]) -> Candidate | None:
     """A program with the least in memory at a time, whatever that costs; None where that is not known how."""
-    sparing = Sparing(program, turns.judge.graph)
-    return _InTurn(turns, ratios, sparing).weighed(len(sparing.gathers)) if sparing.possible else None
+    several = ordered(turns, program, ratios)
+    return None if several is None else several.weighed(several.most)
 
 
 def hardly_fits(turns: Turns, found: Candidate) -> bool:
@@ -149,21 +151,24 @@ def hardly_fits(turns: Turns, found: Candidate) -> bool:
 
 
 def spared(
-    turns: Turns, found: Candidate, *, sure: bool = True, most: float = HANDED_ON
-) -> tuple[Candidate, Peaks] | None:
-    """The cheapest of these that fits as it will run, or else the smallest; None where there is none.
+    several: InTurn,
+    found: Candidate,
+    seen: Peaks | None = None,
+    *,
+    sure: bool = True,
+    most: float = HANDED_ON,
+) -> tuple[Candidate, Peaks]:
+    """The cheapest of these that fits as it will run, or else the smallest.
 
     Args:
-        turns: the search so far.
+        several: the program in the order of its equations.
         found: the program.
+        seen: what a look said of it, if there was one.
         sure: look at it, however far beyond the budgets the model has it.
         most: up to this multiple of the memory it is also tried to hand on less, which takes longest.
     """
-    judge = turns.judge
-    sparing = Sparing(found.program, judge.graph)
-    if not sparing.possible:
-        return None
-    several, learned = _InTurn(turns, found.ratios, sparing), judge.budgets
+    turns, judge = several.turns, several.turns.judge
+    learned = judge.budgets
     count = rounds = 0
     before: tuple[float, ...] | None = None
     while True:
@@ -172,7 +177,8 @@ def spared(
         ended = count >= several.most and before is not None and here.ratios == before
         before = here.ratios
         with turns.timer.ratios():
-            peaks = judge.peaks(here.program, here.ratios, here.memory, sure=sure)
+            peaks = None if rounds else _unspared(several, here, found, seen)
+            peaks = peaks or judge.peaks(here.program, here.ratios, here.memory, sure=sure)
         over = judge.excess(peaks)
         here = replace(here, fits=over <= 1, over=over)
         alike = len(turns.model.types) == 1 and count >= several.most
@@ -186,7 +192,16 @@ def spared(
         rounds += 1
 
 
-def _handing_on(several: _InTurn, found: Candidate, peaks: Peaks) -> tuple[Candidate, Peaks]:
+def _unspared(several: InTurn, here: Candidate, found: Candidate, seen: Peaks | None) -> Peaks | None:
+    """What a look said of what was found, if another order has nothing less by the model; None else."""
+    judge = several.turns.judge
+    if seen is None or not seen.seen or here.ratios != found.ratios:
+        return None
+    less = judge.feared(here.memory, here.ratios) < judge.feared(found.memory, found.ratios) * (1 - _LESS)
+    return None if less else seen
+
+
+def _handing_on(several: InTurn, found: Candidate, peaks: Peaks) -> tuple[Candidate, Peaks]:
     """The same, handing on less from one compiled segment to the next; or what was found, if that is smaller.
 
     First in another order, which costs nothing, then computing cheap results anew; the latter is tried with
@@ -195,7 +210,8 @@ def _handing_on(several: _InTurn, found: Candidate, peaks: Peaks) -> tuple[Candi
     turns, judge = several.turns, several.turns.judge
     for rearranged in _Rearranged(turns).ways:
         program = rearranged(found.program)
-        looked = several.looked_at(program, found.ratios, judge.feared(found.memory, found.ratios))
+        most = judge.feared(found.memory, found.ratios) * (1 - _LESS)
+        looked = several.looked_at(program, found.ratios, most)
         if looked is None:
             continue
         here, theirs = looked
@@ -209,7 +225,7 @@ def _handing_on(several: _InTurn, found: Candidate, peaks: Peaks) -> tuple[Candi
     return found, peaks
 
 
-def _instead(several: _InTurn, found: Candidate, peaks: Peaks) -> tuple[Candidate, Peaks]:
+def _instead(several: InTurn, found: Candidate, peaks: Peaks) -> tuple[Candidate, Peaks]:
     """The program as it was at first, handing on less, where that fits and is cheaper than what fits.
 
     It is not tried where it needs far too much. Of what would hand on less, that is looked at which should

@@ -9,9 +9,10 @@ from dataclasses import replace
 from shardwright.cost.bill import charges
 from shardwright.cost.memory.liveness import Footprint, Peaks
 from shardwright.ir.graph import Graph
+from shardwright.ir.program import Program
 from shardwright.synth.combinations import SMALL
 from shardwright.synth.memory.budgets import SCALES, Renting
-from shardwright.synth.memory.lean import HANDED_ON, in_least, leaner, reordered, spared
+from shardwright.synth.memory.lean import HANDED_ON, InTurn, in_least, leaner, ordered, spared
 from shardwright.synth.memory.least import LeastRent
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.prices.tables import Prices
@@ -96,10 +97,13 @@ class _Judging:
         self._handed_on = handed_on
         limits = [device.type.memory_bytes for device in turns.model.fleet.devices]
         self._possible = not too_small(turns.judge.graph, limits)
+        #: One device runs a step as one compiled program, whatever its order.
+        self._alone = len(limits) == 1
         #: Whether it fits with several ratios.
         self._cut = False
         self._fitting: tuple[Candidate, Peaks] | None = None
         self._fallen: tuple[Candidate, Peaks] | None = None
+        self._last: tuple[Program, InTurn | None] | None = None
 
     def search(self, best: Candidate) -> tuple[Candidate, Footprint | Peaks] | None:
         """See `judged`."""
@@ -112,7 +116,7 @@ class _Judging:
 
     def _start(self, best: Candidate) -> tuple[Candidate, Peaks] | None:
         """Where the search for what fits begins; None where there is no need of it, or no use."""
-        if self._briefly and self._in_turn(best):
+        if self._briefly and not self._alone and self._in_turn(best):
             return None
         best, peaks = self._look(best)
         if not (best.fits or self._briefly) and self._beaten(best):
@@ -120,7 +124,7 @@ class _Judging:
         self._cut = self._possible and not self._for_nothing(best) and self._apart()
         if self._cut:
             return None
-        if not best.fits and (self._possible or not self._briefly):
+        if not (best.fits or self._alone) and (self._possible or not self._briefly):
             best, peaks = self._spared(best, peaks)
         dearer = not best.fits or best.cost_s > self._rival_s
         if self._fitting is not None:
@@ -166,11 +170,12 @@ class _Judging:
 
         Where the model has it, and not what was found, that is what is looked at first.
         """
-        turns, judge = self._turns, self._judge
+        judge = self._judge
         dearer = best.cost_s > self._free_s * (1 + next_to_nothing(judge.graph))
         if dearer or judge.feared(best.memory, best.ratios) <= _NEARLY:
             return False
-        here = reordered(turns, best)
+        several = self._ordered(best)
+        here = None if several is None else several.weighed(0)
         if here is None or not here.fits or here.cost_s > best.cost_s * (1 + 1e-9):
             return False
         return self._look(here)[0].fits
@@ -201,20 +206,30 @@ class _Judging:
             self._renting().enough = True
         if smaller.cost_s > self._rival_s * FAR_DEARER:  # in another order it is no cheaper
             return best, peaks
-        small = spared(self._turns, smaller, sure=not self._briefly, most=self._handed_on)
-        if small is not None and small[0].fits:
+        several, seen = self._ordered(smaller), peaks if smaller is best else None
+        if several is None:
+            return best, peaks
+        small = spared(several, smaller, seen, sure=not self._briefly, most=self._handed_on)
+        if small[0].fits:
             self._fitting = small
-        elif small is not None and small[0].over < best.over:
+        elif small[0].over < best.over:
             self._fallen = small
             return small
         return best, peaks
+
+    def _ordered(self, found: Candidate) -> InTurn | None:
+        """See `ordered`; that of the last program is remembered."""
+        if self._last is None or self._last[0] is not found.program:
+            self._last = found.program, ordered(self._turns, found.program, found.ratios)
+        return self._last[1]
 
     def _least_lacking(self) -> tuple[Candidate, Peaks]:
         """Of what does not fit, what lacks least; looked at if somebody may see it."""
         assert self._fallen is not None, "what was looked at fits, or does not"
         judge, (best, peaks) = self._judge, self._fallen
-        # Beside a plan that fits nobody will see this one: a look is for what may fit after all.
-        wanted = self._rival_s == math.inf or judge.feared(best.memory, best.ratios) <= _FEARED
+        # Beside a plan that fits, or briefly, nobody will see it: a look is for what may fit after all.
+        seen = self._rival_s == math.inf and not self._briefly
+        wanted = seen or judge.feared(best.memory, best.ratios) <= _FEARED
         if not peaks.seen and wanted and not (self._briefly and not self._possible):
             peaks = judge.peaks(best.program, best.ratios, best.memory, sure=True)
             over = judge.excess(peaks)
