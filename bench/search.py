@@ -3,11 +3,12 @@
     python -m bench search                                        all rows, five fresh processes each
     python -m bench.search --rows 'depth|hap_testbed' --repeat 1  some rows, the others stay as they are
 
-Every figure comes from fresh processes, each of which traces a step once, cold, and plans it: medians. Rows
-are the full-size examples on a fleet, GPT-2 by depth (unrolled and scanned), by the number of devices, GPT-2
-and Llama-3-8B on two mesh axes, Llama-2-7B on devices of less and less memory, and some of them on few cards
-that are unlike each other and have no room for them. Written row by row to
-bench/results/search.json and .md, with the machine's load at each, and to docs/benchmarks.md; drawn to
+Every figure comes from fresh processes, each of which traces a step once, cold, and plans it: medians. Of
+some rows others trace it alone, as anybody does (`jax_alone_s`): with Python's garbage collector at work,
+which rests while we plan. Rows are the full-size examples on a fleet, GPT-2 by depth (unrolled and scanned),
+by the number of devices, GPT-2 and Llama-3-8B on two mesh axes, Llama-2-7B on devices of less and less
+memory, and some of them on few cards that are unlike each other and have no room for them. Written row by row
+to bench/results/search.json and .md, with the machine's load at each, and to docs/benchmarks.md; drawn to
 docs/planning-time.svg. `python -m bench.compare OLD.json NEW.json` compares two runs.
 """
 
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -63,14 +64,16 @@ ONE = "1 A100"
 #: Sequences per step at which GPT-2 of 12 layers fits the testbed's memory; by depth, 96 layers and so many
 #: tokens a sequence: what a device keeps of one sequence of 1,024 tokens in 48 layers is more than its 16 GB.
 BATCH, TOKENS = 16, 256
+#: Rows of which it is also measured what JAX takes to trace the step in a process without us.
+ALONE = ("models", "axes")
 #: In 96 layers memory binds all the same, by their state. Of layers so wide it does not; and size of a head.
 WIDTH, HEAD = 256, 64
 
 PICTURE = ROOT / "docs" / "planning-time.svg"
 PAGE = ROOT / "docs" / "benchmarks.md"
 SHOWN = (
-    "model", "fleet", "trace_s", "search_s", "ratio_s", "planning_over_trace", "expanded", "search_gap",
-    "gap", "fits", "peak_MiB",
+    "model", "fleet", "jax_alone_s", "trace_s", "search_s", "ratio_s", "planning_over_trace", "expanded",
+    "search_gap", "gap", "fits", "peak_MiB",
 )  # fmt: skip
 
 
@@ -168,9 +171,8 @@ def fleet_of(name: str) -> Fleet:
     return Fleet.from_dict({"name": name, "nodes": nodes, "network": network})
 
 
-def plan_once(case: Case) -> dict[str, Any]:
-    """Trace and plan in this process; what `synthesize` took, and what JAX's tracing took of that."""
-    inventory = fleet_of(case.fleet)
+def step_of(case: Case) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The training step of a row, and its arguments."""
     step, args = load_factory(f"{EXAMPLES / case.model}.py:{case.factory or FACTORY[case.model]}")
     if case.layers is not None:
         example = importlib.import_module(case.model)
@@ -179,6 +181,21 @@ def plan_once(case: Case) -> dict[str, Any]:
         sizes |= {} if case.tokens is None else {"sequence": case.tokens}
         sizes |= {} if case.width is None else {"d": case.width, "heads": case.width // HEAD}
         args = jax.eval_shape(partial(example.arguments, **sizes))
+    return step, args
+
+
+def trace_once(case: Case) -> dict[str, Any]:
+    """What JAX takes to trace the step in this process, by itself."""
+    step, args = step_of(case)
+    start = time.perf_counter()
+    jax.make_jaxpr(step)(*args)
+    return {"jax_alone_s": time.perf_counter() - start}
+
+
+def plan_once(case: Case) -> dict[str, Any]:
+    """Trace and plan in this process; what `synthesize` took, and what JAX's tracing took of that."""
+    inventory = fleet_of(case.fleet)
+    step, args = step_of(case)
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -205,13 +222,16 @@ def plan_once(case: Case) -> dict[str, Any]:
     }
 
 
+def _fresh(what: str, case: Case) -> dict[str, Any]:
+    command = [sys.executable, "-m", "bench.search", what, json.dumps(asdict(case))]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
 def median_of(repeat: int, case: Case) -> dict[str, Any]:
     """The median of every number over fresh processes."""
-    command = [sys.executable, "-m", "bench.search", "--once", json.dumps(asdict(case))]
-    runs = [
-        json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-        for _ in range(repeat)
-    ]
+    runs = [_fresh("--once", case) for _ in range(repeat)]
+    if case.group in ALONE:
+        runs = [run | _fresh("--alone", case) for run in runs]
     middle = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
     middle["fits"] = all(run["fits"] for run in runs)
     row = {"model": case.name, "fleet": case.fleet, **middle}
@@ -258,14 +278,18 @@ def main(repeat: int = 5, wanted: str = "") -> Path:
         sys.exit(f"bench.search: no row matches {wanted!r}")
     for case in chosen:
         row = rows[case.name, case.fleet] = median_of(repeat, case)
-        table([{name: row[name] for name in SHOWN}], header=case is chosen[0])
+        table([_shown(row)], header=case is chosen[0])
         _write([rows[c.name, c.fleet] for c in CASES if (c.name, c.fleet) in rows])
     draw(rows)
     return path
 
 
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: row.get(name, "") for name in SHOWN}
+
+
 def _write(rows: Sequence[Mapping[str, Any]]) -> None:
-    shown = markdown("search", [{name: row[name] for name in SHOWN} for row in rows]).read_text()
+    shown = markdown("search", list(map(_shown, rows))).read_text()
     page = PAGE.read_text()
     before, after = page.split("<!-- search -->")[0], page.split("<!-- /search -->")[1]
     PAGE.write_text(f"{before}<!-- search -->\n\n{shown}\n<!-- /search -->{after}")
@@ -277,8 +301,11 @@ if __name__ == "__main__":
     parser.add_argument("--rows", default="", metavar="PATTERN", help="a regular expression: which rows")
     parser.add_argument("--repeat", type=int, default=5, help="fresh processes per row")
     parser.add_argument("--once", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--alone", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.once:
         print(json.dumps(plan_once(Case(**json.loads(given.once)))))
+    elif given.alone:
+        print(json.dumps(trace_once(Case(**json.loads(given.alone)))))
     else:
         main(given.repeat, given.rows)
