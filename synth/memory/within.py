@@ -9,7 +9,9 @@ from dataclasses import replace
 from shardwright.cost.bill import charges
 from shardwright.cost.memory.liveness import Footprint, Peaks
 from shardwright.ir.graph import Graph
+from shardwright.ir.host import uses_host
 from shardwright.ir.program import Program
+from shardwright.ir.repeated import repeats
 from shardwright.synth.combinations import SMALL
 from shardwright.synth.memory.budgets import SCALES, Renting
 from shardwright.synth.memory.lean import HANDED_ON, InTurn, in_least, leaner, ordered, spared
@@ -97,8 +99,9 @@ class _Judging:
         self._handed_on = handed_on
         limits = [device.type.memory_bytes for device in turns.model.fleet.devices]
         self._possible = not too_small(turns.judge.graph, limits)
-        #: One device runs a step as one compiled program, whatever its order.
-        self._alone = len(limits) == 1
+        graph = turns.judge.graph
+        #: One device runs a step as one compiled program, whatever its order, if nothing is done again.
+        self._alone = len(limits) == 1 and not (repeats(graph) or uses_host(graph))
         #: Whether it fits with several ratios.
         self._cut = False
         self._fitting: tuple[Candidate, Peaks] | None = None

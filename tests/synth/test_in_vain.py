@@ -70,11 +70,15 @@ def test_beside_a_near_rival_a_large_step_is_not_searched_for_what_fits(
     assert found.dearer and found.bound_s <= free.found.cost_s
 
 
-@pytest.mark.parametrize(("speeds", "tried"), [((2.0,), False), ((4.0, 2.0, 1.0), True)])
+@pytest.mark.parametrize(
+    ("speeds", "again", "tried"),
+    [((2.0,), False, False), ((2.0,), True, True), ((4.0, 2.0, 1.0), False, True)],
+)
 def test_one_device_runs_one_program_whatever_its_order(
-    speeds: tuple[float, ...], tried: bool, monkeypatch: pytest.MonkeyPatch
+    speeds: tuple[float, ...], again: bool, tried: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of several devices, another order is what is tried first."""
+    """What is computed again is in another one; of several devices, another order is what is tried first."""
+    monkeypatch.setattr(within, "repeats", lambda graph: again)
     ordered = counted(monkeypatch, within, "ordered")
     look = Looks(1.2 * MEMORY)
     model = CostModel(fleet(speeds, memory=f"{MEMORY} B"))
