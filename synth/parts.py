@@ -158,6 +158,8 @@ def _why(members: Members, best: Tried, parts: Sequence[Tried]) -> str:
     least_s = min((part.bound_s for part in others), default=0.0)
     if least_s >= best.cost_s * (1 - 1e-9):
         return f"no plan that uses {them} costs less than {_milliseconds(least_s)}"
+    if not any(part.found or part.impossible or part.free_s < math.inf for part in others):
+        return f"no plan that uses {them} costs less than {_milliseconds(least_s)}: none was searched for"
     costs = [part.cost_s for part in others if part.found is not None and part.fits]
     aside_s = min((part.free_s for part in others), default=math.inf)
     if not costs and best.cost_s <= aside_s < math.inf:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from shardwright.api import check_tick, synthesize
 from shardwright.cost.fleet import FleetLike
-from shardwright.cost.memory.compilers import COMPILERS
+from shardwright.cost.memory.compilers import COMPILERS, compilers
 from shardwright.cost.profile import ROLES, EquationRow, LayerRow, StepProfile, profile_step
 from shardwright.ir.errors import InputError
+from shardwright.ir.graph import Graph
 from shardwright.ir.jaxpr import source_text
 from shardwright.ir.program import own_ratios
 from shardwright.ir.state import StateMap
@@ -111,8 +112,8 @@ def profile(
         plan: a plan of this step, in place of a fleet.
         state: see `synthesize`.
         compiler: whose memory is profiled without fleet and plan: XLA's for "cpu", the default, for "gpu", or
-            for "gpu-float32", cards that lack bfloat16. Of a fleet's step it is the GPU's where all devices
-            are cards (`Fleet.compiler`), of its devices each one's own.
+            for "gpu-float32", cards that lack bfloat16. Of a fleet it is the GPU's where all devices are
+            cards (`Fleet.compiler`): each one's own.
         tick: told what begins (for progress displays).
         planning: further arguments of `synthesize`, such as `axes`, for the plan.
 
@@ -139,10 +140,16 @@ def profile(
         traced = plan.traced or plan.attach(train_step, *args)
     tick("laying out memory")
     start = time.perf_counter()
-    step = profile_step(traced.graph)
+    step = profile_step(traced.graph if plan is None else _as_on(plan, traced.graph))
     profile_s = time.perf_counter() - start
     devices = () if plan is None else _devices(plan, traced.graph)
     return Profile(step, devices, plan, traced.trace_s, profile_s)
+
+
+def _as_on(plan: Plan, graph: Graph) -> Graph:
+    """The step as the cards of a plan have it, where all of them have one compiler."""
+    (first, *others) = dict.fromkeys(compilers(graph, [device.type for device in plan.part.devices]))
+    return graph if others or first == graph.compiler else replace(graph, compiler=first, memo={})
 
 
 def _check_compiler(compiler: str | None, given: bool) -> None:

@@ -253,7 +253,9 @@ def test_every_card_of_a_plan_holds_what_its_own_compiler_lays_out() -> None:
     ):
         plan = on(BOX | {"sms": 40} | rates, "bfloat16")
         assert plan.memory_bytes == (found,)
-        assert profile(step, *args, plan=plan).devices[0].memory.peak_bytes == found
+        of_plan = profile(step, *args, plan=plan)
+        assert of_plan.devices[0].memory.peak_bytes == found
+        assert of_plan.step.compiler == ("gpu-float32" if found == lacking else "gpu")
     assert on(BOX | {"sms": 40}).memory_bytes == on(BOX | {"sms": 40, "tf32": "60 TFLOP/s"}).memory_bytes
     # Side by side, at equal shares of the batch.
     old, new = BOX | {"sms": 40}, BOX | {"name": "new", "sms": 40, "bfloat16": "19.5 TFLOP/s"}
@@ -262,6 +264,7 @@ def test_every_card_of_a_plan_holds_what_its_own_compiler_lays_out() -> None:
     plan = synthesize_traced(trace(step, *args), fleet=fleet, devices="all", axes=1)
     assert plan.used_ratios == (0.5, 0.5)
     assert plan.memory_bytes[0] > 1.2 * plan.memory_bytes[1]
+    assert profile(step, *args, plan=plan).step.compiler == "gpu"
 
 
 @pytest.mark.parametrize(("room", "fits"), [(0.99, False), (1.01, True)])

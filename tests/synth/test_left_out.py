@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.synth import freely, subfleets
 from shardwright.synth.freely import Free
 from shardwright.synth.part import Promising
-from shardwright.synth.parts import candidates
+from shardwright.synth.parts import candidates, unused
 from shardwright.synth.space.space import Space
 from shardwright.synth.subfleets import Choosing
 from shardwright.synth.timer import Timer
@@ -111,6 +113,29 @@ def test_why_devices_are_left_out_on_which_nothing_was_made_to_fit() -> None:
     found = search.below(math.inf, briefly=True, glance=True)
     assert found is not None and len(found.members) < len(where.devices)
     assert any("memory aside" in why for _, why in found.unused(where))
+
+
+@pytest.mark.parametrize(
+    ("found", "impossible", "bound_s", "why"),
+    [
+        (None, False, 0.9, "no plan that uses them costs less than 900 ms: none was searched for"),
+        (None, False, 1.1, "no plan that uses them costs less than 1100 ms"),
+        ("a plan", False, 0.9, "no plan found that uses them fits into memory"),
+        (None, True, 0.9, "no plan found that uses them fits into memory"),
+    ],
+)
+def test_why_devices_are_left_out_of_which_no_plan_was_made(
+    found: str | None, impossible: bool, bound_s: float, why: str
+) -> None:
+    """A bound may be too near to the plan's cost to be worth a search; the best plan does not fit here."""
+    where, part = three_nodes(), partial(SimpleNamespace, fits=False, free_s=math.inf)
+    left, *_ = (each.members for each in where.classes)
+    members = tuple(d for d in range(len(where.devices)) if d not in left)
+    best = part(members=members, bound_s=1.0, cost_s=1.0, found="it", impossible=False)
+    whole = part(
+        members=(*members, *left), bound_s=bound_s, cost_s=math.inf, found=found, impossible=impossible
+    )
+    assert dict(unused(where, best, [whole, best])) == {left: why}
 
 
 def test_only_computing_again_does_more_of_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

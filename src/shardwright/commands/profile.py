@@ -26,7 +26,7 @@ from shardwright.reports.profile import layout, plot
 @click.option(
     "--compiler",
     type=click.Choice(tuple(COMPILERS)),
-    help="Without fleet or plan: XLA's for cpu (default) or gpu; gpu-float32: without bfloat16.",
+    help="Without fleet or plan: XLA's for cpu (default) or gpu; gpu-float32: cards without bfloat16 (T4).",
 )
 @click.option("--plot", "picture", metavar="PICTURE.svg", help="Draw memory over time, and by layer.")
 @planning_options

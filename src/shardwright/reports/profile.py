@@ -29,6 +29,14 @@ def layout(profile: Profile) -> Group:
     return Group(*parts)
 
 
+#: Compilers in words.
+_BY = {
+    "cpu": "XLA's CPU compiler",
+    "gpu": "XLA's GPU compiler",
+    "gpu-float32": "XLA's GPU compiler, for cards without bfloat16,",
+}
+
+
 def _head(step: StepProfile) -> Text:
     lines = (
         f"{len(step.equations):,} equations, {step.flop:.4g} flop",
@@ -37,7 +45,7 @@ def _head(step: StepProfile) -> Text:
         f"saved for the backward pass {size(step.saved_bytes)}"
         + (f", of which {size(step.unread_bytes)} is never read" if step.unread_bytes else ""),
         f"peak {size(step.peak_bytes)}: arguments {size(step.arguments_bytes)}, "
-        f"buffers {size(step.scratch_bytes)}, as XLA's {step.compiler.upper()} compiler lays them out",
+        f"buffers {size(step.scratch_bytes)}, as {_BY[step.compiler]} lays them out",
     )
     return Text("\n".join(lines) + "\n")
 
