@@ -212,9 +212,14 @@ class Fleet:
         return self._memo["devices"]
 
     @property
+    def types(self) -> tuple[DeviceType, ...]:
+        """That of every device."""
+        return tuple([device.type for device in self.devices])
+
+    @property
     def compiler(self) -> str:
         """Whose memory its devices have: "gpu" where all are cards, else "cpu"; that mostly takes more."""
-        return "gpu" if all(device.type.is_card for device in self.devices) else "cpu"
+        return "gpu" if all(each.is_card for each in self.types) else "cpu"
 
     @property
     def classes(self) -> tuple[DeviceClass, ...]:

@@ -28,7 +28,7 @@ from shardwright.ir.program import Program, verify
 from shardwright.synth.alternate import synthesize
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
-from shardwright.synth.programs.judge import Look
+from shardwright.synth.programs.judge import Look, bound
 from shardwright.synth.programs.just_in_time import just_in_time
 from shardwright.synth.recipes import RECIPES, Along, Recipe, leanings, obstacle, pins, restricted
 from shardwright.synth.search.priced import SpaceSolver, solve
@@ -242,7 +242,8 @@ class Workshop:
         program, ratios, items = draft.program, draft.ratios, draft.items
         devices = self.model.fleet.devices
         shares, memory = [0.0] * len(devices), [0] * len(devices)
-        peaks = peak_bytes(program, self.graph, ratios) if self._look is None else self._look(program, ratios)
+        look = None if self._look is None else bound(self._look, model.fleet)
+        peaks = peak_bytes(program, self.graph, ratios) if look is None else look(program, ratios)
         for member, ratio, peak in zip(members, ratios, peaks, strict=True):
             shares[member], memory[member] = ratio, peak
         in_time = predict(timed_bill(program, self.graph, model, model, items), model, ratios)

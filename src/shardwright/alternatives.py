@@ -118,7 +118,7 @@ class Bench:
         """A program at the plan's shares."""
         items = self.bill(program, self.ratios)
         exchanges = [item for item in items if item.exchange]
-        types = [device.type for device in self.model.fleet.devices]
+        types = self.model.fleet.types
         memory = peaks(program, self.traced.graph, self.ratios, types)
         limits = (each.memory_bytes for each in types)
         return Priced(

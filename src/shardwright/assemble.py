@@ -117,7 +117,7 @@ def assembled(
 
 def _of_memory(fleet: Fleet) -> tuple[str, ...]:
     """What is said of memory that is not so on every device."""
-    if fleet.compiler == "gpu" or not any(device.type.is_card for device in fleet.devices):
+    if fleet.compiler == "gpu" or not any(each.is_card for each in fleet.types):
         return ()
     return ("memory is as XLA's CPU compiler lays it out: not all devices are cards, which mostly take less",)
 
@@ -173,7 +173,7 @@ def _peaks(found: Synthesis, graph: Graph, model: CostModel) -> tuple[int, ...]:
     """How much memory every device takes; looked at now, where nobody has yet."""
     if isinstance(found.memory, Peaks) and found.memory.seen:
         return found.memory.bytes
-    return peaks(found.program, graph, found.ratios, [device.type for device in model.fleet.devices])
+    return peaks(found.program, graph, found.ratios, model.fleet.types)
 
 
 def _spent_s(

@@ -148,7 +148,7 @@ def profile(
 
 def _as_on(plan: Plan, graph: Graph) -> Graph:
     """The step as the cards of a plan have it, where all of them have one compiler."""
-    (first, *others) = dict.fromkeys(compilers(graph, [device.type for device in plan.part.devices]))
+    (first, *others) = dict.fromkeys(compilers(graph, plan.part.types))
     return graph if others or first == graph.compiler else replace(graph, compiler=first, memo={})
 
 
@@ -169,7 +169,7 @@ def _check_compiler(compiler: str | None, given: bool) -> None:
 def _devices(plan: Plan, graph: Any) -> tuple[DeviceProfile, ...]:
     alike: dict[tuple[str, tuple[float, ...]], list[int]] = {}
     devices = plan.part.devices
-    types = [device.type for device in devices]
+    types = plan.part.types
     every = (plan.used_ratios, *(own.shares for own in own_ratios(plan.program).values()))
     for number, shares in enumerate(zip(*every, strict=True)):
         alike.setdefault((devices[number].type.name, shares), []).append(number)

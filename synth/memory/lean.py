@@ -193,12 +193,12 @@ def spared(
 
 
 def _unspared(several: InTurn, here: Candidate, found: Candidate, seen: Peaks | None) -> Peaks | None:
-    """What a look said of what was found, if another order has nothing less by the model; None else."""
+    """What a look said of what was found, if another order has as much by the model; None else."""
     judge = several.turns.judge
     if seen is None or not seen.seen or here.ratios != found.ratios:
         return None
-    less = judge.feared(here.memory, here.ratios) < judge.feared(found.memory, found.ratios) * (1 - _LESS)
-    return None if less else seen
+    before, now = judge.feared(found.memory, found.ratios), judge.feared(here.memory, here.ratios)
+    return seen if abs(now - before) <= _LESS * before else None
 
 
 def _handing_on(several: InTurn, found: Candidate, peaks: Peaks) -> tuple[Candidate, Peaks]:

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from shardwright.cost.device import DeviceType
-from shardwright.cost.fleet import Device
+from shardwright.cost.fleet import Device, Fleet
 from shardwright.cost.memory.compilers import COMPILERS, compilers
 from shardwright.cost.memory.liveness import Footprint, Peaks, all_bytes, footprint, largest_bytes
 from shardwright.cost.model import CostModel
@@ -57,6 +57,11 @@ AMPLE = 0.8
 _FAR = 2.0
 
 
+def bound(look: Look, fleet: Fleet) -> Look:
+    """A look at programs on the devices of a fleet, if it tells devices apart."""
+    return look.on(fleet.types) if isinstance(look, CloseLook) else look
+
+
 class Judge:
     """Of one step on one fleet.
 
@@ -73,13 +78,13 @@ class Judge:
 
     def __init__(self, graph: Graph, model: CostModel, look: Look | None = None) -> None:
         self.graph, self._class_of = graph, model.class_of
-        every = [device.type for device in model.fleet.devices]
-        self.look = look.on(every) if isinstance(look, CloseLook) else look
+        self.look = None if look is None else bound(look, model.fleet)
         self.limits: Floats = np.array([float(device.memory_bytes) for device in model.types])
         self.budgets = self.limits
-        #: By class, how often what the model has of a step may be needed: it knows bfloat16 as such.
+        #: By class, up to how many times what the model has of a step it takes: the model has bfloat16 as
+        #: such, and where that is lacking a copy in float32 lies beside an operand of a product.
         widens = [COMPILERS[name].widens for name in compilers(graph, model.types)]
-        self._times: Floats = np.where(widens, 2.0, 1.0)
+        self._times: Floats = np.where(widens, 3.0, 1.0)
         # A padded exchange takes as many blocks as there are devices, and one more.
         most = float(all_bytes(graph) + (len(self._class_of) + 1) * largest_bytes(graph))
         self.roomy = bool((most * self._times <= self.limits).all())

@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 from test_buffers import Step, descend, normed, perceptron, shape
 
-from shardwright import Fleet, Plan, profile
+from shardwright import Fleet, Plan, baselines, profile
 from shardwright.api import synthesize_traced
 from shardwright.cost.memory.buffers import layout
 from shardwright.cost.memory.liveness import footprint
 from shardwright.ir.errors import InputError
 from shardwright.ir.trace import marked, trace
+from shardwright.memory.device_memory import Looking, fullest
 from shardwright.synth.programs.judge import AMPLE
 
 LAYERS, WIDTH = 6, 512
@@ -258,10 +259,7 @@ def test_every_card_of_a_plan_holds_what_its_own_compiler_lays_out() -> None:
         assert of_plan.step.compiler == ("gpu-float32" if found == lacking else "gpu")
     assert on(BOX | {"sms": 40}).memory_bytes == on(BOX | {"sms": 40, "tf32": "60 TFLOP/s"}).memory_bytes
     # Side by side, at equal shares of the batch.
-    old, new = BOX | {"sms": 40}, BOX | {"name": "new", "sms": 40, "bfloat16": "19.5 TFLOP/s"}
-    node = {"devices": [{"type": old}, {"type": new}], "link": {"bandwidth": "50 GB/s", "latency": "5 us"}}
-    fleet = Fleet.from_dict({"name": "both", "nodes": [node]})
-    plan = synthesize_traced(trace(step, *args), fleet=fleet, devices="all", axes=1)
+    plan = synthesize_traced(trace(step, *args), fleet=side_by_side(), devices="all", axes=1)
     assert plan.used_ratios == (0.5, 0.5)
     assert plan.memory_bytes[0] > 1.2 * plan.memory_bytes[1]
     assert profile(step, *args, plan=plan).step.compiler == "gpu"
@@ -284,6 +282,65 @@ def test_a_step_in_bfloat16_is_looked_at_where_that_is_lacking(room: float, fits
     assert plan.fits == fits and plan.memory_bytes == (needed,)
     assert plan.traced is not None
     assert sum(footprint(plan.program, plan.traced.graph).peak(np.ones(1))) < AMPLE * room * needed
+
+
+def test_a_copy_of_what_is_multiplied_lies_beside_it_in_float32() -> None:
+    """A weight of two bytes and a copy of four: three times what cards take that multiply it as it is."""
+
+    def step(w: Any, x: Any) -> Any:
+        return x @ w
+
+    whole = 2 * 4096**2
+    args = jax.ShapeDtypeStruct((4096, 4096), "bfloat16"), jax.ShapeDtypeStruct((8, 4096), "bfloat16")
+    for times in (2.8, 3.3):
+        small = BOX | {"sms": 40, "memory": f"{int(times * whole)} B"}
+        fleet = Fleet.from_dict({"name": "one", "nodes": [{"devices": {"type": small, "count": 1}}]})
+        plan = synthesize_traced(trace(step, *args), fleet=fleet)
+        assert plan.memory_bytes[0] > 3 * whole and plan.fits == (times > 3)
+
+
+OLD = BOX | {"sms": 40}
+NEW = BOX | {"name": "new", "sms": 40, "bfloat16": "19.5 TFLOP/s"}
+
+
+def side_by_side() -> Fleet:
+    link = {"bandwidth": "50 GB/s", "latency": "5 us"}
+    return Fleet.from_dict(
+        {"name": "both", "nodes": [{"devices": [{"type": OLD}, {"type": NEW}], "link": link}]}
+    )
+
+
+def test_baselines_count_as_much_as_plans_do() -> None:
+    """Of one card alone, that is what the plan for it takes."""
+    step, args = STEPS["bfloat16"]
+    for kind in (OLD, NEW):
+        node = {"devices": {"type": kind, "count": 1}}
+        two = Fleet.from_dict(
+            {
+                "name": "two",
+                "nodes": [node | {"count": 2}],
+                "network": {"bandwidth": "10 GB/s", "latency": "10 us"},
+            }
+        )
+        alone = next(each for each in baselines(step, *args, fleet=two, axes=1) if "alone" in each.name)
+        assert max(alone.memory_bytes) == on(kind, "bfloat16").memory_bytes[0]
+
+
+def test_looks_at_many_programs_tell_cards_of_equal_shares_apart() -> None:
+    """Segments that are alike are worked out once for each; what fills a card adds up to its peak."""
+    step, args = STEPS["bfloat16"]
+    plan = synthesize_traced(trace(step, *args), fleet=side_by_side(), devices="all", axes=1)
+    assert plan.traced is not None
+    graph, ratios, types = plan.traced.graph, plan.used_ratios, plan.part.types
+    look = Looking(graph).on(types)
+    for _ in range(5):
+        program = replace(plan.program)
+        assert look(program, ratios) == plan.memory_bytes
+        for device, peak in enumerate(plan.memory_bytes):
+            assert max(nbytes for nbytes, _ in look.crowds(program, ratios, device, 0.9 * peak)) == peak
+    for device, peak in enumerate(plan.memory_bytes):
+        held = fullest(plan.program, graph, ratios, device, types)
+        assert sum(each.nbytes for each in held) == pytest.approx(peak, rel=0.02)
 
 
 def test_a_step_is_profiled_for_either_compiler() -> None:

@@ -43,17 +43,16 @@ class Looking:
     Args:
         graph: the step.
         types: of the devices of the programs; without them memory is what the graph's compiler makes of it.
+        walks: those that are known.
     """
 
-    def __init__(self, graph: Graph, types: Sequence[DeviceType] = ()) -> None:
+    def __init__(self, graph: Graph, types: Sequence[DeviceType] = (), walks: _Walks | None = None) -> None:
         self.graph, self._types = graph, tuple(types)
-        self._walks = _Walks(graph)
+        self._walks = walks or _Walks(graph)
 
     def on(self, types: Sequence[DeviceType]) -> Looking:
         """The same for programs on devices of these types."""
-        found = Looking(self.graph, types)
-        found._walks = self._walks
-        return found
+        return Looking(self.graph, types, self._walks)
 
     def __call__(self, program: Program, ratios: Sequence[float]) -> tuple[int, ...]:
         return self._walks.of(program).peaks(ratios, self._types)
