@@ -44,8 +44,8 @@ _SAME = 1e-9
 #: too much is not made to fit.
 _NEAR = 1.03
 
-#: Beside one that costs up to so many times that, a large step is not searched for what fits: a few per cent
-#: at most are not worth what takes most of the time.
+#: Beside one that costs up to so many times that, a large step is not searched for what fits: so little is
+#: not worth what takes most of the time.
 _AS_NEAR = 1.02
 
 

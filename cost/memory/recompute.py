@@ -3,7 +3,8 @@
 XLA's `PriorityFusion` asks a model of the card for every producer, and computes it in all kernels that read
 it or in none. What decides is bytes: computed anew by each of n kernels, n times its operands are read;
 written, its operands once, and itself n + 1 times, and one more kernel is started. Long polynomials
-(`Compiler.costly`) are not computed twice, nor is what is made of them before something is written.
+(`Compiler.costly`) are not computed twice, nor is what is made of them before something is written. What
+a half is read for in float32 is as large as what it may be made of: the half itself is asked about, too.
 """
 
 from __future__ import annotations
