@@ -251,7 +251,7 @@ def test_plans_count_as_much_as_their_devices_compiler_lays_out() -> None:
     assert "XLA's CPU compiler" not in " ".join((*processor.assumptions, *card.assumptions))
 
 
-#: Of cards that multiply bfloat16 in float32: a T4, and a P100, which keeps a tanh; and how far off it may be.
+#: Of cards that multiply bfloat16 in float32 (T4; P100, which keeps a tanh), and how far off it may be.
 XLA_BYTES_IN_FLOAT32 = {
     "bfloat16": (557_851_516, 0.03),
     "bfloat16 gelu": (759_179_900, 0.03),
