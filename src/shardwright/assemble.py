@@ -132,7 +132,8 @@ def looked_at(chosen: Choice, look: Looking, timer: Timer) -> tuple[Choice, bool
         return chosen, True
     with timer.ratios():
         seen = judge.seen(found.program, found.ratios)
-    return (replace(chosen, found=replace(found, memory=seen)) if seen else chosen), False
+    assert seen is not None, "what has no ample room is looked at"
+    return replace(chosen, found=replace(found, memory=seen)), False
 
 
 def as_it_runs(plan: Plan) -> Plan:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from shardwright.synth.alternate import synthesize
 from shardwright.synth.freely import Free, freely
 from shardwright.synth.memory import lean, within
 from shardwright.synth.part import Part
+from shardwright.synth.subfleets import Choosing
 from shardwright.synth.timer import Timer
 
 #: Less than the perceptron needs on a device.
@@ -127,7 +128,10 @@ def test_what_lacks_little_on_a_part_is_not_tried_on_another(
 ) -> None:
     """Nor what is far dearer there, nor on a part of the fleet."""
     monkeypatch.setattr(part, "fullest", lambda found, model: over)
-    here, other = Part.__new__(Part), Part.__new__(Part)
-    here.found, here.model, here.bound_s = SimpleNamespace(), None, 1.0  # type: ignore[assignment]
-    other.whole, other.bound_s = whole, bound_s
+    graph, choices, most = step()
+    search = Choosing(graph, choices, limited(most), Timer())
+    assert search.below(math.inf, briefly=True) is not None
+    here, other = search.parts[0], Choosing(graph, choices, limited(most), Timer()).parts[0]
+    assert isinstance(here, Part) and isinstance(other, Part)
+    here.bound_s, other.bound_s, other.whole = 1.0, bound_s, whole
     assert here.gives_way(other) == tried
