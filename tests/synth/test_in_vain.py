@@ -131,7 +131,8 @@ def test_what_lacks_little_on_a_part_is_not_tried_on_another(
     graph, choices, most = step()
     search = Choosing(graph, choices, limited(most), Timer())
     assert search.below(math.inf, briefly=True) is not None
-    here, other = search.parts[0], Choosing(graph, choices, limited(most), Timer()).parts[0]
+    here = next(each for each in search.parts if each.found is not None)
+    other = Choosing(graph, choices, limited(most), Timer()).parts[0]
     assert isinstance(here, Part) and isinstance(other, Part)
     here.bound_s, other.bound_s, other.whole = 1.0, bound_s, whole
     assert here.gives_way(other) == tried
