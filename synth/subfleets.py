@@ -1,13 +1,11 @@
 """Which devices take part: whole nodes or classes of devices may be left out (`shardwright.synth.parts`).
 
 Branch and bound over parts of a fleet, one full synthesis for each that a bound cannot rule out. All parts
-are priced and bounded together first, without large tables: what each costs at least at the floors of all its
-prices, parts of several nodes at the least of all their floors, a node on which no program costs less than on
-another one by what that has. Parts wait in a queue by their bounds. The least one is planned; once there is a
-plan, those that it does not rule out are bounded together more closely, and each that is left is bounded
-exactly first, and planned if that does not rule it out. When the least bound is no less than the cost of the
-best plan, nothing is left to find. Bounds are not carried over between parts of unequally many devices: the
-rate of a kernel is taken at the even share.
+with room are priced and bounded together first (`bounding.py`), and wait in a queue by their bounds. The
+least one is planned; once there is a plan, those that it does not rule out are bounded together more closely,
+and each that is left is bounded exactly first, and planned if that does not rule it out. When the least bound
+is no less than the cost of the best plan, nothing is left to find. Bounds are not carried over between parts
+of unequally many devices: the rate of a kernel is taken at the even share.
 """
 
 from __future__ import annotations
@@ -20,25 +18,14 @@ from functools import cached_property
 from shardwright.cost.fleet import Fleet
 from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import within_memory
+from shardwright.synth.bounding import Bounding
 from shardwright.synth.chosen import Choice, choice_of, settle
 from shardwright.synth.combinations import SMALL, few_equations, in_a_moment
 from shardwright.synth.fallback import fits, fitting
 from shardwright.synth.freely import Free, freely
 from shardwright.synth.memory.budgets import Limits
-from shardwright.synth.memory.rent import too_small
-from shardwright.synth.part import (
-    FAR_ABOVE,
-    Part,
-    Promising,
-    bounded_at_once,
-    find_weaker,
-    node_comes_first,
-    parts_of,
-    price_even,
-    starts_agree,
-)
-from shardwright.synth.parts import Members, Tried, outgrown, raised_in_turn
-from shardwright.synth.prices.tables import Prices
+from shardwright.synth.part import FAR_ABOVE, Part, Promising, parts_of, starts_agree
+from shardwright.synth.parts import Members, outgrown, raised_in_turn
 from shardwright.synth.programs.judge import Look
 from shardwright.synth.search.priced import SpaceSolver
 from shardwright.synth.segments import WORTH
@@ -89,23 +76,15 @@ class Choosing:
         like: Promising | None = None,
     ) -> None:
         self._graph, self._space, self._fleet, self._timer = graph, space, fleet, timer
-        self._favourite = favourite = None if like is None else like.favourite
+        self._favourite = None if like is None else like.favourite
         self._least_s = {} if like is None else like.free_s
         self._agreed = frozenset[Members]() if like is None else like.agreed
         self._extra, self._first, self._look = extra, first, look
         with timer.search():
             self._solver = solver or SpaceSolver(space, extra)
-            self._parts = made = parts_of(fleet, parts)
-            if len(made) > 1:
-                find_weaker(made, favourite, self._solver.factors, space)
-                joined = bounded_at_once(made, favourite, self._too_small)
-                if first is None:
-                    price_even(made, [part for part in self._strong if part not in joined], self._too_small)
-                self._bound_first(self._strong, joined)
-                if made[0] in joined and not node_comes_first(self._strong, joined, self._solver):
-                    self._bound_first(made[:1])
-                for part in made:
-                    part.follow()
+            self._parts = parts_of(fleet, parts)
+            self._bounding = Bounding(self._parts, graph, space, fleet, self._solver, timer, self._favourite)
+            self._bounding.begin(even=first is None)
 
     def below(
         self, rival_s: float, *, briefly: bool = False, glance: bool = False, baselines: bool = True
@@ -126,7 +105,8 @@ class Choosing:
         made, timer = self._parts, self._timer
         done = [part for part in made if (part.fits and not part.unfinished) or part.hopeless]
         first = all(part.free is None for part in made)
-        queue = [part.turn(number) for number, part in enumerate(made) if part not in done]
+        waits = [number for number, part in enumerate(made) if part not in done and not part.outside]
+        queue = [made[number].turn(number) for number in waits]
         if first:
             # The first one has a bound under its own prices; it is the favourite if there is one.
             queue = [(math.inf, *turn[1:]) if made[turn[2]].by_others else turn for turn in queue]
@@ -154,11 +134,9 @@ class Choosing:
                 least_s = min(least_s, self.free_s)
             if part.bound_s >= least_s * (1 - 1e-9):
                 continue  # others may not be ruled out: it came before its turn, or has a better bound by now
-            if not part.whole and self._too_small(part):
-                part.impossible = True
-            elif briefly and looked and not looked[0].fits and not looked[0].gives_way(part):
+            if briefly and looked and not looked[0].fits and not looked[0].gives_way(part):
                 continue  # what to do about memory on that part comes first
-            elif part.bounded or part.free is not None or (first and rival_s == math.inf):
+            if part.bounded or part.free is not None or (first and rival_s == math.inf):
                 if not (self._beaten(part, least_s, roughly=roughly) or postponed):
                     self._plan(part, least_s, briefly=briefly, glance=glance)
                     looked.append(part)
@@ -168,7 +146,7 @@ class Choosing:
                     heapq.heapify(queue)
             else:
                 waiting = [made[k] for *_, k in queue if made[k].bound_s < least_s * (1 - 1e-9)]
-                self._bound([part, *waiting], least_s)
+                self._bounding.closer([part, *waiting], least_s)
                 queue = [part.turn(number), *[made[k].turn(k) for *_, k in queue]]
                 heapq.heapify(queue)
         if postponed and best is None and self.free_s < math.inf:
@@ -188,63 +166,19 @@ class Choosing:
             return None
         for part in made:
             part.follow()
-        return choice_of(best, made, ended=bool(queue) and timer.late())
+        return choice_of(best, self.parts, ended=bool(queue) and timer.late())
 
     @property
     def _small(self) -> bool:
         """Whether the step is planned in a moment on any fleet."""
         return len(self._graph.equations) <= SMALL
 
-    @property
-    def _strong(self) -> list[Part]:
-        """The parts of which none is known to be no better than another one."""
-        return [part for part in self._parts if part.stronger is None]
-
-    def _too_small(self, part: Part) -> bool:
-        """Whether the step fits into the memory of a part in no way."""
-        return too_small(self._graph, [device.type.memory_bytes for device in part.model.fleet.devices])
-
-    def _bound_first(self, some: Sequence[Part], joined: Sequence[Part] = ()) -> None:
-        """First bounds of parts, worked out together; those of `joined` under the least of their prices."""
-        alone = [part for part in some if part not in joined]
-        prices = [part.floors for part in alone]
-        if joined:
-            prices.append(Prices.least_of([part.floors for part in joined]))
-        # What a search will ask for takes hardly any time beside that.
-        prices += [each for part in alone for each in part.known.values()]
-        several = Prices.of_all(prices)
-        bounds = self._solver.bounds(several).tolist()
-        for number, part in enumerate(alone):
-            part.bound_s, part.floors = max(part.bound_s, bounds[number]), several.one(number)
-            part.joined, part.looked_at = None, False
-        for part in joined:
-            part.bound_s, part.joined = bounds[len(alone)], prices[len(alone)]
-        for number in range(len(alone) + bool(joined), len(prices)):
-            several.one(number)
-
-    def _bound(self, waiting: Sequence[Part], least_s: float) -> None:
-        """Raise the bounds of parts that are not ruled out: those of several, or else that of the first."""
-        part = waiting[0]
-        possible = [each for each in waiting if each.whole or not self._too_small(each)]
-        fresh = [each for each in possible if not (each.looked_at or each.bounded or each.free)]
-        with self._timer.search():
-            if part.joined and part.looked_at:
-                self._bound_first([each for each in possible if each.joined])
-            elif not part.looked_at and (len(fresh) > 1 or part.joined):
-                prices = list(dict.fromkeys([each.joined or each.floors for each in fresh]))
-                closer = dict(zip(prices, self._solver.closer(prices), strict=True))
-                for each in fresh:
-                    bound_s = closer[each.joined or each.floors]
-                    each.bound_s, each.looked_at = max(each.bound_s, bound_s), True
-            else:
-                # The program itself is looked for where its bound does not rule the part out.
-                bound_s = self._solver.bound(part.floors, self._timer.late, least_s)
-                part.bound_s, part.bounded = max(part.bound_s, bound_s), True
-
     def settle(self, cost_s: float, *, fitting: bool) -> None:
         """Raise the bounds of the parts as far as that matters to a plan; see `chosen.settle`."""
+        if not fitting:
+            self._bounding.outside()
         with self._timer.search():
-            settle(self._strong, cost_s, fitting=fitting)
+            settle(self._bounding.strong, cost_s, fitting=fitting)
         for part in self._parts:
             part.follow()
 
@@ -255,7 +189,7 @@ class Choosing:
             cost_s: of a plan that fits.
         """
         return raised_in_turn(
-            self._strong, cost_s * (1 - ENOUGH), cost_s, lambda part: self._raised(part, cost_s)
+            self._bounding.strong, cost_s * (1 - ENOUGH), cost_s, lambda part: self._raised(part, cost_s)
         )
 
     def _raised(self, part: Part, cost_s: float) -> float:
@@ -283,8 +217,10 @@ class Choosing:
         return LabelledSolver((*self._space.uses, *self._extra), domains)
 
     @property
-    def parts(self) -> Sequence[Tried]:
-        """All that are considered."""
+    def parts(self) -> Sequence[Part]:
+        """All that are considered; without a plan that fits, those without room are bounded as well."""
+        if not any(part.fits for part in self._parts):
+            self._bounding.outside()
         return self._parts
 
     @property
@@ -300,6 +236,7 @@ class Choosing:
     @property
     def outgrown(self) -> bool:
         """See `shardwright.synth.parts.outgrown`."""
+        self._bounding.outside()
         return outgrown(self._parts)
 
     @property
@@ -313,7 +250,7 @@ class Choosing:
             # What keeps less may fit there.
             best = min(self._parts, key=lambda part: part.bound_s if part.impossible else part.free_s)
         most_s = FAR_ABOVE * (self.free_s if best.found is None else best.cost_s)
-        likely = [part for part in self._strong if part.whole or part.bound_s <= most_s]
+        likely = [part for part in self._bounding.strong if part.whole or part.bound_s <= most_s]
         return Promising(
             tuple(part.members for part in likely),
             best.members if best.found is not None or best.impossible else None,
@@ -336,6 +273,7 @@ class Choosing:
         """
         free = [part.free.found.cost_s for part in self._parts if part.free is not None]
         if in_a_moment(self._graph, self._fleet):
+            self._bounding.outside()
             free += [part.bound_s for part in self._parts if part.impossible]
         return min(free, default=math.inf)
 

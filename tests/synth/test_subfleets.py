@@ -143,7 +143,7 @@ def test_parts_that_share_a_bound_are_not_lost(
     whole = fleet(node(5, 5, count=3), node(1, 1, 1, count=2), network=network)
     found: list[tuple[float, float]] = []
     for together in (0, 100):
-        monkeypatch.setattr("shardwright.synth.part._TOGETHER", together)
+        monkeypatch.setattr("shardwright.synth.bounding._TOGETHER", together)
         choosing = Choosing(graph, space, whole, Timer())
         shared = [part for part in choosing._parts if part.joined]  # pyright: ignore[reportPrivateUsage]
         assert bool(shared) == (together == 0)

@@ -11,7 +11,7 @@ from test_subfleets import FAST, SLOW, fleet, node, problem
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
-from shardwright.synth import subfleets
+from shardwright.synth import bounding
 from shardwright.synth.alternate import synthesize as search
 from shardwright.synth.part import Part, Promising
 from shardwright.synth.parts import candidates
@@ -36,7 +36,7 @@ def none(*_: Any) -> None:
 
 def weaker(where: Fleet, like: Promising | None = None) -> list[tuple[Part, Part]]:
     """Parts that are left out, and the parts that are better."""
-    parts = Choosing(*problem(), where, Timer(), like=like)._parts  # pyright: ignore[reportPrivateUsage]
+    parts = Choosing(*problem(), where, Timer(), like=like).parts
     return [(part, part.stronger) for part in parts if part.stronger is not None]
 
 
@@ -45,7 +45,7 @@ def test_plans_and_bounds_are_those_with_all_parts(where: str, monkeypatch: pyte
     whole = FLEETS[where]()
     choosing = Choosing(*problem(), whole, Timer())
     found = choosing.below(math.inf)
-    monkeypatch.setattr(subfleets, "find_weaker", none)
+    monkeypatch.setattr(bounding, "find_weaker", none)
     other = Choosing(*problem(), whole, Timer())
     wanted = other.below(math.inf)
     assert found is not None and wanted is not None
@@ -71,6 +71,24 @@ def test_every_program_costs_no_less(where: str) -> None:
         ]
         assert costs[0] >= costs[1] * (1 - 1e-9)
         assert part.bound_s >= strong.bound_s > 0 and costs[0] >= part.bound_s * (1 - 1e-9)
+
+
+def test_what_no_part_has_room_for_is_bounded_there_once_somebody_asks() -> None:
+    """Beside a plan that fits nobody does; then, or before all else, the bounds are the same."""
+    whole = FLEETS["full"]()
+    choosing, eager = Choosing(*problem(), whole, Timer()), Choosing(*problem(), whole, Timer())
+    assert eager.outgrown, "its nodes would be cheaper"
+    wanted = eager.below(math.inf)
+    found = choosing.below(math.inf)
+    assert found is not None and wanted is not None
+    outside = [part for part in choosing.parts if part.outside]
+    assert len(outside) == 2 and all(part.impossible and part.bound_s == 0 for part in outside)
+    assert found.found.program == wanted.found.program
+    assert found.found.bound_s == wanted.found.bound_s > 0
+    assert found.unused(whole) == wanted.unused(whole)
+    assert choosing.promising == eager.promising, "which asks"
+    assert [part.bound_s for part in outside] == [part.bound_s for part in eager.parts if part.outside]
+    assert all(0 < part.bound_s < found.found.cost_s for part in outside)
 
 
 def test_a_node_that_is_better_at_something_is_a_part_of_its_own() -> None:
