@@ -59,7 +59,7 @@ def step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def run(*arguments: str) -> "click.testing.Result":
-    return CliRunner().invoke(main, arguments)
+    return CliRunner().invoke(main, arguments, prog_name="shardwright")
 
 
 @pytest.mark.parametrize("name", main.commands)
@@ -135,6 +135,31 @@ def test_quiet_and_verbose_exclude_each_other(step: str) -> None:
     for arguments in (("-q", "-v", "plan"), ("-q", "plan", f"{step}:small", "--fleet", LAPTOP, "-v")):
         result = run(*arguments)
         assert result.exit_code == 2 and "exclude each other" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("--nothing", "No such option '--nothing'. See shardwright --help"),
+        ("nothing", "No such command 'nothing'. See shardwright --help"),
+        ("fleet nothing", "No such command 'nothing'. See shardwright fleet --help"),
+        ("plan", "Missing argument 'FILE_OR_MODULE:FACTORY'. See shardwright plan --help"),
+        ("plan a:b --axez 1", "No such option '--axez'. Did you mean '--axes'? See shardwright plan --help"),
+        ("plan a:b --axes 3", "Invalid value for '--axes': '3' is not one of '1', '2', 'auto'. "
+         "See shardwright plan --help"),
+    ],
+)  # fmt: skip
+def test_usage_is_corrected_in_one_line(arguments: str, reason: str) -> None:
+    result = run(*arguments.split())
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"shardwright: {reason}\n")
+
+
+def test_without_a_command_there_is_help() -> None:
+    for arguments in ((), ("fleet",)):
+        result = run(*arguments)
+        assert (
+            result.exit_code == 2 and "Usage: shardwright" in result.stderr and "Commands:" in result.stderr
+        )
 
 
 def test_interrupted_is_its_own_exit_code(step: str) -> None:

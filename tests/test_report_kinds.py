@@ -40,11 +40,36 @@ def test_a_plan_on_two_axes() -> None:
     reader.feed(page(plan, plan.traced, "two axes"))
     assert "over the nodes" in reader.said("shares") and "within a node" in reader.said("program")
     assert "2 mesh axes" in reader.said("certificate")
-    assert "Nothing is sharded" not in reader.said("shares")
+    assert "nothing is sharded" not in reader.said("shares")
     assert "nothing is sharded" not in render(layout(plan), colour=False)
     answer = explain(plan, "params/up", plan.traced)
     assert "over the nodes" in answer.sentences[0] and "the next best is S(1)/S(0)" in answer.sentences[-1]
     assert "sets the pace" in " ".join(explain(plan, "n1.d0", plan.traced).sentences)
+
+
+@pytest.mark.parametrize(("quick", "asked", "who"), [
+    (1, "auto", "one device"), (2, "auto", "every device used"), (2, "all", "every device"),
+])  # fmt: skip
+def test_a_step_that_nobody_shares(quick: int, asked: Any, who: str) -> None:
+    """A scalar's step on alike devices, or of whose only some are used."""
+    kind = {"name": "q", "flops": "1 TFLOP/s", "memory_bandwidth": "100 GB/s", "memory": "8 GB"}
+    link = {"bandwidth": "1 GB/s", "latency": "1 ms"}
+    nodes = [{"devices": {"type": kind, "count": quick}, "link": link}]
+    if asked == "auto":
+        slow = kind | {"name": "s", "flops": "1 GFLOP/s", "memory_bandwidth": "1 GB/s"}
+        nodes.append({"devices": {"type": slow, "count": 1}, "link": link})
+    fleet = Fleet.from_dict({"name": "scalar", "nodes": nodes, "network": link})
+
+    def update(params: Any) -> Any:
+        return jax.tree.map(lambda p: p - 0.1 * jnp.sin(p), params)
+
+    plan = api.synthesize(update, {"w": shape()}, fleet=fleet, devices=asked)
+    said = f"nothing is sharded: {who} runs the whole step"
+    assert f"  {said}\n" in render(layout(plan), colour=False)
+    assert plan.traced is not None
+    reader = Reader()
+    reader.feed(page(plan, plan.traced, "a scalar"))
+    assert f"In this plan {said}." in reader.said("shares")
 
 
 def test_a_step_in_micro_batches() -> None:

@@ -162,7 +162,7 @@ def _check_compiler(compiler: str | None, given: bool) -> None:
         raise InputError(
             place="compiler",
             reason="is what a fleet or a plan says",
-            remedy="Leave it out: it is the GPU's where all devices are cards",
+            remedy="Leave it out: where all devices are cards it is the GPU's, for each card its own",
         )
 
 

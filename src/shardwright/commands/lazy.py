@@ -61,7 +61,7 @@ def with_voice(command: click.Command) -> click.Command:
 
 
 class Commands(click.Group):
-    """Turns our errors into one line on stderr and exit code 2, and Ctrl-C into 130."""
+    """Turns our errors and those of usage into one line on stderr and exit code 2, and Ctrl-C into 130."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Whatever standard output is: closed, or of an encoding that has no word for some characters."""
@@ -73,10 +73,20 @@ class Commands(click.Group):
                 stream.reconfigure(errors="replace")
         return super().main(*args, **kwargs)
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.UsageError as error:
+            _misused(error)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with heard():
                 return super().invoke(ctx)
+        except click.UsageError as error:
+            _misused(error)
         except ShardwrightError as error:
             if voice() == "verbose":
                 traceback.print_exc()
@@ -97,6 +107,14 @@ class Commands(click.Group):
 def _forget_output() -> None:
     """Nothing more goes to standard output: what is left would be written when Python ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _misused(error: click.UsageError) -> NoReturn:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        raise error  # it is the help
+    command = "shardwright" if error.ctx is None else error.ctx.command_path
+    reason = " ".join(error.format_message().split())
+    _fail(f"{reason}{'' if reason.endswith(('.', '?')) else '.'} See {command} --help", 2)
 
 
 def _fail(message: str, code: int) -> NoReturn:

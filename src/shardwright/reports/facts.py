@@ -18,7 +18,7 @@ from shardwright.outline import PHASES, Phase, Place, instruction_places
 from shardwright.plan import Plan
 from shardwright.plans.parts import Spent
 from shardwright.reports.layers import LayerGroup, layer_groups
-from shardwright.reports.text import Held, anything_sharded, changed, held, notes
+from shardwright.reports.text import Held, changed, held, notes, unshared
 from shardwright.synth.baselines import Baseline, Baselines
 
 #: Columns of a lane: as wide as a page, and no more than an eye can tell apart.
@@ -126,9 +126,9 @@ class Facts:
     notes: tuple[str, ...]
 
     @property
-    def sharded(self) -> bool:
-        """Whether anything is cut at all."""
-        return anything_sharded(self.plan)
+    def unshared(self) -> str:
+        """What to say if nothing is cut at all, as the printout says it."""
+        return unshared(self.plan)
 
     @property
     def changed(self) -> tuple[str, ...]:

@@ -61,8 +61,8 @@ def layout(plan: Plan, baselines: Sequence[Baseline] = ()) -> Group:
         parts.append(_section(_recomputed(plan)))
     if plan.pins:
         parts.append(_section(_pins(plan)))
-    if not anything_sharded(plan):
-        parts.insert(1, Text("  nothing is sharded: every device runs the whole step\n", style="bold"))
+    if said := unshared(plan):
+        parts.insert(1, Text(f"  {said}\n", style="bold"))
     found = notes(plan)
     if found:
         parts.append(Text("assumed, replicated, not searched:", style="bold"))
@@ -75,11 +75,14 @@ def notes(plan: Plan) -> tuple[str, ...]:
     return (*(f"replicated: {k}: {why}" for k, why in plan.stats.replicated.items()), *plan.assumptions)
 
 
-def anything_sharded(plan: Plan) -> bool:
-    """Whether any tensor of the program is cut."""
+def unshared(plan: Plan) -> str:
+    """What to say if no tensor of the program is cut."""
     made = (i.post if isinstance(i, Move) else i.signature for i in plan.program.all_instructions())
     placed = (p for m in made for p in ((*m.ins, *m.outs) if isinstance(m, Signature) else (m,)))
-    return any(cuts(p) for p in placed)
+    if any(cuts(p) for p in placed):
+        return ""
+    who = "every device" if not plan.unused else "every device used" if len(plan.used) > 1 else "one device"
+    return f"nothing is sharded: {who} runs the whole step"
 
 
 def _section(content: Table | Group) -> Padding:
