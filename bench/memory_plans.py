@@ -47,14 +47,15 @@ def compiled_here(function: Callable[..., Any], arguments: Sequence[Any]) -> Any
 
 
 def compiled_bytes(plan: Plan, device: int, compiled: Compiler = compiled_here) -> int:
-    """What XLA allocates on a device of the plan's program at its fullest step."""
+    """What XLA allocates on a device of the plan's program at its fullest step, compiled for that device."""
     assert plan.traced is not None
     graph, ratios = plan.traced.graph, plan.used_ratios
     types = value_types(graph)
     own = Device(device, ratios, plan.traced.primitives, separate=True)
     steps = schedule(plan.program, graph).steps
     peak = 0
-    for step, moment in zip(steps, device_memory(plan.program, graph, ratios, device).moments, strict=True):
+    held = device_memory(plan.program, graph, ratios, device, plan.part.types)
+    for step, moment in zip(steps, held.moments, strict=True):
         nbytes = moment.nbytes
         if isinstance(step, Segment):
             needs = [prop for prop in step.needs if holds(prop, device)]

@@ -237,7 +237,7 @@ def baselines(
     traced = marked(original(traced), compiler=fleet.compiler)
     tick("building the choice graph")
     if axes == 2 and is_mesh(fleet):
-        found = grid_baselines(traced.graph, CostModel(fleet), tick)
+        found = grid_baselines(traced.graph, CostModel(fleet), tick, Looking(traced.graph))
     else:
         found = _workshop(traced, fleet, tick).all()
     if plan is None or not plan.cost_s:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-import numpy as np
-
 from shardwright.cost.bill import bill, seconds
 from shardwright.cost.drift import with_comparisons
 from shardwright.cost.grid.model import GridModel
@@ -31,7 +29,7 @@ from shardwright.synth.grid.pricing import GridPriceList
 from shardwright.synth.grid.solve import GridSolver
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
-from shardwright.synth.programs.judge import Judge, Look
+from shardwright.synth.programs.judge import Judge, Look, bound
 from shardwright.synth.recipes import Along
 from shardwright.synth.space.factors import Choice, Use
 from shardwright.synth.space.frame import Frame
@@ -106,16 +104,22 @@ class _Restricted(Space):
         return self._kept[key]
 
 
-def grid_baselines(
-    graph: Graph, model: CostModel, tick: Callable[[str], None] = lambda what: None
-) -> Baselines:
-    """Every baseline on two mesh axes that applies, on all devices of the model's fleet."""
+def grid_baselines(graph: Graph, model: CostModel, tick: Callable[[str], None], look: Look) -> Baselines:
+    """Every baseline on two mesh axes that applies, on all devices of the model's fleet.
+
+    Args:
+        graph: the step.
+        model: prices of the fleet.
+        tick: is told what begins.
+        look: says how much memory a program takes.
+    """
     found, grid = Baselines(), GridModel(model)
+    look = bound(look, model.fleet)
     for name, made in _drafts(graph, grid, tick):
         if isinstance(made, str):
             found.left_out[name] = made
         else:
-            found.append(_told(made, graph, grid))
+            found.append(_told(made, graph, grid, look))
     return found
 
 
@@ -177,12 +181,12 @@ def _made(
     return Draft(recipe.name, program, ratios, items, seconds(items, model, ratios))
 
 
-def _told(draft: Draft, graph: Graph, grid: GridModel) -> Baseline:
+def _told(draft: Draft, graph: Graph, grid: GridModel, look: Look) -> Baseline:
     """A baseline with all that is said of it."""
     program, ratios, model = draft.program, draft.ratios, grid.model
     settled = Settled(grid, ratios)
     in_time = predict(timed_bill(program, graph, settled, model, draft.items), model, ratios)
-    peaks = tuple(int(peak) for peak in peaks_by_device(program, graph, ratios).peak(np.asarray(ratios)))
+    peaks = tuple(look(program, ratios))
     devices = model.fleet.devices
     return Baseline(
         name=draft.name,

@@ -13,6 +13,9 @@ from grid_cases import FLEETS
 from test_search import as_milp
 
 import shardwright
+from shardwright.cost.fleet import Fleet
+from shardwright.ir.trace import marked, trace
+from shardwright.memory.device_memory import peaks
 from shardwright.synth.grid import baselines
 from shardwright.synth.grid.solve import GridSolver
 from shardwright.synth.prices.tables import Prices
@@ -91,3 +94,30 @@ def test_what_is_impossible_does_not_hold_up_the_search(where: str, monkeypatch:
     step, args = blocks(2)
     found = shardwright.baselines(step, *args, fleet=FLEETS[where], axes=2)
     assert len(found) == 2 and len(looks) <= 4
+
+
+def test_memory_is_what_the_cards_would_take() -> None:
+    """As of the same programs within a plan: a T4 has no bfloat16, and multiplies it in float32."""
+
+    def update(params: Any, x: jax.Array) -> Any:
+        def loss_of(params: Any) -> jax.Array:
+            hidden = jax.nn.relu(x.astype(jnp.bfloat16) @ params["up"].astype(jnp.bfloat16))
+            return jnp.mean((hidden @ params["down"].astype(jnp.bfloat16)).astype(jnp.float32) ** 2)
+
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss_of)(params))
+
+    shapes = {"up": (256, 512), "down": (512, 256)}
+    weights = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    args = weights, jax.ShapeDtypeStruct((1024, 256), jnp.float32)
+    link = {"bandwidth": "10 GB/s", "latency": "5 us"}
+    most: list[dict[str, int]] = []
+    for card in ("T4", "A100-PCIE-40GB"):
+        node = {"count": 2, "devices": {"type": card, "count": 2}, "link": link}
+        fleet = Fleet.from_dict({"name": card, "nodes": [node], "network": link})
+        graph = marked(trace(update, *args), compiler=fleet.compiler).graph
+        found = shardwright.baselines(update, *args, fleet=fleet, axes=2)
+        for each in found:
+            assert each.memory_bytes == peaks(each.program, graph, each.ratios, fleet.types)
+        most.append({each.name: max(each.memory_bytes) for each in found})
+    assert len(most[0]) == 2 and most[0].keys() == most[1].keys()
+    assert all(most[0][name] > 1.05 * most[1][name] for name in most[0])
