@@ -47,7 +47,7 @@ def compiled_here(function: Callable[..., Any], arguments: Sequence[Any]) -> Any
 
 
 def compiled_bytes(plan: Plan, device: int, compiled: Compiler = compiled_here) -> int:
-    """What XLA allocates on a device of the plan's program at its fullest step, compiled for that device."""
+    """What XLA allocates on a device of the plan's program at its fullest step, as `compiled` compiles it."""
     assert plan.traced is not None
     graph, ratios = plan.traced.graph, plan.used_ratios
     types = value_types(graph)

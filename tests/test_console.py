@@ -188,12 +188,13 @@ def test_commands_and_options_are_completed() -> None:
     assert complete("shardwright", "run", "--backend", "r") == {"reference"}
 
 
-def test_a_terminal_sees_stages_and_a_pipe_only_results(step: str) -> None:
+def test_a_terminal_sees_stages_and_a_pipe_only_results(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Standard error is a terminal here, standard output a pipe."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "shardwright", "plan", f"{step}:small", "--fleet", LAPTOP, "--json"]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment) as process:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs) as process:
         os.close(theirs)
         shown = b""
         while True:

@@ -191,8 +191,9 @@ def test_every_device_takes_part_on_request() -> None:
     assert len(whole.used) == 8 and whole.unused == () and whole.part == where
     part = synthesize(step, *args, fleet=where, axes=1)
     assert part.cost_s < whole.cost_s and part.bound_s <= part.cost_s
+    some: Any = "some"
     with pytest.raises(InputError, match="devices: is 'some'"):
-        synthesize(step, *args, fleet=where, axes=1, devices="some")  # type: ignore[arg-type]
+        synthesize(step, *args, fleet=where, axes=1, devices=some)
     pinned = synthesize(step, *args, fleet=where, axes=1, constraints={"params/in": "S(1)"})
     assert pinned.used == (0, 1) and len(pinned.pins) == 1
 

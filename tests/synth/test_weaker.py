@@ -73,7 +73,7 @@ def test_every_program_costs_no_less(where: str) -> None:
         assert part.bound_s >= strong.bound_s > 0 and costs[0] >= part.bound_s * (1 - 1e-9)
 
 
-def test_what_no_part_has_room_for_is_bounded_there_once_somebody_asks() -> None:
+def test_a_part_without_room_has_a_bound_once_somebody_asks() -> None:
     """Beside a plan that fits nobody does; then, or before all else, the bounds are the same."""
     whole = FLEETS["full"]()
     choosing, eager = Choosing(*problem(), whole, Timer()), Choosing(*problem(), whole, Timer())

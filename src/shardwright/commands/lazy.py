@@ -112,9 +112,9 @@ def _forget_output() -> None:
 def _misused(error: click.UsageError) -> NoReturn:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         raise error  # it is the help
-    command = "shardwright" if error.ctx is None else error.ctx.command_path
+    assert error.ctx is not None, "whoever finds it says where"
     reason = " ".join(error.format_message().split())
-    _fail(f"{reason}{'' if reason.endswith(('.', '?')) else '.'} See {command} --help", 2)
+    _fail(f"{reason}{'' if reason.endswith(('.', '?')) else '.'} See {error.ctx.command_path} --help", 2)
 
 
 def _fail(message: str, code: int) -> NoReturn:
