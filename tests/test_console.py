@@ -59,7 +59,7 @@ def step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def run(*arguments: str) -> "click.testing.Result":
-    return CliRunner().invoke(main, arguments, prog_name="shardwright")
+    return CliRunner().invoke(main, arguments)
 
 
 @pytest.mark.parametrize("name", main.commands)
@@ -180,7 +180,7 @@ def test_commands_and_options_are_completed() -> None:
     def complete(*words: str) -> set[str]:
         environment = {"_SHARDWRIGHT_COMPLETE": "bash_complete", "COMP_CWORD": str(len(words) - 1)}
         environment["COMP_WORDS"] = " ".join(words)
-        result = CliRunner().invoke(main, [], env=environment, prog_name="shardwright")
+        result = CliRunner().invoke(main, [], env=environment)
         return {line.partition(",")[2] for line in result.stdout.splitlines()}
 
     assert complete("shardwright", "c") == {"calibrate", "compare", "completion"}

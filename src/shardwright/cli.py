@@ -17,6 +17,7 @@ _EPILOG = (
 
 
 @click.group(
+    "shardwright",
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=_EPILOG,

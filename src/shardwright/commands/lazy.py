@@ -79,14 +79,14 @@ class Commands(click.Group):
         try:
             return super().make_context(info_name, args, parent, **extra)
         except click.UsageError as error:
-            _misused(error)
+            _misused(error, str(info_name))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with heard():
                 return super().invoke(ctx)
         except click.UsageError as error:
-            _misused(error)
+            _misused(error, f"{ctx.command_path} {ctx.invoked_subcommand}")
         except ShardwrightError as error:
             if voice() == "verbose":
                 traceback.print_exc()
@@ -109,12 +109,13 @@ def _forget_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _misused(error: click.UsageError) -> NoReturn:
+def _misused(error: click.UsageError, where: str) -> NoReturn:
+    """Says it with the command whose help to read: `where`, if the error knows none (the parser's do not)."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         raise error  # it is the help
-    assert error.ctx is not None, "whoever finds it says where"
+    command = where if error.ctx is None else error.ctx.command_path
     reason = " ".join(error.format_message().split())
-    _fail(f"{reason}{'' if reason.endswith(('.', '?')) else '.'} See {error.ctx.command_path} --help", 2)
+    _fail(f"{reason}{'' if reason.endswith(('.', '?')) else '.'} See {command} --help", 2)
 
 
 def _fail(message: str, code: int) -> NoReturn:
