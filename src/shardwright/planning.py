@@ -26,7 +26,7 @@ from shardwright.synth.chosen import Choice, least_bound
 from shardwright.synth.combinations import SMALL, few_equations
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid.alternate import is_mesh
-from shardwright.synth.grid.choice import WIDE, Common, GridChoosing
+from shardwright.synth.grid.choice import Common, GridChoosing
 from shardwright.synth.grid.part import on_grid, on_one_axis
 from shardwright.synth.grid.single import BesideSingle
 from shardwright.synth.grid.unsearched import beside_one_axis
@@ -328,11 +328,10 @@ class _Step:
 
     def certified(self, plan: Plan) -> Plan:
         """See `Planner.certified`."""
-        content = 1 - (WIDE if self.meshes else ENOUGH)
         beside = vars(self).get("on_two")
         left_s = beside.left_s(fitting=plan.fits) if isinstance(beside, BesideSingle) else math.inf
         plan = _raised(plan if plan.bound_s <= left_s else plan.but(bound_s=left_s), 0.0)
-        if not plan.fits or plan.bound_s >= plan.cost_s * content or not self._searches:
+        if not plan.fits or plan.bound_s >= plan.cost_s * (1 - ENOUGH) or not self._searches:
             return plan
         return _raised(plan, min(left_s, *(made.sharpened(plan.cost_s) for made in self._searches)))
 

@@ -223,6 +223,15 @@ def test_a_bound_close_enough_leaves_nothing_further_open_at_the_ratios_of_the_p
     assert found.search_gap == found.gap <= 0.05 * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("axes", [2, "auto"])
+def test_a_bound_that_is_not_close_enough_is_raised_on_one_axis_and_on_two(axes: Any) -> None:
+    planner = planning.Planner(planning.Request(FLEETS["2 + 2"], axes=axes), Timer())
+    plan = planner.plan(trace(train_step, *jax.eval_shape(arguments)))
+    assert plan is not None and plan.gap < 0.05
+    found = planner.certified(plan.but(bound_s=0.93 * plan.cost_s))
+    assert found.bound_s >= plan.bound_s * (1 - 1e-9)
+
+
 def test_one_node_has_one_axis() -> None:
     single = fleet(((40, 2), (20, 1)))
     assert shardwright.synthesize(train_step, *arguments(), fleet=single, axes=2).axes == 1
