@@ -26,7 +26,8 @@ from shardwright.synth.chosen import Choice, least_bound
 from shardwright.synth.combinations import SMALL, few_equations
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid.alternate import is_mesh
-from shardwright.synth.grid.choice import Common, GridChoosing
+from shardwright.synth.grid.choice import GridChoosing
+from shardwright.synth.grid.common import Common
 from shardwright.synth.grid.part import on_grid, on_one_axis
 from shardwright.synth.grid.single import BesideSingle
 from shardwright.synth.grid.unsearched import beside_one_axis
@@ -119,7 +120,7 @@ class Planner:
         return plan if step is None else step.certified(step.settled(plan))
 
     def settled(self, plan: Plan) -> Plan:
-        """A plan that was found, with exact bounds of the programs on one mesh axis that were searched.
+        """A plan that was found, with the bounds of all that was searched as good as a plan is worth.
 
         Those of a plan are rough, of a step of many choices, until then: it may be none.
         """
@@ -320,9 +321,10 @@ class _Step:
 
     def settled(self, plan: Plan) -> Plan:
         """See `Planner.settled`."""
-        if "choosing" not in vars(self):
-            return plan
-        self.choosing.settle(plan.cost_s, fitting=plan.fits)
+        if "choosing" in vars(self):
+            self.choosing.settle(plan.cost_s, fitting=plan.fits)
+        if "on_grid" in vars(self):
+            self.on_grid.settle(plan.cost_s)
         parts = [part for made in self._searches for part in made.parts]
         return _raised(plan, min(plan.cost_s, least_bound(parts, fitting=plan.fits)))
 

@@ -21,7 +21,7 @@ from shardwright.synth.fallback import fullest
 from shardwright.synth.grid.candidate import GridCandidate
 from shardwright.synth.grid.memory import NEARLY_FREE, GridRenting
 from shardwright.synth.grid.pricing import GridPriceList
-from shardwright.synth.grid.ranges import NEAR, Tightening
+from shardwright.synth.grid.ranges import MOST_PIECES, NEAR, Tightening
 from shardwright.synth.grid.solve import GridSolver, Solvers
 from shardwright.synth.grid.turns import CLOSE, GridFound, GridTurns
 from shardwright.synth.grid.weighing import Weighing
@@ -197,11 +197,12 @@ class GridSearch:
                     break
         assert self._best is not None
         if len(turns.grid.mesh.kind_counts) > 1:
-            # Better bounds, and shares, of what does not fit, or is far dearer than a rival, are of no use;
+            # Better bounds, and shares, of what does not fit, or is dearer than a rival, are of no use;
             # but where the best program is too dear anyhow, one that is not may fit.
             settled = self._settled(self._best, most_s, briefly=briefly)
             of_use = fullest(settled, turns.grid.model) <= 1 or (not briefly and self.free_s >= most_s)
-            if not of_use or settled.cost_s > most_s * _FAR_ABOVE:
+            beaten = self._best.cost_s >= most_s / (1 - ENOUGH)
+            if not of_use or beaten or settled.cost_s > most_s * _FAR_ABOVE:
                 return settled
             if self._tightening is None:
                 self._tightening = Tightening(turns, self._ideal, self._best)
@@ -223,11 +224,12 @@ class GridSearch:
             self._turns.forget()
         return self._turns.take(ratios)
 
-    def sharpened(self, wanted_s: float) -> float:
+    def sharpened(self, wanted_s: float, *, briefly: bool = False) -> float:
         """What no program costs less than, found with more effort.
 
         Args:
             wanted_s: a bound with which to be content.
+            briefly: with no more effort than a plan is worth that is no dearer than its rivals.
         """
         self.bound()
         assert self._ideal is not None
@@ -237,7 +239,7 @@ class GridSearch:
                 self._best = turns.take(next(_starts(turns, self._ideal, self._floors, large=self._large)))
             if self._tightening is None:
                 self._tightening = Tightening(turns, self._ideal, self._best)
-            self._tightening.reach(self._best, wanted_s)
+            self._tightening.reach(self._best, wanted_s, *([MOST_PIECES] if briefly else []))
         return self.bound_s
 
     def _settled(self, best: GridFound, most_s: float, *, briefly: bool) -> Synthesis:

@@ -16,27 +16,22 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.grid.kernels import KnownWays
-from shardwright.cost.grid.model import GridModel
-from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.chosen import Choice
 from shardwright.synth.combinations import SMALL
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid.alternate import GridSearch
+from shardwright.synth.grid.common import Common
 from shardwright.synth.grid.part import GridPart, products_s
-from shardwright.synth.grid.pricing import GridPriceList, KnownMoves
-from shardwright.synth.grid.solve import GridSolver, Solvers
+from shardwright.synth.grid.solve import Solvers
 from shardwright.synth.memory.alive import crowded
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.parts import Members, Tried, outgrown, raised_in_turn
 from shardwright.synth.programs.judge import Look
 from shardwright.synth.shares.bounds import ENOUGH
-from shardwright.synth.space.conversions import Domains
 from shardwright.synth.space.factors import Use
 from shardwright.synth.space.space import Space
-from shardwright.synth.space.vocabulary import Vocabulary
 from shardwright.synth.timer import Timer
 
 #: Alike devices come before others whose bound by arithmetic is less, but not by more than this factor.
@@ -59,30 +54,6 @@ _LATE = "the bound is of two mesh axes too, of which no program was searched for
 
 #: What pins choices of a space.
 Pinned: TypeAlias = Callable[[Space], Sequence[Use]]
-
-
-class Common:
-    """What a step and its rewritings have in common: factors, and what they cost on parts of a fleet."""
-
-    def __init__(self) -> None:
-        self._listed: dict[Members, GridPriceList] = {}
-        self._words: dict[tuple[int, ...], Vocabulary] = {}
-        self._ways: KnownWays = {}
-        self._between: KnownMoves = {}
-        #: Whether a part on which two axes are one had a plan that fits (see `synth/grid/single.py`).
-        self.single = False
-        #: What solved for the programs of the latest step.
-        self.solver: GridSolver | None = None
-
-    def listed(self, members: Members, fleet: Fleet) -> GridPriceList:
-        """Prices on a part of the fleet."""
-        if members not in self._listed:
-            self._listed[members] = GridPriceList(GridModel(CostModel(fleet), self._ways), self._between)
-        return self._listed[members]
-
-    def vocabulary(self, nodes: tuple[int, ...]) -> Vocabulary:
-        """What spaces on such nodes are made of."""
-        return self._words.setdefault(nodes, Vocabulary(Domains(nodes)))
 
 
 class GridChoosing:
@@ -279,6 +250,21 @@ class GridChoosing:
     def free_s(self) -> float:
         """What the best program found costs if memory were no limit; infinite if none was looked for."""
         return min((part.free_s for part in self._parts), default=math.inf)
+
+    def settle(self, cost_s: float) -> None:
+        """Raise the bounds of parts that were planned beside a rival, as far as that matters to a plan.
+
+        Args:
+            cost_s: of the plan.
+        """
+        wanted_s = cost_s * (1 - ENOUGH)
+
+        def raised(part: GridPart) -> float:
+            if part.found is None or part.search is None or not part.fits or self._timer.late():
+                return part.bound_s
+            return max(part.bound_s, part.search.sharpened(wanted_s, briefly=True))
+
+        raised_in_turn(self._parts, wanted_s, cost_s, raised)
 
     def sharpened(self, cost_s: float) -> float:
         """What no plan that fits costs less than, found with more effort where that is far below `cost_s`.

@@ -20,7 +20,7 @@ from shardwright.synth.search.solution import Solution
 from shardwright.synth.shares.bounds import ENOUGH
 
 #: Ranges of the nodes' shares that are bounded at most for a plan, and for a certificate that is wide.
-_MOST_PIECES, _MOST_RAISED = 12, 72
+MOST_PIECES, _MOST_RAISED = 12, 72
 
 #: Of a range that makes a program no dearer, this part of it counts where two are weighed against each other.
 _LITTLE = 1e-4
@@ -63,7 +63,7 @@ class Tightening:
             content_s: a bound with which to be content, whatever that costs.
         """
         turns = self._turns
-        while self._made < _MOST_PIECES and not turns.timer.late():
+        while self._made < MOST_PIECES and not turns.timer.late():
             bound_s, _, piece, assignment = self._queue[0]
             if bound_s >= min(best.cost_s * (1 - ENOUGH), content_s):
                 break
@@ -76,15 +76,16 @@ class Tightening:
             turns.bound_s = max(turns.bound_s, self._queue[0][0])
         return best
 
-    def reach(self, best: GridFound, wanted_s: float) -> None:
+    def reach(self, best: GridFound, wanted_s: float, most: int = _MOST_RAISED) -> None:
         """Raise the bound, by ranges of the shares of every kind of nodes.
 
         Args:
             best: the best pair.
             wanted_s: a bound with which to be content.
+            most: ranges to bound in all.
         """
         turns = self._turns
-        while self._made < _MOST_RAISED and not turns.timer.late():
+        while self._made < most and not turns.timer.late():
             bound_s, _, piece, assignment = self._queue[0]
             if bound_s >= min(wanted_s, best.cost_s * (1 - NEAR)):
                 break

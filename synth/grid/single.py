@@ -20,7 +20,8 @@ from dataclasses import replace
 from shardwright.cost.fleet import Fleet
 from shardwright.synth.chosen import Choice, least_bound
 from shardwright.synth.fallback import fits
-from shardwright.synth.grid.choice import WIDE, Common, GridChoosing, better
+from shardwright.synth.grid.choice import WIDE, GridChoosing, better
+from shardwright.synth.grid.common import Common
 from shardwright.synth.grid.part import GridPart
 from shardwright.synth.parts import Members
 from shardwright.synth.subfleets import Choosing

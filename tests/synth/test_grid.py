@@ -29,6 +29,7 @@ from shardwright.ir.placement import Grid, Shard, region
 from shardwright.ir.program import nodes_of, verify
 from shardwright.ir.trace import trace
 from shardwright.ir.wires import wired, wires
+from shardwright.synth.grid.choice import GridChoosing
 from shardwright.synth.grid.parts import on_nodes
 from shardwright.synth.grid.pricing import GridPriceList, grid_floors, grid_prices
 from shardwright.synth.grid.ratios import GridBill
@@ -224,12 +225,16 @@ def test_a_bound_close_enough_leaves_nothing_further_open_at_the_ratios_of_the_p
 
 
 @pytest.mark.parametrize("axes", [2, "auto"])
-def test_a_bound_that_is_not_close_enough_is_raised_on_one_axis_and_on_two(axes: Any) -> None:
+def test_a_bound_that_is_not_close_enough_is_raised_on_one_axis_and_on_two(
+    axes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled: list[float] = []
+    monkeypatch.setattr(GridChoosing, "settle", lambda self, cost_s: settled.append(cost_s))
     planner = planning.Planner(planning.Request(FLEETS["2 + 2"], axes=axes), Timer())
     plan = planner.plan(trace(train_step, *jax.eval_shape(arguments)))
     assert plan is not None and plan.gap < 0.05
     found = planner.certified(plan.but(bound_s=0.93 * plan.cost_s))
-    assert found.bound_s >= plan.bound_s * (1 - 1e-9)
+    assert found.bound_s >= plan.bound_s * (1 - 1e-9) and settled == [plan.cost_s]
 
 
 def test_one_node_has_one_axis() -> None:

@@ -25,6 +25,7 @@ from shardwright.cost.grid.prices import (
 from shardwright.cost.model import CostModel
 from shardwright.ir.trace import trace
 from shardwright.synth.grid.alternate import GridSearch
+from shardwright.synth.grid.choice import GridChoosing
 from shardwright.synth.grid.pricing import GridPriceList, grid_floors, grid_prices
 from shardwright.synth.grid.ranges import Tightening
 from shardwright.synth.grid.ratios import per_class
@@ -152,7 +153,7 @@ def test_a_wide_certificate_is_raised_by_ranges_of_every_kind_and_stays_one(
 ) -> None:
     where = fleet(((40, 2),), ((20, 2),), ((10, 3),), network="10 Gbit/s")
     step = trace(train_step, *jax.eval_shape(lambda: arguments(960, 256))).graph
-    monkeypatch.setattr("shardwright.synth.grid.ranges._MOST_PIECES", 0)
+    monkeypatch.setattr("shardwright.synth.grid.ranges.MOST_PIECES", 0)
     listed = GridPriceList(GridModel(CostModel(where)))
     search = GridSearch(step, Space(step, listed.grid.mesh.nodes), listed, Timer())
     plan = search.plan()
@@ -163,6 +164,26 @@ def test_a_wide_certificate_is_raised_by_ranges_of_every_kind_and_stays_one(
         parts = random.dirichlet(np.ones(3))
         ratios = listed.grid.mesh.ratios(parts, listed.grid.mesh.even()[1])
         assert raised <= solver.solve(grid_prices(listed, ratios)).bound_s * (1 + 1e-9)
+
+
+def test_what_is_dearer_than_a_rival_is_bounded_by_ranges_only_for_a_certificate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    where = fleet(((40, 2),), ((20, 2),), ((10, 3),), network="10 Gbit/s")
+    step = trace(train_step, *jax.eval_shape(lambda: arguments(960, 256))).graph
+    enough = 1e-3
+    for module in ("alternate", "choice", "ranges"):
+        monkeypatch.setattr(f"shardwright.synth.grid.{module}.ENOUGH", enough)
+    members = tuple(range(len(where.devices)))
+    alone, beside = (GridChoosing(step, where, Timer(), [members]) for _ in range(2))
+    plan = alone.below()
+    assert plan is not None
+    rival_s = (1 - 3 * enough) * plan.found.cost_s
+    beside.below(rival_s)
+    rough_s = beside.bound_s
+    assert beside.parts[0].cost_s > rival_s and rough_s < rival_s * (1 - enough)
+    beside.settle(rival_s)
+    assert rough_s * (1 + enough) < beside.bound_s <= plan.found.cost_s
 
 
 def test_ranges_are_cut_until_the_bound_is_what_was_asked_for() -> None:
@@ -197,7 +218,7 @@ def test_beside_a_rival_ratios_are_searched_thoroughly_only_if_that_may_be_beate
         return solve(self, prices, *given, rounds=rounds)
 
     monkeypatch.setattr(GridTurns, "solve", noted)
-    monkeypatch.setattr("shardwright.synth.grid.ranges._MOST_PIECES", 0)
+    monkeypatch.setattr("shardwright.synth.grid.ranges.MOST_PIECES", 0)
 
     def plan(most_s: float) -> tuple[float, set[int]]:
         searched.clear()
