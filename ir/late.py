@@ -121,7 +121,10 @@ class _Late:
             if self._is_light(position):
                 self.at[position] = self._best(position)
         for position in self._leaving():
-            self.at[position] = (max(self.at[i][0] for i in self.flow.producers[position]),)
+            made = max(self.at[i][0] for i in self.flow.producers[position])
+            # What it was not to run before may itself be computed later by now, where that is read.
+            read = min(run for number in self.flow.makes[position] for run in self._read_at(number))
+            self.at[position] = (min(made, read),)
         found: list[list[int]] = [[] for _ in self.before]
         for position in sorted(self.computed):
             for run in self.at[position]:

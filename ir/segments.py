@@ -111,6 +111,20 @@ class Lasting(Protocol):
 _S = TypeVar("_S", bound=Lasting)
 
 
+def check_order(steps: Iterable[Lasting], given: Iterable[Property]) -> None:
+    """Everything is there before it is read: the order is not that of the program, which was verified.
+
+    Args:
+        steps: of a schedule, or in a rank's order.
+        given: what there is before them.
+    """
+    held = set(given)
+    for step in steps:
+        missing = [prop for prop in step.needs if prop not in held]
+        assert not missing, f"{missing[0]} is read at instruction {step.first} before it is established"
+        held.update(step.gives)
+
+
 def with_host(steps: Sequence[_S], program: Program, graph: Graph) -> tuple[_S | Away | Back, ...]:
     """The steps, with tensors in host memory while nobody but a reload is to read them.
 
@@ -226,6 +240,7 @@ def schedule(program: Program, graph: Graph, *, inspect: bool = False, early: bo
                 for body, region in zip(instruction.bodies, regions, strict=True)
             )
             steps.append(LoopStep(position, instruction, bodies, needs, gives))
+    check_order(steps, inputs(program, graph))
     lasting = _with_lifetimes(steps, outputs(program, graph), inspect)
     return Schedule(program, graph, lasting if inspect else with_host(lasting, program, graph), flow.types)
 

@@ -19,14 +19,14 @@ from shardwright.backends.schedule.acts import Act, Land, Launch, Message, Order
 from shardwright.backends.schedule.geometry import MERGED
 from shardwright.ir.collectives import gathered_as, together
 from shardwright.ir.dtypes import is_key
-from shardwright.ir.flow import Flow, is_local, outputs
+from shardwright.ir.flow import Flow, inputs, is_local, outputs
 from shardwright.ir.graph import Graph
 from shardwright.ir.hoist import hoisted
 from shardwright.ir.late import Run, late
 from shardwright.ir.placement import Grid, Partial, Placement
 from shardwright.ir.program import Loop, Program, Property
 from shardwright.ir.repeated import begins_again
-from shardwright.ir.segments import Segment
+from shardwright.ir.segments import Segment, check_order
 
 #: Messages under way at most; another one lands the first. They keep operands and results alive.
 UNDER_WAY = 16
@@ -56,6 +56,7 @@ class _Arranger:
         program, stood = hoisted(program, graph)
         flow = Flow(program, graph)
         steps = self._steps(flow, self._acts(flow), self._runs(flow))
+        check_order(steps, inputs(program, graph))
         return Order(program, graph, _with_lifetimes(steps, outputs(program, graph)), flow.types, stood)
 
     def message(self, flow: Flow, positions: Sequence[int], after: Iterable[int] = ()) -> Message:

@@ -1,6 +1,8 @@
 """Cutting programs into steps: what they need and give, and when buffers go."""
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,26 +10,56 @@ import pytest
 from greedy import build
 from steps import STEPS, array, starts
 
+from shardwright.backends.schedule.acts import Order, Repeat
+from shardwright.backends.schedule.order import arrange
 from shardwright.ir.flow import inputs, is_local, outputs
+from shardwright.ir.graph import Graph
 from shardwright.ir.placement import R, Shard
 from shardwright.ir.program import Compute, Loop, Move, Program, Property
+from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.ir.segments import Exchange, LoopStep, Schedule, Segment, schedule
 from shardwright.ir.trace import trace
+from shardwright.synth.stretches import stretches
 
 
-def made(name: str, start: str, seed: int | None) -> Schedule:
+def programmed(name: str, start: str, seed: int | None, again: Any = None) -> tuple[Program, Graph]:
+    """A program between random placements; `again`: what layers keep that are computed again."""
     step, args = STEPS[name]()
-    graph = trace(step, *args).graph
-    return schedule(build(graph, starts(graph)[start], None if seed is None else random.Random(seed)), graph)
+    traced = trace(step, *args)
+    if again is not None:
+        every = tuple(replace(each, keep=again) for each in stretches(traced.graph))
+        traced = rewritten(traced, Rewriting(every))
+    graph = traced.graph
+    return build(graph, starts(graph)[start], None if seed is None else random.Random(seed)), graph
 
 
+def made(*how: Any) -> Schedule:
+    return schedule(*programmed(*how))
+
+
+@pytest.mark.parametrize("again", [None, "products", "nothing"])
 @pytest.mark.parametrize("seed", [None, 0, 1])
 @pytest.mark.parametrize("start", ["data", "last"])
 @pytest.mark.parametrize("name", STEPS)
 def test_steps_find_what_they_need_and_nothing_stays_too_long(
-    name: str, start: str, seed: int | None
+    name: str, start: str, seed: int | None, again: Any
 ) -> None:
-    walk(made(name, start, seed))
+    program, graph = programmed(name, start, seed, again)
+    walk(schedule(program, graph))
+    for bucket_bytes in (None, 1 << 20):
+        in_order(arrange(program, graph, bucket_bytes))
+
+
+def in_order(order: Order) -> None:
+    """Everything is there when a rank reads it."""
+    held = set(inputs(order.program, order.graph))
+    for act in order.steps:
+        assert held >= set(act.needs)
+        held = (held | set(act.gives)) - set(act.drops)
+        if isinstance(act, Repeat):
+            for body in act.bodies:
+                in_order(body)
+    assert held >= set(outputs(order.program, order.graph))
 
 
 def walk(cut: Schedule) -> None:
