@@ -84,6 +84,21 @@ class Part:
         little = self.found is not None and fullest(self.found, self.model) <= _LITTLE
         return other.whole and other.bound_s <= FAR_ABOVE * self.bound_s and not little
 
+    def in_vain(self, other: Part, rival_s: float) -> bool:
+        """Whether what fits is sought here in vain, after a search on another part that found none.
+
+        What fits here fits there: the same with no shares for further devices, of which each has room for
+        what a smallest one here has. It may be dearer there, but hardly where the best memory aside is not.
+
+        Args:
+            other: a part that was searched for programs that fit.
+            rival_s: what they have to cost less than; infinite if any will do.
+        """
+        if (other.fits and other.cost_s < rival_s) or not set(self.members) < set(other.members):
+            return False
+        least, theirs = (min(kind.memory_bytes for kind in part.model.types) for part in (self, other))
+        return theirs >= least and (rival_s == math.inf or self.bound_s >= other.free_s)
+
     def beats(self, other: Part) -> bool:
         """Whether its plan is better: one that fits into memory is better than any that does not.
 

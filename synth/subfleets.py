@@ -136,6 +136,8 @@ class Choosing:
                 continue  # others may not be ruled out: it came before its turn, or has a better bound by now
             if briefly and looked and not looked[0].fits and not looked[0].gives_way(part):
                 continue  # what to do about memory on that part comes first
+            if not (briefly or self._small) and any(part.in_vain(each, rival_s) for each in (*done, *looked)):
+                continue
             if part.bounded or part.free is not None or (first and rival_s == math.inf):
                 if not (self._beaten(part, least_s, roughly=roughly) or postponed):
                     self._plan(part, least_s, briefly=briefly, glance=glance)

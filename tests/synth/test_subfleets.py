@@ -19,10 +19,11 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.ir.graph import Graph
 from shardwright.ir.trace import trace
+from shardwright.synth import subfleets
 from shardwright.synth.alternate import synthesize as search
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.part import Part
-from shardwright.synth.parts import MOST_PARTS, candidates
+from shardwright.synth.parts import MOST_PARTS, Members, candidates
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.search.priced import SpaceSolver
 from shardwright.synth.space.space import Space
@@ -287,3 +288,28 @@ def test_what_was_searched_for_in_vain_is_not_searched_for_again(monkeypatch: py
     monkeypatch.setattr(Choosing, "_plan", lambda self, part, *args, **how: tried.append(part))
     again = choosing.below(math.inf)
     assert again is not None and again.found.cost_s == found.found.cost_s and not tried
+
+
+def test_what_does_not_fit_is_not_sought_on_fewer_devices_with_no_more_memory_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole, quick, slow = (0, 1, 2, 3), (0, 1), (2, 3)
+
+    def planned(rival_s: float = math.inf, large: str = "2.8 kB", *, room: bool = False) -> set[Members]:
+        """Parts planned where nothing fits, or does for less than the rival."""
+        on = fleet(node(5, 5, memory=large), node(1, 1, memory="2.8 kB"), network=FAST)
+        look = None if room else lambda program, ratios: (1 << 20,) * len(ratios)
+        choosing = Choosing(*problem(), on, Timer(), look=look)
+        found = choosing.below(rival_s)
+        assert (found is None) == (rival_s < math.inf)
+        return {part.members for part in choosing.parts if isinstance(part, Part) and part.found is not None}
+
+    def sought() -> list[set[Members]]:
+        return [planned(), planned(large="3 kB"), planned(4e-3, room=True)]
+
+    assert sought() == [{whole, quick, slow}, {whole, quick, slow}, {whole, quick}]  # small steps are
+    monkeypatch.setattr(subfleets, "SMALL", 0)
+    assert sought() == [{whole}, {whole, quick}, {whole}]
+    # Where the others may be quicker memory aside, they are tried beside a rival.
+    monkeypatch.setattr(Part, "free_s", property(lambda part: math.inf))
+    assert planned(4e-3, room=True) == {whole, quick}
