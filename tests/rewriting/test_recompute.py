@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from rewriting_cases import compiled_bytes, evaluated, fleet, layered, on_reference, traced_layers
 
-from shardwright import Plan, synthesize
+from shardwright import Fleet, Plan, synthesize
 from shardwright.api import synthesize_traced
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import InputError, PlanError
@@ -67,6 +67,30 @@ def test_copies_wait_and_run_in_executables_of_their_own() -> None:
     # One layer is there at a time: the memory of what is compiled falls.
     plain = synthesize(step, *args, fleet=fleet(), recompute="off")
     assert compiled_bytes(plan) < 0.8 * compiled_bytes(plain)
+
+
+def test_everything_is_computed_again_in_one_piece_where_that_fits() -> None:
+    """Cheaper pieces, in which nothing is left to be computed again, are not what was asked for."""
+    policies = jax.checkpoint_policies.dots_saveable, jax.checkpoint_policies.nothing_saveable
+
+    def step(params: Any, x: Any) -> Any:
+        def loss_of(params: Any) -> Any:
+            h = x
+            for w, policy in zip(params, (*policies, *policies), strict=True):
+                h = jax.checkpoint(lambda h, w: h + jax.numpy.tanh(h @ w), policy=policy)(h, w)
+            return (h * h).mean()
+
+        loss, gradients = jax.value_and_grad(loss_of)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
+
+    shape = jax.ShapeDtypeStruct
+    args = [shape((64, 64), "float32")] * 4, shape((64, 64), "float32")
+    slow = {"name": "slow", "flops": "50 MFLOP/s", "memory_bandwidth": "100 MB/s", "memory": "1 GB"}
+    node = {"devices": {"type": slow, "count": 2}, "link": {"bandwidth": "400 GB/s", "latency": "10 ns"}}
+    on: dict[str, Any] = {"fleet": Fleet.from_dict({"name": "slow", "nodes": [node]}), "recompute": "all"}
+    one, two, plan = (synthesize(step, *args, **on, microbatches=n) for n in (1, 2, "auto"))
+    assert two.fits and two.cost_s < one.cost_s
+    assert plan.rewriting == one.rewriting and plan.rewriting.recompute
 
 
 def test_the_ladder_keeps_less_and_less() -> None:

@@ -145,7 +145,7 @@ class _Asked:
         cheaper by a hundredth: that takes a moment, and the fewest pieces that fit need not be the cheapest.
         """
         small = len(self.traced.graph.equations) <= SMALL
-        if found.fits and not (small and _dearer(found)):
+        if found.fits and not (small and _dearer(found, unasked=not self.every)):
             return found
         if overfull(self.traced.graph, [device.type.memory_bytes for device in self.fleet.devices]):
             return found
@@ -337,9 +337,9 @@ class _InPieces:
         return self.found is not None and self.found.rewriting.microbatches == self.pieces
 
 
-def _dearer(plan: Plan) -> bool:
-    """Whether memory, or what was done about it, made a plan dearer."""
-    return bool(plan.rewriting) or plan.cost_s > unlimited_s(plan) * (1 + 1e-6)
+def _dearer(plan: Plan, *, unasked: bool) -> bool:
+    """Whether memory made a plan dearer, or what was done about it unasked."""
+    return (unasked and bool(plan.rewriting)) or plan.cost_s > unlimited_s(plan) * (1 + 1e-6)
 
 
 def _impossible(graph: Graph, limits: Sequence[float]) -> bool:
