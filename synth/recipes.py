@@ -138,7 +138,7 @@ def leanings(recipe: Recipe, space: Space, found: Roles, large_s: float) -> list
     if recipe.contracted != "mostly cut":
         return []
     choices = [(space.root.choice[value], value.type.nbytes) for value in found.contracted]
-    total = sum(nbytes for _, nbytes in choices)
+    total = max(sum(nbytes for _, nbytes in choices), 1)  # a layer may have no units
     return [pin(c, is_shard, large_s * nbytes / total) for c, nbytes in choices if shardable(c)]
 
 

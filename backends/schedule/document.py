@@ -26,6 +26,7 @@ from shardwright.backends.schedule.geometry import Geometry, Member
 from shardwright.backends.schedule.grid import is_by_node, routine_on_grid
 from shardwright.backends.schedule.ops import Combine, Copy, Local, Routine, Slot, Transfer, View
 from shardwright.backends.schedule.table import builders, routine_of
+from shardwright.ir.arguments import check_several, is_whole
 from shardwright.ir.collectives import step
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import TensorType
@@ -260,10 +261,11 @@ def emit(
         PlanError: a strategy cannot be expressed, or there is no such rank.
     """
     wanted = range(len(ratios)) if ranks is None else ranks
+    check_several("ranks", wanted, "[0]")
     for rank in wanted:
-        if not 0 <= rank < len(ratios):
+        if not is_whole(rank) or not 0 <= rank < len(ratios):
             raise PlanError(
-                place=f"rank {rank}",
+                place=f"rank {rank!r}",
                 reason=f"does not exist: the plan uses {len(ratios)} devices",
                 remedy=f"Choose one of 0 to {len(ratios) - 1}",
             )

@@ -74,7 +74,7 @@ def _rows(graph: Graph) -> int:
     """Of which size the batch is.
 
     Parameters that are not trained, and masks, are no batch, however large: of several sizes that arguments
-    have it is the one by which most of what is made comes in pieces, or of the largest argument.
+    have it is the one by which most of what is made comes in pieces.
     """
     largest: dict[int, int] = {}
     for value in _data(graph):
@@ -83,23 +83,27 @@ def _rows(graph: Graph) -> int:
     sizes = sorted(largest, key=lambda size: -largest[size])
     if len(sizes) == 1:
         return sizes[0]
-    return max(sizes[:_SIZES], key=lambda size: _bytes_apart(graph, size))
+    return max(sizes[:_SIZES], key=lambda size: _apart(graph, size))
 
 
-def _bytes_apart(graph: Graph, size: int) -> int:
-    """Bytes of what equations make in pieces, if arguments of `size` rows are the batch; 0 if none can."""
+def _apart(graph: Graph, size: int) -> tuple[bool, int]:
+    """Whether the step comes in pieces if arguments of `size` rows are the batch, and how much of it does.
+
+    That is in bytes of what equations make: if one of them stands in the way, of those before it.
+    """
     if size < 2:
-        return 0
+        return False, 0
     count = next((n for n in range(2, math.isqrt(size) + 1) if size % n == 0), size)
     own = {value for value in _data(graph) if value.type.shape[0] == size}
+    found, whole = Split(), True
     try:
-        split = Pieces(count).split(
-            graph, [Shard(0) if v in own else INVARIANT for v in graph.inputs], top=True
+        Pieces(count).split(
+            graph, [Shard(0) if v in own else INVARIANT for v in graph.inputs], top=True, found=found
         )
     except NotInPiecesError:
-        return 0
+        whole = False
     made = (value for equation in graph.equations for value in equation.outputs)
-    return sum(value.type.nbytes for value in made if isinstance(split.kinds[value], Shard))
+    return whole, sum(value.type.nbytes for value in made if isinstance(found.kinds.get(value), Shard))
 
 
 def _beside(rows: int, count: int) -> list[int]:
@@ -152,9 +156,21 @@ class Pieces:
         #: By form, kinds of operands, and which of them are zero: repeated layers have those of one.
         self._known: dict[tuple[Form, tuple[Kind, ...], tuple[bool, ...]], Signature | None] = {}
 
-    def split(self, graph: Graph, given: Sequence[Kind], *, top: bool, zeros: Iterable[Value] = ()) -> Split:
-        """The kinds of a graph's values, given those of its inputs, of which some are zero."""
-        found = Split(zeros=set(zeros))
+    def split(
+        self,
+        graph: Graph,
+        given: Sequence[Kind],
+        *,
+        top: bool,
+        zeros: Iterable[Value] = (),
+        found: Split | None = None,
+    ) -> Split:
+        """The kinds of a graph's values, given those of its inputs, of which some are zero.
+
+        Where an equation stands in the way, `found` has those before it.
+        """
+        found = Split() if found is None else found
+        found.zeros.update(zeros)
         found.kinds.update(zip(graph.inputs, given, strict=True))
         found.kinds.update(dict.fromkeys(graph.constants, INVARIANT))
         for equation in graph.equations:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from shardwright.buckets import suggested
 from shardwright.constraints import Constraints
 from shardwright.cost.fleet import Fleet, FleetLike
 from shardwright.cost.model import CostModel
+from shardwright.ir.arguments import check_choice, is_number
 from shardwright.ir.donation import check_donate, donating
 from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
 from shardwright.ir.rewrites.rewriting import original
@@ -162,9 +164,8 @@ def synthesize_traced(
         ReplicatedWarning: see `synthesize`.
     """
     fleet = Fleet.of(fleet)
-    _check_limit(time_limit_s, constraints)
-    if devices not in ("auto", "all"):
-        raise InputError(place="devices", reason=f"is {devices!r}", remedy="Pass 'auto' or 'all'")
+    time_limit_s = _seconds(time_limit_s, constraints)
+    check_choice("devices", devices, ("auto", "all"))
     _check_axes(axes)
     check_rewriting(recompute, microbatches, offload, fleet)
     _check_objective(objective, fleet)
@@ -231,6 +232,7 @@ def baselines(
     _check_axes(axes)
     check_tick(tick)
     tick("tracing the step")
+    _check_plan(plan)
     if plan is not None and plan.fleet != fleet:
         raise PlanError(place="plan", reason="is for another fleet", remedy="Pass a plan for this fleet")
     traced = trace(train_step, *args, state=state) if plan is None else plan.attach(train_step, *args)
@@ -264,6 +266,11 @@ def _workshop(traced: Traced, fleet: Fleet, tick: Callable[[str], None] = lambda
     return Workshop(traced.graph, Space(traced.graph), CostModel(fleet), tick, Looking(traced.graph))
 
 
+def _check_plan(plan: object) -> None:
+    if plan is not None and not isinstance(plan, Plan):
+        raise InputError(place="plan", reason=f"is {plan!r}", remedy="Pass a plan; Plan.load reads a file")
+
+
 def _check_axes(axes: object) -> None:
     if isinstance(axes, bool) or not isinstance(axes, int | str) or axes not in (1, 2, "auto"):
         raise InputError(place="axes", reason=f"is {axes!r}", remedy="Pass 1, 2 or 'auto'")
@@ -278,20 +285,26 @@ def check_tick(tick: object) -> None:
 
 
 def _check_objective(objective: object, fleet: Fleet) -> None:
-    if objective not in ("time", "cost"):
-        raise InputError(place="objective", reason=f"is {objective!r}", remedy="Pass 'time' or 'cost'")
+    check_choice("objective", objective, ("time", "cost"))
     if objective == "cost":
         check_prices(fleet)
 
 
-def _check_limit(time_limit_s: object, constraints: Constraints | None) -> None:
+def _seconds(time_limit_s: object, constraints: Constraints | None) -> float | None:
+    """A time limit; any type of number will do."""
     if time_limit_s is None:
-        return
-    if isinstance(time_limit_s, bool) or not isinstance(time_limit_s, int | float) or not time_limit_s >= 0:
-        raise InputError(place="time limit", reason=f"is {time_limit_s!r}", remedy="Pass 0 or more seconds")
-    if time_limit_s == 0 and constraints:
+        return None
+    try:
+        seconds = float(time_limit_s) if is_number(time_limit_s) else math.nan
+    except OverflowError:
+        seconds = math.nan
+    if not seconds >= 0:
+        reason = f"is {f'{time_limit_s!r}':.40}"
+        raise InputError(place="time limit", reason=reason, remedy="Pass a number of seconds, from 0 on")
+    if seconds == 0 and constraints:
         raise InputError(
             place="time limit",
             reason="is 0, which leaves no time to look for a program that keeps to the pins",
             remedy="Allow some time, or leave the pins out",
         )
+    return seconds

@@ -15,9 +15,19 @@ from shardwright.cost.bill import bill, seconds
 from shardwright.cost.grid.model import GridModel
 from shardwright.cost.grid.settled import Settled
 from shardwright.cost.model import CostModel
+from shardwright.ir.arguments import is_whole
 from shardwright.ir.errors import InputError, PlanError, ProgramError
 from shardwright.ir.graph import Graph, TensorType, Value
-from shardwright.ir.placement import Grid, Partial, Placement, Replicate, Shard, parse_placement, reduction
+from shardwright.ir.placement import (
+    Grid,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    cuts,
+    parse_placement,
+    reduction,
+)
 from shardwright.ir.program import Program, nodes_of
 from shardwright.plans.parts import PinPrice
 from shardwright.synth.alternate import Synthesis
@@ -266,7 +276,7 @@ def _placement(name: str, given: object) -> Placement:
         raise InputError(
             place=f"pin {name!r}", reason="an argument is a whole tensor, no part of a sum", remedy=remedy
         )
-    if not isinstance(found, Replicate | Shard | Grid):
+    if not isinstance(found, Replicate | Shard | Grid) or any(not is_whole(cut.dim) for cut in cuts(found)):
         raise InputError(place=f"pin {name!r}", reason=f"{given!r} is no placement", remedy=remedy)
     return found
 

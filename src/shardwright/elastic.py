@@ -11,6 +11,7 @@ from typing import Any
 from shardwright.backends.launch import find_mpiexec, job, rank_command
 from shardwright.cost.fleet import Fleet, FleetLike
 from shardwright.cost.subfleet import subfleet
+from shardwright.ir.arguments import check_several
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.program import nodes_of
 from shardwright.ir.trace import Traced
@@ -26,6 +27,7 @@ def without(fleet: Fleet, devices: Collection[str | int]) -> Fleet:
         InputError: there is no such device, or none would be left.
     """
     names = [device.name for device in fleet.devices]
+    check_several("devices", devices, f"[{names[-1]!r}]")
     lost = {names[d] if isinstance(d, int) and 0 <= d < len(names) else d for d in devices}
     unknown = sorted(str(d) for d in lost if d not in names)
     if unknown or len(lost) >= len(names):

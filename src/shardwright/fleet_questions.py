@@ -110,6 +110,7 @@ def changed(fleet: Fleet, changes: str) -> Fleet:
     Raises:
         InputError: a change cannot be read, names nothing that there is, or leaves no device.
     """
+    _check_text(changes)
     dropped: set[int] = set()
     added: list[tuple[int, DeviceType, str]] = []
     for text in changes.split(","):
@@ -154,6 +155,11 @@ def changed(fleet: Fleet, changes: str) -> Fleet:
             remedy="Add `network:` to the fleet file, or name a node: add=T4@n0",
         )
     return subfleet(replace(fleet, nodes=tuple(nodes)), kept, f"{fleet.name}, {changes}")
+
+
+def _check_text(changes: object) -> None:
+    if not isinstance(changes, str):
+        raise InputError(place="changes", reason=f"is {changes!r}", remedy=_REMEDY)
 
 
 def _number(digits: str) -> int:

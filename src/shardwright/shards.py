@@ -18,6 +18,7 @@ from shardwright.backends.layout import as_array, cut, type_of, typed, weak_of
 from shardwright.backends.local import extents
 from shardwright.backends.spmd.layout import mesh_of, spec_of
 from shardwright.direct import direct
+from shardwright.ir.arguments import is_whole
 from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
 from shardwright.ir.graph import TensorType
 from shardwright.ir.jaxpr import source_line
@@ -220,9 +221,9 @@ def local_batch(
             reason=f"the plan uses {used} of {devices} devices",
             remedy=f"Pass {devices}" if used == devices else f"Pass {used} or {devices}",
         )
-    if not 0 <= rank < ranks:
+    if not is_whole(rank) or not 0 <= rank < ranks:
         raise InputError(
-            place=f"rank {rank}",
+            place=f"rank {rank!r}",
             reason=f"there is a rank for each of {ranks} devices",
             remedy=f"Pass one from 0 to {ranks - 1}",
         )

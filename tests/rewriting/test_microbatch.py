@@ -198,6 +198,25 @@ def test_frozen_parameters_are_no_batch_however_large() -> None:
         microbatched(traced, 4)
 
 
+def test_a_step_in_no_pieces_is_refused_by_what_is_in_their_way() -> None:
+    """Of arguments of several sizes the batch is that by which most of the step would come in pieces."""
+
+    def step(tuned: Any, table: Any, tokens: Any, mask: Any) -> Any:
+        def loss_of(tuned: Any) -> Any:
+            errors = jnp.sum((jnp.tanh(table[tokens] @ tuned) @ table.T) ** 2, -1)
+            return jnp.sum(errors * mask) / jnp.sum(mask)
+
+        return tuned - 0.1 * jax.grad(loss_of)(tuned)
+
+    tokens = np.zeros((10, 12), np.int32)
+    for rows in (37, 40):
+        traced = trace(step, normal(20, 20), normal(rows, 20), tokens, normal(10, 12))
+        with pytest.raises(NotInPiecesError, match="a batch of 10 has no 4 equal pieces"):
+            microbatched(traced, 4)
+        with pytest.raises(NotInPiecesError, match=r"test_microbatch.*needs a sum over the whole batch"):
+            microbatched(traced, 2)
+
+
 def test_without_state_a_refusal_says_so() -> None:
     """A counter that comes back in another dtype makes nothing of the first argument state."""
 

@@ -109,7 +109,7 @@ def plan(
         with stages() as tick:
             tick("pricing data parallelism")
             compared = api.data_parallel(made.traced, fleet)
-    say(layout(made, compared))
+    say(layout(made, compared, answered=lacking is not None))
     if asked is not None:
         click.echo(asked.text())
     if frontier is not None:

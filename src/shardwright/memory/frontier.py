@@ -8,6 +8,7 @@ from typing import Any
 
 from shardwright.api import check_tick, synthesize_traced
 from shardwright.cost.fleet import Fleet, FleetLike
+from shardwright.ir.arguments import check_several, is_number
 from shardwright.ir.errors import InputError
 from shardwright.ir.rewrites.rewriting import original
 from shardwright.ir.trace import Traced, trace
@@ -157,6 +158,11 @@ def around(
 
 def check_parts(memory: Sequence[float], place: str = "memory") -> None:
     """Raises InputError if those are no parts of a memory."""
+    check_several(place, memory, "[1, .9, .8]")
+    strange = [part for part in memory if not is_number(part)]
+    if strange:
+        remedy = "Pass numbers, such as [1, .9, .8]"
+        raise InputError(place=place, reason=f"has {strange[0]!r}", remedy=remedy)
     wrong = [part for part in memory if not 0 < part <= _MOST]
     if wrong or not memory:
         raise InputError(

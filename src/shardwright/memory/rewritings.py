@@ -23,6 +23,7 @@ from typing import Literal, TypeAlias
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.memory.liveness import all_bytes
 from shardwright.cost.topology import without_host
+from shardwright.ir.arguments import check_choice
 from shardwright.ir.errors import InputError
 from shardwright.ir.graph import Graph
 from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
@@ -67,10 +68,9 @@ def check_rewriting(recompute: object, microbatches: object, offload: object, fl
         raise InputError(
             place="microbatches", reason=f"is {microbatches!r}", remedy="Pass 'auto', or a number from 1 on"
         )
-    if not isinstance(recompute, Rewriting) and recompute not in ("auto", "off", "all"):
-        raise InputError(place="recompute", reason=f"is {recompute!r}", remedy="Pass 'auto', 'off' or 'all'")
-    if offload not in ("auto", "off", "all"):
-        raise InputError(place="offload", reason=f"is {offload!r}", remedy="Pass 'auto', 'off' or 'all'")
+    if not isinstance(recompute, Rewriting):
+        check_choice("recompute", recompute, ("auto", "off", "all"))
+    check_choice("offload", offload, ("auto", "off", "all"))
     spills = isinstance(recompute, Rewriting) and any(stretch.host for stretch in recompute.recompute)
     lacking = without_host(fleet) if offload == "all" or spills else ()
     if lacking:

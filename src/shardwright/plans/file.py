@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shardwright.backends.schedule.document import Planned
 from shardwright.cost.fleet import Fleet
+from shardwright.ir import collectives
 from shardwright.ir.dtypes import is_dtype
 from shardwright.ir.errors import PlanError, ShardwrightError
 from shardwright.ir.program import Move, Program, nodes_of, own_ratios, wrong_move
@@ -199,9 +200,10 @@ def _mismatch(data: Mapping[str, Any], fleet: Fleet, program: Program) -> tuple[
     limits = [device.type.memory_bytes for device in fleet.devices]
     if data["fits"] != all(n <= limit for n, limit in zip(data["memory_bytes"], limits, strict=True)):
         return "fits", "is not what memory_bytes say"
-    named = {
-        d for i in program.all_instructions() if isinstance(i, Move) for d in (*(i.group or ()), i.root or 0)
-    }
+    moves = [i for i in program.all_instructions() if isinstance(i, Move)]
+    if unknown := next((move.kind for move in moves if move.kind not in collectives.registry()), None):
+        return "program", f"there is no collective {unknown}"
+    named = {d for move in moves for d in (*(move.group or ()), move.root or 0)}
     if max(named, default=0) >= len(used):
         return "program", f"names device {max(named)}, the last one is {len(used) - 1}"
     for number, own in own_ratios(program).items():

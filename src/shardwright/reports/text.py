@@ -47,9 +47,9 @@ def render(content: Group, *, colour: bool, width: int = WIDTH) -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def layout(plan: Plan, baselines: Sequence[Baseline] = ()) -> Group:
-    """The parts of the printout."""
-    parts: list[Text | Padding] = [_head(plan), _section(_shares(plan))]
+def layout(plan: Plan, baselines: Sequence[Baseline] = (), *, answered: bool = False) -> Group:
+    """The parts of the printout; `answered`: what would make it fit is said elsewhere."""
+    parts: list[Text | Padding] = [_head(plan, answered=answered), _section(_shares(plan))]
     if plan.unused:
         parts.append(_section(_unused(plan)))
     parts.append(_section(Group(_exchanges(plan), *_staged(plan))))
@@ -89,7 +89,7 @@ def _section(content: Table | Group) -> Padding:
     return Padding(content, (0, 0, 1, 0))
 
 
-def _head(plan: Plan) -> Text:
+def _head(plan: Plan, *, answered: bool) -> Text:
     state = ", ".join(f"{name} -> {out}" for name, out in plan.state.items()) or "none found"
     stats = plan.stats
     planning_s = stats.search_s + stats.ratio_s
@@ -97,7 +97,7 @@ def _head(plan: Plan) -> Text:
     searches = "1 search" if stats.searches == 1 else f"{stats.searches} searches"
     lines = (
         f"plan for {plan.fleet}",
-        *_too_large(plan),
+        *_too_large(plan, answered=answered),
         *([f"  uses            {used} of {count} devices"] if used < count else []),
         f"  predicted step  {duration(plan.iteration_s)}",
         f"  cost            {duration(plan.cost_s)}; no plan of {_space(plan)} costs less than "
@@ -114,18 +114,16 @@ def _head(plan: Plan) -> Text:
     return Text("\n".join(lines))
 
 
-def _too_large(plan: Plan) -> list[str]:
-    """That it does not fit, where most is lacking, and what to do."""
+def _too_large(plan: Plan, *, answered: bool) -> list[str]:
+    """That it does not fit, where most is lacking, and what to do unless that is `answered`."""
     if plan.fits:
         return []
     limits = [device.type.memory_bytes for device in plan.fleet.devices]
     worst = max(plan.used, key=lambda d: plan.memory_bytes[d] / limits[d])
     name, kind = plan.devices[worst], plan.fleet.devices[worst].type.name
-    return [
-        f"  DOES NOT FIT    {name} ({kind}) would need {size(plan.memory_bytes[worst])}, and has "
-        f"{size(limits[worst])}",
-        "                  shardwright plan … --remedies says what would help, and at which price",
-    ]
+    lacking = f"would need {size(plan.memory_bytes[worst])}, and has {size(limits[worst])}"
+    asking = "                  shardwright plan … --remedies says what would help, and at which price"
+    return [f"  DOES NOT FIT    {name} ({kind}) {lacking}", *([] if answered else [asking])]
 
 
 def _space(plan: Plan) -> str:
