@@ -321,12 +321,10 @@ class _Step:
 
     def settled(self, plan: Plan) -> Plan:
         """See `Planner.settled`."""
-        if "choosing" in vars(self):
-            self.choosing.settle(plan.cost_s, fitting=plan.fits)
-        if "on_grid" in vars(self):
-            self.on_grid.settle(plan.cost_s)
-        parts = [part for made in self._searches for part in made.parts]
-        return _raised(plan, min(plan.cost_s, least_bound(parts, fitting=plan.fits)))
+        for made in self._searches:
+            made.settle(plan.cost_s, fitting=plan.fits)
+        bounds = [least_bound(made.parts, fitting=plan.fits) for made in self._searches]
+        return _raised(plan, min(plan.cost_s, *bounds)) if bounds else plan
 
     def certified(self, plan: Plan) -> Plan:
         """See `Planner.certified`."""

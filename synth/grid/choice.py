@@ -251,13 +251,14 @@ class GridChoosing:
         """What the best program found costs if memory were no limit; infinite if none was looked for."""
         return min((part.free_s for part in self._parts), default=math.inf)
 
-    def settle(self, cost_s: float) -> None:
+    def settle(self, cost_s: float, *, fitting: bool) -> None:
         """Raise the bounds of parts that were planned beside a rival, as far as that matters to a plan.
 
         Args:
             cost_s: of the plan.
+            fitting: whether it fits; of one that does not a better bound is of no use.
         """
-        wanted_s = cost_s * (1 - ENOUGH)
+        wanted_s = cost_s * (1 - ENOUGH) if fitting else 0.0
 
         def raised(part: GridPart) -> float:
             if part.found is None or part.search is None or not part.fits or self._timer.late():

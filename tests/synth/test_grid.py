@@ -229,7 +229,7 @@ def test_a_bound_that_is_not_close_enough_is_raised_on_one_axis_and_on_two(
     axes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settled: list[float] = []
-    monkeypatch.setattr(GridChoosing, "settle", lambda self, cost_s: settled.append(cost_s))
+    monkeypatch.setattr(GridChoosing, "settle", lambda self, cost_s, fitting: settled.append(cost_s))
     planner = planning.Planner(planning.Request(FLEETS["2 + 2"], axes=axes), Timer())
     plan = planner.plan(trace(train_step, *jax.eval_shape(arguments)))
     assert plan is not None and plan.gap < 0.05

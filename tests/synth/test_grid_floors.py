@@ -182,7 +182,9 @@ def test_what_is_dearer_than_a_rival_is_bounded_by_ranges_only_for_a_certificate
     beside.below(rival_s)
     rough_s = beside.bound_s
     assert beside.parts[0].cost_s > rival_s and rough_s < rival_s * (1 - enough)
-    beside.settle(rival_s)
+    beside.settle(rival_s, fitting=False)
+    assert beside.bound_s == rough_s
+    beside.settle(rival_s, fitting=True)
     assert rough_s * (1 + enough) < beside.bound_s <= plan.found.cost_s
 
 
