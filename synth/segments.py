@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -78,6 +79,19 @@ class Fear:
     def __init__(self, classes: int) -> None:
         self.times: Floats = np.full(classes, FEARED)
         self._seen: Floats = np.zeros(classes)
+        self._looked_at: set[tuple[float, ...]] = set()
+
+    def known(self, solved: SeveralSolution, memory: Footprints, model: CostModel) -> bool:
+        """Whether one much like a program, with the same shares, was looked at before.
+
+        One that costs as much, and takes as much memory everywhere: rents find such programs at more than one
+        vector of ratios. What was found the first time is what had to be beaten from then on.
+        """
+        every = np.array([shares[model.class_of] for shares in solved.shares])
+        said = (solved.seconds, *np.unique(memory.peak(every)).tolist())
+        key = tuple(float(f"{number:.9g}") for number in said)
+        known, _ = key in self._looked_at, self._looked_at.add(key)
+        return known
 
     def learn(self, part: Floats) -> None:
         """Of a program, by class, what the model has of each byte that a device is found to need."""
@@ -142,11 +156,11 @@ def segmented(
         parts = _parts(found, kinds, program, graph, items)
     if len(parts) == 1:
         return None
-    attempt = _Attempt(graph, model, judge, program, found, kinds, parts)
+    attempt = _Attempt(graph, model, judge, program, found, kinds, parts, ratios)
     budgets = judge.budgets if feared is None else judge.limits * feared.times
     best: Segmented | None = None
     for rounds in range(_LOOKS):
-        tried = attempt.at(ratios, at, budgets, worth_s, feared=feared is not None and not rounds)
+        tried = attempt.within(budgets, worth_s, None if rounds else feared)
         if tried is None:
             break
         here, part = tried
@@ -161,9 +175,9 @@ def segmented(
     return best
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Attempt:
-    """One program, whose kinds of stretches are to have ratios of their own."""
+    """One program, whose kinds of stretches are to have ratios of their own; `ratios` to start from."""
 
     graph: Graph
     model: CostModel
@@ -172,18 +186,31 @@ class _Attempt:
     found: Stretches
     kinds: Sequence[int]
     parts: Sequence[Sequence[Item]]
+    ratios: tuple[float, ...]
 
-    def at(
-        self, ratios: tuple[float, ...], at: Floats, budgets: Floats, worth_s: float, *, feared: bool
-    ) -> tuple[Segmented, Floats] | None:
+    @cached_property
+    def memory(self) -> Footprints | None:
+        """What a device takes at any ratios of the kinds; None where that is no matter."""
+        if self.judge.roomy:
+            return None
+        return footprints(self.cut([self.ratios] * len(self.parts)), self.graph)
+
+    def within(self, budgets: Floats, worth_s: float, feared: Fear | None) -> tuple[Segmented, Floats] | None:
         """With the best ratios within budgets of the classes; None where they cost more than it is worth.
 
         Beside it, by class, what the model has of each byte that a device is found to need.
+
+        Args:
+            budgets: bytes of a device of every class.
+            worth_s: what the program must cost less than.
+            feared: if the budgets are for how much too large the model may take it: what was looked at so.
         """
-        model, judge, count = self.model, self.judge, len(self.parts)
-        memory = None if judge.roomy else footprints(self.cut([ratios] * count), self.graph)
-        solved: SeveralSolution = solve_several(self.parts, model, [at] * count, memory, budgets)
+        model, judge, memory = self.model, self.judge, self.memory
+        at = np.array([self.ratios[c.members[0]] for c in model.classes])
+        solved: SeveralSolution = solve_several(self.parts, model, [at] * len(self.parts), memory, budgets)
         if not solved.ok or solved.seconds >= worth_s:
+            return None
+        if feared is not None and memory is not None and feared.known(solved, memory, model):
             return None
         every = [tuple(float(shares[c]) for c in model.class_of) for shares in solved.shares]
         every = self.rounded(every, solved.shares, memory, budgets)
@@ -191,7 +218,7 @@ class _Attempt:
         verify(program, self.graph)
         items = charges(program, self.graph, model)
         cost_s = Tally(items, model).seconds(every[0])
-        if feared and cost_s >= worth_s:
+        if feared is not None and cost_s >= worth_s:
             return None  # once rounded; budgets that a look corrects are smaller than what is feared
         if memory is None:
             said = peaks = Peaks(tuple(int(b) for b in judge.footprint(program).peak(np.asarray(every[0]))))

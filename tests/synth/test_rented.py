@@ -137,3 +137,33 @@ def test_what_one_look_says_of_the_model_goes_for_the_next_program() -> None:
     # The model is right about it to the byte: what does not fit by the model is not looked at any more.
     assert all(1 <= times <= 1.05 for times in fear.times)
     assert not any(looked_at(each, fear) for each in others)
+
+
+def test_what_costs_and_takes_as_much_as_what_was_looked_at_is_not_looked_at_again() -> None:
+    function, args = attention()
+    graph = trace(function, *args).graph
+    looks: list[Program] = []
+
+    def look(program: Program, ratios: Sequence[float]) -> tuple[int, ...]:
+        """Less than the model has, so that what is feared leaves room for the same again."""
+        looks.append(program)
+        return tuple(int(nbytes / 1.3) for nbytes in peak_bytes(program, graph, ratios))
+
+    model = CostModel(fleet(SPEEDS, memory="45 kB"))
+    free = freely(graph, Space(graph), model, Timer(), look=look)
+    some = [*rented(free.turns, free.found, free.renting(Limits.of(model)))]
+
+    def looked_at(each: Rented, fear: Fear) -> int:
+        looks.clear()
+        judge = Judge(graph, model, look)  # which has looked at nothing
+        given = (graph, model, judge, each.program, each.ratios, each.items)
+        segments.segmented(*given, short=True, worth_s=math.inf, feared=fear)
+        return len(looks)
+
+    fears = [Fear(len(model.counts)) for _ in some]
+    first = [looked_at(each, fear) for each, fear in zip(some, fears, strict=True)]
+    assert any(first)
+    assert not any(looked_at(each, fear) for each, fear in zip(some, fears, strict=True))
+    for fear in fears:
+        fear._looked_at.clear()
+    assert any(looked_at(each, fear) for each, fear in zip(some, fears, strict=True))
