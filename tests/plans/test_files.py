@@ -245,7 +245,7 @@ def test_a_program_that_breaks_a_triple_is_not_run(made: Plan) -> None:
         missing,
         changed(made, "program", "outputs", 0, to="P(sum)"),
         changed(made, "program", "instructions", 0, to={"compute": 999, "ins": [], "outs": []}),
-        changed(made, "program", "instructions", 0, to={"move": "x", "value": 0, "pre": "R", "post": "R"}),
+        changed(made, "program", "instructions", 0, to={"move": "slice", "value": 0, "pre": "S(9)", "post": "R"}),
     ):
         loaded = Plan.from_dict(data)
         for use in (loaded.attach, loaded.verify, loaded.compile):
@@ -253,6 +253,9 @@ def test_a_program_that_breaks_a_triple_is_not_run(made: Plan) -> None:
                 use(step, *args) if use != loaded.compile else loaded.compile(step)(*args)
             assert "\n" not in str(caught.value)
             assert "plan again" in caught.value.remedy
+    strange = {"move": "x", "value": 0, "pre": "R", "post": "R"}
+    with pytest.raises(PlanError, match="program: there is no collective x"):
+        Plan.from_dict(changed(made, "program", "instructions", 0, to=strange))
 
 
 def mutations(data: Any, random_: random.Random) -> Iterator[Any]:
