@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +25,10 @@ SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 #: Seconds that a launcher has to end its ranks, before it is killed.
 END_S = 10.0
+
+#: Some who send a signal, as `timeout`, send it twice: to a process and to its group. Seconds within which the
+#: second is expected.
+_TWICE_S = 0.5
 
 _KEEP_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 34),
@@ -119,7 +124,7 @@ def job(command: Sequence[str], ranks: int, **options: Any) -> Generator[subproc
     process: subprocess.Popen[Any] | None = None
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        # Nothing is raised here: callbacks may swallow it, and some senders, as `timeout`, signal twice.
+        # Nothing is raised here: callbacks may swallow it, and some senders signal twice, see `_TWICE_S`.
         told.append(number)
         if process is not None:
             process.send_signal(number)
@@ -142,6 +147,8 @@ def job(command: Sequence[str], ranks: int, **options: Any) -> Generator[subproc
                 process.kill()  # unless it has ended
                 raise
     finally:
+        if len(told) == 1:
+            time.sleep(_TWICE_S)  # the second would end this process before it has put its things away
         for number in usual:
             signal.signal(number, signal.SIG_DFL)
         if told:

@@ -93,6 +93,7 @@ def test_a_job_ends_with_who_started_it(
     process = started(starter)
     process.send_signal(number)
     if number == signal.SIGTERM:
+        time.sleep(0.1)  # the job may have ended by now
         process.send_signal(number)  # as `timeout` does: to the process, and to its group
     assert process.wait(120) == status
     assert not list((tmp_path / "temporary").glob("tmp*"))
