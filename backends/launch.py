@@ -26,8 +26,8 @@ SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 #: Seconds that a launcher has to end its ranks, before it is killed.
 END_S = 10.0
 
-#: Some who send a signal, as `timeout`, send it twice: to a process and to its group. Seconds within which the
-#: second is expected.
+#: Some who send a signal, as `timeout`, send it twice: to a process and to its group. The second is expected
+#: within so many seconds.
 _TWICE_S = 0.5
 
 _KEEP_MEMORY = {
