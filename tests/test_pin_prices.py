@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from shardwright import Fleet, synthesize
+from shardwright.constraints import ELSEWHERE
 
 
 def train_step(weights: Any, x: Any) -> Any:
@@ -20,12 +21,12 @@ def train_step(weights: Any, x: Any) -> Any:
     return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss_of)(weights))
 
 
-def fleet(memory: str) -> Fleet:
+def fleet(memory: str, bandwidth: str = "1 GB/s") -> Fleet:
     def device(speed: int) -> Any:
         rates = {"flops": f"{speed} MFLOP/s", "memory_bandwidth": f"{2 * speed} MB/s", "memory": memory}
         return {"type": {"name": f"slow-{speed}", **rates}}
 
-    link = {"bandwidth": "1 GB/s", "latency": "1 us"}
+    link = {"bandwidth": bandwidth, "latency": "1 us"}
     return Fleet.from_dict({"name": "slow", "nodes": [{"devices": [device(30), device(10)], "link": link}]})
 
 
@@ -42,6 +43,19 @@ def test_want_of_memory_is_no_price_of_a_pin() -> None:
     plan = synthesize(*step, fleet=tight, constraints=held, **options)
     assert plan.cost_s == free.cost_s
     assert all(pin.price_s < 1e-9 * plan.cost_s for pin in plan.pins)
+
+
+def test_where_pins_leave_devices_out_their_prices_are_said_to_be_those_of_the_others() -> None:
+    """On the one device that is left all placements are the same, and no pin costs anything."""
+    square = jax.ShapeDtypeStruct((64, 64), "float32")
+    step: Any = (train_step, [square] * 3, square)
+    slow = fleet("1 GB", "1 MB/s")
+    free = synthesize(*step, fleet=slow)
+    plan = synthesize(*step, fleet=slow, constraints={"x": "S(1)"})
+    every = synthesize(*step, fleet=slow, constraints={"x": "S(1)"}, devices="all")
+    assert (free.used, plan.used) == ((0, 1), (0,)) and free.cost_s < plan.cost_s < every.cost_s
+    assert [pin.price_s for pin in plan.pins] == [0.0] and every.pins[0].price_s > 0
+    assert [ELSEWHERE in each.assumptions for each in (free, plan, every)] == [False, True, False]
 
 
 def test_on_one_device_a_pin_changes_nothing() -> None:

@@ -46,6 +46,9 @@ from shardwright.synth.space.space import Space
 Constraints: TypeAlias = Mapping[str, Placement | str] | Callable[[str, TensorType], Placement | str | None]
 
 
+#: What a plan with pins says that leaves devices out.
+ELSEWHERE = "pins are priced on the devices that are used: without them, others might be worth using"
+
 #: So many arguments of a step are named where a pattern matches none.
 _MOST_SHOWN = 6
 

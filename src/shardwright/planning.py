@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from typing import Literal, TypeAlias
 
 from shardwright.assemble import assembled, looked_at, replicated_in
-from shardwright.constraints import Constraints, conflict, factors, priced, resolve, takes_two_axes
+from shardwright.constraints import ELSEWHERE, Constraints, conflict, factors, priced, resolve, takes_two_axes
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import PlanError
@@ -292,6 +292,8 @@ class _Step:
             ample = False  # a closer look is for plans that somebody may want
         else:
             chosen, ample = looked_at(chosen, self._look, self.timer)
+        if pins and len(chosen.members) < len(self.asked.fleet.devices):
+            chosen = chosen.saying(ELSEWHERE)
         found = chosen.found
         # What a space says of the step is the same on two axes.
         space = self.space if "space" in vars(self) else self.on_grid.space
