@@ -115,8 +115,7 @@ def apart_s(
     """
     found = stretches(program, graph)
     parts = _parts(found, kinds_of(found, program, graph, items), program, graph, items)
-    at = np.array([ratios[c.members[0]] for c in model.classes])
-    solved = solve_several(parts, model, [at] * len(parts))
+    solved = solve_several(parts, model, [_of_classes(ratios, model)] * len(parts))
     return solved.seconds if solved.ok else 0.0
 
 
@@ -150,9 +149,8 @@ def segmented(
     found = stretches(program, graph)
     kinds = kinds_of(found, program, graph, items)
     parts = _parts(found, kinds, program, graph, items)
-    at = np.array([ratios[c.members[0]] for c in model.classes])
     if not short:
-        kinds = _worthwhile(parts, kinds, model, ratios, at)
+        kinds = _worthwhile(parts, kinds, model, ratios)
         parts = _parts(found, kinds, program, graph, items)
     if len(parts) == 1:
         return None
@@ -206,7 +204,7 @@ class _Attempt:
             feared: if the budgets are for how much too large the model may take it: what was looked at so.
         """
         model, judge, memory = self.model, self.judge, self.memory
-        at = np.array([self.ratios[c.members[0]] for c in model.classes])
+        at = _of_classes(self.ratios, model)
         solved: SeveralSolution = solve_several(self.parts, model, [at] * len(self.parts), memory, budgets)
         if not solved.ok or solved.seconds >= worth_s:
             return None
@@ -274,6 +272,11 @@ def kinds_of(found: Stretches, program: Program, graph: Graph, items: Sequence[I
     return _numbered([0, *kinds])[1:]
 
 
+def _of_classes(ratios: tuple[float, ...], model: CostModel) -> Floats:
+    """The share of a device of every class."""
+    return np.array([ratios[each.members[0]] for each in model.classes])
+
+
 def _numbered(kinds: Sequence[int]) -> list[int]:
     """The same kinds, numbered without a gap from 0 on."""
     names = {kind: number for number, kind in enumerate(sorted(set(kinds)))}
@@ -295,14 +298,13 @@ def _worthwhile(
     kinds: Sequence[int],
     model: CostModel,
     ratios: tuple[float, ...],
-    at: Floats,
 ) -> list[int]:
     """The kinds, those that would save next to nothing being compute."""
     shares = Shares(ratios, model.class_of)
     now = [sum(item.weight * shares.seconds(item.cost, item.cut) for item in items) for items in parts]
     keeps = [0]
     for number in range(1, len(parts)):
-        solved = solve_several((parts[number],), model, (at,))
+        solved = solve_several((parts[number],), model, (_of_classes(ratios, model),))
         if solved.ok and solved.seconds < now[number] - WORTH * sum(now):
             keeps.append(number)
     return _numbered([kind if kind in keeps else 0 for kind in kinds])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -109,7 +109,11 @@ def test_what_is_too_dear_once_its_ratios_are_rounded_is_not_looked_at(
     assert cut_apart(each, found.cost_s * (1 - 1e-9)) is None and not looks
 
 
-def test_what_one_look_says_of_the_model_goes_for_the_next_program() -> None:
+def watched(memory: str, times: float) -> tuple[list[Rented], Callable[[Rented, Fear], int], int]:
+    """Programs that rents find, how often one is looked at beside what is feared, and classes of devices.
+
+    A program is worth `times` what the best costs without a limit of memory.
+    """
     function, args = attention()
     graph = trace(function, *args).graph
     looks: list[Program] = []
@@ -118,20 +122,24 @@ def test_what_one_look_says_of_the_model_goes_for_the_next_program() -> None:
         looks.append(program)
         return peak_bytes(program, graph, ratios)
 
-    model = CostModel(fleet(SPEEDS, memory="60 kB"))
+    model = CostModel(fleet(SPEEDS, memory=memory))
     free = freely(graph, Space(graph), model, Timer(), look=look)
-    some = [*rented(free.turns, free.found, free.renting(Limits.of(model)))]
 
     def looked_at(each: Rented, fear: Fear) -> int:
         looks.clear()
         judge = Judge(graph, model, look)  # which has looked at nothing
         given = (graph, model, judge, each.program, each.ratios, each.items)
-        found = segments.segmented(*given, short=True, worth_s=free.found.cost_s * 1.5, feared=fear)
-        assert found is None
+        segments.segmented(*given, short=True, worth_s=free.found.cost_s * times, feared=fear)
         return len(looks)
 
-    fear = Fear(len(model.counts))
-    first, *others = [each for each in some if looked_at(each, Fear(len(model.counts)))]
+    some = [*rented(free.turns, free.found, free.renting(Limits.of(model)))]
+    return some, looked_at, len(model.counts)
+
+
+def test_what_one_look_says_of_the_model_goes_for_the_next_program() -> None:
+    some, looked_at, classes = watched("60 kB", 1.5)
+    fear = Fear(classes)
+    first, *others = [each for each in some if looked_at(each, Fear(classes))]
     assert others
     assert looked_at(first, fear) == 1
     # The model is right about it to the byte: what does not fit by the model is not looked at any more.
@@ -143,26 +151,8 @@ def test_what_costs_and_takes_as_much_as_what_was_looked_at_is_not_looked_at_aga
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Fear, "learn", lambda self, part: None)  # nor does any other reason speak against it
-    function, args = attention()
-    graph = trace(function, *args).graph
-    looks: list[Program] = []
-
-    def look(program: Program, ratios: Sequence[float]) -> tuple[int, ...]:
-        looks.append(program)
-        return peak_bytes(program, graph, ratios)
-
-    model = CostModel(fleet(SPEEDS, memory="45 kB"))
-    free = freely(graph, Space(graph), model, Timer(), look=look)
-    some = [*rented(free.turns, free.found, free.renting(Limits.of(model)))]
-
-    def looked_at(each: Rented, fear: Fear) -> int:
-        looks.clear()
-        judge = Judge(graph, model, look)  # which has looked at nothing
-        given = (graph, model, judge, each.program, each.ratios, each.items)
-        segments.segmented(*given, short=True, worth_s=math.inf, feared=fear)
-        return len(looks)
-
-    fears = [Fear(len(model.counts)) for _ in some]
+    some, looked_at, classes = watched("45 kB", math.inf)
+    fears = [Fear(classes) for _ in some]
     first = [looked_at(each, fear) for each, fear in zip(some, fears, strict=True)]
     assert any(first)
     assert not any(looked_at(each, fear) for each, fear in zip(some, fears, strict=True))
