@@ -115,7 +115,7 @@ def _same_type(a: Any, b: Any) -> bool:
         )
 
     # Of equal dtypes JAX makes the same: asking it is slow, and a step has hundreds of leaves.
-    if getattr(a, "dtype", None) == b.dtype:
+    if hasattr(a, "dtype") and a.dtype == b.dtype:
         return tuple(a.shape) == tuple(b.shape)
     return of(a) == of(b)
 

@@ -99,6 +99,18 @@ def test_positions_names_and_defaults(on_two: Callable[..., Any]) -> None:
         step(params, x, 2, rat=1)
 
 
+@pytest.mark.parametrize("backend", ["reference", "jit"])
+def test_static_arguments_that_are_equal_and_of_another_type_are_other_code(
+    backend: str, on_two: Callable[..., Any]
+) -> None:
+    def step(x: jax.Array, power: float) -> Any:
+        return x + 1, x * (2 if power is True else power)
+
+    ours = on_two(step, static_argnums=1, backend=backend, fleet=fleet(50))
+    for power in (1, True, 1.0):
+        same(ours(jnp.arange(6), power), jax.jit(step, static_argnums=1)(jnp.arange(6), power))
+
+
 def test_what_cannot_be_called_is_refused(on_two: Callable[..., Any], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"static_argnames: 'mod'.*mode"):
         on_two(scaled, static_argnames="mod")

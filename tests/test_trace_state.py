@@ -75,6 +75,14 @@ def test_float64_arguments_match_what_jax_makes_of_them() -> None:
     assert trace(lambda x: (x * 2,), X.astype(np.float64)).state_names == {"x": "output[0]"}
 
 
+def test_numbers_match_what_jax_makes_of_them_whatever_its_precision() -> None:
+    for wide in (False, True):
+        with jax.enable_x64(wide):
+            assert trace(lambda s, x: ([s[0] * 0.9, s[1] + 1], x.sum()), [0.1, 3], X).state_names == {
+                "s": "output[0]"
+            }
+
+
 def loss_first(params: Any, opt_state: Any, x: Any) -> tuple[Any, dict[str, Any]]:
     return x.sum(), {"params": params, "params_ema": params, "opt": (opt_state, opt_state)}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from types import TracebackType
@@ -153,9 +153,12 @@ class MpiExecutable:
         self._ready = True
 
     def _run(self, script: Script, held: list[Any]) -> list[Any]:
-        if self.options.donate:
+        if not self.options.donate:
+            results = script(held)
+        else:
             self._give_each_its_own(held)
-        results = script(held)
+            kept = {id(value) for i, value in enumerate(held) if i not in self._state_inputs}
+            results = self._apart(script(held), kept)
         self.calls += 1
         if self.resync_every and self.calls % self.resync_every == 0:
             self.drift += resync(self.world, results, self._replicated, self.calls)
@@ -175,6 +178,20 @@ class MpiExecutable:
             if id(value) in seen:
                 held[i] = jnp.copy(value)
             seen.add(id(value))
+
+    def _apart(self, results: list[Any], kept: Collection[int]) -> list[Any]:
+        """Results of which none goes when the next step takes the memory of the state.
+
+        Args:
+            results: of a step, which may be one and the same array.
+            kept: what else the caller still has, by identity.
+        """
+        state = self.traced.graph.state
+        for o in state:
+            if id(results[o]) in kept:
+                results[o] = jnp.copy(results[o])
+        taken = {id(results[o]) for o in state}
+        return [jnp.copy(x) if o not in state and id(x) in taken else x for o, x in enumerate(results)]
 
     def _enter(self, number: int, leaf: Any, tensor: TensorType, placement: Placement) -> Any:
         """This rank's part of an argument; nothing is sent where it already lies as wanted."""

@@ -203,6 +203,18 @@ class Layout:
 
         return part
 
+    def holds(self, leaf: Any, tensor: TensorType, placement: Placement) -> bool:
+        """Whether an array lies so on these devices."""
+        if isinstance(leaf, PaddedArray):
+            return leaf.placement == placement and leaf.layout == self
+        return self.is_plain(tensor, placement) and leaf.sharding == self.sharding(placement)
+
+    def moved(self, leaf: Any, tensor: TensorType, placement: Placement) -> jax.Array | PaddedArray:
+        """An array that lies otherwise, as it is placed on these devices."""
+        whole = leaf.gather() if isinstance(leaf, PaddedArray) else leaf
+        stored = typed(self.put(whole, tensor, placement), weak_of(leaf))
+        return stored if self.is_plain(tensor, placement) else PaddedArray(stored, placement, tensor, self)
+
     def take(self, stored: jax.Array, tensor: TensorType, placement: Placement) -> jax.Array:
         """The global array, on every device, from what is stored."""
         return self._jitted("joined", tensor, placement, self.sharding(R))(stored)
@@ -230,7 +242,7 @@ class Layout:
         return stored.max(0) if placement.op == "max" else stored.min(0)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PaddedArray:
     """A tensor that lies on JAX devices in a way that no `jax.Array` can say; a leaf of JAX's pytrees.
 

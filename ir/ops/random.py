@@ -18,6 +18,11 @@ from shardwright.ir.registry import Extent, Local, OpDef, register, replicated_r
 from shardwright.ir.rules import Rule
 
 _THREEFRY = "key<fry>"
+
+#: Generators of which a batch of keys is split, and has numbers folded in, as its keys are one by one.
+_ONE_BY_ONE = (_THREEFRY, "key<rbg>")
+_IN_BATCHES = "the generator makes other keys in a batch than one by one"
+
 #: Integer operations of one threefry2x32 hash: 20 rounds of an addition, a rotation and an xor, and keys.
 _HASH_FLOP = 100.0
 
@@ -123,6 +128,12 @@ def _add(jnp: Any, high: Any, low: Any, other_high: Any, other_low: Any) -> tupl
 register(OpDef("random_bits", _bits, "random", localize=_localize_bits))
 
 
+def _one_by_one(equation: Equation) -> bool:
+    """Whether there is no batch of keys or numbers, or its keys are made one by one."""
+    batch = any(each.rank for each in equation.input_types)
+    return not batch or equation.output_types[0].dtype in _ONE_BY_ONE
+
+
 def _per_key(equation: Equation) -> Rule:
     """Keys are made from keys, or numbers, one by one; operands of one element stretch."""
     output = equation.output_types[0]
@@ -131,11 +142,20 @@ def _per_key(equation: Equation) -> Rule:
     return Rule(string(ins, [letters] * len(equation.outputs)), reduce=None, flop_per_point=_HASH_FLOP)
 
 
-for _name in ("random_seed", "random_fold_in", "random_clone", "threefry2x32"):
+for _name in ("random_seed", "random_clone", "threefry2x32"):
     register(OpDef(_name, _per_key, "random"))
 
 
+def _fold_in(equation: Equation) -> Rule:
+    return _per_key(equation) if _one_by_one(equation) else replicated_rule(equation, _IN_BATCHES)
+
+
+register(OpDef("random_fold_in", _fold_in, "random"))
+
+
 def _split(equation: Equation) -> Rule:
+    if not _one_by_one(equation):
+        return replicated_rule(equation, _IN_BATCHES)
     letters = names("e", equation.inputs[0].type.rank)
     new = [f"s{i}!" for i in range(equation.output_types[0].rank - len(letters))]
     return Rule(string([letters], [[*letters, *new]]), reduce=None, flop_per_point=_HASH_FLOP)

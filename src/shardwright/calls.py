@@ -117,7 +117,9 @@ class Callee:
             named = {o: v for o, v in given.items() if isinstance(o, str)}
             return function(*(given[i] for i in range(count)), **named, **fixed_names)
 
-        key = (tuple(fixed.items()), tuple(fixed_names.items()), tuple(origin))
+        # As `jax.jit` has it, 2 and 2.0 are other code, though they are equal.
+        statics = {**fixed, **fixed_names}
+        key = (tuple((where, type(value), value) for where, value in statics.items()), tuple(origin))
         labels = [names[o] if isinstance(o, int) else o for o in origin]
         modules = [i for i, value in enumerate(values) if _has_modules(value)]
         if modules:

@@ -238,16 +238,14 @@ class Parallel:
 
         Parameters that one step trains and another one evaluates may lie otherwise for each of them.
         """
-        if not shards.is_sharded(leaf):
-            return leaf
-        placement = found.plan.program.inputs[i]
-        here = shards.world(found.plan)
-        if shards.lies(leaf, placement, here):
+        tensor, placement = found.traced.graph.inputs[i].type, found.plan.program.inputs[i]
+        move = shards.moving(leaf, found.plan, tensor, placement, self.backend)
+        if move is None:
             return leaf
         known = found.moved.get(i)
         if known is not None and known[0]() is leaf:
             return known[1]
-        moved = shards.move(leaf, found.traced.graph.inputs[i].type, placement, here)
+        moved = move()
         found.moved[i] = weakref.ref(leaf), moved
         return moved
 

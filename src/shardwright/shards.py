@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,13 +16,14 @@ import numpy as np
 from shardwright.backends.launch import under_mpi, world_size
 from shardwright.backends.layout import as_array, cut, type_of, typed, weak_of
 from shardwright.backends.local import extents
-from shardwright.backends.spmd.layout import mesh_of, spec_of
+from shardwright.backends.spmd.layout import Layout, PaddedArray, mesh_of, spec_of
 from shardwright.direct import direct
 from shardwright.ir.arguments import is_whole
 from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning
 from shardwright.ir.graph import TensorType
 from shardwright.ir.jaxpr import source_line
 from shardwright.ir.placement import Grid, Placement, R, reduction
+from shardwright.ir.program import nodes_of
 from shardwright.ir.trace import Traced, trace
 from shardwright.ir.wiring import Seats
 
@@ -111,6 +112,26 @@ def world(plan: Plan, comm: Any = None) -> World:
     from shardwright.backends.world import World
 
     return World(plan.used_ratios, comm, seats=plan.seats)
+
+
+@cache
+def _layout_of(ratios: tuple[float, ...], seats: Seats, nodes: tuple[int, ...] | None) -> Layout:
+    return Layout(mesh_of(len(ratios), seats, None, nodes), ratios)
+
+
+def moving(
+    leaf: Any, plan: Plan, tensor: TensorType, placement: Placement, backend: str
+) -> Callable[[], Any] | None:
+    """What takes a leaf that lies on several devices to where a plan wants it; None where it is there."""
+    if is_sharded(leaf):
+        here = world(plan)
+        return None if lies(leaf, placement, here) else partial(move, leaf, tensor, placement, here)
+    padded = isinstance(leaf, PaddedArray)
+    if backend == "spmd" and (padded or (isinstance(leaf, jax.Array) and len(leaf.devices()) > 1)):
+        there = _layout_of(plan.used_ratios, plan.seats, nodes_of(plan.program))
+        if not there.holds(leaf, tensor, placement):
+            return partial(there.moved, leaf, tensor, placement)
+    return None
 
 
 def shard(plan: Plan, traced: Traced, tree: Any, argument: int | str = 0, comm: Any = None) -> Any:

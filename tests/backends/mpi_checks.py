@@ -20,10 +20,12 @@ from mpi4py import MPI
 from steps import STEPS
 
 from shardwright.backends.direct import DirectExchanger
+from shardwright.backends.layout import cut
 from shardwright.backends.mpi.executable import MpiExecutable, abort_on_error
 from shardwright.backends.run_options import RunOptions
 from shardwright.backends.world import ShardedArray, World
 from shardwright.ir.errors import PlanError
+from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import R, Shard
 from shardwright.ir.program import Compute, Program, verify
 from shardwright.ir.rules import Signature
@@ -143,11 +145,11 @@ def check_early(traced: Any, program: Program, ratios: Any, flat: list[Any], pla
 def check_refused(traced: Any, program: Program, ratios: Any, flat: list[Any], results: list[Any]) -> None:
     """State that lies as another plan placed it is one error, before anything is compiled."""
     other = MpiExecutable(traced, program, ratios[::-1], comm)
-    cut = {i: results[out] for out, i in traced.graph.state.items() if program.outputs[out] != R}
-    if not cut or ratios[::-1] == ratios:
+    lying = {i: results[out] for out, i in traced.graph.state.items() if program.outputs[out] != R}
+    if not lying or ratios[::-1] == ratios:
         return
     try:
-        other(*[cut.get(i, leaf) for i, leaf in enumerate(flat)])
+        other(*[lying.get(i, leaf) for i, leaf in enumerate(flat)])
         check(False, "state of another plan must be refused")
     except PlanError as error:
         check("as another plan placed it" in str(error) and "gather()" in str(error), str(error))
@@ -181,9 +183,6 @@ def check_arrays() -> None:
     ratios = tuple((i + 1) / sum(range(1, comm.size + 1)) for i in range(comm.size))
     world = World(ratios, comm)
     x = np.arange(40, dtype=np.float32).reshape(8, 5)
-    from shardwright.backends.layout import cut
-    from shardwright.ir.graph import TensorType
-
     tensor = TensorType(x.shape, "float32")
     sharded = ShardedArray(
         cut(jax.numpy.asarray(x), tensor, Shard(1), comm.rank, ratios), Shard(1), tensor, world
@@ -209,8 +208,35 @@ def check_arrays() -> None:
         check(False, "a plan for more devices must be refused")
     except PlanError as error:
         check(f"mpiexec -n {comm.size + 1}" in str(error), "the remedy names the number of ranks")
+    check_given_away(ratios)
     if comm.size > 1:
         check_resync(traced, args, ratios)
+
+
+def check_given_away(ratios: tuple[float, ...]) -> None:
+    """What a step hands out beside its state outlives the next one, which takes the state's memory."""
+
+    def added(w: jax.Array, x: jax.Array) -> Any:
+        new = w + x
+        return new, {"state": new, "data": x}
+
+    x = jnp.arange(3.0 * (comm.size + 2)).reshape(-1, 3)
+    tensor = TensorType(x.shape, "float32")
+    for step in (added, lambda w, x: (x, w.sum(axis=1))):
+        graph = (traced := trace(step, x, x)).graph
+        cut_each = [
+            Compute(e.index, Signature((Shard(0),) * len(e.inputs), (Shard(0),))) for e in graph.equations
+        ]
+        program = Program((Shard(0),) * 2, tuple(cut_each), (Shard(0),) * len(graph.outputs))
+        run = MpiExecutable(traced, program, ratios, comm, options=RunOptions(donate=True))
+        here = ShardedArray(cut(x, tensor, Shard(0), comm.rank, ratios), Shard(0), tensor, run.world)
+        state, *others = run(x, here)
+        wanted = [np.asarray(other.gather()) for other in others]
+        run(state, here)
+        check(step is not added or state.local.is_deleted(), "the state's memory is taken")
+        for other, value in zip(others, wanted, strict=True):
+            check(np.array_equal(other.gather(), value), "what was handed out beside it is still there")
+        check(np.array_equal(here.gather(), x), "and so is what was passed in")
 
 
 def check_resync(traced: Any, args: Any, ratios: tuple[float, ...]) -> None:

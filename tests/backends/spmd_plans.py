@@ -18,10 +18,11 @@ from greedy import build
 from jax.sharding import NamedSharding, PartitionSpec
 from steps import STEPS, array, starts
 
+import shardwright
 from shardwright import Fleet, Plan, synthesize
 from shardwright.backends.schedule.order import arrange
 from shardwright.backends.spmd.executable import BUCKET_BYTES, SpmdExecutable
-from shardwright.backends.spmd.layout import AXIS, PaddedArray
+from shardwright.backends.spmd.layout import AXIS, Layout, PaddedArray
 from shardwright.backends.spmd.strips import Strips
 from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.placement import Partial, R, Shard
@@ -79,6 +80,30 @@ def test_uneven_state_stays_on_the_devices() -> None:
     assert params["w1"].stored.sharding.device_set == everywhere and len(everywhere) == 4
     jax.tree.map(assert_close, (params, momentum, loss), wanted)
     assert float(loss) == float(np.asarray(loss))
+
+
+def test_what_another_plan_placed_is_moved_once() -> None:
+    step, args, plan = planned("mlp", "zero", UNEVEN)
+    params, *_ = plan.compile(step, backend="spmd")(*args)
+    evaluate = shardwright.parallelize(
+        lambda params, x: sum(x @ w for w in jax.tree.leaves(params) if w.shape == (6, 8)),
+        fleet=fleet(),
+        backend="spmd",
+        devices="all",
+        cache=False,
+        constraints={"x": "S(0)"},
+    )
+    x = array(7, 6)
+    wanted = x @ np.asarray(params["w1"])
+    assert_close(evaluate(params, x), wanted)
+    assert isinstance(params["w1"], PaddedArray)
+    put = Layout.put
+    with pytest.MonkeyPatch.context() as patch:
+        moved: list[Any] = []
+        patch.setattr(Layout, "put", lambda *given: (moved.append(given[1]), put(*given))[1])
+        assert_close(evaluate(params, x), wanted)
+        assert all(leaf is x for leaf in moved), "the parameters lie there already"
+        assert_close(evaluate(jax.tree.map(lambda w: w.gather(), params), x), wanted)
 
 
 def test_an_even_plan_is_plain_jit_and_its_specs_say_how() -> None:

@@ -69,6 +69,22 @@ def split_keys(draw: Draw) -> Program:
     return jax.vmap(lambda k: jax.random.split(k, 3)), (draw.keys(draw.n(5, 4)),)
 
 
+def batch_keys(draw: Draw) -> jax.Array:
+    """Keys of a generator that makes others in a batch than one by one."""
+    return jax.random.wrap_key_data(draw.bits(draw.n(5, 4), 4, dtype=jnp.uint32), impl="unsafe_rbg")
+
+
+@sample("random_split")
+def split_in_a_batch(draw: Draw) -> Program:
+    return jax.vmap(lambda k: jax.random.split(k, 3)), (batch_keys(draw),)
+
+
+@sample("random_fold_in")
+def folded_in_a_batch(draw: Draw) -> Program:
+    keys = batch_keys(draw)
+    return jax.vmap(jax.random.fold_in), (keys, draw.ints(len(keys), low=0))
+
+
 @sample("random_clone")
 def cloned(draw: Draw) -> Program:
     return jax.random.clone, (draw.keys(draw.n(5, 4)),)
