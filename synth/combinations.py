@@ -18,7 +18,7 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.rewrites.recompute import Stretch
 from shardwright.synth.stretches import Option, Policy, options
 
-#: Combinations that are few, and equations of a small step.
+#: Plans that are few, of all combinations on all parts of a fleet; and equations of a small step.
 FEW, SMALL = 64, 300
 
 #: A step of no more equations is planned in a second or so, on no more devices in less.
@@ -36,7 +36,7 @@ def few_equations(graph: Graph) -> bool:
 
 
 def combinations(
-    graph: Graph, model: CostModel, policies: Sequence[Policy]
+    graph: Graph, model: CostModel, policies: Sequence[Policy], parts: int = 1
 ) -> tuple[tuple[tuple[Stretch, ...], ...], bool]:
     """Every combination of what may be done with each layer, but for doing nothing; the quickest first.
 
@@ -47,6 +47,7 @@ def combinations(
         graph: the step.
         model: of the fleet, for the order alone.
         policies: what may be done with a layer; what frees nothing of it is no choice.
+        parts: of the fleet, for each of which every combination is planned.
 
     Returns:
         The combinations, none if there are too many or the step is too large to plan all of them; and whether
@@ -55,9 +56,10 @@ def combinations(
     if len(graph.equations) > SMALL:
         return (), True
     layers = [each for each in options(graph, model, policies) if each]
-    found, complete = _product(layers), True
+    few = FEW / parts
+    found, complete = _product(layers, few), True
     if found is None:
-        found = _product([[o for o in each if not o.stretch.host] for each in layers])
+        found = _product([[o for o in each if not o.stretch.host] for each in layers], few)
         if found is None or len(found) == 1:  # too many even so, or none but to do nothing
             return (), True
         found, complete = [*found, *_alike(layers, policies)], False
@@ -66,9 +68,9 @@ def combinations(
     return tuple(tuple(option.stretch for option in some) for some in found if some), complete
 
 
-def _product(layers: Sequence[Sequence[Option]]) -> list[tuple[Option, ...]] | None:
-    """One option or none of each layer, in every way; None where there are too many."""
-    if math.prod(len(each) + 1 for each in layers) > FEW:
+def _product(layers: Sequence[Sequence[Option]], few: float) -> list[tuple[Option, ...]] | None:
+    """One option or none of each layer, in every way; None where there are more than a few."""
+    if math.prod(len(each) + 1 for each in layers) > few:
         return None
     every = itertools.product(*[(None, *each) for each in layers])
     return [tuple(option for option in some if option is not None) for some in every]

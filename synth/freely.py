@@ -69,7 +69,7 @@ class Free:
         limits = Limits.of(turns.model)
         if too_small(turns.judge.graph, limits.nbytes):
             return None
-        return Pool(turns, self.found, self.renting(limits))
+        return Pool.of(turns, self.found, self.renting(limits))
 
     @cached_property
     def hardly_fits(self) -> bool:

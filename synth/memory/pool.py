@@ -30,12 +30,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.bill import Item, charges
-from shardwright.cost.memory.liveness import Footprint, Peaks, footprint
+from shardwright.cost.memory.liveness import Footprint, Peaks, at_the_end, footprint
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.program import Program
 from shardwright.synth.memory.anew import anew
 from shardwright.synth.memory.budgets import Renting
-from shardwright.synth.memory.dealt import Dealt, filled
+from shardwright.synth.memory.dealt import Dealt, can_be_listed, filled
 from shardwright.synth.memory.joined import joined
 from shardwright.synth.memory.sparing import Sparing
 from shardwright.synth.prices.tables import Prices
@@ -64,6 +64,9 @@ _AXES = 2
 #: at others.
 _FEARED, _UNEVENLY = 1.5, 1.07
 
+#: Looks at a program in vain after which it is asked how large a share every device has room for.
+_PATIENCE = 3
+
 
 @dataclass(slots=True, eq=False)
 class _Member:
@@ -75,11 +78,13 @@ class _Member:
         memory: its footprint.
         seconds: (vectors,): what it costs at all ratios.
         peaks: (vectors, classes): what it takes there by the model.
+        ends: (vectors, classes): what of that is there at the end.
         cheapest: where it costs least.
         spared: whether it is another one with less in memory at a time.
         leanest: the same with least in memory at a time, once that was asked for.
         left: ratios at which it may fit, the cheapest first.
         alive: ratios at which no look has shown yet that it does not.
+        failed: looks that have.
     """
 
     program: Program
@@ -87,11 +92,13 @@ class _Member:
     memory: Footprint
     seconds: Floats
     peaks: Floats
+    ends: Floats
     cheapest: int
     spared: bool
     leanest: tuple[_Member, ...] = ()
     left: Iterator[int] = field(default_factory=lambda: iter(()))
     alive: NDArray[np.bool_] = field(init=False)
+    failed: int = 0
 
     def __post_init__(self) -> None:
         self.alive = np.ones(len(self.seconds), dtype=bool)
@@ -104,21 +111,18 @@ class Pool:
         turns: the search so far.
         free: what it found if memory were no limit.
         renting: makes programs smaller.
+        program: the cheapest at the ratios that were found.
+        axes: units of the axes on which it spends most time.
     """
 
-    def __init__(self, turns: Turns, free: Found, renting: Renting) -> None:
+    def __init__(
+        self, turns: Turns, free: Found, renting: Renting, program: Program, axes: Sequence[int]
+    ) -> None:
         self._turns, self._renting, self._limits = turns, renting, turns.judge.limits
         model, memory = turns.model, renting.limits.nbytes
         self._part = 1 / len(model.class_of)
         self._known: dict[Program, _Member] = {}
         self._filled = False
-        solution, prices = turns.search(free.ratios)
-        program = emit(turns.space, solution.assignment, prices, turns.extra)
-        spent: dict[int, float] = {}
-        for item in charges(program, renting.graph, model):
-            if item.cut is not None:
-                spent[item.cut.units] = spent.get(item.cut.units, 0.0) + item.seconds(model, free.ratios)
-        axes = sorted(spent, key=lambda units: (-spent[units], units))[:_AXES]
         by_speed = [tuple(float(each[c]) for c in model.class_of) for each in starts(model)]
         by_memory = tuple(limit / sum(memory) for limit in memory)
         self._first = list(dict.fromkeys([free.ratios, by_memory, *by_speed]))
@@ -128,6 +132,21 @@ class Pool:
         self._best = self._add(program)
         # Tensors of no elements take no memory, and starting their kernels takes time.
         self._unit_s = free.cost_s / max(float(self._best.peaks[0] @ model.counts), 1.0)
+
+    @classmethod
+    def of(cls, turns: Turns, free: Found, renting: Renting) -> Pool | None:
+        """The pool; None where the ways to deal an axis whole are too many."""
+        model = turns.model
+        solution, prices = turns.search(free.ratios)
+        program = emit(turns.space, solution.assignment, prices, turns.extra)
+        spent: dict[int, float] = {}
+        for item in charges(program, renting.graph, model):
+            if item.cut is not None:
+                spent[item.cut.units] = spent.get(item.cut.units, 0.0) + item.seconds(model, free.ratios)
+        axes = sorted(spent, key=lambda units: (-spent[units], units))[:_AXES]
+        if not all(can_be_listed(units, len(model.classes)) for units in axes):
+            return None
+        return cls(turns, free, renting, program, axes)
 
     def likes(self) -> tuple[float, ...]:
         """The ratios of the cheapest pair, if memory were no limit."""
@@ -153,16 +172,18 @@ class Pool:
             if cost_s > rival_s * (1 + 1e-9):
                 break
             if at < 0:
-                leaner = self._leaner(member)
-                if leaner is None:
-                    continue
-                member.alive[:] = True
-                member.left = self._worth_a_look(member)
-                for other in leaner:
+                cheap = member.seconds <= rival_s * (1 + 1e-9)
+                member.alive[:], member.failed = True, 0
+                member.left = self._worth_a_look(member, cheap)
+                for other in self._leaner(member, cheap):
                     entry = float(other.seconds[other.cheapest]), next(number), other, -1
                     heapq.heappush(queue, entry)
             elif self._turns.judge.excess(peaks := self._look(member, at)) <= 1:
                 return self._candidate(member, at, peaks)
+            else:
+                member.failed += 1
+                if member.failed == _PATIENCE:
+                    self._narrow(member)
             at = next((at for at in member.left if member.alive[at]), -1)
             if at >= 0:
                 heapq.heappush(queue, (float(member.seconds[at]), next(number), member, at))
@@ -250,14 +271,13 @@ class Pool:
                 best = min(best or (math.inf, 0), (float(member.seconds[at]), at))
         return None if best is None else self._dealt.vectors[best[1]]
 
-    def _leaner(self, member: _Member) -> Sequence[_Member] | None:
-        """The same with less in memory at a time, as far as it is new; None where none of it may fit.
+    def _leaner(self, member: _Member, cheap: NDArray[np.bool_]) -> Sequence[_Member]:
+        """The same with less in memory at a time, as far as it is new; none where none of it may fit.
 
-        Where all that can be gathered again is, and that is too large, so is what keeps some of it.
+        They cost no less, and so only ratios count at which the program itself is cheap enough. Where all
+        that can be gathered again is, and that is too large, so is what keeps some of it.
         """
-        if member.leanest and not self._may_fit(member.leanest):
-            return None
-        if member.spared:
+        if member.spared or (member.leanest and not self._may_fit(member.leanest, cheap)):
             return ()
         sparing, new = Sparing(member.program, self._renting.graph), list[_Member]()
         if not sparing.possible:
@@ -278,17 +298,17 @@ class Pool:
         leanest = with_less(sparing.again(most))
         first = sparing.again(0)
         add(first)
-        if fits := self._may_fit(leanest):
+        if fits := self._may_fit(leanest, cheap):
             with_less(first)
             for count in range(1, most):
                 add(sparing.again(count))
         for each in (member, *new):
             each.leanest = leanest
-        return new if fits else None
+        return new if fits else ()
 
-    def _may_fit(self, some: Sequence[_Member]) -> bool:
-        """Whether any of some programs may, at any ratios."""
-        return any(next(self._worth_a_look(each), None) is not None for each in some)
+    def _may_fit(self, some: Sequence[_Member], cheap: NDArray[np.bool_]) -> bool:
+        """Whether any of some programs may, at any ratios that are cheap enough."""
+        return any(next(self._worth_a_look(each, cheap), None) is not None for each in some)
 
     def _add(self, program: Program, *, spared: bool = False) -> _Member:
         member = self._known.get(program)
@@ -297,19 +317,20 @@ class Pool:
             # Also where everything fits: which programs there are does not depend on that.
             memory = footprint(program, self._turns.judge.graph)
             seconds, peaks = self._dealt.seconds(items), self._dealt.peaks(memory)
+            ends = self._dealt.peaks(at_the_end(program, self._turns.judge.graph))
             cheapest = int(seconds.argmin())
-            member = _Member(program, items, memory, seconds, peaks, cheapest, spared)
+            member = _Member(program, items, memory, seconds, peaks, ends, cheapest, spared)
             self._known[program] = member
         return member
 
-    def _worth_a_look(self, member: _Member) -> Iterator[int]:
-        """Ratios at which a program may fit, the cheapest first."""
-        if float((member.peaks / self._limits).max(axis=1).min()) > _FEARED:
+    def _worth_a_look(self, member: _Member, cheap: NDArray[np.bool_]) -> Iterator[int]:
+        """Ratios that are cheap enough at which a program may fit, the cheapest first."""
+        may = cheap & (member.ends <= self._limits * _UNEVENLY).all(axis=1)
+        if not may.any() or float((member.peaks / self._limits).max(axis=1).min()) > _FEARED:
             return
-        part = self._by_class(self._look(member, member.cheapest)) / np.maximum(
-            member.peaks[member.cheapest], 1.0
-        )
-        may = np.flatnonzero((member.peaks * part <= self._limits * _UNEVENLY).all(axis=1))
+        first = int(np.where(may, member.seconds, np.inf).argmin())
+        part = self._by_class(self._look(member, first)) / np.maximum(member.peaks[first], 1.0)
+        may = np.flatnonzero(may & (member.peaks * part <= self._limits * _UNEVENLY).all(axis=1))
         yield from may[np.argsort(member.seconds[may], kind="stable")].tolist()
 
     def _look(self, member: _Member, at: int) -> Peaks:
@@ -323,6 +344,24 @@ class Pool:
             # A device with a larger share takes no less.
             member.alive &= self._dealt.largest[:, worst] < self._dealt.largest[at, worst]
         return peaks
+
+    def _narrow(self, member: _Member) -> None:
+        """Leave out the ratios by which a device has a larger share than fits: found by halving."""
+        alive = member.alive.copy()
+        for c in range(len(self._limits)):
+            largest = self._dealt.largest[:, c]
+            shares = np.unique(largest[alive])
+            low, high = 0, len(shares)
+            while low < high and not self._turns.stop():
+                middle = (low + high) // 2
+                there = np.flatnonzero(alive & (largest == shares[middle]))
+                at = int(there[member.seconds[there].argmin()])
+                if self._by_class(self._look(member, at))[c] <= self._limits[c]:
+                    low = middle + 1
+                else:
+                    high = middle
+            if high < len(shares):
+                member.alive &= largest < shares[high]
 
     def _by_class(self, peaks: Peaks) -> Floats:
         """The most that a device of every class takes."""

@@ -105,7 +105,10 @@ class Ladder:
     def ways(self) -> EveryWay:
         """All combinations of what may be done with the layers; none where they are too many to be tried."""
         model = CostModel(self.fleet)
-        some, complete = combinations(self.graph, model, self.policies) if self.policies else ((), True)
+        some, complete = (), True
+        if self.policies:
+            parts = len(candidates(self.fleet))
+            some, complete = combinations(self.graph, model, self.policies, parts)
         return EveryWay(
             self.traced, self.pieces, some, complete, self.limits, self.planner, self.late, self.too_large
         )
