@@ -54,8 +54,7 @@ def fitting(
     """
     limits = [device.type.memory_bytes for device in model.fleet.devices]
     fitted = fits(found, model)
-    # On one device all programs are one.
-    if (fitted and found.search_gap == 0.0) or len(limits) == 1 or too_small(graph, limits):
+    if (fitted and found.search_gap == 0.0) or too_small(graph, limits):
         return found
     judge = Judge(graph, model, look)
     least = 1.0 if fitted else fullest(found, model)

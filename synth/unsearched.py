@@ -117,15 +117,16 @@ def _best_baseline(
         why: a baseline is the plan.
     """
     graph, space, model = workshop.graph, workshop.space, workshop.model
-    one = len(model.fleet.devices) == 1  # all programs are one, whatever baseline it would be
+    one = len(model.fleet.devices) == 1
+    first: Synthesis | None = None
     if one or where:
         # What fits only if it is searched for would take longer than anything here may.
         alone = within_memory(freely(graph, space, model, Timer(), look=look), briefly=True)
         if one or fits(alone, model):
             notes = said(where or "one device", why), *alone.notes
-            named = replace(alone, expanded=0, searches=0, notes=notes)
-            return named if alone.cost_s < rival_s or not fits(alone, model) else None
-    first: Synthesis | None = None
+            first = replace(alone, expanded=0, searches=0, notes=notes)
+        if first is not None and fits(first, model):
+            return first if first.cost_s < rival_s else None
     judge = Judge(graph, model, look)
     for draft in workshop.cheaper(rival_s):
         least_s = min(bound_s, draft.cost_s)

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import pytest
 from baseline_cases import STEPS, slow
+from synth_cases import fleet as one
+from synth_cases import normed
 
 from shardwright import baselines, synthesize
 from shardwright.cost.fleet import Fleet
@@ -37,6 +39,23 @@ def test_no_plan_is_worse_than_a_baseline(name: str, where: str) -> None:
     best = found.best_fitting()
     assert best is not None and plan.fits
     assert plan.cost_s <= best.cost_s * (1 + 1e-9), (best.name, plan.cost_s / best.cost_s)
+
+
+@pytest.mark.parametrize("time_limit_s", [None, 0.0])
+def test_on_one_device_a_baseline_may_fit_where_the_plain_program_does_not(
+    time_limit_s: float | None,
+) -> None:
+    """Exchanges with nobody cut it into compiled segments, which may take less memory."""
+    step, args = normed()
+    roomy = baselines(step, *args, fleet=one((1,)))
+    least = min(each.memory_bytes[0] for each in roomy)
+    options: Any = {"recompute": "off", "microbatches": 1}
+    plain = synthesize(step, *args, fleet=one((1,)), **options)
+    assert least < plain.memory_bytes[0]
+    options |= {"fleet": one((1,), memory=f"{least} B"), "time_limit_s": time_limit_s}
+    plan = synthesize(step, *args, **options)
+    assert plan.fits and plan.memory_bytes == (least,)
+    assert plan.cost_s == pytest.approx(plain.cost_s)
 
 
 #: Planned for a minute where memory is tight.

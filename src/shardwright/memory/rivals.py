@@ -91,3 +91,13 @@ def existing(plan: Plan | None) -> Plan:
     """The plan of a step that was planned without a rival."""
     assert plan is not None, "without a rival there is always a plan"
     return plan
+
+
+def dearer(plan: Plan, *, unasked: bool) -> bool:
+    """Whether memory made a plan dearer, or what was done about it unasked."""
+    return (unasked and bool(plan.rewriting)) or plan.cost_s > unlimited_s(plan) * (1 + 1e-6)
+
+
+def noted(plan: Plan, *untried: str) -> Plan:
+    """A plan that says what was not searched."""
+    return plan.but(assumptions=(*plan.assumptions, *filter(None, untried)))
