@@ -2,10 +2,12 @@
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 from math import floor, log2
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -191,6 +193,34 @@ def test_the_picture_is_reproducible(tmp_path: Path) -> None:
     assert pictures[0].read_text() == pictures[1].read_text()
     assert "<svg" in pictures[0].read_text()
     assert {path.name for path in tmp_path.iterdir()} == {"a.svg", "b.svg"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"nbytes": None}, "bytes: None is no number of bytes"),
+        ({"nbytes": 1e6}, "bytes: 1000000.0 is no number of bytes"),
+        ({"nbytes": 0}, "bytes: 0 is out of range"),
+        ({"ratios": "abcd"}, "ratios: is 'abcd'. Pass a list"),
+        ({"ratios": 5}, "ratios: is 5. Pass a list"),
+        ({"ratios": [0.5, "half", 0, 0]}, "ratios: 'half' is no number"),
+    ],
+)
+def test_scripts_are_told_as_clearly(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        compare_collectives(LAPTOP, "all_gather", **asked)
+
+
+def test_sizes_that_are_none() -> None:
+    for low in (0, -4):
+        with pytest.raises(InputError, match=f"bytes: {low} is out of range"):
+            crossovers(LAPTOP, "all_gather", low, 100)
+    assert crossovers(LAPTOP, "all_gather", "1 KiB", "1 MiB") == crossovers(
+        LAPTOP, "all_gather", 1024, 1 << 20
+    )
+    assert sweep_collectives(LAPTOP, "all_gather", (), measure=True) == ()
+    with pytest.raises(InputError, match="sizes: is 5"):
+        sweep_collectives(LAPTOP, "all_gather", 5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,15 @@ def test_no_devices_cost_less(name: str) -> None:
             assert money(plan) <= money(other) * (1 + 1e-9)
 
 
+def test_without_time_to_search_nodes_and_kinds_alone_are_compared_all_the_same() -> None:
+    where = fleet(((("quick", 2.0), ("slow", 9.0)), (("slow", 9.0),), (("quick", 1.0),)))
+    plan = synthesize(step, *ARGS, fleet=where, objective="cost", time_limit_s=0, axes=1)
+    alone = synthesize(step, *ARGS, fleet=subfleet(where, (3,), "one"), axes=1)
+    assert plan.used == (3,) and money(plan) == pytest.approx(money(alone))
+    chosen, untried = plan.assumptions[-2:]
+    assert "cost least, of those looked at" in chosen and "were not looked at" in untried
+
+
 def test_where_nothing_fits_it_is_what_lacks_least_and_not_what_is_cheap() -> None:
     where = fleet(((("quick", 1.0), ("slow", 5.0)),), memory="10 kB")
     options: dict[str, Any] = {"axes": 1, "recompute": "off", "microbatches": 1}

@@ -106,6 +106,10 @@ def test_devices_that_are_added_have_links_to_the_host_as_others_have() -> None:
         ("add=T44", "T44"),
         ("add=T4:free", "'free' is no price per hour"),
         ("add=T4:-1", "'-1' is no price per hour"),
+        ("add=T4:0", "'0' is no price per hour. Write a number above 0"),
+        ("add=T4:1e-400", "'1e-400' is no price per hour"),
+        ("add=T4:", "'' is no price per hour"),
+        ("add=T4@", "names no node after @"),
     ],
 )
 def test_changes_that_cannot_be_made_are_refused(text: str, reason: str) -> None:
@@ -178,6 +182,13 @@ def test_a_smaller_batch_is_that_of_every_argument_that_has_its_rows() -> None:
 
 
 @pytest.mark.full
+def test_as_much_memory_as_is_needed_is_enough() -> None:
+    has = fleet().devices[0].type.memory_bytes
+    for needs in range(has + 1, has + 10**7, 9_973):
+        assert with_memory(fleet(), needs / has).devices[0].type.memory_bytes == needs
+    assert with_memory(fleet(), 1.5 / has).devices[0].type.memory_bytes == 1
+
+
 def test_where_nothing_fits_the_answer_says_what_would() -> None:
     tight = with_memory(fleet(), 2e-5)
     plan = synthesize(step, *ARGS, fleet=tight)

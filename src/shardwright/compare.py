@@ -18,6 +18,7 @@ from shardwright.cost.fleet import Fleet, FleetLike
 from shardwright.cost.model import CostModel
 from shardwright.cost.moves import strategies
 from shardwright.cost.quantity import MEMORY, parse_quantity
+from shardwright.ir.arguments import check_several, is_number, is_whole
 from shardwright.ir.collectives import registry
 from shardwright.ir.errors import InputError
 from shardwright.ir.graph import TensorType
@@ -92,10 +93,11 @@ def sweep_collectives(
     inventory = Fleet.of(fleet)
     shares = _checked_ratios(ratios, inventory)
     kind = _checked_kind(collective)
+    check_several("sizes", sizes, "[1 << 20, '64 MiB']")
     checked = [_checked_bytes(size) for size in sizes]
     predict = _predictor(inventory, kind, shares)
     swept = [predict(nbytes) for nbytes in checked]
-    if measure:
+    if measure and swept:
         names = [row.strategy for row in swept[0]]
         seconds = _measured(inventory, kind, names, checked, shares, tick)
         swept = [
@@ -117,11 +119,18 @@ def _ranked(rows: Sequence[StrategyRow]) -> tuple[StrategyRow, ...]:
 
 
 def crossovers(
-    fleet: FleetLike, collective: str, low: int, high: int, ratios: Sequence[float] | None = None
+    fleet: FleetLike,
+    collective: str,
+    low: int | str,
+    high: int | str,
+    ratios: Sequence[float] | None = None,
 ) -> tuple[Crossover, ...]:
     """Where between two sizes the strategy predicted fastest changes, to the byte.
 
     The sizes are looked at in eighths of an octave; a strategy that leads for less than that may be missed.
+
+    Raises:
+        InputError: see `compare_collectives`.
     """
     inventory = Fleet.of(fleet)
     predict = _predictor(inventory, _checked_kind(collective), _checked_ratios(ratios, inventory))
@@ -129,7 +138,7 @@ def crossovers(
     def fastest(nbytes: int) -> str:
         return _ranked(predict(nbytes))[0].strategy
 
-    points = steps(low, high, 8)
+    points = steps(_checked_bytes(low), _checked_bytes(high), 8)
     names = [fastest(nbytes) for nbytes in points]
     found: list[Crossover] = []
     for (left, before), (right, after) in zip(
@@ -223,6 +232,10 @@ def _checked_ratios(ratios: Sequence[float] | None, fleet: Fleet) -> tuple[float
         )
     if ratios is None:
         return (1.0 / devices,) * devices
+    if not isinstance(ratios, np.ndarray):
+        check_several("ratios", ratios, str([round(1 / devices, 3)] * devices))
+    if other := [r for r in ratios if not is_number(r)]:
+        raise InputError(place="ratios", reason=f"{other[0]!r} is no number", remedy="Give shares of devices")
     shares = tuple(float(r) for r in ratios)
     if len(shares) != devices:
         raise InputError(
@@ -241,8 +254,7 @@ def _checked_ratios(ratios: Sequence[float] | None, fleet: Fleet) -> tuple[float
 
 def _checked_bytes(size: int | str) -> int:
     nbytes = int(parse_quantity(size, MEMORY, place="bytes")) if isinstance(size, str) else size
-    if isinstance(nbytes, bool) or not 1 <= nbytes <= MOST_BYTES:
-        raise InputError(
-            place="bytes", reason=f"{size!r} is out of range", remedy="Give 1 byte to 1 TiB, such as '64 MiB'"
-        )
+    if not is_whole(nbytes) or not 1 <= nbytes <= MOST_BYTES:
+        reason = f"{size!r} is {'out of range' if is_whole(nbytes) else 'no number of bytes'}"
+        raise InputError(place="bytes", reason=reason, remedy="Give 1 byte to 1 TiB, such as '64 MiB'")
     return nbytes

@@ -121,8 +121,10 @@ def changed(fleet: Fleet, changes: str) -> Fleet:
         if verb == "drop":
             dropped.update(_dropped(fleet, what, place))
             continue
-        kind, _, node = what.partition("@")
-        kind, _, price = kind.partition(":")
+        kind, into, node = what.partition("@")
+        kind, costs, price = kind.partition(":")
+        if into and not node:
+            raise InputError(place=place, reason="names no node after @", remedy=_REMEDY)
         found = _COUNTED.fullmatch(kind)
         if found is None:
             raise InputError(place=place, reason="has no number of devices", remedy=_REMEDY)
@@ -132,7 +134,7 @@ def changed(fleet: Fleet, changes: str) -> Fleet:
         _check_count(count, place)
         own = {device.type.name: device.type for device in fleet.devices}
         type_ = own.get(found[2]) or device_type(found[2], place=place)
-        if price:
+        if costs:
             type_ = replace(type_, price_per_hour=_price(price, place))
         added.append((count, type_, node))
     nodes = list(fleet.nodes)
@@ -181,9 +183,11 @@ def _price(text: str, place: str) -> float:
         found = float(text)
     except ValueError:
         found = math.nan
-    if not 0 <= found < math.inf:
+    if not 0 < found < math.inf:
         raise InputError(
-            place=place, reason=f"{text!r} is no price per hour", remedy="Write it as in add=2xA100-40GB:1.80"
+            place=place,
+            reason=f"{text!r} is no price per hour",
+            remedy="Write a number above 0, as in add=2xA100-40GB:1.80",
         )
     return found
 

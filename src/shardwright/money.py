@@ -54,7 +54,8 @@ def cheapest(
     Args:
         fleet: every device of which has a price.
         planned: the plan for a part of it, on all devices of the part.
-        late: whether no further part is to be looked at.
+        late: whether no further part is to be looked at, but for nodes and kinds of devices alone: what there
+            is of these without a search takes a moment.
 
     Raises:
         InputError: a device has no price, or `planned` refuses the whole fleet.
@@ -66,7 +67,7 @@ def cheapest(
     untried = 0
     for members in parts(fleet):
         whole = len(members) == len(devices)
-        if chosen is not None and late():
+        if chosen is not None and late() and not _alone(fleet, members):
             untried += 1
             continue
         try:
@@ -81,13 +82,19 @@ def cheapest(
         if best is None or offer < best:
             best, chosen = offer, _whole(made, fleet, members)
     assert chosen is not None and best is not None
-    why = f"1,000 steps on them cost least: {1000 * best[2]:.4g}"
+    why = f"1,000 steps on them cost least{', of those looked at' if untried else ''}: {1000 * best[2]:.4g}"
     if not chosen.fits:
         why = f"on them the step lacks least memory; 1,000 steps would cost {1000 * best[2]:.4g}"
     notes = [f"these devices were chosen because {why}; the bound is that of plans for just these devices"]
     if untried:
         notes.append(f"time was up: {untried} other parts of the fleet were not looked at")
     return replace(chosen, assumptions=(*chosen.assumptions, *notes))
+
+
+def _alone(fleet: Fleet, members: Members) -> bool:
+    """Whether devices are of one node, or of one kind."""
+    chosen = [fleet.devices[d] for d in members]
+    return len({device.node for device in chosen}) == 1 or len({device.type for device in chosen}) == 1
 
 
 def parts(fleet: Fleet) -> tuple[Members, ...]:

@@ -6,14 +6,16 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 from rewriting_cases import fleet, momentum, perceptron
 
-from shardwright import Plan
+from shardwright import Fleet, Plan
 from shardwright.api import synthesize_traced
 from shardwright.cost.model import CostModel
 from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, rewritten
-from shardwright.ir.trace import Traced
+from shardwright.ir.trace import Traced, trace
 from shardwright.memory.every_way import EveryWay
 from shardwright.memory.ladder import Ladder
 from shardwright.planning import Planner, Request
@@ -75,6 +77,27 @@ def test_beside_a_plan_that_fits_nothing_is_searched_for_that_costs_more(
         if plan is not None and plan.fits:
             least_s = min(least_s, plan.cost_s)
     assert least_s == found.cost_s
+
+
+def test_a_scan_that_gains_by_keeping_less_is_planned_in_more_pieces_too() -> None:
+    """As it is, in two pieces it costs more than in one, of which nothing is kept; with products kept, less."""
+
+    def loss_of(params: Any, x: jax.Array) -> jax.Array:
+        h, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, params["w"])
+        return jnp.mean((h @ params["o"]) ** 2)
+
+    def step(params: Any, momenta: Any, x: jax.Array) -> Any:
+        loss, gradients = jax.value_and_grad(loss_of)(params, x)
+        momenta = jax.tree.map(lambda m, g: 0.9 * m + g, momenta, gradients)
+        return jax.tree.map(lambda p, m: p - 0.1 * m, params, momenta), momenta, loss
+
+    params = {"w": jnp.zeros((5, 40, 40)), "o": jnp.zeros((40, 8))}
+    traced = trace(step, params, params, jnp.zeros((64, 40)))
+    kind = {"name": "z", "flops": "10 GFLOP/s", "memory_bandwidth": "8 GB/s", "memory": "250832 B"}
+    one = Fleet.from_dict({"name": "one", "nodes": [{"devices": {"type": kind | {"launch": "1 us"}}}]})
+    whole, halves = (synthesize_traced(traced, fleet=one, microbatches=n) for n in (1, 2))
+    assert whole.fits and halves.fits and halves.cost_s < 0.96 * whole.cost_s
+    assert synthesize_traced(traced, fleet=one).cost_s <= halves.cost_s
 
 
 def test_ways_to_keep_less_that_come_to_the_same_are_one() -> None:

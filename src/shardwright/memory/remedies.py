@@ -31,6 +31,9 @@ from shardwright.synth.timer import Timer
 #: Memory at which nothing binds any more, as a multiple of what there is.
 _PLENTY = 1 << 20
 
+#: Relative error of a product with a quotient of floats.
+_ROUNDED = 1e-15
+
 #: The least memory is found to within this factor, unless that takes more probes; the first of them lies by
 #: so much below what is known to do.
 _NARROW, _PROBES, _STEP = 1.05, 4, 1.05
@@ -109,6 +112,12 @@ class Shortage:
         return "\n".join(lines)
 
 
+def _times(nbytes: int, factor: float) -> int:
+    """So many times as many bytes; a factor that is a quotient of bytes gives back its dividend."""
+    exact = nbytes * factor
+    return round(exact) if abs(exact - round(exact)) < _ROUNDED * exact else int(exact)
+
+
 def with_memory(fleet: Fleet, factor: float, only: str | None = None) -> Fleet:
     """The fleet with so many times the memory, on devices of one type alone or on all."""
     nodes = tuple(
@@ -117,7 +126,7 @@ def with_memory(fleet: Fleet, factor: float, only: str | None = None) -> Fleet:
             devices=tuple(
                 kind
                 if only is not None and kind.name != only
-                else replace(kind, memory_bytes=max(int(kind.memory_bytes * factor), 1))
+                else replace(kind, memory_bytes=max(_times(kind.memory_bytes, factor), 1))
                 for kind in node.devices
             ),
         )

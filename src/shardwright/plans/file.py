@@ -197,12 +197,14 @@ def _mismatch(data: Mapping[str, Any], fleet: Fleet, program: Program) -> tuple[
         return "ratios", f"add up to {sum(data['ratios']):g}, not to 1"
     if data["bound_s"] > data["cost_s"] * (1 + _SAME):
         return "bound_s", "is above cost_s"
+    if abs(data["gap"] - (1 - data["bound_s"] / data["cost_s"] if data["cost_s"] else 0.0)) > _SAME:
+        return "gap", "is not what cost_s and bound_s say"
     limits = [device.type.memory_bytes for device in fleet.devices]
     if data["fits"] != all(n <= limit for n, limit in zip(data["memory_bytes"], limits, strict=True)):
         return "fits", "is not what memory_bytes say"
     moves = [i for i in program.all_instructions() if isinstance(i, Move)]
-    if unknown := next((move.kind for move in moves if move.kind not in collectives.registry()), None):
-        return "program", f"there is no collective {unknown}"
+    if unknown := [move.kind for move in moves if move.kind not in collectives.registry()]:
+        return "program", f"there is no collective {unknown[0] or 'without a name'}"
     named = {d for move in moves for d in (*(move.group or ()), move.root or 0)}
     if max(named, default=0) >= len(used):
         return "program", f"names device {max(named)}, the last one is {len(used) - 1}"
