@@ -19,6 +19,8 @@ from pathlib import Path
 #: Seconds that ranks have to connect, and to leave once they were told.
 CONNECT_S = 30.0
 LEAVE_S = 0.5
+#: Seconds, some beats of every rank, after which silence says something beside a rank that was killed.
+QUIET_S = 1.0
 
 
 class Rank:
@@ -52,23 +54,62 @@ def machine() -> str:
         return socket.gethostname()
 
 
-def verdict(ranks: list[Rank], now: float) -> str:
-    """What is wrong with the job, "" if nothing is."""
+def killed(ranks: list[Rank]) -> Rank | None:
+    """The rank that something killed, None if none was."""
     # Launchers kill the others at once: the first is the one that something else has killed.
-    for one in sorted((r for r in ranks if r.closed and not r.left), key=lambda r: r.closed_at or 0.0):
-        return (
-            f"rank {one.rank} was last seen {one.where}; it was killed, or left without a word "
-            f"(process {one.pid})"
-        )
+    gone = [one for one in ranks if one.closed and not one.left]
+    return min(gone, key=lambda one: one.closed_at or 0.0, default=None)
+
+
+def silent(ranks: list[Rank], now: float) -> Rank | None:
+    """A rank that has not been heard of for too long."""
     in_step = any(one.waiting and one.phase != "meeting" and not one.gone for one in ranks)
     for one in ranks:
         # Outside of a step something may keep Python busy, such as a large file, until somebody waits for it.
         at_work = one.phase in ("outside", "patient") and not in_step
         if not (one.gone or at_work) and one.timeout_s and now - one.heard > one.timeout_s:
-            return (
-                f"rank {one.rank} {one.where}: has not been heard of for {one.timeout_s:g} s: it was "
-                f"stopped, or something keeps it from running Python (process {one.pid})"
-            )
+            return one
+    return None
+
+
+def lost(ranks: list[Rank], now: float, here: str) -> Rank | None:
+    """The rank that the job has to do without from now on, None if none is known.
+
+    Of a machine that went down nobody closes the connections, and the launcher may have ended the others
+    before the silence is long. On this machine who is silent is stopped, and nobody knows for how long.
+    """
+    first, far = killed(ranks), [one for one in ranks if one.host != here and not one.gone]
+    if first is None:
+        one = silent(ranks, now)
+        return one if one in far else None
+    since = first.closed_at or now
+    quiet = [one for one in far if since - one.heard > QUIET_S]
+    return min(quiet, key=lambda one: one.heard, default=first)
+
+
+def note(one: Rank) -> None:
+    """Leave word of a rank that is gone, unless who watches over it has: see `watch.py` of the package."""
+    path = os.environ.get("SHARDWRIGHT_LOST")
+    if path:
+        try:
+            with open(path, "x", encoding="utf-8") as file:
+                file.write(f"{one.rank} silence\n")
+        except OSError:
+            pass  # it is there, or its folder is gone with who would read it
+
+
+def verdict(ranks: list[Rank], now: float) -> str:
+    """What is wrong with the job, "" if nothing is."""
+    if (one := killed(ranks)) is not None:
+        return (
+            f"rank {one.rank} was last seen {one.where}; it was killed, or left without a word "
+            f"(process {one.pid})"
+        )
+    if (one := silent(ranks, now)) is not None:
+        return (
+            f"rank {one.rank} {one.where}: has not been heard of for {one.timeout_s:g} s: it was "
+            f"stopped, or something keeps it from running Python (process {one.pid})"
+        )
     waiting = [one for one in ranks if not one.gone and one.waiting and 0 < one.timeout_s < one.still_s]
     if not waiting:
         return ""
@@ -190,8 +231,11 @@ def main(fd: int, token: str, count: int) -> int:
         if problem := verdict(known, now):
             sys.stderr.write(f"shardwright: {problem}\n")
             sys.stderr.flush()
-            if any(one.closed and not one.left for one in known):
+            gone = lost(known, now, machine())
+            if killed(known):
                 time.sleep(LEAVE_S)  # who started that one notes how it ended, before the launcher ends it
+            if gone is not None:
+                note(gone)
             end(known)
             return 1
         if now - begun > CONNECT_S and not late:

@@ -98,13 +98,11 @@ def test_devices_that_are_not_there(plan: Plan) -> None:
     ("code", "status", "noted"),
     [
         ("pass", 0, None),
-        ("raise SystemExit(3)", 3, None),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 128 + 9, "5 9\n"),
+        ("raise SystemExit(3)", 3, "5 status 3\n"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 128 + 9, "5 signal 9\n"),
     ],
 )
-def test_only_a_signal_that_nobody_here_sent_is_noted(
-    code: str, status: int, noted: str | None, tmp_path: Path
-) -> None:
+def test_it_is_noted_how_a_rank_failed(code: str, status: int, noted: str | None, tmp_path: Path) -> None:
     lost = tmp_path / "lost"
     command = [sys.executable, "-S", str(WATCH), str(lost), sys.executable, "-S", "-c", code]
     assert subprocess.run(command, env={"PMI_RANK": "5"}, check=False).returncode == status
@@ -130,6 +128,64 @@ def test_a_rank_ends_with_who_watches_it(tmp_path: Path) -> None:
         assert process.stdout.readline() == "there\n"
         process.kill()
         assert process.stdout.read() == "", "the pipe closes when the rank is gone, long before it is done"
+
+
+LIVES = """
+import os, signal, time
+from mpi4py import MPI
+from shardwright.backends.faults import look_after_job
+
+look_after_job()
+comm = MPI.COMM_WORLD
+comm.barrier()
+if comm.size == {ranks} and comm.rank == 1:
+    {end}
+if comm.size == {ranks}:
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was ended by signal 9"),
+        (
+            "open(os.environ['SHARDWRIGHT_LOST'], 'x').write('1 silence'); os._exit(3)",
+            "is not heard of any more",
+        ),
+        ("os._exit(3)", ""),
+    ],
+    ids=["killed", "silent", "by itself"],
+)
+def test_a_job_goes_on_without_a_rank_that_is_lost(plan: Plan, tmp_path: Path, end: str, how: str) -> None:
+    smaller = shardwright.replan(plan, elastic.without(plan.fleet, ["n0.d3"]), devices="all")
+    script = tmp_path / "train.py"
+    script.write_text(LIVES.format(ranks=3, end=end))
+    said: list[str] = []
+
+    def run() -> Plan:
+        return elastic.train(smaller, lambda path: [str(script)], tell=said.append, devices="all")
+
+    if not how:
+        with pytest.raises(PlanError, match="the job: ended with status"):
+            run()
+        assert not said
+        return
+    assert run().used_devices == ("n0.d0", "n0.d1")
+    assert said == [f"rank 1 (n0.d1) {how}; planning for n0.d0, n0.d2"]
+
+
+def test_who_ends_the_launcher_loses_no_rank(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(ranks: int, arguments: Any, lost: Path) -> int:
+        lost.write_text("1 silence\n")
+        return 128 + signal.SIGTERM
+
+    monkeypatch.setattr(elastic, "_run", ended)
+    with pytest.raises(PlanError, match="ended with status 143"):
+        elastic.train(plan, lambda path: ["-c", "pass"], folder=tmp_path)
+    assert not list(tmp_path.iterdir()), "nothing is left there"
 
 
 def test_a_job_that_fails_by_itself_is_not_started_again(plan: Plan, tmp_path: Path) -> None:

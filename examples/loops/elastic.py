@@ -72,7 +72,7 @@ def main(steps, fleet, folder, lose="-1"):
     plan = train(
         plan, lambda path: [__file__, "rank", steps, folder, lose, str(path)], tell=print, devices="all"
     )
-    print(f"done on {', '.join(plan.used_devices)}")
+    print(f"done on {len(plan.used)} devices")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Sequence
@@ -17,11 +18,14 @@ from shardwright.ir.program import nodes_of
 from shardwright.ir.trace import Traced
 from shardwright.plan import Plan
 
+#: Status of a launcher that SIGHUP, SIGINT or SIGTERM ended.
+_LAUNCHER_ENDED = (129, 130, 143)
+
 _WATCH = Path(__file__).with_name("watch.py")
 
 
 def without(fleet: Fleet, devices: Collection[str | int]) -> Fleet:
-    """A fleet without some of its devices, named or numbered.
+    """A fleet without some of its devices, named or numbered. Devices are named by their place, there too.
 
     Raises:
         InputError: there is no such device, or none would be left.
@@ -90,12 +94,15 @@ def train(
     traced: Traced | None = None,
     lose: int | None = None,
     tell: Callable[[str], None] = lambda what: None,
+    folder: str | os.PathLike[str] | None = None,
     **planning: Any,
 ) -> Plan:
     """Run a job to its end; when a rank is lost, plan for the other devices and start again on them.
 
-    A rank is lost when a signal ends it that nobody here sent: its machine took it, or it ran out of memory.
-    A rank that fails by itself (an error in the script) ends the job: it would fail again.
+    A rank is lost when a signal ends it that nobody here sent (it ran out of memory), or when nothing more is
+    heard of it: its machine went down. A rank that fails by itself (an error in the script) ends the job: it
+    would fail again. What is told names devices as the first plan does; the plans that follow name them by
+    their place in what is left of the fleet.
 
     Args:
         plan: for all devices.
@@ -104,6 +111,8 @@ def train(
         traced: the step of a plan that was loaded from a file (see `Plan.attach`).
         lose: how many ranks may be lost at most; by default all but one.
         tell: told what happens.
+        folder: where plan files lie while a job runs. On several machines all of them have to see it; by
+            default it is one for temporary files on this one.
         planning: further arguments of `replan`.
 
     Returns:
@@ -118,24 +127,36 @@ def train(
     find_mpiexec()
     step = plan.step(traced)
     left = len(plan.used) - 1 if lose is None else lose
+    names = [device.name for device in plan.fleet.devices]
     while True:
-        with tempfile.TemporaryDirectory() as folder:
-            path, lost_path = Path(folder) / "plan.json", Path(folder) / "lost"
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            path, lost_path = Path(own) / "plan.json", Path(own) / "lost"
             plan.save(path)
             status = _run(len(plan.used), arguments(path), lost_path)
             if status == 0:
                 return plan
             told = lost_path.read_text().split() if lost_path.is_file() else []
-        if not told or left == 0:
+        # Who ends the launcher ends the ranks; of them the first looks lost.
+        lost = None if status in _LAUNCHER_ENDED or status < 0 else _lost(told)
+        if lost is None or left == 0:
             raise PlanError(
                 place="the job",
-                reason=f"ended with status {status}" + (f" after losing rank {told[0]}" if told else ""),
+                reason=f"ended with status {status}"
+                + (f" after losing rank {lost}" if lost is not None else ""),
                 remedy="See what its ranks said; checkpoints that are whole can be restored",
             )
         left -= 1
-        device = plan.used_devices[int(told[0])]
-        tell(f"rank {told[0]} ({device}) was ended by signal {told[1]}; planning for the others")
-        plan = replan(plan, without(plan.fleet, [device]), traced=step, **planning)
+        gone = plan.used[lost]
+        fleet = without(plan.fleet, [gone])
+        how = "is not heard of any more" if told[1] == "silence" else f"was ended by signal {told[2]}"
+        which = names.pop(gone)
+        tell(f"rank {lost} ({which}) {how}; planning for {', '.join(names)}")
+        plan = replan(plan, fleet, traced=step, **planning)
+
+
+def _lost(told: Sequence[str]) -> int | None:
+    """The rank that a job has lost, as `watch.py` or `faults_watch.py` noted; None if it failed by itself."""
+    return int(told[0]) if told and told[1] in ("signal", "silence") else None
 
 
 def _run(ranks: int, arguments: Sequence[str], lost: Path) -> int:

@@ -20,7 +20,7 @@ from greedy import build
 from steps import starts
 
 from shardwright.backends.faults import NonFiniteError, Watch, agree, start_watcher, timeout_of
-from shardwright.backends.faults_watch import Rank, missing, verdict
+from shardwright.backends.faults_watch import Rank, lost, missing, verdict
 from shardwright.backends.launch import find_mpiexec, rank_environment
 from shardwright.backends.mpi.executable import MpiExecutable
 from shardwright.backends.run_options import RunOptions
@@ -124,6 +124,45 @@ def known(number: int, *, where: str = "at instruction 3", phase: str = "step", 
 )
 def test_what_is_wrong_with_a_job(ranks: tuple[Rank, Rank], said: str) -> None:
     assert re.search(said, verdict(list(ranks), 100.0))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gone"),
+    [
+        ((known(0, closed_at=99.2), known(1, closed_at=99.1)), 1),
+        # The launcher ended rank 0 for a machine of which nothing is heard any more.
+        ((known(0, closed_at=99.0), known(1, heard=97.0, host="far")), 1),
+        ((known(0, closed_at=99.0), known(1, heard=97.0, host="here")), 0),
+        ((known(0, closed_at=99.0), known(1, heard=98.5, host="far")), 0),
+        ((known(0), known(1, heard=91.0, host="far")), 1),
+        ((known(0), known(1, heard=91.0, host="here")), None),
+        ((known(0), known(1)), None),
+    ],
+)
+def test_which_rank_a_job_has_to_do_without(ranks: tuple[Rank, Rank], gone: int | None) -> None:
+    found = lost(list(ranks), 100.0, "here")
+    assert (None if found is None else found.rank) == gone
+
+
+@pytest.mark.parametrize("noted", ["", "0 status 2\n"])
+def test_word_is_left_of_a_rank_whose_machine_is_gone(
+    noted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lost"
+    if noted:
+        path.write_text(noted)
+    monkeypatch.setenv("SHARDWRIGHT_LOST", str(path))
+    _, port, token = start_watcher(2, "secret")
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as near:
+        far = socket.create_connection(("127.0.0.1", port), timeout=20)
+        for rank, connection in enumerate((near, far)):
+            hello = {"token": token, "rank": rank, "host": "elsewhere", "pid": 0}
+            step = {"where": "there", "phase": "step", "waiting": False, "still_s": 0.0, "timeout_s": 60.0}
+            connection.sendall("".join(json.dumps(told) + "\n" for told in (hello, step)).encode())
+        time.sleep(0.5)
+        far.close()
+        assert near.recv(1), "it is told that the job is over"
+    assert path.read_text() == (noted or "1 silence\n"), "the first word counts"
 
 
 def test_a_rank_that_connects_when_another_has_finished_is_watched_all_the_same() -> None:

@@ -80,7 +80,7 @@ def test_beside_a_plan_that_fits_nothing_is_searched_for_that_costs_more(
 
 
 def test_a_scan_that_gains_by_keeping_less_is_planned_in_more_pieces_too() -> None:
-    """As it is, in two pieces it costs more than in one, of which nothing is kept; with products kept, less."""
+    """As it is, in two pieces it costs more than in one that keeps nothing; with products kept, less."""
 
     def loss_of(params: Any, x: jax.Array) -> jax.Array:
         h, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, params["w"])
