@@ -30,7 +30,7 @@ from shardwright.synth.memory.rent import too_small
 from shardwright.synth.memory.stretched import stretched
 from shardwright.synth.memory.within import FAR_DEARER, hopeless, judged, next_to_nothing, overlooked
 from shardwright.synth.programs.judge import Look, shortage
-from shardwright.synth.segments import WORTH, Segmented
+from shardwright.synth.segments import SEVERAL, WORTH, Segmented
 from shardwright.synth.shares.bounds import ENOUGH, Certificate
 from shardwright.synth.shares.turns import Candidate, Found, Turns
 from shardwright.synth.space.factors import Use
@@ -150,7 +150,11 @@ def within_memory(
     dearer = not best.fits or best.cost_s > found.cost_s * (1 + little)
     given_up = (briefly and dearer) or (not best.fits and rival_s < math.inf)
     several: tuple[Segmented, float] | None = None
-    others = () if within is None or pool is None else pool.below(best.cost_s * (1 - WORTH), found.ratios)
+    others: list[tuple[Program, tuple[float, ...], list[Item]]] = []
+    if within is not None and pool is not None:
+        others = pool.below(best.cost_s * (1 - WORTH), found.ratios)
+    elif free.pool is not None and best.fits and not dearer:
+        others = free.pool.below(best.cost_s * SEVERAL, found.ratios)
     larger = mixed and not too_small(graph, Limits.of(model).nbytes)
 
     def cut_apart(one: Candidate) -> None:
@@ -164,7 +168,7 @@ def within_memory(
     # The bound is of plans with several ratios, too.
     if not (given_up or beaten or (best.fits and certificate.bound_s >= best.cost_s * (1 - WORTH))):
         cut_apart(best)
-        if others and pool is not None:
+        if others and within is not None and pool is not None:
             # What is found within less memory fits as well, and may be cheaper.
             pool.tighter(cut_apart)
     if several is None and not (given_up or beaten) and first is not best:

@@ -49,7 +49,7 @@ def apart(
         best: what it found with one vector of ratios.
         free: what it found if memory were no limit.
         renting: makes programs smaller.
-        others: programs that are tried as well where memory is short, with ratios to start from, and bills.
+        others: programs that are tried as well, with ratios to start from, and bills.
         larger: whether programs that rents find whatever the memory are tried there, too.
         rival_s: what a plan that fits costs already: of these, none that is dearer is looked at.
 
@@ -87,7 +87,7 @@ def apart(
             return turns.solver.solve(prices, stop=stop)
 
     consider(best.program, best.ratios, best.items)
-    for program, ratios, items in others if short else ():
+    for program, ratios, items in others:
         if not stop():
             consider(program, ratios, items)
     for each in rented(turns, free, renting()) if short and larger else ():

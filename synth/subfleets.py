@@ -28,7 +28,7 @@ from shardwright.synth.part import FAR_ABOVE, Part, Promising, parts_of, starts_
 from shardwright.synth.parts import Members, outgrown, raised_in_turn
 from shardwright.synth.programs.judge import Look
 from shardwright.synth.search.priced import SpaceSolver
-from shardwright.synth.segments import WORTH
+from shardwright.synth.segments import SEVERAL, WORTH
 from shardwright.synth.shares.bounds import ENOUGH
 from shardwright.synth.shares.labelled import LabelledSolver
 from shardwright.synth.space.factors import Use
@@ -40,10 +40,6 @@ _WIDE = 0.1
 
 #: Rents of which the search may say nothing where that bound is wanted: the second of four was seen to be.
 _PATIENCE = 3
-
-#: Multiple of a plan's cost from which on a best program with one vector of ratios is not made to beat it by
-#: several: they were seen to save 2.7 %.
-SEVERAL = 1.05
 
 
 class Choosing:

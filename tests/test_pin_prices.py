@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from shardwright import Fleet, synthesize
 from shardwright.constraints import ELSEWHERE
+from shardwright.ir.program import own_ratios
 
 
 def train_step(weights: Any, x: Any) -> Any:
@@ -76,3 +77,35 @@ def test_on_one_device_a_pin_changes_nothing() -> None:
     assert pinned.program == free.program
     assert (pinned.cost_s, pinned.memory_bytes) == (free.cost_s, free.memory_bytes)
     assert all(pin.price_s == 0 for pin in pinned.pins) and len(pinned.pins) == 2
+
+
+def test_a_program_that_ratios_of_its_own_make_the_best_is_found_without_a_pin() -> None:
+    """With one vector of ratios it costs more than the best one."""
+
+    def loss_of(params: Any, x: Any) -> Any:
+        hidden, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, params["w"])
+        return jnp.mean((hidden @ params["o"]) ** 2)
+
+    def step(params: Any, momenta: Any, x: Any) -> Any:
+        momenta = jax.tree.map(lambda m, g: 0.9 * m + g, momenta, jax.grad(loss_of)(params, x))
+        return jax.tree.map(lambda p, m: p - 0.1 * m, params, momenta), momenta
+
+    params = {
+        "w": jax.ShapeDtypeStruct((5, 40, 40), "float32"),
+        "o": jax.ShapeDtypeStruct((40, 8), "float32"),
+    }
+    x = jax.ShapeDtypeStruct((64, 40), "float32")
+    types = [
+        {"name": f"g{speed}", "flops": f"{speed} GFLOP/s", "memory_bandwidth": "8 GB/s", "memory": "1 GB"}
+        for speed in (40, 10, 10)
+    ]
+    node = {
+        "devices": [{"type": kind} for kind in types],
+        "link": {"bandwidth": "1 GB/s", "latency": "20 us"},
+    }
+    options: Any = {"fleet": Fleet.from_dict({"name": "three", "nodes": [node]}), "devices": "all"}
+    options |= {"axes": 1, "recompute": "off", "microbatches": 1}
+    free = synthesize(step, params, params, x, **options)
+    pinned = synthesize(step, params, params, x, constraints={"params/w": "S(1)"}, **options)
+    assert own_ratios(pinned.program)
+    assert free.cost_s <= pinned.cost_s
