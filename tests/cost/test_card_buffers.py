@@ -306,7 +306,9 @@ def test_a_step_in_bfloat16_is_looked_at_where_that_is_lacking(room: float, fits
         offload="off",
         microbatches=1,
     )
-    assert plan.fits == fits and plan.memory_bytes == (needed,)
+    # Where it does not fit, a program in several compiled segments may.
+    assert (plan.memory_bytes == (needed,)) == fits and (plan.memory_bytes[0] < needed) != fits
+    assert any("what was searched does not fit into memory" in note for note in plan.assumptions) != fits
     assert plan.traced is not None
     assert sum(footprint(plan.program, plan.traced.graph).peak(np.ones(1))) < AMPLE * room * needed
 
