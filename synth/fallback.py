@@ -12,6 +12,7 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.graph import Graph
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.baselines import Draft, Workshop
+from shardwright.synth.combinations import SMALL
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.programs.judge import Judge, Look, shortage
 from shardwright.synth.space.space import Space
@@ -54,7 +55,10 @@ def fitting(
     """
     limits = [device.type.memory_bytes for device in model.fleet.devices]
     fitted = fits(found, model)
-    if (fitted and found.search_gap == 0.0) or too_small(graph, limits):
+    # On one device exchanges with nobody cut the step into compiled segments, which may take less memory. Of a
+    # large step keeping less saves more, and a plan that fits already would be in its way.
+    one = len(limits) == 1 and len(graph.equations) > SMALL
+    if (fitted and found.search_gap == 0.0) or one or too_small(graph, limits):
         return found
     judge = Judge(graph, model, look)
     least = 1.0 if fitted else fullest(found, model)
