@@ -55,8 +55,8 @@ def fitting(
     """
     limits = [device.type.memory_bytes for device in model.fleet.devices]
     fitted = fits(found, model)
-    # On one device exchanges with nobody cut the step into compiled segments, which may take less memory. Of a
-    # large step keeping less saves more, and a plan that fits already would be in its way.
+    # On one device exchanges with nobody cut the step into compiled segments, which may take less memory. Of
+    # a large step keeping less saves more, and a plan that fits already would be in its way.
     one = len(limits) == 1 and len(graph.equations) > SMALL
     if (fitted and found.search_gap == 0.0) or one or too_small(graph, limits):
         return found
