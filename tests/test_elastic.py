@@ -175,16 +175,35 @@ def test_a_job_goes_on_without_a_rank_that_is_lost(plan: Plan, tmp_path: Path, e
     assert said == [f"rank 1 (n0.d1) {how}; planning for n0.d0, n0.d2"]
 
 
+@pytest.mark.parametrize(
+    ("noted", "status", "lost"),
+    [
+        ("1 silence\n", 9, True),
+        ("1 silence\n", 128 + signal.SIGTERM, False),
+        ("1 silence\n", -signal.SIGKILL, False),
+        ("1 signal 15\n", 128 + signal.SIGTERM, True),
+        ("1 status 3\n", 3, False),
+        ("", 1, False),
+    ],
+)
 def test_who_ends_the_launcher_loses_no_rank(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    noted: str, status: int, lost: bool, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ended(ranks: int, arguments: Any, lost: Path) -> int:
-        lost.write_text("1 silence\n")
-        return 128 + signal.SIGTERM
+    runs: list[int] = []
 
-    monkeypatch.setattr(elastic, "_run", ended)
-    with pytest.raises(PlanError, match="ended with status 143"):
-        elastic.train(plan, lambda path: ["-c", "pass"], folder=tmp_path)
+    def run(ranks: int, arguments: Any, path: Path) -> int:
+        runs.append(ranks)
+        if noted:
+            path.write_text(noted)
+        return status if len(runs) == 1 else 0
+
+    monkeypatch.setattr(elastic, "_run", run)
+    if lost:
+        elastic.train(plan, lambda path: ["-c", "pass"], folder=tmp_path, devices="all")
+    else:
+        with pytest.raises(PlanError, match=f"ended with status {status}"):
+            elastic.train(plan, lambda path: ["-c", "pass"], folder=tmp_path)
+    assert runs == ([4, 3] if lost else [4])
     assert not list(tmp_path.iterdir()), "nothing is left there"
 
 

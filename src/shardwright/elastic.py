@@ -136,8 +136,7 @@ def train(
             if status == 0:
                 return plan
             told = lost_path.read_text().split() if lost_path.is_file() else []
-        # Who ends the launcher ends the ranks; of them the first looks lost.
-        lost = None if status in _LAUNCHER_ENDED or status < 0 else _lost(told)
+        lost = _lost(told, status)
         if lost is None or left == 0:
             raise PlanError(
                 place="the job",
@@ -154,9 +153,15 @@ def train(
         plan = replan(plan, fleet, traced=step, **planning)
 
 
-def _lost(told: Sequence[str]) -> int | None:
-    """The rank that a job has lost, as `watch.py` or `faults_watch.py` noted; None if it failed by itself."""
-    return int(told[0]) if told and told[1] in ("signal", "silence") else None
+def _lost(told: Sequence[str], status: int) -> int | None:
+    """The rank that a job has lost, None if it failed by itself.
+
+    Args:
+        told: what `watch.py` or `faults_watch.py` noted.
+        status: of the launcher. Who ends it ends the ranks, of which the first then looks lost.
+    """
+    silent = told[1:] == ["silence"] and status > 0 and status not in _LAUNCHER_ENDED
+    return int(told[0]) if silent or told[1:2] == ["signal"] else None
 
 
 def _run(ranks: int, arguments: Sequence[str], lost: Path) -> int:
