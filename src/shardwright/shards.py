@@ -126,12 +126,13 @@ def moving(
     if is_sharded(leaf):
         here = world(plan)
         return None if lies(leaf, placement, here) else partial(move, leaf, tensor, placement, here)
-    padded = isinstance(leaf, PaddedArray)
-    if backend == "spmd" and (padded or (isinstance(leaf, jax.Array) and len(leaf.devices()) > 1)):
-        there = _layout_of(plan.used_ratios, plan.seats, nodes_of(plan.program))
-        if not there.holds(leaf, tensor, placement):
-            return partial(there.moved, leaf, tensor, placement)
-    return None
+    stored = leaf.stored if isinstance(leaf, PaddedArray) else leaf
+    if backend != "spmd" or not isinstance(stored, jax.Array) or stored.is_deleted():
+        return None  # of what is gone the backend says what became of it
+    there = _layout_of(plan.used_ratios, plan.seats, nodes_of(plan.program))
+    if (stored is leaf and len(stored.sharding.device_set) == 1) or there.holds(leaf, tensor, placement):
+        return None
+    return partial(there.moved, leaf, tensor, placement)
 
 
 def shard(plan: Plan, traced: Traced, tree: Any, argument: int | str = 0, comm: Any = None) -> Any:

@@ -103,7 +103,13 @@ def test_what_another_plan_placed_is_moved_once() -> None:
         patch.setattr(Layout, "put", lambda *given: (moved.append(given[1]), put(*given))[1])
         assert_close(evaluate(params, x), wanted)
         assert all(leaf is x for leaf in moved), "the parameters lie there already"
-        assert_close(evaluate(jax.tree.map(lambda w: w.gather(), params), x), wanted)
+        whole = jax.tree.map(lambda w: w.gather(), params)
+        assert_close(evaluate(whole, x), wanted)
+    for gone in (params["w1"].stored, whole["w1"]):
+        gone.delete()
+    for leaves in (params, whole):
+        with pytest.raises(InputError, match="took its memory"):
+            evaluate(leaves, x)
 
 
 def test_an_even_plan_is_plain_jit_and_its_specs_say_how() -> None:
