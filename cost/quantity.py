@@ -8,6 +8,7 @@ gigabytes and nobody notices which. Prefixes are decimal (`GB` is 10⁹ bytes) u
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -156,6 +157,12 @@ def format_quantity(amount: float, kind: Kind) -> str:
                 if float(Fraction(digits) * kind.units[unit]) == amount:
                     return f"{digits} {unit}"
     return f"{amount!r} {kind.base}"
+
+
+def at_least(factor: float) -> str:
+    """A positive number in three digits, rounded up: how it is printed what is enough."""
+    digit = 10.0 ** (math.floor(math.log10(factor)) - 2)
+    return f"{math.ceil(factor / digit * (1 - 1e-12)) * digit:.3g}"
 
 
 def size(nbytes: float) -> str:

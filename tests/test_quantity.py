@@ -11,6 +11,7 @@ from shardwright.cost.quantity import (
     KINDS,
     MEMORY,
     Kind,
+    at_least,
     format_quantity,
     parse_quantity,
 )
@@ -109,3 +110,10 @@ def test_any_text_is_a_positive_amount_or_an_input_error(kind: Kind, text: str) 
     except InputError:
         return
     assert 0 < amount < float("inf")
+
+
+@given(st.floats(1e-3, 1e6))
+def test_what_is_said_to_be_enough_is(factor: float) -> None:
+    said = float(at_least(factor))
+    assert factor * (1 - 1e-9) <= said <= factor * 1.011
+    assert at_least(said) == at_least(said * (1 - 1e-13)), "what has three digits is not rounded up again"

@@ -17,7 +17,7 @@ from shardwright.cost.fleet import Device, Fleet
 from shardwright.cost.memory.compilers import COMPILERS, compilers
 from shardwright.cost.memory.liveness import Footprint, Peaks, all_bytes, footprint, largest_bytes
 from shardwright.cost.model import CostModel
-from shardwright.cost.quantity import size
+from shardwright.cost.quantity import at_least, size
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph
 from shardwright.ir.program import Program
@@ -186,6 +186,6 @@ def lacking(peaks: Floats, devices: Sequence[Device]) -> str:
     name, over = f"{devices[worst].name} ({devices[worst].type.name})", (peaks / limits).max()
     return (
         f"{SHORT}: of those searched, the one that lacks least needs "
-        f"{size(peaks[worst])} on {name}, which has {size(limits[worst])}; with {over:.3g} times the "
+        f"{size(peaks[worst])} on {name}, which has {size(limits[worst])}; with {at_least(over)} times the "
         "memory everywhere it would fit"
     )

@@ -12,7 +12,7 @@ from shardwright.api import check_tick
 from shardwright.constraints import Constraints
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
-from shardwright.cost.quantity import size
+from shardwright.cost.quantity import at_least, size
 from shardwright.fleet_questions import changed
 from shardwright.ir.errors import ShardwrightError
 from shardwright.ir.graph import Graph
@@ -104,7 +104,7 @@ class Shortage:
         lines += [f"  {size(each.nbytes)}  {each.what}" for each in self.held]
         enough, none = (size(times * self.has_bytes) for times in (self.factor, self.tried))
         lines.append(
-            f"it fits with {self.factor:.3g} times the memory on every device, {enough} there; "
+            f"it fits with {at_least(self.factor)} times the memory on every device, {enough} there; "
             f"with {none} no plan was found"
         )
         for remedy in self.remedies:
@@ -176,7 +176,7 @@ def shortage(
     def priced(what: str, made: Plan, steps: int = 1) -> Remedy:
         return Remedy(what, made.iteration_s, steps * made.iteration_s / least_s - 1, steps)
 
-    remedies = [priced(f"{factor:.3g} times the memory on every device", found)]
+    remedies = [priced(f"{at_least(factor)} times the memory on every device", found)]
     wanting: list[tuple[float, int, _Trial]] = []
     for trial in _trials(plan, traced, own, wanted, devices[worst].type.name, train_step, args, spaces):
         tick(f"planning for {trial.what}")
