@@ -18,8 +18,11 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.rewrites.recompute import Stretch
 from shardwright.synth.stretches import Option, Policy, options
 
-#: Plans that are few, of all combinations on all parts of a fleet; and equations of a small step.
+#: Combinations that are few, and equations of a small step.
 FEW, SMALL = 64, 300
+
+#: Parts of a fleet (of two classes of devices) up to which that is so; of more, fewer combinations are few.
+_PARTS = 3
 
 #: A step of no more equations is planned in a second or so, on no more devices in less.
 _EQUATIONS, _DEVICES = 1_500, 4
@@ -56,7 +59,7 @@ def combinations(
     if len(graph.equations) > SMALL:
         return (), True
     layers = [each for each in options(graph, model, policies) if each]
-    few = FEW / parts
+    few = FEW / max(1.0, parts / _PARTS)
     found, complete = _product(layers, few), True
     if found is None:
         found = _product([[o for o in each if not o.stretch.host] for each in layers], few)
