@@ -41,8 +41,9 @@ def test_devices_conform(devices: int, tmp_path: Path) -> None:
     assert summary["checked"] > 100 * devices
 
 
-def test_plans_in_a_loop() -> None:
-    done = on_devices(4, "-W", "error", str(HERE / "spmd_plans.py"))
+@pytest.mark.parametrize("checks", ["spmd_plans", "spmd_state"])
+def test_plans_in_a_loop(checks: str) -> None:
+    done = on_devices(4, "-W", "error", str(HERE / f"{checks}.py"))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
