@@ -15,8 +15,11 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import Floats, ShareCost
 from shardwright.ir.placement import lengths
 
-#: Ways to deal the units of an axis at most; where they are so few, units are parted, into so many at most.
+#: Vectors on a grid at most: a finer one is made coarser; with so few, it is made finer, so many times.
 _MOST, _FEW, _FINER = 5000, 600, 8
+
+#: Units of an axis up to which rounding shares to whole ones may cost more than a coarse grid does.
+_SHORT = 512
 
 #: Levels to which memory is filled.
 _LEVELS = 64
@@ -45,9 +48,12 @@ def filled(speeds: Sequence[float], memory: Sequence[float]) -> list[tuple[float
     return found
 
 
-def can_be_listed(units: int, classes: int) -> bool:
-    """Whether all ways to deal so many units to so many classes of devices can be listed."""
-    return _ways(units, classes) <= _MOST
+def worth_dealing(units: int, classes: int) -> bool:
+    """Whether to look at ways to deal units to classes of devices, and not at shares that are rounded then.
+
+    That is where all ways can be listed, or where rounding matters.
+    """
+    return units <= _SHORT or math.comb(units + classes - 1, classes - 1) <= _MOST
 
 
 class Dealt:
@@ -55,7 +61,7 @@ class Dealt:
 
     Args:
         model: gives device classes; devices of one class share its part evenly.
-        axes: units of axes, dealt in every way, which must be few enough; see `can_be_listed`.
+        axes: units of axes: they are dealt in every way, or as finely as is affordable.
         units: of all axes that may be cut: of vectors that cut all of them alike the first stands for all.
         more: vectors that come first.
 
@@ -73,7 +79,7 @@ class Dealt:
     ) -> None:
         self._class_of = model.class_of
         members = [list(each.members) for each in model.classes]
-        every = list(dict.fromkeys(itertools.chain(more, *(_on_grid(axis, members) for axis in axes))))
+        every = list(dict.fromkeys(itertools.chain(more, *(_on_grid(axis, members, more) for axis in axes))))
         self._dealt: dict[int, NDArray[np.int64]] = {}
         self._ratios: Floats = np.array(every)
         rows = np.hstack([self._deal(each) for each in units])
@@ -125,33 +131,48 @@ class Dealt:
         return self._dealt[units]
 
 
-def _on_grid(units: int, classes: Sequence[Sequence[int]]) -> Iterator[tuple[float, ...]]:
-    """All ways to deal so many units as shares per device, and those of parts of units if there are few."""
-    finer = (units * times for times in range(_FINER, 1, -1))
-    many = next((parts for parts in finer if _ways(parts, len(classes)) <= _FEW), units)
+def _on_grid(
+    units: int, classes: Sequence[Sequence[int]], more: Sequence[tuple[float, ...]]
+) -> Iterator[tuple[float, ...]]:
+    """Ways to deal so many units as shares per device: all, or those between some vectors.
+
+    If need be of fewer units: of as many as can be dealt in few enough ways.
+    """
+    counts = np.array([len(some) for some in classes])
+    held = np.array([[sum(ratios[device] for device in some) for some in classes] for ratios in more])
+    # Axes of other sizes round otherwise: between the vectors of one there are others.
+    all_of_them = np.zeros(len(counts)), np.ones(len(counts))
+    ways = [(units * times, *all_of_them, _FEW) for times in range(_FINER, 1, -1)]
+    ways.append((units, *all_of_them, _MOST))
+    fewer = [int(units * 0.9**times) for times in range(100)]
+    ways += [(max(each, 1), held.min(axis=0), held.max(axis=0), _MOST) for each in fewer]
+    many, found = 1, None
+    for many, least, most, limit in ways:
+        found = _deals(many, least, most, limit)
+        if found is not None:
+            break
     even = [
-        [
-            tuple(part / many for part in lengths(total, 1, (1 / len(some),) * len(some)))
-            for total in range(many + 1)
-        ]
-        for some in classes
+        [tuple(part / many for part in lengths(total, 1, (1 / count,) * count)) for total in range(many + 1)]
+        for count in counts
     ]
     order = np.argsort([device for some in classes for device in some])
-    for totals in _deals(many, len(classes)):
+    for totals in found or ():
         flat = [share for kind, total in zip(even, totals, strict=True) for share in kind[total]]
         yield tuple([flat[place] for place in order])
 
 
-def _ways(units: int, classes: int) -> int:
-    """In how many ways units can be dealt to classes."""
-    return math.comb(units + classes - 1, classes - 1)
-
-
-def _deals(units: int, classes: int) -> Iterator[tuple[int, ...]]:
-    """Ways to deal units to classes, in lexical order."""
-    if classes == 1:
-        yield (units,)
-        return
-    for first in range(units + 1):
-        for rest in _deals(units - first, classes - 1):
-            yield (first, *rest)
+def _deals(units: int, least: Floats, most: Floats, limit: int) -> list[tuple[int, ...]] | None:
+    """Ways to deal units to classes whose shares lie between these, a unit more or less; None if too many."""
+    low = np.maximum(np.floor(least * units) - 1, 0).astype(int).tolist()
+    high = np.minimum(np.ceil(most * units) + 1, units).astype(int).tolist()
+    found: list[tuple[int, ...]] = [()]
+    for c in range(len(low)):
+        last, longer = c == len(low) - 1, []
+        for some in found:
+            left = units - sum(some)
+            first = max(low[c], left if last else left - sum(high[c + 1 :]))
+            longer += [(*some, n) for n in range(first, min(high[c], left - sum(low[c + 1 :])) + 1)]
+            if len(longer) > limit:
+                return None
+        found = longer
+    return found

@@ -35,7 +35,7 @@ from shardwright.cost.share_cost import Floats
 from shardwright.ir.program import Program
 from shardwright.synth.memory.anew import anew
 from shardwright.synth.memory.budgets import Renting
-from shardwright.synth.memory.dealt import Dealt, can_be_listed, filled
+from shardwright.synth.memory.dealt import Dealt, filled, worth_dealing
 from shardwright.synth.memory.joined import joined
 from shardwright.synth.memory.sparing import Sparing
 from shardwright.synth.prices.tables import Prices
@@ -135,7 +135,7 @@ class Pool:
 
     @classmethod
     def of(cls, turns: Turns, free: Found, renting: Renting) -> Pool | None:
-        """The pool; None where the ways to deal an axis whole are too many."""
+        """The pool; None where the units of an axis are so many that shares may as well be rounded."""
         model = turns.model
         solution, prices = turns.search(free.ratios)
         program = emit(turns.space, solution.assignment, prices, turns.extra)
@@ -144,7 +144,7 @@ class Pool:
             if item.cut is not None:
                 spent[item.cut.units] = spent.get(item.cut.units, 0.0) + item.seconds(model, free.ratios)
         axes = sorted(spent, key=lambda units: (-spent[units], units))[:_AXES]
-        if not all(can_be_listed(units, len(model.classes)) for units in axes):
+        if not all(worth_dealing(units, len(model.classes)) for units in axes):
             return None
         return cls(turns, free, renting, program, axes)
 

@@ -20,7 +20,7 @@ from shardwright.ir.placement import deal
 from shardwright.ir.program import Program
 from shardwright.ir.trace import trace
 from shardwright.synth.freely import freely
-from shardwright.synth.memory.dealt import Dealt, can_be_listed
+from shardwright.synth.memory.dealt import Dealt, worth_dealing
 from shardwright.synth.memory.pool import Pool
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
@@ -84,16 +84,27 @@ def test_few_looks_say_how_large_a_share_each_device_has_room_for() -> None:
 @pytest.mark.parametrize(("units", "speeds"), [(7, (3.0, 1.0)), (5, (2.0, 2.0, 1.0)), (4, (3.0, 2.0, 1.0))])
 def test_whole_units_are_dealt_in_every_way(units: int, speeds: tuple[float, ...]) -> None:
     model = CostModel(fleet(speeds))
-    every = Dealt(model, [units], [units], []).vectors
+    even = (1 / len(speeds),) * len(speeds)
+    every = Dealt(model, [units], [units], [even]).vectors
     ways = itertools.product(range(units + 1), repeat=len(model.classes))
     shares = [deal(units, np.asarray(ratios)) for ratios in every]
     dealt = {tuple(int(sum(own[d] for d in each.members)) for each in model.classes) for own in shares}
     assert dealt == {way for way in ways if sum(way) == units}
 
 
-def test_a_step_of_too_many_ratios_has_no_pool() -> None:
-    assert can_be_listed(4999, 2) and not can_be_listed(5000, 2)
-    assert can_be_listed(98, 3) and not can_be_listed(99, 3)
+def test_a_step_whose_shares_may_as_well_be_rounded_has_no_pool() -> None:
+    assert worth_dealing(4999, 2) and not worth_dealing(5000, 2)
+    assert worth_dealing(512, 3) and not worth_dealing(513, 3)
     (step, _), rows = GRAPHS["descent"], 6000
     graph = trace(step, shape(96, 96), shape(rows, 96)).graph
     assert pool_of(graph, limited((1e6, 1e6))) is None
+
+
+def test_short_axes_are_dealt_on_a_coarse_grid_where_the_ways_are_too_many() -> None:
+    """Those between what computing and memory would like: of four kinds of devices 10.8 million in all."""
+    model = CostModel(fleet((4.0, 3.0, 2.0, 1.0)))
+    more = [(0.4, 0.3, 0.2, 0.1), (0.25,) * 4]
+    every = Dealt(model, [400], [400], more).vectors
+    assert 1000 < len(every) <= 5002 and set(more) <= set(every)
+    low, high = np.min(more, axis=0) - 0.05, np.max(more, axis=0) + 0.05
+    assert all((low <= shares).all() and (shares <= high).all() for shares in np.array(every))
