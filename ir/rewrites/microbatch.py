@@ -11,6 +11,9 @@ pieces. So every value is one of these:
     partial     a sum over pieces: added up by the loop
     later       made of such sums: computed after the loop, as the optimizer's part is
 
+What the loop wants to know of the whole batch beforehand, such as how many of its labels count, is worked out
+ahead of it where that takes little (`Pieces.of_step`).
+
 The loop is a scan whose carry are the sums: to planner and backends a loop like any other, whose body is
 distributed over the devices. Piece k has every `count`-th row from k on, so that a device which holds a
 stretch of the batch has its share of every piece, without any exchange. Sums are taken in another order than
@@ -61,7 +64,7 @@ def microbatched(traced: Traced, count: int) -> Traced:
     graph = traced.graph
     pieces = Pieces(count)
     try:
-        split = pieces.split(graph, batch_of(graph, count), top=True)
+        split = pieces.of_step(graph, batch_of(graph, count))
     except NotInPiecesError as error:
         if graph.state:
             raise
@@ -83,6 +86,24 @@ def microbatched(traced: Traced, count: int) -> Traced:
         outputs=[named.get(atom, atom) for atom in graph.outputs],
     )
     return replace(traced, graph=found, primitives={**traced.primitives, **builder.primitives})
+
+
+def _before(equation: Equation, split: Split) -> bool:
+    """Whether an equation is done once, before the loop."""
+    if equation.index in split.ahead:
+        return True
+    invariant = all(split.kinds[value] == INVARIANT for value in equation.outputs)
+    return invariant and equation.index not in split.local
+
+
+def _leading_to(wanted: Iterable[Value], equations: Sequence[Equation]) -> list[Equation]:
+    """Those of some equations without which values cannot be made."""
+    needed, found = set(wanted), list[Equation]()
+    for equation in reversed(equations):
+        if not needed.isdisjoint(equation.outputs):
+            needed.update(equation.input_values)
+            found.append(equation)
+    return found[::-1]
 
 
 def _without_state(error: NotInPiecesError) -> NotInPiecesError:
@@ -131,21 +152,19 @@ class _Runner:
 
     def until_later(self, graph: Graph, split: Split, handed_on: Sequence[Value]) -> Callable[..., list[Any]]:
         """The step up to the end of its loop, as a function of flat arguments: what it hands on."""
-        in_loop = [e for e in graph.equations if e.index in split.local]
-        outside = [v for e in graph.equations if e.index not in split.local for v in e.input_values]
-        handed_out = dict.fromkeys((*outside, *(v for v in graph.outputs if isinstance(v, Value))))
-        made = {value for equation in in_loop for value in equation.outputs}
-        sums = [v for v in handed_out if v in made and split.kinds[v] == SUM]
-        rows = [v for v in handed_out if v in made and isinstance(split.kinds[v], Shard)]
+        local = [e for e in graph.equations if e.index in split.local]
+        before = [e for e in graph.equations if _before(e, split)]
+        made = {value for e in local for value in e.outputs}
+        sums = [v for v in handed_on if v in made and split.kinds[v] == SUM]
+        rows = [v for v in handed_on if v in made and isinstance(split.kinds[v], Shard)]
+        in_loop = _leading_to([*sums, *rows], local)
         sliced = list(self._sliced(graph, in_loop, split))
 
         def run(*flat: Any) -> list[Any]:
             env: Env = dict(zip(graph.inputs, flat, strict=True))
             env.update((value, jnp.asarray(array)) for value, array in graph.constants.items())
-            for equation in graph.equations:
-                invariant = all(split.kinds[value] == INVARIANT for value in equation.outputs)
-                if invariant and equation.index not in split.local:
-                    self._whole(equation, env)
+            for equation in before:
+                self._whole(equation, env)
             pieces = [self._in_pieces(env[value], cut) for value, cut in sliced]
             numbered = bool(split.inside) or any(map(self._cuts_inside, split.inner.values()))
             if numbered:

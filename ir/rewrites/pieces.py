@@ -16,7 +16,7 @@ from shardwright.ir.graph import Literal as Scalar
 from shardwright.ir.jaxpr import source_text
 from shardwright.ir.placement import Partial, Placement, R, Shard
 from shardwright.ir.regions import scan_counts
-from shardwright.ir.registry import rule_of
+from shardwright.ir.registry import is_contraction, rule_of
 from shardwright.ir.rules import Signature, cuts, letter_signature, signatures
 
 
@@ -37,6 +37,14 @@ _SIZES = 6
 
 class NotInPiecesError(InputError):
     """A step that cannot be run in micro-batches."""
+
+
+class _NeedsWholeError(NotInPiecesError):
+    """What is in the way is that values are not known before all of the batch was seen; see `wanted`."""
+
+    def __init__(self, error: InputError, wanted: Sequence[Value]) -> None:
+        super().__init__(place=error.place, reason=error.reason, remedy=error.remedy)
+        self.wanted = tuple(wanted)
 
 
 def refuse(
@@ -95,15 +103,14 @@ def _apart(graph: Graph, size: int) -> tuple[bool, int]:
         return False, 0
     count = next((n for n in range(2, math.isqrt(size) + 1) if size % n == 0), size)
     own = {value for value in _data(graph) if value.type.shape[0] == size}
-    found, whole = Split(), True
+    pieces, whole = Pieces(count), True
     try:
-        Pieces(count).split(
-            graph, [Shard(0) if v in own else INVARIANT for v in graph.inputs], top=True, found=found
-        )
+        pieces.of_step(graph, [Shard(0) if v in own else INVARIANT for v in graph.inputs])
     except NotInPiecesError:
         whole = False
+    kinds = pieces.found.kinds
     made = (value for equation in graph.equations for value in equation.outputs)
-    return whole, sum(value.type.nbytes for value in made if isinstance(found.kinds.get(value), Shard))
+    return whole, sum(value.type.nbytes for value in made if isinstance(kinds.get(value), Shard))
 
 
 def _beside(rows: int, count: int) -> list[int]:
@@ -124,6 +131,7 @@ class Split:
         zeros: values that are known to be zero throughout.
         makers: equation of every value.
         inside: values that are the same for every piece, but made in the loop: by a scan, beside others.
+        ahead: equations that are done on the whole batch before the loop, see `Pieces.of_step`.
     """
 
     kinds: dict[Value, Kind] = field(default_factory=dict[Value, Kind])
@@ -132,6 +140,7 @@ class Split:
     zeros: set[Value] = field(default_factory=set[Value])
     makers: dict[Value, Equation] = field(default_factory=dict[Value, Equation])
     inside: set[Value] = field(default_factory=set[Value])
+    ahead: set[int] = field(default_factory=set[int])
 
     def kind(self, atom: Atom) -> Kind:
         """Literals are invariant."""
@@ -153,8 +162,50 @@ class Pieces:
 
     def __init__(self, count: int) -> None:
         self.count = count
+        #: The step as far as it is known: where an equation stands in the way, what is before it.
+        self.found = Split()
         #: By form, kinds of operands, and which of them are zero: repeated layers have those of one.
         self._known: dict[tuple[Form, tuple[Kind, ...], tuple[bool, ...]], Signature | None] = {}
+
+    def of_step(self, graph: Graph, given: Sequence[Kind]) -> Split:
+        """The kinds of a step's values, given those of its inputs.
+
+        What the loop wants to know of the whole batch before it begins, such as how many of its labels count,
+        is worked out ahead, if that takes little: elementwise equations and reductions of no tensors larger
+        than those of the batch.
+
+        Raises:
+            NotInPiecesError: something else needs the whole batch at once.
+        """
+        ahead: set[int] = set()
+        while True:
+            self.found = Split(ahead=ahead)
+            try:
+                return self.split(graph, given, top=True, found=self.found)
+            except _NeedsWholeError as error:
+                more = self._ahead(error.wanted, given, graph)
+                if more is None or more <= ahead:
+                    raise
+                ahead = ahead | more
+
+    def _ahead(self, wanted: Sequence[Value], given: Sequence[Kind], graph: Graph) -> set[int] | None:
+        """The equations that make some values of the whole batch; None if that takes much."""
+        batch = (v.type for v, kind in zip(graph.inputs, given, strict=True) if kind != INVARIANT)
+        largest = max(math.prod(each.shape) for each in batch)
+        found, needed, queue = self.found, set[int](), list(wanted)
+        while queue:
+            value = queue.pop()
+            maker = found.makers.get(value)
+            if maker is None or maker.index in needed or found.kinds.get(value) == INVARIANT:
+                continue
+            # A number that is spread over a tensor is spread over every piece of it.
+            spread = maker.primitive == "broadcast_in_dim" and not maker.inputs[0].type.rank
+            sizes = (math.prod(each.shape) for each in (*maker.input_types, *maker.output_types))
+            if maker.regions or is_contraction(maker.primitive) or not (spread or max(sizes) <= largest):
+                return None
+            needed.add(maker.index)
+            queue += maker.input_values
+        return needed
 
     def split(
         self,
@@ -176,6 +227,9 @@ class Pieces:
         for equation in graph.equations:
             found.makers.update(dict.fromkeys(equation.outputs, equation))
             outs = self._outs(equation, found, top)
+            if equation.index in found.ahead and (SUM in outs or LATER in outs):
+                found.local.pop(equation.index, None)
+                outs = [INVARIANT] * len(outs)
             found.kinds.update(zip(equation.outputs, outs, strict=True))
             for value, kind in zip(equation.outputs, outs, strict=True):
                 if isinstance(kind, Shard) and value.type.shape[kind.dim] % (self.count * kind.unit):
@@ -185,8 +239,14 @@ class Pieces:
                 raise self._stuck(found.makers[atom], "hands out what is made anew for every piece")
         return found
 
-    def _stuck(self, equation: Equation, why: str) -> NotInPiecesError:
-        return refuse(why, f"{equation.primitive} at {source_text(equation.source)}")
+    def _stuck(self, equation: Equation, why: str, wanted: Sequence[Value] = ()) -> NotInPiecesError:
+        error = refuse(why, f"{equation.primitive} at {source_text(equation.source)}")
+        return _NeedsWholeError(error, wanted) if wanted else error
+
+    def _early(self, equation: Equation, found: Split, top: bool) -> NotInPiecesError:
+        """The error of an equation in the loop that reads what is known after it only."""
+        early = [v for v in equation.input_values if top and found.kind(v) in (SUM, LATER)]
+        return self._stuck(equation, "needs a sum over the whole batch before all of it was seen", early)
 
     def _outs(self, equation: Equation, found: Split, top: bool) -> Sequence[Kind]:
         kinds: list[Kind] = [found.kind(atom) for atom in equation.inputs]
@@ -210,15 +270,18 @@ class Pieces:
                 found.local[equation.index] = passed
                 return [SUM] * count
             if in_pieces or not top:
-                raise self._stuck(equation, "needs a sum over the whole batch before all of it was seen")
+                raise self._early(equation, found, top)
             if from_inside:
                 raise self._stuck(equation, "needs after all pieces what is made anew for each")
             return [LATER] * count
         if equation.regions:
-            return self._scan(equation, found, kinds)
+            return self._scan(equation, found, kinds, top)
         signature = self._signature(equation, found, kinds)
+        if signature is None and equation.index in found.ahead:
+            return [LATER] * count
         if signature is None:
-            raise self._stuck(equation, "works on the whole batch at once")
+            why = "works on the whole batch at once"
+            raise self._stuck(equation, why, equation.outputs if top else ())
         found.local[equation.index] = signature
         return [out for out in signature.outs if isinstance(out, Shard | Partial)]
 
@@ -276,7 +339,7 @@ class Pieces:
                 return False
         return True
 
-    def _scan(self, equation: Equation, found: Split, kinds: Sequence[Kind]) -> Sequence[Kind]:
+    def _scan(self, equation: Equation, found: Split, kinds: Sequence[Kind], top: bool) -> Sequence[Kind]:
         """A scan inside of the loop: its carry is what it turns out to be."""
         if equation.primitive != "scan":
             raise self._stuck(equation, "decides by the data where control goes")
@@ -285,7 +348,7 @@ class Pieces:
         inside: list[Kind] = []
         for position, kind in enumerate(kinds):
             if kind in (SUM, LATER):
-                raise self._stuck(equation, "needs a sum over the whole batch before all of it was seen")
+                raise self._early(equation, found, top)
             if position >= consts + carries and isinstance(kind, Shard):
                 if kind.dim == 0:
                     raise self._stuck(equation, "walks along the batch")

@@ -204,7 +204,7 @@ def test_a_step_in_no_pieces_is_refused_by_what_is_in_their_way() -> None:
     def step(tuned: Any, table: Any, tokens: Any, mask: Any) -> Any:
         def loss_of(tuned: Any) -> Any:
             errors = jnp.sum((jnp.tanh(table[tokens] @ tuned) @ table.T) ** 2, -1)
-            return jnp.sum(errors * mask) / jnp.sum(mask)
+            return jnp.sum(errors**2 * mask) / jnp.sum(errors)
 
         return tuned - 0.1 * jax.grad(loss_of)(tuned)
 
@@ -215,6 +215,60 @@ def test_a_step_in_no_pieces_is_refused_by_what_is_in_their_way() -> None:
             microbatched(traced, 4)
         with pytest.raises(NotInPiecesError, match=r"test_microbatch.*needs a sum over the whole batch"):
             microbatched(traced, 2)
+
+
+def counted(params: Any, tokens: Any, y: Any) -> Any:
+    """The mean over the labels that count, as losses of language models are."""
+    counts = (y > 3).astype(jnp.float32)
+    losses = embedding(params, tokens, y)[1]
+    return (losses * counts).sum() / counts.sum(), losses * counts
+
+
+def weighted(params: Any, x: Any, y: Any) -> Any:
+    """Weights by the largest row of the batch, by the mean of all and by the number of rows before."""
+    weights = jnp.abs(y).max(-1)
+    weights = weights / weights.max() + 0.1 * jnp.cumsum((y > y.mean()).any(-1))
+    out = jnp.tanh(x @ params["w"])
+    return jnp.sum(weights[:, None] * (out - y) ** 2) / weights.sum(), weights
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "args"),
+    [
+        (counted, STEPS["embedding"][1]),
+        (weighted, ({"w": normal(4, 4)}, normal(8, 4), normal(8, 4, seed=1))),
+    ],
+)
+def test_what_the_loop_wants_to_know_of_the_whole_batch_is_worked_out_ahead(loss_of: Any, args: Any) -> None:
+    step = descent(loss_of)
+    wanted = jax.tree.leaves(jax.jit(step)(*args))
+    for count in (2, 8):
+        found = microbatched(trace(step, *args), count)
+        for got, expected in zip(evaluated(found, jax.tree.leaves(args)), wanted, strict=True):
+            np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
+        loop = next(e for e in found.graph.equations if e.regions and e.params["length"] == count)
+        ahead = found.graph.equations[: loop.index]
+        assert sum(e.primitive.startswith(("reduce", "cumsum")) for e in ahead) >= 1
+    plan = synthesize(step, *args, fleet=fleet(), devices="all", microbatches=2)
+    assert plan.rewriting.microbatches == 2 and plan.verify(step, *args).ok
+
+
+def test_what_takes_much_is_not_worked_out_ahead() -> None:
+    """Weights that a layer makes are sums over the batch as the layer is."""
+
+    def gated(params: Any, x: Any, y: Any) -> Any:
+        weights = jax.nn.sigmoid(x @ params["w"]).sum(-1)
+        return jnp.sum(weights[:, None] * y**2) / weights.sum(), weights
+
+    def spread(params: Any, x: Any, y: Any) -> Any:
+        """Larger than all of the batch."""
+        weights = jnp.exp(x[:, :, None] * y[:, None, :])
+        return jnp.sum((x @ params["w"]) ** 2 * weights.sum(2)) / weights.sum(), x
+
+    for loss_of in (gated, spread):
+        args = ({"w": normal(4, 4)}, normal(8, 4), normal(8, 4, seed=1))
+        with pytest.raises(NotInPiecesError, match=r"test_microbatch.*needs a sum over the whole batch"):
+            microbatched(trace(descent(loss_of), *args), 2)
 
 
 def test_without_state_a_refusal_says_so() -> None:
