@@ -237,6 +237,23 @@ class Choosing:
         self._bounding.outside()
         return outgrown(self._parts)
 
+    def outside_s(self, wanted_s: float) -> float:
+        """What no program costs less than, memory aside, on the parts into which the step fits in no way.
+
+        Args:
+            wanted_s: a bound that is this high is not raised.
+        """
+        self._bounding.outside()
+        outside = [part for part in self._parts if part.impossible]
+        while outside:
+            least = min(outside, key=lambda part: part.bound_s)
+            if least.bound_s >= wanted_s or least.bounded or least.free is not None or self._timer.late():
+                return least.bound_s
+            self._bounding.closer([least], wanted_s)
+            for part in outside:
+                part.follow()
+        return math.inf
+
     @property
     def promising(self) -> Promising:
         """Parts that a similar step may like: all that are not bounded far above the best; and the best.

@@ -20,10 +20,11 @@ from shardwright.ir.rewrites.rewriting import rewriting_of
 from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced
 from shardwright.memory.device_memory import Looking
+from shardwright.memory.rivals import does_more
 from shardwright.plan import Plan
 from shardwright.plans.parts import Stats
 from shardwright.synth.chosen import Choice, least_bound
-from shardwright.synth.combinations import SMALL, few_equations
+from shardwright.synth.combinations import SMALL
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid.alternate import is_mesh
 from shardwright.synth.grid.choice import GridChoosing
@@ -137,6 +138,11 @@ class Planner:
         """See `shardwright.memory.rivals.Planning`: programs on two mesh axes alone are searched."""
         return self.asked.axes == 2 and is_mesh(self.asked.fleet)
 
+    @property
+    def content(self) -> bool:
+        """See `shardwright.memory.rivals.Planning`: on one mesh axis alone plans are made in a moment."""
+        return self.asked.axes == 1
+
     def unfinished(self, traced: Traced) -> bool:
         """Whether a step was planned briefly and memory was in the way."""
         step = self._known.get(id(traced))
@@ -151,6 +157,12 @@ class Planner:
         """Whether a part of the fleet into which a step fits in no way may be the best for it in pieces."""
         step = self._known.get(id(traced))
         return step is not None and step.outgrown
+
+    def outside_s(self, traced: Traced, wanted_s: float) -> float:
+        """See `Choosing.outside_s`; of programs on one mesh axis, if those were searched."""
+        step = self._known.get(id(traced))
+        made = None if step is None else vars(step).get("choosing")
+        return made.outside_s(wanted_s) if isinstance(made, Choosing) else math.inf
 
 
 class _Step:
@@ -386,15 +398,3 @@ def _raised(plan: Plan, bound_s: float) -> Plan:
     """A plan with a bound if that is better; at its ratios nothing is cheaper than at any."""
     plan = plan.but(bound_s=max(plan.bound_s, bound_s))
     return plan.but(search_gap=min(plan.search_gap, plan.gap))
-
-
-def does_more(step: Traced, like: Traced) -> bool:
-    """Whether a large step has all to do that another has, and more: what that keeps is computed again.
-
-    In as many pieces; of few equations, and what a scan keeps, that may save time.
-    """
-    if rewriting_of(like).recompute:
-        return False
-    pieces = [rewriting_of(each).microbatches for each in (step, like)]
-    looped = any(equation.regions for equation in step.graph.equations)
-    return pieces[0] == pieces[1] and not looped and not few_equations(step.graph)

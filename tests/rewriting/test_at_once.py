@@ -8,7 +8,7 @@ from rewriting_cases import layered
 from shardwright import Fleet, Plan, synthesize
 from shardwright.ir.rewrites.rewriting import rewriting_of
 from shardwright.ir.trace import Traced, trace
-from shardwright.memory import rewritings
+from shardwright.memory import in_pieces
 from shardwright.planning import Planner
 from shardwright.synth.memory.alive import most_alive
 
@@ -29,7 +29,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, list[bool]]:
     """A plan where what is alive fills nearly all memory; of all that was planned, whether it keeps less."""
     step, arguments = layered(False, layers=16, width=8, batch=256)
     graph = trace(step, *arguments).graph
-    assert len(graph.equations) > rewritings.SMALL
+    assert len(graph.equations) > in_pieces.SMALL
     asked: list[bool] = []
     plan = Planner.plan
 
@@ -46,17 +46,17 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, list[bool]]:
 def test_the_step_as_it_is_is_not_planned_where_hardly_any_program_would_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rewritings, "tolerance", lambda *_: 1e9)
+    monkeypatch.setattr(in_pieces, "tolerance", lambda *_: 1e9)
     plan, asked = planned(monkeypatch)
     assert plan.fits and plan.rewriting.recompute and asked and all(asked)
     assert any("no program was searched" in note for note in plan.assumptions)
 
 
 def test_what_takes_longer_is_planned_as_if_it_had_not_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewritings, "tolerance", lambda *_: 0.0)
+    monkeypatch.setattr(in_pieces, "tolerance", lambda *_: 0.0)
     plan, asked = planned(monkeypatch)
     assert asked[0] and not all(asked)
-    monkeypatch.setattr(rewritings, "_TAKEN", 1e-3)
+    monkeypatch.setattr(in_pieces, "_TAKEN", 1e-3)
     later, asked = planned(monkeypatch)
     assert not asked[0] and plan.fits and later.fits
     assert plan.cost_s == pytest.approx(later.cost_s, rel=1e-3)

@@ -87,6 +87,13 @@ class Refusing(Costing):
         plan = super().plan(traced, rival_s, **options)
         return plan if plan.cost_s < rival_s else None
 
+    @property
+    def content(self) -> bool:
+        return False
+
+    def outside_s(self, traced: Traced, wanted_s: float) -> float:
+        return float("inf")
+
     def outgrown(self, traced: Traced) -> bool:
         return self.full
 

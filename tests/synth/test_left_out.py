@@ -12,11 +12,11 @@ import pytest
 from synth_cases import traced
 from test_subfleets import fleet, node, problem
 
-from shardwright import planning
 from shardwright.cost.fleet import Fleet
 from shardwright.ir.graph import Graph
 from shardwright.ir.rewrites.recompute import Stretch
 from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
+from shardwright.memory import rivals
 from shardwright.synth import freely, subfleets
 from shardwright.synth.freely import Free
 from shardwright.synth.part import Promising
@@ -139,16 +139,16 @@ def test_why_devices_are_left_out_of_which_no_plan_was_made(
 
 
 def test_only_computing_again_does_more_of_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "few_equations", no)
+    monkeypatch.setattr(rivals, "few_equations", no)
     step, scan = traced("mlp"), traced("scanned")
-    assert planning.does_more(step, step)
-    assert not planning.does_more(rewritten(step, Rewriting(microbatches=2)), step)
+    assert rivals.does_more(step, step)
+    assert not rivals.does_more(rewritten(step, Rewriting(microbatches=2)), step)
     again = rewritten(step, Rewriting((Stretch("-", 0, 2, "nothing"),)))
-    assert planning.does_more(again, step)
-    assert not planning.does_more(step, again), "it does less than what computes some again"
-    assert not planning.does_more(scan, scan), "what a scan keeps may take longer than to compute it again"
+    assert rivals.does_more(again, step)
+    assert not rivals.does_more(step, again), "it does less than what computes some again"
+    assert not rivals.does_more(scan, scan), "what a scan keeps may take longer than to compute it again"
     monkeypatch.undo()
-    assert not planning.does_more(step, step)
+    assert not rivals.does_more(step, step)
 
 
 def test_what_is_changed_is_planned_first_where_the_step_would_cost_least() -> None:

@@ -180,13 +180,14 @@ class Ladder:
                     self.known[rung] = self.planner.plan(step, rival_s, baselines=False)
         return self.known[rung]
 
-    def briefly(self, base: Plan | None) -> Plan | None:
+    def briefly(self, base: Plan | None, rival_s: float = math.inf) -> Plan | None:
         """A plan that fits of a rung that frees what the best program lacks, without a search for what does.
 
         By the model of memory first, then a little more. What is found is a rival for all that takes longer.
 
         Args:
             base: the plan of the step as it is; None where no program of it can fit.
+            rival_s: what another plan that fits costs: a rung that is no cheaper ends the search.
         """
         last = len(self.rungs) - 1
         rung, smallest = -1, base
@@ -197,7 +198,9 @@ class Ladder:
             step = rewritten(self.traced, Rewriting(self.rungs[rung].stretches, self.pieces))
             if too_small(step.graph, self.limits):
                 continue
-            smallest = existing(self.planner.plan(step, briefly=True, baselines=False))
+            smallest = self.planner.plan(step, rival_s, briefly=True, baselines=False)
+            if smallest is None:
+                return None
             if smallest.fits:
                 self.known[rung] = smallest
                 return smallest

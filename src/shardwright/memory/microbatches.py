@@ -42,13 +42,13 @@ class Pieces:
     def __init__(self, traced: Traced, fleet: Fleet, planner: Planning, late: Callable[[], bool]) -> None:
         self.traced, self.fleet, self.planner, self.late = traced, fleet, planner, late
         self.near = tolerance(traced, fleet, NEAR)
-        #: Steps that memory was in the way of, and what no plan of each costs less than.
-        self.open: list[tuple[Traced, float]] = []
+        #: Steps that memory was in the way of, and the best program of each, which does not fit.
+        self.open: list[tuple[Traced, Plan]] = []
         self.tried: list[int] = []
         #: Plans of what did not fit.
         self.too_large: list[Plan] = []
         #: See `Planning.crowded`, of the last step.
-        self.crowded = 0.0
+        self.crowded = 0.0, 1
 
     def scarce(self, crowded: float, devices: int) -> bool:
         """Whether as many pieces as should fit have fewer rows than there are devices."""
@@ -65,32 +65,39 @@ class Pieces:
         """As many pieces as should fit."""
         return min(2 ** max(1, math.ceil(math.log2(max(crowded, 1.0)))), MOST_PIECES)
 
-    def briefly(self, rival_s: float, crowded: float, bound: bool = False) -> Plan | None:
+    def briefly(self, rival_s: float, crowded: tuple[float, int], bound: bool = False) -> Plan | None:
         """The cheapest plan that fits without a search for what does.
 
         First as many pieces as should fit, and more of them until they do; then fewer, which take less time.
 
         Args:
             rival_s: what a plan that fits costs.
-            crowded: the part of a device's memory that the step in one piece takes without a limit.
+            crowded: the part of a device's memory that the step in one piece takes without a limit, and on
+                how many devices.
             bound: whether it takes no less than that, perhaps more.
         """
-        first = self._first(crowded)
+        whole, devices = crowded
+        first = self._first(whole)
         best: Plan | None = None
         stays = 0.0
-        #: How much is there in so many pieces.
-        known = None if bound else (1, crowded)
+        #: How much is there in so many pieces, on so many devices.
+        known = None if bound else (1, whole, devices)
         pieces = first
         while pieces <= MOST_PIECES and not self.late():
-            plan = self._brief(pieces, min(rival_s, cost_of(best)))
+            least_s = min(rival_s, cost_of(best))
+            plan = self._brief(pieces, least_s)
+            if plan is None and self._elsewhere(pieces, least_s):
+                pieces *= 2  # where so many have no room, more of them may be the best
+                continue
             if plan is None or (best is not None and not plan.fits):
                 break
             best = better(best, plan)
             # Of what is there in one piece, so much is there in however many.
-            if known is None:
-                known = pieces, self.crowded
+            over, devices = self.crowded
+            if known is None or known[2] != devices:
+                known = pieces, over, devices
             else:
-                stays = (pieces * self.crowded - known[0] * known[1]) / (pieces - known[0])
+                stays = (pieces * over - known[0] * known[1]) / (pieces - known[0])
             if best is not None and best.cost_s <= self.planner.settled(best).bound_s * (1 + self.near):
                 break  # the bound of more pieces is no less than that of these
             if best is None and stays > 1:
@@ -98,7 +105,7 @@ class Pieces:
             pieces *= 2
         pieces = first // 2
         while pieces > 1 and best is not None and not self.late():
-            if max(stays, 0.0) + (crowded - max(stays, 0.0)) / pieces > _HARDLY:
+            if max(stays, 0.0) + (whole - max(stays, 0.0)) / pieces > _HARDLY:
                 break
             plan = self._brief(pieces, min(rival_s, cost_of(best)))
             if plan is None or not plan.fits:
@@ -107,6 +114,13 @@ class Pieces:
             pieces //= 2
         return best
 
+    def _elsewhere(self, pieces: int, rival_s: float) -> bool:
+        """Whether so many pieces might be cheaper than a rival where they have no room."""
+        if pieces not in self.tried:
+            return False  # the step does not come in so many
+        step = rewritten(self.traced, Rewriting(microbatches=pieces))
+        return self.planner.outside_s(step, rival_s) < rival_s
+
     def _brief(self, pieces: int, rival_s: float) -> Plan | None:
         try:
             step = rewritten(self.traced, Rewriting(microbatches=pieces))
@@ -114,19 +128,19 @@ class Pieces:
             return None
         self.tried.append(pieces)
         plan = self.planner.plan(step, rival_s, briefly=True, baselines=False)
-        self.crowded, _ = self.planner.crowded(step)
+        self.crowded = self.planner.crowded(step)
         self.too_large += [] if plan is None or plan.fits else [plan]
         if plan is not None and self.planner.unfinished(step):
-            self.open.append((step, plan.bound_s))
+            self.open.append((step, plan))
         return plan
 
     def within(self, rival_s: float) -> Plan | None:
         """The cheapest plan within memory of those that did not fit, the fewest pieces first."""
         best: Plan | None = None
-        for step, bound_s in sorted(self.open, key=lambda each: each[1]):
+        for step, brief in sorted(self.open, key=lambda each: each[1].bound_s):
             if self.late():
                 break
-            if bound_s >= min(rival_s, cost_of(best)) * (1 - self.near):
+            if brief.bound_s >= min(rival_s, cost_of(best)) * (1 - self.near):
                 continue
             plan = self.planner.plan(step, min(rival_s, cost_of(best)), baselines=False)
             if best is not None and plan is None:

@@ -6,9 +6,10 @@ import math
 from typing import Protocol
 
 from shardwright.cost.fleet import Fleet
+from shardwright.ir.rewrites.rewriting import rewriting_of
 from shardwright.ir.trace import Traced
 from shardwright.plan import Plan
-from shardwright.synth.combinations import in_a_moment
+from shardwright.synth.combinations import few_equations, in_a_moment
 
 #: Part of its cost that a rewriting should promise to save to be planned beside a plan that fits.
 WORTH = 0.01
@@ -46,6 +47,11 @@ class Planning(Protocol):
         """Whether looking around a program that does not fit takes far longer than planning another step."""
         ...
 
+    @property
+    def content(self) -> bool:
+        """Whether no large step is changed to fit on fewer devices where it fits on more as it is."""
+        ...
+
     def unfinished(self, traced: Traced) -> bool:
         """Whether a step was planned briefly and memory was in the way."""
         ...
@@ -56,6 +62,10 @@ class Planning(Protocol):
 
     def outgrown(self, traced: Traced) -> bool:
         """Whether a part of the fleet into which a step fits in no way may be the best for it in pieces."""
+        ...
+
+    def outside_s(self, traced: Traced, wanted_s: float) -> float:
+        """What a step costs at least on parts of the fleet into which it fits in no way, up to so much."""
         ...
 
 
@@ -101,3 +111,15 @@ def dearer(plan: Plan, *, unasked: bool) -> bool:
 def noted(plan: Plan, *untried: str) -> Plan:
     """A plan that says what was not searched."""
     return plan.but(assumptions=(*plan.assumptions, *filter(None, untried)))
+
+
+def does_more(step: Traced, like: Traced) -> bool:
+    """Whether a large step has all to do that another has, and more: what that keeps is computed again.
+
+    In as many pieces; of few equations, and what a scan keeps, that may save time.
+    """
+    if rewriting_of(like).recompute:
+        return False
+    pieces = [rewriting_of(each).microbatches for each in (step, like)]
+    looped = any(equation.regions for equation in step.graph.equations)
+    return pieces[0] == pieces[1] and not looped and not few_equations(step.graph)
