@@ -254,7 +254,7 @@ def test_where_keeping_less_will_not_do_pieces_come_first(
     short: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    monkeypatch.setattr("shardwright.memory.rewritings.SMALL", 0)
+    monkeypatch.setattr("shardwright.memory.in_pieces.SMALL", 0)
     monkeypatch.setattr(Planner, "outgrown", _says(False))
     monkeypatch.setattr(Ladder, "every", ())
     monkeypatch.setattr(Ladder, "falls_short", _says(short))
