@@ -254,12 +254,13 @@ def test_where_keeping_less_will_not_do_pieces_come_first(
     short: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    monkeypatch.setattr("shardwright.memory.in_pieces.SMALL", 0)
+    for where in ("rewritings", "in_pieces"):
+        monkeypatch.setattr(f"shardwright.memory.{where}.SMALL", 0)
     monkeypatch.setattr(Planner, "outgrown", _says(False))
     monkeypatch.setattr(Ladder, "every", ())
     monkeypatch.setattr(Ladder, "falls_short", _says(short))
-    for name, where in (("freely", Ladder), ("briefly", Pieces)):
-        monkeypatch.setattr(where, name, _noted(getattr(where, name), name, order))
+    for name, owner in (("freely", Ladder), ("briefly", Pieces)):
+        monkeypatch.setattr(owner, name, _noted(getattr(owner, name), name, order))
     plan = synthesize_traced(_six_layers(), fleet=fleet("60 kB"))
     assert plan.fits and sorted(order) == ["briefly", "freely"]
     assert order[0] == ("briefly" if short else "freely")
