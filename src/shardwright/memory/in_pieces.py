@@ -213,7 +213,8 @@ class InPieces:
             least_s = self._least_s
             if self.found is None or self.late():
                 break
-            if brief.bound_s >= least_s * (1 - self.near):
+            # What is computed again takes its time, too.
+            if brief.bound_s >= least_s * (1 - 2 * self.near):
                 continue
             pieces = brief.rewriting.microbatches
             ladder = Ladder(asked.traced, asked.fleet, asked.policies, pieces, self.planner, self.late)
