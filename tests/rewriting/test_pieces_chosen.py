@@ -9,8 +9,10 @@ import pytest
 from rewriting_cases import fleet, layered, perceptron
 
 from shardwright.api import synthesize, synthesize_traced
+from shardwright.ir.trace import trace
 from shardwright.memory.microbatches import counts_of
 from shardwright.memory.rivals import WORTH
+from shardwright.synth.combinations import SMALL
 from shardwright.synth.memory.alive import must_live, sure_bytes
 
 
@@ -62,3 +64,17 @@ def test_what_must_be_in_memory_is_there_in_every_plan(scan: bool, pieces: int, 
         assert inputs + outside <= inputs + sure_bytes(graph) <= sum(plan.memory_bytes)
         if pieces > 1 and how == "off":
             assert sure_bytes(graph) > outside, "what is within the loop counts"
+
+
+def test_a_large_step_comes_in_fewer_pieces_than_fit_where_less_is_kept_of_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shardwright.memory.rivals.in_a_moment", lambda *_: False)
+    step, args = layered(False, layers=12, batch=1024)
+    traced = trace(step, *args)
+    assert len(traced.graph.equations) > SMALL
+    scarce = fleet("1.3 MB", speeds=(20,))
+    alone = synthesize_traced(traced, fleet=scarce, recompute="off")
+    both = synthesize_traced(traced, fleet=scarce)
+    assert alone.fits and both.fits and both.cost_s < 0.9 * alone.cost_s
+    assert alone.rewriting.microbatches > both.rewriting.microbatches > 1 and both.rewriting.recompute

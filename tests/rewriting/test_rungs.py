@@ -15,6 +15,8 @@ from shardwright.api import synthesize_traced
 from shardwright.cost.model import CostModel
 from shardwright.ir.rewrites.rewriting import rewriting_of
 from shardwright.ir.trace import Traced, trace
+from shardwright.memory.every_way import EveryWay
+from shardwright.memory.in_pieces import InPieces
 from shardwright.memory.ladder import Ladder
 from shardwright.memory.microbatches import Pieces
 from shardwright.memory.rivals import WORTH
@@ -264,6 +266,101 @@ def test_where_keeping_less_will_not_do_pieces_come_first(
     plan = synthesize_traced(_six_layers(), fleet=fleet("60 kB"))
     assert plan.fits and sorted(order) == ["briefly", "freely"]
     assert order[0] == ("briefly" if short else "freely")
+
+
+class Cut:
+    """Plans by number of pieces: on so many devices, of which each takes so large a part of its memory."""
+
+    def __init__(self, plan: Plan, taken: dict[int, tuple[float, int]], outside_s: float = np.inf) -> None:
+        self.made, self.taken, self.elsewhere_s = plan, taken, outside_s
+        self.asked: list[int] = []
+
+    def plan(self, traced: Traced, rival_s: float = np.inf, **options: Any) -> Plan | None:
+        rewriting = rewriting_of(traced)
+        self.asked.append(rewriting.microbatches)
+        if rewriting.microbatches not in self.taken:
+            return None
+        fits = self.taken[rewriting.microbatches][0] <= 1
+        return self.made.but(cost_s=1.0, bound_s=1.0, fits=fits, rewriting=rewriting)
+
+    def crowded(self, traced: Traced) -> tuple[float, int]:
+        return self.taken.get(rewriting_of(traced).microbatches, (0.0, 1))
+
+    def unfinished(self, traced: Traced) -> bool:
+        return False
+
+    def outside_s(self, traced: Traced, wanted_s: float) -> float:
+        return self.elsewhere_s
+
+    def settled(self, plan: Plan) -> Plan:
+        return plan
+
+
+@pytest.mark.parametrize(("devices", "asked"), [(2, [2]), (1, [2, 4])])
+def test_how_much_stays_in_however_many_pieces_is_told_on_the_same_devices(
+    devices: int, asked: list[int]
+) -> None:
+    """In half of the batch each device takes as much as before: all of it stays, or there are half as many."""
+    traced = _six_layers()
+    made = synthesize_traced(traced, fleet=fleet(), recompute="off", microbatches=1)
+    planner = Cut(made, {2: (1.9, devices), 4: (0.95, 1)})
+    found = Pieces(traced, fleet(), cast(Any, planner), lambda: False).briefly(np.inf, (1.9, 2))
+    assert planner.asked == asked and (found is None) == (devices == 2)
+
+
+@pytest.mark.parametrize("outside_s", [0.5, 2.5])
+def test_pieces_that_have_no_room_where_they_may_be_cheapest_are_followed_by_more(outside_s: float) -> None:
+    traced = _six_layers()
+    made = synthesize_traced(traced, fleet=fleet(), recompute="off", microbatches=1)
+    planner = Cut(made, {8: (0.9, 1)}, outside_s)
+    found = Pieces(traced, fleet(), cast(Any, planner), lambda: False).briefly(2.0, (0.5, 2))
+    assert planner.asked == ([2, 4, 8] if outside_s < 2 else [2])
+    assert (found is not None) == (outside_s < 2)
+
+
+class Elsewhere(Cut):
+    """Plans that cost 2 s in one piece and 1 s in several."""
+
+    thorough = False
+
+    def __init__(self, plan: Plan, outside_s: float, content: bool) -> None:
+        super().__init__(plan, {1: (0.9, 2), 2: (0.9, 1)}, outside_s)
+        self.content = content
+
+    def plan(self, traced: Traced, rival_s: float = np.inf, **options: Any) -> Plan | None:
+        plan = super().plan(traced, rival_s, **options)
+        cost_s = 2.0 if rewriting_of(traced).microbatches == 1 else 1.0
+        if plan is None or rewriting_of(traced).recompute or cost_s >= rival_s:
+            return None
+        return plan.but(cost_s=cost_s, bound_s=cost_s, free_s=cost_s)
+
+    def outgrown(self, traced: Traced) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("outside_s", "content", "pieces"),
+    [
+        pytest.param(1.0, False, 2, id="half as much"),
+        pytest.param(1.9, False, 1, id="hardly less"),
+        pytest.param(1.0, True, 1, id="half as much, and nobody asks"),
+    ],
+)
+def test_what_fits_is_changed_where_it_costs_far_less_on_devices_without_room_for_it(
+    outside_s: float, content: bool, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardwright.memory.in_pieces.SMALL", 0)
+    monkeypatch.setattr(Ladder, "every", ())
+    monkeypatch.setattr(EveryWay, "that_saves", lambda self, plan: None)
+    traced = _six_layers()
+    made = synthesize_traced(traced, fleet=fleet(), recompute="off", microbatches=1)
+    planner = cast(Any, Elsewhere(made, outside_s, content))
+    rungs = Ladder(traced, fleet(), RECOMPUTING, 1, planner, lambda: False)
+    rungs.worth = WORTH
+    cut = Pieces(traced, fleet(), planner, lambda: False)
+    found = InPieces(rungs, cut, np.inf).best()
+    assert found.rewriting.microbatches == pieces
+    assert any("axes='auto' does that" in note for note in found.assumptions) == content
 
 
 def _six_layers() -> Traced:
