@@ -300,7 +300,7 @@ class Cut:
 def test_how_much_stays_in_however_many_pieces_is_told_on_the_same_devices(
     devices: int, asked: list[int]
 ) -> None:
-    """In half of the batch each device takes as much as before: all of it stays, or there are half as many."""
+    """In half of the batch each takes as much as before: all of it stays, or they are half as many."""
     traced = _six_layers()
     made = synthesize_traced(traced, fleet=fleet(), recompute="off", microbatches=1)
     planner = Cut(made, {2: (1.9, devices), 4: (0.95, 1)})
