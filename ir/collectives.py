@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import cache, reduce
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, final
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -69,9 +70,9 @@ class Collective(Protocol):
 
 def combine(op: ReduceOp, arrays: Sequence[Array]) -> Array:
     """Elementwise reduction in device order; the dtype is kept (booleans: or for max, and for min)."""
-    if op == "sum":
-        return reduce(lambda a, b: (a + b).astype(a.dtype), arrays)
-    return reduce(np.maximum if op == "max" else np.minimum, arrays)
+    # (numpy makes int8 of two int4.)
+    of_two = {"sum": np.add, "max": np.maximum, "min": np.minimum}[op]
+    return reduce(lambda a, b: of_two(a, b).astype(a.dtype, copy=False), arrays)
 
 
 def identity(op: ReduceOp, dtype: Any) -> Any:
@@ -81,10 +82,14 @@ def identity(op: ReduceOp, dtype: Any) -> Any:
         return dtype.type(0)
     if dtype.kind == "b":
         return np.bool_(op == "min")
-    if dtype.kind in "iu":
-        return np.iinfo(dtype).min if op == "max" else np.iinfo(dtype).max
-    # Extended floats (bfloat16, float8) are of kind V; all of them that reach here have infinities.
-    return dtype.type(-np.inf if op == "max" else np.inf)
+    try:
+        limits = ml_dtypes.iinfo(dtype)
+    except ValueError:  # no integers, which numpy does not say of ml_dtypes' own
+        infinite = dtype.type(-np.inf if op == "max" else np.inf)
+        if np.isinf(infinite):
+            return infinite
+        limits = ml_dtypes.finfo(dtype)  # some floats of 8 bits and fewer have nothing infinite
+    return limits.min if op == "max" else limits.max
 
 
 #: Strategies of an all-reduce that know of no nodes: exchanges by any of them may travel together.

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from jax.extend import core as jex
 
+from shardwright.ir.batched import answers, with_one_answer
 from shardwright.ir.errors import TraceError
 from shardwright.ir.graph import Atom, Equation, Forms, Graph, Literal, TensorType, Value
 
@@ -49,6 +50,7 @@ class Builder:
         self._parts: dict[Any, str] = {}
         self._last: tuple[Any, str] = (None, "")
         self._of_user: dict[Any, bool] = {}
+        self._one_answer: dict[tuple[Any, ...], jex.ClosedJaxpr] = {}
 
     def graph(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], caller: Any = None, part: str = "") -> Graph:
         return _Region(self).build(jaxpr, consts, caller, part)
@@ -79,6 +81,18 @@ class Builder:
         if known is None:
             known = self._of_user[source.traceback] = bool(summary(source))
         return source if known else caller
+
+    def one_answer(self, eqn: jex.JaxprEqn) -> jex.ClosedJaxpr:
+        """`with_one_answer` of a `while`; one object for equal ones, whose forms are then equal, too."""
+        key = tuple(eqn.params.values())
+        found = self._one_answer.get(key)
+        if found is None:
+            from jax._src import source_info_util  # (no public name for it)
+
+            # What is added stands in the user's line that has the loop.
+            with source_info_util.user_context(eqn.source_info.traceback):
+                found = self._one_answer[key] = with_one_answer(eqn.params)
+        return found
 
     def type_of(self, aval: Any) -> TensorType:
         """One object for equal types: comparing them is then comparing addresses."""
@@ -168,6 +182,8 @@ class _Region:
             called = eqn.params[CALLS[name]] if name in CALLS else None
             if name == SOLVE:
                 called, operands = _solver(eqn, operands)
+            if name == "while" and answers(eqn.params):
+                called = builder.one_answer(eqn)
             if called is not None:
                 inner, consts = (
                     (called.jaxpr, called.consts) if isinstance(called, jex.ClosedJaxpr) else (called, ())

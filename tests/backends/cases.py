@@ -18,7 +18,11 @@ from shardwright.ir.placement import REDUCE_OPS, OwnRatios, Partial, Placement, 
 from shardwright.ir.program import Group, Move
 
 #: The first is tried on everything, the second with empty shares too, the rest on uneven ones.
-DTYPES = ("float32", "int32", "bfloat16", "bool", "float16", "uint8", "complex64", "key<fry>")
+DTYPES = (
+    *("float32", "int32", "bfloat16", "bool", "float16", "uint8", "complex64", "key<fry>"),
+    # Without anything infinite, and integers that are none of numpy's.
+    *("float8_e4m3fn", "int4"),
+)
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ def before(case: Case) -> list[Any]:
 def _draw(rng: np.random.Generator, tensor: TensorType, shape: tuple[int, ...]) -> Any:
     if is_key(tensor.dtype):
         return from_numpy(rng.integers(0, 2**32, (*shape, 2), np.uint32), tensor.dtype)
-    high = 2 if tensor.dtype == "bool" else 9
+    high = {"bool": 2, "float8_e4m3fn": 3}.get(tensor.dtype, 9)
     return jax.device_put(rng.integers(0, high, shape).astype(dtype_of(tensor.dtype)))  # compiles nothing
 
 

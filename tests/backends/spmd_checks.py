@@ -145,12 +145,17 @@ PROGRAMS: dict[int, list[tuple[str, str, int | None, tuple[float, ...]]]] = {
         ("mlp", "data", 0, (0.7, 0.3)),
         ("half", "zero", 1, (0.7, 0.3)),
     ],
-    3: [("scanned", "zero", None, (0.5, 0.0, 0.5)), ("mlp", "last", 2, (0.5, 0.0, 0.5))],
+    3: [
+        ("scanned", "zero", None, (0.5, 0.0, 0.5)),
+        ("batched", "data", None, (0.7, 0.0, 0.3)),
+        ("mlp", "last", 2, (0.5, 0.0, 0.5)),
+    ],
     4: [
         ("scanned", "last", None, (0.25,) * 4),
         ("mlp", "data", None, (0.5, 0.25, 0.125, 0.125)),
         ("mlp", "zero", 3, (0.25,) * 4),
         ("controlled", "zero", 4, (0.4, 0.1, 0.2, 0.3)),
+        ("batched", "data", 6, (0.4, 0.1, 0.2, 0.3)),
         ("scanned", "data", 5, (0.4, 0.1, 0.2, 0.3)),
     ],
 }

@@ -75,6 +75,28 @@ def controlled() -> tuple[Step, tuple[Any, ...]]:
     return step, (array(7, 5), array(5, 4, seed=1))
 
 
+def batched() -> tuple[Step, tuple[Any, ...]]:
+    """A while under vmap: every row draws with a key of its own, and ends in an iteration of its own."""
+
+    def step(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        def grow(row: jax.Array, bound: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+            def turn(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+                count, row, key = state
+                key, now = jax.random.split(key)
+                return count + 1, row * 1.25 + jax.random.uniform(now, row.shape), key
+
+            count, grown, _ = jax.lax.while_loop(
+                lambda state: jnp.sum(state[1] ** 2) < bound, turn, (jnp.int32(0), row, key)
+            )
+            return count, grown
+
+        keys = jax.random.split(jax.random.key(0), len(x))
+        counts, grown = jax.vmap(grow)(x, jnp.sum(x * 4, axis=1) ** 2, keys)
+        return grown, grown @ y, counts
+
+    return step, (array(7, 5), array(5, 4, seed=1))
+
+
 def half() -> tuple[Step, tuple[Any, ...]]:
     """bfloat16 activations with float32 master weights."""
 
@@ -93,6 +115,7 @@ STEPS: dict[str, Callable[[], tuple[Step, tuple[Any, ...]]]] = {
     "mlp": mlp,
     "scanned": scanned,
     "controlled": controlled,
+    "batched": batched,
     "half": half,
 }
 

@@ -5,6 +5,7 @@ import random
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import Case, before, cases, expected, same
@@ -15,10 +16,11 @@ from shardwright.backends.compile import Device
 from shardwright.backends.layout import members
 from shardwright.backends.reference import ReferenceExecutable, collective
 from shardwright.ir import collectives
+from shardwright.ir.dtypes import dtype_of
 from shardwright.ir.errors import InputError
 from shardwright.ir.graph import Graph, Value
-from shardwright.ir.placement import R, Shard
-from shardwright.ir.program import Program, Property
+from shardwright.ir.placement import REDUCE_OPS, Partial, R, Shard
+from shardwright.ir.program import Move, Program, Property
 from shardwright.ir.serialize import program_from_json, program_to_json
 from shardwright.ir.text import format_program, parse_program
 from shardwright.ir.trace import Traced, trace
@@ -49,6 +51,45 @@ def test_moves_conform() -> None:
         assert all(map(same, got, expected(case, arrays))), str(case)
         kinds.add(case.move.kind)
     assert kinds == {kind for kind, c in collectives.registry().items() if not c.local}
+
+
+NARROW = [
+    *("bfloat16", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
+    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn", "int2", "int4", "uint2", "uint4"),
+]
+
+
+@pytest.mark.parametrize("dtype", ["bool", "float16", "float32", "int8", "uint8", *NARROW])
+def test_the_identity_changes_nothing(dtype: str) -> None:
+    """Among the values: what is infinite, where a dtype has that, and the ends of the others."""
+    if dtype == "bool":
+        values = np.array([False, True])
+    elif "int" in dtype:
+        values = np.arange(jnp.iinfo(dtype).min, int(jnp.iinfo(dtype).max) + 1).astype(dtype_of(dtype))
+    else:
+        limits = jnp.finfo(dtype)
+        infinite = np.array([-np.inf, np.inf]).astype(dtype_of(dtype))
+        ends = [limits.min, limits.max, *infinite[np.isinf(infinite)], 0.5, 1.0, 2.0]
+        values = np.array(ends).astype(dtype_of(dtype))
+    # (An exponent alone is never zero.)
+    for op in [op for op in REDUCE_OPS if (op, dtype) != ("sum", "float8_e8m0fnu")]:
+        neutral = np.full_like(values, collectives.identity(op, values.dtype))
+        for pair in ([neutral, values], [values, neutral]):
+            assert same(collectives.combine(op, pair), values), op
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int4", "bfloat16"])
+def test_a_device_without_work_changes_no_maximum(dtype: str) -> None:
+    def step(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        narrow = x.astype(dtype)
+        return narrow.max(axis=0).astype(jnp.float32), narrow.min(axis=0).astype(jnp.float32)
+
+    x = np.array([[-2.0, 3.0], [-4.0, 5.0], [-3.0, 2.0]], np.float32)
+    traced = trace(step, x)
+    program = build(traced.graph, [Shard(0)])
+    assert any(isinstance(move, Move) and isinstance(move.pre, Partial) for move in program.instructions)
+    got = ReferenceExecutable(traced, program, (0.7, 0.0, 0.3))(x)
+    np.testing.assert_array_equal(got, [[-2.0, 5.0], [-4.0, 2.0]])
 
 
 def local_after(case: Case, arrays: list[Any]) -> list[Any]:

@@ -107,6 +107,19 @@ def while_() -> tuple[Step, tuple[Any, ...]]:
     return step, (0.1 * array(16, 16), array(12, 16, seed=1))
 
 
+def while_of_a_batch() -> tuple[Step, tuple[Any, ...]]:
+    """A root for each of a batch, by Newton's method: each of them is found in an iteration of its own."""
+
+    def root(a: Any) -> Any:
+        return jax.lax.while_loop(lambda s: jnp.abs(s * s - a) > 1e-4 * a, lambda s: (s + a / s) / 2, a)
+
+    def step(w: Any, x: Any) -> Any:
+        roots = jax.vmap(root)(1 + jnp.sum((x @ w) ** 2, axis=1))
+        return w * 0.9, roots, jnp.mean(roots)
+
+    return step, (array(16, 16), array(12, 16, seed=1))
+
+
 def cond() -> tuple[Step, tuple[Any, ...]]:
     def step(w: Any, x: Any) -> Any:
         h = jax.lax.cond(
@@ -122,5 +135,6 @@ STEPS: dict[str, Callable[[], tuple[Step, tuple[Any, ...]]]] = {
     "dropout with a raw key": dropout_raw,
     "scan": scan,
     "while": while_,
+    "while of a batch": while_of_a_batch,
     "cond": cond,
 }

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from arithmetic import OPS  # those join the ones that are there
 from jax import lax
-from pool import Entry, Pool, matrix, op, small, tensor
+from pool import Entry, Pool, integer, matrix, op, small, tensor
 
 
 def moving(make: Callable[[Pool, Entry], Any]) -> None:
@@ -192,3 +192,17 @@ def repeat(pool: Pool) -> Entry:
         lambda s: (s[0] < 3) & (s[1].max() < 1000), lambda s: (s[0] + 1, s[1] + s[1].sum(0)), (0, a.x)
     )
     return Entry(x, True, a.most * (1 + a.shape[0]) ** 3)
+
+
+@op
+def repeat_each(pool: Pool) -> Entry:
+    """Under vmap: every row ends its loop in an iteration of its own."""
+    a = pool.whole(tensor, most=100.0)
+
+    def grow(row: Any) -> Any:
+        return lax.while_loop(
+            lambda s: (s[0] < 3) & (s[1].sum() < 10), lambda s: (s[0] + 1, 2 * s[1] + 1), (0, row)
+        )
+
+    count, x = jax.vmap(grow)(a.x)
+    return [integer(count), Entry(x, True, 8 * a.most + 7)][pool.number(2)]
