@@ -57,6 +57,8 @@ def test_devices_are_added_and_dropped_by_name() -> None:
     whole = fleet()
     assert names(changed(whole, "drop=n0")) == ["slow", "slow"]
     assert names(changed(whole, "drop=n0.d1,drop=1xslow")) == ["fast", "slow"]
+    assert names(changed(whole, "drop=1xslow,drop=1xslow")) == ["fast", "fast"]
+    assert names(changed(whole, "drop=n1.d1,drop=1xslow,drop=1xfast")) == ["fast"]
     assert names(changed(whole, "add=2xT4,drop=fast")) == ["slow", "slow", "T4", "T4"]
     assert names(changed(whole, "add=fast@n1")) == ["fast", "fast", "slow", "slow", "fast"]
     assert len(changed(whole, "add=3xfast").nodes) == 3
@@ -95,7 +97,9 @@ def test_devices_that_are_added_have_links_to_the_host_as_others_have() -> None:
     [
         ("more=T4", "is neither add= nor drop="),
         ("drop=n7", "there is no n7"),
-        ("drop=5xslow", "there are 2 slow"),
+        ("drop=5xslow", r"there are 2 slow\."),
+        ("drop=1xslow,drop=2xslow", "there are 1 slow left"),
+        ("drop=n1,drop=1xslow", "there are 0 slow left"),
         ("add=0xT4", "adds no device"),
         ("add=99999xT4", "beyond 4096 devices. Plan for at most 4096 devices"),
         ("add=4096xT4@n0", "beyond 4096 devices"),
