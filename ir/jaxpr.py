@@ -38,6 +38,9 @@ DISTRIBUTED = frozenset({"shard_map", "pmap", "xla_pmap"})
 
 UNKNOWN_LINE = "an unknown source line"
 
+#: How the lines of rewritings begin, which JAX takes for the user's.
+_REWRITES = str(Path(__file__).parent / "rewrites")
+
 
 class Builder:
     """Collects primitive objects, types and forms over all regions of one trace."""
@@ -307,4 +310,5 @@ def summary(source: Any) -> str:
         return ""
     from jax._src import source_info_util  # (no public name for it)
 
-    return source_info_util.summarize(source)
+    found = source_info_util.summarize(source)
+    return "" if found.startswith(_REWRITES) else found

@@ -76,10 +76,10 @@ def fitting(
         return found
     best, memory = chosen
     missing = "is dearer within memory" if fitted else "does not fit into memory"
-    if least > 1:
-        missing = f"lacks more; {shortage(best.ratios, memory, model)}"
-    note = f"what was searched {missing}; this is {best.name}"
-    notes = (*(n for n in found.notes if "fits into every device" not in n), note)
+    # What is lacking is a note of its own: whoever looks closer says it anew.
+    lacks = (shortage(best.ratios, memory, model),) if least > 1 else ()
+    note = f"what was searched {'needs more memory' if lacks else missing}; this is {best.name}"
+    notes = (*(n for n in found.notes if "fits into every device" not in n), *lacks, note)
     # At other ratios than those of the search, the bound over all ratios is what is known.
     least_s = found.bound_s
     if best.ratios == found.ratios:

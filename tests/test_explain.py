@@ -16,11 +16,13 @@ from shardwright.cli import main
 from shardwright.cost.bill import Tally, bill
 from shardwright.cost.fleet import Fleet, Link
 from shardwright.cost.model import CostModel
+from shardwright.elastic import without
 from shardwright.explain import explain
 from shardwright.ir.placement import parse_placement
 from shardwright.ir.program import verify
 from shardwright.plans.diff import COMPUTING, diff
 from shardwright.plans.parts import PinPrice
+from shardwright.reports.units import duration
 
 ROOT = Path(__file__).resolve().parent.parent
 STEP = """
@@ -233,6 +235,46 @@ def test_on_two_axes_too_an_alternative_is_what_a_pin_would_give() -> None:
         assert each.priced.cost_s == pytest.approx(pinned.cost_s, rel=1e-3) and each.change_s > -1e-12
     said = " ".join(explain(plan, plan.devices[0], plan.traced).sentences)
     assert "one point more costs" in said and "Without it the best plan of the others costs" in said
+
+
+def whole_weights(name: str, tensor: Any) -> str | None:
+    return "R" if name.startswith("params") else None
+
+
+@pytest.mark.parametrize("constraints", [{"params/*": "R"}, whole_weights])
+def test_what_is_priced_keeps_to_the_pins(fleet: Fleet, constraints: Any) -> None:
+    """Whoever gave them: a plan file has the arguments that a function chose, too."""
+    made = make(fleet, constraints=constraints, axes=1, devices="all")
+    loaded = Plan.from_dict(json.loads(json.dumps(made.to_dict())))
+    assert loaded.pins == made.pins and made.pins[0].price_s > 0
+    assert made.pins[0].arguments == ("params['down']", "params['up']")
+    bench = Bench(loaded, made.step())
+    graph = bench.traced.graph
+    inputs = dict(zip(graph.input_names, graph.inputs, strict=True))
+    for name, pinned in (("x", ["params['down']", "params['up']"]), ("params['up']", ["params['down']"])):
+        found = bench.alternatives(name)
+        # Another place of what is pinned may save what the pin costs, another one of the rest nothing.
+        assert found and (name != "x" or min(each.change_s for each in found) > -1e-12)
+        for each in found:
+            program = bench._best(inputs[name], parse_placement(each.placement))
+            assert program is not None
+            held = dict(zip(graph.input_names, map(str, program.inputs), strict=True))
+            assert held[name] == each.placement and {held[other] for other in pinned} == {"R"}
+    left = make(without(fleet, ["n0.d3"]), constraints=constraints, axes=1, devices="all")
+    said = explain(loaded, "n0.d3", made.step()).sentences[-1]
+    assert f"Without it the best plan of the others costs {duration(left.cost_s)}, " in said
+
+
+def test_without_a_device_pins_may_be_impossible() -> None:
+    """Two devices of two nodes are one mesh axis, on which nothing lies in two placements."""
+    kind = {"name": "slow", "flops": "50 GFLOP/s", "memory_bandwidth": "50 GB/s", "memory": "8 GB"}
+    near, far = {"bandwidth": "100 GB/s", "latency": "1 us"}, {"bandwidth": "1 GB/s", "latency": "30 us"}
+    nodes = [{"devices": {"type": kind, "count": count}, "link": near} for count in (2, 1)]
+    fleet = Fleet.from_dict({"name": "three", "nodes": nodes, "network": far})
+    plan = make(fleet, axes=2, devices="all", constraints={"params/up": "R/S(1)"})
+    assert explain(plan, "n0.d0", plan.traced).sentences[-1] == (
+        "Without it no program of the others keeps to the pins."
+    )
 
 
 def test_a_layer(plan: Plan) -> None:

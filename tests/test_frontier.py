@@ -3,6 +3,8 @@
 import itertools
 import json
 import math
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,12 @@ from click.testing import CliRunner
 import shardwright.memory.frontier as module
 from shardwright import Fleet, Frontier, InputError, frontier, synthesize
 from shardwright.api import synthesize_traced
+from shardwright.assemble import as_it_runs
 from shardwright.cli import main
 from shardwright.memory.remedies import with_memory
 from shardwright.plan import Plan
+from shardwright.synth.programs.judge import SHORT
+from shardwright.synth.unsearched import NONE_FITS
 
 
 def step(params: Any, x: Any) -> Any:
@@ -101,6 +106,39 @@ def test_a_plan_that_fits_into_less_is_not_searched_for_again(
     assert found.whole is found.budgets[2].plan
     with pytest.raises(InputError, match="1 is none of its parts"):
         _ = module.Frontier(found.budgets[3:]).whole
+
+
+@pytest.mark.parametrize("parts", [(0.6, 0.5), (0.06, 0.03, 0.02)])
+def test_what_does_not_fit_says_what_it_lacks_of_the_memory_that_there_is(
+    tight: Fleet, parts: tuple[float, ...]
+) -> None:
+    """Whether a search or a baseline lacks least: no row says what another one would need."""
+    found = frontier(step, *ARGS, fleet=tight, memory=parts, **ALONE)
+    baseline = "what was searched needs more memory; this is "
+    for budget in found.budgets:
+        limits = [device.type.memory_bytes for device in budget.plan.fleet.devices]
+        over = max(b / limit for b, limit in zip(budget.plan.memory_bytes, limits, strict=True))
+        assert budget.found_at == parts[0] and not budget.plan.fits and over > 1
+        notes = budget.plan.assumptions
+        (said,) = [note for note in notes if "times the memory everywhere" in note]
+        times = re.search(r"with ([\d.]+) times", said)
+        assert said.startswith(SHORT) and times is not None
+        assert float(times[1]) == pytest.approx(over, rel=0.01)
+        assert any(note.startswith(baseline) for note in notes) == (parts[0] == 0.6)
+        moved = [note for note in notes if note.startswith(f"found with {parts[0]:g} of the memory")]
+        assert len(moved) == (budget.part != parts[0])
+
+
+def test_a_closer_look_takes_back_that_nothing_fits(tight: Fleet) -> None:
+    plan = synthesize(step, *ARGS, fleet=with_memory(tight, 0.6), **ALONE)
+    roomy = replace(plan, fleet=with_memory(tight, 4), assumptions=(*plan.assumptions, NONE_FITS))
+    found = as_it_runs(roomy)
+    assert found.fits and not roomy.fits
+    assert set(roomy.assumptions) - set(found.assumptions) == {
+        NONE_FITS,
+        *(note for note in plan.assumptions if note.startswith(SHORT)),
+    }
+    assert as_it_runs(found) == found
 
 
 def test_a_plan_for_less_memory_is_one_for_more(tight: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,8 @@ def test_devices_are_added_and_dropped_by_name() -> None:
     whole = fleet()
     assert names(changed(whole, "drop=n0")) == ["slow", "slow"]
     assert names(changed(whole, "drop=n0.d1,drop=1xslow")) == ["fast", "slow"]
+    assert names(changed(whole, "drop=1xslow,drop=1xslow")) == ["fast", "fast"]
+    assert names(changed(whole, "drop=n1.d1,drop=1xslow,drop=1xfast")) == ["fast"]
     assert names(changed(whole, "add=2xT4,drop=fast")) == ["slow", "slow", "T4", "T4"]
     assert names(changed(whole, "add=fast@n1")) == ["fast", "fast", "slow", "slow", "fast"]
     assert len(changed(whole, "add=3xfast").nodes) == 3
@@ -95,7 +97,9 @@ def test_devices_that_are_added_have_links_to_the_host_as_others_have() -> None:
     [
         ("more=T4", "is neither add= nor drop="),
         ("drop=n7", "there is no n7"),
-        ("drop=5xslow", "there are 2 slow"),
+        ("drop=5xslow", r"there are 2 slow\."),
+        ("drop=1xslow,drop=2xslow", "there are 1 slow left"),
+        ("drop=n1,drop=1xslow", "there are 0 slow left"),
         ("add=0xT4", "adds no device"),
         ("add=99999xT4", "beyond 4096 devices. Plan for at most 4096 devices"),
         ("add=4096xT4@n0", "beyond 4096 devices"),
@@ -203,6 +207,82 @@ def test_where_nothing_fits_the_answer_says_what_would() -> None:
     assert any("a batch of" in remedy.what for remedy in found.remedies)
     assert "does not fit" in found.text() and found.to_dict()["device"] in found.text()
     assert shortage(synthesize(step, *ARGS, fleet=fleet()), step, *ARGS) is None
+
+
+def driven_to_pieces() -> tuple[Any, tuple[Any, ...], Fleet]:
+    """A step and a fleet into whose memory it does not fit in any number of pieces."""
+
+    def deep(params: Any, x: Any, y: Any) -> Any:
+        def loss_of(params: Any) -> Any:
+            hidden = jax.nn.relu(x @ params["a"] + params["c"])
+            return jnp.mean((hidden @ params["b"] + params["d"] - y) ** 2)
+
+        loss, gradients = jax.value_and_grad(loss_of)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
+
+    sizes = {"a": (16, 64), "c": (64,), "b": (64, 8), "d": (8,)}
+    params = {name: jax.ShapeDtypeStruct(size, "float32") for name, size in sizes.items()}
+    args = params, jax.ShapeDtypeStruct((64, 16), "float32"), jax.ShapeDtypeStruct((64, 8), "float32")
+    link = {"bandwidth": "20 GB/s", "latency": "100 ns"}
+    type_ = {"name": "mid", "flops": "20 GFLOP/s", "memory_bandwidth": "20 GB/s", "memory": "1 GB"}
+    pair = Fleet.from_dict(
+        {"name": "pair", "nodes": [{"devices": {"type": type_, "count": 2}, "link": link}]}
+    )
+    free = synthesize(deep, *args, fleet=pair)
+    return deep, args, with_memory(pair, 0.3 * max(free.memory_bytes) / 1e9)
+
+
+def test_remedies_need_not_keep_what_was_done_because_nothing_fits() -> None:
+    """With more memory a step that was cut in vain is planned as it is, unless pieces were asked for."""
+    deep, args, tight = driven_to_pieces()
+    plan = synthesize(deep, *args, fleet=tight)
+    assert not plan.fits and plan.rewriting.microbatches > 1
+    found = shortage(plan, deep, *args)
+    assert found is not None
+    (more,) = [remedy for remedy in found.remedies if remedy.what.startswith("4 times the memory")]
+    assert more.price == pytest.approx(0, abs=0.01)
+    asked = shortage(plan, deep, *args, recompute=plan.rewriting)
+    assert asked is not None
+    (kept,) = [remedy for remedy in asked.remedies if remedy.what == more.what]
+    assert kept.iteration_s > 2 * more.iteration_s
+    for each in (found, asked):
+        named = [held.what for held in each.held]
+        assert any(" for " in what for what in named) and not any("rewrites" in what for what in named)
+    with pytest.raises(InputError, match="Leave it out"):
+        shortage(plan, deep, *args, recompute=plan.rewriting, microbatches=3)
+
+
+@pytest.mark.full
+def test_the_memory_that_would_do_was_planned_for() -> None:
+    """The plan that does not fit is a baseline here, far dearer than what so much memory allows."""
+    sizes = {"a": (32, 128), "c": (128,), "b": (128, 16), "d": (16,)}
+    params = {name: jax.ShapeDtypeStruct(size, "float32") for name, size in sizes.items()}
+    args = params, jax.ShapeDtypeStruct((100, 32), "float32"), jax.ShapeDtypeStruct((100, 16), "float32")
+
+    def aside(params: Any, x: Any, y: Any) -> Any:
+        def loss_of(params: Any) -> Any:
+            out = jax.nn.relu(x @ params["a"] + params["c"]) @ params["b"] + params["d"]
+            return jnp.mean((out - y) ** 2), (jnp.max(out), out)
+
+        loss, gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
+
+    kinds = [
+        {"name": name, "flops": f"{speed} GFLOP/s", "memory_bandwidth": f"{rate} GB/s", "memory": "35430 B"}
+        for name, speed, rate in (("fast", 40, 10), ("slow", 10, 5))
+    ]
+    devices = [{"type": kind, "count": count} for kind, count in zip(kinds, (1, 3), strict=True)]
+    link = {"bandwidth": "2 GB/s", "latency": "20 us"}
+    tight = Fleet.from_dict({"name": "f", "nodes": [{"devices": devices, "link": link}]})
+    plan = synthesize(aside, *args, fleet=tight)
+    found = shortage(plan, aside, *args)
+    assert found is not None and not plan.fits
+    (remedy,) = [each for each in found.remedies if "on every device" in each.what]
+    roomy = with_memory(tight, found.factor)
+    how: Any = {"axes": plan.axes, "devices": "all", "recompute": plan.rewriting}
+    there = synthesize(aside, *args, fleet=roomy, **how)
+    assert there.fits and remedy.iteration_s <= there.iteration_s * (1 + 1e-6)
+    assert remedy.iteration_s < 0.7 * plan.iteration_s
 
 
 def test_a_plan_that_does_not_fit_says_so_before_all_else() -> None:

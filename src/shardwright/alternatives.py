@@ -1,4 +1,7 @@
-"""Programs of a plan's step, priced anew: what each other placement of a tensor costs, and when it wins."""
+"""Programs of a plan's step, priced anew: what each other placement of a tensor costs, and when it wins.
+
+They keep to the plan's pins, but for that of the tensor itself.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from shardwright.constraints import factors, pins_of
 from shardwright.cost.bill import Item, Tally, bill
 from shardwright.cost.grid.model import GridModel
 from shardwright.cost.grid.settled import pricing
@@ -157,13 +161,16 @@ class Bench:
         return tuple(sorted(found, key=lambda each: each.priced.cost_s))
 
     def _best(self, value: Value, placement: Placement) -> Program | None:
-        """The best program that hands in `value` so; None if there is none."""
-        use = pin(self.space.root.choice[value], lambda other: other == placement)
+        """The best program that hands in `value` so, and the rest as it is pinned; None if there is none."""
+        choices = self.space.root.choice
+        together = [other for other in self.traced.graph.inputs if choices[other] == choices[value]]
+        kept = factors(pins_of(self.plan.pins, self.traced.graph, free=together), self.space)
+        uses = (pin(choices[value], lambda other: other == placement), *kept)
         try:
             if self.nodes is None:
-                found = solve(self.space, self.prices, extra=(use,))
+                found = solve(self.space, self.prices, extra=uses)
             else:
-                found = GridSolver(self.space, (use,)).solve(self.prices, enough=GOOD_ENOUGH)
+                found = GridSolver(self.space, uses).solve(self.prices, enough=GOOD_ENOUGH)
             return emit(self.space, found.assignment, self.prices)
         except PlanError:
             return None

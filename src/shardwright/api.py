@@ -75,7 +75,7 @@ def synthesize(
             better of both, two on the whole fleet, unless a bound proves that they cannot be 5 % cheaper.
         recompute: "auto" computes parts of the forward pass again in the backward pass where memory is short,
             as few of them as need be; with "off" nothing is, with "all" every layer; a `Rewriting` (such as
-            that of another plan) says exactly what is.
+            that of another plan) says exactly what is, in how many pieces, and what waits in host memory.
         microbatches: in how many equal pieces of the batch, one after another, forward and backward pass run,
             gradients being added up; "auto" is one, or where the step does not fit as many as need be.
         offload: "auto" lets what layers keep for the backward pass wait in host memory where memory is short,

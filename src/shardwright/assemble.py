@@ -38,6 +38,7 @@ from shardwright.synth.fallback import fits
 from shardwright.synth.programs.judge import SHORT, Judge, lacking
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
+from shardwright.synth.unsearched import NONE_FITS
 
 
 def assembled(
@@ -141,14 +142,13 @@ def as_it_runs(plan: Plan) -> Plan:
 
     Of what hardly fits, a search may have asked no more than the model.
     """
-    if plan.fits:
-        return plan.but(assumptions=tuple(note for note in plan.assumptions if not note.startswith(SHORT)))
-    devices = [plan.fleet.devices[d] for d in plan.used]
+    pairs = zip(plan.memory_bytes, plan.fleet.devices, strict=True)
+    if plan.fits or all(need <= device.type.memory_bytes for need, device in pairs):
+        kept = tuple(note for note in plan.assumptions if not note.startswith((SHORT, NONE_FITS)))
+        return plan.but(fits=True, assumptions=kept)
     peaks = np.array([plan.memory_bytes[d] for d in plan.used], dtype=np.float64)
-    fitting = all(need <= each.type.memory_bytes for need, each in zip(peaks, devices, strict=True))
-    said = () if fitting else (lacking(peaks, devices),)
-    notes = [(said if note.startswith(SHORT) else (note,)) for note in plan.assumptions]
-    return plan.but(fits=fitting, assumptions=tuple(note for some in notes for note in some))
+    said = lacking(peaks, [plan.fleet.devices[d] for d in plan.used])
+    return plan.but(assumptions=tuple(said if note.startswith(SHORT) else note for note in plan.assumptions))
 
 
 def _laid_out(chosen: Choice, graph: Graph) -> Timeline:

@@ -120,6 +120,27 @@ def factors(pins: Sequence[Pin], space: Space) -> tuple[Use, ...]:
     )
 
 
+def fixed_by(each: PinPrice, names: Iterable[str]) -> tuple[str, ...]:
+    """Of the names of a plan's arguments those that a pin fixes; older files do not say it of a function."""
+    return each.arguments or tuple(matching(each.name, names))
+
+
+def pins_of(prices: Sequence[PinPrice], graph: Graph, free: Collection[Value] = ()) -> tuple[Pin, ...]:
+    """The pins that a plan was made with, for its step.
+
+    Args:
+        prices: what the plan says of them.
+        graph: the step.
+        free: arguments that they are not to fix.
+    """
+    arguments = dict(zip(graph.input_names, graph.inputs, strict=True))
+    values = [tuple(arguments[name] for name in fixed_by(each, arguments)) for each in prices]
+    return tuple(
+        Pin(each.name, parse_placement(each.placement, nodes=()), tuple(v for v in some if v not in free))
+        for each, some in zip(prices, values, strict=True)
+    )
+
+
 def takes_two_axes(pins: Sequence[Pin], possible: bool) -> bool:
     """Whether some pin says one thing of the nodes and another of the devices in them.
 
@@ -188,6 +209,7 @@ def priced(
         space = Space(graph, nodes)
     prices = Prices.at(model, ratios) if grid is None else grid_prices(GridPriceList(grid), ratios)
     judge = Judge(graph, model, look)
+    names = dict(zip(graph.inputs, graph.input_names, strict=True))
 
     def best(kept: Sequence[Pin]) -> tuple[float, Program]:
         """What the best program costs that keeps to some pins, memory aside."""
@@ -202,7 +224,8 @@ def priced(
     for each in pins:
         without_s, program = best([other for other in pins if other is not each])
         with_s = plan.cost_s if judge.fits(program, ratios) else pinned_s()
-        found.append(PinPrice(each.name, str(each.placement), max(0.0, with_s - without_s)))
+        fixed = tuple(names[value] for value in each.values)
+        found.append(PinPrice(each.name, str(each.placement), max(0.0, with_s - without_s), fixed))
     return tuple(found)
 
 

@@ -1,7 +1,8 @@
 """Why a plan is as it is: a placement's price against the next best, and what would let another one win.
 
-Alternatives are priced as pins are: the best program of the space that keeps to the other placement, at the
-plan's own shares. With other shares both might do better; the certificate says by how much at most.
+Alternatives are priced as pins are: the best program of the space that keeps to the other placement, and to
+the plan's pins of other tensors, at the plan's own shares. With other shares both might do better; the
+certificate says by how much at most.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from difflib import get_close_matches
 import numpy as np
 
 from shardwright.alternatives import EQUAL, Alternative, Bench
-from shardwright.constraints import matching, path_of
+from shardwright.constraints import factors, fixed_by, matching, path_of, pins_of
 from shardwright.cost.bill import Shares
 from shardwright.cost.grid.model import GridModel
 from shardwright.cost.model import CostModel
 from shardwright.cost.quantity import size
 from shardwright.cost.subfleet import subfleet
-from shardwright.ir.errors import InputError
+from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.program import own_ratios
 from shardwright.ir.trace import Traced
 from shardwright.outline import outline
@@ -137,7 +138,7 @@ def _tensors(plan: Plan, subject: str, names: Sequence[str], bench: Bench | None
     for placement, some in kinds.items():
         of = some[0] if len(some) == 1 else f"{len(some)} arguments, such as {some[0]}"
         said.append(f"{of}: {placement}, {placed(placement)}.")
-    pins = [pin for pin in plan.pins if not set(names).isdisjoint(matching(pin.name, plan.held))]
+    pins = [pin for pin in plan.pins if not set(names).isdisjoint(fixed_by(pin, plan.held))]
     said += [f"It is pinned to {pin.placement} by {pin.name}." for pin in pins]
     if bench is None:
         said.append("What another placement would cost is priced with --step FILE:FACTORY.")
@@ -265,17 +266,23 @@ def _shifted(plan: Plan, device: int, bench: Bench, points: float = 0.01) -> Ite
 
 
 def _without(plan: Plan, device: int, bench: Bench) -> Iterator[str]:
-    """What the rest would do by itself."""
+    """What the rest would do by itself, within the plan's pins."""
     rest = [d for d in plan.used if d != device]
     if not rest:
         return
     fleet, graph = subfleet(plan.fleet, rest, plan.fleet.name), bench.traced.graph
-    if bench.nodes is not None and is_mesh(fleet):
-        space = Space(graph, tuple(len(node.devices) for node in fleet.nodes))
-        found = GridSearch(graph, space, GridPriceList(GridModel(CostModel(fleet))), Timer()).plan()
-    else:
-        space = bench.space if bench.nodes is None else Space(graph)
-        found = search(graph, space, CostModel(fleet), Timer())
+    pins = pins_of(plan.pins, graph)
+    try:
+        if bench.nodes is not None and is_mesh(fleet):
+            space = Space(graph, tuple(len(node.devices) for node in fleet.nodes))
+            listed = GridPriceList(GridModel(CostModel(fleet)))
+            found = GridSearch(graph, space, listed, Timer(), factors(pins, space)).plan()
+        else:
+            space = bench.space if bench.nodes is None else Space(graph)
+            found = search(graph, space, CostModel(fleet), Timer(), factors(pins, space))
+    except PlanError:
+        yield "Without it no program of the others keeps to the pins."
+        return
     change_s = found.cost_s - plan.cost_s
     limits = np.array([d.type.memory_bytes for d in fleet.devices])
     fits = bool((found.memory.peak(np.asarray(found.ratios)) <= limits).all())

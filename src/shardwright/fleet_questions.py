@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,7 +105,8 @@ def changed(fleet: Fleet, changes: str) -> Fleet:
             the last ones) or all of it (`T4`); `add=` so many of a type of the fleet or the catalogue
             (`2xA100-40GB`), into a node (`A100-40GB@n0`), or without that into the only node, or else as a
             node of its own, linked like the first one; with a price per hour, where that is not the fleet's,
-            as `A100-40GB:1.80`. Names are those of the fleet as it is.
+            as `A100-40GB:1.80`. Names are those of the fleet as it is; so many of a type are of those that
+            changes before have left.
 
     Raises:
         InputError: a change cannot be read, names nothing that there is, or leaves no device.
@@ -119,7 +120,7 @@ def changed(fleet: Fleet, changes: str) -> Fleet:
         if verb not in ("add", "drop") or not equals or not what:
             raise InputError(place=place, reason="is neither add= nor drop=", remedy=_REMEDY)
         if verb == "drop":
-            dropped.update(_dropped(fleet, what, place))
+            dropped.update(_dropped(fleet, dropped, what, place))
             continue
         kind, into, node = what.partition("@")
         kind, costs, price = kind.partition(":")
@@ -192,18 +193,23 @@ def _price(text: str, place: str) -> float:
     return found
 
 
-def _dropped(fleet: Fleet, what: str, place: str) -> list[int]:
+def _dropped(fleet: Fleet, gone: Collection[int], what: str, place: str) -> list[int]:
+    """The devices that a change takes: so many of a type are those that are not gone already."""
     devices = fleet.devices
     found = [d.index for d in devices if what in (fleet.nodes[d.node].name, d.name, d.type.name)]
     counted = _COUNTED.fullmatch(what)
     if not found and counted is not None and counted[1]:
         alike = [d.index for d in devices if d.type.name == counted[2]]
+        left = [index for index in alike if index not in gone]
         count = _number(counted[1])
-        if alike and count > len(alike):
+        if alike and count > len(left):
+            still = " left" if len(left) < len(alike) else ""
             raise InputError(
-                place=place, reason=f"there are {len(alike)} {counted[2]}", remedy="Drop as many at most"
+                place=place,
+                reason=f"there are {len(left)} {counted[2]}{still}",
+                remedy="Drop as many at most",
             )
-        found = alike[len(alike) - count :]
+        found = left[len(left) - count :]
     if not found:
         names = dict.fromkeys([*(node.name for node in fleet.nodes), *(d.type.name for d in devices)])
         raise InputError(

@@ -21,6 +21,7 @@ from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.host import is_reload, spilled_bytes
 from shardwright.ir.rewrites.graphs import saved
 from shardwright.ir.rewrites.recompute import gains, recomputing
+from shardwright.ir.rewrites.rewriting import Rewriting
 from shardwright.ir.segments import Away, Back, schedule
 from shardwright.ir.trace import trace
 from shardwright.memory.device_memory import device_memory
@@ -152,6 +153,26 @@ def test_a_plan_file_has_it_and_what_cannot_be_is_refused(tmp_path: Path) -> Non
         synthesize_traced(TRACED, fleet=fleet(), offload="some")  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="plan with offload='off'"):
         plan.compile(STEP, "spmd")(*ARGS)
+
+
+def test_a_rewriting_says_all_of_it_and_nothing_beside_it_may_contradict() -> None:
+    """Numbers beside it were ignored once; what is only repeated, or left to it, is not refused."""
+    host = fleet(host="4 GB/s")
+    plan = synthesize_traced(TRACED, fleet=host, recompute="off", offload="all", microbatches=2)
+    assert plan.rewriting.microbatches == 2 and plan.rewriting.recompute
+    for pieces, away in (("auto", "auto"), (2, "all")):
+        again = synthesize_traced(
+            TRACED, fleet=host, recompute=plan.rewriting, microbatches=pieces, offload=away
+        )
+        assert again.rewriting == plan.rewriting
+    with pytest.raises(InputError, match=r"microbatches: is 4, and the Rewriting .* has 1\. Leave it out"):
+        synthesize_traced(TRACED, fleet=host, recompute=Rewriting(), microbatches=4)
+    with pytest.raises(InputError, match=r"is 1, and the Rewriting .* has 2"):
+        synthesize_traced(TRACED, fleet=host, recompute=plan.rewriting, microbatches=1)
+    with pytest.raises(InputError, match=r"offload: is 'off', and .* waits in host memory\. Leave it out"):
+        synthesize_traced(TRACED, fleet=host, recompute=plan.rewriting, offload="off")
+    whole = synthesize_traced(TRACED, fleet=host, recompute=Rewriting(), microbatches=1, offload="off")
+    assert not whole.rewriting
 
 
 def test_within_pieces_of_the_batch_it_waits_as_well() -> None:

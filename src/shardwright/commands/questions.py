@@ -40,7 +40,9 @@ def why_not(
 ) -> Shortage | None:
     """Why a plan that was made here in this way does not fit, with progress; None if it does."""
     with stages() as tick:
-        return shortage(made, step, *args, constraints=planning.get("constraints"), tick=tick)
+        changing = ("constraints", "recompute", "microbatches", "offload")
+        asked = {name: planning[name] for name in changing if name in planning}
+        return shortage(made, step, *args, tick=tick, **asked)
 
 
 def ask(made: Plan, changes: str, planning: Mapping[str, Any]) -> WhatIf:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.cost.device import DeviceType
-from shardwright.cost.memory.buffers import layout
+from shardwright.cost.memory.buffers import Buffer, layout
 from shardwright.cost.memory.exchange_buffers import held_bytes
 from shardwright.ir.donation import taken_over
 from shardwright.ir.flow import writes
-from shardwright.ir.graph import Equation, Graph
-from shardwright.ir.jaxpr import source_text
+from shardwright.ir.graph import Equation, Graph, Value
+from shardwright.ir.jaxpr import source_text, summary
 from shardwright.ir.program import Program, Property
 from shardwright.ir.segments import Away, Exchange, Segment
 from shardwright.memory.walk import DeviceMemory, Walk
@@ -132,16 +132,14 @@ def fullest(
             at = own.peak_kernel
             for buffer in own.buffers:
                 if buffer.first <= at <= buffer.last:
-                    note(_made_by(buffer.equation, buffer.role), buffer.nbytes)
+                    note(_in_segment(buffer, step, graph), buffer.nbytes)
         if number < peak:
             alive.difference_update(step.needs if isinstance(step, Away) else step.drops)
     for prop in alive:
         maker = makers.get(prop.value)
-        if maker is not None:
-            nbytes = held_bytes(planned.types[prop.value], prop.placement, device, ratios)
-            note(_made_by(maker, "held between programs"), nbytes)
-        else:
-            note("inputs gathered", held_bytes(planned.types[prop.value], prop.placement, device, ratios))
+        made_by = "" if maker is None else _made_by(maker, prop.value, graph)
+        what = f"held between programs: {made_by}" if made_by else "inputs gathered"
+        note(what, held_bytes(planned.types[prop.value], prop.placement, device, ratios))
     rows = sorted((Held(*row) for row in found.items() if row[1]), key=lambda row: (-row.nbytes, row.what))
     if len(rows) > most:
         rest = sum(row.nbytes for row in rows[most - 1 :])
@@ -193,8 +191,43 @@ def _crowds(
     return tuple(found)
 
 
-def _made_by(equation: Equation | None, role: str) -> str:
-    if equation is None:
+def _in_segment(buffer: Buffer, step: Segment, graph: Graph) -> str:
+    if buffer.equation is None:
         return "copies of inputs"
-    where = source_text(equation.source)
-    return f"{role}: {equation.primitive}{f' at {where}' if where else ''}"
+    # Equations of a segment's graph are numbered as its instructions.
+    made = writes(step.instructions[buffer.equation.index], graph)
+    return f"{buffer.role}: {_made_by(buffer.equation, made[0].value, graph)}"
+
+
+def _made_by(equation: Equation, value: int, graph: Graph) -> str:
+    """What makes a value, by index, and where: at a line of the user's, or for one if a rewriting adds it."""
+    if summary(equation.source):
+        return f"{equation.primitive} at {source_text(equation.source)}"
+    made = next((v for each in graph.equations for v in each.outputs if v.index == value), None)
+    origin = "" if made is None else _origin(made, graph)
+    return f"{equation.primitive}{f' for {origin}' if origin else ''}"
+
+
+def _origin(value: Value, graph: Graph) -> str:
+    """The line of the user's, or the argument, nearest to what makes a value; "" if there is none."""
+    makers = {made: equation for equation in graph.equations for made in equation.outputs}
+    names = dict(zip(graph.inputs, graph.input_names, strict=False))
+    waiting, seen = deque([value]), {value}
+    while waiting:
+        near = waiting.popleft()
+        maker = makers.get(near)
+        if maker is None:
+            if names.get(near):
+                return names[near]
+            continue
+        if summary(maker.source):
+            return f"{maker.primitive} at {source_text(maker.source)}"
+        for region in maker.regions:
+            # A loop's results are those of its body, in the same order.
+            inside = dict(zip(maker.outputs, region.outputs, strict=False)).get(near)
+            if isinstance(inside, Value) and (origin := _origin(inside, region)):
+                return origin
+        read = [atom for atom in maker.inputs if isinstance(atom, Value) and atom not in seen]
+        seen.update(read)
+        waiting.extend(read)
+    return ""

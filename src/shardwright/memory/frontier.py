@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from shardwright.api import check_tick, synthesize_traced
+from shardwright.assemble import as_it_runs
 from shardwright.cost.fleet import Fleet, FleetLike
 from shardwright.ir.arguments import check_several, is_number
 from shardwright.ir.errors import InputError
@@ -191,7 +192,7 @@ class _Search:
                 found.append(Budget(part, whole, part))
             elif last is not None and (not last.plan.fits or _has_room(last.plan, there)):
                 # Whoever looked for smaller programs with more memory has seen what there is.
-                found.append(Budget(part, _moved(last.plan, there), last.found_at))
+                found.append(Budget(part, _moved(last, there), last.found_at))
             else:
                 self.tick(f"planning for {part:g} of the memory")
                 found.append(Budget(part, self._planned(there), part))
@@ -215,10 +216,9 @@ class _Search:
             if same.fits and not self._dearer(same, less.plan):
                 return Budget(budget.part, same, budget.part)
         note = f"found with {less.found_at:g} of the memory: what was found with {budget.part:g} is dearer"
-        carried = replace(
-            _moved(less.plan, there),
-            bound_s=min(same.bound_s, less.plan.bound_s),
-            assumptions=(*less.plan.assumptions, note),
+        moved = _moved(less, there)
+        carried = moved.but(
+            bound_s=min(same.bound_s, less.plan.bound_s), assumptions=(*moved.assumptions, note)
         )
         return Budget(budget.part, carried, less.found_at)
 
@@ -244,10 +244,13 @@ def _has_room(plan: Plan, fleet: Fleet) -> bool:
     return all(needed <= device.type.memory_bytes for needed, device in pairs)
 
 
-def _moved(plan: Plan, fleet: Fleet) -> Plan:
-    """A plan as one for a fleet that differs in memory alone.
+def _moved(budget: Budget, fleet: Fleet) -> Plan:
+    """The plan of a row as one for a fleet that differs in memory alone; it says what it lacks there.
 
     Exchanges that leave early take memory that the plan's peaks do not count: here none do.
     """
+    plan = budget.plan
     fits = _has_room(plan, fleet)
-    return replace(plan, fleet=fleet, fits=fits, bucket_bytes=None, ample=False)
+    moved = as_it_runs(plan.but(fleet=fleet, fits=fits, bucket_bytes=None, ample=False))
+    said = () if fits else (f"found with {budget.found_at:g} of the memory: so much was searched within",)
+    return moved.but(assumptions=tuple(dict.fromkeys((*moved.assumptions, *said))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
@@ -18,15 +18,15 @@ from shardwright.ir.errors import ShardwrightError
 from shardwright.ir.graph import Graph
 from shardwright.ir.rewrites.pieces import INVARIANT, NotInPiecesError, batch_of
 from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, original, rewritten
-from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced, marked, trace
 from shardwright.memory.device_memory import Held, fullest
+from shardwright.memory.rewritings import Microbatches, Offload, Recompute, check_rewriting
 from shardwright.memory.rivals import existing, overfill
+from shardwright.memory.trials import Trial, Wanted, planner_for
 from shardwright.plan import Plan
-from shardwright.planning import Planner, Request, Spaces
+from shardwright.planning import Spaces
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.stretches import RECOMPUTING, rungs_of
-from shardwright.synth.timer import Timer
 
 #: Memory at which nothing binds any more, as a multiple of what there is.
 _PLENTY = 1 << 20
@@ -38,7 +38,8 @@ _ROUNDED = 1e-15
 #: so much below what is known to do.
 _NARROW, _PROBES, _STEP = 1.05, 4, 1.05
 
-#: Changes under which nothing fits at once that are searched for smaller programs.
+#: Changes under which nothing fits at once that are searched for smaller programs; as many with which
+#: something fits, but something cheaper may.
 _IN_FULL = 2
 
 #: Batches are halved so often at most.
@@ -140,36 +141,56 @@ def shortage(
     train_step: Callable[..., Any],
     *args: Any,
     constraints: Constraints | None = None,
+    recompute: Recompute = "auto",
+    microbatches: Microbatches = "auto",
+    offload: Offload = "auto",
     tick: Callable[[str], None] = lambda what: None,
 ) -> Shortage | None:
     """Why a plan does not fit and what would help; None if it fits. Every remedy has been planned.
 
     The step is taken as the plan has it: with what it computes again and keeps elsewhere, in its pieces, on
-    as many mesh axes, on all devices. What fits without a search for smaller programs is found quickly; of
-    what does not, the cheapest by their bounds are planned in full.
+    as many mesh axes, on all devices; and with no more of that than was asked for, or in fewer pieces, where
+    it fits so: the plan may have been driven to what it does because nothing fits. What fits without a search
+    for smaller programs is found quickly; of what does not, or of a small step may be cheaper, the cheapest
+    by their bounds are planned in full.
 
     Args:
         plan: it does not fit.
         train_step: its step.
         args: see `shardwright.synthesize`.
         constraints: what the plan was made with; remedies keep to it.
+        recompute: the same.
+        microbatches: the same.
+        offload: the same.
         tick: told what begins.
 
     Raises:
         PlanError: the plan is of another step.
+        InputError: that is no way to say what may be computed again, waits in host memory or is cut.
     """
     check_tick(tick)
+    check_rewriting(recompute, microbatches, offload, plan.fleet)
     if plan.fits:
         return None
     own = plan.traced or plan.attach(train_step, *args)
     traced = original(own)
     devices = plan.fleet.devices
     worst = max(plan.used, key=lambda d: plan.memory_bytes[d] / devices[d].type.memory_bytes)
-    wanted = _Wanted(plan.state_override, 2 if plan.axes == 2 else 1, constraints)
+    wanted = Wanted(
+        plan.state_override,
+        2 if plan.axes == 2 else 1,
+        constraints,
+        plan.rewriting,
+        recompute,
+        microbatches,
+        offload,
+    )
     tick("planning as if memory were no limit")
-    free = existing(_planner(wanted, with_memory(plan.fleet, _PLENTY), "auto", {}).plan(traced, briefly=True))
+    free = existing(
+        planner_for(wanted, with_memory(plan.fleet, _PLENTY), "auto", {}).plan(traced, briefly=True)
+    )
     spaces: Spaces = {}
-    found, tried = _least_memory(plan, own, wanted, spaces, tick)
+    found, tried = _least_memory(plan, traced, wanted, spaces, tick)
     factor = overfill(found, plan.fleet)
     least_s = free.iteration_s
 
@@ -177,19 +198,18 @@ def shortage(
         return Remedy(what, made.iteration_s, steps * made.iteration_s / least_s - 1, steps)
 
     remedies = [priced(f"{at_least(factor)} times the memory on every device", found)]
-    wanting: list[tuple[float, int, _Trial]] = []
-    for trial in _trials(plan, traced, own, wanted, devices[worst].type.name, train_step, args, spaces):
+    made: dict[Trial, Plan] = {}
+    for trial in _trials(plan, traced, wanted, devices[worst].type.name, train_step, args, spaces):
         tick(f"planning for {trial.what}")
-        made = trial.briefly()
-        if made is not None and made.fits:
-            remedies.append(priced(trial.what, made, trial.steps))
-        elif made is not None:
-            wanting.append((trial.steps * made.bound_s, len(wanting), trial))
-    for _, _, trial in sorted(wanting)[:_IN_FULL]:
+        if (brief := trial.briefly()) is not None:
+            made[trial] = brief
+    promising = [trial for trial in made if trial.promising]
+    lacking = sorted((each for each in promising if not made[each].fits), key=lambda each: each.least_s)
+    dear = sorted((each for each in promising if made[each].fits), key=lambda each: each.least_part)
+    for trial in (*lacking[:_IN_FULL], *dear[:_IN_FULL]):
         tick(f"searching within memory for {trial.what}")
-        made = trial.in_full()
-        if made.fits:
-            remedies.append(priced(trial.what, made, trial.steps))
+        made[trial] = trial.in_full()
+    remedies += [priced(trial.what, each, trial.steps) for trial, each in made.items() if each.fits]
     types = [devices[d].type for d in plan.used]
     return Shortage(
         device=f"{devices[worst].name} ({devices[worst].type.name})",
@@ -202,66 +222,33 @@ def shortage(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What every plan is to keep of the one that does not fit: what is state, mesh axes, and pins."""
-
-    state: StateMap | None
-    axes: Literal[1, 2]
-    constraints: Constraints | None
-
-
-def _planner(wanted: _Wanted, fleet: Fleet, devices: Literal["auto", "all"], spaces: Spaces) -> Planner:
-    """Plans for another fleet."""
-    asked = Request(fleet, wanted.state, wanted.constraints, devices=devices, axes=wanted.axes, spaces=spaces)
-    return Planner(asked, Timer())
-
-
-class _Trial:
-    """A change under which the step may fit."""
-
-    def __init__(
-        self, what: str, wanted: _Wanted, fleet: Fleet, step: Traced, spaces: Spaces, steps: int = 1
-    ) -> None:
-        self.what, self.step, self.steps = what, step, steps
-        self._limits = [device.type.memory_bytes for device in fleet.devices]
-        # Where nothing fits, every part of a fleet would be searched: each has less memory than the whole.
-        self._planner = _planner(wanted, fleet, "all", spaces)
-
-    def briefly(self) -> Plan | None:
-        """The best plan, which may not fit: nobody searches for one that does. None if none can."""
-        if too_small(self.step.graph, self._limits):
-            return None
-        return self._planner.plan(self.step, briefly=True)
-
-    def in_full(self) -> Plan:
-        """The best plan found within memory, or one that lacks little."""
-        return existing(self._planner.plan(self.step))
-
-
 def _least_memory(
-    plan: Plan, own: Traced, wanted: _Wanted, spaces: Spaces, tick: Callable[[str], None]
+    plan: Plan, traced: Traced, wanted: Wanted, spaces: Spaces, tick: Callable[[str], None]
 ) -> tuple[Plan, float]:
     """The plan found that fits with the least multiple of the memory, and one at which none was found.
 
     Whatever was planned fits into as much as it needs, and a search in vain has looked for the smallest
     program: a little less than that is tried, and ever less as long as something fits; then the range down to
-    where nothing did is cut in two until it is narrow. Nothing is tried below what no program fits into.
+    where nothing did is cut in two until it is narrow. Nothing is tried below what no program fits into. What
+    was found with other memory need not be the best for as much as it needs: that is planned last.
     """
     fleet = plan.fleet
     found, high = plan, overfill(plan, fleet)
     low, most = 1.0, high
+    graph = rewritten(traced, plan.rewriting).graph
     while most > low * _NARROW:  # whether any program can fit takes no search
         middle = (low * most) ** 0.5
         limits = [middle * device.type.memory_bytes for device in fleet.devices]
-        low, most = (middle, most) if too_small(own.graph, limits) else (low, middle)
+        low, most = (middle, most) if too_small(graph, limits) else (low, middle)
+    impossible = low
     failed, step = False, _STEP
+    as_planned = replace(wanted, recompute=plan.rewriting)
     for _ in range(_PROBES):
         if high <= low * _NARROW:
             break
         middle = max((low * high) ** 0.5, 0.0 if failed else high / step)
         tick(f"planning for {middle:.3g} times the memory")
-        trial = _Trial("", wanted, with_memory(fleet, middle), own, spaces)
+        trial = Trial("", as_planned, with_memory(fleet, middle), traced, spaces)
         made = trial.briefly()
         if made is not None and not made.fits:
             made = trial.in_full()
@@ -270,33 +257,39 @@ def _least_memory(
         if made is not None and overfill(made, fleet) < high:
             found, high = made, max(overfill(made, fleet), low)
         step *= step
-    return found, low
+    tick(f"planning for {high:.3g} times the memory")
+    trial = Trial("", wanted, with_memory(fleet, high), traced, spaces)
+    made = trial.briefly()
+    if trial.promising or (found is plan and trial.unfinished):
+        made = trial.in_full()
+    found = made if made is not None and made.fits and made.cost_s < found.cost_s else found
+    return found, low if low < overfill(found, fleet) else impossible
 
 
 def _trials(
     plan: Plan,
     traced: Traced,
-    own: Traced,
-    wanted: _Wanted,
+    wanted: Wanted,
     binding: str,
     train_step: Callable[..., Any],
     args: tuple[Any, ...],
     spaces: Spaces,
-) -> Iterator[_Trial]:
+) -> Iterator[Trial]:
     """What might help, with the step as it is then; those of the step as planned share `spaces`."""
     rungs = () if plan.rewriting else rungs_of(differentiated(traced), CostModel(plan.fleet), RECOMPUTING)
     if rungs:
-        again = rewritten(traced, Rewriting(rungs[-1].stretches))
-        yield _Trial("layers computed again in the backward pass", wanted, plan.fleet, again, {})
+        again = Rewriting(rungs[-1].stretches)
+        changing = replace(wanted, rewriting=again, recompute=again)
+        yield Trial("layers computed again in the backward pass", changing, plan.fleet, traced, {})
     for times in (2, 4):
         what = f"{times} times the memory on every {binding}"
-        yield _Trial(what, wanted, with_memory(plan.fleet, times, binding), own, spaces)
+        yield Trial(what, wanted, with_memory(plan.fleet, times, binding), traced, spaces)
     for kind in dict.fromkeys(device.type.name for device in plan.fleet.devices):
         try:
             more = changed(plan.fleet, f"add={kind}")
         except ShardwrightError:
             continue  # nothing says how it would be joined
-        yield _Trial(f"one more {kind}", wanted, more, own, spaces)
+        yield Trial(f"one more {kind}", wanted, more, traced, spaces)
     for parts in (2**n for n in range(1, _MOST_HALVES + 1)):
         less = halved(args, traced.graph, parts)
         if less is None:
@@ -305,10 +298,11 @@ def _trials(
         try:
             step = trace(train_step, *smaller, state=plan.state_override)
             step = marked(step, donated=plan.donate, compiler=plan.fleet.compiler)
-            step = rewritten(step, plan.rewriting)
+            what = f"a batch of {batch}, {parts} steps for one"
+            trial = Trial(what, wanted, plan.fleet, step, {}, parts)
         except ShardwrightError:
-            return  # the step is written for one size of batch, or does not come in so many pieces
-        yield _Trial(f"a batch of {batch}, {parts} steps for one", wanted, plan.fleet, step, {}, parts)
+            return  # the step is written for one size of batch, or does not come in as many pieces as asked
+        yield trial
 
 
 def halved(args: tuple[Any, ...], graph: Graph, parts: int) -> tuple[int, tuple[Any, ...]] | None:

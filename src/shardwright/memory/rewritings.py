@@ -59,7 +59,10 @@ _GAIN = 1.1
 
 
 def check_rewriting(recompute: object, microbatches: object, offload: object, fleet: Fleet) -> None:
-    """Raises InputError if that is no way to say what is computed again, waits in host memory or is cut."""
+    """Raises InputError if that is no way to say what is computed again, waits in host memory or is cut.
+
+    A `Rewriting` says all of it: what is said beside it may not be something else.
+    """
     whole = isinstance(microbatches, int) and not isinstance(microbatches, bool) and microbatches >= 1
     if microbatches != "auto" and not whole:
         raise InputError(
@@ -69,6 +72,18 @@ def check_rewriting(recompute: object, microbatches: object, offload: object, fl
         check_choice("recompute", recompute, ("auto", "off", "all"))
     check_choice("offload", offload, ("auto", "off", "all"))
     spills = isinstance(recompute, Rewriting) and any(stretch.host for stretch in recompute.recompute)
+    if isinstance(recompute, Rewriting) and microbatches not in ("auto", recompute.microbatches):
+        raise InputError(
+            place="microbatches",
+            reason=f"is {microbatches}, and the Rewriting that recompute is has {recompute.microbatches}",
+            remedy=f"Leave it out, or pass Rewriting(…, microbatches={microbatches})",
+        )
+    if spills and offload == "off":
+        raise InputError(
+            place="offload",
+            reason="is 'off', and of the Rewriting that recompute is something waits in host memory",
+            remedy="Leave it out, or pass a Rewriting of stretches with host=False",
+        )
     lacking = without_host(fleet) if offload == "all" or spills else ()
     if lacking:
         raise InputError(

@@ -56,7 +56,7 @@ def plain(plan: Plan) -> dict[str, Any]:
         "gap": plan.gap,
         "search_gap": plan.search_gap,
         "axes": plan.axes,
-        "pins": [{"name": p.name, "placement": p.placement, "price_s": p.price_s} for p in plan.pins],
+        "pins": [_pin(pin) for pin in plan.pins],
         "used": list(plan.used),
         "unused": [{"devices": list(u.devices), "why": u.why} for u in plan.unused],
         "memory_bytes": list(plan.memory_bytes),
@@ -163,7 +163,10 @@ def fields(data: Any, place: str, *, checked: bool = False) -> dict[str, Any]:
         "spent": tuple(Spent(**one) for one in data["spent"]),
         "search_gap": data.get("search_gap", 0.0),
         "axes": data.get("axes", 1),
-        "pins": tuple(PinPrice(**entry) for entry in data.get("pins", ())),
+        "pins": tuple(
+            PinPrice(**entry | {"arguments": tuple(entry.get("arguments", ()))})
+            for entry in data.get("pins", ())
+        ),
         "used": tuple(data.get("used", ())),
         "unused": tuple(Unused(tuple(entry["devices"]), entry["why"]) for entry in data.get("unused", ())),
         "bucket_bytes": data.get("bucket_bytes"),
@@ -239,6 +242,11 @@ def _wrong_message(
             if max(*(move.group or ()), move.root or 0, 0) >= count:
                 return where, f"names a device beyond the {count} that are used"
     return None
+
+
+def _pin(pin: PinPrice) -> dict[str, Any]:
+    data = {"name": pin.name, "placement": pin.placement, "price_s": pin.price_s}
+    return data | ({"arguments": list(pin.arguments)} if pin.arguments else {})
 
 
 def _exchange(exchanged: Exchanged) -> dict[str, Any]:

@@ -57,11 +57,19 @@ class Exchanged:
 
 @dataclass(frozen=True, slots=True)
 class PinPrice:
-    """A pin and its price: seconds by which the plan is dearer than the best program without it."""
+    """A pin and its price.
+
+    Attributes:
+        name: what the user called it.
+        placement: where it fixes arguments.
+        price_s: by so much the plan is dearer than the best program without it.
+        arguments: those that it fixes, by name; files of older versions do not say.
+    """
 
     name: str
     placement: str
     price_s: float
+    arguments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
