@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from rewriting_cases import fleet, layered, perceptron
 
 from shardwright.api import synthesize, synthesize_traced
 from shardwright.ir.trace import trace
+from shardwright.memory import rewritings
 from shardwright.memory.microbatches import counts_of
-from shardwright.memory.rivals import WORTH
+from shardwright.memory.rivals import WORTH, overfill
 from shardwright.synth.combinations import SMALL
 from shardwright.synth.memory.alive import must_live, sure_bytes
 
@@ -78,3 +80,33 @@ def test_a_large_step_comes_in_fewer_pieces_than_fit_where_less_is_kept_of_each(
     both = synthesize_traced(traced, fleet=scarce)
     assert alone.fits and both.fits and both.cost_s < 0.9 * alone.cost_s
     assert alone.rewriting.microbatches > both.rewriting.microbatches > 1 and both.rewriting.recompute
+
+
+@pytest.mark.parametrize(
+    ("lacks", "asked"),
+    [
+        pytest.param({2: 3.0, 4: 2.5, 8: 2.0, 16: 1.5, 32: 1.2}, [2, 4, 8, 16, 32], id="less and less"),
+        pytest.param({2: 3.0, 4: 3.0, 8: 2.0, 16: 2.1, 32: 2.2, 64: 1.0}, [2, 4, 8, 16, 32], id="no less"),
+    ],
+)
+def test_where_nothing_fits_pieces_are_planned_as_long_as_they_lack_less(
+    lacks: dict[int, float], asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rewritings, "SMALL", 0)
+    monkeypatch.setattr(rewritings, "counts_of", lambda traced: iter(lacks))
+    step, args = layered(False)
+    traced, scarce = trace(step, *args), fleet("40 kB", speeds=(1,))
+    made = synthesize_traced(traced, fleet=scarce, recompute="off", microbatches=1)
+    assert not made.fits
+    tried: list[int] = []
+
+    def planned(self: Any, pieces: int, cut: Any = None, rival_s: float = 0.0) -> Any:
+        tried.append(pieces)
+        return made.but(memory_bytes=(int(lacks[pieces] * 40_000),))
+
+    planner = SimpleNamespace(plan=lambda step, rival_s, briefly: made.but(bound_s=0.0))
+    monkeypatch.setattr(rewritings._Asked, "plan", planned)
+    search = rewritings._Asked(traced, scarce, (), False, cast(Any, planner), lambda: False)
+    found = search.in_more(made.but(memory_bytes=(4 * 40_000,)))
+    assert tried == asked and overfill(found) == min(lacks[pieces] for pieces in asked)
+    assert any("more than 32 micro-batches" in note for note in found.assumptions) == (64 in lacks)

@@ -54,6 +54,9 @@ Offload: TypeAlias = Literal["auto", "off", "all"]
 #: In how many pieces the batch may come: as many as need be, or so many.
 Microbatches: TypeAlias = Literal["auto"] | int
 
+#: Where nothing fits, so many numbers of pieces one after the other lack no less memory than fewer.
+_IN_VAIN = 2
+
 #: A step whose scans keep less takes up to so many times less time: 1.05 was seen.
 _GAIN = 1.1
 
@@ -155,7 +158,8 @@ class _Asked:
         Where nothing fits yet, each number is planned as if it had been asked for, until something does. Of a
         small step that memory made dearer each is, unless a bound says that nothing in so many pieces is
         cheaper by a hundredth (with scans, which may gain by keeping less, that nothing is nearly as cheap):
-        that takes a moment, and the fewest pieces that fit need not be the cheapest.
+        that takes a moment, and the fewest pieces that fit need not be the cheapest. Of a large step that
+        lacks no less memory in twice and in four times as many pieces, more of them are not planned.
         """
         small = len(self.traced.graph.equations) <= SMALL
         if found.fits and not (small and dearer(found, unasked=not self.every)):
@@ -165,6 +169,7 @@ class _Asked:
         best, least = better(None, found), found
         worth = tolerance(self.traced, self.fleet, WORTH)
         gain = _GAIN if small and in_scans(differentiated(self.traced), self.policies) else 1.0
+        in_vain, lacked = 0, math.inf
         # In one piece it was planned beside a rival, if anything fitted in more.
         for pieces in (*([1] if found.rewriting.microbatches > 1 else []), *counts_of(self.traced)):
             if self.late():
@@ -178,8 +183,12 @@ class _Asked:
                 continue
             plan = self.plan(pieces, rival_s=cost_of(best))
             best = better(best, plan)
-            if best is None and overfill(plan) < overfill(least):
-                least = plan
+            if best is None:
+                lacks = overfill(plan)
+                in_vain, lacked = (0, lacks) if lacks < lacked else (in_vain + 1, lacked)
+                least = plan if lacks < overfill(least) else least
+            if in_vain == _IN_VAIN and not small:
+                return noted(least, f"more than {pieces} micro-batches were not searched: fewer lack no more")
             if best is not None and not small:
                 break
         return best or least
