@@ -33,20 +33,16 @@ def with_one_answer(params: Mapping[str, Any]) -> jex.ClosedJaxpr:
     batch = tuple(range(len(answers(params))))
 
     def loop(*args: Any) -> Sequence[Any]:
-        for_cond, for_body, start = (
-            args[:of_cond],
-            args[of_cond : of_cond + of_body],
-            args[of_cond + of_body :],
-        )
+        constants, start = args[: of_cond + of_body], args[of_cond + of_body :]
+        for_cond, for_body = constants[:of_cond], constants[of_cond:]
 
         def turn(state: tuple[Any, Sequence[Any]]) -> tuple[Any, Sequence[Any]]:
             going, carry = state
 
             def chosen(new: Any, old: Any) -> Any:
-                # What the body hands on as it is needs no choice.
-                return (
-                    old if new is old else lax.select(lax.broadcast_in_dim(going, old.shape, batch), new, old)
-                )
+                if new is old:  # the body hands it on as it is
+                    return old
+                return lax.select(lax.broadcast_in_dim(going, old.shape, batch), new, old)
 
             carry = list(map(chosen, advance(*for_body, *carry), carry))
             return going & goes_on(*for_cond, *carry)[0], carry

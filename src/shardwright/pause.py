@@ -5,13 +5,33 @@ from __future__ import annotations
 import gc
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 #: So many objects of earlier plans are looked through before the next one: some 300 MB, half a second.
 _MANY = 1_000_000
 
-#: Objects that became old without the collector's knowing, and full collections when the last of them did.
-_old = 0
-_collections = 0
+
+@dataclass(slots=True)
+class _Left:
+    """What plans of this process left: it has one collector.
+
+    Attributes:
+        objects: that became old without the collector's knowing.
+        collections: full ones when the last of them did.
+    """
+
+    objects: int = 0
+    collections: int = 0
+
+    def look(self) -> None:
+        """Look through them, if they are many and the collector has not done so since."""
+        if _full_collections() == self.collections and self.objects > _MANY:
+            gc.collect()
+        if _full_collections() > self.collections:
+            self.objects = 0
+
+
+_LEFT = _Left()
 
 
 @contextmanager
@@ -21,14 +41,9 @@ def collector_paused() -> Generator[None]:
     What they leave behind is looked for before another plan is made: that they are old the collector was not
     told, and so it sees no reason to.
     """
-    global _old, _collections
     running = gc.isenabled()
     if running:
-        if _full_collections() > _collections:
-            _old = 0
-        if _old > _MANY:
-            gc.collect()
-            _old = 0
+        _LEFT.look()
     gc.disable()
     try:
         yield
@@ -36,10 +51,10 @@ def collector_paused() -> Generator[None]:
         if running:
             if not gc.get_freeze_count():
                 # All that was made counts as old at once: the next collection need not look through it.
-                _old += gc.get_count()[0]
+                _LEFT.objects += gc.get_count()[0]
                 gc.freeze()
                 gc.unfreeze()
-            _collections = _full_collections()
+            _LEFT.collections = _full_collections()
             gc.enable()
 
 
