@@ -45,9 +45,11 @@ from shardwright.synth.space.space import Space
 #: Path pattern -> placement, or a function of name and type that returns one, or None where it fixes nothing.
 Constraints: TypeAlias = Mapping[str, Placement | str] | Callable[[str, TensorType], Placement | str | None]
 
-
 #: What a plan with pins says that leaves devices out.
 ELSEWHERE = "pins are priced on the devices that are used: without them, others might be worth using"
+
+#: Costs of a program differ by no more than this part of them for the order in which they were added up.
+_ROUNDING = 1e-12
 
 #: So many arguments of a step are named where a pattern matches none.
 _MOST_SHOWN = 6
@@ -224,8 +226,10 @@ def priced(
     for each in pins:
         without_s, program = best([other for other in pins if other is not each])
         with_s = plan.cost_s if judge.fits(program, ratios) else pinned_s()
+        saved_s = with_s - without_s
+        price_s = saved_s if saved_s > _ROUNDING * with_s else 0.0
         fixed = tuple(names[value] for value in each.values)
-        found.append(PinPrice(each.name, str(each.placement), max(0.0, with_s - without_s), fixed))
+        found.append(PinPrice(each.name, str(each.placement), price_s, fixed))
     return tuple(found)
 
 

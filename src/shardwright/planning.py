@@ -181,8 +181,7 @@ class _Step:
         constraints, fleet, axes = asked.constraints, asked.fleet, asked.axes
         self.pins = () if constraints is None else resolve(constraints, traced.graph, self.space)
         self.parts = self._candidates = candidates(fleet)[: 1 if asked.devices == "all" else None]
-        none = axes == 1 or not is_mesh(fleet)
-        meshes = () if none else on_grid(fleet, self.parts)
+        meshes = on_grid(fleet, self.parts) if axes != 1 and is_mesh(fleet) else ()
         # With "auto", parts of the fleet on two axes are for small steps, and for those changed for want of
         # memory, where they are worth it: each takes as long as the whole.
         self.meshes = meshes[: 1 if axes == "auto" and not self._small and like is None else None]
@@ -275,8 +274,9 @@ class _Step:
 
     @property
     def crowded(self) -> tuple[float, int]:
-        """See `Planner.crowded`."""
-        return next((made.crowded for made in self._searches), (0.0, 1))
+        """See `Planner.crowded`; with axes=2 of the better one of what is searched on one axis and on two."""
+        made = self._searches[: None if self.asked.axes == 2 else 1]
+        return min(made, key=lambda each: each.free_s).crowded if made else (0.0, 1)
 
     @property
     def outgrown(self) -> bool:

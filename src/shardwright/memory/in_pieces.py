@@ -149,9 +149,17 @@ class InPieces:
 
     @property
     def _free_s(self) -> float:
-        """About what the step costs without a limit of memory, if need be with less kept."""
+        """About what the step costs without a limit of memory, perhaps with less kept or in more pieces."""
         ladder, free_s = self.ladder, 0.0 if self.base is None else unlimited_s(self.base)
-        return min([free_s, self._elsewhere_s, ladder.saving_s, *ladder.free_s.values()])
+        far_s = cost_of(self.found) * (1 - 2 * self.near)
+        fewer = [cost_s for brief in self._squeezed if (cost_s := unlimited_s(brief)) < far_s]
+        return min([free_s, self._elsewhere_s, ladder.saving_s, *ladder.free_s.values(), *fewer])
+
+    @property
+    def _squeezed(self) -> list[Plan]:
+        """Plans in numbers of pieces that may do where less is kept of each, see `_keep_less`."""
+        small = len(self.step.graph.equations) <= SMALL
+        return [] if self.cut is None or small else self.cut.squeezed
 
     @property
     def _elsewhere_s(self) -> float:
@@ -206,10 +214,8 @@ class InPieces:
 
         Of a small one every number of pieces is planned as if it had been asked for, see `_Asked.in_more`.
         """
-        asked, cut = self.ladder, self.cut
-        small = len(self.step.graph.equations) <= SMALL
-        plans = [] if cut is None or small else [brief for _, brief in cut.open]
-        for brief in sorted(plans, key=lambda each: -each.rewriting.microbatches):
+        asked = self.ladder
+        for brief in sorted(self._squeezed, key=lambda each: -each.rewriting.microbatches):
             least_s = self._least_s
             if self.found is None or self.late():
                 break

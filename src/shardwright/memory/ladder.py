@@ -19,6 +19,7 @@ from shardwright.memory.rivals import (
     Planning,
     better,
     cost_of,
+    dearer,
     existing,
     tolerance,
     unlimited_s,
@@ -290,9 +291,10 @@ class Ladder:
         return self._lacks(base) > self.rungs[-1].freed_bytes
 
     def _lacks(self, plan: Plan) -> float:
-        """Bytes, each tensor whole, that a plan would have to keep less."""
+        """Bytes, each tensor whole, that a plan would have to keep less to fit, or not to be dearer."""
         shares = {d: plan.ratios[d] for d in plan.used if plan.ratios[d] > 0}
-        if plan.traced is not None and self.planner.unfinished(plan.traced):
+        squeezed = plan.fits and dearer(plan, unasked=False)
+        if plan.traced is not None and (squeezed or self.planner.unfinished(plan.traced)):
             # By the model: a closer look at a plan that nobody will run takes as long as at any other.
             over, _ = self.planner.crowded(plan.traced)
             return max(0.0, over - 1) * max(self.limits[d] / share for d, share in shares.items())

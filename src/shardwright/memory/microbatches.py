@@ -11,7 +11,7 @@ from shardwright.ir.placement import Shard
 from shardwright.ir.rewrites.pieces import NotInPiecesError, batch_of
 from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced
-from shardwright.memory.rivals import Planning, better, cost_of, tolerance
+from shardwright.memory.rivals import Planning, better, cost_of, dearer, tolerance
 from shardwright.plan import Plan
 
 #: A plan this near what it costs without a limit of memory is not planned again in other ways.
@@ -44,6 +44,8 @@ class Pieces:
         self.near = tolerance(traced, fleet, NEAR)
         #: Steps that memory was in the way of, and the best program of each, which does not fit.
         self.open: list[tuple[Traced, Plan]] = []
+        #: Plans that memory made dearer, or that do not fit.
+        self.squeezed: list[Plan] = []
         self.tried: list[int] = []
         #: Plans of what did not fit.
         self.too_large: list[Plan] = []
@@ -130,8 +132,9 @@ class Pieces:
         plan = self.planner.plan(step, rival_s, briefly=True, baselines=False)
         self.crowded = self.planner.crowded(step)
         self.too_large += [] if plan is None or plan.fits else [plan]
-        if plan is not None and self.planner.unfinished(step):
-            self.open.append((step, plan))
+        unfinished = plan is not None and self.planner.unfinished(step)
+        self.open += [(step, plan)] if plan is not None and unfinished else []
+        self.squeezed += [plan] if plan is not None and (unfinished or dearer(plan, unasked=False)) else []
         return plan
 
     def within(self, rival_s: float) -> Plan | None:
