@@ -62,7 +62,7 @@ class Bounding:
             limits = [device.type.memory_bytes for device in part.model.fleet.devices]
             part.impossible = part.outside = not part.whole and too_small(graph, limits)
         #: Parts without a bound: nobody plans what fits in no way, and few ask what it would cost.
-        self._waiting = [part for part in parts if part.outside and len(parts) > 1]
+        self._waiting = [part for part in parts if part.outside]
 
     @property
     def strong(self) -> list[Part]:

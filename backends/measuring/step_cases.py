@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-#: A function and its arguments.
+#: A function and its arguments, or their shapes.
 Step: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
@@ -29,9 +29,8 @@ def drawn(draw: Callable[[int], NDArray[Any]], shape: tuple[int, ...]) -> NDArra
     return np.resize(draw(min(prod(shape), MOST_DRAWN)), shape)
 
 
-def _draw(*shapes: tuple[int, ...]) -> list[jax.Array]:
-    random = np.random.default_rng(0)
-    return [jnp.asarray(drawn(lambda n: random.normal(0, 0.1, n), shape), "float32") for shape in shapes]
+def _typed(*shapes: tuple[int, ...]) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
 
 
 def _normalised(x: jax.Array, scale: jax.Array) -> jax.Array:
@@ -47,7 +46,7 @@ def mlp(batch: int, length: int, width: int, hidden: int) -> Step:
         return x + jnp.einsum("bsh,hd->bsd", inner, w2)
 
     shapes = ((batch, length, width), (width,), (width, hidden), (hidden,), (hidden, width))
-    return layer, tuple(_draw(*shapes))
+    return layer, tuple(_typed(*shapes))
 
 
 def attention(batch: int, length: int, width: int, heads: int, head: int) -> Step:
@@ -62,7 +61,7 @@ def attention(batch: int, length: int, width: int, heads: int, head: int) -> Ste
         return x + jnp.einsum("bshw,hwd->bsd", mixed, out)
 
     shapes = ((batch, length, width), (width,), (width, 3, heads, head), (heads, head, width))
-    return layer, tuple(_draw(*shapes))
+    return layer, tuple(_typed(*shapes))
 
 
 def classifier(rows: int, width: int, classes: int) -> Step:
@@ -73,8 +72,7 @@ def classifier(rows: int, width: int, classes: int) -> Step:
         scores = jax.nn.log_softmax(jnp.einsum("rd,cd->rc", x, weight))
         return -jnp.take_along_axis(scores, labels[:, None], 1).mean()
 
-    x, weight = _draw((rows, width), (classes, width))
-    return loss, (x, weight)
+    return loss, tuple(_typed((rows, width), (classes, width)))
 
 
 def embedding(rows: int, entries: int, width: int) -> Step:
@@ -84,7 +82,7 @@ def embedding(rows: int, entries: int, width: int) -> Step:
     def layer(table: jax.Array) -> jax.Array:
         return jnp.take(table, places, axis=0)
 
-    return layer, tuple(_draw((entries, width)))
+    return layer, tuple(_typed((entries, width)))
 
 
 def convolution(batch: int, side: int, fan_in: int, features: int, window: int, stride: int) -> Step:
@@ -95,7 +93,7 @@ def convolution(batch: int, side: int, fan_in: int, features: int, window: int, 
         found = jax.lax.conv_general_dilated(x, kernel, (stride,) * 2, "SAME", dimension_numbers=numbers)
         return jax.nn.relu(found + bias)
 
-    return layer, tuple(_draw((batch, side, side, fan_in), (window, window, fan_in, features), (features,)))
+    return layer, tuple(_typed((batch, side, side, fan_in), (window, window, fan_in, features), (features,)))
 
 
 def clip(tensors: int, rows: int, width: int) -> Step:
@@ -105,7 +103,7 @@ def clip(tensors: int, rows: int, width: int) -> Step:
         norm = jnp.sqrt(sum(jnp.sum(g * g) for g in gradients))
         return [jnp.where(norm < 1, g, g / norm) for g in gradients]
 
-    return step, (_draw(*[(rows, width)] * tensors),)
+    return step, (_typed(*[(rows, width)] * tensors),)
 
 
 def adam(tensors: int, rows: int, width: int) -> Step:
@@ -118,7 +116,7 @@ def adam(tensors: int, rows: int, width: int) -> Step:
     def step(*groups: list[jax.Array]) -> list[tuple[jax.Array, ...]]:
         return [update(*group) for group in zip(*groups, strict=True)]
 
-    return step, tuple([jnp.abs(x) for x in _draw(*[(rows, width)] * tensors)] for _ in range(4))
+    return step, tuple(_typed(*[(rows, width)] * tensors) for _ in range(4))
 
 
 _LAYERS: Mapping[str, Callable[..., Step]] = {
@@ -135,12 +133,15 @@ _LAYERS: Mapping[str, Callable[..., Step]] = {
 def piece(op: str, sizes: tuple[int, ...], *, shapes_only: bool = False) -> Step:
     """The function and arguments of "forward:LAYER", "backward:LAYER" or "update:OPTIMIZER".
 
-    With `shapes_only`, what the backward one needs of the forward one is shapes; nothing is computed.
+    With `shapes_only` the arguments are shapes; nothing is drawn or computed.
     """
     direction, _, name = op.partition(":")
-    layer, arguments = _LAYERS[name](*sizes)
-    if direction == "update":
-        return layer, arguments
+    layer, shapes = _LAYERS[name](*sizes)
+    random = np.random.default_rng(0)
+
+    def filled(shape: jax.ShapeDtypeStruct) -> jax.Array:
+        # What optimizers take the root of is not negative.
+        return jnp.abs(jnp.asarray(drawn(lambda n: random.normal(0, 0.1, n), shape.shape), shape.dtype))
 
     def forward(*args: Any) -> Any:
         return jax.vjp(layer, *args)
@@ -148,6 +149,9 @@ def piece(op: str, sizes: tuple[int, ...], *, shapes_only: bool = False) -> Step
     def backward(back: Any, cotangent: Any) -> Any:
         return back(cotangent)
 
+    arguments = shapes if shapes_only else jax.tree.map(filled, shapes)
+    if direction == "update":
+        return layer, arguments
     if direction == "forward":
         return forward, arguments
     out, back = jax.eval_shape(forward, *arguments) if shapes_only else jax.jit(forward)(*arguments)

@@ -169,12 +169,7 @@ class _Step:
     """The search for a plan of one step as it is; `like` is one that was changed into it, and planned."""
 
     def __init__(
-        self,
-        traced: Traced,
-        asked: Request,
-        timer: Timer,
-        grids: Common,
-        like: _Step | None = None,
+        self, traced: Traced, asked: Request, timer: Timer, grids: Common, like: _Step | None = None
     ) -> None:
         self.traced, self.asked, self.timer, self._grids = traced, asked, timer, grids
         self.space_s = 0.0
@@ -275,7 +270,8 @@ class _Step:
     @property
     def crowded(self) -> tuple[float, int]:
         """See `Planner.crowded`; with axes=2 of the better one of what is searched on one axis and on two."""
-        made = self._searches[: None if self.asked.axes == 2 else 1]
+        made = self._searches[: 2 if self.asked.axes == 2 else 1]
+        made = [each for each in made if each.crowded[0] > 0]
         return min(made, key=lambda each: each.free_s).crowded if made else (0.0, 1)
 
     @property

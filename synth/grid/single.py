@@ -5,10 +5,11 @@ on one axis (`shardwright.synth.subfleets`), with all that is done there about m
 rival for parts on two axes (`shardwright.synth.grid.choice`), and their bounds are part of the certificate.
 
 That takes a search of its own, and is done where two axes leave something to be desired: before anybody
-searches for what fits in place of what does not, where the plan is far above its bound, where the products
-of a step take such a part less time at its peak than the plan takes, unless it is one of nodes that are all
-alike or has no room for any program, and where one had a plan for the step changed in another way. Of small
-steps it is always done.
+searches for what fits in place of what does not (until then they are looked at memory aside, where their
+products take less time than the best program on two axes), where the plan is far above its bound, where the
+products of a step take such a part less time at its peak than the plan takes, unless it is one of nodes that
+are all alike or has no room for any program, and where one had a plan for the step changed in another way. Of
+small steps it is always done.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ class BesideSingle:
         least_s = min(below_s, two.found.cost_s if two is not None and _fits(two) else math.inf)
         self._left = ""
         if briefly and grid.unfinished and not first:
-            self._left = _BEFORE
+            one = self._glanced(below_s)
+            two = one if two is None else two if one is None else better(one, two, _NOTE)
         elif not first and self._wanting(two, least_s):
             if self._timer.late():
                 self._left = _LATE
@@ -131,6 +133,17 @@ class BesideSingle:
             self._single = self._make()
         found = self._single.below(below_s)
         return found if found is not None and _fits(found) else None
+
+    def _glanced(self, below_s: float) -> Choice | None:
+        """The best program on parts of one axis, memory aside, where that may cost less than on two."""
+        grid = self._grid
+        self._left = _BEFORE
+        if self._timer.late() or all(grid.products_s(each) >= grid.free_s for each in self._apart):
+            return None
+        self._left = ""
+        if self._single is None:
+            self._single = self._make()
+        return self._single.below(below_s, briefly=True, glance=True)
 
     def _by_products(self) -> Iterator[GridPart]:
         """The parts, bounded by what the products of the step take at least."""

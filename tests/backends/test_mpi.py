@@ -83,8 +83,8 @@ def write_programs(folder: Path, ranks: int) -> None:
         np.savez(folder / f"{number}.npz", **wanted)
 
 
-# Three ranks run every strategy in `test_schedule` too, and nodes of three in `test_mpi_grid`.
-@pytest.mark.parametrize("ranks", [1, 2, pytest.param(3, marks=pytest.mark.full), 4])
+# Of two and three ranks other tests run whole steps and every strategy, `test_mpi_grid` nodes of three.
+@pytest.mark.parametrize("ranks", [1, *(pytest.param(n, marks=pytest.mark.full) for n in (2, 3)), 4])
 def test_ranks_conform(ranks: int, tmp_path: Path) -> None:
     write_programs(tmp_path, ranks)
     status = launch(ranks, [str(HERE / "mpi_checks.py"), str(tmp_path)])

@@ -10,6 +10,7 @@ import pytest
 from rewriting_cases import fleet, layered, perceptron
 
 from shardwright.api import synthesize, synthesize_traced
+from shardwright.cost.fleet import Fleet
 from shardwright.ir.trace import trace
 from shardwright.memory import rewritings
 from shardwright.memory.microbatches import counts_of
@@ -110,3 +111,23 @@ def test_where_nothing_fits_pieces_are_planned_as_long_as_they_lack_less(
     found = search.in_more(made.but(memory_bytes=(4 * 40_000,)))
     assert tried == asked and overfill(found) == min(lacks[pieces] for pieces in asked)
     assert any("more than 32 micro-batches" in note for note in found.assumptions) == (64 in lacks)
+
+
+@pytest.mark.parametrize("memory", ["0.5 MB", "0.7 MB"])
+def test_on_two_axes_what_one_node_does_without_a_limit_of_memory_is_known(
+    monkeypatch: pytest.MonkeyPatch, memory: str
+) -> None:
+    """The other one is slow, as is the network: pieces that fit are no cheaper than both nodes would be."""
+    monkeypatch.setattr("shardwright.memory.rivals.in_a_moment", lambda *_: False)
+    link = {"bandwidth": "1 GB/s", "latency": "10 us"}
+    kinds = [
+        {"name": f"cpu-{s}", "flops": f"{s} GFLOP/s", "memory_bandwidth": f"{s} GB/s", "memory": memory}
+        for s in (20, 1)
+    ]
+    nodes = [{"devices": {"type": kind, "count": 2}, "link": link} for kind in kinds]
+    apart = Fleet.from_dict({"name": "apart", "nodes": nodes, "network": link | {"bandwidth": "1 MB/s"}})
+    step, args = layered(False, layers=12, batch=1024)
+    traced = trace(step, *args)
+    one, two = (synthesize_traced(traced, fleet=apart, axes=axes) for axes in (1, 2))
+    assert two.fits and two.used == (0, 1) and two.bound_s > 0
+    assert two.cost_s <= one.cost_s * (1 + 1e-9)

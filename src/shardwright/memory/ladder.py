@@ -296,8 +296,9 @@ class Ladder:
         squeezed = plan.fits and dearer(plan, unasked=False)
         if plan.traced is not None and (squeezed or self.planner.unfinished(plan.traced)):
             # By the model: a closer look at a plan that nobody will run takes as long as at any other.
+            # The device that lacks most is the one with the largest share for its memory.
             over, _ = self.planner.crowded(plan.traced)
-            return max(0.0, over - 1) * max(self.limits[d] / share for d, share in shares.items())
+            return max(0.0, over - 1) * min(self.limits[d] / share for d, share in shares.items())
         return max(0.0, *((plan.memory_bytes[d] - self.limits[d]) / share for d, share in shares.items()))
 
     def below(self, best: Plan, free_s: float, rival_s: float = math.inf) -> Plan | None:
