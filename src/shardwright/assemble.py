@@ -142,12 +142,12 @@ def as_it_runs(plan: Plan) -> Plan:
 
     Of what hardly fits, a search may have asked no more than the model.
     """
-    pairs = zip(plan.memory_bytes, plan.fleet.devices, strict=True)
-    if plan.fits or all(need <= device.type.memory_bytes for need, device in pairs):
+    devices = plan.fleet.devices
+    if plan.fits or all(n <= d.type.memory_bytes for n, d in zip(plan.memory_bytes, devices, strict=True)):
         kept = tuple(note for note in plan.assumptions if not note.startswith((SHORT, NONE_FITS)))
         return plan.but(fits=True, assumptions=kept)
     peaks = np.array([plan.memory_bytes[d] for d in plan.used], dtype=np.float64)
-    said = lacking(peaks, [plan.fleet.devices[d] for d in plan.used])
+    said = lacking(peaks, [devices[d] for d in plan.used])
     return plan.but(assumptions=tuple(said if note.startswith(SHORT) else note for note in plan.assumptions))
 
 

@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import pytest
 from cost_cases import S0, f32, graph_of
 
-from shardwright import Fleet, synthesize
+from shardwright import Fleet, assemble, synthesize
 from shardwright.cost.memory.ample import peaks_at_most
 from shardwright.cost.memory.liveness import all_bytes, largest_bytes, peaks_by_device, total_bytes
 from shardwright.ir.graph import Graph
 from shardwright.ir.placement import Partial, Placement, R, Shard, grid
 from shardwright.ir.program import Compute, Instruction, Move, Program
 from shardwright.ir.rules import Signature
+from shardwright.memory.device_memory import peaks
 from shardwright.synth.grid import weighing
 from shardwright.synth.memory.sparing import Sparing
 
@@ -160,3 +161,16 @@ def test_a_step_that_fits_by_far_is_planned_without_the_model(monkeypatch: pytes
     assert ample.memory_bytes == free.memory_bytes
     tight = planned(int(0.9 * enough))
     assert asked and tight.fits and tight.cost_s == free.cost_s
+
+
+def test_what_has_ample_memory_is_looked_at_when_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Program] = []
+
+    def looked(program: Program, *others: Any) -> Any:
+        looks.append(program)
+        return peaks(program, *others)
+
+    monkeypatch.setattr(assemble, "peaks", looked)
+    plan = synthesize(step, *arguments(), fleet=fleet(1 << 30), recompute="off")
+    assert plan.fits and not looks
+    assert max(plan.memory_bytes) <= 1 << 30 and len(looks) == 1
