@@ -11,10 +11,12 @@ from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced
 from shardwright.memory.rivals import Planning, better, cost_of, overfill
 from shardwright.plan import Plan
+from shardwright.synth.combinations import SMALL
 from shardwright.synth.memory.rent import too_small
 
 #: Where the way that keeps least takes so many times the memory of a device, no other is searched: of thirty
-#: small steps in up to 64 pieces, none that took so much was seen to fit in another way.
+#: small steps in up to 64 pieces, none that took so much was seen to fit in another way. Of a step with loops
+#: of many equations each takes seconds, and no other is searched where that one does not fit.
 _FAR = 1.5
 
 
@@ -66,7 +68,8 @@ class EveryWay:
         for plan in plans:
             found = better(found, plan)
         least = min((overfill(plan) for plan in plans if plan is not None), default=0.0)
-        if found is None and least > _FAR:
+        looped = len(self.traced.graph.all_equations()) > SMALL
+        if found is None and least > (1.0 if looped else _FAR):
             self.far = least
             return None
         for again in self.combinations:

@@ -169,7 +169,7 @@ class _Asked:
         best, least = better(None, found), found
         worth = tolerance(self.traced, self.fleet, WORTH)
         gain = _GAIN if small and in_scans(differentiated(self.traced), self.policies) else 1.0
-        in_vain, lacked = 0, math.inf
+        in_vain, lacked = 0, overfill(found) if best is None else math.inf
         # In one piece it was planned beside a rival, if anything fitted in more.
         for pieces in (*([1] if found.rewriting.microbatches > 1 else []), *counts_of(self.traced)):
             if self.late():
