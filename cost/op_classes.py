@@ -54,8 +54,10 @@ def op_class(equation: Equation) -> str:
 
 
 def _product(equation: Equation) -> str:
-    if equation.primitive != "dot_general":
+    if equation.primitive == "conv_general_dilated":
         return "convolution"
+    if equation.primitive != "dot_general":
+        return "product"
     (_, _), (batch, _) = cast(Any, equation.params)["dimension_numbers"]
     return "batched_product" if batch else "product"
 

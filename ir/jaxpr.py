@@ -25,6 +25,10 @@ CALLS = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
+    # How it is differentiated, or batched, is not asked any more; which kernel stands for it is XLA's affair.
+    "linear_call": "callee",
+    "custom_vmap_call": "call",
+    "composite": "jaxpr",
 }
 
 #: A linear solve that says how it is differentiated. Once that is done, it is a call of what solves.

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwright.cost.op_classes import op_class
 from shardwright.ir.errors import ProgramError
 from shardwright.ir.graph import Equation, Forms, TensorType, Value
 from shardwright.ir.placement import REDUCE_OPS, Partial, R, Replicate, Shard, lengths, parse_placement
@@ -194,6 +195,27 @@ def test_known_primitives_that_run_replicated_say_why() -> None:
     drawn = next(e for e in graph.equations if e.primitive == "random_bits")
     assert "key<rbg>" in rule_of(drawn).note
     assert rule_of(drawn).letters == ()
+
+
+def test_groups_of_rows_are_cut_where_rows_are() -> None:
+    """Forward, for the weights and for the rows: rows shard through, or leave a sum of the gradients.
+
+    They ran replicated, and a mixture of experts with them.
+    """
+
+    def step(w: jax.Array, x: jax.Array, sizes: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.grad(lambda w, x: (jax.lax.ragged_dot(x, w, sizes) ** 2).sum(), (0, 1))(w, x)
+
+    args = jnp.ones((3, 4, 5)), jnp.ones((8, 4)), jnp.array([3, 0, 5], jnp.uint8)
+    products = [e for e in trace(step, *args).graph.equations if e.primitive == "ragged_dot_general"]
+    cut = Shard(0)
+    assert [signatures(rule_of(e), e)[1] for e in products if e.output_types[0].rank == 2] == [
+        Signature((cut, R, R), (cut,))
+    ] * 2
+    (weights,) = [e for e in products if e.output_types[0].rank == 3]
+    assert Signature((cut, cut, R), (Partial("sum"),)) in signatures(rule_of(weights), weights)
+    assert {flop_count(rule_of(e), e) for e in products} == {2.0 * 8 * 4 * 5}
+    assert {op_class(e) for e in products} == {"product"}
 
 
 def test_threefry_that_is_not_partitionable_runs_replicated() -> None:

@@ -73,6 +73,40 @@ def test_calls_are_inlined(name: str) -> None:
     assert all(not equation.regions for equation in graph.equations)
 
 
+@jax.custom_batching.custom_vmap
+def batched(x: jax.Array) -> jax.Array:
+    return jnp.sin(x)
+
+
+@batched.def_vmap
+def _(size: int, in_batched: list[bool], x: jax.Array) -> tuple[jax.Array, bool]:
+    return jnp.sin(x), True
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: jax.custom_derivatives.linear_call(lambda r, v: v * r, lambda r, v: v / r, x, x), ["mul"]),
+        (
+            jax.grad(
+                lambda x: jax.custom_derivatives.linear_call(lambda _, v: v + v, lambda _, v: 3.0 * v, (), x)[
+                    0, 0
+                ]
+            ),
+            ["mul"],
+        ),
+        (batched, ["sin"]),
+        (lambda x: jax.lax.composite(lambda v: jnp.sin(v) + 1.0, name="my.op")(x), ["sin", "add"]),
+    ],
+    ids=["linear", "gradient of linear", "custom_vmap", "composite"],
+)
+def test_calls_that_say_how_they_are_changed_are_inlined(
+    function: Callable[[jax.Array], jax.Array], expected: list[str]
+) -> None:
+    """They ran replicated: a batch that goes through one of them was not shared out."""
+    assert primitives(agrees(function, X).graph)[-len(expected) :] == expected
+
+
 def test_a_linear_solve_is_a_call_of_what_solves() -> None:
     """Each of its functions has constants of its own; one is called, and for its gradient another."""
 

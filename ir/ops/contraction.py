@@ -1,12 +1,13 @@
-"""Contractions: dot_general and conv_general_dilated in full generality."""
+"""Contractions: dot_general and conv_general_dilated in full generality, and products of groups of rows."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from shardwright.ir.graph import Equation
 from shardwright.ir.ops.axes import as_ints, carries_sum, names, string
-from shardwright.ir.registry import Local, OpDef, register
+from shardwright.ir.registry import Local, OpDef, register, replicated_rule
 from shardwright.ir.rules import Passing, Rule, counted
 
 
@@ -31,12 +32,57 @@ def _sums(equation: Equation) -> tuple[Any, Passing]:
     A result narrower than an operand (`preferred_element_type`) would round every device's part.
     """
     output = equation.output_types[0].dtype
-    carried = tuple((i,) for i, t in enumerate(equation.input_types) if carries_sum(t.dtype, output))
+    carried = tuple((i,) for i, t in enumerate(equation.input_types[:2]) if carries_sum(t.dtype, output))
     rounds = "float" in output and len(carried) < 2
     return None if rounds else "sum", carried
 
 
 register(OpDef("dot_general", _dot_general, "contraction"))
+
+
+def _ragged_dot(equation: Equation) -> Rule:
+    """A product in which every group of rows has a matrix of its own, and the gradients of one.
+
+    Groups follow each other along one dimension of the first operand, in the sizes that the third one says.
+    """
+    left_type, right_type, group_sizes = equation.input_types
+    params = equation.params["ragged_dot_dimension_numbers"]
+    (left_contract, right_contract), (left_batch, right_batch) = params.dot_dimension_numbers
+    (ragged,), groups = params.lhs_ragged_dimensions, params.rhs_group_dimensions
+    if group_sizes.rank != 1:
+        return replicated_rule(equation, "the sizes of groups differ within a batch")
+    left, right = list(names("m", left_type.rank)), list(names("n", right_type.rank))
+    for letter, lefts, rights in (("b", left_batch, right_batch), ("k", left_contract, right_contract)):
+        for i, (a, b) in enumerate(zip(lefts, rights, strict=True)):
+            left[a] = right[b] = f"{letter}{i}"
+    for d in groups:
+        right[d] = "g!"
+    output = ["g!"] if ragged in left_contract else []
+    output += [left[a] for a in left_batch]
+    output += [x for i, x in enumerate(left) if i not in left_batch and i not in left_contract]
+    output += [x for i, x in enumerate(right) if i not in (*right_batch, *right_contract, *groups)]
+    reduce, linear = _sums(equation)
+    rule = Rule(string([left, right, ["g!"]], [output]), reduce, linear)
+    # Each row meets the matrix of its group alone.
+    free = (right_type.shape[d] for d in range(right_type.rank) if right[d].startswith("n"))
+    return counted(rule, equation, 2.0 * left_type.size * math.prod(free))
+
+
+def _localize_ragged_dot(local: Local, lhs: Any, rhs: Any, group_sizes: Any) -> Any:
+    """As much of each group as lies in this device's stretch."""
+    (ragged,) = local.params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions
+    held = local.inputs[0][ragged]
+    if not held.whole:
+        jnp = local.jax.numpy
+        wide = group_sizes.astype("int64" if str(group_sizes.dtype) == "int64" else "int32")
+        ends = jnp.cumsum(wide, dtype=wide.dtype)
+        begin, end = held.offset, held.offset + held.length
+        here = jnp.clip(ends, begin, end) - jnp.clip(ends - wide, begin, end)
+        group_sizes = here.astype(group_sizes.dtype)
+    return local.bind(lhs, rhs, group_sizes, **local.params)
+
+
+register(OpDef("ragged_dot_general", _ragged_dot, "contraction", localize=_localize_ragged_dot))
 
 
 def _conv(equation: Equation) -> Rule:

@@ -8,6 +8,7 @@ in bounds) are dropped, for they need not hold on a stretch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -268,6 +269,10 @@ def _localize_scatter(local: Local, operand: Any, indices: Any, updates: Any) ->
         "unique_indices": False,
         "indices_are_sorted": False,
     }
+    if math.prod(indices.shape[:-1]) == 1:
+        # XLA turns this scatter into slices at positions that it clamps, and forgets to where it joins them
+        # with a slice that cuts the stretch out (spmd): the last row would become one of another device.
+        operand = local.jax.lax.optimization_barrier(operand)
     return local.bind(operand, _join(local.jax, columns, indices), updates, **drop)
 
 

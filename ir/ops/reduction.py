@@ -112,7 +112,8 @@ register(OpDef("sort", _sort, "reduction"))
 
 def _top_k(equation: Equation) -> Rule:
     operand, output = equation.inputs[0].type, equation.output_types[0]
-    dim = equation.params["axis"]
+    params = equation.params
+    dim = params["axis"] if equation.primitive == "top_k" else params["reduction_dimension"]
     letters = names("e", operand.rank)
     outs = ["k!" if i == dim else letter for i, letter in enumerate(letters)]
     rule = Rule(string([blocked(letters, [dim])], [outs, outs]), reduce=None)
@@ -120,3 +121,4 @@ def _top_k(equation: Equation) -> Rule:
 
 
 register(OpDef("top_k", _top_k, "reduction"))
+register(OpDef("approx_top_k", _top_k, "reduction"))

@@ -14,9 +14,10 @@ from tests.conformance.omissions import OMISSIONS
 from tests.conformance.samples import ABSENT, SAMPLES, Draw, Sample
 from tests.conformance.trial import Case
 
-from shardwright.ir.placement import Shard
+from shardwright.backends.local import evaluate
+from shardwright.ir.placement import R, Shard
 from shardwright.ir.registry import registry, rule_of
-from shardwright.ir.rules import signatures
+from shardwright.ir.rules import Signature, signatures
 
 _TESTS = count(1)
 
@@ -179,3 +180,18 @@ def test_positions_beyond_32_bits() -> None:
     expected = (i * np.uint64(65_537) + j) * np.uint64(3) + k
     assert expected.max() > 2**33
     np.testing.assert_array_equal(high << np.uint64(32) | low, expected)
+
+
+def test_an_index_past_a_stretch_that_is_cut_out_as_the_program_runs_is_dropped() -> None:
+    """On `spmd` the last row of the second device became the first one of the third, an error of XLA's."""
+    w = np.arange(24, dtype=np.float32).reshape(6, 4)
+    (case,) = cases(lambda w: w.at[0].add(1.0), (w,), "scatter-add")
+    signature, (_, *others) = Signature((Shard(0), R, R), (Shard(0),)), case.operands
+
+    @jax.jit
+    def second(whole: jax.Array, first: int, *others: jax.Array) -> jax.Array:
+        stretch = jax.lax.dynamic_slice_in_dim(whole, first, 2)
+        (result,) = evaluate(case.equation, signature, case.primitive, 1, (1 / 3,) * 3, [stretch, *others])
+        return result
+
+    np.testing.assert_array_equal(second(w, 2, *others), w[2:4])

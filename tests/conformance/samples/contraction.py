@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from tests.conformance.samples.draw import Draw, Program, add, fine
@@ -153,3 +154,23 @@ def _batch_grouped(draw: Draw) -> Program:
 add("conv_general_dilated", "grouped", _grouped)
 add("conv_general_dilated", "depthwise", _depthwise)
 add("conv_general_dilated", "batch_grouped", _batch_grouped)
+
+
+def _ragged(title: str, function: Callable[[Any, Any, Any], Any]) -> None:
+    """Rows of several groups, one of them empty, and a matrix for each."""
+
+    def make(draw: Draw) -> Program:
+        a, b, c = draw.n(7, 9), draw.n(4, 6), draw.n(5, 3)
+        sizes = jnp.asarray((3, 0, a - 4) if draw.variant else (1, a - 1), jnp.int32)
+        return function, (draw.floats(a, b), draw.floats(len(sizes), b, c), sizes)
+
+    add("ragged_dot_general", title, make)
+
+
+_ragged("groups", lax.ragged_dot)
+_ragged(
+    "weights",
+    lambda x, w, sizes: jax.grad(
+        lambda w: (lax.ragged_dot(x, w, sizes) * jnp.arange(1.0, w.shape[2] + 1)).sum()
+    )(w),
+)
