@@ -20,7 +20,7 @@ from shardwright.memory.every_way import EveryWay
 from shardwright.memory.ladder import Ladder
 from shardwright.planning import Planner, Request
 from shardwright.synth import freely
-from shardwright.synth.combinations import combinations
+from shardwright.synth.combinations import SMALL, combinations
 from shardwright.synth.memory import pool
 from shardwright.synth.stretches import RECOMPUTING
 from shardwright.synth.timer import Timer
@@ -109,7 +109,9 @@ def test_ways_to_keep_less_that_come_to_the_same_are_one() -> None:
     assert len(set(texts)) == len(texts)
 
 
-def test_where_what_keeps_least_is_far_too_large_nothing_else_is_searched() -> None:
+def test_where_what_keeps_least_is_far_too_large_nothing_else_is_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     traced, speeds = perceptron([16, 32, 8], 64), (3, 1)
     roomy = synthesize_traced(traced, fleet=fleet(speeds=speeds), **AS_IT_IS)
 
@@ -125,3 +127,9 @@ def test_where_what_keeps_least_is_far_too_large_nothing_else_is_searched() -> N
     assert ways.far > 1.5 and f"which takes {ways.far:.3g} times the memory" in ways.untried
     plans = [planner.plan(rewritten(traced, Rewriting(some, 1))) for some in ways.combinations]
     assert len(plans) > 1 and all(plan is not None and not plan.fits for plan in plans)
+    # Of a step with loops of many equations, too large is enough.
+    for most, searched in ((SMALL, 2), (len(traced.graph.equations) - 1, 1)):
+        monkeypatch.setattr("shardwright.memory.every_way.SMALL", most)
+        ways, _ = every(0.5)
+        assert ways.best(math.inf) is None and len(ways.too_large) == searched
+        assert bool(ways.far) == (searched == 1)
