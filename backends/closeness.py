@@ -68,6 +68,12 @@ def term_count(equation: Equation) -> int:
     return math.prod(size for letter, size in sizes.items() if letter not in kept)
 
 
+def vanishing(equation: Equation) -> float:
+    """What a sum may lack: terms below the smallest normal number count or do not, as its order has it."""
+    smallest = (float(jnp.finfo(value.type.dtype).tiny) for value in equation.outputs)
+    return term_count(equation) * min(float(jnp.finfo("float32").tiny), *smallest)
+
+
 def magnitude(array: Any) -> Any:
     """|x| of what is rounded, in the dtype of x."""
     return jnp.abs(array).astype(array.dtype) if jnp.issubdtype(array.dtype, jnp.inexact) else array

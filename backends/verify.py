@@ -46,6 +46,7 @@ from shardwright.backends.closeness import (
     rounded,
     sums,
     term_count,
+    vanishing,
     widened,
 )
 from shardwright.backends.compile import QUICK, Compiler
@@ -329,7 +330,8 @@ class _Checker:
             if equation.primitive == "sub"
             else bind(equation, self.primitives, absolute)
         )
-        return results, [largest(x) * growth for x in terms]
+        lost = vanishing(equation) / TOLERANCE
+        return results, [jnp.maximum(largest(x) * growth, lost) for x in terms]
 
     def _types(self, graph: Graph) -> dict[int, TensorType]:
         if id(graph) not in self.types:

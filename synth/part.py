@@ -58,6 +58,12 @@ class Part:
             self.bound_s = max(self.bound_s, self.stronger.bound_s + self.more_s)
 
     @property
+    def alone(self) -> bool:
+        """Whether it is of one node or of one kind of devices: baselines are on such parts, too."""
+        fleet = self.model.fleet
+        return len(fleet.nodes) == 1 or len(set(fleet.types)) == 1
+
+    @property
     def by_others(self) -> bool:
         """Whether its bound is by other parts' prices."""
         return self.joined is not None or self.stronger is not None

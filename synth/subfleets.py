@@ -152,13 +152,7 @@ class Choosing:
             self._plan(best, rival_s, briefly=True, glance=True)
         if best is None:
             return None
-        if (
-            baselines
-            and made[0].whole
-            and made[0].found is not None
-            and not self._extra
-            and (best.fits or not briefly)
-        ):
+        if baselines and not self._extra and (best.fits or not briefly):
             best = self._or_baseline(best, rival_s)
         if rival_s < math.inf and not best.fits and not briefly:
             return None
@@ -340,14 +334,18 @@ class Choosing:
         part.bound_s = max(part.bound_s, found.bound_s)
 
     def _or_baseline(self, best: Part, rival_s: float) -> Part:
-        """The best part; the whole fleet with a baseline where that is better and fits."""
-        whole = self._parts[0]
-        assert whole.found is not None
-        least_s = min(rival_s, best.cost_s if best.fits else math.inf)
-        if whole.bound_s >= least_s * (1 - 1e-9):
-            return best
-        found = fitting(
-            self._graph, self._space, whole.model, whole.found, self._timer, self._look, below_s=least_s
-        )
-        whole.found, whole.fits = found, fits(found, whole.model)
-        return whole if whole.beats(best) else best
+        """The best part; the whole fleet with a baseline where that is better and fits.
+
+        Of a small step, so is a node or a class of devices alone on which nothing that was searched fits.
+        """
+        for part in self._parts:
+            least_s = min(rival_s, best.cost_s if best.fits else math.inf)
+            missed = self._small and part.alone and not part.fits
+            if part.found is None or not (part.whole or missed) or part.bound_s >= least_s * (1 - 1e-9):
+                continue
+            found = fitting(
+                self._graph, self._space, part.model, part.found, self._timer, self._look, below_s=least_s
+            )
+            part.found, part.fits = found, fits(found, part.model)
+            best = part if part.beats(best) else best
+        return best

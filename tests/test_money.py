@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 from click.testing import CliRunner
 
-from shardwright import Fleet, synthesize
+from shardwright import Fleet, profile, synthesize
 from shardwright.cli import main
 from shardwright.cost.subfleet import subfleet
 from shardwright.money import hourly, parts
@@ -109,6 +109,21 @@ def test_many_prices_take_no_part_from_those_that_are_considered_anyway() -> Non
     assert {kinds(some) for some in candidates(where)} <= {kinds(some) for some in parts(where)}
     (quick,) = [some for some in parts(where) if kinds(some) == (1, 0)]
     assert quick == (0,)
+
+
+def test_memory_is_that_of_the_fleet_where_only_its_cards_are_paid_for(tmp_path: Path) -> None:
+    """Whose compiler lays memory out follows from the fleet, of which a plan file has all."""
+    rates = {"flops": "50 MFLOP/s", "memory_bandwidth": "100 MB/s", "memory": "1 GB"}
+    processor = {"type": {"name": "processor", **rates}, "price_per_hour": 9.0}
+    card = {"type": {"name": "card", "sms": 20, **rates}, "price_per_hour": 1.0}
+    link = {"bandwidth": "1 GB/s", "latency": "1 us"}
+    mixed = {"name": "mixed", "nodes": [{"devices": [processor, card], "link": link}]}
+    plan = synthesize(step, *ARGS, fleet=Fleet.from_dict(mixed), objective="cost", axes=1)
+    assert plan.used_devices == ("n0.d1",)
+    assert any("CPU compiler" in note for note in plan.assumptions)
+    plan.save(tmp_path / "plan.json")
+    (found,) = profile(step, *ARGS, plan=Plan.load(tmp_path / "plan.json")).devices
+    assert found.memory.peak_bytes == plan.memory_bytes[1]
 
 
 def test_prices_survive_a_fleet_file() -> None:

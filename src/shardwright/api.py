@@ -177,7 +177,8 @@ def synthesize_traced(
 
     def planned(asked: Request) -> Plan:
         planner = Planner(asked, timer)
-        step = marked(known, compiler=asked.fleet.compiler)
+        # A plan for part of the fleet is one for the fleet: its step has the compiler of all.
+        step = marked(known, compiler=fleet.compiler)
         best = best_plan(step, asked.fleet, recompute, microbatches, offload, planner, timer.late)
         return as_it_runs(planner.certified(best))
 

@@ -90,7 +90,7 @@ def assembled(
         assumptions=(
             *model.assumptions,
             *space.assumptions,
-            *_of_memory(fleet),
+            *_of_memory(fleet, traced.graph.compiler),
             *found.notes,
         ),
         fleet=fleet,
@@ -116,9 +116,9 @@ def assembled(
     )
 
 
-def _of_memory(fleet: Fleet) -> tuple[str, ...]:
+def _of_memory(fleet: Fleet, compiler: str) -> tuple[str, ...]:
     """What is said of memory that is not so on every device."""
-    if fleet.compiler == "gpu" or not any(each.is_card for each in fleet.types):
+    if compiler == "gpu" or not any(each.is_card for each in fleet.types):
         return ()
     return ("memory is as XLA's CPU compiler lays it out: not all devices are cards, which mostly take less",)
 

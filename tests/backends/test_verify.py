@@ -70,6 +70,22 @@ def test_a_sum_that_cancels_is_no_mismatch() -> None:
     assert result.loss_rel_error < 1e-5
 
 
+def test_terms_too_small_for_normal_numbers_are_no_mismatch() -> None:
+    """Alone they are taken for zero, added to a larger sum they are not: gradients that vanish over time."""
+    a = np.full((4, 96), 1.5e-19, dtype=np.float32)
+    a[:, 48:] = 0.9e-19
+    split = Program(
+        (Shard(1), Shard(0)),
+        (
+            Compute(0, Signature((Shard(1), Shard(0)), (Partial(),))),
+            Move("all_reduce", 2, Partial(), R, "ring"),
+        ),
+        (R,),
+    )
+    result = handmade(jnp.matmul, [a, np.full((96, 4), 1.1e-19, dtype=np.float32)], split)
+    assert result.ok, str(result)
+
+
 def test_a_metric_that_is_noise_for_all_arguments_is_no_mismatch() -> None:
     """The mean of what was normalized, as policy losses and divergences begin."""
 

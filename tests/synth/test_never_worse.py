@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 import pytest
 from baseline_cases import STEPS, slow
 from synth_cases import fleet as one
-from synth_cases import normed
+from synth_cases import normed, sgd, shape
 
 from shardwright import baselines, synthesize
 from shardwright.cost.fleet import Fleet
@@ -76,6 +78,30 @@ def test_where_memory_is_tight_no_baseline_that_fits_is_better_than_the_plan(nam
     assert plan.cost_s <= best.cost_s
     assert plan.bound_s <= plan.cost_s
     assert plan.verify(step, *args).ok
+
+
+def test_a_node_alone_has_its_baselines_where_nothing_that_was_searched_fits_there() -> None:
+    """A second node made the plan dearer: only baselines on all devices were made."""
+
+    def loss(w: dict[str, Any], x: Any, y: Any) -> Any:
+        q, k, v = ((x @ w[name]).reshape(4, 64, 2, 8).transpose(0, 2, 1, 3) for name in "qkv")
+        seen = jax.nn.softmax(q @ k.transpose(0, 1, 3, 2) / 8**0.5) @ v
+        return jnp.mean((seen.transpose(0, 2, 1, 3).reshape(4, 64, 16) @ w["o"] - y) ** 2)
+
+    rates = {"flops": "10 GFLOP/s", "memory_bandwidth": "10 GB/s", "launch": "20 us"}
+    kind = {"name": "a", "memory": "241667 B", **rates}
+    nodes = [
+        {"devices": {"type": kind, "count": 2}, "link": {"bandwidth": "10 GB/s", "latency": "5 us"}},
+        {"devices": {"type": kind, "count": 3}, "link": {"bandwidth": "10 GB/s", "latency": "10 us"}},
+    ]
+    network = {"bandwidth": "0.1 GB/s", "latency": "100 us"}
+    where = Fleet.from_dict({"name": "nodes", "nodes": nodes, "network": network})
+    args = dict.fromkeys("qkvo", shape(16, 16)), shape(4, 64, 16), shape(4, 64, 16)
+    options: Any = {"fleet": where, "axes": 1, "recompute": "off", "microbatches": 1}
+    unsearched = synthesize(sgd(loss), *args, time_limit_s=0, **options)
+    assert unsearched.fits and len(unsearched.used) == 2
+    plan = synthesize(sgd(loss), *args, **options)
+    assert plan.fits and plan.cost_s <= unsearched.cost_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
