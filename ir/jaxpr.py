@@ -31,6 +31,9 @@ CALLS = {
     "composite": "jaxpr",
 }
 
+#: What a step does to an array that it may change in place.
+MUTABLE = ("new_ref", "get", "swap", "addupdate")
+
 #: A linear solve that says how it is differentiated. Once that is done, it is a call of what solves.
 SOLVE = "custom_linear_solve"
 
@@ -212,7 +215,9 @@ class _Region:
                 raise TraceError(
                     place=f"{name} at {summary(source) or UNKNOWN_LINE}",
                     reason="it has side effects, which cannot be distributed",
-                    remedy="Remove the print, callback or effect from the training step",
+                    remedy="Return what the Ref holds in the end, in place of writing to it"
+                    if name in MUTABLE
+                    else "Remove the print, callback or effect from the training step",
                 )
             if name == "rng_uniform":
                 raise TraceError(

@@ -104,6 +104,7 @@ def test_mutable_references_are_refused() -> None:
     with pytest.raises(TraceError, match="side effects") as caught:
         trace(writes_a_ref, X)
     assert str(Path(__file__)) in caught.value.place
+    assert "Ref" in caught.value.remedy
 
 
 def test_a_pure_callback_is_an_equation_like_any_other() -> None:
