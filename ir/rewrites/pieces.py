@@ -342,7 +342,9 @@ class Pieces:
     def _scan(self, equation: Equation, found: Split, kinds: Sequence[Kind], top: bool) -> Sequence[Kind]:
         """A scan inside of the loop: its carry is what it turns out to be."""
         if equation.primitive != "scan":
-            raise self._stuck(equation, "decides by the data where control goes")
+            chosen = equation.primitive == "cond" and kinds[0] == INVARIANT
+            why = "reads the batch in its branches" if chosen else "decides by the data where control goes"
+            raise self._stuck(equation, why)
         (body,) = equation.regions
         consts, carries = scan_counts(equation.params)
         inside: list[Kind] = []

@@ -198,6 +198,23 @@ def test_frozen_parameters_are_no_batch_however_large() -> None:
         microbatched(traced, 4)
 
 
+def branching(w: Any, x: Any) -> Any:
+    return w * jnp.mean(jax.lax.cond(w.sum() > 0, jnp.sin, jnp.cos, x @ w))
+
+
+def looping(w: Any, x: Any) -> Any:
+    return w * jnp.mean(jax.lax.while_loop(lambda h: h.max() < 9, lambda h: h * 2, x @ w))
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [(branching, "reads the batch in its branches"), (looping, "decides by the data where control goes")],
+)
+def test_control_flow_that_reads_the_batch_is_refused(step: Any, why: str) -> None:
+    with pytest.raises(NotInPiecesError, match=why):
+        microbatched(trace(step, jnp.ones((4, 4)), jnp.ones((8, 4))), 2)
+
+
 def test_a_step_in_no_pieces_is_refused_by_what_is_in_their_way() -> None:
     """Of arguments of several sizes the batch is that by which most of the step would come in pieces."""
 
