@@ -112,11 +112,12 @@ class GridChoosing:
         """
         made, timer = self._parts, self._timer
         self._bound_by_products()
-        # Of a small step every rewriting is planned that may be any cheaper.
-        target_s = below_s * (1 - (1e-9 if len(self._graph.equations) <= SMALL else ENOUGH))
+        # A small step, and every rewriting of it, is planned where it may be any cheaper.
+        worth = 1e-9 if len(self._graph.equations) <= SMALL else ENOUGH
+        target_s = below_s * (1 - worth)
         # What does not fit rules nothing out.
         if rival is not None and fits(rival.found, rival.model):
-            target_s = min(target_s, rival.found.cost_s * (1 - ENOUGH))
+            target_s = min(target_s, rival.found.cost_s * (1 - worth))
         best: GridPart | None = None
         queue: list[tuple[float, int]] = []
         for number, part in enumerate(made):

@@ -158,11 +158,17 @@ def test_pins_are_kept_on_both_axes_and_priced() -> None:
     assert len(pinned.pins) == 2 and max(pin.price_s for pin in pinned.pins) > 0
 
 
-def test_auto_is_the_better_of_one_axis_and_two() -> None:
-    slow, step = fleet(((40, 2),), ((40, 2),), network="100 Mbit/s"), arguments(480, 640)
+@pytest.mark.parametrize(
+    ("network", "step", "saved"),
+    [("100 Mbit/s", arguments(480, 640), False), ("5 Gbit/s", arguments(4_800, 64), True)],
+    ids=["a node alone", "two axes are a little cheaper"],
+)
+def test_auto_is_the_better_of_one_axis_and_two(network: str, step: tuple[Any, ...], saved: bool) -> None:
+    slow = fleet(((40, 2),), ((40, 2),), network=network)
     options: tuple[Any, ...] = (1, 2, "auto")
     plans = [shardwright.synthesize(train_step, *step, fleet=slow, axes=axes) for axes in options]
     assert [plan.axes for plan in plans[:2]] == [1, 2]
+    assert (0.95 < plans[1].cost_s / plans[0].cost_s < 0.99) == saved
     assert plans[2].cost_s == pytest.approx(min(plan.cost_s for plan in plans), rel=1e-9)
     assert plans[2].bound_s <= min(plan.bound_s for plan in plans[:2]) * (1 + 1e-9)
     assert any("two" in said for said in plans[2].assumptions)
