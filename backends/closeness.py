@@ -15,6 +15,9 @@ from shardwright.ir.placement import reduction
 from shardwright.ir.registry import registry, rule_of
 from shardwright.ir.rules import Signature, letter_sizes
 
+#: Units of the last place by which numbers smaller than normal differ for the order of a sum.
+_LAST_PLACES = 8
+
 
 def narrow(tensor: TensorType) -> bool:
     """Whether a tensor is a float of less than 32 bits."""
@@ -34,8 +37,8 @@ def rounded(tensor: TensorType) -> bool:
 def rel_error(got: Any, wanted: Any, tensor: TensorType, terms: float = 0.0) -> float:
     """max|got - wanted| / max(max|wanted|, terms); infinite where non-finite elements differ.
 
-    Integers, booleans and keys: 0 if equal, else infinite. Differences below the smallest normal number
-    count as none.
+    Integers, booleans and keys: 0 if equal, else infinite. Differences below the smallest normal number of
+    float32 count as none, and a few units of the last place of narrow floats that are smaller than normal.
     """
     a, b = to_numpy(got), to_numpy(wanted)
     if not rounded(tensor):
@@ -45,7 +48,9 @@ def rel_error(got: Any, wanted: Any, tensor: TensorType, terms: float = 0.0) -> 
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         return np.inf
     difference = float(np.max(np.abs(a[finite] - b[finite]), initial=0.0))
-    if difference < float(jnp.finfo(tensor.dtype).tiny):
+    info = jnp.finfo(tensor.dtype)
+    last = max(float(jnp.finfo("float32").tiny), _LAST_PLACES * float(info.smallest_subnormal))
+    if difference < min(float(info.tiny), last):
         return 0.0
     return difference / max(float(np.max(np.abs(b[finite]), initial=0.0)), terms, difference * 1e-30)
 
@@ -69,7 +74,10 @@ def term_count(equation: Equation) -> int:
 
 
 def vanishing(equation: Equation) -> float:
-    """What a sum may lack: terms below the smallest normal number count or do not, as its order has it."""
+    """What a sum may lack: processors may take terms for zero that are smaller than any normal number.
+
+    Narrow floats are added up in float32, whose numbers are what counts.
+    """
     smallest = (float(jnp.finfo(value.type.dtype).tiny) for value in equation.outputs)
     return term_count(equation) * min(float(jnp.finfo("float32").tiny), *smallest)
 

@@ -25,7 +25,8 @@ CALLS = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
-    # How it is differentiated, or batched, is not asked any more; which kernel stands for it is XLA's affair.
+    # How it is differentiated or batched is not asked any more; a composite is what it is made of, which a
+    # kernel of its own does not take the place of.
     "linear_call": "callee",
     "custom_vmap_call": "call",
     "composite": "jaxpr",

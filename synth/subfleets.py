@@ -347,5 +347,7 @@ class Choosing:
                 self._graph, self._space, part.model, part.found, self._timer, self._look, below_s=least_s
             )
             part.found, part.fits = found, fits(found, part.model)
+            if part.fits:
+                part.impossible = part.hopeless = False
             best = part if part.beats(best) else best
         return best

@@ -140,8 +140,9 @@ def piece(op: str, sizes: tuple[int, ...], *, shapes_only: bool = False) -> Step
     random = np.random.default_rng(0)
 
     def filled(shape: jax.ShapeDtypeStruct) -> jax.Array:
+        numbers = jnp.asarray(drawn(lambda n: random.normal(0, 0.1, n), shape.shape), shape.dtype)
         # What optimizers take the root of is not negative.
-        return jnp.abs(jnp.asarray(drawn(lambda n: random.normal(0, 0.1, n), shape.shape), shape.dtype))
+        return jnp.abs(numbers) if direction == "update" else numbers
 
     def forward(*args: Any) -> Any:
         return jax.vjp(layer, *args)

@@ -113,7 +113,8 @@ register(OpDef("sort", _sort, "reduction"))
 def _top_k(equation: Equation) -> Rule:
     operand, output = equation.inputs[0].type, equation.output_types[0]
     params = equation.params
-    dim = params["axis"] if equation.primitive == "top_k" else params["reduction_dimension"]
+    # JAX leaves the dimension of an approximation as it was given.
+    dim = (params["axis"] if equation.primitive == "top_k" else params["reduction_dimension"]) % operand.rank
     letters = names("e", operand.rank)
     outs = ["k!" if i == dim else letter for i, letter in enumerate(letters)]
     rule = Rule(string([blocked(letters, [dim])], [outs, outs]), reduce=None)

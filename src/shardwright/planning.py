@@ -270,8 +270,8 @@ class _Step:
     @property
     def crowded(self) -> tuple[float, int]:
         """See `Planner.crowded`; with axes=2 of the better one of what is searched on one axis and on two."""
-        made = self._searches[: 2 if self.asked.axes == 2 else 1]
-        made = [each for each in made if each.crowded[0] > 0]
+        some = self._searches[: 2 if self.asked.axes == 2 else 1]
+        made = [each for each in some if each.crowded[0] > 0]
         return min(made, key=lambda each: each.free_s).crowded if made else (0.0, 1)
 
     @property

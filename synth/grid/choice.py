@@ -4,7 +4,7 @@
     better         of a plan on one axis and one on two, with one certificate that covers both
 
 A plan on one axis is a rival: a part of the fleet is not planned on two axes where its bound proves that it
-cannot beat the rival by more than the gap with which a certificate is content.
+cannot beat the rival by more than the gap with which a certificate is content, of a small step at all.
 """
 
 from __future__ import annotations
@@ -93,6 +93,8 @@ class GridChoosing:
         # Small steps are planned alike whatever was planned before.
         self._before = self._known.solver if len(graph.equations) > SMALL else None
         self._parts = [GridPart(fleet, members) for members in parts]
+        #: A small step, and every rewriting of it, is planned where it may be any cheaper than a rival.
+        self._worth = 1e-9 if len(graph.equations) <= SMALL else ENOUGH
 
     def below(
         self, below_s: float = math.inf, rival: Choice | None = None, *, briefly: bool = False
@@ -112,12 +114,10 @@ class GridChoosing:
         """
         made, timer = self._parts, self._timer
         self._bound_by_products()
-        # A small step, and every rewriting of it, is planned where it may be any cheaper.
-        worth = 1e-9 if len(self._graph.equations) <= SMALL else ENOUGH
-        target_s = below_s * (1 - worth)
+        target_s = below_s * (1 - self._worth)
         # What does not fit rules nothing out.
         if rival is not None and fits(rival.found, rival.model):
-            target_s = min(target_s, rival.found.cost_s * (1 - worth))
+            target_s = min(target_s, rival.found.cost_s * (1 - self._worth))
         best: GridPart | None = None
         queue: list[tuple[float, int]] = []
         for number, part in enumerate(made):
@@ -352,7 +352,7 @@ class GridChoosing:
         if best is None or best.found is None or best.grid is None:
             if rival is None:
                 return None
-            late = self._timer.late() and least_s < rival.found.cost_s * (1 - ENOUGH)
+            late = self._timer.late() and least_s < rival.found.cost_s * (1 - self._worth)
             notes = (*rival.found.notes, _LATE if late else _ONE)
             found = replace(_bounded(rival.found, least_s), notes=notes)
             return replace(rival, found=found, parts=(*rival.parts, *made))

@@ -30,6 +30,9 @@ from shardwright.synth.timer import Timer
 
 #: What a plan says of these parts: that they were searched, or could not be.
 _NOTE = "parts of the fleet on which two mesh axes are one were searched, too, and the bound covers them"
+_GLANCED = (
+    "parts of the fleet on which two mesh axes are one were looked at memory aside, and the bound covers them"
+)
 _LATE = "parts of the fleet on which two mesh axes are one were not searched: the time limit came first"
 _BEFORE = "parts of the fleet on which two mesh axes are one were not searched: memory came first"
 
@@ -61,6 +64,8 @@ class BesideSingle:
         self._fleet, self._grid, self._make, self._timer = fleet, grid, single, timer
         self._parts, self._known, self._small = parts, known, small
         self._single: Choosing | None = None
+        #: Whether that was asked for what fits.
+        self._searched = False
         #: What to say where these parts, which might have a better plan, were not searched the last time.
         self._left = ""
 
@@ -92,14 +97,14 @@ class BesideSingle:
         self._left = ""
         if briefly and grid.unfinished and not first:
             one = self._glanced(below_s)
-            two = one if two is None else two if one is None else better(one, two, _NOTE)
+            two = one if two is None else two if one is None else better(one, two, _GLANCED)
         elif not first and self._wanting(two, least_s):
             if self._timer.late():
                 self._left = _LATE
             else:
                 one = self._on_single(least_s)
                 two = one if two is None else two if one is None else better(one, two, _NOTE)
-        self._known.single = self._known.single or one is not None
+        self._known.single = self._known.single or (one is not None and _fits(one))
         return None if two is None else self._told(two)
 
     def _wanting(self, two: Choice | None, least_s: float) -> bool:
@@ -131,14 +136,17 @@ class BesideSingle:
         """A plan that fits on parts of one axis, None where none costs less than a rival."""
         if self._single is None:
             self._single = self._make()
+        self._searched = True
         found = self._single.below(below_s)
         return found if found is not None and _fits(found) else None
 
     def _glanced(self, below_s: float) -> Choice | None:
         """The best program on parts of one axis, memory aside, where that may cost less than on two."""
-        grid = self._grid
-        self._left = _BEFORE
-        if self._timer.late() or all(grid.products_s(each) >= grid.free_s for each in self._apart):
+        apart, least_s = self._apart, min(self._grid.free_s, below_s)
+        if not apart:
+            return None
+        self._left = _LATE if self._timer.late() else _BEFORE
+        if self._left == _LATE or all(self._grid.products_s(each) >= least_s for each in apart):
             return None
         self._left = ""
         if self._single is None:
@@ -158,7 +166,7 @@ class BesideSingle:
         found, single = chosen.found, self._single
         if single is None and not self._left:
             return chosen
-        note = self._left if single is None else _NOTE
+        note = self._left if single is None else _NOTE if self._searched else _GLANCED
         notes = found.notes if note in found.notes else (*found.notes, note)
         if note == _BEFORE:  # the bound of what is briefly planned is nobody's yet, see `Planner.certified`
             return replace(chosen, found=replace(found, notes=notes))

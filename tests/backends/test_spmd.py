@@ -30,6 +30,7 @@ def on_devices(count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
+# What two devices, and three, do four do as well.
 @pytest.mark.parametrize("devices", [1, *(pytest.param(n, marks=pytest.mark.full) for n in (2, 3)), 4])
 def test_devices_conform(devices: int, tmp_path: Path) -> None:
     done = on_devices(devices, str(HERE / "spmd_checks.py"), str(tmp_path))

@@ -84,14 +84,18 @@ def test_a_large_step_comes_in_fewer_pieces_than_fit_where_less_is_kept_of_each(
 
 
 @pytest.mark.parametrize(
-    ("lacks", "asked"),
+    ("whole", "lacks", "asked"),
     [
-        pytest.param({2: 3.0, 4: 2.5, 8: 2.0, 16: 1.5, 32: 1.2}, [2, 4, 8, 16, 32], id="less and less"),
-        pytest.param({2: 3.0, 4: 3.0, 8: 2.0, 16: 2.1, 32: 2.2, 64: 1.0}, [2, 4, 8, 16, 32], id="no less"),
+        pytest.param(4.0, {2: 3.0, 4: 2.5, 8: 2.0, 16: 1.5, 32: 1.2}, [2, 4, 8, 16, 32], id="less and less"),
+        pytest.param(
+            4.0, {2: 3.0, 4: 3.0, 8: 2.0, 16: 2.1, 32: 2.2, 64: 1.0}, [2, 4, 8, 16, 32], id="no less"
+        ),
+        # In one piece all may be computed again, which takes less memory than a few pieces do.
+        pytest.param(1.7, {2: 3.0, 4: 2.0, 8: 1.5, 16: 1.1}, [2, 4, 8, 16], id="less than one in the end"),
     ],
 )
 def test_where_nothing_fits_pieces_are_planned_as_long_as_they_lack_less(
-    lacks: dict[int, float], asked: list[int], monkeypatch: pytest.MonkeyPatch
+    whole: float, lacks: dict[int, float], asked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rewritings, "SMALL", 0)
     monkeypatch.setattr(rewritings, "counts_of", lambda traced: iter(lacks))
@@ -108,7 +112,7 @@ def test_where_nothing_fits_pieces_are_planned_as_long_as_they_lack_less(
     planner = SimpleNamespace(plan=lambda step, rival_s, briefly: made.but(bound_s=0.0))
     monkeypatch.setattr(rewritings._Asked, "plan", planned)
     search = rewritings._Asked(traced, scarce, (), False, cast(Any, planner), lambda: False)
-    found = search.in_more(made.but(memory_bytes=(4 * 40_000,)))
+    found = search.in_more(made.but(memory_bytes=(int(whole * 40_000),)))
     assert tried == asked and overfill(found) == min(lacks[pieces] for pieces in asked)
     assert any("more than 32 micro-batches" in note for note in found.assumptions) == (64 in lacks)
 

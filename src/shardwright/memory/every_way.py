@@ -15,8 +15,8 @@ from shardwright.synth.combinations import SMALL
 from shardwright.synth.memory.rent import too_small
 
 #: Where the way that keeps least takes so many times the memory of a device, no other is searched: of thirty
-#: small steps in up to 64 pieces, none that took so much was seen to fit in another way. Of a step with loops
-#: of many equations each takes seconds, and no other is searched where that one does not fit.
+#: small steps in up to 64 pieces, none that took so much was seen to fit in another way. Each way takes
+#: seconds for a step with loops of many equations: then no other is searched unless that one fits.
 _FAR = 1.5
 
 

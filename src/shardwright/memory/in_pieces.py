@@ -225,7 +225,7 @@ class InPieces:
             pieces = brief.rewriting.microbatches
             ladder = Ladder(asked.traced, asked.fleet, asked.policies, pieces, self.planner, self.late)
             plan = ladder.briefly(brief, least_s)
-            if plan is None:
+            if plan is None and not brief.fits:
                 break
             self.found = better(self.found, plan)
 

@@ -169,7 +169,7 @@ class _Asked:
         best, least = better(None, found), found
         worth = tolerance(self.traced, self.fleet, WORTH)
         gain = _GAIN if small and in_scans(differentiated(self.traced), self.policies) else 1.0
-        in_vain, lacked = 0, overfill(found) if best is None else math.inf
+        in_vain, lacked = 0, math.inf
         # In one piece it was planned beside a rival, if anything fitted in more.
         for pieces in (*([1] if found.rewriting.microbatches > 1 else []), *counts_of(self.traced)):
             if self.late():
@@ -188,7 +188,8 @@ class _Asked:
                 in_vain, lacked = (0, lacks) if lacks < lacked else (in_vain + 1, lacked)
                 least = plan if lacks < overfill(least) else least
             if in_vain == _IN_VAIN and not small:
-                return noted(least, f"more than {pieces} micro-batches were not searched: fewer lack no more")
+                most = max(pieces, least.rewriting.microbatches)
+                return noted(least, f"more than {most} micro-batches were not searched: fewer lack no more")
             if best is not None and not small:
                 break
         return best or least

@@ -41,7 +41,7 @@ for _name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
 _reduction("cumsum", "backwards", partial(lax.cumsum, reverse=True), bits, 0)
 _reduction("sort", "alone", lambda x, axis: lax.sort(x, dimension=axis))
 _reduction("top_k", "one_axis", lambda x, axis: lax.top_k(x, 2, axis=axis))
-_reduction("approx_top_k", "one_axis", lambda x, axis: lax.approx_max_k(x, 2, axis))
+_reduction("approx_top_k", "one_axis", lambda x, axis: lax.approx_max_k(x, 2, axis - x.ndim))
 
 
 @sample("sort")
