@@ -9,6 +9,7 @@ from shardwright import Fleet, Plan, synthesize
 from shardwright.ir.rewrites.rewriting import rewriting_of
 from shardwright.ir.trace import Traced, trace
 from shardwright.memory import in_pieces
+from shardwright.memory.ladder import Ladder
 from shardwright.planning import Planner
 from shardwright.synth.memory.alive import most_alive
 
@@ -60,3 +61,23 @@ def test_what_takes_longer_is_planned_as_if_it_had_not_come_first(monkeypatch: p
     later, asked = planned(monkeypatch)
     assert not asked[0] and plan.fits and later.fits
     assert plan.cost_s == pytest.approx(later.cost_s, rel=1e-3)
+
+
+def test_what_came_first_is_the_plan_where_nothing_later_is_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was forgotten once, and what the step as it is led to was the plan: a quarter dearer."""
+    monkeypatch.setattr(in_pieces, "tolerance", lambda *_: 0.0)
+    dearer, _ = planned(monkeypatch)
+    briefly, first = Ladder.briefly, list[Plan]()
+
+    def cheap(self: Ladder, base: Plan | None, *rival: float) -> Plan | None:
+        plan = briefly(self, base, *rival)
+        if base is not None or plan is None:
+            return plan
+        # Takes far longer than it should for what is computed again, and yet less than all that comes later.
+        first.append(plan.but(cost_s=dearer.cost_s / 2, bound_s=0.0, again_s=dearer.cost_s))
+        return first[-1]
+
+    monkeypatch.setattr(Ladder, "briefly", cheap)
+    plan, asked = planned(monkeypatch)
+    assert first and not all(asked) and plan.cost_s == first[0].cost_s < dearer.cost_s
+    assert plan.rewriting == first[0].rewriting

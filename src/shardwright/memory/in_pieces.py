@@ -67,20 +67,27 @@ class InPieces:
 
     def best(self) -> Plan:
         """The best plan; where nothing fits, the one that lacks least."""
-        return self._at_once() or self._as_it_is() or self._quickly() or self._within() or self._changed()
+        early, enough = self._at_once()
+        if early is not None and enough:
+            return early
+        found = self._as_it_is() or self._quickly() or self._within() or self._changed()
+        if early is None or better(early, found) is found:
+            return found
+        return noted(_compared(early, self.base), self.ladder.untried)
 
-    def _at_once(self) -> Plan | None:
+    def _at_once(self) -> tuple[Plan | None, bool]:
         """What keeps less, without a plan of the step as it is, where hardly any program of that would fit.
 
-        It is the plan if it takes hardly longer but for what is computed again; else all is as if there were
-        none: what the best program of the step as it is lacks says better what should keep less.
+        And whether it is the plan: if it takes hardly longer but for what is computed again. Else all is as
+        if there were none, unless it turns out to be cheaper than that: what the best program of the step as
+        it is lacks says better what should keep less.
         """
         found = self.ladder.briefly(None) if self._hardly_fits else None
         if found is None or found.cost_s > _free_s(None, found) * (1 + self.near / 2):
             self.ladder.known.clear()
-            return None
+            return found, False
         found = _compared(found, None, "no program was searched, since hardly any would fit")
-        return noted(found, self.ladder.untried)
+        return noted(found, self.ladder.untried), True
 
     @property
     def _hardly_fits(self) -> bool:
@@ -128,9 +135,9 @@ class InPieces:
         self.last = cut is not None and cut.scarce(*self.crowded)
         small = len(self.step.graph.equations) <= SMALL
         if self.planner.thorough and not (small or ladder.every):
-            self.found = self.found or ladder.briefly(self.base)
-            if self.found is not None and self._costs(_free_s(self.base, self.found)):
-                return noted(_compared(self.found, self.base), ladder.untried)
+            found = self.found = self.found or ladder.briefly(self.base)
+            if found is not None and self._costs(min(self._elsewhere_s, _free_s(self.base, found))):
+                return noted(_compared(found, self.base), ladder.untried)
         elif ladder.mixed and not ladder.every:
             if self.planner.outgrown(self.step) or ladder.falls_short(self.base):
                 # Pieces may fit where the step might be cheapest, or where keeping less will hardly do: a
