@@ -12,9 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations, product
 from typing import Protocol, TypeVar
 
+import numpy as np
+
 from shardwright.cost.fleet import Fleet
+from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
+from shardwright.ir.registry import is_contraction
+from shardwright.ir.rules import flop_count
 from shardwright.synth.alternate import Synthesis
+from shardwright.synth.space.factors import EquationFactor
+from shardwright.synth.space.space import Space
 
 #: Parts of a fleet that are considered at most, the whole included.
 MOST_PARTS = 24
@@ -172,3 +179,24 @@ def _why(members: Members, best: Tried, parts: Sequence[Tried]) -> str:
 def _milliseconds(seconds: float) -> str:
     """With four digits."""
     return f"{1e3 * seconds:.4g} ms"
+
+
+def products_s(space: Space, model: CostModel, parts: Sequence[Sequence[int]]) -> list[float]:
+    """What the products of every program take at least on some parts of a fleet, all at the peak.
+
+    A bound for which nothing need be priced.
+
+    Args:
+        space: the programs.
+        model: of the whole fleet.
+        parts: their devices.
+    """
+    #: Operations by rates per class.
+    flop: dict[tuple[float, ...], float] = {}
+    for factor, count in Counter([use.factor for use in space.uses]).items():
+        if isinstance(factor, EquationFactor) and is_contraction(factor.equation.primitive):
+            mine = flop_count(factor.rule, factor.equation)
+            rates = tuple(model.peak_rates(factor.equation, mine).tolist())
+            flop[rates] = flop.get(rates, 0.0) + count * factor.weight * mine
+    classes = [model.class_of[list(members)] for members in parts]
+    return [sum(n / float(np.array(rates)[mine].sum()) for rates, n in flop.items()) for mine in classes]

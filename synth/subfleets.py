@@ -25,7 +25,7 @@ from shardwright.synth.fallback import fits, fitting
 from shardwright.synth.freely import Free, freely
 from shardwright.synth.memory.budgets import Limits
 from shardwright.synth.part import FAR_ABOVE, Part, Promising, parts_of, starts_agree
-from shardwright.synth.parts import Members, outgrown, raised_in_turn
+from shardwright.synth.parts import Members, outgrown, products_s, raised_in_turn
 from shardwright.synth.programs.judge import Look
 from shardwright.synth.search.priced import SpaceSolver
 from shardwright.synth.segments import SEVERAL, WORTH
@@ -235,10 +235,15 @@ class Choosing:
         """What no program costs less than, memory aside, on the parts into which the step fits in no way.
 
         Args:
-            wanted_s: a bound that is this high is not raised.
+            wanted_s: a bound that is this high is not raised; with 0, what products take will do.
         """
-        self._bounding.outside()
         outside = [part for part in self._parts if part.impossible]
+        if not wanted_s:
+            return min(
+                (products_s(self._space, p.model, [range(len(p.members))])[0] for p in outside),
+                default=math.inf,
+            )
+        self._bounding.outside()
         while outside:
             least = min(outside, key=lambda part: part.bound_s)
             if least.bound_s >= wanted_s or least.bounded or least.free is not None or self._timer.late():

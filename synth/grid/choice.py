@@ -23,11 +23,11 @@ from shardwright.synth.combinations import SMALL
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid.alternate import GridSearch
 from shardwright.synth.grid.common import Common
-from shardwright.synth.grid.part import GridPart, products_s
+from shardwright.synth.grid.part import GridPart
 from shardwright.synth.grid.solve import Solvers
 from shardwright.synth.memory.alive import crowded
 from shardwright.synth.memory.rent import too_small
-from shardwright.synth.parts import Members, Tried, outgrown, raised_in_turn
+from shardwright.synth.parts import Members, Tried, outgrown, products_s, raised_in_turn
 from shardwright.synth.programs.judge import Look
 from shardwright.synth.shares.bounds import ENOUGH
 from shardwright.synth.space.factors import Use

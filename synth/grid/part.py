@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
-
-import numpy as np
 
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.grid.model import GridModel
-from shardwright.cost.model import CostModel
 from shardwright.cost.subfleet import subfleet
-from shardwright.ir.registry import is_contraction
-from shardwright.ir.rules import flop_count
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.grid.alternate import GridSearch, is_mesh
 from shardwright.synth.parts import Members
-from shardwright.synth.space.factors import EquationFactor
-from shardwright.synth.space.space import Space
 
 #: Parts of a fleet that are considered on two axes at most, the whole included.
 MOST_PARTS = 4
@@ -84,24 +76,3 @@ def on_grid(fleet: Fleet, parts: Sequence[Members]) -> tuple[Members, ...]:
 def on_one_axis(fleet: Fleet, parts: Sequence[Members]) -> tuple[Members, ...]:
     """Those of the parts of a fleet on which two axes are one: single nodes, or nodes of one device each."""
     return tuple(members for members in parts if not is_mesh(GridPart(fleet, members).fleet))
-
-
-def products_s(space: Space, model: CostModel, parts: Sequence[Members]) -> list[float]:
-    """What the products of every program take at least on some parts of a fleet, all at the peak.
-
-    A bound for which nothing need be priced.
-
-    Args:
-        space: the programs.
-        model: of the whole fleet.
-        parts: their devices.
-    """
-    #: Operations by rates per class.
-    flop: dict[tuple[float, ...], float] = {}
-    for factor, count in Counter([use.factor for use in space.uses]).items():
-        if isinstance(factor, EquationFactor) and is_contraction(factor.equation.primitive):
-            mine = flop_count(factor.rule, factor.equation)
-            rates = tuple(model.peak_rates(factor.equation, mine).tolist())
-            flop[rates] = flop.get(rates, 0.0) + count * factor.weight * mine
-    classes = [model.class_of[list(members)] for members in parts]
-    return [sum(n / float(np.array(rates)[mine].sum()) for rates, n in flop.items()) for mine in classes]

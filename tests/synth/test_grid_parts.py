@@ -17,9 +17,9 @@ from shardwright.ir.trace import trace
 from shardwright.synth.grid import choice
 from shardwright.synth.grid.alternate import GridSearch
 from shardwright.synth.grid.choice import GridChoosing
-from shardwright.synth.grid.part import GridPart, on_grid, products_s
+from shardwright.synth.grid.part import GridPart, on_grid
 from shardwright.synth.grid.pricing import GridPriceList
-from shardwright.synth.parts import candidates
+from shardwright.synth.parts import candidates, products_s
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
