@@ -235,14 +235,14 @@ class Choosing:
         """What no program costs less than, memory aside, on the parts into which the step fits in no way.
 
         Args:
-            wanted_s: a bound that is this high is not raised; with 0, what products take will do.
+            wanted_s: a bound that is this high is not raised.
         """
         outside = [part for part in self._parts if part.impossible]
-        if not wanted_s:
-            return min(
-                (products_s(self._space, p.model, [range(len(p.members))])[0] for p in outside),
-                default=math.inf,
-            )
+        # What products take at least is known without prices.
+        products = [products_s(self._space, p.model, [range(len(p.members))])[0] for p in outside]
+        known_s = min((max(p.bound_s, s) for p, s in zip(outside, products, strict=True)), default=math.inf)
+        if known_s >= wanted_s:
+            return known_s
         self._bounding.outside()
         while outside:
             least = min(outside, key=lambda part: part.bound_s)
