@@ -37,6 +37,7 @@ from shardwright.ir.jaxpr import Builder, source_text
 from shardwright.ir.placement import Placement, Shard, region
 from shardwright.ir.regions import scan_counts
 from shardwright.ir.registry import Extent, Local, registry
+from shardwright.ir.rewrites.batch import batch_of
 from shardwright.ir.rewrites.graphs import renumbered, with_inputs
 from shardwright.ir.rewrites.pieces import (
     INVARIANT,
@@ -45,9 +46,10 @@ from shardwright.ir.rewrites.pieces import (
     NotInPiecesError,
     Pieces,
     Split,
-    batch_of,
+    placed,
     refuse,
 )
+from shardwright.ir.rewrites.rows import in_pieces, piece_of, together
 from shardwright.ir.rules import Signature
 from shardwright.ir.trace import Traced
 
@@ -165,8 +167,8 @@ class _Runner:
             env.update((value, jnp.asarray(array)) for value, array in graph.constants.items())
             for equation in before:
                 self._whole(equation, env)
-            pieces = [self._in_pieces(env[value], cut) for value, cut in sliced]
-            numbered = bool(split.inside) or any(map(self._cuts_inside, split.inner.values()))
+            pieces = [in_pieces(env[value], cut, self.count) for value, cut in sliced]
+            numbered = bool(split.inside) or self._cuts_inside(split)
             if numbered:
                 pieces.append(jnp.arange(self.count))
 
@@ -187,7 +189,7 @@ class _Runner:
             for value, x in zip(rows, stacked, strict=True):
                 cut = split.kinds[value]
                 assert isinstance(cut, Shard)
-                env[value] = self._together(x, value.type, cut)
+                env[value] = together(x, value.type.shape, cut, self.count)
             return [env[value] for value in handed_on]
 
         return run
@@ -202,23 +204,12 @@ class _Runner:
             if isinstance(kind, Shard):
                 found[value, kind] = None
         for equation in in_loop:
-            ins = split.local[equation.index].ins
-            consts, carries = scan_counts(equation.params) if equation.regions else (0, 0)
-            for position, (atom, wanted) in enumerate(zip(equation.inputs, ins, strict=True)):
-                if equation.regions and position >= consts + carries and isinstance(wanted, Shard):
-                    wanted = Shard(wanted.dim + 1, wanted.unit)
+            for atom, wanted in _wanted(equation, split.local[equation.index]):
                 if not isinstance(atom, Value) or not isinstance(wanted, Shard) or atom in split.inside:
                     continue
-                if split.kinds[atom] == INVARIANT and not self._local_maker(atom, split):
+                if split.kinds[atom] == INVARIANT and not split.spread(atom):
                     found[atom, wanted] = None
         return found
-
-    def _local_maker(self, value: Value, split: Split) -> Equation | None:
-        """The equation that makes an invariant tensor from a number: it can make a piece of it as well."""
-        maker = split.makers.get(value)
-        if maker is None or maker.primitive != "broadcast_in_dim" or maker.inputs[0].type.rank:
-            return None
-        return maker
 
     def _piece(
         self,
@@ -233,14 +224,11 @@ class _Runner:
             if signature is None:
                 self._whole(equation, env)
                 continue
-            args: list[Any] = []
-            consts, carries = scan_counts(equation.params) if equation.regions else (0, 0)
-            for position, (atom, wanted) in enumerate(zip(equation.inputs, signature.ins, strict=True)):
-                if equation.regions and position >= consts + carries and isinstance(wanted, Shard):
-                    wanted = Shard(wanted.dim + 1, wanted.unit)
-                args.append(self._operand(atom, wanted, split, env, here))
+            args = [self._operand(a, wanted, split, env, here) for a, wanted in _wanted(equation, signature)]
             with _source(equation):
-                if equation.regions:
+                if equation.primitive == "cond":
+                    results = self._cond(equation, split.inner[equation.index], args)
+                elif equation.regions:
                     results = self._scan(equation, split.inner[equation.index], args)
                 else:
                     results = self._local(equation, signature, args)
@@ -259,9 +247,9 @@ class _Runner:
         if (atom, wanted) in here:
             return here[atom, wanted]
         if isinstance(wanted, Shard) and split.kinds[atom] == INVARIANT:
-            maker = self._local_maker(atom, split)
+            maker = split.spread(atom)
             if maker is None:
-                here[atom, wanted] = self._piece_of(env[atom], wanted)
+                here[atom, wanted] = piece_of(env[atom], wanted, self.count, self.number)
                 return here[atom, wanted]
             shape = list(atom.type.shape)
             shape[wanted.dim] //= self.count
@@ -271,16 +259,21 @@ class _Runner:
         return env[atom]
 
     def _cuts_inside(self, split: Split) -> bool:
-        """Whether a loop inside takes pieces of what is the same for all of them."""
-        if any(map(self._cuts_inside, split.inner.values())):
-            return True
-        for equation in dict.fromkeys(split.makers.values()):
-            signature = split.local.get(equation.index)
-            pairs = () if signature is None else zip(equation.inputs, signature.ins, strict=True)
-            cut = [atom for atom, wanted in pairs if isinstance(atom, Value) and isinstance(wanted, Shard)]
-            if any(split.kinds[atom] == INVARIANT and not self._local_maker(atom, split) for atom in cut):
-                return True
+        """Whether scans and conds in the loop take pieces of what is the same for all of them."""
+        for equation in _done_on_pieces(split):
+            for body, inside in zip(equation.regions, split.inner.get(equation.index, ()), strict=True):
+                wanted = list(zip(body.outputs, map(placed, inside.ends), strict=True))
+                for each in _done_on_pieces(inside):
+                    wanted += _wanted(each, inside.local[each.index])
+                if any(self._is_cut(*pair, inside) for pair in wanted) or self._cuts_inside(inside):
+                    return True
         return False
+
+    def _is_cut(self, atom: Atom, wanted: Placement, split: Split) -> bool:
+        """Whether an operand is a piece of what is the same for all, and was made in one piece."""
+        if not isinstance(atom, Value) or not isinstance(wanted, Shard) or split.kinds[atom] != INVARIANT:
+            return False
+        return split.spread(atom) is None
 
     def _local(self, equation: Equation, signature: Signature, args: Sequence[Any]) -> list[Any]:
         """An equation on a piece; whichever piece it is, it must be the same computation."""
@@ -318,16 +311,22 @@ class _Runner:
 
         return of
 
-    def _scan(self, equation: Equation, split: Split, args: Sequence[Any]) -> list[Any]:
+    def _cond(self, equation: Equation, splits: Sequence[Split], args: Sequence[Any]) -> list[Any]:
+        """A cond on a piece."""
+        which, *operands = args
+        branches = [
+            partial(self._region, branch, split)
+            for branch, split in zip(equation.regions, splits, strict=True)
+        ]
+        return jax.lax.switch(which, branches, *operands)
+
+    def _scan(self, equation: Equation, splits: Sequence[Split], args: Sequence[Any]) -> list[Any]:
         """A scan on a piece."""
-        (body,) = equation.regions
+        (body,), (split,) = equation.regions, splits
         consts, carries = scan_counts(equation.params)
 
         def iteration(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            env: Env = dict(zip(body.inputs, (*args[:consts], *carry, *xs), strict=True))
-            env.update((value, jnp.asarray(array)) for value, array in body.constants.items())
-            self._piece(body.equations, split, env, {})
-            results = [self._read(atom, env) for atom in body.outputs]
+            results = self._region(body, split, *args[:consts], *carry, *xs)
             return results[:carries], results[carries:]
 
         last, stacked = jax.lax.scan(
@@ -338,6 +337,15 @@ class _Runner:
             equation.params["reverse"],
         )
         return [*last, *stacked]
+
+    def _region(self, body: Graph, split: Split, *operands: Any) -> list[Any]:
+        """The body of a scan, or the branch of a cond, on a piece."""
+        env: Env = dict(zip(body.inputs, operands, strict=True))
+        env.update((value, jnp.asarray(array)) for value, array in body.constants.items())
+        here: dict[tuple[Value, Placement], Any] = {}
+        self._piece(body.equations, split, env, here)
+        ends = zip(body.outputs, map(placed, split.ends), strict=True)
+        return [self._operand(atom, wanted, split, env, here) for atom, wanted in ends]
 
     def _whole(self, equation: Equation, env: Env) -> None:
         """Run an equation as it is."""
@@ -352,27 +360,19 @@ class _Runner:
     def _read(self, atom: Atom, env: Env) -> Any:
         return env[atom] if isinstance(atom, Value) else np.asarray(atom.value, dtype_of(atom.type.dtype))
 
-    def _in_pieces(self, x: Any, cut: Shard) -> Any:
-        """Stacked pieces of a tensor; piece k has every so many units from unit k on."""
-        size, rest = x.shape[: cut.dim], x.shape[cut.dim + 1 :]
-        units = x.shape[cut.dim] // (self.count * cut.unit)
-        apart = x.reshape(*size, units, self.count, cut.unit, *rest)
-        return jnp.moveaxis(apart, cut.dim + 1, 0).reshape(self.count, *size, units * cut.unit, *rest)
 
-    def _piece_of(self, x: Any, cut: Shard) -> Any:
-        """The piece of a tensor that the loop is at, see `_in_pieces`."""
-        size, rest = x.shape[: cut.dim], x.shape[cut.dim + 1 :]
-        units = x.shape[cut.dim] // (self.count * cut.unit)
-        apart = x.reshape(*size, units, self.count, cut.unit, *rest)
-        piece = jax.lax.dynamic_index_in_dim(apart, self.number, cut.dim + 1, keepdims=False)
-        return piece.reshape(*size, units * cut.unit, *rest)
+def _done_on_pieces(split: Split) -> Iterable[Equation]:
+    """The equations of a graph that are done on every piece."""
+    return (equation for equation in dict.fromkeys(split.makers.values()) if equation.index in split.local)
 
-    def _together(self, x: Any, tensor: TensorType, cut: Shard) -> Any:
-        """Inverse of `_in_pieces`."""
-        size, rest = tensor.shape[: cut.dim], tensor.shape[cut.dim + 1 :]
-        units = tensor.shape[cut.dim] // (self.count * cut.unit)
-        apart = x.reshape(self.count, *size, units, cut.unit, *rest)
-        return jnp.moveaxis(apart, 0, cut.dim + 1).reshape(tensor.shape)
+
+def _wanted(equation: Equation, signature: Signature) -> Iterable[tuple[Atom, Placement]]:
+    """Operands and how they are wanted: of what a scan walks over, the signature is that of one iteration."""
+    walked = sum(scan_counts(equation.params)) if equation.primitive == "scan" else len(equation.inputs)
+    for position, (atom, wanted) in enumerate(zip(equation.inputs, signature.ins, strict=True)):
+        if position >= walked and isinstance(wanted, Shard):
+            wanted = Shard(wanted.dim + 1, wanted.unit)
+        yield atom, wanted
 
 
 def _source(equation: Equation) -> Any:

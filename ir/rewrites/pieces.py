@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from shardwright.ir.errors import InputError
-from shardwright.ir.graph import Atom, Equation, Form, Graph, Value, per_graph
+from shardwright.ir.graph import Atom, Equation, Form, Graph, Value
 from shardwright.ir.graph import Literal as Scalar
 from shardwright.ir.jaxpr import source_text
 from shardwright.ir.placement import Partial, Placement, R, Shard
@@ -31,8 +31,6 @@ class Apart(Enum):
 Kind: TypeAlias = Apart | Shard | Partial
 INVARIANT, LATER = Apart.INVARIANT, Apart.LATER
 SUM = Partial("sum")
-#: Of so many sizes, those of the largest arguments, it is looked which one the batch has.
-_SIZES = 6
 
 
 class NotInPiecesError(InputError):
@@ -56,70 +54,6 @@ def refuse(
     return NotInPiecesError(place=place, reason=reason, remedy=remedy)
 
 
-def batch_of(graph: Graph, count: int) -> list[Kind]:
-    """Which inputs come in pieces."""
-    data = _data(graph)
-    if not data:
-        raise refuse("no argument but state has rows")
-    rows = _rows(graph)
-    if rows % count or rows < count:
-        raise refuse(
-            f"a batch of {rows} has no {count} equal pieces",
-            remedy=f"Plan with microbatches={' or '.join(map(str, _beside(rows, count)))}",
-        )
-    own = set(data)
-    return [Shard(0) if v in own and v.type.shape[0] == rows else INVARIANT for v in graph.inputs]
-
-
-def _data(graph: Graph) -> list[Value]:
-    """Arguments that are no state and have rows."""
-    state = set(graph.state.values())
-    return [v for i, v in enumerate(graph.inputs) if i not in state and v.type.rank]
-
-
-@per_graph
-def _rows(graph: Graph) -> int:
-    """Of which size the batch is.
-
-    Parameters that are not trained, and masks, are no batch, however large: of several sizes that arguments
-    have it is the one by which most of what is made comes in pieces.
-    """
-    largest: dict[int, int] = {}
-    for value in _data(graph):
-        size = value.type.shape[0]
-        largest[size] = max(largest.get(size, 0), value.type.nbytes)
-    sizes = sorted(largest, key=lambda size: -largest[size])
-    if len(sizes) == 1:
-        return sizes[0]
-    return max(sizes[:_SIZES], key=lambda size: _apart(graph, size))
-
-
-def _apart(graph: Graph, size: int) -> tuple[bool, int]:
-    """Whether the step comes in pieces if arguments of `size` rows are the batch, and how much of it does.
-
-    That is in bytes of what equations make: if one of them stands in the way, of those before it.
-    """
-    if size < 2:
-        return False, 0
-    count = next((n for n in range(2, math.isqrt(size) + 1) if size % n == 0), size)
-    own = {value for value in _data(graph) if value.type.shape[0] == size}
-    pieces, whole = Pieces(count), True
-    try:
-        pieces.of_step(graph, [Shard(0) if v in own else INVARIANT for v in graph.inputs])
-    except NotInPiecesError:
-        whole = False
-    kinds = pieces.found.kinds
-    made = (value for equation in graph.equations for value in equation.outputs)
-    return whole, sum(value.type.nbytes for value in made if isinstance(kinds.get(value), Shard))
-
-
-def _beside(rows: int, count: int) -> list[int]:
-    """The nearest numbers of equal pieces that so many rows have: the next below, the next above; or 1."""
-    low = [n for n in range(1, math.isqrt(rows) + 1) if rows % n == 0]
-    known = sorted({*low, *(rows // n for n in low)})
-    return [n for n in known if n < count][-1:] + [n for n in known if n > count][:1] or [1]
-
-
 @dataclass(slots=True)
 class Split:
     """A graph by kinds.
@@ -127,7 +61,9 @@ class Split:
     Attributes:
         kinds: of every value.
         local: how every equation in the loop is done on a piece.
-        inner: bodies of scans in the loop.
+        inner: of scans and conds in the loop, their regions.
+        ends: what the outputs of a region are handed on as: what is the same for every piece is cut where
+            that of another branch, or what it is carried on as, comes in pieces.
         zeros: values that are known to be zero throughout.
         makers: equation of every value.
         inside: values that are the same for every piece, but made in the loop: by a scan, beside others.
@@ -136,7 +72,8 @@ class Split:
 
     kinds: dict[Value, Kind] = field(default_factory=dict[Value, Kind])
     local: dict[int, Signature] = field(default_factory=dict[int, Signature])
-    inner: dict[int, Split] = field(default_factory=dict[int, "Split"])
+    inner: dict[int, tuple[Split, ...]] = field(default_factory=dict[int, "tuple[Split, ...]"])
+    ends: tuple[Kind, ...] = ()
     zeros: set[Value] = field(default_factory=set[Value])
     makers: dict[Value, Equation] = field(default_factory=dict[Value, Equation])
     inside: set[Value] = field(default_factory=set[Value])
@@ -151,6 +88,13 @@ class Split:
         if isinstance(atom, Scalar):
             return not isinstance(atom.value, str) and bool(np.all(np.asarray(atom.value) == 0))
         return atom in self.zeros
+
+    def spread(self, value: Value) -> Equation | None:
+        """The equation that makes an invariant tensor of a number: it can make a piece of it as well."""
+        maker = self.makers.get(value)
+        if maker is None or maker.primitive != "broadcast_in_dim" or maker.inputs[0].type.rank:
+            return None
+        return maker
 
 
 class Pieces:
@@ -275,7 +219,7 @@ class Pieces:
                 raise self._stuck(equation, "needs after all pieces what is made anew for each")
             return [LATER] * count
         if equation.regions:
-            return self._scan(equation, found, kinds, top)
+            return self._inside(equation, found, kinds, top)
         signature = self._signature(equation, found, kinds)
         if signature is None and equation.index in found.ahead:
             return [LATER] * count
@@ -339,18 +283,47 @@ class Pieces:
                 return False
         return True
 
-    def _scan(self, equation: Equation, found: Split, kinds: Sequence[Kind], top: bool) -> Sequence[Kind]:
-        """A scan inside of the loop: its carry is what it turns out to be."""
-        if equation.primitive != "scan":
-            chosen = equation.primitive == "cond" and kinds[0] == INVARIANT
-            why = "reads the batch in its branches" if chosen else "decides by the data where control goes"
-            raise self._stuck(equation, why)
+    def _inside(self, equation: Equation, found: Split, kinds: Sequence[Kind], top: bool) -> Sequence[Kind]:
+        """A scan in the loop, or a cond that goes the same way for every piece."""
+        if equation.primitive != "scan" and (equation.primitive != "cond" or kinds[0] != INVARIANT):
+            raise self._stuck(equation, "decides by the data where control goes")
+        if SUM in kinds or LATER in kinds:
+            raise self._early(equation, found, top)
+        ins, outs = (self._scan if equation.primitive == "scan" else self._cond)(equation, found, kinds)
+        if all(kind == INVARIANT for kind in outs):
+            raise self._stuck(equation, "makes nothing of the batch that it reads")
+        found.inside.update(v for v, k in zip(equation.outputs, outs, strict=True) if k == INVARIANT)
+        found.local[equation.index] = Signature(tuple(map(placed, ins)), tuple(map(placed, outs)))
+        return outs
+
+    def _cond(self, equation: Equation, found: Split, kinds: Sequence[Kind]) -> tuple[list[Kind], list[Kind]]:
+        """The kinds of operands and results: those of branches have to go together."""
+        _, *given = kinds
+        zero = [found.is_zero(atom) for atom in equation.inputs[1:]]
+        branches: list[Split] = []
+        for branch in equation.regions:
+            zeros = [value for value, none in zip(branch.inputs, zero, strict=True) if none]
+            branches.append(self.split(branch, given, top=False, zeros=zeros))
+        outs: list[Kind] = []
+        for ends in zip(*(branch.outputs for branch in equation.regions), strict=True):
+            pairs = list(zip(branches, ends, strict=True))
+            # Of a sum nothing may be added up once for every piece but what is nothing.
+            varying = {split.kind(atom) for split, atom in pairs} - {INVARIANT}
+            fixed = [split.is_zero(atom) for split, atom in pairs if split.kind(atom) == INVARIANT]
+            if len(varying) > 1 or (varying == {SUM} and not all(fixed)):
+                raise self._stuck(equation, "makes of the batch in one branch what it does not in another")
+            outs.append(varying.pop() if varying else INVARIANT)
+        for split in branches:
+            split.ends = tuple(outs)
+        found.inner[equation.index] = tuple(branches)
+        return list(kinds), outs
+
+    def _scan(self, equation: Equation, found: Split, kinds: Sequence[Kind]) -> tuple[list[Kind], list[Kind]]:
+        """The kinds of what goes into an iteration, and of results: the carry is what it turns out to be."""
         (body,) = equation.regions
         consts, carries = scan_counts(equation.params)
         inside: list[Kind] = []
         for position, kind in enumerate(kinds):
-            if kind in (SUM, LATER):
-                raise self._early(equation, found, top)
             if position >= consts + carries and isinstance(kind, Shard):
                 if kind.dim == 0:
                     raise self._stuck(equation, "walks along the batch")
@@ -368,7 +341,8 @@ class Pieces:
             changed = False
             for i in range(carries):
                 before = inside[consts + i]
-                if before == after[i]:
+                # What is the same for every piece is cut where it is carried on in pieces.
+                if before == after[i] or (isinstance(before, Shard) and after[i] == INVARIANT):
                     continue
                 zero = found.is_zero(equation.inputs[consts + i])
                 if before != INVARIANT or (after[i] == SUM and not zero):
@@ -378,14 +352,14 @@ class Pieces:
             if not changed and not zeros:
                 break
             zeros = {v: i for v, i in zeros.items() if inside[consts + i] == INVARIANT} if changed else {}
-        found.inner[equation.index] = split
-        ins: list[Placement] = [k if isinstance(k, Shard | Partial) else R for k in inside]
         outs: list[Kind] = list(inside[consts : consts + carries])
+        split.ends = (*outs, *after[carries:])
+        found.inner[equation.index] = (split,)
         for kind in after[carries:]:
             outs.append(Shard(kind.dim + 1, kind.unit) if isinstance(kind, Shard) else kind)
-        if all(kind == INVARIANT for kind in outs):
-            raise self._stuck(equation, "makes nothing of the batch that it reads")
-        found.inside.update(v for v, k in zip(equation.outputs, outs, strict=True) if k == INVARIANT)
-        placed: list[Placement] = [k if isinstance(k, Shard | Partial) else R for k in outs]
-        found.local[equation.index] = Signature(tuple(ins), tuple(placed))
-        return outs
+        return inside, outs
+
+
+def placed(kind: Kind) -> Placement:
+    """How an operand or a result of a kind is placed on pieces, as if they were devices."""
+    return kind if isinstance(kind, Shard | Partial) else R

@@ -79,6 +79,32 @@ def scaled(params: Any, x: Any, y: Any) -> Any:
     return jnp.mean((h - y) ** 2), h
 
 
+def skipping(params: Any, x: Any, y: Any) -> Any:
+    """Layers of which some are skipped, and a head that looks at the batch or at its bias alone."""
+
+    def layer(h: Any, p: Any) -> Any:
+        return jax.lax.cond(p["kept"] > 0, lambda: h + jnp.tanh(h @ p["w"]), lambda: h), None
+
+    h, _ = jax.lax.scan(layer, x, params["layers"])
+    way = params["way"].astype(int)
+    bias = params["bias"]
+    ways = [lambda: h * bias, lambda: jnp.zeros_like(h), lambda: jnp.broadcast_to(jnp.exp(bias), h.shape)]
+    out = h + jax.lax.switch(way, ways)
+    return jnp.mean((out - y) ** 2), out
+
+
+def skipping_at(way: int) -> tuple[Any, Any, Any]:
+    layers = {"w": 0.3 * normal(3, 4, 4), "kept": np.array([1.0, -1.0, 1.0], np.float32)}
+    params = {"layers": layers, "bias": normal(4), "way": np.float32(way)}
+    return params, normal(8, 4), normal(8, 4, seed=1)
+
+
+def resetting(params: Any, x: Any, y: Any) -> Any:
+    """A loop that carries on rows, at last the same for all."""
+    h, seen = jax.lax.scan(lambda h, w: (jnp.ones_like(h), jnp.tanh(h @ w)), x, params)
+    return jnp.mean((seen - y) ** 2) + h.mean(), seen
+
+
 def integers(*sizes: int, top: int) -> Any:
     return np.random.default_rng(1).integers(0, top, sizes).astype(np.int32)
 
@@ -96,6 +122,8 @@ STEPS = {
         descent(scaled),
         ({"w": 0.3 * normal(3, 4, 4), "scale": 0.1 * normal(3, 4)}, normal(8, 4), normal(8, 4)),
     ),
+    **{f"skipping {way}": (descent(skipping), skipping_at(way)) for way in range(3)},
+    "resetting": (descent(resetting), (0.3 * normal(3, 4, 4), normal(8, 4), normal(8, 4))),
     "recurrent": (descent(recurrent), ({"w": 0.3 * normal(4, 4)}, normal(8, 5, 4), normal(8, 4))),
 }
 
@@ -199,7 +227,11 @@ def test_frozen_parameters_are_no_batch_however_large() -> None:
 
 
 def branching(w: Any, x: Any) -> Any:
-    return w * jnp.mean(jax.lax.cond(w.sum() > 0, jnp.sin, jnp.cos, x @ w))
+    return w * jax.lax.cond(w.sum() > 0, jnp.sum, lambda h: w.sum(), x @ w)
+
+
+def deciding(w: Any, x: Any) -> Any:
+    return w * jnp.mean(jax.lax.cond((x @ w).sum() > 0, jnp.sin, jnp.cos, x @ w))
 
 
 def looping(w: Any, x: Any) -> Any:
@@ -208,7 +240,11 @@ def looping(w: Any, x: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("step", "why"),
-    [(branching, "reads the batch in its branches"), (looping, "decides by the data where control goes")],
+    [
+        (branching, "makes of the batch in one branch what it does not in another"),
+        (deciding, "needs a sum over the whole batch before all of it was seen"),
+        (looping, "decides by the data where control goes"),
+    ],
 )
 def test_control_flow_that_reads_the_batch_is_refused(step: Any, why: str) -> None:
     with pytest.raises(NotInPiecesError, match=why):

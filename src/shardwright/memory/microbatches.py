@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from shardwright.cost.fleet import Fleet
 from shardwright.ir.errors import InputError
 from shardwright.ir.placement import Shard
-from shardwright.ir.rewrites.pieces import NotInPiecesError, batch_of
+from shardwright.ir.rewrites.batch import batch_of
+from shardwright.ir.rewrites.pieces import NotInPiecesError
 from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced
 from shardwright.memory.rivals import Planning, better, cost_of, dearer, tolerance

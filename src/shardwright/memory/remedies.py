@@ -16,7 +16,8 @@ from shardwright.cost.quantity import at_least, size
 from shardwright.fleet_questions import changed
 from shardwright.ir.errors import ShardwrightError
 from shardwright.ir.graph import Graph
-from shardwright.ir.rewrites.pieces import INVARIANT, NotInPiecesError, batch_of
+from shardwright.ir.rewrites.batch import batch_of
+from shardwright.ir.rewrites.pieces import INVARIANT, NotInPiecesError
 from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, original, rewritten
 from shardwright.ir.trace import Traced, marked, trace
 from shardwright.memory.device_memory import Held, fullest
