@@ -14,7 +14,8 @@ from rewriting_cases import fleet, momentum, perceptron
 from shardwright import Fleet, Plan
 from shardwright.api import synthesize_traced
 from shardwright.cost.model import CostModel
-from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, rewritten
+from shardwright.ir.rewrites.recompute import Stretch
+from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, rewriting_of, rewritten
 from shardwright.ir.trace import Traced, trace
 from shardwright.memory.every_way import EveryWay
 from shardwright.memory.ladder import Ladder
@@ -22,7 +23,7 @@ from shardwright.planning import Planner, Request
 from shardwright.synth import freely
 from shardwright.synth.combinations import SMALL, combinations
 from shardwright.synth.memory import pool
-from shardwright.synth.stretches import RECOMPUTING
+from shardwright.synth.stretches import RECOMPUTING, options
 from shardwright.synth.timer import Timer
 
 AS_IT_IS: Any = {"recompute": "off", "microbatches": 1}
@@ -133,3 +134,33 @@ def test_where_what_keeps_least_is_far_too_large_nothing_else_is_searched(
         ways, _ = every(0.5)
         assert ways.best(math.inf) is None and len(ways.too_large) == searched
         assert bool(ways.far) == (searched == 1)
+
+
+def test_of_a_step_with_loops_of_many_equations_ways_that_free_hardly_anything_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    traced, small = perceptron([16, 32, 2, 32, 8], 64), fleet(speeds=(3, 1))
+    total = sum(device.type.memory_bytes for device in small.devices)
+    each = [o for layer in options(traced.graph, CostModel(small), RECOMPUTING) for o in layer]
+    little = min(option.freed_bytes for option in each)
+    monkeypatch.setattr("shardwright.memory.ladder._SLIGHT", 1.5 * little / total)
+    slight = {option.stretch for option in each if option.freed_bytes < 1.5 * little}
+    planned: list[tuple[Stretch, ...]] = []
+
+    def noted(self: Planner, step: Traced, rival_s: float = math.inf, **options: bool) -> None:
+        planned.append(rewriting_of(step).recompute)
+
+    monkeypatch.setattr(Planner, "plan", noted)
+    for most in (SMALL, len(traced.graph.equations) - 1):
+        monkeypatch.setattr("shardwright.memory.every_way.SMALL", most)
+        planned.clear()
+        ways = Ladder(traced, small, RECOMPUTING, 1, Planner(Request(small), Timer()), lambda: False).ways
+        assert ways.best(math.inf) is None
+        # What keeps least comes first, whatever it frees.
+        others = set(ways.combinations) - {planned[0]}
+        if most == SMALL:
+            assert set(planned[1:]) == others and not ways.untried
+        else:
+            worth = {some for some in others if slight.isdisjoint(some)}
+            assert set(planned[1:]) == worth != others and worth
+            assert "free hardly any memory were not searched" in ways.untried

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from shardwright.ir.rewrites.recompute import Stretch
 from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
@@ -20,7 +21,7 @@ from shardwright.synth.memory.rent import too_small
 _FAR = 1.5
 
 
-@dataclass(slots=True)
+@dataclass
 class EveryWay:
     """Plans of a step in so many pieces in every way to keep less.
 
@@ -29,6 +30,7 @@ class EveryWay:
         pieces: of its batch.
         combinations: what is done with which layers, the quickest way first; none if they are too many.
         complete: whether they are all there are.
+        slight: what frees so little of a layer that only for a small step it is worth planning.
         limits: bytes of memory per device.
         planner: plans a step, within a rival's cost.
         late: whether no further plan may be made.
@@ -41,6 +43,7 @@ class EveryWay:
     pieces: int
     combinations: Sequence[tuple[Stretch, ...]]
     complete: bool
+    slight: frozenset[Stretch]
     limits: Sequence[float]
     planner: Planning
     late: Callable[[], bool]
@@ -55,7 +58,24 @@ class EveryWay:
                 f"of {len(self.combinations)} ways to keep less for the backward part only the one that "
                 f"keeps least was searched, which takes {self.far:.3g} times the memory of a device"
             )
-        return "" if self.complete else "layers of which some alone wait in host memory were not all searched"
+        notes: list[str] = []
+        if len(self._worth) < len(self.combinations):
+            notes.append("ways to keep less of a layer that free hardly any memory were not searched")
+        if not self.complete:
+            notes.append("layers of which some alone wait in host memory were not all searched")
+        return "; ".join(notes)
+
+    @cached_property
+    def _looped(self) -> bool:
+        """Whether the loops of the step make it a large one, each plan of which takes seconds."""
+        return len(self.traced.graph.all_equations()) > SMALL
+
+    @cached_property
+    def _worth(self) -> Sequence[tuple[Stretch, ...]]:
+        """The ways that are planned: of a large step, those in which all that is done frees something."""
+        if not self._looped:
+            return self.combinations
+        return [some for some in self.combinations if self.slight.isdisjoint(some)]
 
     def best(self, rival_s: float) -> Plan | None:
         """The best plan that fits, None where none does at less than a rival costs.
@@ -68,11 +88,10 @@ class EveryWay:
         for plan in plans:
             found = better(found, plan)
         least = min((overfill(plan) for plan in plans if plan is not None), default=0.0)
-        looped = len(self.traced.graph.all_equations()) > SMALL
-        if found is None and least > (1.0 if looped else _FAR):
+        if found is None and least > (1.0 if self._looped else _FAR):
             self.far = least
             return None
-        for again in self.combinations:
+        for again in self._worth:
             if self.late():
                 break
             if again not in first:

@@ -29,7 +29,15 @@ from shardwright.synth.combinations import combinations, few_equations
 from shardwright.synth.memory.alive import most_alive
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.parts import candidates
-from shardwright.synth.stretches import Policy, Rung, in_scans, rungs_of, seconds_of, surely_dearer
+from shardwright.synth.stretches import (
+    Policy,
+    Rung,
+    in_scans,
+    options,
+    rungs_of,
+    seconds_of,
+    surely_dearer,
+)
 
 #: Rungs of a ladder that are all tried.
 _FEW = 8
@@ -40,6 +48,9 @@ _TRIES = 3
 #: Part of its cost that a plan of a longer ladder has to save for others below it to be tried as well: what
 #: goes to host memory may cost many times as much as what is computed again.
 _MUCH = 0.1
+
+#: What frees less of a layer than this part of the memory of all devices makes hardly anything fit.
+_SLIGHT = 1e-3
 
 #: Part of the memory that what is alive as traced should fill at most, see `Ladder._next`: about as much goes
 #: to what devices hold alike, and to what exchanges pack.
@@ -106,13 +117,15 @@ class Ladder:
     def ways(self) -> EveryWay:
         """All combinations of what may be done with the layers; none where they are too many to be tried."""
         model = CostModel(self.fleet)
-        some, complete = (), True
+        some, complete, slight = (), True, frozenset[Stretch]()
         if self.policies:
             parts = len(candidates(self.fleet))
             some, complete = combinations(self.graph, model, self.policies, parts)
-        return EveryWay(
-            self.traced, self.pieces, some, complete, self.limits, self.planner, self.late, self.too_large
-        )
+            little = _SLIGHT * sum(self.limits)
+            each = [o for layer in options(self.graph, model, self.policies) for o in layer] if some else []
+            slight = frozenset(option.stretch for option in each if option.freed_bytes < little)
+        known = self.traced, self.pieces, some, complete, slight
+        return EveryWay(*known, self.limits, self.planner, self.late, self.too_large)
 
     @property
     def every(self) -> bool:
