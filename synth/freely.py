@@ -189,7 +189,7 @@ def _handed_less(free: Free) -> Free:
     least = at_the_end(best.program, graph)
     if best.fits or turns.judge.feared(least, best.ratios) <= 1 or too_small(graph, limits.nbytes):
         return free
-    smaller = leaner(turns, best, free.renting(limits))
+    smaller = leaner(turns, best, free.renting(limits), free.found.cost_s)
     return replace(free, best=smaller, over=smaller.over) if smaller.over < best.over else free
 
 

@@ -125,6 +125,14 @@ class Renting:
         tables = self._tables(ratios, 1.0)
         return sum(float(tables[use.factor][assignment[use.scope[0]]]) for use in self.rents.uses)
 
+    def paid(self, assignment: Sequence[int], ratios: Sequence[float]) -> dict[int, float]:
+        """What every choice of it pays rent for."""
+        tables, found = self._tables(ratios, 1.0), dict[int, float]()
+        for use in self.rents.uses:
+            (choice,) = use.scope
+            found[choice] = found.get(choice, 0.0) + float(tables[use.factor][assignment[choice]])
+        return found
+
     def _tables(self, ratios: Sequence[float], rent_s: float) -> Mapping[Factor, Floats]:
         share = ratios[self.limits.smallest]
         devices = len(self.limits.nbytes)

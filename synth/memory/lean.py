@@ -16,15 +16,21 @@ from shardwright.cost.bill import Item, bill
 from shardwright.cost.memory.liveness import Footprint, Peaks
 from shardwright.ir.program import Program
 from shardwright.synth.memory.anew import anew
+from shardwright.synth.memory.between import between
 from shardwright.synth.memory.budgets import Renting
 from shardwright.synth.memory.joined import joined
 from shardwright.synth.memory.sparing import Sparing
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
+from shardwright.synth.search.solution import Solution
 from shardwright.synth.shares.turns import Candidate, Turns, candidate
 
 #: What memory costs where programs cost nearly alike: all of it, as a part of a step's cost; one of `SCALES`.
 LITTLE = 1 / 16
+
+#: Up to this part of the memory, by the model, what takes more than it had to will fit as it runs, too; and
+#: by what part dearer it is left as it is.
+_SURELY, AS_CHEAP = 0.95, 0.005
 
 #: This part of them more gathers again than need be is near enough.
 _NEARLY = 32
@@ -46,17 +52,36 @@ _LESS = 1e-3
 HANDED_ON, BRIEFLY = 1.5, 1.1
 
 
-def leaner(turns: Turns, found: Candidate, renting: Renting) -> Candidate:
-    """The best program at the same ratios where memory costs a little."""
-    rent_s = LITTLE * found.cost_s / sum(renting.limits.nbytes)
+def leaner(turns: Turns, found: Candidate, renting: Renting, free_s: float) -> Candidate:
+    """The best program at the same ratios where memory costs a little.
+
+    Where that fits and is dearer than the best without a limit, one in which no more pays than need be.
+
+    Args:
+        turns: the search so far.
+        found: what was found.
+        renting: makes programs smaller.
+        free_s: what the best program costs without a limit.
+    """
+    ratios, rent_s = found.ratios, LITTLE * found.cost_s / sum(renting.limits.nbytes)
     with turns.timer.search():
-        prices = Prices.at(turns.listed, found.ratios)
-        solution = renting.solve(prices, found.ratios, rent_s, turns.stop)
+        prices = Prices.at(turns.listed, ratios)
+        solution = renting.solve(prices, ratios, rent_s, turns.stop)
         turns.searches, turns.expanded = turns.searches + 1, turns.expanded + solution.expanded
-    with turns.timer.ratios():
-        program = emit(turns.space, solution.assignment, prices, turns.extra)
-        items, memory = bill(program, renting.graph, turns.model), turns.judge.footprint(program)
-        return candidate(turns, program, found.ratios, items, memory)
+
+    def weighed(solution: Solution, prices: Prices, ratios: tuple[float, ...]) -> Candidate:
+        with turns.timer.ratios():
+            program = emit(turns.space, solution.assignment, prices, turns.extra)
+            items, memory = bill(program, renting.graph, turns.model), turns.judge.footprint(program)
+            here = candidate(turns, program, ratios, items, memory)
+            return replace(here, fits=here.over <= _SURELY)
+
+    small = weighed(solution, prices, ratios)
+    if small.fits and small.cost_s > free_s * (1 + AS_CHEAP):
+        large, _ = turns.search(ratios)
+        least = solution.assignment, small
+        small = between(turns, renting, ratios, large.assignment, least, weighed)
+    return replace(small, fits=small.over <= 1)
 
 
 class InTurn:

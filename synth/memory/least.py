@@ -11,6 +11,7 @@ import math
 from typing import NamedTuple
 
 from shardwright.cost.bill import charges
+from shardwright.synth.memory.between import between
 from shardwright.synth.memory.budgets import SCALES, Renting
 from shardwright.synth.memory.lean import LITTLE, in_turn
 from shardwright.synth.memory.rent import too_small
@@ -30,11 +31,12 @@ _TURNS = 2
 
 
 class _Point(NamedTuple):
-    """A program that was found under rent: at which ratios, its cost without rent, and its bytes."""
+    """A program that was found under rent: at which ratios, its cost without rent, its bytes, and itself."""
 
     ratios: tuple[float, ...]
     cost_s: float
     nbytes: float
+    assignment: tuple[int, ...] = ()
 
 
 class LeastRent:
@@ -93,7 +95,8 @@ class LeastRent:
         # Without rent the best program is known, and too large.
         with turns.timer.search():
             solution, _ = turns.search(ratios)
-            below = _Point(ratios, solution.seconds, renting.nbytes(solution.assignment, ratios))
+            nbytes = renting.nbytes(solution.assignment, ratios)
+            below = _Point(ratios, solution.seconds, nbytes, solution.assignment)
         least, most = 0.0, SCALES[top]
         for _ in range(_MOST_RENTS):
             if self._settled() or most <= least * _NARROW or (not least and self._as_cheap(above)):
@@ -109,6 +112,13 @@ class LeastRent:
             if known and self._again:
                 break
         renting.helped = next(n for n, scale in enumerate(SCALES) if scale >= most or n == last)
+        if self.best.fits and not self._settled():
+            at, least = self.best.ratios, (above.assignment, self.best)
+            self.best = between(turns, renting, at, below.assignment, least, self._weighed)
+
+    def _weighed(self, solution: Solution, prices: Prices, ratios: tuple[float, ...]) -> Candidate:
+        """See `_candidate`."""
+        return self._candidate(solution, prices, ratios)[0]
 
     def _as_cheap(self, point: _Point) -> bool:
         """Whether what fits costs hardly more than the best program without rent does at its ratios."""
@@ -145,7 +155,8 @@ class LeastRent:
             key = solution.assignment, ratios
             if not turn:
                 nbytes = renting.nbytes(solution.assignment, ratios)
-                self._point = _Point(ratios, solution.seconds - rent_s * nbytes, nbytes)
+                cost_s = solution.seconds - rent_s * nbytes
+                self._point = _Point(ratios, cost_s, nbytes, solution.assignment)
                 self._again = key in self._tried
             if key in self._tried:
                 known, cost_s = self._tried[key]

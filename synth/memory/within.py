@@ -14,7 +14,7 @@ from shardwright.ir.program import Program
 from shardwright.ir.repeated import repeats
 from shardwright.synth.combinations import SMALL
 from shardwright.synth.memory.budgets import SCALES, Renting
-from shardwright.synth.memory.lean import HANDED_ON, InTurn, in_least, leaner, ordered, spared
+from shardwright.synth.memory.lean import AS_CHEAP, HANDED_ON, InTurn, in_least, leaner, ordered, spared
 from shardwright.synth.memory.least import LeastRent
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.prices.tables import Prices
@@ -37,6 +37,9 @@ _NEARLY = 1.1
 #: What the model has need more than so many times the memory is not looked at: it was seen to take programs
 #: for half as large again as they are.
 TOO_LARGE = 2.0
+
+#: What fits and leaves so much of the memory is looked at again, if memory makes it dearer.
+_ROOMY = 0.9
 
 #: Part of its cost that a program should save to be looked at: that takes a while.
 WORTH_A_LOOK = 0.01
@@ -121,7 +124,7 @@ class _Judging:
         """Where the search for what fits begins; None where there is no need of it, or no use."""
         if self._briefly and not self._alone and self._in_turn(best):
             return None
-        best, peaks = self._look(best)
+        best, peaks = self._roomier(*self._look(best))
         if not (best.fits or self._briefly) and self._beaten(best):
             return None
         self._cut = self._possible and not self._for_nothing(best) and self._apart()
@@ -204,7 +207,7 @@ class _Judging:
 
         Where that fits it is kept as what does: what the model learns is about the smaller one that does not.
         """
-        smaller = best if self._briefly else leaner(self._turns, best, self._renting())
+        smaller = best if self._briefly else self._leaner(best, peaks)
         if not self._briefly and smaller.fits:
             self._renting().enough = True
         if smaller.cost_s > self._rival_s * FAR_DEARER:  # in another order it is no cheaper
@@ -219,6 +222,28 @@ class _Judging:
             self._fallen = small
             return small
         return best, peaks
+
+    def _roomier(self, best: Candidate, peaks: Peaks) -> tuple[Candidate, Peaks]:
+        """What takes more of the memory and costs less, where what fits is dearer and leaves room."""
+        if (
+            not (best.fits and peaks.seen)
+            or best.over > _ROOMY
+            or best.cost_s <= self._free_s * (1 + AS_CHEAP)
+        ):
+            return best, peaks
+        other = self._leaner(best, peaks)
+        if not (other.fits and other.beats(best)):
+            return best, peaks
+        other, theirs = self._look(other)
+        return (other, theirs) if other.fits else (best, peaks)
+
+    def _leaner(self, best: Candidate, peaks: Peaks) -> Candidate:
+        """See `leaner`; with what a look says of the model, which takes most programs for too large."""
+        judge, learned = self._judge, self._judge.budgets
+        judge.learn(peaks, best.ratios, best.memory, 0)
+        found = leaner(self._turns, best, self._renting(), self._free_s)
+        judge.budgets = learned
+        return found
 
     def _ordered(self, found: Candidate) -> InTurn | None:
         """See `ordered`; that of the last program is remembered."""
