@@ -83,20 +83,21 @@ def begins_again(instruction: Instruction, graph: Graph, pending: Iterable[Instr
 
 def computed_again(program: Program, graph: Graph) -> Iterator[bool]:
     """Of every instruction but loops, bodies where their loop is: whether it computes something again."""
-    return _each(program, graph, _is_again)
+    return of_each(program, graph, _is_again)
 
 
 def brought_back(program: Program, graph: Graph) -> Iterator[bool]:
     """Of the same instructions, whether something comes back from host memory in it."""
-    return _each(program, graph, is_reload)
+    return of_each(program, graph, is_reload)
 
 
-def _each(program: Program, graph: Graph, which: Callable[[Equation], bool]) -> Iterator[bool]:
+def of_each(program: Program, graph: Graph, which: Callable[[Equation], bool]) -> Iterator[bool]:
+    """Of every instruction but loops, bodies where their loop is: whether it is one of some equations."""
     for instruction in program.instructions:
         if isinstance(instruction, Loop):
             regions = graph.equations[instruction.equation].regions
             for body, region in zip(instruction.bodies, regions, strict=True):
-                yield from _each(body, region, which)
+                yield from of_each(body, region, which)
         else:
             yield not isinstance(instruction, Move) and which(graph.equations[instruction.equation])
 

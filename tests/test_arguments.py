@@ -24,6 +24,7 @@ from shardwright import (
     ShardwrightError,
     baselines,
     frontier,
+    parallelize,
     synthesize,
     what_if,
 )
@@ -78,6 +79,13 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "ranks": (lambda: plan().schedule(0), "ranks: is 0. Pass a list, such as [0]"),
     "rank": (lambda: plan().schedule(["0"]), "rank '0': does not exist"),
     "local": (lambda: plan().local_batch("0"), "rank '0': there is a rank for each"),
+    "jit": (lambda: jax.eval_shape(plan().compile(step), *ARGS), "arguments: are traced, by jax.jit"),
+    "vmap": (
+        lambda: jax.vmap(parallelize(step, fleet=fleet(), backend="reference", cache=False))(
+            np.zeros((2, 8, 4), np.float32), np.zeros((2, 16, 8), np.float32)
+        ),
+        "arguments: are traced, by jax.jit",
+    ),
 }
 
 

@@ -32,6 +32,7 @@ from shardwright.synth.grid.baselines import grid_baselines
 from shardwright.synth.recipes import RECIPES
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
+from shardwright.whole import with_whole
 
 #: What the best plan has least of: seconds, or money.
 Objective: TypeAlias = Literal["time", "cost"]
@@ -180,7 +181,7 @@ def synthesize_traced(
         # A plan for part of the fleet is one for the fleet: its step has the compiler of all.
         step = marked(known, compiler=fleet.compiler)
         best = best_plan(step, asked.fleet, recompute, microbatches, offload, planner, timer.late)
-        return as_it_runs(planner.certified(best))
+        return with_whole(as_it_runs(planner.certified(best)))
 
     def on_all_of(part: Fleet) -> Plan:
         tick(f"planning for {part}")

@@ -27,7 +27,7 @@ from shardwright.backends.launch import under_mpi
 from shardwright.backends.layout import weak_of
 from shardwright.calls import MODULES, Call, Callee
 from shardwright.cost.fleet import Fleet, FleetLike
-from shardwright.execute import BACKENDS
+from shardwright.execute import BACKENDS, concrete
 from shardwright.ir.donation import donating
 from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning, ShardwrightError, TraceError
 from shardwright.ir.trace import StateMap, Traced, trace
@@ -215,15 +215,9 @@ class Parallel:
         call = self._callee.call(args, kwargs)
         if self.backend == "jit":
             return call.finish(self._alone(call))
+        flat = concrete(call.trees)
         found = self._find(call)
         traced, plan = found.traced, found.plan
-        flat = jax.tree.leaves(call.trees)
-        if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in flat):
-            raise InputError(
-                place="arguments",
-                reason="are shapes without values (jax.ShapeDtypeStruct), which can be planned but not run",
-                remedy="Pass concrete arrays",
-            )
         if found.run is None:
             found.run = plan.compile_traced(traced, self.backend)
         flat = [self._entering(found, i, leaf) for i, leaf in enumerate(flat)]

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from typing import Any, Protocol
 
 import jax
+from jax.core import Tracer
 
 from shardwright import shards
 from shardwright.attach import restructured
@@ -181,9 +182,16 @@ def concrete(args: Any) -> list[Any]:
     """The leaves of arguments that a step can be run with.
 
     Raises:
-        InputError: one is a `jax.ShapeDtypeStruct`.
+        InputError: one is a `jax.ShapeDtypeStruct`, or stands for an array in a transformation of JAX.
     """
     leaves = jax.tree.leaves(args)
+    # Without this, whatever a backend first asks of an array says so in words of its own.
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
+        raise InputError(
+            place="arguments",
+            reason="are traced, by jax.jit, jax.grad, jax.vmap or the like around a planned step",
+            remedy="Plan a step that calls these itself, and pass arrays to it",
+        )
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
         raise InputError(
             place="arguments",

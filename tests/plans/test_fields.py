@@ -56,6 +56,21 @@ def test_gap_of_a_plan_that_costs_nothing(made: Plan) -> None:
     assert replace(made, cost_s=0.0, bound_s=0.0).gap == 0.0
 
 
+def test_what_nobody_can_cut_is_named_where_it_shows() -> None:
+    """In loops, too; of batches devices take parts."""
+
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        def ones(c: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return jnp.linalg.qr(c)[0] + 0.01 * (x.T @ x) @ c, None
+
+        c, _ = jax.lax.scan(ones, w, None, length=2)
+        return c + jnp.linalg.cholesky(jnp.zeros((40, 12, 12)) + jnp.exp(x[:1, :12]) * jnp.eye(12)).sum()
+
+    plan = synthesize(step, array(24, 24), array(400, 24, seed=1), fleet=fleet(50, 20), devices="all")
+    (said,) = [note for note in plan.assumptions if "whole" in note]
+    assert said.startswith("qr is done whole by every device") and "test_fields.py" in said
+
+
 def test_the_printout_has_what_one_wants_to_know(made: Plan) -> None:
     text = str(made)
     for wanted in ("slow-30", "slow-10", "params -> output[0]", "gap", "S(0)", *made.devices):
