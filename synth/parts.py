@@ -71,6 +71,11 @@ def _parts(fleet: Fleet) -> Iterator[Members]:
         yield from (_union([classes[c] for c in fastest[:size]]) for size in range(2, len(classes)))
     for size in range(2 if few else len(classes) - 1, len(classes)):
         yield from (_union(some) for some in combinations(classes, size))
+    if not few:
+        # Nodes without one of their classes: a device that is added must not hide what was best before.
+        for alike in kinds.values():
+            inside = [own for own in classes if own[0] in _union(alike)]
+            yield from (_union(some) for some in combinations(inside, len(inside) - 1) if some)
     # A fleet of ten kinds has 59,048 combinations: more than the limit need not be made.
     prefixes = ([alike[:count] for count in sorted({0, 1, len(alike)})] for alike in kinds.values())
     for taken in product(*prefixes):

@@ -97,6 +97,8 @@ def test_parts_are_whole_nodes_and_classes_and_count_once() -> None:
     five = candidates(fleet(node(1, 20, 5, 10, 50)))
     assert Counter(map(len, five)) == {5: 1, 1: 5, 4: 5, 3: 10, 2: MOST_PARTS - 21}
     assert five[6:8] == ((1, 4), (1, 3, 4))  # the fastest
+    # What was a part is one when a device of a fifth class joins its node.
+    assert (1, 2) in candidates(fleet(node(1), node(9, 5, 7), node(2), node(4)))
     many = fleet(*(node(speed, speed + 0.5, count=2) for speed in range(1, 9)))
     assert len(candidates(many)) == MOST_PARTS and candidates(many) == candidates(many)
     assert candidates(many)[0] == tuple(range(32))
