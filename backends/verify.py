@@ -106,6 +106,7 @@ class VerifyResult:
         return "\n".join(lines)
 
 
+@np.errstate(all="ignore")  # what is infinite or not a number is compared as such; numpy would warn of it
 def verify_program(
     traced: Traced,
     program: Program,

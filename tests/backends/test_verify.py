@@ -139,6 +139,16 @@ def test_infinities_and_nans_are_compared_by_place() -> None:
     assert handmade(lambda x: -x, [x], program).max_rel_error == 0.0
 
 
+def test_infinities_that_meet_in_an_exchange_give_no_warning() -> None:
+    """Warnings are errors here: adding up what devices hold is no place to warn of the user's NaNs."""
+    program = Program(
+        (Shard(0),),
+        (Compute(0, Signature((Shard(0),), (Partial(),))), Move("all_reduce", 1, Partial(), R, "ring")),
+        (R,),
+    )
+    assert handmade(jnp.sum, [np.array([np.inf, -np.inf], np.float32)], program).ok
+
+
 def test_a_wrong_rule_is_caught() -> None:
     """tanh of a sum is not the sum of tanh; the program verifier would refuse it, so it is not asked."""
     total = Move("all_reduce", 2, Partial(), R, "ring")
