@@ -269,7 +269,8 @@ class _Checker:
         if nodes_of(self.program) is None or not _replicated(prop.placement):
             return 0.0
         first, *others = (widened(to_numpy(each)) for each in self._candidates(value, tensor, prop))
-        return max((float(np.nanmax(np.abs(x - first), initial=0.0)) for x in others), default=0.0)
+        apart = (np.abs(x - first) for x in others)
+        return max((float(np.max(d, initial=0.0, where=~np.isnan(d))) for d in apart), default=0.0)
 
     def _alike(
         self, read: Sequence[Property], types: Mapping[int, TensorType], values: Mapping[Property, Locals]
