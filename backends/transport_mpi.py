@@ -89,6 +89,12 @@ def _typed(slot: Slot | None, dtypes: Sequence[str]) -> tuple[int, slice, Any]:
     return buffer, piece, mpi().Datatype.fromcode(np.dtype(dtype_of(dtypes[slot.buffer])).char)
 
 
+def _operation(transfer: Transfer, dtypes: Sequence[str]) -> Any:
+    slot = transfer.send or transfer.recv
+    assert slot is not None
+    return operation(transfer.op or "sum", np.dtype(dtype_of(dtypes[slot.buffer])))
+
+
 def _broadcast(comm: Any, transfer: Transfer, dtypes: Sequence[str]) -> Start:
     buffer, piece = _bytes(transfer.recv, dtypes)
     root = transfer.root
@@ -96,7 +102,7 @@ def _broadcast(comm: Any, transfer: Transfer, dtypes: Sequence[str]) -> Start:
 
 
 def _reduce(comm: Any, transfer: Transfer, dtypes: Sequence[str]) -> Start:
-    root, op = transfer.root, operation(transfer.op or "sum")
+    root, op = transfer.root, _operation(transfer, dtypes)
     target: Any = None if transfer.recv is None else _typed(transfer.recv, dtypes)
     source: Any = None if transfer.send is None else _typed(transfer.send, dtypes)
 
@@ -110,7 +116,7 @@ def _reduce(comm: Any, transfer: Transfer, dtypes: Sequence[str]) -> Start:
 
 def _all_reduce(comm: Any, transfer: Transfer, dtypes: Sequence[str]) -> Start:
     buffer, piece, kind = _typed(transfer.recv, dtypes)
-    op = operation(transfer.op or "sum")
+    op = _operation(transfer, dtypes)
     if transfer.send is None:
         return lambda memory: comm.Iallreduce(mpi().IN_PLACE, [memory[buffer][piece], kind], op)
     source, part, _ = _typed(transfer.send, dtypes)
@@ -158,7 +164,7 @@ def _all_gather_block(comm: Any, transfer: Transfer, dtypes: Sequence[str]) -> S
 
 def _reduce_scatter(comm: Any, transfer: Transfer, dtypes: Sequence[str]) -> Start:
     assert transfer.send is not None
-    op, counts = operation(transfer.op or "sum"), list(transfer.send.counts)
+    op, counts = _operation(transfer, dtypes), list(transfer.send.counts)
     first = Slot(transfer.send.buffer, (sum(counts),), (transfer.send.displs[0],))
     source, part, kind = _typed(first, dtypes)
     target, piece, _ = _typed(transfer.recv, dtypes)
@@ -169,7 +175,7 @@ def _reduce_scatter(comm: Any, transfer: Transfer, dtypes: Sequence[str]) -> Sta
 
 def _reduce_scatter_block(comm: Any, transfer: Transfer, dtypes: Sequence[str]) -> Start:
     assert transfer.send is not None
-    op, block = operation(transfer.op or "sum"), transfer.send.counts[0]
+    op, block = _operation(transfer, dtypes), transfer.send.counts[0]
     every = Slot(transfer.send.buffer, (comm.size * block,), transfer.send.displs)
     source, part, kind = _typed(every, dtypes)
     target, piece, _ = _typed(transfer.recv, dtypes)

@@ -10,6 +10,8 @@ then, instruction by instruction,
   equation; of a loop, one equation of one iteration of its body;
 - a move is compared with the gathered value it started from.
 
+On two mesh axes what is replicated on one of them is gathered as each node, or each of its devices, sees it.
+
 Nothing is chained, so no error of one group reaches the next. Error of a tensor: max|a - b| / scale with
 scale = max|b|, b being the one device's. Linear operations that sum (contractions, reductions, additions,
 whatever reads a Partial) take the larger of that and max op(|inputs|), where |x| of a Partial(sum) is the
@@ -44,6 +46,7 @@ from shardwright.backends.closeness import (
     narrow,
     rel_error,
     rounded,
+    sensitivity,
     sums,
     term_count,
     vanishing,
@@ -55,6 +58,7 @@ from shardwright.backends.layout import (
     check_inputs,
     from_numpy,
     gather,
+    holds,
     members,
     to_numpy,
 )
@@ -63,7 +67,7 @@ from shardwright.backends.runner import run
 from shardwright.ir.flow import find, reads, writes
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType, Value
 from shardwright.ir.jaxpr import source_line
-from shardwright.ir.placement import Grid, Partial, Replicate, Shard
+from shardwright.ir.placement import Grid, Partial, Placement, R, Replicate, Shard, node_members, seat
 from shardwright.ir.program import Compute, Move, Program, Property, nodes_of
 from shardwright.ir.segments import Exchange, Segment, Step, schedule
 from shardwright.ir.trace import Traced
@@ -106,6 +110,7 @@ class VerifyResult:
         return "\n".join(lines)
 
 
+@np.errstate(all="ignore")  # what is infinite or not a number is compared as such; numpy would warn of it
 def verify_program(
     traced: Traced,
     program: Program,
@@ -146,31 +151,6 @@ def verify_program(
     return checker.result()
 
 
-def sensitivity(
-    alone: Callable[[Sequence[Any]], list[Any]], args: Sequence[Any], whole: Sequence[Any], tolerance: float
-) -> list[float]:
-    """By scalar, how much it changes per relative change of the arguments, the most of a few changes.
-
-    What is nearly zero because terms cancel is as right as one device's if that finds it for arguments
-    nearly the same (backward error: Higham, section 1.5). The changes are a tenth of the tolerance: what
-    they come to may be a few times smaller than what rounding does.
-    """
-    rng = np.random.default_rng(0)
-    step = tolerance / 10
-    changes = [0.0] * len(whole)
-    for _ in range(3):
-        near = [
-            x * jnp.asarray(1 + step * rng.choice([-1, 1], x.shape), x.dtype)
-            if jnp.issubdtype(x.dtype, jnp.inexact)
-            else x
-            for x in args
-        ]
-        for i, (other, wanted) in enumerate(zip(alone(near), whole, strict=True)):
-            if jnp.issubdtype(wanted.dtype, jnp.inexact) and jnp.isfinite(other):
-                changes[i] = max(changes[i], float(jnp.abs(other - wanted)) / step)
-    return changes
-
-
 def single_device(
     traced: Traced, wanted: Sequence[int], step: Flat | None
 ) -> Callable[[Sequence[Any]], list[Any]]:
@@ -203,6 +183,11 @@ def bind(equation: Equation, primitives: Mapping[str, Any], args: Sequence[Any])
     primitive = primitives[equation.primitive]
     result = primitive.bind(*args, **equation.params)
     return list(result) if primitive.multiple_results else [result]
+
+
+def _replicated(placement: Placement) -> bool:
+    """Whether there are several of a value: on all devices, in every node, or in each on its devices."""
+    return R in ((placement.across, placement.within) if isinstance(placement, Grid) else (placement,))
 
 
 def _whole(atom: Atom, env: Mapping[Value, Any]) -> Any:
@@ -248,8 +233,9 @@ class _Checker:
         if rounded(tensor):
             sizes = np.abs(widened(to_numpy(self._absolute(values[before], tensor, before))))
             terms = float(np.max(sizes[np.isfinite(sizes)], initial=0.0))
-            # What nodes have rounded apart before, a move cannot bring together again.
-            terms = max(terms, self._spread(values[before], before) / TOLERANCE)
+            # What nodes have rounded apart before, a move cannot bring together again. (Doubled: what is just
+            # as far apart must not hang on the last digit.)
+            terms = max(terms, 2 * self._spread(values[before], tensor, before) / TOLERANCE)
         for got in self._candidates(values[after], tensor, after):
             self._add(rel_error(got, wanted, tensor, terms), narrow(tensor), f"{move.kind} of %{move.value}")
 
@@ -263,7 +249,7 @@ class _Checker:
             operands, absolute = dict(zip(read, whole, strict=True)), dict(zip(read, sizes, strict=True))
             return [self._repeat(compute, graph, operands, absolute) for compute in computes]
 
-        for number, devices in enumerate(self._alike(read, values)):
+        for number, devices in enumerate(self._alike(read, types, values)):
             whole = [self._gather(values[prop], types[prop.value], prop, devices[0]) for prop in read]
             repeated = self.compiler.share(repeat, (whole, sizes))(whole, sizes)
             for compute, (wanted, terms) in zip(computes, repeated, strict=True):
@@ -273,38 +259,39 @@ class _Checker:
                 ends = zip(equation.outputs, compute.signature.outs, wanted, terms, strict=True)
                 for value, placement, expected, scale in ends:
                     prop = Property(value.index, placement)
-                    if number and not isinstance(placement, Replicate):
+                    if number and not _replicated(placement):
                         continue
                     for got in self._candidates(values[prop], value.type, prop, devices):
                         self._add(rel_error(got, expected, value.type, float(scale)), is_narrow, where)
 
-    def _spread(self, value: Locals, prop: Property) -> float:
+    def _spread(self, value: Locals, tensor: TensorType, prop: Property) -> float:
         """Largest difference of a value's replicas, on two mesh axes."""
-        if (
-            nodes_of(self.program) is None
-            or not isinstance(prop.placement, Replicate)
-            or prop.group is not None
-        ):
+        if nodes_of(self.program) is None or not _replicated(prop.placement):
             return 0.0
-        parts = [to_numpy(part) for part in {id(part): part for part in value}.values()]
-        differences = [np.abs(widened(part) - widened(parts[0])) for part in parts[1:]]
-        return max((float(np.nanmax(d, initial=0.0)) for d in differences), default=0.0)
+        first, *others = (widened(to_numpy(each)) for each in self._candidates(value, tensor, prop))
+        apart = (np.abs(x - first) for x in others)
+        return max((float(np.max(d, initial=0.0, where=~np.isnan(d))) for d in apart), default=0.0)
 
-    def _alike(self, read: Sequence[Property], values: Mapping[Property, Locals]) -> list[list[int]]:
-        """Devices by what they hold of replicated operands: on two mesh axes nodes may have rounded apart."""
+    def _alike(
+        self, read: Sequence[Property], types: Mapping[int, TensorType], values: Mapping[Property, Locals]
+    ) -> list[list[int]]:
+        """Devices by what they see of replicated operands: on two mesh axes nodes may have rounded apart."""
         if nodes_of(self.program) is None:
             return [list(range(len(self.ratios)))]
-        replicated = [values[prop] for prop in read if isinstance(prop.placement, Replicate)]
         found: dict[tuple[bytes, ...], list[int]] = {}
-        known: dict[int, bytes] = {}
+        known: dict[tuple[int, ...], bytes] = {}
 
-        def digest(part: Any) -> bytes:
-            if id(part) not in known:
-                known[id(part)] = hashlib.sha256(to_numpy(part).tobytes()).digest()
-            return known[id(part)]
+        def digest(prop: Property, device: int) -> bytes:
+            parts, placement = self._seen(values[prop], prop, device)
+            key = tuple(map(id, parts))
+            if key not in known:
+                whole = gather(parts, types[prop.value], placement)
+                known[key] = hashlib.sha256(to_numpy(whole).tobytes()).digest()
+            return known[key]
 
+        replicated = [prop for prop in read if _replicated(prop.placement)]
         for device in range(len(self.ratios)):
-            found.setdefault(tuple(digest(parts[device]) for parts in replicated), []).append(device)
+            found.setdefault(tuple(digest(prop, device) for prop in replicated), []).append(device)
         return list(found.values())
 
     def _repeat(
@@ -342,23 +329,34 @@ class _Checker:
     def _parts(self, value: Locals, prop: Property) -> list[Any]:
         return [value[device] for device in members(prop.group, len(self.ratios))]
 
-    def _gather(self, value: Locals, tensor: TensorType, prop: Property, device: int = 0) -> Any:
-        """The global value; of a replicated one what `device` holds, if it holds any."""
-        if isinstance(prop.placement, Replicate) and prop.group is None:
-            return value[device]
-        return gather(self._parts(value, prop), tensor, prop.placement)
+    def _seen(self, value: Locals, prop: Property, device: int) -> tuple[Sequence[Any], Placement]:
+        """The parts that make up the global value as `device` sees it, its own among them, and how."""
+        placement = prop.placement
+        if isinstance(placement, Replicate):
+            return [value[device]], placement
+        if isinstance(placement, Grid):
+            nodes = node_members(placement.nodes)
+            node, place = seat(device, placement.nodes)
+            if isinstance(placement.across, Replicate):
+                return [value[i] for i in nodes[node]], placement.within
+            if isinstance(placement.within, Replicate):
+                return [value[devices[min(place, len(devices) - 1)]] for devices in nodes], placement.across
+        return self._parts(value, prop), placement
+
+    def _gather(self, value: Locals, tensor: TensorType, prop: Property, device: int | None = None) -> Any:
+        """The global value; of one that is replicated, on one mesh axis at least, as `device` sees it."""
+        if device is None or not holds(prop, device):
+            device = members(prop.group, len(self.ratios))[0]
+        parts, placement = self._seen(value, prop, device)
+        return gather(parts, tensor, placement)
 
     def _candidates(
         self, value: Locals, tensor: TensorType, prop: Property, devices: Sequence[int] | None = None
     ) -> Iterator[Any]:
-        """The gathered value; of a replicated one every distinct replica on `devices` (None: on all)."""
-        if isinstance(prop.placement, Replicate):
-            parts = self._parts(value, prop)
-            if devices is not None and prop.group is None:
-                parts = [value[device] for device in devices]
-            yield from {id(part): part for part in parts}.values()
-        else:
-            yield self._gather(value, tensor, prop)
+        """The gathered value; of a replicated one every distinct replica that `devices` see (None: all)."""
+        every = members(prop.group, len(self.ratios)) if devices is None or prop.group else devices
+        seen = {tuple(map(id, self._seen(value, prop, device)[0])): device for device in every}
+        yield from (self._gather(value, tensor, prop, device) for device in seen.values())
 
     def _absolute(self, value: Locals, tensor: TensorType, prop: Property) -> Any:
         """|x|; of a Partial(sum) the sum of what the devices hold of it, without signs."""

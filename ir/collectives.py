@@ -72,7 +72,8 @@ def combine(op: ReduceOp, arrays: Sequence[Array]) -> Array:
     """Elementwise reduction in device order; the dtype is kept (booleans: or for max, and for min)."""
     # (numpy makes int8 of two int4.)
     of_two = {"sum": np.add, "max": np.maximum, "min": np.minimum}[op]
-    return reduce(lambda a, b: of_two(a, b).astype(a.dtype, copy=False), arrays)
+    with np.errstate(all="ignore"):  # infinities and NaNs of the step are no news, as to XLA
+        return reduce(lambda a, b: of_two(a, b).astype(a.dtype, copy=False), arrays)
 
 
 def identity(op: ReduceOp, dtype: Any) -> Any:

@@ -99,6 +99,8 @@ def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -
     graph = builder.graph(closed.jaxpr, closed.consts)
     in_paths = [name + keystr(path) for name, path, _ in leaves]
     out_paths = [keystr(path) for path, _ in _leaves(out_shape)]
+    for path, leaf in _leaves(out_shape):
+        _check_result(path, leaf)
     state_map, state_names = match_state(names, args, out_shape, state)
     graph = Graph(
         graph.inputs,
@@ -181,3 +183,13 @@ def _check_leaf(name: str, path: Any, leaf: Any) -> None:
         reason=f"a {type(leaf).__name__} is no array or number",
         remedy="Close over static values (functools.partial) instead of passing them",
     )
+
+
+def _check_result(path: Any, leaf: Any) -> None:
+    """Whole numbers have a derivative of no values, which is a dtype of its own in JAX."""
+    if leaf.dtype == jax.dtypes.float0:
+        raise TraceError(
+            place=f"output {keystr(path)}",
+            reason="is a derivative by integers or keys (float0), which has no values",
+            remedy="Leave it out of what the step returns",
+        )

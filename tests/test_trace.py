@@ -381,3 +381,11 @@ def test_a_step_that_cannot_be_traced_says_why(step: Callable[..., Any], reason:
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is not None
+
+
+def test_derivatives_by_integers_are_no_results() -> None:
+    def step(w: Any, n: Any) -> Any:
+        return jax.grad(lambda w, n: w * n, argnums=(0, 1), allow_int=True)(w, n)
+
+    with pytest.raises(TraceError, match=r"output \[1\]: is a derivative by integers .* Leave it out"):
+        trace(step, 2.0, 3)

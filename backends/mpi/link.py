@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from shardwright.backends.launch import launched, tcp_pieces
 from shardwright.backends.wire import Array
 from shardwright.ir.errors import InputError
@@ -105,6 +107,17 @@ def _refuse_another_launcher() -> None:
         )
 
 
-def operation(op: ReduceOp) -> Any:
-    """MPI's operation for a reduction."""
-    return {"sum": mpi().SUM, "max": mpi().MAX, "min": mpi().MIN}[op]
+@cache
+def operation(op: ReduceOp, dtype: np.dtype[Any]) -> Any:
+    """The operation of MPI for a reduction; of floats numpy's maxima and minima, as MPI's may lose NaNs."""
+    if op == "sum":
+        return mpi().SUM
+    if dtype.kind != "f":
+        return mpi().MAX if op == "max" else mpi().MIN
+    of_two = np.maximum if op == "max" else np.minimum
+
+    def combine(one: Any, other: Any, kind: Any) -> None:
+        into = np.frombuffer(other, dtype)
+        of_two(np.frombuffer(one, dtype), into, out=into)
+
+    return mpi().Op.Create(combine, commute=True)

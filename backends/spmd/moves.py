@@ -293,8 +293,28 @@ def _reduced(site: Site, array: Any, op: ReduceOp) -> Any:
         # A sum of booleans is "or", their maximum; zero changes neither.
         number = array.astype(jnp.uint8)
         return _reduced(site, number, "max" if op == "sum" else op).astype(jnp.bool_)
+    if op != "sum" and jnp.issubdtype(array.dtype, jnp.floating):
+        return _unordered(_reduced(site, _ordered(array, op), op), array.dtype)
     reduce = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}[op]
     return reduce(contribution(site, array), AXIS, axis_index_groups=site.groups)
+
+
+def _ordered(array: Any, op: ReduceOp) -> Any:
+    """Floats as integers of the same order, NaNs beyond all of them: XLA's maxima on CPUs lose NaNs."""
+    wide = array.astype(jnp.float32) if array.dtype.itemsize < 4 else array
+    bits = jax.lax.bitcast_convert_type(wide, f"int{8 * wide.dtype.itemsize}")
+    info = jnp.iinfo(bits.dtype)
+    return jnp.where(jnp.isnan(wide), info.max if op == "max" else info.min, _turned(bits))
+
+
+def _unordered(ordered: Any, dtype: Any) -> Any:
+    """The floats again."""
+    return jax.lax.bitcast_convert_type(_turned(ordered), f"float{8 * ordered.dtype.itemsize}").astype(dtype)
+
+
+def _turned(bits: Any) -> Any:
+    """Between the bits of floats and integers of their order: of negative floats the larger bits are less."""
+    return bits ^ ((bits >> (8 * bits.dtype.itemsize - 1)) & jnp.iinfo(bits.dtype).max)
 
 
 def contribution(site: Site, array: Any) -> Any:

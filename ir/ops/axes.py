@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.ir.collectives import identity
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import ReduceOp
 
@@ -66,7 +67,8 @@ def carries_order(before: str, after: str) -> bool:
     if "key" in before + after or "complex" in before + after or after == "bool":
         return False
     if "float" in after:
-        return True
+        # Of what is too large for a float without infinities it makes no number, which wins over every other.
+        return bool(np.isinf(identity("max", after)))
     # A float out of range, or no number, becomes whatever integer the device makes of it.
     return "float" not in before and np.can_cast(before, after, "safe")
 

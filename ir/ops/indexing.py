@@ -211,7 +211,8 @@ def _scatter(
         reduce: how updates from several devices are put together; None where their order matters.
         linear, monotone, upper, lower: as in `Rule`.
         unique: they hold only where no two updates meet (otherwise which of them wins may differ
-            from device to device).
+            from device to device), and where these replace what is there (`x.at[i].apply` has the same
+            primitive, with any function).
     """
 
     def rule(equation: Equation) -> Rule:
@@ -230,7 +231,7 @@ def _scatter(
         for d, out in layout.window.items():
             if updates.shape[out] == operand.shape[d]:
                 ins[d] = update[out] = f"w{d}"
-        passes = params["unique_indices"] or not unique
+        passes = not unique or (params["unique_indices"] and params["update_jaxpr"] is None)
         found = Rule(
             string([ins, index, update], [ins]),
             reduce,

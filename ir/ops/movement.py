@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from shardwright.ir.graph import Equation
 from shardwright.ir.ops.axes import blocked, names, string
 from shardwright.ir.registry import Local, OpDef, register
@@ -149,8 +151,11 @@ def _iota(equation: Equation) -> Rule:
 
 def _localize_iota(local: Local) -> Any:
     extent = local.outputs[0][local.params["dimension"]]
-    result = local.bind(**local.params)
-    return result if extent.whole else result + local.jax.numpy.asarray(extent.offset).astype(result.dtype)
+    if extent.whole:
+        return local.bind(**local.params)
+    # Counted in integers: a narrow float would round where the stretch begins, and once more the sum.
+    place = local.bind(**{**local.params, "dtype": np.dtype("uint32")})
+    return (place + local.jax.numpy.asarray(extent.offset).astype("uint32")).astype(local.params["dtype"])
 
 
 register(OpDef("iota", _iota, "movement", localize=_localize_iota, shape_params=("shape",)))

@@ -147,8 +147,8 @@ def _dynamic_update_slice(equation: Equation) -> Rule:
 def _localize_dynamic_update_slice(local: Local, operand: Any, update: Any, *starts: Any) -> Any:
     jnp = local.jax.numpy
     pairs = list(enumerate(zip(local.inputs[0], local.inputs[1], strict=True)))
-    # On two mesh axes there may be two such dimensions.
-    cut = [i for i, (whole, part) in pairs if whole.size != part.size and not whole.whole]
+    # On two mesh axes there may be two such dimensions. An empty update writes nothing, wherever it begins.
+    cut = [i for i, (whole, part) in pairs if part.size not in (0, whole.size) and not whole.whole]
     if not cut:
         return local.bind(operand, update, *starts, **local.params)
     mask: Any = True

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from cases import DTYPES, Case, before, cases, expected, ratio_sets
+from cases import DTYPES, Case, before, cases, expected, ratio_sets, same
 from greedy import build, several
 from jax.sharding import PartitionSpec
 from steps import STEPS, starts
@@ -123,8 +123,7 @@ def check_some(several: list[Case], layout: Layout, how: str, carried_out: Any) 
             if isinstance(post, Shard):
                 length = layout.lengths(case.tensor, post, case.move.group)[device]
                 got = got[(*[slice(None)] * post.dim, slice(length))]
-            right = got.shape == wanted.shape and got.dtype == wanted.dtype and np.array_equal(got, wanted)
-            check(right, f"{case} on {device}, {how}")
+            check(same(got, wanted), f"{case} on {device}, {how}")
 
 
 # -- programs ---------------------------------------------------------------------------------------

@@ -115,6 +115,20 @@ def mesh(*nodes: int) -> Fleet:
     return Fleet.from_dict({"name": "mesh", "nodes": listed, "network": link})
 
 
+def test_what_is_not_a_number_is_the_largest_and_the_least() -> None:
+    """XLA's maxima across devices lose it on CPUs, so numbers travel as integers of their order."""
+    x = np.array([[-1, 5, -np.inf, np.nan], [-3, np.nan, -np.inf, 2], [-2, 6, -np.inf, np.inf]] * 3)
+    for dtype in ("float32", "bfloat16", "float8_e4m3fn"):
+        for op, function in (("max", jnp.max), ("min", jnp.min)):
+            whole = jnp.asarray(x[:, :2] if dtype == "float8_e4m3fn" else x, dtype)
+            traced = trace(lambda x, function=function: function(x, axis=0), whole, state={})
+            parts = Compute(0, Signature((Shard(0),), (Partial(op),)))  # type: ignore[arg-type]
+            total = Move("all_reduce", traced.graph.outputs[0].index, Partial(op), R, "ring")  # type: ignore[arg-type, union-attr]
+            (got,) = SpmdExecutable(traced, Program((Shard(0),), (parts, total), (R,)), UNEVEN)(whole)
+            wanted = function(whole, axis=0)
+            np.testing.assert_array_equal(np.asarray(got, np.float32), np.asarray(wanted, np.float32))
+
+
 def test_uneven_plans_have_no_specs() -> None:
     _, _, plan = planned("mlp", "data", UNEVEN)
     with pytest.raises(PlanError, match=r"x is S\(0\) in stretches of 5, 2, 1, 1.*backend=\"spmd\""):

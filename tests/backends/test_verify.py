@@ -15,7 +15,7 @@ from shardwright.backends import reference
 from shardwright.backends.closeness import rel_error
 from shardwright.backends.verify import VerifyResult, verify_program
 from shardwright.ir.graph import TensorType
-from shardwright.ir.placement import Partial, R, Shard
+from shardwright.ir.placement import Partial, R, Shard, grid
 from shardwright.ir.program import Compute, Move, Program
 from shardwright.ir.rules import Signature
 from shardwright.ir.trace import Traced, trace
@@ -139,6 +139,16 @@ def test_infinities_and_nans_are_compared_by_place() -> None:
     assert handmade(lambda x: -x, [x], program).max_rel_error == 0.0
 
 
+def test_infinities_that_meet_in_an_exchange_give_no_warning() -> None:
+    """Warnings are errors here: adding up what devices hold is no place to warn of the user's NaNs."""
+    program = Program(
+        (Shard(0),),
+        (Compute(0, Signature((Shard(0),), (Partial(),))), Move("all_reduce", 1, Partial(), R, "ring")),
+        (R,),
+    )
+    assert handmade(jnp.sum, [np.array([np.inf, -np.inf], np.float32)], program).ok
+
+
 def test_a_wrong_rule_is_caught() -> None:
     """tanh of a sum is not the sum of tanh; the program verifier would refuse it, so it is not asked."""
     total = Move("all_reduce", 2, Partial(), R, "ring")
@@ -194,6 +204,38 @@ def test_one_wrong_replica_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(reference, "collective", off_on_the_last)
     assert not verified("mlp", "data").ok
+
+
+@pytest.mark.parametrize("placement", [grid(R, Shard(0), (2, 2)), grid(Shard(0), R, (2, 2))], ids=str)
+@pytest.mark.parametrize("device", range(4))
+def test_a_wrong_replica_on_one_of_two_axes_is_caught(
+    placement: Any, device: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = compiling.evaluate
+
+    def off(equation: Any, signature: Any, primitive: Any, where: int, *rest: Any) -> list[Any]:
+        (result,) = right(equation, signature, primitive, where, *rest)
+        return [result * 1.01 if where == device else result]
+
+    monkeypatch.setattr(compiling, "evaluate", off)
+    program = Program((placement,), (Compute(0, Signature((placement,), (placement,))),), (placement,))
+    x = array(8)
+    traced = trace(jnp.tanh, x, state={})
+    result = verify_program(traced, program, (0.3, 0.2, 0.1, 0.4), [x])
+    assert not result.ok and "tanh" in result.worst
+
+
+def test_sums_of_nodes_that_have_rounded_apart_are_no_mismatch() -> None:
+    """What is nearly zero since terms cancel differs from node to node, and so do sums of it in each."""
+    cut, part = grid(R, Shard(0), (2, 2)), grid(R, Partial(), (2, 2))
+    x = array(1000)
+    x = np.random.default_rng(1).permutation(np.concatenate([x, -x]))
+    noise = Compute(0, Signature((cut,), (part,))), Move("all_reduce", 2, part, R, "tree")
+    times = Compute(1, Signature((R, cut), (cut,))), Compute(2, Signature((cut,), (part,)))
+    program = Program((cut, cut), (*noise, *times, Move("all_reduce", 4, part, R, "tree")), (R,))
+    traced = trace(lambda x, y: (x.sum() * y).sum(), x, np.abs(x), state={})
+    result = verify_program(traced, program, (0.3, 0.2, 0.1, 0.4), [x, np.abs(x)])
+    assert result.ok, str(result)
 
 
 def test_a_wrong_loss_is_caught() -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.conformance.checker import Report, cases, check
 from tests.conformance.omissions import OMISSIONS
 from tests.conformance.samples import ABSENT, SAMPLES, Draw, Sample
-from tests.conformance.trial import Case
+from tests.conformance.trial import Case, Trial
 
 from shardwright.backends.local import evaluate
 from shardwright.ir.placement import R, Shard
@@ -180,6 +180,14 @@ def test_positions_beyond_32_bits() -> None:
     expected = (i * np.uint64(65_537) + j) * np.uint64(3) + k
     assert expected.max() > 2**33
     np.testing.assert_array_equal(high << np.uint64(32) | low, expected)
+
+
+def test_an_empty_update_writes_nothing_into_a_stretch() -> None:
+    args = np.zeros((6, 4), np.float32), np.zeros((0, 4), np.float32)
+    (case,) = cases(lambda x, u: jax.lax.dynamic_update_slice(x, u, (2, 0)), args, "dynamic_update_slice")
+    signature = Signature((Shard(0), R, R, R), (Shard(0),))
+    assert signature in signatures(rule_of(case.equation), case.equation)
+    assert Trial(case, (0.5, 0.3, 0.2), seed=0).mismatch(signature) == ""
 
 
 def test_an_index_past_a_stretch_that_is_cut_out_as_the_program_runs_is_dropped() -> None:

@@ -206,9 +206,10 @@ for _title, _kind, _after in (
     ("unsigned_widened", partial(Draw.bits, dtype=jnp.uint8), "int32"),
     ("unsigned", bits, "uint32"),
     ("made_complex", reals, "complex64"),
+    ("too_large", lambda draw, *shape: 200 * draw.floats(*shape), "float8_e4m3fn"),
 ):
     _convert = partial(lambda x, t: lax.convert_element_type(x, t), t=_after)
-    _elementwise("convert_element_type", _title, _convert, _kind, exact=_title == "narrowed")
+    _elementwise("convert_element_type", _title, _convert, _kind, exact=_title in ("narrowed", "too_large"))
 for _title, _kind, _after in (
     ("float_bits", reals, "uint32"),
     ("bits_float", bits, "float32"),

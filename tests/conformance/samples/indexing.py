@@ -117,6 +117,14 @@ def set_one(draw: Draw) -> Program:
     return lambda x, u: x.at[2].set(u), (draw.floats(n, m), draw.floats(m))
 
 
+@sample("scatter")
+def applied(draw: Draw) -> Program:
+    """A function of what is there, for which no updates are read."""
+    index = jnp.asarray(draw.rng.permutation(7)[:3])
+    args = (draw.floats(*draw.ab), index)
+    return lambda x, i: x.at[i].apply(lambda v: 2 - v * v, unique_indices=True), args
+
+
 def _scattered(name: str, method: str, mode: str = "drop") -> None:
     def make(draw: Draw) -> Program:
         n, m = draw.n(7, 8), draw.n(4, 3)

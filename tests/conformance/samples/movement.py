@@ -85,6 +85,13 @@ def counting_floats(draw: Draw) -> Program:
     return lambda: lax.broadcasted_iota(jnp.float32, draw.ab, 0), ()
 
 
+def counting_narrow(draw: Draw) -> Program:
+    return lambda: lax.iota(jnp.float8_e4m3fn, draw.n(40, 70)), ()
+
+
+add("iota", "counting_narrow", counting_narrow, exact=True)
+
+
 def _reshape(
     title: str, before: Callable[[Draw], tuple[int, ...]], after: Callable[[Draw], tuple[int, ...]]
 ) -> None:
