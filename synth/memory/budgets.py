@@ -10,14 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import Floats
-from shardwright.ir.graph import Graph
+from shardwright.ir.graph import Graph, TensorType
+from shardwright.ir.placement import Shard, lengths
 from shardwright.synth.memory.ascent import Ascent
-from shardwright.synth.memory.rent import Rents, most_shares
+from shardwright.synth.memory.rent import Part, Rents, most_shares
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.search.astar import MOST_NODES
@@ -33,6 +35,9 @@ _ASCENTS = 10
 
 #: Of `Rents.MOMENTS`, two multipliers each: the end pays where the fullest moment has no more to say.
 _FIRST = (True, True, False, False)
+
+#: Axes of fewer units per device are not cut by shares alone: four experts on three devices are two on one.
+_LUMPY = 8
 
 #: Nodes expanded at most for a program at some rent: what memory costs there is a guess in any case.
 _NODES = 1000
@@ -134,9 +139,24 @@ class Renting:
         return found
 
     def _tables(self, ratios: Sequence[float], rent_s: float) -> Mapping[Factor, Floats]:
-        share = ratios[self.limits.smallest]
         devices = len(self.limits.nbytes)
-        return self.rents.tables(rent_s, rent_s * devices, devices, share)
+        return self.rents.tables(rent_s, rent_s * devices, devices, self._part(ratios))
+
+    def _part(self, ratios: Sequence[float]) -> Part:
+        """What the smallest device holds of tensors that are cut; of several, the one that is dealt most."""
+        limits = self.limits.nbytes
+        smallest = [device for device, limit in enumerate(limits) if limit == min(limits)]
+
+        @cache
+        def dealt(units: int) -> float:
+            found = lengths(units, 1, ratios)
+            return max(found[device] for device in smallest) / units
+
+        def part(tensor: TensorType, cut: Shard) -> float:
+            units = tensor.shape[cut.dim] // cut.unit
+            return dealt(units) if 0 < units < _LUMPY * len(ratios) else ratios[self.limits.smallest]
+
+        return part
 
     def in_order(
         self, prices: Prices, ratios: Sequence[float], rent_s: float
@@ -144,7 +164,7 @@ class Renting:
         """All programs by what they cost with `rent_s` per byte on all devices, the least first."""
         solver = SpaceSolver(self._space, (*self._extra, *self.rents.uses), stages=())
         devices = len(self.limits.nbytes)
-        tables = self.rents.tables(rent_s, 0.0, devices, ratios[self.limits.smallest])
+        tables = self.rents.tables(rent_s, 0.0, devices, self._part(ratios))
         return solver.in_order(prices, tables)
 
     def bound_within(

@@ -19,14 +19,15 @@ Memory also bounds ratios directly (`most_shares`): of every tensor a device hol
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from shardwright.cost.memory.liveness import all_bytes
 from shardwright.cost.share_cost import Floats
-from shardwright.ir.graph import Graph, per_graph
+from shardwright.ir.graph import Graph, TensorType, per_graph
 from shardwright.ir.placement import Placement, Shard
 from shardwright.ir.regions import boundary
 from shardwright.synth.memory.alive import (
@@ -41,6 +42,9 @@ from shardwright.synth.space.conversions import Domain
 from shardwright.synth.space.factors import Conversion, Factor, Matrices, Use
 from shardwright.synth.space.frame import Frame
 from shardwright.synth.space.space import Space
+
+#: What a device holds of a tensor that is cut, as a part of it.
+Part: TypeAlias = Callable[[TensorType, Shard], float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +86,12 @@ class RentFactor:
             return base
         cut = (_cut(h.base) if self.port else any(map(_cut, h.all)) for h in self.domain.holdings)
         return base + [0.0 if some else self.kept_bytes for some in cut]
+
+    def parts(self, part: Part) -> Floats:
+        """[holding]: what a device holds of what is cut; of two such placements, the first."""
+        types = self.domain.type
+        shards = (next((p for p in h.all if isinstance(p, Shard)), None) for h in self.domain.holdings)
+        return np.array([1.0 if shard is None else part(types, shard) for shard in shards])
 
     def everywhere(self) -> Floats:
         """[holding]: 1.0 where every device holds inputs as a whole."""
@@ -138,20 +148,20 @@ class Rents:
         #: what comes back as these.
         self._certain_bytes = (self._sure_bytes, others)
 
-    def tables(self, all_s: float, smallest_s: float, devices: int, share: float) -> Mapping[Factor, Floats]:
+    def tables(self, all_s: float, smallest_s: float, devices: int, part: Part) -> Mapping[Factor, Floats]:
         """Rent in seconds by holding.
 
         Args:
             all_s: per byte on any device.
             smallest_s: per byte on the smallest device, in addition.
             devices: how many there are.
-            share: of the smallest device.
+            part: what the smallest device holds.
         """
         found: dict[Factor, Floats] = {}
         for factor in self._factors:
             whole = factor.whole(kept=True)
-            cut = factor.input_bytes + factor.kept_bytes - whole
-            found[factor] = whole * (all_s * devices + smallest_s) + cut * (all_s + smallest_s * share)
+            cut = (factor.input_bytes + factor.kept_bytes - whole) * (all_s + smallest_s * factor.parts(part))
+            found[factor] = whole * (all_s * devices + smallest_s) + cut
         return found
 
     def floors(self, rents: Floats, devices: int) -> Mapping[Factor, Floats]:

@@ -19,6 +19,7 @@ from shardwright.cost.memory.liveness import footprint
 from shardwright.cost.model import CostModel
 from shardwright.ir.donation import donating
 from shardwright.ir.graph import Graph
+from shardwright.ir.placement import Placement, R, Shard
 from shardwright.ir.trace import trace
 from shardwright.synth.memory.alive import final_values
 from shardwright.synth.memory.budgets import Limits, Renting
@@ -165,3 +166,25 @@ def test_a_device_with_the_memory_for_a_loop_is_not_ruled_out(name: str) -> None
     both = plan_of(step, *args, fleet=where(nbytes, "slow"), axes=1, **as_it_is)
     assert both.fits
     assert both.bound_s <= both.cost_s <= alone.cost_s * (1 + 1e-9)
+
+
+def test_what_is_cut_in_few_units_pays_for_those_that_a_device_is_dealt() -> None:
+    """Four experts on three devices are two on one of them."""
+
+    def step(experts: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.einsum("eij,bi->ebj", experts, x).sum(0)
+
+    graph = trace(step, shape(4, 48, 96), shape(64, 48)).graph
+    space, model = Space(graph), CostModel(fleet((1, 1, 1)))
+    renting = Renting(graph, space, Limits.of(model))
+    choice = space.root.choice[graph.inputs[0]]
+    paid: dict[Placement, float] = {}
+    for number, holding in enumerate(choice.domain.holdings):
+        if holding.extra is None:
+            assignment = [number if c is choice else 0 for c in space.choices]
+            paid[holding.base] = renting.paid(assignment, (1 / 3,) * 3)[choice.index]
+    nbytes = graph.inputs[0].type.nbytes
+    # On all devices together it is there once; the smallest counts as all of them.
+    assert paid[Shard(0)] == pytest.approx(nbytes * (1 + 3 * 2 / 4))
+    assert paid[Shard(2)] == pytest.approx(nbytes * (1 + 3 * 1 / 3))
+    assert paid[R] == pytest.approx(nbytes * (3 + 3))
