@@ -4,11 +4,11 @@
 
 The rules that say how an equation is sharded over devices say as well how it is done piece by piece: with the
 batch as a letter, what is sharded stays in pieces, and what is partial (a gradient, the loss) is the sum over
-pieces. So every value is one of these:
+pieces, or the largest or smallest of them. So every value is one of these:
 
     invariant   depends on no data: computed once, before the loop
     in pieces   `Shard(dim)`: computed piece by piece in the loop
-    partial     a sum over pieces: added up by the loop
+    partial     a sum over pieces, or a maximum: added up by the loop
     later       made of such sums: computed after the loop, as the optimizer's part is
 
 What the loop wants to know of the whole batch beforehand, such as how many of its labels count, is worked out
@@ -22,6 +22,7 @@ in one go, and the results differ by that rounding.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,10 +32,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from shardwright.ir.collectives import identity
 from shardwright.ir.dtypes import dtype_of
 from shardwright.ir.graph import Atom, Equation, Form, Forms, Graph, TensorType, Value
 from shardwright.ir.jaxpr import Builder, source_text
-from shardwright.ir.placement import Placement, Shard, region
+from shardwright.ir.placement import Partial, Placement, ReduceOp, Shard, region
 from shardwright.ir.regions import scan_counts
 from shardwright.ir.registry import Extent, Local, registry
 from shardwright.ir.rewrites.batch import batch_of
@@ -42,7 +44,6 @@ from shardwright.ir.rewrites.graphs import renumbered, with_inputs
 from shardwright.ir.rewrites.pieces import (
     INVARIANT,
     LATER,
-    SUM,
     NotInPiecesError,
     Pieces,
     Split,
@@ -133,6 +134,18 @@ def _abstract(tensor: TensorType) -> jax.ShapeDtypeStruct:
 
 Env: TypeAlias = dict[Value, Any]
 
+#: What becomes of the result for pieces so far and that for one more.
+_ADDED: Mapping[ReduceOp, Callable[[Any, Any], Any]] = {
+    "sum": operator.add,
+    "max": jnp.maximum,
+    "min": jnp.minimum,
+}
+
+
+def _nothing(tensor: TensorType, op: ReduceOp) -> Any:
+    """The result for no pieces."""
+    return jnp.full(tensor.shape, identity(op, dtype_of(tensor.dtype)), dtype_of(tensor.dtype))
+
 
 class _Runner:
     """Writes the step down as JAX code.
@@ -157,8 +170,9 @@ class _Runner:
         local = [e for e in graph.equations if e.index in split.local]
         before = [e for e in graph.equations if _before(e, split)]
         made = {value for e in local for value in e.outputs}
-        sums = [v for v in handed_on if v in made and split.kinds[v] == SUM]
-        rows = [v for v in handed_on if v in made and isinstance(split.kinds[v], Shard)]
+        kinds = {value: split.kinds[value] for value in handed_on if value in made}
+        sums = {value: kind.op for value, kind in kinds.items() if isinstance(kind, Partial)}
+        rows = {value: kind for value, kind in kinds.items() if isinstance(kind, Shard)}
         in_loop = _leading_to([*sums, *rows], local)
         sliced = list(self._sliced(graph, in_loop, split))
 
@@ -179,16 +193,14 @@ class _Runner:
                 own = dict(env)
                 self.number = xs[-1] if numbered else None
                 self._piece(in_loop, split, own, here)
-                added = [total + own[value] for total, value in zip(carry, sums, strict=True)]
-                return added, [own[value] for value in rows]
+                pairs = zip(carry, sums.items(), strict=True)
+                return [_ADDED[op](total, own[v]) for total, (v, op) in pairs], [own[v] for v in rows]
 
-            start = [jnp.zeros(value.type.shape, value.type.dtype) for value in sums]
+            start = [_nothing(value.type, op) for value, op in sums.items()]
             with _marked("jvp()"):
                 totals, stacked = jax.lax.scan(body, start, pieces, length=self.count)
             env.update(zip(sums, totals, strict=True))
-            for value, x in zip(rows, stacked, strict=True):
-                cut = split.kinds[value]
-                assert isinstance(cut, Shard)
+            for (value, cut), x in zip(rows.items(), stacked, strict=True):
                 env[value] = together(x, value.type.shape, cut, self.count)
             return [env[value] for value in handed_on]
 

@@ -171,7 +171,7 @@ class Pieces:
         for equation in graph.equations:
             found.makers.update(dict.fromkeys(equation.outputs, equation))
             outs = self._outs(equation, found, top)
-            if equation.index in found.ahead and (SUM in outs or LATER in outs):
+            if equation.index in found.ahead and any(map(_waits, outs)):
                 found.local.pop(equation.index, None)
                 outs = [INVARIANT] * len(outs)
             found.kinds.update(zip(equation.outputs, outs, strict=True))
@@ -189,8 +189,9 @@ class Pieces:
 
     def _early(self, equation: Equation, found: Split, top: bool) -> NotInPiecesError:
         """The error of an equation in the loop that reads what is known after it only."""
-        early = [v for v in equation.input_values if top and found.kind(v) in (SUM, LATER)]
-        return self._stuck(equation, "needs a sum over the whole batch before all of it was seen", early)
+        early = [v for v in equation.input_values if top and _waits(found.kind(v))]
+        what = "sum" if any(found.kind(v) in (SUM, LATER) for v in equation.input_values) else "maximum"
+        return self._stuck(equation, f"needs a {what} over the whole batch before all of it was seen", early)
 
     def _outs(self, equation: Equation, found: Split, top: bool) -> Sequence[Kind]:
         kinds: list[Kind] = [found.kind(atom) for atom in equation.inputs]
@@ -208,11 +209,12 @@ class Pieces:
                 found.zeros.update(equation.outputs)
             return [INVARIANT] * count
         in_pieces = any(isinstance(kind, Shard) for kind in kinds)
-        if LATER in kinds or (SUM in kinds and not in_pieces):
+        partial = any(isinstance(kind, Partial) for kind in kinds)
+        if LATER in kinds or (partial and not in_pieces):
             passed = None if LATER in kinds else self._passes(equation, found, kinds, top)
             if passed is not None:
                 found.local[equation.index] = passed
-                return [SUM] * count
+                return [out for out in passed.outs if isinstance(out, Partial)]
             if in_pieces or not top:
                 raise self._early(equation, found, top)
             if from_inside:
@@ -223,6 +225,8 @@ class Pieces:
         signature = self._signature(equation, found, kinds)
         if signature is None and equation.index in found.ahead:
             return [LATER] * count
+        if signature is None and partial:
+            raise self._early(equation, found, top)
         if signature is None:
             why = "works on the whole batch at once"
             raise self._stuck(equation, why, equation.outputs if top else ())
@@ -230,16 +234,17 @@ class Pieces:
         return [out for out in signature.outs if isinstance(out, Shard | Partial)]
 
     def _passes(self, equation: Equation, found: Split, kinds: Sequence[Kind], top: bool) -> Signature | None:
-        """How a sum passes an equation piece by piece; None where that is not right, or no use."""
+        """How a sum or maximum passes an equation piece by piece; None where that is not right, or no use."""
         if equation.regions or (top and not equation.part):
             return None
         grows = sum(t.nbytes for t in equation.output_types) > sum(
-            t.nbytes for t, kind in zip(equation.input_types, kinds, strict=True) if kind == SUM
+            t.nbytes for t, kind in zip(equation.input_types, kinds, strict=True) if isinstance(kind, Partial)
         )
         if top and grows:
             return None
         for signature in signatures(rule_of(equation), equation):
-            if all(out == SUM for out in signature.outs) and self._serves(equation, found, kinds, signature):
+            placed = all(isinstance(out, Partial) for out in signature.outs)
+            if placed and self._serves(equation, found, kinds, signature):
                 return signature
         return None
 
@@ -262,7 +267,7 @@ class Pieces:
             if len(units) != 1 or not min(units):
                 continue
             signature = letter_signature(rule, equation, letter, min(units))
-            placed = all(isinstance(out, Shard) or out == SUM for out in signature.outs)
+            placed = all(isinstance(out, Shard | Partial) for out in signature.outs)
             if placed and self._serves(equation, found, kinds, signature):
                 taken = sum(isinstance(p, Shard) for p in signature.ins)
                 if best is None or taken < best[0]:
@@ -278,7 +283,8 @@ class Pieces:
                 tensor = atom.type
                 good = tensor.shape[wanted.dim] % (self.count * wanted.unit) == 0
             else:
-                good = wanted == R or (wanted == SUM and found.is_zero(atom))
+                # The maximum over pieces that are all the same is each of them; so is a sum of nothings.
+                good = wanted == R or (isinstance(wanted, Partial) and (wanted != SUM or found.is_zero(atom)))
             if not good:
                 return False
         return True
@@ -287,7 +293,7 @@ class Pieces:
         """A scan in the loop, or a cond that goes the same way for every piece."""
         if equation.primitive != "scan" and (equation.primitive != "cond" or kinds[0] != INVARIANT):
             raise self._stuck(equation, "decides by the data where control goes")
-        if SUM in kinds or LATER in kinds:
+        if any(map(_waits, kinds)):
             raise self._early(equation, found, top)
         ins, outs = (self._scan if equation.primitive == "scan" else self._cond)(equation, found, kinds)
         if all(kind == INVARIANT for kind in outs):
@@ -358,6 +364,11 @@ class Pieces:
         for kind in after[carries:]:
             outs.append(Shard(kind.dim + 1, kind.unit) if isinstance(kind, Shard) else kind)
         return inside, outs
+
+
+def _waits(kind: Kind) -> bool:
+    """Whether something is not known before all pieces were seen."""
+    return kind == LATER or isinstance(kind, Partial)
 
 
 def placed(kind: Kind) -> Placement:

@@ -105,6 +105,21 @@ def resetting(params: Any, x: Any, y: Any) -> Any:
     return jnp.mean((seen - y) ** 2) + h.mean(), seen
 
 
+def watched(params: Any, x: Any, y: Any) -> Any:
+    """What is logged is the largest, the smallest, and whether all is well; over layers, too."""
+
+    def layer(carry: Any, w: Any) -> Any:
+        h, most = carry
+        h = jnp.tanh(h @ w)
+        seen = jax.lax.stop_gradient(h)
+        return (h, jnp.maximum(most, jnp.abs(seen).max())), seen.min()
+
+    (h, most), least = jax.lax.scan(layer, (x, jnp.float32(0.1)), params)
+    fine = jnp.isfinite(h).all() & (h < 0.9).any()
+    rows = h.argmax(-1).max()
+    return jnp.mean((h - y) ** 2), (most, -(h.max() * 2), least, fine, rows)
+
+
 def integers(*sizes: int, top: int) -> Any:
     return np.random.default_rng(1).integers(0, top, sizes).astype(np.int32)
 
@@ -123,6 +138,7 @@ STEPS = {
         ({"w": 0.3 * normal(3, 4, 4), "scale": 0.1 * normal(3, 4)}, normal(8, 4), normal(8, 4)),
     ),
     **{f"skipping {way}": (descent(skipping), skipping_at(way)) for way in range(3)},
+    "watched": (descent(watched), (0.3 * normal(3, 4, 4), normal(8, 4), normal(8, 4))),
     "resetting": (descent(resetting), (0.3 * normal(3, 4, 4), normal(8, 4), normal(8, 4))),
     "recurrent": (descent(recurrent), ({"w": 0.3 * normal(4, 4)}, normal(8, 5, 4), normal(8, 4))),
 }
@@ -193,7 +209,7 @@ def test_what_needs_the_whole_batch_is_refused() -> None:
         return jnp.mean((hidden - y) ** 2), hidden
 
     args = ({"w": normal(4, 4)}, normal(8, 4), normal(8, 4, seed=1))
-    with pytest.raises(NotInPiecesError, match=r"test_microbatch.*works on the whole batch at once"):
+    with pytest.raises(NotInPiecesError, match=r"test_microbatch.*needs a sum over the whole batch"):
         microbatched(trace(descent(normalised), *args), 2)
     with pytest.raises(NotInPiecesError, match="works on the whole batch at once"):
         microbatched(trace(descent(lambda p, x, y: (jnp.mean(jnp.cumsum(x @ p["w"], 0)), y)), *args), 2)
