@@ -135,11 +135,7 @@ def _abstract(tensor: TensorType) -> jax.ShapeDtypeStruct:
 Env: TypeAlias = dict[Value, Any]
 
 #: What becomes of the result for pieces so far and that for one more.
-_ADDED: Mapping[ReduceOp, Callable[[Any, Any], Any]] = {
-    "sum": operator.add,
-    "max": jnp.maximum,
-    "min": jnp.minimum,
-}
+_ADDED = {"sum": operator.add, "max": jnp.maximum, "min": jnp.minimum}
 
 
 def _nothing(tensor: TensorType, op: ReduceOp) -> Any:
@@ -171,7 +167,9 @@ class _Runner:
         before = [e for e in graph.equations if _before(e, split)]
         made = {value for e in local for value in e.outputs}
         kinds = {value: split.kinds[value] for value in handed_on if value in made}
-        sums = {value: kind.op for value, kind in kinds.items() if isinstance(kind, Partial)}
+        sums: dict[Value, ReduceOp] = {
+            value: kind.op for value, kind in kinds.items() if isinstance(kind, Partial)
+        }
         rows = {value: kind for value, kind in kinds.items() if isinstance(kind, Shard)}
         in_loop = _leading_to([*sums, *rows], local)
         sliced = list(self._sliced(graph, in_loop, split))
