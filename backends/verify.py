@@ -279,11 +279,11 @@ class _Checker:
         if nodes_of(self.program) is None:
             return [list(range(len(self.ratios)))]
         found: dict[tuple[bytes, ...], list[int]] = {}
-        known: dict[tuple[int, ...], bytes] = {}
+        known: dict[tuple[Placement | int, ...], bytes] = {}
 
         def digest(prop: Property, device: int) -> bytes:
             parts, placement = self._seen(values[prop], prop, device)
-            key = tuple(map(id, parts))
+            key = placement, *map(id, parts)
             if key not in known:
                 whole = gather(parts, types[prop.value], placement)
                 known[key] = hashlib.sha256(to_numpy(whole).tobytes()).digest()

@@ -139,6 +139,8 @@ class Pieces:
         found, needed, queue = self.found, set[int](), list(wanted)
         while queue:
             value = queue.pop()
+            if value in found.inside:
+                return None  # the same for every piece, but made in the loop
             maker = found.makers.get(value)
             if maker is None or maker.index in needed or found.kinds.get(value) == INVARIANT:
                 continue

@@ -84,6 +84,7 @@ class Renting:
         helped: the last scale (by its number among `SCALES`) at which a program fitted; 0 before one did.
         enough: whether little rent was seen to do.
         unit_s: what a scale of one is, per byte; 0 before rent was asked for.
+        dealt: whether what is cut in few units pays for those that a device is dealt, not for its share.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Renting:
         self.helped = 0
         self.enough = False
         self.unit_s = 0.0
+        self.dealt = False
         #: The best rents so far; bounds hold for every program that fits, and are kept.
         self._ascent: Ascent | None = None
         self._unit: Floats = np.zeros(2)
@@ -154,7 +156,8 @@ class Renting:
 
         def part(tensor: TensorType, cut: Shard) -> float:
             units = tensor.shape[cut.dim] // cut.unit
-            return dealt(units) if 0 < units < _LUMPY * len(ratios) else ratios[self.limits.smallest]
+            lumpy = self.dealt and 0 < units < _LUMPY * len(ratios)
+            return dealt(units) if lumpy else ratios[self.limits.smallest]
 
         return part
 

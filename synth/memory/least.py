@@ -86,7 +86,16 @@ class LeastRent:
         if self._fits(SCALES[top]):
             return top
         # Where the highest rent makes nothing small enough, a lower one hardly does.
-        return last if top < last and self._fits(SCALES[last]) else None
+        if top < last and self._fits(SCALES[last]):
+            return last
+        # By units as they are dealt at these ratios, what is small enough may look no smaller than by shares.
+        renting.dealt = not renting.dealt and self._fits_dealt(SCALES[last])
+        return last if renting.dealt else None
+
+    def _fits_dealt(self, scale: float) -> bool:
+        """See `_fits`, with rent for the units that a device is dealt."""
+        self._renting.dealt = True
+        return self._fits(scale)
 
     def _narrow(self, top: int) -> None:
         """Lower the rent as long as something fits."""

@@ -73,7 +73,7 @@ def judged(
         free: what it found if memory were no limit.
         renting: makes programs smaller.
         rival_s: what a plan that fits costs already: nobody looks for a dearer one.
-        briefly: look at the candidate, and for no other one.
+        briefly: look at the candidate, and for no other one, but where that is dearer and leaves room.
         handed_on: see `most` of `lean.spared`.
         apart: whether it fits with several ratios, and is no dearer.
     """

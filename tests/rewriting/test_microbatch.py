@@ -267,6 +267,30 @@ def test_control_flow_that_reads_the_batch_is_refused(step: Any, why: str) -> No
         microbatched(trace(step, jnp.ones((4, 4)), jnp.ones((8, 4))), 2)
 
 
+@pytest.mark.parametrize("chosen", [False, True])
+def test_what_is_made_in_the_loop_is_not_there_ahead_of_it(chosen: bool) -> None:
+    """A number that pieces have in common, which a scan or a cond over the batch makes beside others."""
+
+    def step(w: Any, x: Any) -> Any:
+        def layer(carry: Any, one: Any) -> Any:
+            h, total = carry
+            return (jnp.tanh(h @ one), 0.5 * total + jnp.abs(one).sum()), None
+
+        def loss_of(w: Any) -> Any:
+            start = x, jnp.float32(1)
+            if chosen:
+                h, total = jax.lax.cond(w.sum() > 0, lambda: layer(start, w[0])[0], lambda: start)
+            else:
+                (h, total), _ = jax.lax.scan(layer, start, w)
+            most = jax.lax.stop_gradient((x * total).max())
+            return (h * x / most).sum()
+
+        return w - 0.1 * jax.grad(loss_of)(w)
+
+    with pytest.raises(NotInPiecesError, match="over the whole batch before all of it was seen"):
+        microbatched(trace(step, normal(3, 4, 4), normal(8, 4)), 2)
+
+
 def test_a_step_in_no_pieces_is_refused_by_what_is_in_their_way() -> None:
     """Of arguments of several sizes the batch is that by which most of the step would come in pieces."""
 

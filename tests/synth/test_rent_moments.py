@@ -178,13 +178,21 @@ def test_what_is_cut_in_few_units_pays_for_those_that_a_device_is_dealt() -> Non
     space, model = Space(graph), CostModel(fleet((1, 1, 1)))
     renting = Renting(graph, space, Limits.of(model))
     choice = space.root.choice[graph.inputs[0]]
-    paid: dict[Placement, float] = {}
-    for number, holding in enumerate(choice.domain.holdings):
-        if holding.extra is None:
-            assignment = [number if c is choice else 0 for c in space.choices]
-            paid[holding.base] = renting.paid(assignment, (1 / 3,) * 3)[choice.index]
+
+    def paid() -> dict[Placement, float]:
+        found: dict[Placement, float] = {}
+        for number, holding in enumerate(choice.domain.holdings):
+            if holding.extra is None:
+                assignment = [number if c is choice else 0 for c in space.choices]
+                found[holding.base] = renting.paid(assignment, (1 / 3,) * 3)[choice.index] / nbytes
+        return found
+
     nbytes = graph.inputs[0].type.nbytes
+    by_shares = paid()
+    renting.dealt = True
+    by_units = paid()
     # On all devices together it is there once; the smallest counts as all of them.
-    assert paid[Shard(0)] == pytest.approx(nbytes * (1 + 3 * 2 / 4))
-    assert paid[Shard(2)] == pytest.approx(nbytes * (1 + 3 * 1 / 3))
-    assert paid[R] == pytest.approx(nbytes * (3 + 3))
+    assert by_units[Shard(0)] == pytest.approx(1 + 3 * 2 / 4)
+    assert by_units[Shard(2)] == pytest.approx(1 + 3 * 1 / 3)
+    assert by_units[R] == pytest.approx(3 + 3)
+    assert by_shares == pytest.approx({placement: 2 if placement != R else 6 for placement in by_units})

@@ -151,7 +151,7 @@ def test_what_costs_and_takes_as_much_as_what_was_looked_at_is_not_looked_at_aga
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Fear, "learn", lambda self, part: None)  # nor does any other reason speak against it
-    some, looked_at, classes = watched("47 kB", math.inf)
+    some, looked_at, classes = watched("45 kB", math.inf)
     fears = [Fear(classes) for _ in some]
     first = [looked_at(each, fear) for each, fear in zip(some, fears, strict=True)]
     assert any(first)
