@@ -293,10 +293,11 @@ def _reduced(site: Site, array: Any, op: ReduceOp) -> Any:
         # A sum of booleans is "or", their maximum; zero changes neither.
         number = array.astype(jnp.uint8)
         return _reduced(site, number, "max" if op == "sum" else op).astype(jnp.bool_)
-    if op != "sum" and jnp.issubdtype(array.dtype, jnp.floating):
-        return _unordered(_reduced(site, _ordered(array, op), op), array.dtype)
     reduce = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}[op]
-    return reduce(contribution(site, array), AXIS, axis_index_groups=site.groups)
+    mine = contribution(site, array)
+    if op == "sum" or not jnp.issubdtype(array.dtype, jnp.floating):
+        return reduce(mine, AXIS, axis_index_groups=site.groups)
+    return _unordered(reduce(_ordered(mine, op), AXIS, axis_index_groups=site.groups), array.dtype)
 
 
 def _ordered(array: Any, op: ReduceOp) -> Any:
