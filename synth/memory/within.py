@@ -225,11 +225,8 @@ class _Judging:
 
     def _roomier(self, best: Candidate, peaks: Peaks) -> tuple[Candidate, Peaks]:
         """What takes more of the memory and costs less, where what fits is dearer and leaves room."""
-        if (
-            not (best.fits and peaks.seen)
-            or best.over > _ROOMY
-            or best.cost_s <= self._free_s * (1 + AS_CHEAP)
-        ):
+        dearer = best.cost_s > self._free_s * (1 + AS_CHEAP)
+        if not (best.fits and dearer and peaks.seen) or best.over > _ROOMY:
             return best, peaks
         other = self._leaner(best, peaks)
         if not (other.fits and other.beats(best)):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,8 +18,11 @@ from shardwright import Fleet, Plan
 from shardwright.api import synthesize_traced
 from shardwright.ir.placement import Shard
 from shardwright.ir.trace import Traced, trace
+from shardwright.synth.memory import between
+from shardwright.synth.search.solution import Solution
 
 LAYERS, WIDTH = 8, 128
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def _layers() -> Traced:
@@ -63,3 +71,51 @@ def test_less_memory_makes_a_plan_of_equal_layers_dearer_by_degrees() -> None:
         # No layer is cut for nothing: what is not needed for other layers is used.
         assert plan.cost_s > roomy.cost_s and 0 < _cut(plan) < 2 * LAYERS
         assert max(plan.memory_bytes) > 0.8 * part * most
+
+
+@pytest.mark.parametrize(
+    ("layers", "scan", "budgets"),
+    [
+        (96, True, (14.0, 16.0, 18.0)),  # the state alone, old and new, is more than a device has
+        (12, False, (1.8, 2.0, 2.2)),  # what fits by the model leaves room as it runs
+    ],
+)
+def test_gpt2_is_dearer_by_degrees_too(
+    layers: int, scan: bool, budgets: Sequence[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    gpt2 = importlib.import_module("gpt2")
+    sizes = gpt2.SMALL | {"layers": layers, "scan": scan, "batch": 16, "sequence": 256}
+    traced = trace(gpt2.train_step, *jax.eval_shape(partial(gpt2.arguments, **sizes)))
+    link = {"bandwidth": "130 GB/s", "latency": "5 us"}
+    node = {"devices": {"type": "V100-16GB", "count": 8}, "link": link}
+    eight = Fleet.from_dict({"name": "eight", "nodes": [node]})
+
+    def planned(gigabytes: float) -> Plan:
+        cards = [replace(card, memory_bytes=int(gigabytes * 1e9)) for card in eight.nodes[0].devices]
+        small = replace(eight, nodes=(replace(eight.nodes[0], devices=tuple(cards)),))
+        return synthesize_traced(traced, fleet=small, axes=1, recompute="off", microbatches=1)
+
+    plans = [planned(budget) for budget in budgets]
+    for budget, plan in zip(budgets, plans, strict=True):
+        assert plan.fits and max(plan.memory_bytes) > 0.85e9 * budget
+    assert all(more.cost_s < less.cost_s * (1 - 1e-3) for less, more in pairwise(plans))
+
+
+def test_what_takes_the_search_long_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    solved, moved = between._solved, between._moved
+
+    def inexact(*given: Any) -> tuple[Solution, Any]:
+        looks[-1] += 1
+        found, prices = solved(*given)
+        return replace(found, bound_s=0.5 * found.seconds), prices
+
+    def asked(*given: Any) -> list[int]:
+        looks.append(0)
+        return moved(*given)
+
+    monkeypatch.setattr(between, "_solved", inexact)
+    monkeypatch.setattr(between, "_moved", asked)
+    plan = synthesize_traced(_layers(), fleet=_fleet(900_000), axes=1, recompute="off", microbatches=1)
+    assert plan.fits and looks and max(looks) == 1
