@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from shardwright.backends.layout import holds
 from shardwright.backends.local import local_shape
 from shardwright.ir.flow import find, inputs, reads, writes
 from shardwright.ir.graph import Atom, Equation, Forms, Graph, Literal, TensorType, Value, value_types
-from shardwright.ir.placement import Partial, Placement, Replicate
+from shardwright.ir.placement import Partial, Placement, Replicate, Shard
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property
-from shardwright.ir.segments import Segment
+from shardwright.ir.segments import Relay, Segment
+from shardwright.ir.stages import Going, layers_of, piece_type
 
 _Env = dict[Property, Atom]
 
@@ -61,6 +63,55 @@ class LocalGraphs:
         state = {gives.index(new): needs.index(old) for new, old in pairs}
         equations = tuple(maker.equations)
         return Graph(given, {}, equations, results, state=state, compiler=self.compiler)
+
+    def stage(self, step: Relay, graph: Graph) -> Graph | None:
+        """The graph of what the device does with one piece of the batch; None where it has no layers.
+
+        Its inputs are the pieces of what is carried on, then constants and rows; its results what is carried
+        on, and rows of the piece.
+        """
+        equation, signature = graph.equations[step.compute.equation], step.compute.signature
+        layers = layers_of(equation)
+        assert layers is not None, "it is one of stages"
+        first, count = layers.consts + layers.carries, layers.carries
+        pairs = zip(equation.input_types, signature.ins, strict=True)
+        types = [self.type(*pair) for pair in pairs]
+        made = [self.type(*pair) for pair in zip(equation.output_types, signature.outs, strict=True)][count:]
+        length = types[first].shape[0]
+        if not length:
+            return None
+        whole = [types[k] for k in range(len(types)) if not layers.consts <= k < first]
+        carried = types[layers.consts : first]
+        inputs = [piece_type(t, g, layers.pieces) for t, g in zip(carried, layers.ins[layers.consts :])]
+        given = list(map(Value, range(count + len(whole)), [*inputs, *whole]))
+        equations: list[Equation] = []
+        values = len(given)
+
+        def new(tensor: TensorType) -> Value:
+            nonlocal values
+            values += 1
+            return Value(values - 1, tensor)
+
+        def piece(value: Value, going: Going) -> Value:
+            """A part of an operand that goes with the pieces is a copy of its own."""
+            if not isinstance(going, Shard):
+                return value
+            result = new(piece_type(value.type, going, layers.pieces))
+            equations.append(self.moved(len(equations), (value,), (result,)))
+            return result
+
+        goings = [*layers.ins[: layers.consts], *layers.ins[first:]]
+        own = [piece(value, going) for value, going in zip(given[count:], goings, strict=True)]
+        number = Literal(0, TensorType((), "int32"))
+        operands = (number, *own[: layers.consts], *given[:count], *own[layers.consts :])
+        outs = [*inputs, *[piece_type(t, g, layers.pieces) for t, g in zip(made, layers.outs[count:], strict=True)]]
+        results = tuple(map(new, outs))
+        *rest, last = layers.graph.inputs
+        params = {"num_consts": layers.consts + 1, "num_carry": count, "length": length}
+        form = self._forms.of("scan", params | {"reverse": layers.reverse}, operands, results)
+        body = replace(layers.graph, inputs=(last, *rest), memo={})
+        equations.append(Equation(len(equations), form, operands, results, (body,), equation.source))
+        return Graph(tuple(given), {}, tuple(equations), results, compiler=self.compiler)
 
     def body(self, body: Program, region: Graph) -> Graph:
         """The graph of a loop's body."""

@@ -28,6 +28,7 @@ from shardwright.backends.layout import (
     typed,
 )
 from shardwright.backends.local import filled, operand, written
+from shardwright.backends.relay import Stage, chain, numbers
 from shardwright.backends.runner import run
 from shardwright.ir import collectives
 from shardwright.ir.collectives import Array, step
@@ -47,7 +48,7 @@ from shardwright.ir.placement import (
     region,
 )
 from shardwright.ir.program import Move, Program, Property
-from shardwright.ir.segments import Exchange, Segment, Step, schedule
+from shardwright.ir.segments import Exchange, Relay, Segment, Step, schedule
 from shardwright.ir.trace import Traced
 
 #: One local array per device; None on devices that are not in the value's group.
@@ -169,6 +170,38 @@ class ReferenceMachine:
         result = collective(exchange.move, tensor, value, self.ratios)
         self._show(exchange, graph, [value], [result])
         return result
+
+    def relay(self, step: Relay, graph: Graph, args: Sequence[Locals]) -> list[Locals]:
+        """One device after another, each with all pieces."""
+        equation, signature = graph.equations[step.compute.equation], step.compute.signature
+        stages = [
+            Stage(equation, signature, device, self.ratios, self.compiler)
+            for device in range(len(self.devices))
+        ]
+        made = [[*carry, *rows] for carry, rows in (stage.room() for stage in stages)]
+        pieces: list[list[Any]] = []
+        for device in chain(equation, signature, self.ratios):
+            stage = stages[device]
+            begin, fixed = stage.split([arg[device] for arg in args])
+            carries = stage.layers.carries
+            carry, rows = made[device][:carries], made[device][carries:]
+            for number in numbers(stage.layers):
+                at = int(number)
+                if stage.is_first:
+                    pieces.append(stage.begin(number, begin))
+                pieces[at], rows = stage.run(number, pieces[at], fixed, rows)
+                if stage.is_last:
+                    carry = stage.keep(number, carry, pieces[at])
+            made[device] = [*carry, *rows]
+        results = [list(values) for values in zip(*made, strict=True)]
+        self._show(step, graph, [args[k] for k in self._read(step, graph)], results)
+        return results
+
+    def _read(self, step: Relay, graph: Graph) -> list[int]:
+        """Of what a step needs, which operand of its equation each is."""
+        wanted = zip(graph.equations[step.compute.equation].inputs, step.compute.signature.ins, strict=True)
+        known = {Property(a.index, p): k for k, (a, p) in enumerate(wanted) if isinstance(a, Value)}
+        return [known[prop] for prop in step.needs]
 
     def away(self, value: Locals) -> Locals:
         return [None if x is None else to_host(x) for x in value]

@@ -17,7 +17,7 @@ from shardwright.ir.placement import Placement
 from shardwright.ir.program import Program, Property
 from shardwright.ir.regions import boundary, scan_counts
 from shardwright.ir.rules import Signature
-from shardwright.ir.segments import Away, Back, Exchange, LoopStep, Schedule, Segment, Step
+from shardwright.ir.segments import Away, Back, Exchange, LoopStep, Relay, Schedule, Segment, Step
 from shardwright.ir.text import format_instruction
 
 Held = TypeVar("Held")
@@ -56,6 +56,10 @@ class Machine(Loops[Held], Protocol[Held]):
 
     def exchange(self, exchange: Exchange, graph: Graph, tensor: TensorType, value: Held) -> Held:
         """Carry out a collective on a value of global type `tensor`."""
+        ...
+
+    def relay(self, step: Relay, graph: Graph, args: Sequence[Held]) -> Sequence[Held]:
+        """Run layers as stages, from the operands of the equation to its results."""
         ...
 
     def away(self, value: Held) -> Held:
@@ -134,6 +138,10 @@ def run(
                 results = machine.segment(step, graph, [env[prop] for prop in step.needs])
             elif isinstance(step, Exchange):
                 results = [machine.exchange(step, graph, schedule.types[step.move.value], env[step.needs[0]])]
+            elif isinstance(step, Relay):
+                equation, ins = graph.equations[step.compute.equation], step.compute.signature.ins
+                args = [_read(a, p, env, machine) for a, p in zip(equation.inputs, ins, strict=True)]
+                results = machine.relay(step, graph, args)
             elif isinstance(step, Away):
                 results = [machine.away(env[prop]) for prop in step.needs]
             elif isinstance(step, Back):

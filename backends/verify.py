@@ -69,7 +69,7 @@ from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType, Val
 from shardwright.ir.jaxpr import source_line
 from shardwright.ir.placement import Grid, Partial, Placement, R, Replicate, Shard, node_members, seat
 from shardwright.ir.program import Compute, Move, Program, Property, nodes_of
-from shardwright.ir.segments import Exchange, Segment, Step, schedule
+from shardwright.ir.segments import Exchange, Relay, Segment, Step, schedule
 from shardwright.ir.trace import Traced
 
 TOLERANCE = 1e-5
@@ -223,6 +223,8 @@ class _Checker:
                     self._move(instruction, graph, values)
             computes = [instruction for instruction in step.instructions if isinstance(instruction, Compute)]
             self._computes(computes, graph, values)
+        elif isinstance(step, Relay):
+            self._computes([step.compute], graph, values)
 
     def _move(self, move: Move, graph: Graph, values: Mapping[Property, Locals]) -> None:
         (after,) = writes(move, graph)

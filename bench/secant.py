@@ -20,8 +20,8 @@ from bench.record import EXAMPLES, table, write
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.kernels.contractions import like_linear, product_sizes, sharded_size
 from shardwright.cost.kernels.seconds import products_s
-from shardwright.cost.lines import Traffic
 from shardwright.cost.model import CostModel
+from shardwright.cost.traffic import Traffic
 from shardwright.factory import load_factory
 from shardwright.ir.graph import Equation
 from shardwright.ir.registry import rule_of

@@ -10,10 +10,9 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.lines import Traffic
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import CostStack, Floats, ShareCost
-from shardwright.cost.traffic import through_memory, traffic
+from shardwright.cost.traffic import Traffic, through_memory, traffic
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import Atom, Equation, Graph, TensorType, Value, value_types
 from shardwright.ir.placement import OwnRatios, Placement, Shard, deal

@@ -17,22 +17,14 @@ from numpy.typing import NDArray
 from shardwright.cost.kernels.contractions import Sizes, like_linear, product_sizes, sharded_size
 from shardwright.cost.kernels.products import kernel_dtype
 from shardwright.cost.op_classes import HOST, PRODUCTS, op_class, turned_elements
-from shardwright.ir.graph import Equation, TensorType
+from shardwright.cost.traffic import ALIASES, Traffic, traffic
+from shardwright.ir.graph import Equation, Graph, TensorType
 from shardwright.ir.host import is_reload
-from shardwright.ir.placement import Shard
+from shardwright.ir.placement import R, Shard
+from shardwright.ir.regions import boundary
+from shardwright.ir.registry import rule_of
 from shardwright.ir.rules import Rule, Signature, flop_count
-
-#: Primitives that only rename or reinterpret memory.
-ALIASES = frozenset(
-    {"reshape", "squeeze", "copy", "stop_gradient", "optimization_barrier", "random_wrap", "random_unwrap"}
-)
-
-
-class Traffic(NamedTuple):
-    """Which operands and results of an equation go through memory."""
-
-    ins: tuple[bool, ...]
-    outs: tuple[bool, ...]
+from shardwright.ir.stages import Layers, in_stages, layers_of
 
 
 class Kernel(NamedTuple):
@@ -79,8 +71,31 @@ class Exchange(NamedTuple):
     nbytes: int
 
 
+class Beats(NamedTuple):
+    """Layers done on one piece of the batch after another: see `shardwright.ir.stages`.
+
+    Attributes:
+        kernels: of one layer on one piece, and how often it has each.
+        length: number of layers.
+        pieces: of the batch.
+        handed_bytes: what is carried on of one piece.
+        sharded: whether the layers are cut, so that devices are stages.
+        units: how many layers there are to cut; 0 if they are not.
+    """
+
+    kernels: tuple[tuple[Kernel, float], ...]
+    length: int
+    pieces: int
+    handed_bytes: int
+    sharded: bool
+
+    @property
+    def units(self) -> int:
+        return self.length if self.sharded else 0
+
+
 #: A line of a price list; None is one that costs nothing.
-Line: TypeAlias = Kernel | Exchange | None
+Line: TypeAlias = Kernel | Exchange | Beats | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +201,14 @@ class Grouped:
     """Lines by how they are priced: worked out once, for all parts of a fleet.
 
     Attributes:
-        exchanges: all that are no kernels.
+        exchanges: all that are no kernels and no stages.
+        beats: stages.
         kernels: all others.
-        order: positions of the lines in exchanges and kernels, one after another.
+        order: positions of the lines in exchanges, stages and kernels, one after another.
     """
 
     exchanges: tuple[Exchanges, ...]
+    beats: tuple[Beats, ...]
     kernels: Kernels
     order: NDArray[np.intp]
 
@@ -200,12 +217,18 @@ class Grouped:
         """Lines, grouped."""
         places: list[int] = []
         kernels: list[Kernel] = []
+        beats: list[Beats] = []
         own: list[int] = []
+        staged: list[int] = []
         groups: dict[tuple[str, str], tuple[list[int], list[Exchange | None]]] = {}
         for k, line in enumerate(lines):
             if isinstance(line, Kernel):
                 own.append(k)
                 kernels.append(line)
+                continue
+            if isinstance(line, Beats):
+                staged.append(k)
+                beats.append(line)
                 continue
             key = ("", "") if line is None else (line.kind, line.strategy)
             at, moves = groups.setdefault(key, ([], []))
@@ -213,15 +236,20 @@ class Grouped:
             moves.append(line)
         for at, _ in groups.values():
             places.extend(at)
-        order = np.argsort(np.array([*places, *own], dtype=np.intp))
+        order = np.argsort(np.array([*places, *staged, *own], dtype=np.intp))
         exchanges = tuple([Exchanges.of(*key, moves) for key, (_, moves) in groups.items()])
-        return Grouped(exchanges, Kernels(kernels), order)
+        return Grouped(exchanges, tuple(beats), Kernels(kernels), order)
 
 
 def kernel_lines(
     equation: Equation, rule: Rule, signatures: Iterable[Signature], traffic: Traffic
-) -> Iterator[Kernel | None]:
+) -> Iterator[Kernel | Beats | None]:
     """The kernel of an equation under each signature; None where it costs nothing."""
+    layers = layers_of(equation)
+    if layers is not None:
+        whole, cut = beats_of(layers, sharded=False), beats_of(layers, sharded=True)
+        yield from (cut if in_stages(signature) else whole for signature in signatures)
+        return
     if equation.primitive in ALIASES:
         yield from (None for _ in signatures)
         return
@@ -267,6 +295,29 @@ def kernel_lines(
                 part,
             )
         yield kernel
+
+
+def beats_of(layers: Layers, *, sharded: bool) -> Beats:
+    """What layers cost, whole on a device or as stages."""
+    kernels: dict[Kernel, float] = {}
+    for kernel, times in _kernels_in(layers.graph, 1.0):
+        kernels[kernel] = kernels.get(kernel, 0.0) + times
+    carried = layers.graph.inputs[layers.consts : layers.consts + layers.carries]
+    handed_bytes = sum(value.type.nbytes for value in carried)
+    return Beats(tuple(kernels.items()), layers.length, layers.pieces, handed_bytes, sharded)
+
+
+def _kernels_in(graph: Graph, times: float) -> Iterator[tuple[Kernel, float]]:
+    """The kernels of a graph on one device, and how often each runs."""
+    stored = traffic(graph)
+    for equation in graph.equations:
+        for region, trip in zip(equation.regions, boundary(equation).trips if equation.regions else ()):
+            yield from _kernels_in(region, times * (trip or 1))
+        if not equation.regions:
+            whole = Signature((R,) * len(equation.inputs), (R,) * len(equation.outputs))
+            (kernel,) = kernel_lines(equation, rule_of(equation), (whole,), stored[equation])
+            if isinstance(kernel, Kernel):
+                yield kernel, times
 
 
 def units_of(tensor: TensorType, placement: Shard) -> int:

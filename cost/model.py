@@ -31,13 +31,13 @@ from shardwright.cost.kernels.contractions import Sizes, like_linear, product_si
 from shardwright.cost.kernels.products import Products, follows_kernel_model, kernel_dtype, local_sizes
 from shardwright.cost.kernels.seconds import bandwidths
 from shardwright.cost.lines import (
+    Beats,
     Exchange,
     Exchanges,
     Grouped,
     Kernel,
     Kernels,
     Line,
-    Traffic,
     kernel_lines,
     precision,
 )
@@ -45,6 +45,7 @@ from shardwright.cost.moves import strategies
 from shardwright.cost.op_classes import PRODUCTS, op_class, turned_elements
 from shardwright.cost.share_cost import CostStack, Floats, ShareCost
 from shardwright.cost.topology import Topology, host_link
+from shardwright.cost.traffic import Traffic
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import Equation, Form, TensorType
 from shardwright.ir.placement import Placement
@@ -89,6 +90,7 @@ class CostModel:
     _free: ShareCost = field(init=False)
     _never: ShareCost = field(init=False)
     _kernels: dict[Kernel, ShareCost] = field(init=False)
+    _beats: dict[Beats, ShareCost] = field(init=False)
     _priced: list[tuple[Kernels, CostStack]] = field(init=False)
     _of_form: dict[tuple[Form, Signature, Traffic], ShareCost] = field(init=False)
 
@@ -103,7 +105,7 @@ class CostModel:
         self._free = ShareCost.free(len(classes))
         self._never = ShareCost.fixed([np.inf] * len(classes))
         self._moves, self._transfers, self._of_form = {}, {}, {}
-        self._kernels, self._priced = {}, []
+        self._kernels, self._beats, self._priced = {}, {}, []
         self._modelled = tuple(i for i, device in enumerate(self.types) if follows_kernel_model(device))
         modelled = [self.types[i] for i in self._modelled]
         self._products = self.products or Products(tuple(dict.fromkeys(modelled)))
@@ -172,6 +174,8 @@ class CostModel:
             return self._free
         if isinstance(line, Exchange):
             return self._exchange(line)
+        if isinstance(line, Beats):
+            return self._staged(line)
         found = self._kernels.get(line)
         if found is None:
             priced = ((stack, kernels.numbers.get(line)) for kernels, stack in self._priced)
@@ -185,9 +189,32 @@ class CostModel:
         """Costs of many instructions, as one stack; of a price list that many models price, grouped once."""
         grouped = lines if isinstance(lines, Grouped) else Grouped.of(lines)
         stacks = [self._exchanges(each) for each in grouped.exchanges]
+        stacks += [CostStack.of([self._staged(each) for each in grouped.beats])] if grouped.beats else []
         stacks.append(self.kernels(grouped.kernels))
         self._priced.append((grouped.kernels, stacks[-1]))
         return CostStack.joined(stacks).take(grouped.order)
+
+    def _staged(self, line: Beats) -> ShareCost:
+        """Cost of layers on one piece after another; of stages, that of every beat of the slowest one.
+
+        With M pieces and S stages there are M + S - 1 beats (Huang et al., GPipe, 2019), and in each of them
+        a stage hands on what the next one needs. The time of a stage is that of its layers: it is linear in
+        their share.
+        """
+        found = self._beats.get(line)
+        if found is None:
+            layer = np.zeros(len(self.types))
+            for kernel, times in line.kernels:
+                layer += times * self.cost(kernel).constant.max(axis=0)
+            every = line.length * layer[None]
+            if not line.sharded or len(self.class_of) == 1:
+                found = ShareCost.fixed([float(each) for each in line.pieces * every[0]])
+            else:
+                beats = line.pieces + min(len(self.class_of), line.length) - 1
+                handed = self._transfer("send", "direct", line.handed_bytes).constant.max(axis=0)[None]
+                found = ShareCost(beats * handed, beats * every, np.zeros_like(every))
+            self._beats[line] = found
+        return found
 
     def _exchanges(self, some: Exchanges) -> CostStack:
         """Costs of moves by one strategy, or of as many instructions that cost nothing."""

@@ -9,13 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.cost.lines import ALIASES, Traffic
 from shardwright.ir.graph import Equation, Graph, per_form, per_graph
 from shardwright.ir.registry import registry
 from shardwright.ir.table import Flags, stretches, table
+
+#: Primitives that only rename or reinterpret memory.
+ALIASES = frozenset(
+    {"reshape", "squeeze", "copy", "stop_gradient", "optimization_barrier", "random_wrap", "random_unwrap"}
+)
+
+
+class Traffic(NamedTuple):
+    """Which operands and results of an equation go through memory."""
+
+    ins: tuple[bool, ...]
+    outs: tuple[bool, ...]
+
 
 _PRODUCERS = frozenset({"elementwise", "movement"})
 _CONSUMERS = frozenset({"elementwise", "movement", "reduction"})

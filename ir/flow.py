@@ -9,18 +9,22 @@ from shardwright.ir.graph import Atom, Graph, Value, value_types
 from shardwright.ir.placement import Placement, R
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property, covers
 from shardwright.ir.repeated import repeats
+from shardwright.ir.stages import relays
 from shardwright.ir.wires import Wires, apart, wires
 
 
 def is_local(instruction: Instruction, graph: Graph | None = None) -> bool:
-    """Whether every device can run the instruction alone, and in the `graph` it is over as one function."""
+    """Whether every device can run the instruction alone, and in the `graph` it is over as one function.
+
+    Without a graph, stages (`ir/stages.py`) count as local: loop bodies, of which it is asked so, have none.
+    """
     if isinstance(instruction, Move):
         return collectives.registry()[instruction.kind].local
     if isinstance(instruction, Loop):
         if graph is not None and any(map(repeats, graph.equations[instruction.equation].regions)):
             return False
         return all(is_local(inner) for body in instruction.bodies for inner in body.all_instructions())
-    return True
+    return graph is None or not relays(instruction, graph)
 
 
 def reads(instruction: Instruction, graph: Graph) -> tuple[Property, ...]:

@@ -14,7 +14,7 @@ from shardwright.ir.placement import Placement
 from shardwright.ir.rules import Rule, counted
 
 Kind: TypeAlias = Literal[
-    "elementwise", "contraction", "reduction", "movement", "index", "random", "region", "host"
+    "elementwise", "contraction", "reduction", "movement", "index", "random", "region", "host", "stages"
 ]
 
 

@@ -6,6 +6,7 @@
                | exchange    one collective
                | away        to host memory goes what nobody reads until it comes back
                | back        from there it comes
+               | relay       layers as stages, which hand pieces of the batch on to each other
                | loop        a loop whose body exchanges: its schedules, run iteration by iteration
 
 The order is the program's, but for cheap instructions that only later steps need (`late.py`). Every step
@@ -59,6 +60,17 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Relay:
+    """Layers that lie on different devices: see `shardwright.ir.stages`."""
+
+    first: int
+    compute: Compute
+    needs: tuple[Property, ...]
+    gives: tuple[Property, ...]
+    drops: tuple[Property, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LoopStep:
     """A loop run by the host; `bodies` are in the order of the equation's regions."""
 
@@ -92,7 +104,7 @@ class Back:
     drops: tuple[Property, ...] = ()
 
 
-Step: TypeAlias = Segment | Exchange | LoopStep | Away | Back
+Step: TypeAlias = Segment | Exchange | Relay | LoopStep | Away | Back
 
 
 class Lasting(Protocol):
@@ -233,7 +245,9 @@ def schedule(program: Program, graph: Graph, *, inspect: bool = False, early: bo
         instruction, needs, gives = program.instructions[position], flow.needs[position], flow.gives[position]
         if isinstance(instruction, Move):
             steps.append(Exchange(position, instruction, (needs[0],), (gives[0],)))
-        elif isinstance(instruction, Loop):
+        elif isinstance(instruction, Compute):
+            steps.append(Relay(position, instruction, needs, gives))
+        else:
             regions = graph.equations[instruction.equation].regions
             bodies = tuple(
                 schedule(body, region, inspect=inspect)

@@ -17,7 +17,9 @@ from shardwright.backends.faults import Watch, check_finite
 from shardwright.backends.host_memory import to_device, to_host
 from shardwright.backends.layout import holds, to_numpy
 from shardwright.backends.local import filled, operand, written
+from shardwright.backends.mpi.handing import handed_on
 from shardwright.backends.mpi.moves import lowerings
+from shardwright.backends.relay import Stage
 from shardwright.backends.runner import iterate
 from shardwright.backends.schedule.acts import Act, Land, Launch, Order, Repeat
 from shardwright.backends.schedule.document import wire_type
@@ -28,7 +30,7 @@ from shardwright.ir.flow import inputs, outputs
 from shardwright.ir.graph import Atom, Literal, TensorType
 from shardwright.ir.placement import Placement
 from shardwright.ir.program import Property
-from shardwright.ir.segments import Away, Back, Segment, with_host
+from shardwright.ir.segments import Away, Back, Relay, Segment, with_host
 from shardwright.ir.text import format_instruction
 from shardwright.ir.trace import Traced
 
@@ -107,6 +109,7 @@ class Script:
         self.bodies: list[Script] = []
         self._donated = _given_away(order, donated, machine.device.index, len(machine.device.ratios))
         self._functions: dict[Segment, Local] = {}
+        self._stages: dict[Relay, Stage] = {}
         self._flights: dict[int, int] = {}
         #: What others than segments read, as JAX's arrays.
         self._arrays = {prop for step in order.steps if not isinstance(step, Segment) for prop in step.needs}
@@ -122,7 +125,7 @@ class Script:
 
     def segments(self) -> int:
         """How many there are to compile, loop bodies included."""
-        own = sum(isinstance(step, Segment) for step in self.order.steps)
+        own = sum(isinstance(step, Segment | Relay) for step in self.order.steps)
         return own + sum(body.segments() for body in self.bodies)
 
     def compile(self, tick: Tick) -> None:
@@ -137,8 +140,13 @@ class Script:
                     script._functions[step] = script.machine.compiler.ahead(
                         step, script.order.graph, script.machine.device, script._donated.get(step, ())
                     )
-                    done += 1
-                    tick(done, total)
+                elif isinstance(step, Relay):
+                    script.machine.watch.compiling(script, step.first)
+                    script._stages[step] = script._stage(step)
+                else:
+                    continue
+                done += 1
+                tick(done, total)
             for body in script.bodies:
                 one(body)
 
@@ -179,6 +187,8 @@ class Script:
             do = self._away(step)
         elif isinstance(step, Back):
             do = self._back(step)
+        elif isinstance(step, Relay):
+            do = self._relay(step)
         else:
             do = self._repeat(step)
         drops = [self._slot(prop) for prop in step.drops]
@@ -307,6 +317,31 @@ class Script:
                 _book(machine.spent, "host memory", begin)
 
         return come
+
+    def _stage(self, step: Relay) -> Stage:
+        """The layers of this rank, compiled."""
+        equation, device = self.order.graph.equations[step.compute.equation], self.machine.device
+        compiler = self.machine.compiler
+        return Stage(equation, step.compute.signature, device.index, device.ratios, compiler, now=True)
+
+    def _relay(self, step: Relay) -> Do:
+        machine, stages, signature = self.machine, self._stages, step.compute.signature
+        equation = self.order.graph.equations[step.compute.equation]
+        reads = [self._reader(a, p) for a, p in zip(equation.inputs, signature.ins, strict=True)]
+        gives = [
+            self._slot(Property(v.index, p)) for v, p in zip(equation.outputs, signature.outs, strict=True)
+        ]
+
+        def relay(env: Env) -> None:
+            begin = time.perf_counter()
+            results = handed_on(stages[step], [read(env) for read in reads], machine.world, machine.ready)
+            for slot, result in zip(gives, results, strict=True):
+                env[slot] = result
+            if machine.spent is not None:
+                jax.block_until_ready(results)
+                _book(machine.spent, "stages", begin)
+
+        return relay
 
     def _repeat(self, step: Repeat) -> Do:
         machine = self.machine

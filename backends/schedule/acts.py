@@ -4,6 +4,7 @@ order ::= step*
 step  ::= segment     instructions that every device runs alone, as one compiled function
         | launch      a message leaves: the exchanges in it are started
         | land        it has arrived: its results may be read
+        | relay       layers as stages, which hand pieces of the batch on to each other
         | loop        a loop whose body exchanges: its orders, run iteration by iteration
 """
 
@@ -15,7 +16,7 @@ from typing import TypeAlias
 
 from shardwright.ir.graph import Graph, TensorType
 from shardwright.ir.program import Loop, Move, Program, Property
-from shardwright.ir.segments import Away, Back, Segment
+from shardwright.ir.segments import Away, Back, Relay, Segment
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +83,7 @@ class Repeat:
 
 
 #: `Away` and `Back` are there once `segments.with_host` put them there.
-Act: TypeAlias = Segment | Launch | Land | Repeat | Away | Back
+Act: TypeAlias = Segment | Launch | Land | Relay | Repeat | Away | Back
 
 
 @dataclass(frozen=True, slots=True, eq=False)

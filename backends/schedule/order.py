@@ -24,9 +24,9 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.hoist import hoisted
 from shardwright.ir.late import Run, late
 from shardwright.ir.placement import Grid, Partial, Placement
-from shardwright.ir.program import Loop, Program, Property
+from shardwright.ir.program import Compute, Loop, Program, Property
 from shardwright.ir.repeated import begins_again
-from shardwright.ir.segments import Segment, check_order
+from shardwright.ir.segments import Relay, Segment, check_order
 
 #: Messages under way at most; another one lands the first. They keep operands and results alive.
 UNDER_WAY = 16
@@ -142,6 +142,9 @@ class _Arranger:
                 leaving.clear()
             if isinstance(what, int):
                 loop = flow.program.instructions[what]
+                if isinstance(loop, Compute):
+                    steps.append(Relay(what, loop, flow.needs[what], flow.gives[what]))
+                    continue
                 assert isinstance(loop, Loop)
                 regions = flow.graph.equations[loop.equation].regions
                 bodies = tuple(

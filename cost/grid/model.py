@@ -27,12 +27,12 @@ from shardwright.cost.grid.prices import (
     padded_rows,
 )
 from shardwright.cost.kernels.contractions import Sizes, even_share
-from shardwright.cost.lines import ALIASES, Traffic
 from shardwright.cost.model import CostModel
 from shardwright.cost.moves import STAGED, strategies
 from shardwright.cost.share_cost import CostStack, Floats
 from shardwright.cost.subfleet import subfleet
 from shardwright.cost.topology import Topology
+from shardwright.cost.traffic import ALIASES, Traffic
 from shardwright.ir.collectives import Step, step
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import Equation, TensorType

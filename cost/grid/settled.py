@@ -10,9 +10,9 @@ from shardwright.cost.bill import Pricing
 from shardwright.cost.grid.kernels import grid_cut
 from shardwright.cost.grid.model import GridModel
 from shardwright.cost.grid.prices import GridCost, GridCut, GridShares
-from shardwright.cost.lines import Traffic
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import ShareCost
+from shardwright.cost.traffic import Traffic
 from shardwright.ir.graph import Equation, Form, TensorType
 from shardwright.ir.placement import Placement
 from shardwright.ir.program import Program, nodes_of

@@ -5,8 +5,9 @@ from __future__ import annotations
 from shardwright.ir.collectives import registry
 from shardwright.ir.graph import Graph
 from shardwright.ir.host import uses_host
-from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
+from shardwright.ir.program import Instruction, Loop, Move, Program
 from shardwright.ir.repeated import Together, repeats
+from shardwright.ir.stages import relays
 
 
 def cut_at_exchanges(program: Program, graph: Graph) -> tuple[list[int], list[int]]:
@@ -19,7 +20,7 @@ def cut_at_exchanges(program: Program, graph: Graph) -> tuple[list[int], list[in
     before = False
     together = Together(graph) if repeats(graph) or uses_host(graph) else None
     for time, instruction in enumerate(program.instructions):
-        talks = not isinstance(instruction, Compute) and exchanges(instruction, graph)
+        talks = exchanges(instruction, graph)
         again = together is not None and not talks and together.end_before(instruction)
         if time and (talks or before or again):
             ends.append(time)
@@ -34,7 +35,7 @@ def cut_at_exchanges(program: Program, graph: Graph) -> tuple[list[int], list[in
 
 
 def exchanges(instruction: Instruction, graph: Graph) -> bool:
-    """Whether it is an exchange, or a loop that the host runs: it exchanges, or computes something again."""
+    """Whether it is an exchange, stages, or a loop that the host runs: it exchanges, or computes again."""
     if isinstance(instruction, Move):
         return not registry()[instruction.kind].local
     if isinstance(instruction, Loop):
@@ -43,4 +44,4 @@ def exchanges(instruction: Instruction, graph: Graph) -> bool:
         return any(map(repeats, regions)) or any(
             exchanges(inner, region) for body, region in pairs for inner in body.instructions
         )
-    return False
+    return relays(instruction, graph)

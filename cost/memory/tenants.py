@@ -8,10 +8,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from shardwright.cost.lines import ALIASES
 from shardwright.cost.memory.stretches import cut_at_exchanges, exchanges
 from shardwright.cost.memory.written import Written
 from shardwright.cost.share_cost import Floats
+from shardwright.cost.traffic import ALIASES
 from shardwright.ir.collectives import registry
 from shardwright.ir.donation import continued, in_time
 from shardwright.ir.graph import Graph, TensorType, Value, value_types

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shardwright.cost.lines import ALIASES
 from shardwright.cost.memory.nodes import COSTLY
+from shardwright.cost.traffic import ALIASES
 from shardwright.ir.graph import Equation, TensorType, Value, per_form
 from shardwright.ir.registry import registry
 

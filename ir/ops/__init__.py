@@ -10,6 +10,7 @@ from shardwright.ir.ops import (
     random,
     reduction,
     slicing,
+    stages,
     window,
 )
 
@@ -23,5 +24,6 @@ __all__ = [
     "random",
     "reduction",
     "slicing",
+    "stages",
     "window",
 ]

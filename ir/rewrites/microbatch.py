@@ -50,7 +50,7 @@ from shardwright.ir.rewrites.pieces import (
     placed,
     refuse,
 )
-from shardwright.ir.rewrites.rows import in_pieces, piece_of, together
+from shardwright.ir.rows import in_pieces, piece_of, together
 from shardwright.ir.rules import Signature
 from shardwright.ir.trace import Traced
 
@@ -77,7 +77,7 @@ def microbatched(traced: Traced, count: int) -> Traced:
     made = {value for equation in later for value in equation.outputs}.union(graph.inputs)
     handed_on = [atom for atom in dict.fromkeys(read) if isinstance(atom, Value) and atom not in made]
     avals = [_abstract(value.type) for value in graph.inputs]
-    closed = jax.make_jaxpr(_Runner(traced.primitives, count).until_later(graph, split, handed_on))(*avals)
+    closed = jax.make_jaxpr(Runner(traced.primitives, count).until_later(graph, split, handed_on))(*avals)
     builder = Builder()
     builder.forms.adopt(graph.equations)
     loop = builder.graph(closed.jaxpr, closed.consts)
@@ -143,7 +143,7 @@ def _nothing(tensor: TensorType, op: ReduceOp) -> Any:
     return jnp.full(tensor.shape, identity(op, dtype_of(tensor.dtype)), dtype_of(tensor.dtype))
 
 
-class _Runner:
+class Runner:
     """Writes the step down as JAX code.
 
     Args:
@@ -180,7 +180,7 @@ class _Runner:
             for equation in before:
                 self._whole(equation, env)
             pieces = [in_pieces(env[value], cut, self.count) for value, cut in sliced]
-            numbered = bool(split.inside) or self._cuts_inside(split)
+            numbered = bool(split.inside) or self.cuts_inside(split)
             if numbered:
                 pieces.append(jnp.arange(self.count))
 
@@ -268,14 +268,14 @@ class _Runner:
             return here[atom, wanted]
         return env[atom]
 
-    def _cuts_inside(self, split: Split) -> bool:
+    def cuts_inside(self, split: Split) -> bool:
         """Whether scans and conds in the loop take pieces of what is the same for all of them."""
         for equation in _done_on_pieces(split):
             for body, inside in zip(equation.regions, split.inner.get(equation.index, ()), strict=True):
                 wanted = list(zip(body.outputs, map(placed, inside.ends), strict=True))
                 for each in _done_on_pieces(inside):
                     wanted += _wanted(each, inside.local[each.index])
-                if any(self._is_cut(*pair, inside) for pair in wanted) or self._cuts_inside(inside):
+                if any(self._is_cut(*pair, inside) for pair in wanted) or self.cuts_inside(inside):
                     return True
         return False
 
@@ -325,7 +325,7 @@ class _Runner:
         """A cond on a piece."""
         which, *operands = args
         branches = [
-            partial(self._region, branch, split)
+            partial(self.region, branch, split)
             for branch, split in zip(equation.regions, splits, strict=True)
         ]
         return jax.lax.switch(which, branches, *operands)
@@ -336,7 +336,7 @@ class _Runner:
         consts, carries = scan_counts(equation.params)
 
         def iteration(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            results = self._region(body, split, *args[:consts], *carry, *xs)
+            results = self.region(body, split, *args[:consts], *carry, *xs)
             return results[:carries], results[carries:]
 
         last, stacked = jax.lax.scan(
@@ -348,7 +348,7 @@ class _Runner:
         )
         return [*last, *stacked]
 
-    def _region(self, body: Graph, split: Split, *operands: Any) -> list[Any]:
+    def region(self, body: Graph, split: Split, *operands: Any) -> list[Any]:
         """The body of a scan, or the branch of a cond, on a piece."""
         env: Env = dict(zip(body.inputs, operands, strict=True))
         env.update((value, jnp.asarray(array)) for value, array in body.constants.items())

@@ -14,6 +14,7 @@ from shardwright.ir.host import RELOAD, reload_p
 from shardwright.ir.rewrites.graphs import renumbered
 from shardwright.ir.rewrites.microbatch import microbatched
 from shardwright.ir.rewrites.recompute import Stretch, recomputing
+from shardwright.ir.rewrites.stages import staged
 from shardwright.ir.trace import Traced
 
 
@@ -25,10 +26,13 @@ class Rewriting:
         recompute: stretches of the forward part that the backward part computes again, or what is kept of
             which waits in host memory, by equations of `differentiated`, ascending.
         microbatches: in so many equal pieces of the batch forward and backward part run, one after another.
+        stages: the layers of scans may lie on different devices, which hand on so many pieces of the batch (see
+            `shardwright.ir.stages`); not together with micro-batches.
     """
 
     recompute: tuple[Stretch, ...] = ()
     microbatches: int = 1
+    stages: int = 1
 
     def __bool__(self) -> bool:
         return self != AS_TRACED
@@ -41,13 +45,14 @@ class Rewriting:
                 for s in self.recompute
             ],
             "microbatches": self.microbatches,
+            **({} if self.stages == 1 else {"stages": self.stages}),
         }
 
     @staticmethod
     def from_dict(data: Any) -> Rewriting:
         """Inverse of `to_dict`."""
         again = tuple(Stretch(**entry) for entry in data.get("recompute", ()))
-        return Rewriting(recompute=again, microbatches=data.get("microbatches", 1))
+        return Rewriting(again, data.get("microbatches", 1), data.get("stages", 1))
 
 
 #: No change.
@@ -80,7 +85,9 @@ def rewritten(traced: Traced, rewriting: Rewriting) -> Traced:
         return source
     known = cast("dict[Rewriting, Traced]", source.graph.memo.setdefault(Rewriting, {}))
     if rewriting not in known:
-        if rewriting.microbatches > 1 and not rewriting.recompute:
+        if rewriting.stages > 1:
+            changed = staged(rewritten(source, replace(rewriting, stages=1)), rewriting.stages)
+        elif rewriting.microbatches > 1 and not rewriting.recompute:
             changed = microbatched(source, rewriting.microbatches)
         else:
             pieces = rewritten(source, replace(rewriting, recompute=()))

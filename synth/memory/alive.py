@@ -11,9 +11,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from shardwright.cost.lines import ALIASES
 from shardwright.cost.memory.liveness import stored, total_bytes
 from shardwright.cost.memory.written import Written, written
+from shardwright.cost.traffic import ALIASES
 from shardwright.ir.graph import Equation, Graph, Value, per_graph
 from shardwright.ir.host import is_reload
 from shardwright.ir.regions import boundary

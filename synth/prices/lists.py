@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shardwright.cost.bill import Cut, Item
 from shardwright.cost.kernels.contractions import Sizes
-from shardwright.cost.lines import Exchange, Grouped, Line, kernel_lines
+from shardwright.cost.lines import Beats, Exchange, Grouped, Line, kernel_lines
 from shardwright.cost.model import CostModel
 from shardwright.cost.op_classes import PRODUCTS
 from shardwright.cost.share_cost import CostStack
@@ -229,11 +229,11 @@ class Catalogue:
 def is_tied(line: Line) -> bool:
     """Whether what is cut there is cut by the plan's ratios, whatever other ratios a program has.
 
-    Contractions are, and what is exchanged between two sharded placements (see `synth/segments.py`).
+    Contractions are, stages, and what is exchanged between two sharded placements (see `synth/segments.py`).
     """
     if isinstance(line, Exchange):
         return line.kind == "all_to_all"
-    return line is not None and line.op_class in PRODUCTS
+    return isinstance(line, Beats) or (line is not None and line.op_class in PRODUCTS)
 
 
 class PriceList:

@@ -27,8 +27,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.lines import Traffic
 from shardwright.cost.share_cost import Floats
+from shardwright.cost.traffic import Traffic
 from shardwright.ir.graph import Equation
 from shardwright.ir.pairs import Paired
 from shardwright.ir.placement import Placement, R, Shard, reduction

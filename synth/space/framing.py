@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.cost.lines import Traffic
-from shardwright.cost.traffic import traffic
+from shardwright.cost.traffic import Traffic, traffic
 from shardwright.ir.graph import Equation, Value
 from shardwright.ir.placement import ReduceOp
 from shardwright.ir.registry import rule_of

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from shardwright.cost.fleet import Fleet
-from shardwright.cost.lines import Traffic
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import ShareCost
+from shardwright.cost.traffic import Traffic
 from shardwright.ir.graph import Equation, Graph
 from shardwright.ir.placement import Partial, Shard
 from shardwright.ir.registry import rule_of

@@ -18,9 +18,9 @@ from shardwright.cost.catalogue import catalogue
 from shardwright.cost.kernels.contractions import like_linear, product_sizes, sharded_size
 from shardwright.cost.kernels.products import follows_kernel_model
 from shardwright.cost.kernels.seconds import products_s
-from shardwright.cost.lines import Traffic
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import ShareCost
+from shardwright.cost.traffic import Traffic
 from shardwright.ir.graph import Equation
 from shardwright.ir.placement import R, Shard
 from shardwright.ir.registry import rule_of

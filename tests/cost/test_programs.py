@@ -11,10 +11,9 @@ import pytest
 from cost_cases import CPU, S0, S1, SLOW, SUM, f32, graph_of, model_of
 
 from shardwright.cost.bill import Cut, bill, seconds
-from shardwright.cost.lines import Traffic
 from shardwright.cost.memory.liveness import footprint, peak_bytes
 from shardwright.cost.timeline import timeline
-from shardwright.cost.traffic import traffic
+from shardwright.cost.traffic import Traffic, traffic
 from shardwright.ir.graph import Graph
 from shardwright.ir.placement import R
 from shardwright.ir.program import Compute, Loop, Move, Program, verify

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from shardwright.backends.local_graph import LocalGraphs
 from shardwright.cost.device import DeviceType
+from shardwright.cost.memory.buffers import scratch_bytes
 from shardwright.cost.memory.compilers import compilers
 from shardwright.cost.memory.exchange_buffers import exchange_bytes, held_bytes
 from shardwright.ir.donation import taken_over
@@ -21,7 +22,8 @@ from shardwright.ir.graph import Graph, TensorType
 from shardwright.ir.placement import Placement
 from shardwright.ir.program import Program, Property
 from shardwright.ir.regions import entering
-from shardwright.ir.segments import Away, Back, Exchange, LoopStep, Schedule, Segment, schedule
+from shardwright.ir.segments import Away, Back, Exchange, LoopStep, Relay, Schedule, Segment, schedule
+from shardwright.ir.stages import carried_on
 from shardwright.memory.kinds import Kinds
 from shardwright.memory.scratch import Scratch
 
@@ -31,7 +33,8 @@ class Moment:
     """One step of a device's schedule.
 
     Attributes:
-        what: "compute", "exchange", "loop" (run by the host), "away" or "back" (to and from host memory).
+        what: "compute", "exchange", "stages", "loop" (run by the host), "away" or "back" (to and from host
+            memory).
         first: position of its first instruction in the program.
         held_bytes: what is there beside it, arguments included.
         own_bytes: its results, scratch and buffers.
@@ -149,6 +152,8 @@ class _Steps:
                 continue
             elif isinstance(step, Back):
                 own, what = sum(map(size, step.gives)), "back"
+            elif isinstance(step, Relay):
+                own, what = self._relay(step, graphs) + sum(map(size, step.gives)), "stages"
             else:
                 own, what = self._loop(step, graphs) + sum(map(size, step.gives)), "loop"
             found.append(Moment(what, step.first, outside + sum(made.values()), own))
@@ -156,6 +161,15 @@ class _Steps:
             for prop in step.drops:
                 made.pop(prop, None)
         return found
+
+    def _relay(self, step: Relay, graphs: LocalGraphs) -> int:
+        """Bytes of stages beside their results: a piece at work, the one that arrives, and the one that leaves."""
+        stage = graphs.stage(step, self.planned.graph)
+        if stage is None:
+            return 0
+        equation = self.planned.graph.equations[step.compute.equation]
+        carried = sum(value.type.nbytes for value in stage.inputs[: carried_on(equation)])
+        return scratch_bytes(stage) + sum(atom.type.nbytes for atom in stage.outputs) + 2 * carried
 
     def _loop(self, step: LoopStep, graphs: LocalGraphs) -> int:
         """Bytes of a loop that the host runs, beside its results: those of its bodies, one at a time."""

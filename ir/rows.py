@@ -39,3 +39,11 @@ def _apart(x: Any, cut: Shard, count: int) -> Any:
 def _of_one(shape: Sequence[int], cut: Shard, count: int) -> tuple[int, ...]:
     """The shape of a piece."""
     return (*shape[: cut.dim], shape[cut.dim] // count, *shape[cut.dim + 1 :])
+
+
+def with_piece(x: Any, piece: Any, cut: Shard, count: int, number: Any) -> Any:
+    """The array with another piece of it."""
+    apart = _apart(x, cut, count)
+    units = x.shape[cut.dim] // (count * cut.unit)
+    mine = piece.reshape(*x.shape[: cut.dim], units, cut.unit, *x.shape[cut.dim + 1 :])
+    return jax.lax.dynamic_update_index_in_dim(apart, mine, number, cut.dim + 1).reshape(x.shape)

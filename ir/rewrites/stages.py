@@ -1,0 +1,115 @@
+"""Scans over layers become stages: see `shardwright.ir.stages`.
+
+    staged(traced, pieces)     the step with its scans over layers done on `pieces` pieces of the batch
+
+What a piece of the batch makes of every layer is what micro-batches ask, too (`ir/rewrites/pieces.py`). But
+here the loop over pieces is around each scan alone: what is between scans, such as the loss, sees all of the
+batch at once, and may need all of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from shardwright.ir.dtypes import dtype_of, is_key
+from shardwright.ir.graph import Equation, Form, Graph, TensorType
+from shardwright.ir.jaxpr import Builder
+from shardwright.ir.placement import Partial, Placement, Shard
+from shardwright.ir.regions import scan_counts
+from shardwright.ir.rewrites.batch import batch_of
+from shardwright.ir.rewrites.microbatch import Runner
+from shardwright.ir.rewrites.pieces import NotInPiecesError, Pieces, Split, refuse
+from shardwright.ir.rules import Signature
+from shardwright.ir.stages import STAGES, Going, Layers, piece_type, stages_p
+from shardwright.ir.trace import Traced
+
+
+def staged(traced: Traced, pieces: int) -> Traced:
+    """The step with its scans over layers done on so many pieces of the batch, layers being free to be cut.
+
+    Raises:
+        NotInPiecesError: the batch has no such number of equal pieces, or no scan over layers comes in them.
+    """
+    graph = traced.graph
+    found, why = _splits(graph, pieces)
+    runner = Runner(traced.primitives, pieces)
+    changed = {e: _changed(e, found, runner) for e in graph.equations if e.index in found.inner}
+    instead = {e: new for e, new in changed.items() if new is not None}
+    if not instead:
+        raise why or refuse("no scan over layers comes in pieces", "stages", _REMEDY)
+    equations = tuple([instead.get(equation, equation) for equation in graph.equations])
+    primitives = {**traced.primitives, STAGES: stages_p}
+    return replace(traced, graph=replace(graph, equations=equations, memo={}), primitives=primitives)
+
+
+_REMEDY = "Plan with stages=1, or scan over the layers with jax.lax.scan"
+
+
+def _splits(graph: Graph, pieces: int) -> tuple[Split, NotInPiecesError | None]:
+    """What every value is in pieces; where an equation stands in the way, of those before it, and the error."""
+    known = Pieces(pieces)
+    try:
+        return known.of_step(graph, batch_of(graph, pieces)), None
+    except NotInPiecesError as error:
+        return known.found, error
+
+
+def _changed(loop: Equation, found: Split, runner: Runner) -> Equation | None:
+    """A scan as stages; None where it is none over layers, or pieces of it are not alike."""
+    if loop.primitive != "scan" or loop.params["length"] < 2:
+        return None
+    (split,), signature = found.inner[loop.index], found.local[loop.index]
+    consts, carries = scan_counts(loop.params)
+    walked = signature.ins[consts + carries :]
+    carried = signature.ins[consts : consts + carries]
+    # A sum over pieces is not there while the next piece passes; rows are what stages have for themselves.
+    passed = all(not isinstance(p, Partial) for p in signature.ins)
+    if not (walked and passed and any(isinstance(p, Shard) for p in carried)):
+        return None
+    if any(is_key(tensor.dtype) for tensor in loop.output_types):
+        return None
+    (region,) = loop.regions
+    layers = _layers(loop, region, split, signature, runner)
+    form = Form(STAGES, {"layers": layers}, loop.input_types, loop.output_types)
+    return replace(loop, form=form, regions=())
+
+
+def _layers(loop: Equation, region: Graph, split: Split, signature: Signature, runner: Runner) -> Layers:
+    consts, carries = scan_counts(loop.params)
+    # Of what a scan walks over, the signature is that of one iteration.
+    inside = [_going(placement, False) for placement in signature.ins]
+    types = [piece_type(v.type, going, runner.count) for v, going in zip(region.inputs, inside, strict=True)]
+
+    def layer(*operands: Any) -> list[Any]:
+        *own, runner.number = operands
+        return runner.region(region, split, *own)
+
+    number = jax.ShapeDtypeStruct((), "int32")
+    closed = jax.make_jaxpr(layer)(*map(_abstract, types), number)
+    builder = Builder()
+    builder.forms.adopt(region.equations)
+    return Layers(
+        consts=consts,
+        carries=carries,
+        length=loop.params["length"],
+        reverse=loop.params["reverse"],
+        pieces=runner.count,
+        ins=tuple(_going(p, k >= consts + carries) for k, p in enumerate(signature.ins)),
+        outs=tuple(_going(p, False) for p in signature.outs),
+        body=closed,
+        graph=builder.graph(closed.jaxpr, closed.consts),
+    )
+
+
+def _going(placement: Placement, inside: bool) -> Going:
+    """How a tensor goes with pieces that lie as devices would; `inside`: as seen in one iteration."""
+    if isinstance(placement, Shard):
+        return replace(placement, dim=placement.dim + inside)
+    return placement.op if isinstance(placement, Partial) else None
+
+
+def _abstract(tensor: TensorType) -> Any:
+    return jax.ShapeDtypeStruct(tensor.shape, dtype_of(tensor.dtype))
