@@ -82,7 +82,10 @@ class LocalGraphs:
             return None
         whole = [types[k] for k in range(len(types)) if not layers.consts <= k < first]
         carried = types[layers.consts : first]
-        inputs = [piece_type(t, g, layers.pieces) for t, g in zip(carried, layers.ins[layers.consts :])]
+        inputs = [
+            piece_type(t, g, layers.pieces)
+            for t, g in zip(carried, layers.ins[layers.consts : first], strict=True)
+        ]
         given = list(map(Value, range(count + len(whole)), [*inputs, *whole]))
         equations: list[Equation] = []
         values = len(given)
@@ -100,11 +103,14 @@ class LocalGraphs:
             equations.append(self.moved(len(equations), (value,), (result,)))
             return result
 
-        goings = [*layers.ins[: layers.consts], *layers.ins[first:]]
+        goings: list[Going] = [*layers.ins[: layers.consts], *layers.ins[first:]]
         own = [piece(value, going) for value, going in zip(given[count:], goings, strict=True)]
         number = Literal(0, TensorType((), "int32"))
         operands = (number, *own[: layers.consts], *given[:count], *own[layers.consts :])
-        outs = [*inputs, *[piece_type(t, g, layers.pieces) for t, g in zip(made, layers.outs[count:], strict=True)]]
+        outs = [
+            *inputs,
+            *[piece_type(t, g, layers.pieces) for t, g in zip(made, layers.outs[count:], strict=True)],
+        ]
         results = tuple(map(new, outs))
         *rest, last = layers.graph.inputs
         params = {"num_consts": layers.consts + 1, "num_carry": count, "length": length}

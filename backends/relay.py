@@ -1,7 +1,7 @@
 """Stages as devices run them: each its own layers, on one piece of the batch after another.
 
-What a device does with a piece is one compiled function; who has the piece before and after it, and how it gets
-there, is the backend's matter. See `shardwright.ir.stages`.
+What a device does with a piece is one compiled function; who has the piece before and after it, and how it
+gets there, is the backend's matter. See `shardwright.ir.stages`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
 from shardwright.ir.record import record
 from shardwright.ir.regions import boundary
 from shardwright.ir.rules import Signature
-from shardwright.ir.segments import Away, Back, Exchange, Segment, schedule
+from shardwright.ir.segments import Away, Back, Exchange, Relay, Segment, schedule
 
 
 class Cut(NamedTuple):
@@ -119,6 +119,8 @@ def _as_run(program: Program, graph: Graph) -> Iterator[tuple[Instruction, Mappi
             made = [i.equation for i in step.instructions if not isinstance(i, Move)]
             stored = through_memory(graph, made, [prop.value for prop in step.gives])
             yield from ((instruction, stored) for instruction in step.instructions)
+        elif isinstance(step, Relay):
+            yield step.compute, traffic(graph)
         elif not isinstance(step, Away):  # it costs what it takes to come back
             yield (step.move if isinstance(step, Exchange) else step.loop), {}
 

@@ -300,24 +300,25 @@ def kernel_lines(
 def beats_of(layers: Layers, *, sharded: bool) -> Beats:
     """What layers cost, whole on a device or as stages."""
     kernels: dict[Kernel, float] = {}
-    for kernel, times in _kernels_in(layers.graph, 1.0):
+    for _, kernel, times in kernels_in(layers.graph):
         kernels[kernel] = kernels.get(kernel, 0.0) + times
     carried = layers.graph.inputs[layers.consts : layers.consts + layers.carries]
     handed_bytes = sum(value.type.nbytes for value in carried)
     return Beats(tuple(kernels.items()), layers.length, layers.pieces, handed_bytes, sharded)
 
 
-def _kernels_in(graph: Graph, times: float) -> Iterator[tuple[Kernel, float]]:
-    """The kernels of a graph on one device, and how often each runs."""
+def kernels_in(graph: Graph, times: float = 1.0) -> Iterator[tuple[Equation, Kernel, float]]:
+    """The kernels of a graph on one device, those of loops with it, and how often each runs."""
     stored = traffic(graph)
     for equation in graph.equations:
-        for region, trip in zip(equation.regions, boundary(equation).trips if equation.regions else ()):
-            yield from _kernels_in(region, times * (trip or 1))
+        trips = boundary(equation).trips if equation.regions else ()
+        for region, trip in zip(equation.regions, trips, strict=True):
+            yield from kernels_in(region, times * (trip or 1))
         if not equation.regions:
             whole = Signature((R,) * len(equation.inputs), (R,) * len(equation.outputs))
             (kernel,) = kernel_lines(equation, rule_of(equation), (whole,), stored[equation])
             if isinstance(kernel, Kernel):
-                yield kernel, times
+                yield equation, kernel, times
 
 
 def units_of(tensor: TensorType, placement: Shard) -> int:

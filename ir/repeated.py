@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from shardwright.ir.graph import Equation, Graph, per_graph
 from shardwright.ir.host import is_reload, leaving, uses_host
@@ -81,28 +81,19 @@ def begins_again(instruction: Instruction, graph: Graph, pending: Iterable[Instr
     return together.end_before(instruction)
 
 
-def computed_again(program: Program, graph: Graph) -> Iterator[bool]:
-    """Of every instruction but loops, bodies where their loop is: whether it computes something again."""
-    return of_each(program, graph, _is_again)
-
-
-def brought_back(program: Program, graph: Graph) -> Iterator[bool]:
-    """Of the same instructions, whether something comes back from host memory in it."""
-    return of_each(program, graph, is_reload)
-
-
-def of_each(program: Program, graph: Graph, which: Callable[[Equation], bool]) -> Iterator[bool]:
-    """Of every instruction but loops, bodies where their loop is: whether it is one of some equations."""
+def equations_of(program: Program, graph: Graph) -> Iterator[Equation | None]:
+    """Of every instruction but loops, bodies where their loop is: the equation that it computes, if any."""
     for instruction in program.instructions:
         if isinstance(instruction, Loop):
             regions = graph.equations[instruction.equation].regions
             for body, region in zip(instruction.bodies, regions, strict=True):
-                yield from of_each(body, region, which)
+                yield from equations_of(body, region)
         else:
-            yield not isinstance(instruction, Move) and which(graph.equations[instruction.equation])
+            yield None if isinstance(instruction, Move) else graph.equations[instruction.equation]
 
 
-def _is_again(equation: Equation) -> bool:
+def is_again(equation: Equation) -> bool:
+    """Whether it computes something again."""
     return equation.copy > 0 and not is_reload(equation)
 
 

@@ -1,24 +1,25 @@
 """Stages: scans whose iterations lie on different devices, which hand pieces of the batch on to each other.
 
-An equation `stages` is a scan over layers, done on one piece of the batch after another. By its rule the layers
-may be cut, and nothing else: device i then has a stretch of them, with all that they hold, and is a *stage* of a
-pipeline (Huang et al., GPipe, 2019). A piece passes all stages in turn; while one is at work on it, those before
-are at work on the next pieces. With M pieces and S stages that takes M + S - 1 beats.
+An equation `stages` is a scan over layers, done on one piece of the batch after another. By its rule the
+layers may be cut, and nothing else: device i then has a stretch of them, with all that they hold, and is a
+*stage* of a pipeline (Huang et al., GPipe, 2019). A piece passes all stages in turn; while one is at work on
+it, those before are at work on the next pieces. With M pieces and S stages that takes M + S - 1 beats.
 
     {constants R, carry R, rows S(0)} stages {carry P(sum), rows S(0)}
 
-The carry comes out of the last stage: it keeps it, and all others have nothing to add to it. Rows are what scans
-walk over, parameters and residuals; of a `reverse` scan the last stretch of them is done first.
+The carry comes out of the last stage: it keeps it, and all others have nothing to add to it. Rows are what
+scans walk over, parameters and residuals; of a `reverse` scan the last stretch of them is done first.
 
-A device runs its layers by itself, and hands the carry of every piece on: such an instruction is neither local
-nor an exchange, but a step of its own (`Relay` in `ir/segments.py`). On one device, or with all layers on every
-device, the equation is what it replaces, piece by piece.
+A device runs its layers by itself, and hands the carry of every piece on: such an instruction is neither
+local nor an exchange, but a step of its own (`Relay` in `ir/segments.py`). On one device, or with all layers
+on every device, the equation is what it replaces, piece by piece.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -46,15 +47,16 @@ class Layers:
     """What an equation `stages` does.
 
     Attributes:
-        consts, carries: how many operands every layer has as they are, and how many are carried on; the others
-            are walked over, one row per layer.
+        consts, carries: how many operands every layer has as they are, and how many are carried on; the
+            others are walked over, one row per layer.
         length: number of layers.
         reverse: whether the last one comes first.
         pieces: of the batch.
         ins, outs: how operands and results go with the pieces; dimensions are those of the whole tensors.
-        body: one layer on one piece, a closed jaxpr from constants, carry, rows and the number of the piece to
-            carry and rows.
+        body: one layer on one piece, a closed jaxpr from constants, carry, rows and the number of the piece
+            to carry and rows.
         graph: the same as a graph, for prices and memory.
+        source: one layer on the whole batch, as it was.
     """
 
     consts: int
@@ -66,6 +68,7 @@ class Layers:
     outs: tuple[Going, ...]
     body: Any
     graph: Graph
+    source: Graph
 
     def piece(self, operands: Sequence[Any], goings: Sequence[Going], number: Any) -> list[Any]:
         """One piece of every operand."""
@@ -134,8 +137,7 @@ def _room(one: Any, going: Going, pieces: int) -> Any:
 
 def _types(*operands: Any, layers: Layers) -> list[Any]:
     """Abstract results."""
-    found = jax.eval_shape(lambda *args: _everything(*args, layers=layers), *operands)
-    return [jax.core.ShapedArray(each.shape, each.dtype) for each in found]
+    return jax.make_jaxpr(partial(_everything, layers=layers))(*operands).out_avals
 
 
 stages_p = Primitive(STAGES)

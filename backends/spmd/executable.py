@@ -28,6 +28,7 @@ from shardwright.ir.graph import Graph, TensorType, Value
 from shardwright.ir.host import uses_host
 from shardwright.ir.placement import Partial, Placement, R, Replicate, Shard
 from shardwright.ir.program import Move, Program, Property, nodes_of
+from shardwright.ir.stages import relays
 from shardwright.ir.trace import Traced
 from shardwright.ir.wiring import Seats
 
@@ -77,6 +78,12 @@ class SpmdExecutable:
                 place="backend spmd",
                 reason="this plan lets tensors wait in host memory, which one program for all does not",
                 remedy="Run it with backend='mpi', or plan with offload='off'",
+            )
+        if any(relays(instruction, graph) for instruction in program.instructions):
+            raise PlanError(
+                place="backend spmd",
+                reason="this plan has layers on different devices, which one program for all does not",
+                remedy="Run it with backend='mpi', or plan with stages='off'",
             )
         self.traced = traced
         self.program = program

@@ -26,8 +26,8 @@ class Rewriting:
         recompute: stretches of the forward part that the backward part computes again, or what is kept of
             which waits in host memory, by equations of `differentiated`, ascending.
         microbatches: in so many equal pieces of the batch forward and backward part run, one after another.
-        stages: the layers of scans may lie on different devices, which hand on so many pieces of the batch (see
-            `shardwright.ir.stages`); not together with micro-batches.
+        stages: the layers of scans may lie on different devices, which hand on so many pieces of the batch
+            (see `shardwright.ir.stages`); not together with micro-batches.
     """
 
     recompute: tuple[Stretch, ...] = ()

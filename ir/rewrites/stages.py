@@ -49,7 +49,7 @@ _REMEDY = "Plan with stages=1, or scan over the layers with jax.lax.scan"
 
 
 def _splits(graph: Graph, pieces: int) -> tuple[Split, NotInPiecesError | None]:
-    """What every value is in pieces; where an equation stands in the way, of those before it, and the error."""
+    """What every value is in pieces; where an equation is in the way, of those before it, and the error."""
     known = Pieces(pieces)
     try:
         return known.of_step(graph, batch_of(graph, pieces)), None
@@ -80,7 +80,7 @@ def _changed(loop: Equation, found: Split, runner: Runner) -> Equation | None:
 def _layers(loop: Equation, region: Graph, split: Split, signature: Signature, runner: Runner) -> Layers:
     consts, carries = scan_counts(loop.params)
     # Of what a scan walks over, the signature is that of one iteration.
-    inside = [_going(placement, False) for placement in signature.ins]
+    inside: list[Going] = [_going(placement, False) for placement in signature.ins]
     types = [piece_type(v.type, going, runner.count) for v, going in zip(region.inputs, inside, strict=True)]
 
     def layer(*operands: Any) -> list[Any]:
@@ -101,6 +101,7 @@ def _layers(loop: Equation, region: Graph, split: Split, signature: Signature, r
         outs=tuple(_going(p, False) for p in signature.outs),
         body=closed,
         graph=builder.graph(closed.jaxpr, closed.consts),
+        source=region,
     )
 
 

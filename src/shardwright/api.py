@@ -21,7 +21,14 @@ from shardwright.ir.rewrites.rewriting import original
 from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced, marked, trace
 from shardwright.memory.device_memory import Looking
-from shardwright.memory.rewritings import Microbatches, Offload, Recompute, best_plan, check_rewriting
+from shardwright.memory.rewritings import (
+    Microbatches,
+    Offload,
+    Recompute,
+    Stages,
+    best_plan,
+    check_rewriting,
+)
 from shardwright.money import cheapest, check_prices
 from shardwright.pause import collector_paused
 from shardwright.plan import Plan
@@ -50,6 +57,7 @@ def synthesize(
     recompute: Recompute = "auto",
     microbatches: Microbatches = "auto",
     offload: Offload = "auto",
+    stages: Stages = "auto",
     objective: Objective = "time",
     donate: bool = False,
     tick: Callable[[str], None] = lambda what: None,
@@ -81,6 +89,9 @@ def synthesize(
             gradients being added up; "auto" is one, or where the step does not fit as many as need be.
         offload: "auto" lets what layers keep for the backward pass wait in host memory where memory is short,
             if every device of the fleet has a host link; with "off" nothing does, with "all" everything.
+        stages: "auto" has layers of scans (`jax.lax.scan`) on different devices, as stages of a pipeline,
+            where that is faster; with "off" none are; a number says how many pieces of the batch stages hand
+            on, in place of micro-batches. Stages lie on one mesh axis.
         objective: "time" for the fastest steps; "cost" for those that cost least, by the fleet's
             `price_per_hour`: of every part of the fleet that `devices` leaves open, its fastest plan is made.
         donate: state is given away at every step, as by `donate_argnums` of `jax.jit`: what continues it may
@@ -92,9 +103,9 @@ def synthesize(
 
     Raises:
         InputError: an argument is no array, a state entry does not match, a pin cannot be kept, `devices`,
-            `axes`, `recompute`, `microbatches`, `offload`, `objective`, `donate` or `tick` is something else,
-            a device without a host link is to offload, one without a price is to be paid for, or the step
-            cannot be run in so many micro-batches.
+            `axes`, `recompute`, `microbatches`, `offload`, `stages`, `objective`, `donate` or `tick` is
+            something else, a device without a host link is to offload, one without a price is to be paid for,
+            or the step cannot be run in so many micro-batches, or its layers as stages.
         TraceError: the step cannot be traced or has side effects.
 
     Warns:
@@ -116,6 +127,7 @@ def synthesize(
             recompute=recompute,
             microbatches=microbatches,
             offload=offload,
+            stages=stages,
             objective=objective,
             donate=donate,
             tick=tick,
@@ -134,6 +146,7 @@ def synthesize_traced(
     recompute: Recompute = "auto",
     microbatches: Microbatches = "auto",
     offload: Offload = "auto",
+    stages: Stages = "auto",
     objective: Objective = "time",
     donate: bool | None = None,
     first: Sequence[float] | None = None,
@@ -152,6 +165,7 @@ def synthesize_traced(
         recompute: see `synthesize`.
         microbatches: see `synthesize`.
         offload: see `synthesize`.
+        stages: see `synthesize`.
         objective: see `synthesize`.
         donate: see `synthesize`; None: as of the step, which may come from a plan.
         first: a share per device of the fleet from which the search for ratios starts, such as those of a
@@ -168,7 +182,7 @@ def synthesize_traced(
     time_limit_s = _seconds(time_limit_s, constraints)
     check_choice("devices", devices, ("auto", "all"))
     _check_axes(axes)
-    check_rewriting(recompute, microbatches, offload, fleet)
+    check_rewriting(recompute, microbatches, offload, fleet, stages)
     _check_objective(objective, fleet)
     check_donate(donate)
     check_tick(tick)
@@ -180,7 +194,8 @@ def synthesize_traced(
         planner = Planner(asked, timer)
         # A plan for part of the fleet is one for the fleet: its step has the compiler of all.
         step = marked(known, compiler=fleet.compiler)
-        best = best_plan(step, asked.fleet, recompute, microbatches, offload, planner, timer.late)
+        changes = recompute, microbatches, offload
+        best = best_plan(step, asked.fleet, *changes, planner, timer.late, stages)
         return with_whole(as_it_runs(planner.certified(best)))
 
     def on_all_of(part: Fleet) -> Plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
@@ -18,14 +18,17 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.grid.settled import pricing
 from shardwright.cost.memory.liveness import Peaks
 from shardwright.cost.model import CostModel
+from shardwright.cost.stages import part_of
 from shardwright.cost.timeline import Timeline, predict, timed_bill
 from shardwright.ir.graph import Equation, Form, Graph
+from shardwright.ir.host import is_reload
 from shardwright.ir.jaxpr import source_line
 from shardwright.ir.patterns import patterns
 from shardwright.ir.program import Program, nodes_of
 from shardwright.ir.registry import rule_of
-from shardwright.ir.repeated import brought_back, computed_again
+from shardwright.ir.repeated import equations_of, is_again
 from shardwright.ir.rewrites.rewriting import rewriting_of
+from shardwright.ir.stages import layers_of
 from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced
 from shardwright.memory.device_memory import Looking, peaks
@@ -105,10 +108,8 @@ def assembled(
         unused=tuple(Unused(tuple(devices[d].name for d in some), why) for some, why in chosen.unused(fleet)),
         rewriting=rewriting_of(traced),
         donate=traced.graph.donated,
-        again_s=when_asked(
-            lambda: _spent_s(computed_again, items, found.program, traced, model, found.ratios)
-        ),
-        host_s=when_asked(lambda: _spent_s(brought_back, items, found.program, traced, model, found.ratios)),
+        again_s=when_asked(lambda: _spent_s(is_again, items, found.program, traced, model, found.ratios)),
+        host_s=when_asked(lambda: _spent_s(is_reload, items, found.program, traced, model, found.ratios)),
         comparing_s=when_asked(lambda: _comparing_s(found.program, traced.graph, model)),
         traced=traced,
         free_s=free_s,
@@ -178,18 +179,24 @@ def _peaks(found: Synthesis, graph: Graph, model: CostModel) -> tuple[int, ...]:
 
 
 def _spent_s(
-    which: Callable[[Program, Graph], Iterable[bool]],
+    which: Callable[[Equation], bool],
     items: Sequence[Item],
     program: Program,
     traced: Traced,
     model: CostModel,
     ratios: Sequence[float],
 ) -> float:
-    """Seconds of a bill that go into some instructions of a step that was changed, such as copies."""
+    """Seconds of a bill that go into some equations of a step that was changed, such as copies."""
     if not rewriting_of(traced).recompute:
         return 0.0
-    pairs = zip(items, which(program, traced.graph), strict=True)
-    return sum(item.seconds(model, ratios) for item, again in pairs if again)
+
+    def part(equation: Equation) -> float:
+        layers = layers_of(equation)
+        return float(which(equation)) if layers is None else part_of(layers, which, model)
+
+    pairs = zip(items, equations_of(program, traced.graph), strict=True)
+    parts = ((item, part(equation)) for item, equation in pairs if equation is not None)
+    return sum(spent * item.seconds(model, ratios) for item, spent in parts if spent)
 
 
 def _exchanges(

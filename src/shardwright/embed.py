@@ -42,7 +42,7 @@ _PLAN_TAG = 7421
 #: imports the planner, which is not needed where plans come from the cache, or from another rank.
 PLANNING = (
     *("constraints", "time_limit_s", "devices", "axes", "recompute", "microbatches", "offload"),
-    *("objective", "donate", "tick"),
+    *("stages", "objective", "donate", "tick"),
 )
 
 Numbers = int | Iterable[int] | None

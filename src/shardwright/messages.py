@@ -30,6 +30,12 @@ def planned_messages(plan: Plan) -> tuple[Planned, ...] | None:
 def schedule(plan: Plan, ranks: Sequence[int] | None) -> dict[str, Any]:
     """See `Plan.schedule`."""
     messages = planned_messages(plan)
+    if plan.rewriting.stages > 1:
+        raise PlanError(
+            place="plan",
+            reason="has stages, which hand on pieces while they compute: those are no messages of a schedule",
+            remedy="Plan with stages='off'",
+        )
     if messages is None:
         raise PlanError(
             place="plan",

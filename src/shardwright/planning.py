@@ -110,8 +110,10 @@ class Planner:
         """
         step = self._known.get(id(traced))
         if step is None:
-            # A step that was changed is planned on parts of the fleet that are any good for it as it is.
-            like = next(iter(self._known.values()), None)
+            # A step that was changed is planned on parts of the fleet that are any good for it as it is; with
+            # layers as stages, other parts may be.
+            known, in_stages = self._known.values(), rewriting_of(traced).stages
+            like = next((each for each in known if rewriting_of(each.traced).stages == in_stages), None)
             step = self._known[id(traced)] = _Step(traced, self.asked, self.timer, self._grids, like)
         return step.plan(rival_s, briefly=briefly, glance=glance, baselines=baselines)
 
@@ -176,7 +178,9 @@ class _Step:
         constraints, fleet, axes = asked.constraints, asked.fleet, asked.axes
         self.pins = () if constraints is None else resolve(constraints, traced.graph, self.space)
         self.parts = self._candidates = candidates(fleet)[: 1 if asked.devices == "all" else None]
-        meshes = on_grid(fleet, self.parts) if axes != 1 and is_mesh(fleet) else ()
+        # Stages are on one axis.
+        two = axes != 1 and is_mesh(fleet) and rewriting_of(traced).stages == 1
+        meshes = on_grid(fleet, self.parts) if two else ()
         # With "auto", parts of the fleet on two axes are for small steps, and for those changed for want of
         # memory, where they are worth it: each takes as long as the whole.
         self.meshes = meshes[: 1 if axes == "auto" and not self._small and like is None else None]

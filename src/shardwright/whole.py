@@ -7,7 +7,7 @@ from collections import defaultdict
 from shardwright.ir.graph import Equation, per_form
 from shardwright.ir.jaxpr import source_line
 from shardwright.ir.registry import registry, rule_of
-from shardwright.ir.repeated import of_each
+from shardwright.ir.repeated import equations_of
 from shardwright.plan import Plan
 from shardwright.reports.units import duration
 
@@ -27,8 +27,8 @@ def with_whole(plan: Plan) -> Plan:
         return plan
     items, model = plan.bill()
     spent: defaultdict[str, float] = defaultdict(float)
-    for item, whole in zip(items, of_each(plan.program, graph, _is_whole), strict=True):
-        if whole:
+    for item, equation in zip(items, equations_of(plan.program, graph), strict=True):
+        if equation is not None and _is_whole(equation):
             spent[item.label] += item.seconds(model, plan.used_ratios)
     notes = (
         f"{name} is done whole by every device, as nothing there can be cut: {duration(seconds)} of the cost "

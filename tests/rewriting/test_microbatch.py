@@ -16,7 +16,7 @@ from rewriting_cases import compiled_bytes, evaluated, fleet, layered, on_refere
 
 from shardwright import Fleet, Plan, synthesize
 from shardwright.backends.verify import evaluate_graph
-from shardwright.commands.options import parse_microbatches
+from shardwright.commands.options import parse_pieces
 from shardwright.cost.fleet import Node
 from shardwright.ir.errors import InputError
 from shardwright.ir.rewrites.microbatch import microbatched
@@ -382,4 +382,4 @@ def test_a_step_whose_old_and_new_state_are_too_much_is_tried_in_no_pieces(
 @pytest.mark.parametrize("given", ["0", "two", "-1", "9" * 5000])
 def test_a_number_of_pieces_that_is_none(given: str) -> None:
     with pytest.raises(InputError, match=r"^--microbatches: is "):
-        parse_microbatches(given)
+        parse_pieces(given)

@@ -56,6 +56,12 @@ _PLANNING = (
         help="Let what the backward pass needs wait in host memory: where memory is short, never, all of it.",
     ),
     click.option(
+        "--stages",
+        default="auto",
+        metavar="auto|off|NUMBER",
+        help="Have layers of scans on different devices: where that is faster, never, with so many pieces.",
+    ),
+    click.option(
         "--donate", is_flag=True, help="State is given away at every step: new state may take its memory."
     ),
 )
@@ -78,6 +84,7 @@ def planning_options(command: Callable[..., None]) -> Callable[..., None]:
         recompute: str,
         microbatches: str,
         offload: str,
+        stages: str,
         donate: bool,
         **others: Any,
     ) -> None:
@@ -88,8 +95,9 @@ def planning_options(command: Callable[..., None]) -> Callable[..., None]:
             "devices": "all" if all_devices else "auto",
             "axes": parse_axes(axes),
             "recompute": recompute,
-            "microbatches": parse_microbatches(microbatches),
+            "microbatches": parse_pieces(microbatches, "--microbatches"),
             "offload": offload,
+            "stages": stages if stages == "off" else parse_pieces(stages, "--stages"),
             "donate": donate or None,
         }
         usual = (None, "auto", "time")
@@ -147,8 +155,8 @@ def parse_pins(given: Sequence[str]) -> Mapping[str, str] | None:
     return found or None
 
 
-def parse_microbatches(given: str) -> Literal["auto"] | int:
-    """The value of `--microbatches` as `shardwright.synthesize` takes it.
+def parse_pieces(given: str, option: str) -> Literal["auto"] | int:
+    """The value of an option such as `--microbatches` as `shardwright.synthesize` takes it.
 
     Raises:
         InputError: it is neither `auto` nor a number.
@@ -157,9 +165,7 @@ def parse_microbatches(given: str) -> Literal["auto"] | int:
         return "auto"
     # Python reads no number of any length.
     if not given.isdecimal() or len(given) > 18 or int(given) < 1:
-        raise InputError(
-            place="--microbatches", reason=f"is {given!r}", remedy="Write auto, or a number from 1 on"
-        )
+        raise InputError(place=option, reason=f"is {given!r}", remedy="Write auto, or a number from 1 on")
     return int(given)
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from shardwright.ir.rewrites.recompute import Stretch
-from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced
 from shardwright.memory.rivals import Planning, better, cost_of, overfill
 from shardwright.plan import Plan
@@ -27,7 +26,7 @@ class EveryWay:
 
     Attributes:
         traced: the step.
-        pieces: of its batch.
+        step: it, in so many pieces, of which some stretches keep less.
         combinations: what is done with which layers, the quickest way first; none if they are too many.
         complete: whether they are all there are.
         slight: what frees so little of a layer that only for a small step it is worth planning.
@@ -40,7 +39,7 @@ class EveryWay:
     """
 
     traced: Traced
-    pieces: int
+    step: Callable[..., Traced]
     combinations: Sequence[tuple[Stretch, ...]]
     complete: bool
     slight: frozenset[Stretch]
@@ -110,7 +109,7 @@ class EveryWay:
 
     def _planned(self, again: tuple[Stretch, ...], rival_s: float) -> Plan | None:
         """The plan of a way, None where nothing in it fits or is cheaper than a rival."""
-        step = rewritten(self.traced, Rewriting(again, self.pieces))
+        step = self.step(*again)
         if too_small(step.graph, self.limits):
             return None
         # Baselines of so small a step take a moment, and rent misses what lies between corners.
@@ -129,7 +128,7 @@ class EveryWay:
             if self.late():
                 break
             if len(again) == 1 or pays.issuperset(again):
-                step = rewritten(self.traced, Rewriting(again, self.pieces))
+                step = self.step(*again)
                 plan = None
                 if not too_small(step.graph, self.limits):
                     plan = self.planner.plan(step, (best if len(again) == 1 else found).cost_s)

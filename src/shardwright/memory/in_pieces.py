@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 from shardwright.cost.memory.liveness import all_bytes
 from shardwright.ir.graph import Graph
-from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced
 from shardwright.memory.ladder import Ladder
 from shardwright.memory.microbatches import NEAR, Pieces
@@ -47,7 +46,7 @@ class InPieces:
         self.planner, self.late = ladder.planner, ladder.late
         self.rival_s = rival_s
         self.pieces, self.ladder, self.cut = ladder.pieces, ladder, cut
-        self.step = rewritten(ladder.traced, Rewriting(microbatches=self.pieces))
+        self.step = ladder.step()
         self.near = tolerance(ladder.traced, ladder.fleet, NEAR)
         # What can fit in no way as it is needs no plan: what is changed about it does. But of a fleet of
         # several parts that plan says which devices are worth using, and thus how small pieces may be.

@@ -58,7 +58,7 @@ _ROOM = 0.5
 
 
 class Ladder:
-    """Plans of rewritings that keep less and less, in so many pieces."""
+    """Plans of rewritings that keep less and less, in so many pieces, its layers as stages or not."""
 
     def __init__(
         self,
@@ -68,8 +68,10 @@ class Ladder:
         pieces: int,
         planner: Planning,
         late: Callable[[], bool],
+        stages: int = 1,
     ) -> None:
         self.traced, self.pieces, self.planner, self.late = traced, pieces, planner, late
+        self.stages = stages
         self.fleet, self.policies = fleet, policies
         self.worth = tolerance(traced, fleet, WORTH)
         self.limits = [device.type.memory_bytes for device in fleet.devices]
@@ -84,6 +86,10 @@ class Ladder:
         #: What makes a scan keep less and the step quicker if memory were no limit, and how long that takes.
         self.saving: Stretch | None = None
         self.saving_s = math.inf
+
+    def step(self, *again: Stretch) -> Traced:
+        """The step, of which these stretches keep less."""
+        return rewritten(self.traced, Rewriting(again, self.pieces, self.stages))
 
     @cached_property
     def graph(self) -> Graph:
@@ -124,7 +130,7 @@ class Ladder:
             little = _SLIGHT * sum(self.limits)
             each = [o for layer in options(self.graph, model, self.policies) for o in layer] if some else []
             slight = frozenset(option.stretch for option in each if option.freed_bytes < little)
-        known = self.traced, self.pieces, some, complete, slight
+        known = self.traced, self.step, some, complete, slight
         return EveryWay(*known, self.limits, self.planner, self.late, self.too_large)
 
     @property
@@ -152,7 +158,7 @@ class Ladder:
             if not quick and (stretch.first in dearer or self._no_less(before, stretch)):
                 continue
             dearer.add(stretch.first)
-            step = rewritten(self.traced, Rewriting((stretch,), self.pieces))
+            step = self.step(stretch)
             plan = self.planner.plan(step, rival_s, briefly=True, baselines=False)
             found = better(found, plan)
             if plan is not None and unlimited_s(plan) < least_s * (1 - 1e-9):
@@ -176,7 +182,7 @@ class Ladder:
     def top(self) -> Plan:
         """The plan of the rung that keeps least."""
         again = self.rungs[-1].stretches if self.rungs else ()
-        return existing(self.planner.plan(rewritten(self.traced, Rewriting(again, self.pieces))))
+        return existing(self.planner.plan(self.step(*again)))
 
     def least(self) -> Plan | None:
         """The same, None where nothing can be computed again or nothing can fit."""
@@ -187,7 +193,7 @@ class Ladder:
         if rung not in self.known:
             self.known[rung] = None
             if rung > self._full:
-                step = rewritten(self.traced, Rewriting(self.rungs[rung].stretches, self.pieces))
+                step = self.step(*self.rungs[rung].stretches)
                 if too_small(step.graph, self.limits):
                     self._full = rung
                 else:
@@ -209,7 +215,7 @@ class Ladder:
             if rung >= last or self.late():
                 break
             rung = self._next(rung, smallest)
-            step = rewritten(self.traced, Rewriting(self.rungs[rung].stretches, self.pieces))
+            step = self.step(*self.rungs[rung].stretches)
             if too_small(step.graph, self.limits):
                 continue
             smallest = self.planner.plan(step, rival_s, briefly=True, baselines=False)
@@ -238,7 +244,7 @@ class Ladder:
                 # Those above it compute more again.
                 self.free_s[rung] = math.inf
                 continue
-            step = rewritten(self.traced, Rewriting(self.rungs[rung].stretches, self.pieces))
+            step = self.step(*self.rungs[rung].stretches)
             if too_small(step.graph, self.limits):
                 continue
             least_s = min(rival_s * (1 - self.worth), cost_of(found))
@@ -289,7 +295,7 @@ class Ladder:
         found = next((n for n in range(rung + 1, last) if self.rungs[n].freed_bytes >= lacks), last)
         if smallest is None and found < last:
             # What two stretches share is freed once, which the sums of a ladder do not say.
-            step = rewritten(self.traced, Rewriting(self.rungs[found].stretches, self.pieces))
+            step = self.step(*self.rungs[found].stretches)
             found = found if most_alive(step.graph) <= sum(self.limits) * _ROOM else last
         return found
 
@@ -380,7 +386,7 @@ class Ladder:
             # It saves what it took, and needs more memory.
             if len(again) > 1 and part * took_s > self.worth * best.cost_s and not self.late():
                 other = (*again[:i], *again[i + 1 :])
-                step = rewritten(self.traced, Rewriting(other, self.pieces))
+                step = self.step(*other)
                 if too_small(step.graph, self.limits):
                     continue
                 plan = self.planner.plan(step, min(best.cost_s, cost_of(found)), baselines=False)

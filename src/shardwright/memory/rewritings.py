@@ -11,6 +11,7 @@ Otherwise the cheapest of these is taken, quick ones first, so that they are riv
     a ladder    rewritings, placements, ratios and all, each of which keeps less for the backward part than
                 the one before (`shardwright.synth.stretches.rungs_of`): those that may fit, or be cheaper;
                 of small steps, all combinations (`shardwright.synth.combinations`)
+    stages      last, with the layers of scans on different devices (`staging.py`), where that may be faster
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from shardwright.memory.rivals import (
     overfill,
     tolerance,
 )
+from shardwright.memory.staging import Staging
 from shardwright.plan import Plan
 from shardwright.synth.combinations import SMALL
 from shardwright.synth.memory.rent import overfull
@@ -54,6 +56,10 @@ Offload: TypeAlias = Literal["auto", "off", "all"]
 #: In how many pieces the batch may come: as many as need be, or so many.
 Microbatches: TypeAlias = Literal["auto"] | int
 
+#: Whether layers of scans may lie on different devices: where that is faster, or not at all; or how many
+#: pieces of the batch these hand on to each other.
+Stages: TypeAlias = Literal["auto", "off"] | int
+
 #: Where nothing fits, so many numbers of pieces one after the other lack no less memory than fewer.
 _IN_VAIN = 2
 
@@ -61,7 +67,9 @@ _IN_VAIN = 2
 _GAIN = 1.1
 
 
-def check_rewriting(recompute: object, microbatches: object, offload: object, fleet: Fleet) -> None:
+def check_rewriting(
+    recompute: object, microbatches: object, offload: object, fleet: Fleet, stages: object = "off"
+) -> None:
     """Raises InputError if that is no way to say what is computed again, waits in host memory or is cut.
 
     A `Rewriting` says all of it: what is said beside it may not be something else.
@@ -71,6 +79,7 @@ def check_rewriting(recompute: object, microbatches: object, offload: object, fl
         raise InputError(
             place="microbatches", reason=f"is {microbatches!r}", remedy="Pass 'auto', or a number from 1 on"
         )
+    _check_stages(stages, recompute, microbatches)
     if not isinstance(recompute, Rewriting):
         check_choice("recompute", recompute, ("auto", "off", "all"))
     check_choice("offload", offload, ("auto", "off", "all"))
@@ -98,6 +107,31 @@ def check_rewriting(recompute: object, microbatches: object, offload: object, fl
         )
 
 
+def _check_stages(stages: object, recompute: object, microbatches: object) -> None:
+    if stages not in ("auto", "off") and (
+        isinstance(stages, bool) or not isinstance(stages, int) or stages < 1
+    ):
+        raise InputError(
+            place="stages",
+            reason=f"is {stages!r}",
+            remedy="Pass 'auto', 'off', or a number of pieces from 1 on",
+        )
+    pieces = recompute.microbatches if isinstance(recompute, Rewriting) else microbatches
+    given = recompute.stages if isinstance(recompute, Rewriting) else stages
+    if isinstance(given, int) and given > 1 and pieces not in ("auto", 1):
+        raise InputError(
+            place="stages",
+            reason=f"hand on {given} pieces of the batch, of which there are {pieces} already",
+            remedy="Leave microbatches out: what stages hand on are micro-batches",
+        )
+    if isinstance(recompute, Rewriting) and stages not in ("auto", "off", recompute.stages):
+        raise InputError(
+            place="stages",
+            reason=f"is {stages}, and the Rewriting that recompute is has {recompute.stages}",
+            remedy=f"Leave it out, or pass Rewriting(…, stages={stages})",
+        )
+
+
 def best_plan(
     traced: Traced,
     fleet: Fleet,
@@ -106,6 +140,7 @@ def best_plan(
     offload: Offload,
     planner: Planning,
     late: Callable[[], bool],
+    stages: Stages = "off",
 ) -> Plan:
     """The best plan of a step over its rewritings.
 
@@ -117,17 +152,25 @@ def best_plan(
         offload: what may wait in host memory.
         planner: plans a step, within a rival's cost.
         late: whether no further plan may be made.
+        stages: whether layers of scans may lie on different devices.
 
     Raises:
-        InputError: the step cannot be run in so many micro-batches, or is to be changed in both ways.
+        InputError: the step cannot be run in so many micro-batches, its layers are no stages, or it is to be
+            changed in both ways.
     """
     if isinstance(recompute, Rewriting):
         return existing(planner.plan(rewritten(traced, recompute)))
     every = "all" in (recompute, offload)
     asked = _Asked(traced, fleet, _policies(recompute, offload, fleet), every, planner, late)
+    if stages not in ("auto", "off", 1):
+        return Staging(traced, fleet, asked.policies, every, planner, late).plan(int(stages))
     if microbatches != "auto":
-        return asked.plan(microbatches)
-    return asked.in_more(asked.plan(1, Pieces(traced, fleet, planner, late)))
+        found = asked.plan(microbatches)
+    else:
+        found = asked.in_more(asked.plan(1, Pieces(traced, fleet, planner, late)))
+    if stages != "auto" or microbatches not in ("auto", 1):
+        return found
+    return Staging(traced, fleet, asked.policies, every, planner, late).beside(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,6 @@ def does_more(step: Traced, like: Traced) -> bool:
     """
     if rewriting_of(like).recompute:
         return False
-    pieces = [rewriting_of(each).microbatches for each in (step, like)]
+    pieces = [(found.microbatches, found.stages) for found in map(rewriting_of, (step, like))]
     looped = any(equation.regions for equation in step.graph.equations)
     return pieces[0] == pieces[1] and not looped and not few_equations(step.graph)

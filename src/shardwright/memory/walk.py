@@ -163,7 +163,7 @@ class _Steps:
         return found
 
     def _relay(self, step: Relay, graphs: LocalGraphs) -> int:
-        """Bytes of stages beside their results: a piece at work, the one that arrives, and the one that leaves."""
+        """Bytes of stages beside their results: a piece at work, one that arrives and one that leaves."""
         stage = graphs.stage(step, self.planned.graph)
         if stage is None:
             return 0

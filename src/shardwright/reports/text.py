@@ -135,7 +135,7 @@ def changed(plan: Plan) -> list[str]:
     """How the step is changed to take less memory, and what that costs."""
     again = sum(stretch.keep != "all" for stretch in plan.rewriting.recompute)
     away = sum(stretch.host for stretch in plan.rewriting.recompute)
-    pieces = plan.rewriting.microbatches
+    pieces, handed_on = plan.rewriting.microbatches, plan.rewriting.stages
 
     def price(seconds: float) -> str:
         return f"{duration(seconds)} ({seconds / plan.cost_s if plan.cost_s else 0.0:.1%})"
@@ -150,6 +150,11 @@ def changed(plan: Plan) -> list[str]:
         *([computed] if again else []),
         *([waiting] if away else []),
         *([f"{pieces} micro-batches, one after another"] if pieces > 1 else []),
+        *(
+            [f"layers lie on different devices, which hand on {handed_on} micro-batches"]
+            if handed_on > 1
+            else []
+        ),
     ]
 
 
