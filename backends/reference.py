@@ -130,6 +130,7 @@ class ReferenceMachine:
         self.compiler = Compiler(QUICK)
         self.observe = observe
         self._functions: dict[tuple[Segment, int], Local] = {}
+        self._stages: dict[Relay, list[Stage]] = {}
         self._constants: dict[Value, Locals] = {}
 
     def segment(self, segment: Segment, graph: Graph, args: Sequence[Locals]) -> list[Locals]:
@@ -174,10 +175,12 @@ class ReferenceMachine:
     def relay(self, step: Relay, graph: Graph, args: Sequence[Locals]) -> list[Locals]:
         """One device after another, each with all pieces."""
         equation, signature = graph.equations[step.compute.equation], step.compute.signature
-        stages = [
-            Stage(equation, signature, device, self.ratios, self.compiler)
-            for device in range(len(self.devices))
-        ]
+        if step not in self._stages:
+            self._stages[step] = [
+                Stage(equation, signature, device, self.ratios, self.compiler)
+                for device in range(len(self.devices))
+            ]
+        stages = self._stages[step]
         made = [[*carry, *rows] for carry, rows in (stage.room() for stage in stages)]
         pieces: list[list[Any]] = []
         for device in chain(equation, signature, self.ratios):

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import accuracy, baselines, collectives, memory, runtime, search, secant, testbed
+from bench import accuracy, baselines, collectives, memory, runtime, search, secant, stages, testbed
 
 BENCHMARKS: dict[str, Callable[[], Path]] = {
     "search": search.main,
     "baselines": baselines.main,
     "secant": secant.main,
+    "stages": stages.main,
     "accuracy": accuracy.main,
     "collectives": collectives.main,
     "testbed": testbed.main,

@@ -50,6 +50,7 @@ UNROLLED = (12, 24, 48)
 SCANNED = (12, 48, 96)
 DEVICES = (64, 512, 4096)
 CARDS = {"A100": "A100-PCIE-40GB", "V100": "V100-SXM2-16GB", "P100": "P100-16GB", "T4": "T4"}
+CARDS |= {"V100-32GB": "V100-SXM2-32GB"}
 CLASSES = ("A100-40GB", "V100-16GB", "P100-16GB", "T4")
 #: What Llama-3-8B is planned for on two axes: bfloat16 with adam in float32 keeps 96 GB of state.
 MIXED = "32 A100 + 32 V100"

@@ -1,4 +1,6 @@
-"""Steps that the testbed trains: a tiny GPT, a perceptron, and one whose gradients dominate.
+"""Steps that the testbed trains: a tiny GPT, a perceptron, and two whose gradients dominate.
+
+The layers of one of these are scanned, so that they may lie on different devices.
 
 Batches of the first two are so large that exchanging gradients, which takes a slow rank as long whatever its
 share, is a small part of the step: what the quotas promise is about computation.
@@ -19,6 +21,7 @@ from bench.record import EXAMPLES
 
 GPT = {"batch": 256, "vocabulary": 512, "sequence": 32, "layers": 6, "d": 128, "heads": 4}
 #: Batch, width and layers.
+SCANNED = {"scanned": (256, 1024, 16)}
 PERCEPTRONS = {"perceptron": (8192, 512, 4), "layers": (2560, 1024, 6), "gradients": (96, 1536, 3)}
 
 
@@ -40,6 +43,22 @@ def perceptron(batch: int, width: int, layers: int) -> tuple[Callable[..., Any],
     return step, (weights, x, y)
 
 
+def scanned(batch: int, width: int, layers: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The same with its layers stacked, and a `jax.lax.scan` over them."""
+
+    def loss(weights: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+        x, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)
+        return jnp.mean((x - y) ** 2)
+
+    def step(weights: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        value, gradients = jax.value_and_grad(loss)(weights, x, y)
+        return weights - 0.01 * gradients, value
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    x, y = (jax.random.normal(k, (batch, width)) for k in keys[:2])
+    return step, (jax.random.normal(keys[2], (layers, width, width)) / width**0.5, x, y)
+
+
 def step_of(model: str, part: float = 1.0) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """A training step and its arguments, by name.
 
@@ -48,6 +67,9 @@ def step_of(model: str, part: float = 1.0) -> tuple[Callable[..., Any], tuple[An
         part: of the batch.
     """
     name, _, rows = model.partition("@")
+    if name in SCANNED:
+        batch, width, layers = SCANNED[name]
+        return scanned(round(part * (int(rows) if rows else batch)), width, layers)
     if name in PERCEPTRONS:
         batch, width, layers = PERCEPTRONS[name]
         return perceptron(round(part * (int(rows) if rows else batch)), width, layers)

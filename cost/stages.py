@@ -23,28 +23,31 @@ class Scans:
 
     def __init__(self, graph: Graph, model: CostModel) -> None:
         self._model = model
-        self._scans = [(e.params["length"], self._layer(e)) for e in graph.equations if _over_layers(e)]
+        self._launch_s = np.array([device.launch_s for device in model.types])
+        self._scans = [(e.params["length"], *self._layer(e)) for e in graph.equations if _over_layers(e)]
 
-    def _layer(self, scan: Equation) -> Floats:
-        """Seconds of one layer on the whole batch, by device class."""
+    def _layer(self, scan: Equation) -> tuple[Floats, Floats]:
+        """Seconds of one layer, by device class: to launch its kernels, and to compute the whole batch."""
         times: dict[Kernel, float] = {}
         for _, kernel, count in kernels_in(scan.regions[0]):
             times[kernel] = times.get(kernel, 0.0) + count
-        seconds = self._model.kernels(Kernels(list(times))).constant.max(axis=1)
-        return np.array(list(times.values())) @ seconds
+        lines, counts = list(times), np.array(list(times.values()))
+        launches = counts @ np.array([kernel.launches for kernel in lines], dtype=np.float64)
+        seconds = counts @ self._model.kernels(Kernels(lines)).constant.max(axis=1)
+        return launches * self._launch_s, seconds - launches * self._launch_s
 
     def least_s(self, pieces: int, members: Sequence[int]) -> float:
         """Seconds that they take at least on some devices, which hand on so many pieces of the batch.
 
-        Every device has whole layers, and works on small pieces as fast as on the whole batch; none waits but
-        for the first piece to arrive and the last one to leave.
+        Every device has whole layers, and but for launching them computes small pieces as fast as the whole
+        batch; none waits but for the first piece to arrive and the last one to leave.
         """
         counts = np.bincount(self._model.class_of[list(members)], minlength=len(self._model.counts))
         own = np.flatnonzero(counts)
         total = 0.0
-        for length, layer in self._scans:
+        for length, launching, computing in self._scans:
             beats = pieces + min(len(members), length) - 1
-            linear = (beats / pieces * length * layer[own])[None]
+            linear = (beats * length * (launching + computing / pieces)[own])[None]
             nothing = np.zeros_like(linear)
             total += ShareCost(nothing, linear, nothing).floor(counts[own], units=length)
         return total

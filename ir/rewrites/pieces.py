@@ -291,6 +291,14 @@ class Pieces:
                 return False
         return True
 
+    def of_scan(self, equation: Equation, found: Split, kinds: Sequence[Kind]) -> Sequence[Kind]:
+        """The kinds of a scan's results, given those of its operands; what is in it is added to `found`.
+
+        Raises:
+            NotInPiecesError: its body cannot be done on pieces so.
+        """
+        return self._inside(equation, found, kinds, True)
+
     def _inside(self, equation: Equation, found: Split, kinds: Sequence[Kind], top: bool) -> Sequence[Kind]:
         """A scan in the loop, or a cond that goes the same way for every piece."""
         if equation.primitive != "scan" and (equation.primitive != "cond" or kinds[0] != INVARIANT):

@@ -9,19 +9,21 @@ batch at once, and may need all of it.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import jax
 
 from shardwright.ir.dtypes import dtype_of, is_key
-from shardwright.ir.graph import Equation, Form, Graph, TensorType
+from shardwright.ir.graph import Atom, Equation, Form, Graph, TensorType, Value
 from shardwright.ir.jaxpr import Builder
 from shardwright.ir.placement import Partial, Placement, Shard
 from shardwright.ir.regions import scan_counts
 from shardwright.ir.rewrites.batch import batch_of
 from shardwright.ir.rewrites.microbatch import Runner
-from shardwright.ir.rewrites.pieces import NotInPiecesError, Pieces, Split, refuse
+from shardwright.ir.rewrites.pieces import INVARIANT, Kind, NotInPiecesError, Pieces, Split, refuse
 from shardwright.ir.rules import Signature
 from shardwright.ir.stages import STAGES, Going, Layers, piece_type, stages_p
 from shardwright.ir.trace import Traced
@@ -34,12 +36,12 @@ def staged(traced: Traced, pieces: int) -> Traced:
         NotInPiecesError: the batch has no such number of equal pieces, or no scan over layers comes in them.
     """
     graph = traced.graph
-    found, why = _splits(graph, pieces)
+    found = _splits(graph, pieces)
     runner = Runner(traced.primitives, pieces)
     changed = {e: _changed(e, found, runner) for e in graph.equations if e.index in found.inner}
     instead = {e: new for e, new in changed.items() if new is not None}
     if not instead:
-        raise why or refuse("no scan over layers comes in pieces", "stages", _REMEDY)
+        raise refuse("no scan over layers comes in pieces", "stages", _REMEDY)
     equations = tuple([instead.get(equation, equation) for equation in graph.equations])
     primitives = {**traced.primitives, STAGES: stages_p}
     return replace(traced, graph=replace(graph, equations=equations, memo={}), primitives=primitives)
@@ -48,13 +50,36 @@ def staged(traced: Traced, pieces: int) -> Traced:
 _REMEDY = "Plan with stages=1, or scan over the layers with jax.lax.scan"
 
 
-def _splits(graph: Graph, pieces: int) -> tuple[Split, NotInPiecesError | None]:
-    """What every value is in pieces; where an equation is in the way, of those before it, and the error."""
-    known = Pieces(pieces)
+def _splits(graph: Graph, pieces: int) -> Split:
+    """What values are in pieces, of scans what is in them.
+
+    Where something needs all of the batch at once, what comes after it is not known to be in pieces. Of a
+    scan there, what is of a type that comes in pieces elsewhere is taken to come so as well: whether a layer
+    can be done so, its rules say.
+    """
+    batch, known = batch_of(graph, pieces), Pieces(pieces)
     try:
-        return known.of_step(graph, batch_of(graph, pieces)), None
-    except NotInPiecesError as error:
-        return known.found, error
+        return known.of_step(graph, batch)
+    except NotInPiecesError:
+        found = known.found
+    types: dict[TensorType, Shard] = {}
+    for value, kind in found.kinds.items():
+        if isinstance(kind, Shard):
+            types.setdefault(value.type, kind)
+    for loop in graph.equations:
+        if loop.primitive == "scan" and loop.index not in found.inner:
+            kinds = [_kind(atom, found, types) for atom in loop.inputs]
+            with contextlib.suppress(NotInPiecesError):
+                known.of_scan(loop, found, kinds)
+    return found
+
+
+def _kind(atom: Atom, found: Split, types: Mapping[TensorType, Shard]) -> Kind:
+    """What an operand of a scan is; if nothing is known, it goes with every piece as it is."""
+    if not isinstance(atom, Value) or found.kinds.get(atom) == INVARIANT:
+        return INVARIANT
+    kind = found.kinds.get(atom)
+    return kind if isinstance(kind, Shard) else types.get(atom.type, INVARIANT)
 
 
 def _changed(loop: Equation, found: Split, runner: Runner) -> Equation | None:

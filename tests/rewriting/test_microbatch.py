@@ -382,4 +382,4 @@ def test_a_step_whose_old_and_new_state_are_too_much_is_tried_in_no_pieces(
 @pytest.mark.parametrize("given", ["0", "two", "-1", "9" * 5000])
 def test_a_number_of_pieces_that_is_none(given: str) -> None:
     with pytest.raises(InputError, match=r"^--microbatches: is "):
-        parse_pieces(given)
+        parse_pieces(given, "--microbatches")

@@ -58,7 +58,9 @@ def test_less_memory_makes_a_plan_of_equal_layers_dearer_by_degrees() -> None:
     traced = _layers()
 
     def planned(nbytes: int) -> Plan:
-        return synthesize_traced(traced, fleet=_fleet(nbytes), axes=1, recompute="off", microbatches=1)
+        return synthesize_traced(
+            traced, fleet=_fleet(nbytes), axes=1, recompute="off", microbatches=1, stages="off"
+        )
 
     roomy = planned(10**9)
     most = max(roomy.memory_bytes)
@@ -94,7 +96,7 @@ def test_gpt2_is_dearer_by_degrees_too(
     def planned(gigabytes: float) -> Plan:
         cards = [replace(card, memory_bytes=int(gigabytes * 1e9)) for card in eight.nodes[0].devices]
         small = replace(eight, nodes=(replace(eight.nodes[0], devices=tuple(cards)),))
-        return synthesize_traced(traced, fleet=small, axes=1, recompute="off", microbatches=1)
+        return synthesize_traced(traced, fleet=small, axes=1, recompute="off", microbatches=1, stages="off")
 
     plans = [planned(budget) for budget in budgets]
     for budget, plan in zip(budgets, plans, strict=True):

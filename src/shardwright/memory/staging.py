@@ -27,8 +27,8 @@ from shardwright.plan import Plan
 from shardwright.synth.parts import candidates
 from shardwright.synth.stretches import Policy
 
-#: Pieces tried at most, and numbers of them.
-_MOST_PIECES, _TRIES = 64, 4
+#: Pieces tried at most.
+_MOST_PIECES = 64
 
 
 class Staging:
@@ -81,9 +81,12 @@ class Staging:
         )
         scans = Scans(self._traced.graph, CostModel(self._fleet))
         parts = candidates(self._fleet)
-        counts = [n for n in self._counts() if min(scans.least_s(n, part) for part in parts) < worth_s]
+        least_s = {n: min(scans.least_s(n, part) for part in parts) for n in self._counts()}
+        counts = sorted((n for n, s in least_s.items() if s < worth_s), key=lambda n: (least_s[n], -n))
         best: tuple[float, int] | None = None
-        for pieces in counts[:_TRIES]:
+        in_vain = False
+        # More pieces idle less, and run slower: once others than the best are no better, the rest is worse.
+        for pieces in counts:
             if self._late():
                 break
             try:
@@ -94,6 +97,10 @@ class Staging:
             brief = self._planner.plan(step, limit_s, briefly=True, baselines=False)
             if brief is not None and (best is None or unlimited_s(brief) < best[0]):
                 best = unlimited_s(brief), pieces
+            elif best is not None or in_vain:
+                break
+            else:
+                in_vain = True
         if best is None:
             return found
         plan = self.plan(best[1], cost_of(better(None, found)))

@@ -1,0 +1,142 @@
+"""Layers on different devices: what plans cost with stages and without them, and what steps take on ranks.
+
+    python -m bench stages
+    python -m bench.stages plans|ranks
+
+Plans are of examples whose layers are scanned, for nodes on slow and on faster networks. On ranks of this
+machine, joined by shaped links (`testbed_machine.py`), the best plan without stages and the one with them run
+in turns. Written to bench/results/stages.json and docs/stages.md, in place of what is there of the same part.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench import testbed_machine
+from bench.record import EXAMPLES, RESULTS, markdown, show, table, write
+from bench.search import fleet_of
+from bench.testbed import STEPS, Case, Plans, measured_plans, predicted_s
+from bench.testbed_fleet import measured_cores
+from bench.testbed_models import step_of
+from shardwright import Fleet, Plan, synthesize
+from shardwright.cost.fleet import Link
+from shardwright.factory import load_factory
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A step whose layers are scanned, nodes (see `bench.search.fleet_of`), and the network between them."""
+
+    target: str
+    nodes: str
+    gbit_per_s: float
+
+    @property
+    def fleet(self) -> Fleet:
+        network = Link(self.gbit_per_s * 1.25e8, 30e-6)
+        return replace(fleet_of(self.nodes), network=network)
+
+
+PLANS = (
+    *(Asked("llama3.py:llama2_scan", "4 V100-32GB, 4 V100-32GB", gbit) for gbit in (10, 100)),
+    Asked("llama3.py:llama2_scan", "4 A100, 4 V100-32GB", 10),
+    *(Asked("gpt2.py:small_scan", "2 V100, 2 V100", gbit) for gbit in (1, 10)),
+    Asked("gpt2.py:small_scan", "1 A100, 1 T4, 1 T4, 1 T4", 1),
+)
+#: Ranks of these relative speeds, over links of that rate.
+RANKS = tuple(
+    Case("scanned", speeds, rate) for speeds in ((1, 1), (1, 1 / 2)) for rate in ("100mbit", "1gbit")
+)
+
+
+def planned(asked: Asked) -> dict[str, Any]:
+    """A line of the table of plans."""
+    step, args = load_factory(f"{EXAMPLES}/{asked.target}")
+    made: dict[str, Plan] = {}
+    took: dict[str, float] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for stages in ("off", "auto"):
+            start = time.perf_counter()
+            made[stages] = synthesize(step, *args, fleet=asked.fleet, stages=stages)
+            took[stages] = time.perf_counter() - start
+    without, found = made["off"], made["auto"]
+    return {
+        "step": asked.target.partition(":")[2],
+        "nodes": asked.nodes,
+        "Gbit/s": asked.gbit_per_s,
+        "without, s": without.cost_s,
+        "with, s": found.cost_s,
+        "faster": without.cost_s / found.cost_s,
+        "pieces": found.rewriting.stages,
+        "bound, s": found.bound_s,
+        "fits": without.fits and found.fits,
+        "planned in, s": took["auto"],
+        "without stages in, s": took["off"],
+    }
+
+
+def on_ranks(case: Case, cores: Fleet, steps: int = STEPS) -> dict[str, Any] | None:
+    """A line of the table of ranks; None where they do not get their part of a core."""
+    step, args = step_of(case.model)
+
+    def make(fleet: Fleet) -> Plans:
+        return {
+            "without": synthesize(step, *args, fleet=fleet, stages="off"),
+            "with": synthesize(step, *args, fleet=fleet),
+        }
+
+    found = measured_plans(case, cores, make, steps)
+    if found is None:
+        return None
+    plans, measured = found
+    seconds = {kind: median(taken) for kind, taken in measured["seconds"].items()}
+    return {
+        "ranks": case.name,
+        "without, s": seconds["without"],
+        "with, s": seconds["with"],
+        "faster": seconds["without"] / seconds["with"],
+        "predicted, s": predicted_s(plans["with"]),
+        "predicted after, s": measured["after"]["with"],
+        "predicted without, s": predicted_s(plans["without"]),
+        "pieces": plans["with"].rewriting.stages,
+        "load": measured["load"],
+    }
+
+
+def main(parts: Sequence[str] = ("plans", "ranks")) -> Path:
+    """Both parts, or one; what is there of the other stays."""
+    path = RESULTS / "stages.json"
+    known: Mapping[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    plans, ranks = list(known.get("rows", [])), list(known.get("ranks", []))
+    if "plans" in parts:
+        plans = []
+        for asked in PLANS:
+            plans.append(planned(asked))
+            table(plans[-1:], header=len(plans) == 1)
+        markdown("stages", plans)
+        show("stages", "stages.md")
+    if "ranks" in parts:
+        reason = testbed_machine.why_not(True)
+        if reason:
+            print(f"stages on ranks: skipped: {reason}")
+        else:
+            cores = measured_cores(RESULTS / "testbed_cores.yaml")
+            rows = [on_ranks(case, cores) for case in RANKS]
+            ranks = [row for row in rows if row is not None]
+            table(ranks, header=True)
+            markdown("stages_ranks", ranks)
+            show("stages_ranks", "stages.md")
+    return write("stages", plans, ranks=ranks)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or ("plans", "ranks"))

@@ -1,0 +1,41 @@
+"""Runs under mpiexec: `python stages_checks.py PLAN.json`. Stages on ranks against the step itself."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import jax
+import numpy as np
+from mpi4py import MPI
+from rewriting_cases import layered
+
+from shardwright import Plan
+from shardwright.backends.mpi.executable import MpiExecutable, abort_on_error
+
+RATIOS = [(0.4, 0.2, 0.4), (0.6, 0.0, 0.4), (0.0, 1.0, 0.0)]
+
+if __name__ == "__main__":
+    comm = MPI.COMM_WORLD
+    with abort_on_error(comm):
+        step, args = layered(scan=True, layers=5, width=128)
+        plan = Plan.load(sys.argv[1])
+        traced = plan.attach(step, *args)
+        flat, checked = jax.tree.leaves(args), 0
+        wanted = [np.asarray(x) for x in jax.tree.leaves(jax.jit(step)(*args))]
+        for ratios in RATIOS:
+            run = MpiExecutable(traced, plan.program, ratios, comm)
+            got = [np.asarray(x.gather()) for x in run(*flat)]
+            for a, b in zip(got, wanted, strict=True):
+                np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+            checked += 1
+        # What a step returns is the next one's argument: two in a row.
+        compiled = plan.compile(step, backend="mpi")
+        params, *rest = args
+        for _ in range(2):
+            params, loss = compiled(params, *rest)
+            args = step(*args)[0], *rest
+        np.testing.assert_allclose(np.asarray(params["up"].gather()), args[0]["up"], rtol=2e-3, atol=2e-4)
+        assert np.isfinite(float(loss))
+        if not comm.rank:
+            print(json.dumps({"checked": checked + 1}))

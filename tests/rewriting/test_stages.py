@@ -1,0 +1,357 @@
+"""Stages: layers on different devices that hand pieces of the batch on; what cannot be done so is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rewriting_cases import evaluated, fleet, layered
+
+from shardwright import Fleet, Plan, synthesize
+from shardwright.backends.compile import Compiler
+from shardwright.backends.launch import find_mpiexec, rank_environment
+from shardwright.backends.local_graph import LocalGraphs
+from shardwright.backends.reference import ReferenceExecutable
+from shardwright.backends.relay import Stage, chain
+from shardwright.backends.verify import verify_program
+from shardwright.cli import main
+from shardwright.cost.lines import beats_of, kernels_in
+from shardwright.cost.memory.buffers import scratch_bytes
+from shardwright.cost.model import CostModel
+from shardwright.cost.stages import Scans
+from shardwright.factory import load_factory
+from shardwright.ir.errors import InputError, PlanError
+from shardwright.ir.flow import is_local
+from shardwright.ir.placement import Partial, R, Shard
+from shardwright.ir.registry import rule_of
+from shardwright.ir.rewrites.pieces import NotInPiecesError
+from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
+from shardwright.ir.rules import signatures
+from shardwright.ir.segments import Relay, schedule
+from shardwright.ir.stages import layers_of, relays
+from shardwright.ir.trace import Traced, trace
+from shardwright.memory.walk import Walk
+
+HERE = Path(__file__).parent
+EXAMPLES = HERE.parents[1] / "examples"
+
+
+def apart(speeds: tuple[int, ...], network: str = "100 Mbit/s", memory: str = "1 GB") -> Fleet:
+    """Nodes of one device each, on a network."""
+    nodes = [
+        {
+            "devices": [
+                {
+                    "type": {
+                        "name": f"cpu-{speed}",
+                        "flops": f"{speed} GFLOP/s",
+                        "memory_bandwidth": f"{speed} GB/s",
+                        "memory": memory,
+                    }
+                }
+            ],
+            "link": {"bandwidth": "1 GB/s", "latency": "10 us"},
+        }
+        for speed in speeds
+    ]
+    link = {"bandwidth": network, "latency": "10 us"}
+    return Fleet.from_dict({"name": "apart", "nodes": nodes, "network": link})
+
+
+def large() -> tuple[Any, Any]:
+    """More bytes in its weights than a batch has in all pieces."""
+    return layered(scan=True, layers=8, width=128)
+
+
+def staged(traced: Traced, pieces: int) -> Traced:
+    return rewritten(traced, Rewriting(stages=pieces))
+
+
+def close(got: Any, wanted: Any) -> bool:
+    return all(
+        np.allclose(a, b, rtol=2e-4, atol=2e-5) for a, b in zip(map(np.asarray, got), wanted, strict=True)
+    )
+
+
+def computed(step: Any, args: Any) -> list[np.ndarray[Any, Any]]:
+    return [np.asarray(x) for x in jax.tree.leaves(jax.jit(step)(*args))]
+
+
+# -- the step ------------------------------------------------------------------------------------------
+
+
+def masked() -> tuple[Any, Any]:
+    """Layers with a mask of their own over rows, a counter, and a sum of what they see."""
+
+    def step(w: Any, x: Any, mask: Any) -> Any:
+        def loss_of(w: Any) -> Any:
+            def layer(carry: Any, row: Any) -> Any:
+                hidden, count = carry
+                hidden = jnp.where(mask, jnp.tanh(hidden @ row["w"]) * row["scale"], hidden + count)
+                return (hidden, count + 1), hidden.sum(0)
+
+            (last, count), sums = jax.lax.scan(layer, (x, 0), w)
+            return jnp.mean(last**2) + 1e-2 * sums.sum() + 0.0 * count
+
+        loss, gradient = jax.value_and_grad(loss_of)(w)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, w, gradient), loss
+
+    rng = np.random.default_rng(1)
+    w = {"w": rng.normal(size=(5, 6, 6)).astype(np.float32), "scale": np.ones(5, np.float32)}
+    rows = rng.normal(size=(12, 6)).astype(np.float32)
+    return step, (w, rows, rng.random((12, 1)) < 0.5)
+
+
+def llama() -> tuple[Any, Any]:
+    """In bfloat16, with masks and rotary positions that layers share."""
+    return load_factory(f"{EXAMPLES / 'llama3.py'}:tiny_scan")
+
+
+@pytest.mark.parametrize("pieces", [2, 4])
+@pytest.mark.parametrize("case", [partial(layered, True), llama, masked])
+def test_the_step_stays_the_same(case: Any, pieces: int) -> None:
+    step, args = case()
+    traced = staged(trace(step, *args), pieces)
+    found = [layers for e in traced.graph.equations if (layers := layers_of(e)) is not None]
+    assert [layers.reverse for layers in found] == [False, True]
+    rough = any("bfloat16" in str(v.type) for v in traced.graph.values())
+    got, wanted = evaluated(traced, jax.tree.leaves(args)), computed(step, args)
+    allowed = (2e-2, 2e-2) if rough else (2e-4, 2e-5)
+    assert all(np.allclose(a, b, *allowed) for a, b in zip(got, wanted, strict=True))
+
+
+def test_layers_may_be_cut_and_nothing_else() -> None:
+    """The rule: rows of layers are cut; what is carried on is left with the last of them."""
+    step, args = layered(scan=True)
+    forward, _ = (e for e in staged(trace(step, *args), 2).graph.equations if layers_of(e))
+    whole, cut = signatures(rule_of(forward), forward)
+    assert {*whole.ins, *whole.outs} == {R}
+    layers = layers_of(forward)
+    assert layers is not None
+    first = layers.consts + layers.carries
+    assert cut.ins == (R,) * first + (Shard(0),) * (len(cut.ins) - first)
+    assert cut.outs == (Partial("sum"),) * layers.carries + (Shard(0),) * (len(cut.outs) - layers.carries)
+
+
+def walks_over_the_batch() -> tuple[Any, Any]:
+    def step(w: Any, x: Any) -> Any:
+        def loss_of(w: Any) -> Any:
+            last, _ = jax.lax.scan(lambda c, row: (jnp.tanh(c @ w + row), None), jnp.zeros(4), x)
+            return last.sum()
+
+        return w - jax.grad(loss_of)(w)
+
+    return step, (np.ones((4, 4), np.float32), np.ones((6, 4), np.float32))
+
+
+def unrolled() -> tuple[Any, Any]:
+    return layered(scan=False)
+
+
+@pytest.mark.parametrize("case", [walks_over_the_batch, unrolled])
+def test_what_has_no_layers_to_cut_is_refused(case: Any) -> None:
+    step, args = case()
+    with pytest.raises(NotInPiecesError, match="Plan with"):
+        synthesize(step, *args, fleet=fleet(), stages=2)
+    assert synthesize(step, *args, fleet=apart((1, 1))).rewriting.stages == 1
+
+
+# -- programs ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    step, args = layered(scan=True, layers=5, width=128)
+    found = synthesize(step, *args, fleet=apart((2, 2, 1)), stages=4, devices="all")
+    assert found.traced is not None
+    assert any(relays(instruction, found.traced.graph) for instruction in found.program.instructions)
+    return found
+
+
+@settings(max_examples=8)
+@given(st.lists(st.integers(0, 5), min_size=3, max_size=3).filter(any))
+def test_programs_compute_what_the_step_does(plan: Plan, parts: list[int]) -> None:
+    """At any ratios: uneven ones, and devices without layers, among them the first and the last."""
+    step, args = layered(scan=True, layers=5, width=128)
+    ratios = [part / sum(parts) for part in parts]
+    assert plan.traced is not None
+    run = ReferenceExecutable(plan.traced, plan.program, ratios)
+    assert close(run(*jax.tree.leaves(args)), computed(step, args))
+
+
+@pytest.mark.parametrize("ratios", [(0.5, 0.0, 0.5), (0.0, 1.0, 0.0), (0.2, 0.2, 0.6)])
+def test_verification_compares_every_piece(plan: Plan, ratios: tuple[float, ...]) -> None:
+    _, args = layered(scan=True, layers=5, width=128)
+    assert plan.traced is not None
+    report = verify_program(plan.traced, plan.program, ratios, jax.tree.leaves(args))
+    assert report.ok
+
+
+def test_stages_are_in_order_of_the_layers(plan: Plan) -> None:
+    assert plan.traced is not None
+    graph = plan.traced.graph
+    found = [i for i in plan.program.instructions if relays(i, graph)]
+    assert not any(is_local(i, graph) for i in found)
+    steps = [step for step in schedule(plan.program, graph).steps if isinstance(step, Relay)]
+    forward, backward = (
+        chain(graph.equations[s.compute.equation], s.compute.signature, (0.4, 0.0, 0.6)) for s in steps
+    )
+    assert forward == (0, 2)
+    assert backward == (2, 0)
+
+
+def test_ranks_hand_pieces_on(plan: Plan, tmp_path: Path) -> None:
+    """The MPI backend on three ranks, with two, one and no device without layers."""
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    done = subprocess.run(
+        [find_mpiexec(), "-n", "3", sys.executable, str(HERE / "stages_checks.py"), str(path)],
+        env=rank_environment(3),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {"checked": 4}
+
+
+# -- prices and memory ---------------------------------------------------------------------------------
+
+
+def test_a_beat_is_what_the_slowest_stage_takes() -> None:
+    """With M pieces and S stages there are M + S - 1 of them, and in each a piece is handed on."""
+    step, args = layered(scan=True, layers=6)
+    forward, _ = (e for e in staged(trace(step, *args), 4).graph.equations if layers_of(e))
+    layers = layers_of(forward)
+    assert layers is not None
+    model = CostModel(apart((2, 1, 1)))
+    layer = sum(
+        times * model.cost(kernel).constant.max(axis=0) for _, kernel, times in kernels_in(layers.graph)
+    )
+    shares = np.array([0.5, 0.25])
+    cut, whole = (model.cost(beats_of(layers, sharded=sharded)) for sharded in (True, False))
+    piece_bytes = 64 // 4 * 16 * 4
+    handed_s = model.move("send", "direct", piece_bytes, R, R).exact(shares)
+    assert cut.exact(shares) == pytest.approx((4 + 3 - 1) * ((6 * shares * layer).max() + handed_s))
+    assert whole.exact(shares) == pytest.approx(4 * 6 * np.max(layer))
+    # What they take at least, before any program is made: no more than that, of whole layers.
+    scans = Scans(trace(step, *args).graph, model)
+    assert (
+        0
+        < scans.least_s(4, (0, 1, 2))
+        <= 2 * model.cost(beats_of(layers, sharded=True)).floor(model.counts, units=6) * 4
+    )
+
+
+def test_memory_of_a_stage_is_what_xla_takes(plan: Plan) -> None:
+    """Scratch of a device for one piece beside what XLA allocates for it, and none without layers."""
+    assert plan.traced is not None
+    graph, ratios = plan.traced.graph, (0.4, 0.0, 0.6)
+    for step in schedule(plan.program, graph).steps:
+        if isinstance(step, Relay):
+            assert LocalGraphs(1, ratios).stage(step, graph) is None
+            local = LocalGraphs(2, ratios).stage(step, graph)
+            assert local is not None
+            equation = graph.equations[step.compute.equation]
+            stage = Stage(equation, step.compute.signature, 2, ratios, Compiler(), now=True)
+            taken = stage.run.memory_analysis()  # type: ignore[attr-defined]
+            said = scratch_bytes(local) + sum(atom.type.nbytes for atom in local.outputs)
+            assert 0.5 * taken.temp_size_in_bytes <= said <= 3 * taken.temp_size_in_bytes + 4096
+
+
+def test_stages_are_in_the_walk(plan: Plan) -> None:
+    assert plan.traced is not None
+    walk = Walk(plan.program, plan.traced.graph)
+    some, none = (walk.of_device((0.5, 0.5, 0.0), device) for device in (0, 2))
+    assert [moment.what for moment in some.moments].count("stages") == 2
+    assert none.peak_bytes < some.peak_bytes
+
+
+# -- plans ---------------------------------------------------------------------------------------------
+
+
+def test_stages_where_the_network_is_slow() -> None:
+    step, args = large()
+    slow, fast = apart((2, 2, 1)), apart((2, 2, 1), "100 Gbit/s")
+    without = synthesize(step, *args, fleet=slow, stages="off")
+    found = synthesize(step, *args, fleet=slow)
+    assert without.rewriting.stages == 1
+    assert found.rewriting.stages > 1
+    assert found.cost_s < 0.9 * without.cost_s
+    assert found.bound_s <= found.cost_s
+    assert "layers lie on different devices" in str(found)
+    assert synthesize(step, *args, fleet=fast).rewriting.stages == 1
+
+
+def test_memory_joins_stages_and_what_is_computed_again() -> None:
+    """What layers keep is on their stage; where it has no room, they compute it again."""
+    step, args = layered(scan=True, layers=8, width=64, batch=512)
+    slow = apart((1, 1), "10 Mbit/s")
+    roomy = synthesize(step, *args, fleet=slow, recompute=Rewriting(stages=8))
+    tight = apart((1, 1), "10 Mbit/s", f"{int(0.7 * max(roomy.memory_bytes))} B")
+    found = synthesize(step, *args, fleet=tight, stages=8)
+    assert found.fits
+    assert found.rewriting.recompute
+    assert found.rewriting.stages == 8
+    assert found.again_s > 0
+    assert verify_program(found.step(), found.program, found.used_ratios, jax.tree.leaves(args)).ok
+
+
+def test_plans_with_stages_are_saved_and_run(plan: Plan, tmp_path: Path) -> None:
+    step, args = layered(scan=True, layers=5, width=128)
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    loaded = Plan.load(path)
+    assert loaded.rewriting == plan.rewriting
+    assert loaded.verify(step, *args).ok
+    with pytest.raises(PlanError, match="backend spmd: this plan has layers on different devices"):
+        loaded.compile(step, backend="spmd")(*args)
+    with pytest.raises(PlanError, match="hand on pieces while they compute"):
+        loaded.schedule()
+
+
+@pytest.mark.parametrize(
+    ("planning", "reason"),
+    [
+        ({"stages": 0}, "stages: is 0"),
+        ({"stages": True}, "stages: is True"),
+        ({"stages": "some"}, "stages: is 'some'"),
+        ({"stages": 2, "microbatches": 4}, "stages: hand on 2 pieces of the batch, of which there are 4"),
+        ({"stages": 2, "recompute": Rewriting(stages=4)}, "stages: is 2, and the Rewriting"),
+        ({"recompute": Rewriting(microbatches=2, stages=2)}, "stages: hand on 2 pieces"),
+        ({"stages": 7}, "a batch of 64 has no 7 equal pieces"),
+        ({"stages": 2, "axes": 2}, "stages: lie on one mesh axis"),
+    ],
+)
+def test_what_is_no_way_to_ask_for_stages(planning: dict[str, Any], reason: str) -> None:
+    step, args = layered(scan=True)
+    two = {"devices": {"type": "V100-16GB", "count": 2}, "link": {"bandwidth": "1 GB/s", "latency": "10 us"}}
+    nodes = Fleet.from_dict(
+        {"name": "two", "nodes": [two, two], "network": {"bandwidth": "1 Gbit/s", "latency": "30 us"}}
+    )
+    with pytest.raises(InputError, match=reason):
+        synthesize(step, *args, fleet=nodes, **planning)
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    target = f"{EXAMPLES / 'gpt2.py'}:tiny_scan"
+    path = tmp_path / "fleet.yaml"
+    path.write_text(json.dumps(apart((1, 1)).to_dict()))  # JSON is YAML
+    run = CliRunner().invoke(main, ["plan", target, "--fleet", str(path), "--stages", "4", "--json"])
+    assert run.exit_code == 0, run.output
+    assert json.loads(run.stdout)["rewriting"]["stages"] == 4
+    run = CliRunner().invoke(main, ["plan", target, "--fleet", str(path), "--stages", "few"])
+    assert run.exit_code == 2
+    assert "--stages: is 'few'" in run.output
