@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from shardwright.backends.layout import holds
 from shardwright.backends.local import local_shape
 from shardwright.ir.flow import find, inputs, reads, writes
-from shardwright.ir.graph import Atom, Equation, Forms, Graph, Literal, TensorType, Value, value_types
+from shardwright.ir.graph import Atom, Equation, Form, Forms, Graph, Literal, TensorType, Value, value_types
 from shardwright.ir.placement import Partial, Placement, Replicate, Shard
 from shardwright.ir.program import Instruction, Loop, Move, Program, Property
+from shardwright.ir.rewrites.graphs import fresh, renumbered
 from shardwright.ir.segments import Relay, Segment
-from shardwright.ir.stages import Going, layers_of, piece_type
+from shardwright.ir.stages import Layers, layers_of, piece_type
 
 _Env = dict[Property, Atom]
 
@@ -67,57 +67,30 @@ class LocalGraphs:
     def stage(self, step: Relay, graph: Graph) -> Graph | None:
         """The graph of what the device does with one piece of the batch; None where it has no layers.
 
-        Its inputs are the pieces of what is carried on, then constants and rows; its results what is carried
-        on, and rows of the piece.
+        From constants, the piece of what is carried on and rows to what is carried on, and rows of the piece.
         """
         equation, signature = graph.equations[step.compute.equation], step.compute.signature
         layers = layers_of(equation)
         assert layers is not None, "it is one of stages"
         first, count = layers.consts + layers.carries, layers.carries
-        pairs = zip(equation.input_types, signature.ins, strict=True)
-        types = [self.type(*pair) for pair in pairs]
-        made = [self.type(*pair) for pair in zip(equation.output_types, signature.outs, strict=True)][count:]
+        types = [self.type(*pair) for pair in zip(equation.input_types, signature.ins, strict=True)]
+        made = [self.type(*pair) for pair in zip(equation.output_types, signature.outs, strict=True)]
         length = types[first].shape[0]
         if not length:
             return None
-        whole = [types[k] for k in range(len(types)) if not layers.consts <= k < first]
-        carried = types[layers.consts : first]
-        inputs = [
-            piece_type(t, g, layers.pieces)
-            for t, g in zip(carried, layers.ins[layers.consts : first], strict=True)
-        ]
-        given = list(map(Value, range(count + len(whole)), [*inputs, *whole]))
-        equations: list[Equation] = []
-        values = len(given)
-
-        def new(tensor: TensorType) -> Value:
-            nonlocal values
-            values += 1
-            return Value(values - 1, tensor)
-
-        def piece(value: Value, going: Going) -> Value:
-            """A part of an operand that goes with the pieces is a copy of its own."""
-            if not isinstance(going, Shard):
-                return value
-            result = new(piece_type(value.type, going, layers.pieces))
-            equations.append(self.moved(len(equations), (value,), (result,)))
-            return result
-
-        goings: list[Going] = [*layers.ins[: layers.consts], *layers.ins[first:]]
-        own = [piece(value, going) for value, going in zip(given[count:], goings, strict=True)]
-        number = Literal(0, TensorType((), "int32"))
-        operands = (number, *own[: layers.consts], *given[:count], *own[layers.consts :])
-        outs = [
-            *inputs,
-            *[piece_type(t, g, layers.pieces) for t, g in zip(made, layers.outs[count:], strict=True)],
-        ]
-        results = tuple(map(new, outs))
-        *rest, last = layers.graph.inputs
+        pieces = layers.pieces
+        carried = zip(types[layers.consts : first], layers.ins[layers.consts : first], strict=True)
+        carry = [piece_type(tensor, going, pieces) for tensor, going in carried]
+        rows = zip(made[count:], layers.outs[count:], strict=True)
+        outs = [*carry, *[piece_type(tensor, going, pieces) for tensor, going in rows]]
+        given = [*types[: layers.consts], *carry, *types[first:]]
+        inputs = tuple([Value(number, tensor) for number, tensor in enumerate(given)])
+        results = tuple([Value(len(given) + number, tensor) for number, tensor in enumerate(outs)])
+        operands = (Literal(0, TensorType((), "int32")), *inputs)
         params = {"num_consts": layers.consts + 1, "num_carry": count, "length": length}
         form = self._forms.of("scan", params | {"reverse": layers.reverse}, operands, results)
-        body = replace(layers.graph, inputs=(last, *rest), memo={})
-        equations.append(Equation(len(equations), form, operands, results, (body,), equation.source))
-        return Graph(tuple(given), {}, tuple(equations), results, compiler=self.compiler)
+        scan = Equation(0, form, operands, results, (_on_whole_rows(layers, types),), equation.source)
+        return Graph(inputs, {}, (scan,), results, compiler=self.compiler)
 
     def body(self, body: Program, region: Graph) -> Graph:
         """The graph of a loop's body."""
@@ -146,6 +119,20 @@ class LocalGraphs:
         """A local move: a stretch of what is there, or nothing to add to it."""
         form = self._forms.of("slice", {}, ins, outs)
         return Equation(number, form, ins, outs)
+
+
+def _on_whole_rows(layers: Layers, types: Sequence[TensorType]) -> Graph:
+    """One layer on one piece, of operands of these types: it takes the piece of what comes in all of them."""
+    first = layers.consts + layers.carries
+    *own, number = layers.graph.inputs
+    inputs, taken = list(own), list[Equation]()
+    for k, (value, going) in enumerate(zip(own, layers.ins, strict=True)):
+        if isinstance(going, Shard) and not layers.consts <= k < first:
+            tensor = types[k] if k < first else TensorType(types[k].shape[1:], types[k].dtype)
+            inputs[k] = fresh(tensor)
+            form = Form("slice", {}, (tensor,), (value.type,))
+            taken.append(Equation(0, form, (inputs[k],), (value,)))
+    return renumbered(layers.graph, [*taken, *layers.graph.equations], inputs=[number, *inputs])
 
 
 class _Maker:

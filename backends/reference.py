@@ -191,10 +191,10 @@ class ReferenceMachine:
             for number in numbers(stage.layers):
                 at = int(number)
                 if stage.is_first:
-                    pieces.append(stage.begin(number, begin))
-                pieces[at], rows = stage.run(number, pieces[at], fixed, rows)
+                    pieces.append(stage.begin(begin, number))
+                pieces[at], rows = stage.run(pieces[at], fixed, rows, number)
                 if stage.is_last:
-                    carry = stage.keep(number, carry, pieces[at])
+                    carry = stage.keep(carry, pieces[at], number)
             made[device] = [*carry, *rows]
         results = [list(values) for values in zip(*made, strict=True)]
         self._show(step, graph, [args[k] for k in self._read(step, graph)], results)

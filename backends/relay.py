@@ -14,9 +14,8 @@ import jax.numpy as jnp
 
 from shardwright.backends.compile import Compiler
 from shardwright.backends.layout import abstract
-from shardwright.backends.local import filled, local_shape
-from shardwright.ir.collectives import identity
-from shardwright.ir.graph import Equation, TensorType
+from shardwright.backends.local import local_shape
+from shardwright.ir.graph import Equation
 from shardwright.ir.placement import Shard, lengths
 from shardwright.ir.rules import Signature
 from shardwright.ir.stages import Layers, layers_of, piece_type
@@ -59,54 +58,28 @@ class Stage:
         self._chain = chain(equation, signature, ratios)
         self._place = self._chain.index(device) if device in self._chain else -1
         first, count = layers.consts + layers.carries, layers.carries
-        shapes = [
-            local_shape(tensor, placement, device, ratios)
-            for tensor, placement in zip(
-                (*equation.input_types, *equation.output_types),
-                (*signature.ins, *signature.outs),
-                strict=True,
-            )
-        ]
-        operands, results = shapes[: len(equation.inputs)], shapes[len(equation.inputs) :]
-        self._results = list(zip(equation.output_types, results, strict=True))
-        whole = [abstract(t, s) for t, s in zip(equation.input_types, operands, strict=True)]
-        made = [abstract(t, s) for t, s in self._results]
+        pairs = zip(equation.input_types, signature.ins, strict=True)
+        whole = [abstract(t, local_shape(t, p, device, ratios)) for t, p in pairs]
+        pairs = zip(equation.output_types, signature.outs, strict=True)
+        made = [abstract(t, local_shape(t, p, device, ratios)) for t, p in pairs]
+        self._rows = whole[first].shape[0]
+        goings = layers.ins[layers.consts : first]
+        carried = zip(equation.input_types[layers.consts : first], goings, strict=True)
         #: Types of what is carried on, of one piece.
-        self.carried: tuple[TensorType, ...] = tuple(
-            piece_type(tensor, going, layers.pieces)
-            for tensor, going in zip(
-                equation.input_types[layers.consts : first], layers.ins[layers.consts : first], strict=True
-            )
-        )
+        self.carried = tuple(piece_type(tensor, going, layers.pieces) for tensor, going in carried)
         if not self.takes_part:
             return
-        pieces, number = [abstract(t, t.shape) for t in self.carried], jax.ShapeDtypeStruct((), "int32")
+        piece, number = [abstract(t, t.shape) for t in self.carried], jax.ShapeDtypeStruct((), "int32")
         fixed = [*whole[: layers.consts], *whole[first:]]
 
-        def run(
-            number: Any, carry: list[Any], fixed: list[Any], made: list[Any]
-        ) -> tuple[list[Any], list[Any]]:
-            consts, rows = fixed[: layers.consts], fixed[layers.consts :]
-            own = [
-                *layers.piece(consts, layers.ins[: layers.consts], number),
-                *carry,
-                *layers.piece(rows, layers.ins[first:], number),
-            ]
-            results = layers.run(own, number)
-            return results[:count], layers.put(made, results[count:], layers.outs[count:], number)
+        def begin(carry: list[Any], number: Any) -> list[Any]:
+            return layers.piece(carry, goings, number)
 
-        def begin(number: Any, carry: list[Any]) -> list[Any]:
-            return layers.piece(carry, layers.ins[layers.consts : first], number)
-
-        def keep(number: Any, so_far: list[Any], carry: list[Any]) -> list[Any]:
-            return layers.put(so_far, carry, layers.outs[:count], number)
-
-        avals = number, pieces, fixed, made[count:]
-        self.run = compiler.share(run, avals, (3,), now=now)
+        self.run = compiler.share(layers.run, (piece, fixed, made[count:], number), (2,), now=now)
         if self.is_first:
-            self.begin = compiler.share(begin, (number, whole[layers.consts : first]), now=now)
+            self.begin = compiler.share(begin, (whole[layers.consts : first], number), now=now)
         if self.is_last:
-            self.keep = compiler.share(keep, (number, made[:count], pieces), (1,), now=now)
+            self.keep = compiler.share(layers.put, (made[:count], piece, number), (0,), now=now)
 
     @property
     def takes_part(self) -> bool:
@@ -135,15 +108,7 @@ class Stage:
 
     def room(self) -> tuple[list[Any], list[Any]]:
         """Results before the first piece: what is carried on, and rows."""
-        goings, count = self.layers.outs, self.layers.carries
-        made = [
-            filled(
-                tensor,
-                shape,
-                0 if going is None or isinstance(going, Shard) else identity(going, tensor.dtype),
-            )
-            for (tensor, shape), going in zip(self._results, goings, strict=True)
-        ]
+        made, count = self.layers.room(self._rows), self.layers.carries
         return made[:count], made[count:]
 
     def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:

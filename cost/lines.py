@@ -297,11 +297,21 @@ def kernel_lines(
         yield kernel
 
 
+#: Units, sizes, cut and layout of a kernel that is no product.
+_UNCUT = 0, None, None, False
+
+
 def beats_of(layers: Layers, *, sharded: bool) -> Beats:
     """What layers cost, whole on a device or as stages."""
     kernels: dict[Kernel, float] = {}
     for _, kernel, times in kernels_in(layers.graph):
         kernels[kernel] = kernels.get(kernel, 0.0) + times
+    for atom, going in zip(layers.graph.outputs, layers.outs, strict=True):
+        if isinstance(going, str):  # what was added up so far is read, too
+            adding = Kernel(
+                atom.type.dtype, None, "other", atom.type.size, False, False, 0, atom.type.nbytes, *_UNCUT
+            )
+            kernels[adding] = kernels.get(adding, 0.0) + 1
     carried = layers.graph.inputs[layers.consts : layers.consts + layers.carries]
     handed_bytes = sum(value.type.nbytes for value in carried)
     return Beats(tuple(kernels.items()), layers.length, layers.pieces, handed_bytes, sharded)

@@ -44,6 +44,7 @@ from shardwright.cost.lines import (
 from shardwright.cost.moves import strategies
 from shardwright.cost.op_classes import PRODUCTS, op_class, turned_elements
 from shardwright.cost.share_cost import CostStack, Floats, ShareCost
+from shardwright.cost.stages import staged_cost
 from shardwright.cost.topology import Topology, host_link
 from shardwright.cost.traffic import Traffic
 from shardwright.ir.collectives import registry as collectives
@@ -195,25 +196,9 @@ class CostModel:
         return CostStack.joined(stacks).take(grouped.order)
 
     def _staged(self, line: Beats) -> ShareCost:
-        """Cost of layers on one piece after another; of stages, that of every beat of the slowest one.
-
-        With M pieces and S stages there are M + S - 1 beats (Huang et al., GPipe, 2019), and in each of them
-        a stage hands on what the next one needs. The time of a stage is that of its layers: it is linear in
-        their share.
-        """
         found = self._beats.get(line)
         if found is None:
-            layer = np.zeros(len(self.types))
-            for kernel, times in line.kernels:
-                layer += times * self.cost(kernel).constant.max(axis=0)
-            every = line.length * layer[None]
-            if not line.sharded or len(self.class_of) == 1:
-                found = ShareCost.fixed([float(each) for each in line.pieces * every[0]])
-            else:
-                beats = line.pieces + min(len(self.class_of), line.length) - 1
-                handed = self._transfer("send", "direct", line.handed_bytes).constant.max(axis=0)[None]
-                found = ShareCost(beats * handed, beats * every, np.zeros_like(every))
-            self._beats[line] = found
+            found = self._beats[line] = staged_cost(self, line)
         return found
 
     def _exchanges(self, some: Exchanges) -> CostStack:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -30,6 +31,19 @@ def together(x: Any, shape: Sequence[int], cut: Shard, count: int) -> Any:
     return jnp.moveaxis(apart, 0, cut.dim + 1).reshape(shape)
 
 
+def with_piece(x: Any, piece: Any, cut: Shard, count: int, number: Any, row: Any = None) -> Any:
+    """The array with another piece of it; or of one of its rows, which `cut.dim` then does not count."""
+    stacked = row is not None
+    apart = _apart(x, replace(cut, dim=cut.dim + stacked), count)
+    units = apart.shape[cut.dim + stacked]
+    mine = piece.reshape(*piece.shape[: cut.dim], units, 1, cut.unit, *piece.shape[cut.dim + 1 :])
+    starts = [jnp.zeros((), "int32")] * apart.ndim
+    starts[cut.dim + stacked + 1] = number
+    if stacked:
+        mine, starts[0] = mine[None], row
+    return jax.lax.dynamic_update_slice(apart, mine, starts).reshape(x.shape)
+
+
 def _apart(x: Any, cut: Shard, count: int) -> Any:
     """The array with the number of the piece, and the units of each before it, as dimensions of their own."""
     units = x.shape[cut.dim] // (count * cut.unit)
@@ -39,11 +53,3 @@ def _apart(x: Any, cut: Shard, count: int) -> Any:
 def _of_one(shape: Sequence[int], cut: Shard, count: int) -> tuple[int, ...]:
     """The shape of a piece."""
     return (*shape[: cut.dim], shape[cut.dim] // count, *shape[cut.dim + 1 :])
-
-
-def with_piece(x: Any, piece: Any, cut: Shard, count: int, number: Any) -> Any:
-    """The array with another piece of it."""
-    apart = _apart(x, cut, count)
-    units = x.shape[cut.dim] // (count * cut.unit)
-    mine = piece.reshape(*x.shape[: cut.dim], units, cut.unit, *x.shape[cut.dim + 1 :])
-    return jax.lax.dynamic_update_index_in_dim(apart, mine, number, cut.dim + 1).reshape(x.shape)

@@ -18,7 +18,7 @@ on every device, the equation is what it replaces, piece by piece.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -28,6 +28,7 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import mlir
 
 from shardwright.ir.collectives import identity
+from shardwright.ir.dtypes import dtype_of
 from shardwright.ir.graph import Equation, Graph, TensorType
 from shardwright.ir.placement import ReduceOp, Shard
 from shardwright.ir.program import Compute, Instruction
@@ -70,34 +71,68 @@ class Layers:
     graph: Graph
     source: Graph
 
+    def run(
+        self, carry: Sequence[Any], fixed: Sequence[Any], made: Sequence[Any], number: Any
+    ) -> tuple[list[Any], list[Any]]:
+        """Some of the layers on one piece; their number is that of the rows.
+
+        Args:
+            carry: of that piece.
+            fixed: constants, then rows, of all pieces.
+            made: rows that are made of the pieces before, and room for those of this one.
+            number: of the piece.
+
+        Returns:
+            What is carried on, and rows with those of this piece in them: in the same memory, if XLA may.
+        """
+        layer, first = jaxpr_as_fun(self.body), self.consts + self.carries
+        consts = self.piece(fixed[: self.consts], self.ins[: self.consts], number)
+        rows = list(fixed[self.consts :])
+        cuts: list[Going] = [_in_row(going) for going in self.ins[first:]]
+        goings: list[Going] = [_in_row(going) for going in self.outs[self.carries :]]
+
+        def one(state: tuple[list[Any], list[Any]], given: tuple[Any, list[Any]]) -> tuple[Any, None]:
+            (carry, made), (at, rows) = state, given
+            results = layer(*consts, *carry, *self.piece(rows, cuts, number), number)
+            pairs = zip(made, results[self.carries :], goings, strict=True)
+            made = [self._with_row(whole, new, going, at, number) for whole, new, going in pairs]
+            return (list(results[: self.carries]), made), None
+
+        begin, at = (list(carry), list(made)), jnp.arange(rows[0].shape[0])
+        return jax.lax.scan(one, begin, (at, rows), reverse=self.reverse)[0]
+
     def piece(self, operands: Sequence[Any], goings: Sequence[Going], number: Any) -> list[Any]:
         """One piece of every operand."""
         pairs = zip(operands, goings, strict=True)
         return [piece_of(x, g, self.pieces, number) if isinstance(g, Shard) else x for x, g in pairs]
 
-    def run(self, operands: Sequence[Any], number: Any) -> list[Any]:
-        """Some of the layers on one piece; their number is that of the rows."""
-        first = self.consts + self.carries
-        layer = jaxpr_as_fun(self.body)
+    def put(self, results: Sequence[Any], ones: Sequence[Any], number: Any) -> list[Any]:
+        """Of what is carried on, that of all pieces so far with that of one more."""
+        return [
+            with_piece(result, one, going, self.pieces, number) if isinstance(going, Shard) else one
+            for result, one, going in zip(results, ones, self.outs[: self.carries], strict=True)
+        ]
 
-        def one(carry: Sequence[Any], rows: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            results = layer(*operands[: self.consts], *carry, *rows, number)
-            return list(results[: self.carries]), list(results[self.carries :])
-
-        begin, rows = list(operands[self.consts : first]), list(operands[first:])
-        carry, made = jax.lax.scan(one, begin, rows, reverse=self.reverse)
-        return [*carry, *made]
-
-    def put(
-        self, results: Sequence[Any], ones: Sequence[Any], goings: Sequence[Going], number: Any
-    ) -> list[Any]:
-        """Results, with those of one more piece in them."""
-        return [self._put(*each, number) for each in zip(results, ones, goings, strict=True)]
-
-    def _put(self, result: Any, one: Any, going: Going, number: Any) -> Any:
+    def _with_row(self, whole: Any, new: Any, going: Going, at: Any, number: Any) -> Any:
+        """Rows, with what a layer makes of one more piece in them."""
         if isinstance(going, Shard):
-            return with_piece(result, one, going, self.pieces, number)
-        return one if going is None else _ADDED[going](result, one)
+            return with_piece(whole, new, going, self.pieces, number, at)
+        if going is not None:
+            new = _ADDED[going](jax.lax.dynamic_index_in_dim(whole, at, keepdims=False), new)
+        return jax.lax.dynamic_update_index_in_dim(whole, new, at, 0)
+
+    def room(self, rows: int) -> list[Any]:
+        """Results before the first piece, of so many layers."""
+        found: list[Any] = []
+        for number, (atom, going) in enumerate(zip(self.graph.outputs, self.outs, strict=True)):
+            shape, dtype = list(atom.type.shape), dtype_of(atom.type.dtype)
+            if number >= self.carries:
+                shape.insert(0, rows)
+            if isinstance(going, Shard):
+                shape[going.dim] *= self.pieces
+            nothing = 0 if going is None or isinstance(going, Shard) else identity(going, dtype)
+            found.append(jnp.full(shape, nothing, dtype))
+        return found
 
 
 def piece_type(tensor: TensorType, going: Going, pieces: int) -> TensorType:
@@ -112,27 +147,23 @@ def piece_type(tensor: TensorType, going: Going, pieces: int) -> TensorType:
 _ADDED = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum}
 
 
+def _in_row(going: Going) -> Going:
+    """How one row of a tensor goes with the pieces."""
+    return replace(going, dim=going.dim - 1) if isinstance(going, Shard) else going
+
+
 def _everything(*operands: Any, layers: Layers) -> list[Any]:
     """All layers, on one piece after another."""
+    first, count = layers.consts + layers.carries, layers.carries
+    fixed = [*operands[: layers.consts], *operands[first:]]
 
-    def of_piece(number: Any, *operands: Any) -> list[Any]:
-        return layers.run(layers.piece(operands, layers.ins, number), number)
+    def one(so_far: list[Any], number: Any) -> tuple[list[Any], None]:
+        begin = layers.piece(operands[layers.consts : first], layers.ins[layers.consts : first], number)
+        carry, rows = layers.run(begin, fixed, so_far[count:], number)
+        return [*layers.put(so_far[:count], carry, number), *rows], None
 
-    def one(so_far: Sequence[Any], number: Any) -> tuple[list[Any], None]:
-        return layers.put(so_far, of_piece(number, *operands), layers.outs, number), None
-
-    types = jax.eval_shape(of_piece, 0, *operands)
-    begun = [_room(one, going, layers.pieces) for one, going in zip(types, layers.outs, strict=True)]
+    begun = layers.room(layers.length)
     return list(jax.lax.scan(one, begun, jnp.arange(layers.pieces))[0])
-
-
-def _room(one: Any, going: Going, pieces: int) -> Any:
-    """What there is of a result before the first piece; `one` is that of a piece."""
-    shape = list(one.shape)
-    if isinstance(going, Shard):
-        shape[going.dim] *= pieces
-    nothing = 0 if going is None or isinstance(going, Shard) else identity(going, one.dtype)
-    return jnp.full(shape, nothing, one.dtype)
 
 
 def _types(*operands: Any, layers: Layers) -> list[Any]:

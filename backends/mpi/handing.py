@@ -38,10 +38,10 @@ def handed_on(
     arriving = _Arriving(stage, world)
     leaving: list[tuple[list[Any], list[Any]]] = []
     for number in numbers(stage.layers):
-        piece = stage.begin(number, begin) if stage.is_first else arriving.take()
-        piece, rows = stage.run(number, piece, fixed, rows)
+        piece = stage.begin(begin, number) if stage.is_first else arriving.take()
+        piece, rows = stage.run(piece, fixed, rows, number)
         if stage.is_last:
-            carry = stage.keep(number, carry, piece)
+            carry = stage.keep(carry, piece, number)
             continue
         arrays = [ready(each) for each in piece]
         if leaving:  # no more than one is under way, whose memory is kept until it has left

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
-from shardwright.cost.stages import Scans
+from shardwright.cost.stages import Scans, relays_s
 from shardwright.ir.errors import InputError
 from shardwright.ir.placement import Shard
 from shardwright.ir.rewrites.batch import batch_of
@@ -22,7 +22,7 @@ from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced
 from shardwright.memory.in_pieces import InPieces
 from shardwright.memory.ladder import Ladder
-from shardwright.memory.rivals import WORTH, Planning, better, cost_of, tolerance, unlimited_s
+from shardwright.memory.rivals import WORTH, Planning, better, cost_of, tolerance
 from shardwright.plan import Plan
 from shardwright.synth.parts import candidates
 from shardwright.synth.stretches import Policy
@@ -79,32 +79,36 @@ class Staging:
         worth_s = (cost_of(found) if found.fits else math.inf) * (
             1 - tolerance(self._traced, self._fleet, WORTH)
         )
-        scans = Scans(self._traced.graph, CostModel(self._fleet))
-        parts = candidates(self._fleet)
-        least_s = {n: min(scans.least_s(n, part) for part in parts) for n in self._counts()}
-        counts = sorted((n for n, s in least_s.items() if s < worth_s), key=lambda n: (least_s[n], -n))
-        best: tuple[float, int] | None = None
-        in_vain = False
-        # More pieces idle less, and run slower: once others than the best are no better, the rest is worse.
-        for pieces in counts:
-            if self._late():
-                break
-            try:
-                step = rewritten(self._traced, Rewriting(stages=pieces))
-            except NotInPiecesError:
-                return found
-            limit_s = worth_s if best is None else min(worth_s, best[0])
-            brief = self._planner.plan(step, limit_s, briefly=True, baselines=False)
-            if brief is not None and (best is None or unlimited_s(brief) < best[0]):
-                best = unlimited_s(brief), pieces
-            elif best is not None or in_vain:
-                break
-            else:
-                in_vain = True
-        if best is None:
+        pieces = self._pieces(worth_s)
+        if pieces is None or self._late():
             return found
-        plan = self.plan(best[1], cost_of(better(None, found)))
+        step = rewritten(self._traced, Rewriting(stages=pieces))
+        if self._planner.plan(step, worth_s, briefly=True, baselines=False) is None:
+            return found
+        plan = self.plan(pieces, cost_of(better(None, found)))
         return plan if plan.fits and plan.cost_s < worth_s else found
+
+    def _pieces(self, worth_s: float) -> int | None:
+        """The number of pieces with which layers take least as stages, if that is less than so many seconds.
+
+        More pieces idle less, and run slower: from the number on that is best by a rough estimate, others are
+        looked at until they get worse.
+        """
+        model = CostModel(self._fleet)
+        parts = [part for part in candidates(self._fleet) if len(part) > 1]
+        scans = Scans(self._traced.graph, model)
+        rough = {n: min(scans.least_s(n, part) for part in parts) for n in self._counts()}
+        best: tuple[float, int] | None = None
+        for pieces in sorted((n for n, s in rough.items() if s < worth_s), key=lambda n: (rough[n], -n)):
+            try:
+                graph = rewritten(self._traced, Rewriting(stages=pieces)).graph
+            except NotInPiecesError:
+                return None
+            found = min(relays_s(graph, model, part) for part in parts), pieces
+            if best is not None and found > best:
+                break
+            best = found
+        return None if best is None or best[0] >= worth_s else best[1]
 
     def _counts(self) -> Iterator[int]:
         """In how many pieces: the most first."""

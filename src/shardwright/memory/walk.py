@@ -168,8 +168,8 @@ class _Steps:
         if stage is None:
             return 0
         equation = self.planned.graph.equations[step.compute.equation]
-        carried = sum(value.type.nbytes for value in stage.inputs[: carried_on(equation)])
-        return scratch_bytes(stage) + sum(atom.type.nbytes for atom in stage.outputs) + 2 * carried
+        carried = sum(atom.type.nbytes for atom in stage.outputs[: carried_on(equation)])
+        return scratch_bytes(stage) + 3 * carried
 
     def _loop(self, step: LoopStep, graphs: LocalGraphs) -> int:
         """Bytes of a loop that the host runs, beside its results: those of its bodies, one at a time."""
