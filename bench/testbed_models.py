@@ -21,7 +21,7 @@ from bench.record import EXAMPLES
 
 GPT = {"batch": 256, "vocabulary": 512, "sequence": 32, "layers": 6, "d": 128, "heads": 4}
 #: Batch, width and layers.
-SCANNED = {"scanned": (256, 1024, 16)}
+SCANNED = {"scanned": (1024, 1024, 16)}
 PERCEPTRONS = {"perceptron": (8192, 512, 4), "layers": (2560, 1024, 6), "gradients": (96, 1536, 3)}
 
 

@@ -307,9 +307,10 @@ def beats_of(layers: Layers, *, sharded: bool) -> Beats:
     for _, kernel, times in kernels_in(layers.graph):
         kernels[kernel] = kernels.get(kernel, 0.0) + times
     for atom, going in zip(layers.graph.outputs, layers.outs, strict=True):
-        if isinstance(going, str):  # what was added up so far is read, too
+        if isinstance(going, str):
+            # What is added up so far is read, and so is what is added to it; the sum is written.
             adding = Kernel(
-                atom.type.dtype, None, "other", atom.type.size, False, False, 0, atom.type.nbytes, *_UNCUT
+                atom.type.dtype, None, "other", atom.type.size, False, False, 0, 3 * atom.type.nbytes, *_UNCUT
             )
             kernels[adding] = kernels.get(adding, 0.0) + 1
     carried = layers.graph.inputs[layers.consts : layers.consts + layers.carries]

@@ -1,21 +1,24 @@
 """Stages over MPI: pieces of the batch come from the rank before and go to the rank after.
 
-While a rank computes one piece, the next one is received and the last one is sent.
+While a rank computes one piece, the next one arrives and the last one leaves: both are exchanges under way
+like any other (`Lane`), which go on whenever somebody looks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
 from shardwright.backends.layout import wire_type
 from shardwright.backends.relay import Stage, numbers
+from shardwright.backends.transport import Running
 from shardwright.backends.wire import aligned, as_bytes, to_jax
 from shardwright.backends.world import World
 
-#: Of messages between stages: exchanges under way between the same two ranks have tag 0.
+#: Of messages between stages: exchanges between the same two ranks have tag 0.
 _TAG = 1
 
 
@@ -28,7 +31,7 @@ def handed_on(
         stage: the layers.
         args: operands of the equation, as this rank holds them.
         world: the ranks.
-        ready: gives a local array as numpy's when it is there.
+        ready: gives a local array as numpy's when it is there; meanwhile what is under way goes on.
     """
     carry, rows = stage.room()
     if not stage.takes_part:
@@ -36,21 +39,49 @@ def handed_on(
     world.settle()
     begin, fixed = stage.split(args)
     arriving = _Arriving(stage, world)
-    leaving: list[tuple[list[Any], list[Any]]] = []
+    leaving: Running | None = None
     for number in numbers(stage.layers):
         piece = stage.begin(begin, number) if stage.is_first else arriving.take()
         piece, rows = stage.run(piece, fixed, rows, number)
+        # To look out for the next piece meanwhile would take the core from what is computed.
+        arrays = [ready(each) for each in piece]
         if stage.is_last:
             carry = stage.keep(carry, piece, number)
             continue
-        arrays = [ready(each) for each in piece]
-        if leaving:  # no more than one is under way, whose memory is kept until it has left
-            world.wait(leaving.pop()[1])
-        requests = [world.comm.Isend(as_bytes(array), stage.after, _TAG) for array in arrays]
-        leaving.append((arrays, requests))
-    for _, requests in leaving:
-        world.wait(requests)
+        if leaving is not None:  # no more than one is under way
+            world.lane.land(leaving)
+        leaving = world.lane.launch(_Message(world.comm.Isend, stage.after, len(arrays)), arrays)
+    if leaving is not None:
+        world.lane.land(leaving)
     return [*carry, *rows]
+
+
+class _Message:
+    """Arrays that go to another rank, or come from one: a `Carrier` of one stage.
+
+    Args:
+        post: of a communicator, `Isend` or `Irecv`.
+        other: the rank.
+        count: of arrays.
+    """
+
+    def __init__(self, post: Callable[..., Any], other: int, count: int) -> None:
+        self.same: list[bool] = []
+        self._post, self._other = post, other
+        self.stages: list[tuple[list[Any], list[Any]]] = [
+            ([], [partial(self._start, k) for k in range(count)])
+        ]
+
+    def _start(self, number: int, memory: Sequence[Any]) -> Any:
+        return self._post(as_bytes(memory[number]), self._other, _TAG)
+
+    def memory(self, operands: Sequence[Any]) -> list[Any]:
+        """The arrays themselves."""
+        return list(operands)
+
+    def results(self, memory: Sequence[Any]) -> list[Any]:
+        """The same."""
+        return list(memory)
 
 
 class _Arriving:
@@ -59,20 +90,22 @@ class _Arriving:
     def __init__(self, stage: Stage, world: World) -> None:
         self._stage, self._world = stage, world
         self._left = 0 if stage.is_first else stage.layers.pieces
-        self._next = self._post()
+        self._next = self._posted()
 
     def take(self) -> list[Any]:
         """The next piece, when it is there."""
-        arrays, requests = self._next
-        self._world.wait(requests)
-        self._next = self._post()
-        pairs = zip(arrays, self._stage.carried, strict=True)
-        return [to_jax(array, tensor.dtype) for array, tensor in pairs]
+        assert self._next is not None, "there is one for every piece"
+        arrays = self._world.lane.land(self._next)
+        self._next = self._posted()
+        return [
+            to_jax(array, tensor.dtype) for array, tensor in zip(arrays, self._stage.carried, strict=True)
+        ]
 
-    def _post(self) -> tuple[list[Any], list[Any]]:
+    def _posted(self) -> Running | None:
         if not self._left:
-            return [], []
+            return None
         self._left -= 1
         arrays = [aligned(*wire_type(tensor)) for tensor in self._stage.carried]
-        comm, before = self._world.comm, self._stage.before
-        return arrays, [comm.Irecv(as_bytes(array), before, _TAG) for array in arrays]
+        return self._world.lane.launch(
+            _Message(self._world.comm.Irecv, self._stage.before, len(arrays)), arrays
+        )

@@ -241,7 +241,7 @@ def test_a_beat_is_what_the_slowest_stage_takes() -> None:
     priced = beats_of(layers, sharded=True).kernels
     # Beside those of a layer one that adds up, of a sum over the batch: here a number per layer.
     (adding,) = {kernel for kernel, _ in priced} - kernels
-    assert adding.whole_bytes == 4
+    assert adding.whole_bytes == 3 * 4
     layer = sum(times * model.cost(kernel).constant.max(axis=0) for kernel, times in priced)
     shares = np.array([0.5, 0.25])
     cut, whole = (model.cost(beats_of(layers, sharded=sharded)) for sharded in (True, False))
