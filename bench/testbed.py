@@ -48,7 +48,7 @@ BUCKET_BYTES = 4 << 20
 #: A rank's part of a batch is a multiple of these.
 ROWS = 16
 #: Byte per second of the links, by their names; None: shared memory.
-RATES = {"": None, "1gbit": 1.25e8, "100mbit": 1.25e7}
+RATES = {"": None, "1gbit": 1.25e8}
 #: How far a rank's share of its core may be from its quota.
 TOLERANCE = 0.06
 #: Shares that differ by less are those of one program: a rank computes as much longer or shorter, and

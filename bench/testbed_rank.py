@@ -40,7 +40,8 @@ class Runner:
         step, args = step_of(model)
         traced = plan.attach(step, *args)
         options = RunOptions(bucket_bytes=plan.bucket_bytes, donate=True)
-        self.run = MpiExecutable(traced, plan.program, plan.ratios, comm, poll=True, options=options)
+        known = traced, plan.program, plan.used_ratios, comm
+        self.run = MpiExecutable(*known, seats=plan.seats, poll=True, options=options)
         self.state = traced.graph.state
         self.flat: list[Any] = list(jax.tree.leaves(args))
         self.comm = comm
@@ -50,7 +51,7 @@ class Runner:
         outputs = self.run(*self.flat)
         for out, position in self.state.items():
             self.flat[position] = outputs[out]
-        jax.block_until_ready([output.local for output in outputs])
+        jax.block_until_ready([output.local for output in outputs if output.local is not None])
 
     def meet(self) -> None:
         """Wait for all ranks."""

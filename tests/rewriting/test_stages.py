@@ -71,7 +71,7 @@ def apart(speeds: tuple[int, ...], network: str = "100 Mbit/s", memory: str = "1
 
 def large() -> tuple[Any, Any]:
     """More bytes in its weights than a batch has in all pieces."""
-    return layered(scan=True, layers=8, width=128)
+    return layered(scan=True, layers=8, width=128, batch=256)
 
 
 def staged(traced: Traced, pieces: int) -> Traced:

@@ -91,15 +91,16 @@ class Staging:
     def _pieces(self, worth_s: float) -> int | None:
         """The number of pieces with which layers take least as stages, if that is less than so many seconds.
 
-        More pieces idle less, and run slower: from the number on that is best by a rough estimate, others are
-        looked at until they get worse.
+        More pieces idle less, and run slower, by more than a rough estimate knows: from the number on that is
+        best by that, fewer are looked at as long as they are better.
         """
         model = CostModel(self._fleet)
         parts = [part for part in candidates(self._fleet) if len(part) > 1]
         scans = Scans(self._traced.graph, model)
         rough = {n: min(scans.least_s(n, part) for part in parts) for n in self._counts()}
+        first = min(rough, key=lambda n: (rough[n], n), default=0)
         best: tuple[float, int] | None = None
-        for pieces in sorted((n for n, s in rough.items() if s < worth_s), key=lambda n: (rough[n], -n)):
+        for pieces in [n for n, seconds in rough.items() if n <= first and seconds < worth_s]:
             try:
                 graph = rewritten(self._traced, Rewriting(stages=pieces)).graph
             except NotInPiecesError:
