@@ -15,62 +15,54 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench import testbed_machine
-from bench.record import EXAMPLES, RESULTS, markdown, show, table, write
-from bench.search import fleet_of
+from bench.record import RESULTS, markdown, show, table, write
+from bench.search import BATCH, SCANNED, TOKENS, fleet_of, step_of
+from bench.search import Case as Search
 from bench.testbed import STEPS, Case, Plans, measured_plans, predicted_s
 from bench.testbed_fleet import measured_cores
-from bench.testbed_models import step_of
+from bench.testbed_models import step_of as trained
 from shardwright import Fleet, Plan, synthesize
 from shardwright.cost.fleet import Link
-from shardwright.factory import load_factory
 
-
-@dataclass(frozen=True)
-class Asked:
-    """A step whose layers are scanned, nodes (see `bench.search.fleet_of`), and the network between them."""
-
-    target: str
-    nodes: str
-    gbit_per_s: float
-
-    @property
-    def fleet(self) -> Fleet:
-        network = Link(self.gbit_per_s * 1.25e8, 30e-6)
-        return replace(fleet_of(self.nodes), network=network)
-
-
+TWO = tuple(
+    Search("", "llama3", nodes, axes="auto", factory="llama2_scan")
+    for nodes in ("4 V100-32GB, 4 V100-32GB", "4 A100, 4 V100-32GB")
+)
+#: Steps whose layers are scanned, and Gbit/s between nodes where it is not what the fleet says.
 PLANS = (
-    *(Asked("llama3.py:llama2_scan", "4 V100-32GB, 4 V100-32GB", gbit) for gbit in (10, 100)),
-    Asked("llama3.py:llama2_scan", "4 A100, 4 V100-32GB", 10),
-    *(Asked("gpt2.py:small_scan", "2 V100, 2 V100", gbit) for gbit in (1, 10)),
-    Asked("gpt2.py:small_scan", "1 A100, 1 T4, 1 T4, 1 T4", 1),
+    *((TWO[0], gbit_per_s) for gbit_per_s in (10, 100)),
+    (TWO[1], 10),
+    *((Search("", "gpt2", "hap_testbed", layers, True, BATCH, TOKENS), None) for layers in SCANNED),
 )
 #: Ranks of these relative speeds, over links of that rate.
 RANKS = tuple(Case("scanned", speeds, "1gbit") for speeds in ((1, 1), (1, 1 / 2), (1, 1, 1, 1)))
 
 
-def planned(asked: Asked) -> dict[str, Any]:
+def planned(case: Search, gbit_per_s: float | None) -> dict[str, Any]:
     """A line of the table of plans."""
-    step, args = load_factory(f"{EXAMPLES}/{asked.target}")
+    fleet, (step, args) = fleet_of(case.fleet), step_of(case)
+    if gbit_per_s is not None:
+        fleet = replace(fleet, network=Link(gbit_per_s * 1.25e8, 30e-6))
+    assert fleet.network is not None
     made: dict[str, Plan] = {}
     took: dict[str, float] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for stages in ("off", "auto"):
             start = time.perf_counter()
-            made[stages] = synthesize(step, *args, fleet=asked.fleet, stages=stages)
+            made[stages] = synthesize(step, *args, fleet=fleet, axes=case.axes, stages=stages)
             took[stages] = time.perf_counter() - start
     without, found = made["off"], made["auto"]
     return {
-        "step": asked.target.partition(":")[2],
-        "nodes": asked.nodes,
-        "Gbit/s": asked.gbit_per_s,
+        "step": case.name.removesuffix(", any axes"),
+        "fleet": case.fleet,
+        "Gbit/s": fleet.network.bandwidth_byte_per_s / 1.25e8,
         "without, s": without.cost_s,
         "with, s": found.cost_s,
         "faster": without.cost_s / found.cost_s,
@@ -84,7 +76,7 @@ def planned(asked: Asked) -> dict[str, Any]:
 
 def on_ranks(case: Case, cores: Fleet, steps: int = STEPS) -> dict[str, Any] | None:
     """A line of the table of ranks; None where they do not get their part of a core."""
-    step, args = step_of(case.model)
+    step, args = trained(case.model)
 
     def make(fleet: Fleet) -> Plans:
         return {
@@ -117,8 +109,8 @@ def main(parts: Sequence[str] = ("plans", "ranks")) -> Path:
     plans, ranks = list(known.get("rows", [])), list(known.get("ranks", []))
     if "plans" in parts:
         plans = []
-        for asked in PLANS:
-            plans.append(planned(asked))
+        for case, gbit_per_s in PLANS:
+            plans.append(planned(case, gbit_per_s))
             table(plans[-1:], header=len(plans) == 1)
         markdown("stages", plans)
         show("stages", "stages.md")

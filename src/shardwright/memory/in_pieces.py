@@ -142,7 +142,7 @@ class InPieces:
                 # Pieces may fit where the step might be cheapest, or where keeping less will hardly do: a
                 # rival for what keeps less.
                 self._cut()
-            self.found = better(self.found, ladder.freely(cost_of(self.found)))
+            self.found = better(self.found, ladder.freely(self._least_s))
         if small or not self._costs(self._free_s):
             self._cut()
         return None
@@ -151,7 +151,7 @@ class InPieces:
         """What fits in more pieces without further ado, unless those come last."""
         cut = self.cut
         if cut is not None and not (cut.tried or self.last):
-            self.found = better(self.found, cut.briefly(cost_of(self.found), self.crowded, self.impossible))
+            self.found = better(self.found, cut.briefly(self._least_s, self.crowded, self.impossible))
 
     @property
     def _free_s(self) -> float:
@@ -196,8 +196,8 @@ class InPieces:
         self._cut()
         if cut is not None:
             if self.last and self.found is None:
-                self.found = cut.briefly(math.inf, self.crowded, self.impossible)
-            self.found = better(self.found, cut.within(cost_of(self.found)))
+                self.found = cut.briefly(self.rival_s, self.crowded, self.impossible)
+            self.found = better(self.found, cut.within(self._least_s))
             self._keep_less()
         if self._as_many and not ladder.every:
             best = existing(self.found)

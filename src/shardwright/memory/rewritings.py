@@ -11,7 +11,8 @@ Otherwise the cheapest of these is taken, quick ones first, so that they are riv
     a ladder    rewritings, placements, ratios and all, each of which keeps less for the backward part than
                 the one before (`shardwright.synth.stretches.rungs_of`): those that may fit, or be cheaper;
                 of small steps, all combinations (`shardwright.synth.combinations`)
-    stages      last, with the layers of scans on different devices (`staging.py`), where that may be faster
+    stages      last, with the layers of scans on different devices (`staging.py`), where that may be faster;
+                of a large step that does not fit as it is, first: a rival for all of the above
 """
 
 from __future__ import annotations
@@ -164,13 +165,17 @@ def best_plan(
     asked = _Asked(traced, fleet, _policies(recompute, offload, fleet), every, planner, late)
     if stages not in ("auto", "off", 1):
         return Staging(traced, fleet, asked.policies, every, planner, late).plan(int(stages))
+    staging = Staging(traced, fleet, asked.policies, every, planner, late)
+    wanted = stages == "auto" and microbatches in ("auto", 1)
+    early = staging.early() if wanted else None
     if microbatches != "auto":
-        found = asked.plan(microbatches)
+        found = asked.plan(microbatches, rival_s=cost_of(early))
     else:
-        found = asked.in_more(asked.plan(1, Pieces(traced, fleet, planner, late)))
-    if stages != "auto" or microbatches not in ("auto", 1):
-        return found
-    return Staging(traced, fleet, asked.policies, every, planner, late).beside(found)
+        found = asked.plan(1, Pieces(traced, fleet, planner, late), cost_of(early))
+        found = found if early is not None else asked.in_more(found)
+    if early is not None:
+        return better(early, found) or early
+    return staging.beside(found) if wanted else found
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from shardwright.memory.in_pieces import InPieces
 from shardwright.memory.ladder import Ladder
 from shardwright.memory.rivals import WORTH, Planning, better, cost_of, tolerance
 from shardwright.plan import Plan
+from shardwright.synth.combinations import SMALL
 from shardwright.synth.parts import candidates
 from shardwright.synth.stretches import Policy
 
@@ -72,9 +73,27 @@ class Staging:
         ladder = Ladder(*known, stages=pieces)
         return ladder.top() if self._every else InPieces(ladder, None, rival_s).best()
 
+    def early(self) -> Plan | None:
+        """A plan with stages that fits, of a large step that does not fit as it is: before anything else.
+
+        It takes a moment, and whatever else makes the step fit may take minutes.
+        """
+        graph = self._traced.graph
+        if self._alone or self._every or len(graph.all_equations()) <= SMALL:
+            return None
+        base = self._planner.plan(self._traced, briefly=True, glance=True)
+        pieces = None if base is None or base.fits or self._late() else self._pieces(math.inf)
+        found = None if pieces is None else self.plan(pieces)
+        return found if found is not None and found.fits else None
+
+    @property
+    def _alone(self) -> bool:
+        """Whether there are no stages in any case."""
+        return len(self._fleet.devices) == 1 or self._planner.thorough or self._late()
+
     def beside(self, found: Plan) -> Plan:
         """The best of a plan and those with stages, which are looked for where they may be cheaper."""
-        if len(self._fleet.devices) == 1 or self._planner.thorough or self._late():
+        if self._alone:
             return found
         worth_s = (cost_of(found) if found.fits else math.inf) * (
             1 - tolerance(self._traced, self._fleet, WORTH)
