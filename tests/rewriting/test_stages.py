@@ -36,12 +36,13 @@ from shardwright.ir.flow import is_local
 from shardwright.ir.placement import Partial, R, Shard
 from shardwright.ir.registry import rule_of
 from shardwright.ir.rewrites.pieces import NotInPiecesError
-from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
+from shardwright.ir.rewrites.rewriting import Rewriting, rewriting_of, rewritten
 from shardwright.ir.rules import signatures
 from shardwright.ir.segments import Relay, schedule
 from shardwright.ir.stages import layers_of, relays
 from shardwright.ir.trace import Traced, trace
 from shardwright.memory.walk import Walk
+from shardwright.planning import Planner
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
@@ -296,6 +297,31 @@ def test_stages_where_the_network_is_slow() -> None:
     assert found.bound_s <= found.cost_s
     assert "layers lie on different devices" in str(found)
     assert synthesize(step, *args, fleet=fast).rewriting.stages == 1
+
+
+def test_stages_are_a_rival_where_the_step_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large step: a plan with stages takes a moment, and nothing dearer is searched for after it."""
+    step, args = load_factory(f"{EXAMPLES / 'llama3.py'}:llama2_scan")
+    node = {
+        "devices": {"type": "V100-SXM2-32GB", "count": 4},
+        "link": {"bandwidth": "12 GB/s", "latency": "10 us"},
+    }
+    network = {"bandwidth": "10 Gbit/s", "latency": "30 us"}
+    tight = Fleet.from_dict({"name": "two nodes", "nodes": [node, node], "network": network})
+    rivals: list[float] = []
+    plan_of = Planner.plan
+
+    def watched(self: Planner, traced: Traced, rival_s: float = np.inf, **how: Any) -> Plan | None:
+        if rewriting_of(traced).stages == 1 and not how.get("glance"):
+            rivals.append(rival_s)
+        return plan_of(self, traced, rival_s, **how)
+
+    monkeypatch.setattr(Planner, "plan", watched)
+    found = synthesize(step, *args, fleet=tight)
+    assert found.fits
+    assert found.rewriting.stages > 1
+    assert rivals
+    assert min(rivals) <= found.cost_s * (1 + 1e-9)
 
 
 def test_memory_joins_stages_and_what_is_computed_again() -> None:

@@ -22,7 +22,7 @@ from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced
 from shardwright.memory.in_pieces import InPieces
 from shardwright.memory.ladder import Ladder
-from shardwright.memory.rivals import WORTH, Planning, better, cost_of, tolerance
+from shardwright.memory.rivals import WORTH, Planning, better, cost_of, tolerance, unlimited_s
 from shardwright.plan import Plan
 from shardwright.synth.combinations import SMALL
 from shardwright.synth.parts import candidates
@@ -76,13 +76,16 @@ class Staging:
     def early(self) -> Plan | None:
         """A plan with stages that fits, of a large step that does not fit as it is: before anything else.
 
-        It takes a moment, and whatever else makes the step fit may take minutes.
+        It takes a moment, and whatever else makes the step fit may take minutes. Where stages are no faster
+        whatever the memory, they can wait.
         """
         graph = self._traced.graph
         if self._alone or self._every or len(graph.all_equations()) <= SMALL:
             return None
         base = self._planner.plan(self._traced, briefly=True, glance=True)
-        pieces = None if base is None or base.fits or self._late() else self._pieces(math.inf)
+        if base is None or base.fits or self._late():
+            return None
+        pieces = self._pieces(unlimited_s(base))
         found = None if pieces is None else self.plan(pieces)
         return found if found is not None and found.fits else None
 
