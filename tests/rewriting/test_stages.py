@@ -302,12 +302,11 @@ def test_stages_where_the_network_is_slow() -> None:
 def test_stages_are_a_rival_where_the_step_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a large step: a plan with stages takes a moment, and nothing dearer is searched for after it."""
     step, args = load_factory(f"{EXAMPLES / 'llama3.py'}:llama2_scan")
-    node = {
-        "devices": {"type": "V100-SXM2-32GB", "count": 4},
-        "link": {"bandwidth": "12 GB/s", "latency": "10 us"},
-    }
+    link = {"bandwidth": "12 GB/s", "latency": "10 us"}
+    kinds = ("A100-PCIE-40GB", "V100-SXM2-32GB")
+    nodes = [{"devices": {"type": kind, "count": 4}, "link": link} for kind in kinds]
     network = {"bandwidth": "10 Gbit/s", "latency": "30 us"}
-    tight = Fleet.from_dict({"name": "two nodes", "nodes": [node, node], "network": network})
+    tight = Fleet.from_dict({"name": "two nodes", "nodes": nodes, "network": network})
     rivals: list[float] = []
     plan_of = Planner.plan
 
