@@ -58,6 +58,10 @@ def _spmd(
     return SpmdExecutable(traced, program, ratios, seats=seats, donate=donate)
 
 
+#: How to plan for the backend `spmd` if nothing is said: it runs two mesh axes only where all is even, and
+#: host memory and stages not at all.
+FOR_SPMD: Mapping[str, Any] = {"axes": 1, "offload": "off", "stages": "off"}
+
 #: From a step, a program, its ratios and its seats; those that have a use for it also take `donate`.
 BACKENDS: dict[str, Callable[..., Executable]] = {
     "reference": _reference,

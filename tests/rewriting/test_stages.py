@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rewriting_cases import evaluated, fleet, layered
 
-from shardwright import Fleet, Plan, synthesize
+from shardwright import Fleet, Plan, parallelize, synthesize
 from shardwright.backends.compile import Compiler
 from shardwright.backends.launch import find_mpiexec, rank_environment
 from shardwright.backends.local_graph import LocalGraphs
@@ -383,3 +383,11 @@ def test_the_command_line(tmp_path: Path) -> None:
     run = CliRunner().invoke(main, ["plan", target, "--fleet", str(path), "--stages", "few"])
     assert run.exit_code == 2
     assert "--stages: is 'few'" in run.output
+
+
+def test_one_program_for_all_is_planned_without_stages() -> None:
+    """Whoever runs a step on `spmd` gets a plan that it runs."""
+    step, args = large()
+    run = parallelize(step, fleet=apart((1, 1)), backend="spmd", cache=False)
+    assert run.plan(*args).rewriting.stages == 1
+    assert synthesize(step, *args, fleet=apart((1, 1))).rewriting.stages > 1
