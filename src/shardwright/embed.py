@@ -27,7 +27,7 @@ from shardwright.backends.launch import under_mpi
 from shardwright.backends.layout import weak_of
 from shardwright.calls import MODULES, Call, Callee
 from shardwright.cost.fleet import Fleet, FleetLike
-from shardwright.execute import BACKENDS, concrete
+from shardwright.execute import BACKENDS, SPMD, concrete
 from shardwright.ir.donation import donating
 from shardwright.ir.errors import InputError, PlanError, ReplicatedWarning, ShardwrightError, TraceError
 from shardwright.ir.trace import StateMap, Traced, trace
@@ -85,7 +85,7 @@ def parallelize(
         gather: results that are no state are global arrays on every rank; with False they stay as they lie.
         cache: folder for plans; None: `shardwright/plans` in the user's cache folder; False: none.
         planning: further arguments of `synthesize`, such as `devices`, `constraints`, `time_limit_s`. For
-            `backend="spmd"` `axes` is 1 and `offload` "off" unless they are given.
+            `backend="spmd"` `axes` is 1, and `offload` and `stages` are "off", unless they are given.
 
     Returns:
         A `Parallel`, or a decorator that makes one.
@@ -136,8 +136,7 @@ def parallelize(
         gather=gather,
         donated=(*_several(donate_argnums), *_several(donate_argnames)),
         cache=None if cache is False else Path(cache) if cache is not None else plan_cache.default_folder(),
-        # One program for all devices takes two mesh axes only where all is even, and host memory not at all.
-        planning=({"axes": 1, "offload": "off"} if backend == "spmd" else {}) | planning,
+        planning={**(SPMD if backend == "spmd" else {}), **planning},
     )
 
 

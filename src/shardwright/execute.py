@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import jax
@@ -57,6 +58,10 @@ def _spmd(
 
     return SpmdExecutable(traced, program, ratios, seats=seats, donate=donate)
 
+
+#: Planning for `backend="spmd"`: one program for all devices takes two mesh axes only where all is even, and
+#: host memory and stages not at all.
+SPMD: Mapping[str, Any] = MappingProxyType({"axes": 1, "offload": "off", "stages": "off"})
 
 #: From a step, a program, its ratios and its seats; those that have a use for it also take `donate`.
 BACKENDS: dict[str, Callable[..., Executable]] = {

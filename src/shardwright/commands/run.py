@@ -18,7 +18,7 @@ from shardwright.commands.options import check_made, factory_argument, json_opti
 from shardwright.commands.plan import make_plan
 from shardwright.console import say_json, stages
 from shardwright.cost.fleet import Fleet
-from shardwright.execute import BACKENDS, run_options
+from shardwright.execute import BACKENDS, SPMD, run_options
 from shardwright.factory import check_concrete, load_factory
 from shardwright.ir.errors import InputError
 from shardwright.ir.graph import TensorType
@@ -58,8 +58,8 @@ def run(
         raise InputError(place="run", reason="has --fleet and --plan", remedy="Pass one of them")
     if plan_path is not None:
         check_made(planning)
-    if backend == "spmd":  # it runs two mesh axes only where all is even, and host memory not at all
-        planning = {"axes": 1, "offload": "off"} | planning
+    if backend == "spmd":
+        planning = {**SPMD, **planning}
     planned = partial(_load_or_plan, fleet_path=fleet_path, plan_path=plan_path, planning=planning)
     options = {"finite": True} if finite else {}
     run_options(backend, options)
