@@ -86,11 +86,19 @@ class LocalGraphs:
         given = [*types[: layers.consts], *carry, *types[first:]]
         inputs = tuple([Value(number, tensor) for number, tensor in enumerate(given)])
         results = tuple([Value(len(given) + number, tensor) for number, tensor in enumerate(outs)])
-        operands = (Literal(0, TensorType((), "int32")), *inputs)
-        params = {"num_consts": layers.consts + 1, "num_carry": count, "length": length}
-        form = self._forms.of("scan", params | {"reverse": layers.reverse}, operands, results)
-        scan = Equation(0, form, operands, results, (_on_whole_rows(layers, types),), equation.source)
+        layered = Equation(0, equation.form, inputs, results, (), equation.source)
+        scan = self._in_layers(layered, length, types)
         return Graph(inputs, {}, (scan,), results, compiler=self.compiler)
+
+    def _in_layers(self, stages: Equation, length: int, types: Sequence[TensorType]) -> Equation:
+        """Stages as a scan over so many layers on one piece; operands are of these types, carry aside."""
+        layers = layers_of(stages)
+        assert layers is not None, "it is one of stages"
+        operands = (Literal(0, TensorType((), "int32")), *stages.inputs)
+        params = {"num_consts": layers.consts + 1, "num_carry": layers.carries, "length": length}
+        form = self._forms.of("scan", params | {"reverse": layers.reverse}, operands, stages.outputs)
+        region = _on_whole_rows(layers, types)
+        return Equation(stages.index, form, operands, stages.outputs, (region,), stages.source, stages.part)
 
     def body(self, body: Program, region: Graph) -> Graph:
         """The graph of a loop's body."""
@@ -113,7 +121,10 @@ class LocalGraphs:
             pairs = zip(loop.bodies, source.regions, strict=True)
             regions = tuple(self.body(body, region) for body, region in pairs)
         form = self._forms.of(source.primitive, source.params, ins, outs)
-        return Equation(number, form, ins, outs, regions, source.source, source.part)
+        found = Equation(number, form, ins, outs, regions, source.source, source.part)
+        layers = layers_of(source)
+        # What layers need beside their results is that of one piece, whether or not they are cut.
+        return found if layers is None else self._in_layers(found, layers.length, [atom.type for atom in ins])
 
     def moved(self, number: int, ins: tuple[Atom, ...], outs: tuple[Value, ...]) -> Equation:
         """A local move: a stretch of what is there, or nothing to add to it."""

@@ -12,16 +12,21 @@ from shardwright.ir.rewrites.pieces import INVARIANT, Kind, NotInPiecesError, Pi
 _SIZES = 6
 
 
-def batch_of(graph: Graph, count: int) -> list[Kind]:
-    """Which inputs come in pieces."""
+def batch_of(graph: Graph, count: int, place: str = "microbatches") -> list[Kind]:
+    """Which inputs come in so many pieces, which were asked for in one `place` or another."""
     data = _data(graph)
     if not data:
-        raise refuse("no argument but state has rows")
+        raise refuse(
+            "no argument but state has rows",
+            place,
+            f"Plan with {place}=1, or leave the number to the planner",
+        )
     rows = _rows(graph)
     if rows % count or rows < count:
         raise refuse(
             f"a batch of {rows} has no {count} equal pieces",
-            remedy=f"Plan with microbatches={' or '.join(map(str, _beside(rows, count)))}",
+            place,
+            f"Plan with {place}={' or '.join(map(str, _beside(rows, count)))}",
         )
     own = set(data)
     return [Shard(0) if v in own and v.type.shape[0] == rows else INVARIANT for v in graph.inputs]

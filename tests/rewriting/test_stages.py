@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rewriting_cases import evaluated, fleet, layered
 
 from shardwright import Fleet, Plan, parallelize, synthesize
-from shardwright.backends.compile import Compiler
+from shardwright.backends.compile import Compiler, Device
 from shardwright.backends.launch import find_mpiexec, rank_environment
 from shardwright.backends.local_graph import LocalGraphs
 from shardwright.backends.reference import ReferenceExecutable
@@ -38,7 +38,7 @@ from shardwright.ir.registry import rule_of
 from shardwright.ir.rewrites.pieces import NotInPiecesError
 from shardwright.ir.rewrites.rewriting import Rewriting, rewriting_of, rewritten
 from shardwright.ir.rules import signatures
-from shardwright.ir.segments import Relay, schedule
+from shardwright.ir.segments import Relay, Segment, schedule
 from shardwright.ir.stages import layers_of, relays
 from shardwright.ir.trace import Traced, trace
 from shardwright.memory.walk import Walk
@@ -275,6 +275,44 @@ def test_memory_of_a_stage_is_what_xla_takes(plan: Plan) -> None:
             assert 0.5 * taken.temp_size_in_bytes <= said <= 2 * taken.temp_size_in_bytes + 4096
 
 
+@pytest.mark.parametrize("pieces", [2, 4])
+def test_memory_of_all_layers_on_one_device_is_what_xla_takes(pieces: int) -> None:
+    """What is in them is counted, beside what is handed from one scan to the other."""
+    step, args = load_factory(f"{EXAMPLES / 'gpt2.py'}:tiny_scan")
+    alone = apart((1, 10000), "1 Mbit/s")
+    plan = synthesize(step, *args, fleet=alone, recompute=Rewriting(stages=pieces))
+    assert plan.traced is not None
+    graph, ratios = plan.traced.graph, plan.used_ratios
+    assert len(ratios) == 1
+    device = Device(0, ratios, plan.traced.primitives)
+    (segment,) = (s for s in schedule(plan.program, graph).steps if isinstance(s, Segment))
+    compiled: Any = Compiler().ahead(segment, graph, device, ())
+    said = scratch_bytes(LocalGraphs(0, ratios).segment(segment, graph, {}))
+    assert said == pytest.approx(compiled.memory_analysis().temp_size_in_bytes, rel=0.04)
+
+
+def test_pieces_under_way_are_in_the_walk(plan: Plan) -> None:
+    """Those in the middle have one that arrives and one that leaves, beside what goes in and comes out."""
+    assert plan.traced is not None
+    graph, ratios = plan.traced.graph, (0.2, 0.4, 0.4)
+    walk, piece_bytes = Walk(plan.program, graph), 64 // 4 * 128 * 4
+    for step in walk.planned.steps:
+        if isinstance(step, Relay):
+            found: list[int] = []
+            for device in range(3):
+                graphs = LocalGraphs(device, ratios)
+                moment = next(
+                    m
+                    for m in walk.of_device(ratios, device).moments
+                    if (m.what, m.first) == ("stages", step.first)
+                )
+                stage = graphs.stage(step, graph)
+                assert stage is not None
+                gives = sum(graphs.type(walk.planned.types[p.value], p.placement).nbytes for p in step.gives)
+                found.append(moment.own_bytes - scratch_bytes(stage) - gives)
+            assert found == [3 * piece_bytes, 4 * piece_bytes, 3 * piece_bytes]
+
+
 def test_stages_are_in_the_walk(plan: Plan) -> None:
     assert plan.traced is not None
     walk = Walk(plan.program, plan.traced.graph)
@@ -359,7 +397,7 @@ def test_plans_with_stages_are_saved_and_run(plan: Plan, tmp_path: Path) -> None
         ({"stages": 2, "microbatches": 4}, "stages: hand on 2 pieces of the batch, of which there are 4"),
         ({"stages": 2, "recompute": Rewriting(stages=4)}, "stages: is 2, and the Rewriting"),
         ({"recompute": Rewriting(microbatches=2, stages=2)}, "stages: hand on 2 pieces"),
-        ({"stages": 7}, "a batch of 64 has no 7 equal pieces"),
+        ({"stages": 7}, "stages: a batch of 64 has no 7 equal pieces. Plan with stages=4 or 8"),
         ({"stages": 2, "axes": 2}, "stages: lie on one mesh axis"),
     ],
 )

@@ -104,7 +104,7 @@ def _row(budget: Budget) -> tuple[str, ...]:
         *known,
         str(sum(stretch.keep != "all" for stretch in layers)),
         str(sum(stretch.host for stretch in layers)),
-        str(plan.rewriting.microbatches),
+        str(max(plan.rewriting.microbatches, plan.rewriting.stages)),
         str(len(plan.used)),
         f"{budget.found_at:g}",
     )

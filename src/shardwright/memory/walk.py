@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardwright.backends.local_graph import LocalGraphs
+from shardwright.backends.relay import chain
 from shardwright.cost.device import DeviceType
 from shardwright.cost.memory.buffers import scratch_bytes
 from shardwright.cost.memory.compilers import compilers
@@ -163,13 +164,16 @@ class _Steps:
         return found
 
     def _relay(self, step: Relay, graphs: LocalGraphs) -> int:
-        """Bytes of stages beside their results: a piece at work, one that arrives and one that leaves."""
+        """Bytes of stages beside their results: a piece goes in and comes out, others arrive and leave."""
         stage = graphs.stage(step, self.planned.graph)
         if stage is None:
             return 0
         equation = self.planned.graph.equations[step.compute.equation]
         carried = sum(atom.type.nbytes for atom in stage.outputs[: carried_on(equation)])
-        return scratch_bytes(stage) + 3 * carried
+        places = chain(equation, step.compute.signature, graphs.ratios)
+        # The first stage has none that arrives, the last none that leaves.
+        pieces = 2 + (places[0] != graphs.device) + (places[-1] != graphs.device)
+        return scratch_bytes(stage) + pieces * carried
 
     def _loop(self, step: LoopStep, graphs: LocalGraphs) -> int:
         """Bytes of a loop that the host runs, beside its results: those of its bodies, one at a time."""
