@@ -12,16 +12,17 @@ from shardwright.ir.rewrites.pieces import INVARIANT, Kind, NotInPiecesError, Pi
 _SIZES = 6
 
 
-def batch_of(graph: Graph, count: int) -> list[Kind]:
-    """Which inputs come in pieces."""
+def batch_of(graph: Graph, count: int, asked: str = "microbatches") -> list[Kind]:
+    """Which inputs come in pieces, which were asked for as `asked`."""
     data = _data(graph)
     if not data:
-        raise refuse("no argument but state has rows")
+        raise refuse("no argument but state has rows", asked, f"Plan with {asked}=1")
     rows = _rows(graph)
     if rows % count or rows < count:
         raise refuse(
             f"a batch of {rows} has no {count} equal pieces",
-            remedy=f"Plan with microbatches={' or '.join(map(str, _beside(rows, count)))}",
+            asked,
+            f"Plan with {asked}={' or '.join(map(str, _beside(rows, count)))}",
         )
     own = set(data)
     return [Shard(0) if v in own and v.type.shape[0] == rows else INVARIANT for v in graph.inputs]

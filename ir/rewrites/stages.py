@@ -57,7 +57,7 @@ def _splits(graph: Graph, pieces: int) -> Split:
     scan there, what is of a type that comes in pieces elsewhere is taken to come so as well: whether a layer
     can be done so, its rules say.
     """
-    batch, known = batch_of(graph, pieces), Pieces(pieces)
+    batch, known = batch_of(graph, pieces, "stages"), Pieces(pieces)
     try:
         return known.of_step(graph, batch)
     except NotInPiecesError:
