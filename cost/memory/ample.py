@@ -22,12 +22,16 @@ from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph, TensorType, Value, value_types
 from shardwright.ir.placement import Placement, R
 from shardwright.ir.program import Move, Program
+from shardwright.ir.stages import STAGES
 from shardwright.ir.wires import Number, Wires, apart, wires
 
 
 def peaks_at_most(program: Program, graph: Graph, ratios: Sequence[float]) -> Peaks | None:
-    """Bytes that no device of a program on one mesh axis or on two exceeds; None of programs with loops."""
-    if any(equation.regions for equation in graph.equations):
+    """Bytes that no device of a program on one mesh axis or on two exceeds; None with loops or stages.
+
+    What these take while they run is in no tensor of the program.
+    """
+    if any(equation.regions or equation.primitive == STAGES for equation in graph.equations):
         return None
     return by_device(program, ratios, lambda size: _at_most(program, graph, size))
 

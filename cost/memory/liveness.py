@@ -32,6 +32,7 @@ from shardwright.ir.donation import continued
 from shardwright.ir.graph import Graph, TensorType, Value, per_graph
 from shardwright.ir.placement import Placement, Shard, by_node, region, seat
 from shardwright.ir.program import Program, Property, nodes_of, own_ratios
+from shardwright.ir.stages import layers_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,17 @@ def all_bytes(graph: Graph) -> int:
     Twice, because of what a compiler keeps in two forms, and exchanges pack.
     """
     inner = sum([all_bytes(region) for equation in graph.equations for region in equation.regions])
-    return 2 * total_bytes(graph) + inner
+    return 2 * total_bytes(graph) + inner + sum(_in_stages(graph))
+
+
+def within_stages(graph: Graph) -> int:
+    """Bytes that stages take at most beside what they read and make, while they run: the model has none."""
+    return max(_in_stages(graph), default=0)
+
+
+def _in_stages(graph: Graph) -> list[int]:
+    """Of stages, bytes of all tensors of a layer on a piece, twice."""
+    return [all_bytes(layers.graph) for layers in map(layers_of, graph.equations) if layers is not None]
 
 
 @per_graph

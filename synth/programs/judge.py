@@ -15,7 +15,14 @@ import numpy as np
 from shardwright.cost.device import DeviceType
 from shardwright.cost.fleet import Device, Fleet
 from shardwright.cost.memory.compilers import COMPILERS, compilers
-from shardwright.cost.memory.liveness import Footprint, Peaks, all_bytes, footprint, largest_bytes
+from shardwright.cost.memory.liveness import (
+    Footprint,
+    Peaks,
+    all_bytes,
+    footprint,
+    largest_bytes,
+    within_stages,
+)
 from shardwright.cost.model import CostModel
 from shardwright.cost.quantity import at_least, size
 from shardwright.cost.share_cost import Floats
@@ -86,6 +93,7 @@ class Judge:
         widens = [COMPILERS[name].widens for name in compilers(graph, model.types)]
         self._times: Floats = np.where(widens, 3.0, 1.0)
         # A padded exchange takes as many blocks as there are devices, and one more.
+        self._in_stages = within_stages(graph)
         most = float(all_bytes(graph) + (len(self._class_of) + 1) * largest_bytes(graph))
         self.roomy = bool((most * self._times <= self.limits).all())
         #: What was looked at, by ratios and identity; the program is kept, so that no other has its id.
@@ -106,7 +114,7 @@ class Judge:
 
     def ample(self, memory: Footprint | Peaks, ratios: Sequence[float]) -> bool:
         """Whether a program fits by so much that nobody need look."""
-        taken = memory.peak(np.asarray(ratios)) * self._times[self._class_of]
+        taken = (memory.peak(np.asarray(ratios)) + self._in_stages) * self._times[self._class_of]
         return self.roomy or bool((taken / self.budgets[self._class_of]).max() <= AMPLE)
 
     def excess(self, peaks: Peaks) -> float:
