@@ -140,4 +140,4 @@ def part_of(layers: Layers, which: Callable[[Equation], bool], model: Model) -> 
 
 
 def _over_layers(equation: Equation) -> bool:
-    return equation.primitive == "scan" and bool(equation.part) and equation.params["length"] > 1
+    return equation.primitive == "scan" and equation.params["length"] > 1

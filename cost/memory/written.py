@@ -7,14 +7,16 @@ long.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from shardwright.cost.memory.buffers import scratch_bytes
 from shardwright.cost.memory.compilers import COMPILERS, Compiler
 from shardwright.cost.memory.fusion import Fusion
 from shardwright.cost.memory.lowering import Lowering
 from shardwright.cost.memory.nodes import Node
 from shardwright.ir.graph import Equation, Graph, Value, per_graph
 from shardwright.ir.regions import boundary
+from shardwright.ir.stages import layers_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def _written(
                     over.add(value.index)
                 elif node.kind == "product" and equation.primitive == "transpose":
                     swapped.add(value.index)
-    temporaries = _temporaries(fusion, kernels, owner)
+    temporaries = _temporaries(fusion, kernels, owner) | _in_stages(graph)
     return Written(frozenset(values), frozenset(over), frozenset(swapped), same, temporaries, regions)
 
 
@@ -125,6 +127,21 @@ def _temporaries(
                 read = tuple(dict.fromkeys(readers.get(kernel.number, ())))
                 found.setdefault(equation.index, []).append(Temporary(*like, read))
     return {number: tuple(some) for number, some in found.items()}
+
+
+def _in_stages(graph: Graph) -> dict[int, tuple[Temporary, ...]]:
+    """What stages take while they run: a layer on one piece, and pieces that come and go."""
+    found: dict[int, tuple[Temporary, ...]] = {}
+    for equation in graph.equations:
+        layers = layers_of(equation)
+        if layers is not None:
+            carried = range(layers.consts, layers.consts + layers.carries)
+            like = max(carried, key=lambda k: equation.input_types[k].nbytes)
+            pieces = sum(layers.graph.inputs[k].type.nbytes for k in carried)
+            layer = replace(layers.graph, compiler=graph.compiler, memo={})
+            part = (scratch_bytes(layer) + 3 * pieces) / max(equation.input_types[like].nbytes, 1)
+            found[equation.index] = (Temporary(like, part, ()),)
+    return found
 
 
 def _like(node: Node, equation: Equation) -> tuple[int, float] | None:

@@ -9,7 +9,6 @@ batch at once, and may need all of it.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -36,22 +35,23 @@ def staged(traced: Traced, pieces: int) -> Traced:
         NotInPiecesError: the batch has no such number of equal pieces, or no scan over layers comes in them.
     """
     graph = traced.graph
-    found = _splits(graph, pieces)
+    found, why = _splits(graph, pieces)
     runner = Runner(traced.primitives, pieces)
     changed = {e: _changed(e, found, runner) for e in graph.equations if e.index in found.inner}
     instead = {e: new for e, new in changed.items() if new is not None}
     if not instead:
-        raise refuse("no scan over layers comes in pieces", "stages", _REMEDY)
+        cause = "" if why is None else f": {why.place} {why.reason}"
+        raise refuse(f"no scan over layers comes in pieces{cause}", "stages", _REMEDY)
     equations = tuple([instead.get(equation, equation) for equation in graph.equations])
     primitives = {**traced.primitives, STAGES: stages_p}
     return replace(traced, graph=replace(graph, equations=equations, memo={}), primitives=primitives)
 
 
-_REMEDY = "Plan with stages=1, or scan over the layers with jax.lax.scan"
+_REMEDY = "Plan with stages='off', or scan over the layers with jax.lax.scan"
 
 
-def _splits(graph: Graph, pieces: int) -> Split:
-    """What values are in pieces, of scans what is in them.
+def _splits(graph: Graph, pieces: int) -> tuple[Split, NotInPiecesError | None]:
+    """What values are in pieces, of scans what is in them; and what is in the way, of a scan before others.
 
     Where something needs all of the batch at once, what comes after it is not known to be in pieces. Of a
     scan there, what is of a type that comes in pieces elsewhere is taken to come so as well: whether a layer
@@ -59,9 +59,9 @@ def _splits(graph: Graph, pieces: int) -> Split:
     """
     batch, known = batch_of(graph, pieces, STAGES), Pieces(pieces)
     try:
-        return known.of_step(graph, batch)
-    except NotInPiecesError:
-        found = known.found
+        return known.of_step(graph, batch), None
+    except NotInPiecesError as error:
+        found, why = known.found, error
     types: dict[TensorType, Shard] = {}
     for value, kind in found.kinds.items():
         if isinstance(kind, Shard):
@@ -69,9 +69,11 @@ def _splits(graph: Graph, pieces: int) -> Split:
     for loop in graph.equations:
         if loop.primitive == "scan" and loop.index not in found.inner:
             kinds = [_kind(atom, found, types) for atom in loop.inputs]
-            with contextlib.suppress(NotInPiecesError):
+            try:
                 known.of_scan(loop, found, kinds)
-    return found
+            except NotInPiecesError as error:
+                why = error
+    return found, why
 
 
 def _kind(atom: Atom, found: Split, types: Mapping[TensorType, Shard]) -> Kind:

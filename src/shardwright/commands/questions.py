@@ -40,7 +40,7 @@ def why_not(
 ) -> Shortage | None:
     """Why a plan that was made here in this way does not fit, with progress; None if it does."""
     with stages() as tick:
-        changing = ("constraints", "recompute", "microbatches", "offload")
+        changing = ("constraints", "recompute", "microbatches", "offload", "stages")
         asked = {name: planning[name] for name in changing if name in planning}
         return shortage(made, step, *args, tick=tick, **asked)
 

@@ -21,7 +21,7 @@ from shardwright.ir.rewrites.pieces import INVARIANT, NotInPiecesError
 from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, original, rewritten
 from shardwright.ir.trace import Traced, marked, trace
 from shardwright.memory.device_memory import Held, fullest
-from shardwright.memory.rewritings import Microbatches, Offload, Recompute, check_rewriting
+from shardwright.memory.rewritings import Microbatches, Offload, Recompute, Stages, check_rewriting
 from shardwright.memory.rivals import existing, overfill
 from shardwright.memory.trials import Trial, Wanted, planner_for
 from shardwright.plan import Plan
@@ -145,6 +145,7 @@ def shortage(
     recompute: Recompute = "auto",
     microbatches: Microbatches = "auto",
     offload: Offload = "auto",
+    stages: Stages = "auto",
     tick: Callable[[str], None] = lambda what: None,
 ) -> Shortage | None:
     """Why a plan does not fit and what would help; None if it fits. Every remedy has been planned.
@@ -163,6 +164,7 @@ def shortage(
         recompute: the same.
         microbatches: the same.
         offload: the same.
+        stages: the same.
         tick: told what begins.
 
     Raises:
@@ -170,7 +172,7 @@ def shortage(
         InputError: that is no way to say what may be computed again, waits in host memory or is cut.
     """
     check_tick(tick)
-    check_rewriting(recompute, microbatches, offload, plan.fleet)
+    check_rewriting(recompute, microbatches, offload, plan.fleet, stages)
     if plan.fits:
         return None
     own = plan.traced or plan.attach(train_step, *args)
@@ -185,6 +187,7 @@ def shortage(
         recompute,
         microbatches,
         offload,
+        stages not in ("auto", "off", 1),
     )
     tick("planning as if memory were no limit")
     free = existing(

@@ -123,10 +123,12 @@ class Staging:
         first = min(rough, key=lambda n: (rough[n], n), default=0)
         best: tuple[float, int] | None = None
         for pieces in [n for n, seconds in rough.items() if n <= first and seconds < worth_s]:
+            if self._late():
+                break
             try:
                 graph = rewritten(self._traced, Rewriting(stages=pieces)).graph
             except NotInPiecesError:
-                return None
+                continue
             found = min(relays_s(graph, model, part) for part in parts), pieces
             if best is not None and found > best:
                 break

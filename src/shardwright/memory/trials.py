@@ -37,6 +37,7 @@ class Wanted:
         constraints: pins.
         rewriting: how the step was changed, for want of memory or because that was asked for.
         recompute, microbatches, offload: what was asked for.
+        staged: whether layers as stages were.
     """
 
     state: StateMap | None
@@ -46,6 +47,7 @@ class Wanted:
     recompute: Recompute
     microbatches: Microbatches
     offload: Offload
+    staged: bool = False
 
     @property
     def fixed(self) -> bool:
@@ -56,7 +58,8 @@ class Wanted:
     def least(self) -> Rewriting:
         """As much of what was changed as was asked for."""
         pieces = 1 if self.microbatches == "auto" else self.microbatches
-        return self.rewriting if self.fixed else Rewriting(microbatches=pieces)
+        stages = self.rewriting.stages if self.staged else 1
+        return self.rewriting if self.fixed else Rewriting(microbatches=pieces, stages=stages)
 
 
 def planner_for(wanted: Wanted, fleet: Fleet, devices: Literal["auto", "all"], spaces: Spaces) -> Planner:
@@ -153,7 +156,8 @@ class Trial:
         """
         asked = self._wanted.recompute, self._wanted.microbatches, self._wanted.offload
         if self.quick and self._best is not None:
-            found = best_plan(self._traced, self._fleet, *asked, self._planner, _never)
+            stages = self._wanted.rewriting.stages if self._wanted.staged else "off"
+            found = best_plan(self._traced, self._fleet, *asked, self._planner, _never, stages)
         else:
             found = existing(self._planner.plan(self._step))
         return better(self._best, found) or found

@@ -151,7 +151,7 @@ def changed(plan: Plan) -> list[str]:
         *([waiting] if away else []),
         *([f"{pieces} micro-batches, one after another"] if pieces > 1 else []),
         *(
-            [f"layers lie on different devices, which hand on {handed_on} micro-batches"]
+            [f"layers of scans may lie on different devices, which hand on {handed_on} micro-batches"]
             if handed_on > 1
             else []
         ),
