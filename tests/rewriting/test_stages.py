@@ -392,7 +392,7 @@ def test_what_stages_take_while_they_run_is_looked_at() -> None:
 
     layers = {"up": np.ones((4, 8, 16), np.float32), "down": np.ones((4, 16, 8), np.float32)}
     w = {"layers": layers, "head": np.ones((8, 3), np.float32)}
-    nodes = apart((0.002, 0.002, 0.001), "1 Mbit/s", "12 kB")
+    nodes = apart((0.002, 0.002, 0.002), "1 Mbit/s", "12 kB")
     found = synthesize(step, w, w, np.ones((24, 8), np.float32), fleet=nodes, stages=4)
     assert found.fits == all(nbytes <= 12_000 for nbytes in found.memory_bytes)
 
