@@ -22,7 +22,7 @@ from typing import Any
 
 from bench import testbed_machine
 from bench.record import RESULTS, markdown, show, table, write
-from bench.search import BATCH, SCANNED, TOKENS, fleet_of, step_of
+from bench.search import BATCH, SCANNED, TOKENS, WIDTH, fleet_of, step_of
 from bench.search import Case as Search
 from bench.testbed import STEPS, Case, Plans, measured_plans, predicted_s
 from bench.testbed_fleet import measured_cores
@@ -39,6 +39,7 @@ PLANS = (
     *((TWO[0], gbit_per_s) for gbit_per_s in (10, 100)),
     (TWO[1], 10),
     *((Search("", "gpt2", "hap_testbed", layers, True, BATCH, TOKENS), None) for layers in SCANNED),
+    *((Search("", "gpt2", "hap_testbed", layers, True, BATCH, TOKENS, WIDTH), None) for layers in SCANNED),
 )
 #: Ranks of these relative speeds, over links of that rate.
 RANKS = tuple(Case("scanned", speeds, "1gbit") for speeds in ((1, 1), (1, 1 / 2), (1, 1, 1, 1)))
