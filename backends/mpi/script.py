@@ -17,6 +17,7 @@ from shardwright.backends.faults import Watch, check_finite
 from shardwright.backends.host_memory import to_device, to_host
 from shardwright.backends.layout import holds, to_numpy
 from shardwright.backends.local import filled, operand, written
+from shardwright.backends.mpi.donated import given_away
 from shardwright.backends.mpi.handing import handed_on
 from shardwright.backends.mpi.moves import lowerings
 from shardwright.backends.relay import Stage
@@ -25,11 +26,11 @@ from shardwright.backends.schedule.acts import Act, Land, Launch, Order, Repeat
 from shardwright.backends.schedule.document import wire_type
 from shardwright.backends.wire import to_jax, to_segment
 from shardwright.backends.world import World
-from shardwright.ir.dtypes import is_key
 from shardwright.ir.flow import inputs, outputs
-from shardwright.ir.graph import Atom, Literal, TensorType
+from shardwright.ir.graph import Atom, Equation, Literal, TensorType
 from shardwright.ir.placement import Placement
 from shardwright.ir.program import Property
+from shardwright.ir.rules import Signature
 from shardwright.ir.segments import Away, Back, Relay, Segment, with_host
 from shardwright.ir.text import format_instruction
 from shardwright.ir.trace import Traced
@@ -107,7 +108,7 @@ class Script:
         self._inputs = [self._slot(prop) for prop in inputs(program, graph)]
         self._constants = [jnp.asarray(array) for array in graph.constants.values()]
         self.bodies: list[Script] = []
-        self._donated = _given_away(order, donated, machine.device.index, len(machine.device.ratios))
+        self._donated = given_away(order, donated, machine.device.index, len(machine.device.ratios))
         self._functions: dict[Segment, Local] = {}
         self._stages: dict[Relay, Stage] = {}
         self._flights: dict[int, int] = {}
@@ -326,11 +327,7 @@ class Script:
 
     def _relay(self, step: Relay) -> Do:
         machine, stages, signature = self.machine, self._stages, step.compute.signature
-        equation = self.order.graph.equations[step.compute.equation]
-        reads = [self._reader(a, p) for a, p in zip(equation.inputs, signature.ins, strict=True)]
-        gives = [
-            self._slot(Property(v.index, p)) for v, p in zip(equation.outputs, signature.outs, strict=True)
-        ]
+        reads, gives = self._ends(self.order.graph.equations[step.compute.equation], signature)
 
         def relay(env: Env) -> None:
             begin = time.perf_counter()
@@ -348,10 +345,7 @@ class Script:
         bodies = [Script(body, machine) for body in step.bodies]
         self.bodies += bodies
         equation, signature = self.order.graph.equations[step.loop.equation], step.loop.signature
-        reads = [self._reader(a, p) for a, p in zip(equation.inputs, signature.ins, strict=True)]
-        gives = [
-            self._slot(Property(v.index, p)) for v, p in zip(equation.outputs, signature.outs, strict=True)
-        ]
+        reads, gives = self._ends(equation, signature)
 
         def loop(env: Env) -> None:
             args = [read(env) for read in reads]
@@ -360,6 +354,12 @@ class Script:
                 env[slot] = result
 
         return loop
+
+    def _ends(self, equation: Equation, signature: Signature) -> tuple[list[Callable[[Env], Any]], list[int]]:
+        """What reads every operand of an equation, and the slots of its results."""
+        ins = zip(equation.inputs, signature.ins, strict=True)
+        outs = zip(equation.outputs, signature.outs, strict=True)
+        return [self._reader(a, p) for a, p in ins], [self._slot(Property(v.index, p)) for v, p in outs]
 
     def _reader(self, atom: Atom, placement: Placement) -> Callable[[Env], Any]:
         if isinstance(atom, Literal):
@@ -371,38 +371,3 @@ class Script:
 
 def _book(spent: dict[str, float], name: str, begin: float) -> None:
     spent[name] = spent.get(name, 0.0) + time.perf_counter() - begin
-
-
-def _given_away(
-    order: Order, donated: Collection[Property], rank: int, devices: int
-) -> dict[Segment, set[Property]]:
-    """Per segment, the inputs that it reads as the last: nobody needs them, no message carries them."""
-    found: dict[Segment, set[Property]] = {}
-    carried: dict[int, set[Property]] = {}
-    shared: set[Property] = set()  # loops may hand out what came in, and a message to oneself is its operand
-    for step in order.steps:
-        if isinstance(step, Repeat):
-            shared.update(step.needs)
-        elif isinstance(step, Launch):
-            carried[step.message.number] = set(step.message.needs)
-            group = step.message.moves[0].group
-            alone = len(group) == 1 if group is not None else devices == 1
-            rooted = step.message.moves[0].root is not None
-            if alone or rooted:
-                shared.update(step.message.needs)
-        elif isinstance(step, Land):
-            carried.pop(step.message.number)
-        elif isinstance(step, Segment):
-            flying = shared.union(*carried.values())
-            mine = {
-                prop
-                for prop in step.needs
-                if prop in donated
-                and prop in step.drops
-                and prop not in flying
-                and not is_key(order.types[prop.value].dtype)
-                and holds(prop, rank)
-            }
-            if mine:
-                found[step] = mine
-    return found

@@ -123,7 +123,7 @@ def all_bytes(graph: Graph) -> int:
 
 
 def within_stages(graph: Graph) -> int:
-    """Bytes that stages take at most beside what they read and make, while they run: the model has none."""
+    """Bytes that stages take at most beside what they read and make; the model has about what they do."""
     return max(_in_stages(graph), default=0)
 
 

@@ -130,7 +130,7 @@ def _temporaries(
 
 
 def _in_stages(graph: Graph) -> dict[int, tuple[Temporary, ...]]:
-    """What stages take while they run: a layer on one piece, and pieces that come and go."""
+    """What stages take while they run: a layer on one piece with its rows, and pieces that come and go."""
     found: dict[int, tuple[Temporary, ...]] = {}
     for equation in graph.equations:
         layers = layers_of(equation)
@@ -139,7 +139,9 @@ def _in_stages(graph: Graph) -> dict[int, tuple[Temporary, ...]]:
             like = max(carried, key=lambda k: equation.input_types[k].nbytes)
             pieces = sum(layers.graph.inputs[k].type.nbytes for k in carried)
             layer = replace(layers.graph, compiler=graph.compiler, memo={})
-            part = (scratch_bytes(layer) + 3 * pieces) / max(equation.input_types[like].nbytes, 1)
+            rows = (*layer.inputs[carried.stop :], *layer.outputs[layers.carries :])
+            nbytes = scratch_bytes(layer) + sum(row.type.nbytes for row in rows) + 3 * pieces
+            part = nbytes / max(equation.input_types[like].nbytes, 1)
             found[equation.index] = (Temporary(like, part, ()),)
     return found
 
