@@ -166,7 +166,7 @@ def test_the_runtime_gives_away_what_the_plan_counts_on(plans: tuple[Plan, Plan]
     order = arrange(plan.program, graph, plan.bucket_bytes)
     state = set(continued(plan.program, graph).values())
     for rank in range(len(plan.used)):
-        given = script._given_away(order, state, rank, len(plan.used))
+        given = given_away(order, state, rank, len(plan.used))
         assert counted <= set().union(*given.values())
 
 
