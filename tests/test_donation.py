@@ -157,7 +157,7 @@ def test_plan_files_say_so_and_runs_follow(plans: tuple[Plan, Plan], tmp_path: P
 
 
 def test_the_runtime_gives_away_what_the_plan_counts_on(plans: tuple[Plan, Plan]) -> None:
-    script = pytest.importorskip("shardwright.backends.mpi.script", exc_type=ImportError)
+    from shardwright.backends.mpi.donated import given_away
     from shardwright.backends.schedule.order import arrange
 
     _, plan = plans
