@@ -6,7 +6,7 @@ shares are even; what is cut "within" lies whole on every node, and what is cut 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -20,7 +20,6 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import predict, timed_bill
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Equation, Graph, Value
-from shardwright.ir.pairs import pairs
 from shardwright.ir.placement import Placement, R, Shard, components
 from shardwright.ir.program import verify
 from shardwright.ir.rules import Signature
@@ -83,25 +82,23 @@ class _Restricted(Space):
 
     def __init__(self, graph: Graph, nodes: tuple[int, ...], across: Keep, within: Keep) -> None:
         self._keep = across, within
-        self._kept: dict[object, tuple[Signature, ...]] = {}
-        self._equation: Equation | None = None
+        self._kept: dict[tuple[object, ...], tuple[Signature, ...]] = {}
         super().__init__(graph, nodes)
 
     def signatures(self, equation: Equation) -> tuple[Signature, ...]:
-        """See `Space.signatures`; the equation is the one that pairs are asked for next."""
-        self._equation = equation
-        return super().signatures(equation)
-
-    def _on_mesh(self, found: tuple[Signature, ...]) -> tuple[Signature, ...]:
-        equation, nodes = self._equation, self.nodes
-        assert equation is not None and nodes is not None
-        flags = [tuple(keep(equation, signature) for signature in found) for keep in self._keep]
-        flags = [mine if any(mine) else (True,) * len(found) for mine in flags]
-        key = (id(found), *flags)
+        """The signatures kept on one of the axes at least; one object for equal equations of equal ones."""
+        found, words = super().signatures(equation), self._made.words
+        sides = zip(words.sides_of(found), self._keep, strict=True)
+        kept = [_kept(side, [keep(equation, signature) for signature in side]) for side, keep in sides]
+        key = (id(found), *kept)
         if key not in self._kept:
-            across, within = ([s for s, stays in zip(found, mine, strict=True) if stays] for mine in flags)
-            self._kept[key] = pairs(across, within, nodes)
+            self._kept[key] = words.apart(*kept)
         return self._kept[key]
+
+
+def _kept(side: Sequence[Signature], flags: Sequence[bool]) -> tuple[Signature, ...]:
+    """Those of one axis that are kept, or all if none is."""
+    return tuple([s for s, stays in zip(side, flags, strict=True) if stays or not any(flags)])
 
 
 def grid_baselines(graph: Graph, model: CostModel, tick: Callable[[str], None], look: Look) -> Baselines:

@@ -201,7 +201,8 @@ class Framing:
         self, equation: Equation, slots: Sequence[Slot | None], domains: tuple[Domain, ...]
     ) -> EquationFactor:
         given, through = self._signatures[equation.index], self._through[equation]
-        found, weight, words = self._made.on_mesh(given), self._frame.weight, self._made.words
+        weight, words = self._frame.weight, self._made.words
+        found = words.on_mesh(given)
         key = (id(found), through, weight, *slots, *domains)
         factor = words.factors.get(key)
         if factor is None:

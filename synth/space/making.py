@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.ir.pairs import pairs
 from shardwright.ir.placement import Placement
-from shardwright.ir.rules import Signature
 from shardwright.synth.space.conversions import Domain
 from shardwright.synth.space.factors import Choice, LinkFactor, Use
 from shardwright.synth.space.vocabulary import Vocabulary
@@ -47,12 +45,3 @@ class Made:
         if factor is None:
             factor = links[key] = LinkFactor(kind, domains, weight, stacked, beside)
         self.uses.append(Use(factor, tuple([choice.index for choice in scope])))
-
-    def on_mesh(self, found: tuple[Signature, ...]) -> tuple[Signature, ...]:
-        """Signatures on the mesh axes of these domains: these, or all pairs of them."""
-        nodes, known = self.words.domains.nodes, self.words.pairs
-        if nodes is None:
-            return found
-        if id(found) not in known:
-            known[id(found)] = pairs(found, found, nodes)
-        return known[id(found)]

@@ -14,6 +14,8 @@ from test_search import as_milp
 
 import shardwright
 from shardwright.cost.fleet import Fleet
+from shardwright.ir.program import Compute
+from shardwright.ir.rules import on_axes
 from shardwright.ir.trace import marked, trace
 from shardwright.memory.device_memory import peaks
 from shardwright.synth.grid import baselines
@@ -23,6 +25,7 @@ from shardwright.synth.search.narrow import search
 from shardwright.synth.search.narrow.buckets import Bounds, Buckets
 from shardwright.synth.search.solution import Solution
 from shardwright.synth.space.factors import Use
+from shardwright.synth.space.roles import roles
 from shardwright.synth.space.space import Space
 
 #: Recipes without any exchange but all-reduces.
@@ -121,3 +124,22 @@ def test_memory_is_what_the_cards_would_take() -> None:
         most.append({each.name: max(each.memory_bytes) for each in found})
     assert len(most[0]) == 2 and most[0].keys() == most[1].keys()
     assert all(most[0][name] > 1.05 * most[1][name] for name in most[0])
+
+
+def test_programs_keep_to_their_recipe() -> None:
+    """Data parallelism cuts the batch of every product that reads it, on both axes; tensors, across alone."""
+    step, args = STEPS["mlp"]()
+    graph = marked(trace(step, *args)).graph
+    known = roles(graph, Space(graph).units)
+    seen = dict[str, set[tuple[bool, bool]]]()
+    for each in shardwright.baselines(step, *args, fleet=FLEETS["2 + 3, one of them mixed"], axes=2):
+        for instruction in each.program.instructions:
+            if not isinstance(instruction, Compute):
+                continue
+            equation, axes = graph.equations[instruction.equation], on_axes(instruction.signature)
+            if equation.primitive == "dot_general":
+                across, within = axes if len(axes) == 2 else axes * 2
+                split = known.splits_batch(equation, across), known.splits_batch(equation, within)
+                seen.setdefault(each.name, set()).add(split)
+    assert seen.pop("tensor parallelism in nodes, data across") == {(True, False)}
+    assert seen and all(split == {(True, True)} for split in seen.values())
