@@ -78,11 +78,10 @@ class LocalGraphs:
         length = types[first].shape[0]
         if not length:
             return None
-        pieces = layers.pieces
         carried = zip(types[layers.consts : first], layers.ins[layers.consts : first], strict=True)
-        carry = [piece_type(tensor, going, pieces) for tensor, going in carried]
+        carry = [piece_type(tensor, going) for tensor, going in carried]
         rows = zip(made[count:], layers.outs[count:], strict=True)
-        outs = [*carry, *[piece_type(tensor, going, pieces) for tensor, going in rows]]
+        outs = [*carry, *[piece_type(tensor, going) for tensor, going in rows]]
         given = [*types[: layers.consts], *carry, *types[first:]]
         inputs = tuple([Value(number, tensor) for number, tensor in enumerate(given)])
         results = tuple([Value(len(given) + number, tensor) for number, tensor in enumerate(outs)])

@@ -28,7 +28,7 @@ from shardwright.backends.layout import (
     typed,
 )
 from shardwright.backends.local import filled, operand, written
-from shardwright.backends.relay import Stage, chain, numbers
+from shardwright.backends.relay import Stage
 from shardwright.backends.runner import run
 from shardwright.ir import collectives
 from shardwright.ir.collectives import Array, step
@@ -182,19 +182,17 @@ class ReferenceMachine:
             ]
         stages = self._stages[step]
         made = [[*carry, *rows] for carry, rows in (stage.room() for stage in stages)]
-        pieces: list[list[Any]] = []
-        for device in chain(equation, signature, self.ratios):
+        pieces: dict[int, list[Any]] = {}
+        for device in stages[0].course.turns:
             stage = stages[device]
             begin, fixed = stage.split([arg[device] for arg in args])
             carries = stage.layers.carries
             carry, rows = made[device][:carries], made[device][carries:]
-            for number in numbers(stage.layers):
-                at = int(number)
-                if stage.is_first:
-                    pieces.append(stage.begin(begin, number))
-                pieces[at], rows = stage.run(pieces[at], fixed, rows, number)
+            for piece, number in stage.turns:
+                given = stage.begin(begin, number) if stage.is_first else pieces[piece]
+                pieces[piece], rows = stage.run(given, fixed, rows, number)
                 if stage.is_last:
-                    carry = stage.keep(carry, pieces[at], number)
+                    carry = stage.keep(carry, pieces[piece], number)
             made[device] = [*carry, *rows]
         results = [list(values) for values in zip(*made, strict=True)]
         self._show(step, graph, [args[k] for k in self._read(step, graph)], results)

@@ -6,8 +6,9 @@ gets there, is the backend's matter. See `shardwright.ir.stages`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,23 +17,73 @@ from shardwright.backends.compile import Compiler
 from shardwright.backends.layout import abstract
 from shardwright.backends.local import local_shape
 from shardwright.ir.graph import Equation
-from shardwright.ir.placement import Shard, lengths
+from shardwright.ir.placement import region
 from shardwright.ir.rules import Signature
-from shardwright.ir.stages import Layers, layers_of, piece_type
+from shardwright.ir.stages import Layers, layers_of, stretch_of
 
 
-def chain(equation: Equation, signature: Signature, ratios: Sequence[float]) -> tuple[int, ...]:
-    """The devices that have layers, in the order in which they have a piece."""
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Which device has which piece, and when.
+
+    A stage is those devices that have the same layers: one, or those of a node, each with its pieces. Where
+    these are shared out differently from stage to stage, a device takes what is there first.
+
+    Attributes:
+        owners: of every stage, in the order in which a piece passes them, the device of each piece.
+        turns: of every device that has any, its pieces in the order in which it is at work on them.
+    """
+
+    owners: tuple[tuple[int, ...], ...]
+    turns: Mapping[int, tuple[int, ...]]
+
+    @staticmethod
+    def of(equation: Equation, signature: Signature, ratios: Sequence[float]) -> Course:
+        """That of stages."""
+        layers = layers_of(equation)
+        assert layers is not None, "it is one of stages"
+        found: dict[int, list[int]] = {}
+        for device in range(len(ratios)):
+            here, (begin, count) = _part(equation, signature, device, ratios)
+            if count:
+                owners = found.setdefault(begin, [-1] * layers.pieces)
+                owners[here.first : here.first + here.pieces] = [device] * here.pieces
+        owners = [tuple(found[begin]) for begin in sorted(found, reverse=layers.reverse)]
+        # When a piece is about there: the part of what its device had to do so far.
+        there, turns = [0.0] * layers.pieces, dict[int, tuple[int, ...]]()
+        for stage in owners:
+            for device in dict.fromkeys(stage):
+                mine = [piece for piece, owner in enumerate(stage) if owner == device]
+                turns[device] = tuple(sorted(mine, key=lambda piece: (there[piece], piece)))
+            done = {p: (k + 1) / len(turns[d]) for d in set(stage) for k, p in enumerate(turns[d])}
+            there = [done[piece] for piece in range(layers.pieces)]
+        return Course(tuple(owners), turns)
+
+    def place(self, device: int) -> int:
+        """The number of a device's stage; -1 where it has nothing to do."""
+        return next((number for number, stage in enumerate(self.owners) if device in stage), -1)
+
+
+def _part(
+    equation: Equation, signature: Signature, device: int, ratios: Sequence[float]
+) -> tuple[Layers, tuple[int, int]]:
+    """The pieces of a device, and where its layers begin, and how many they are."""
     layers = layers_of(equation)
     assert layers is not None, "it is one of stages"
-    cut = next(p for p in signature.ins if isinstance(p, Shard))
-    counts = lengths(layers.length, cut.unit, cut.ratios(ratios))
-    found = [device for device, count in enumerate(counts) if count]
-    return tuple(reversed(found) if layers.reverse else found)
+    pairs = zip(equation.input_types, signature.ins, strict=True)
+    held = [region(tensor.shape, placement, device, ratios) for tensor, placement in pairs]
+    return stretch_of(layers, held), held[layers.consts + layers.carries][0]
+
+
+class Turn(NamedTuple):
+    """A piece of the batch: its number, and as an operand that among those of its device."""
+
+    piece: int
+    number: Any
 
 
 class Stage:
-    """The layers of one device.
+    """The layers of one device, on its pieces.
 
     Args:
         equation: the stages.
@@ -52,11 +103,13 @@ class Stage:
         *,
         now: bool = False,
     ) -> None:
-        layers = layers_of(equation)
-        assert layers is not None, "it is one of stages"
-        self.layers: Layers = layers
-        self._chain = chain(equation, signature, ratios)
-        self._place = self._chain.index(device) if device in self._chain else -1
+        layers, _ = _part(equation, signature, device, ratios)
+        self.layers, self.course = layers, Course.of(equation, signature, ratios)
+        self._place = self.course.place(device)
+        #: The pieces in the order in which they come.
+        self.turns = tuple(
+            [Turn(p, jnp.asarray(p - layers.first, "int32")) for p in self.course.turns.get(device, ())]
+        )
         first, count = layers.consts + layers.carries, layers.carries
         pairs = zip(equation.input_types, signature.ins, strict=True)
         whole = [abstract(t, local_shape(t, p, device, ratios)) for t, p in pairs]
@@ -64,9 +117,9 @@ class Stage:
         made = [abstract(t, local_shape(t, p, device, ratios)) for t, p in pairs]
         self._rows = whole[first].shape[0]
         goings = layers.ins[layers.consts : first]
-        carried = zip(equation.input_types[layers.consts : first], goings, strict=True)
+        carried = layers.graph.inputs[layers.consts : first]
         #: Types of what is carried on, of one piece.
-        self.carried = tuple(piece_type(tensor, going, layers.pieces) for tensor, going in carried)
+        self.carried = tuple([value.type for value in carried])
         if not self.takes_part:
             return
         piece, number = [abstract(t, t.shape) for t in self.carried], jax.ShapeDtypeStruct((), "int32")
@@ -94,17 +147,15 @@ class Stage:
     @property
     def is_last(self) -> bool:
         """Whether pieces end here."""
-        return self._place == len(self._chain) - 1
+        return self._place == len(self.course.owners) - 1
 
-    @property
-    def before(self) -> int:
+    def before(self, piece: int) -> int:
         """The device that has a piece before this one."""
-        return self._chain[self._place - 1]
+        return self.course.owners[self._place - 1][piece]
 
-    @property
-    def after(self) -> int:
+    def after(self, piece: int) -> int:
         """The device that has a piece after this one."""
-        return self._chain[self._place + 1]
+        return self.course.owners[self._place + 1][piece]
 
     def room(self) -> tuple[list[Any], list[Any]]:
         """Results before the first piece: what is carried on, and rows."""
@@ -115,8 +166,3 @@ class Stage:
         """Of operands, what is carried on, and all others."""
         first, last = self.layers.consts, self.layers.consts + self.layers.carries
         return list(operands[first:last]), [*operands[:first], *operands[last:]]
-
-
-def numbers(layers: Layers) -> list[Any]:
-    """Of every piece, its number as an operand."""
-    return [jnp.asarray(number, "int32") for number in range(layers.pieces)]

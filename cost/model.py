@@ -52,6 +52,7 @@ from shardwright.ir.graph import Equation, Form, TensorType
 from shardwright.ir.placement import Placement
 from shardwright.ir.registry import registry, rule_of
 from shardwright.ir.rules import Rule, Signature
+from shardwright.ir.stages import layers_of
 
 
 @dataclass(slots=True)
@@ -372,7 +373,7 @@ class CostModel:
 def kernel_key(equation: Equation, flop: float) -> tuple[object, ...]:
     """Equal for equations of `flop` operations whose kernels cost the same."""
     types = (equation.input_types, equation.output_types)
-    shape = like_linear(equation), turned_elements(equation)
+    shape = like_linear(equation), turned_elements(equation), layers_of(equation)
     return equation.primitive, flop, precision(equation), types, shape, op_class(equation)
 
 

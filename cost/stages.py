@@ -42,14 +42,14 @@ class Model(Protocol):
 
 def staged_cost(model: Model, line: Beats) -> ShareCost:
     """Cost of layers on one piece after another; of stages, that of every beat of the slowest one."""
-    every = line.length * _layer_s(model, line)[None]
+    every = line.length * layer_s(model, line)[None]
     if not line.sharded or len(model.class_of) == 1:
         return ShareCost.fixed([float(each) for each in line.pieces * every[0]])
     beats = line.pieces + min(len(model.class_of), line.length) - 1
     return ShareCost(beats * _handed_s(model, line)[None], beats * every, np.zeros_like(every))
 
 
-def _layer_s(model: Model, line: Beats) -> Floats:
+def layer_s(model: Model, line: Beats) -> Floats:
     """Seconds of one layer on one piece, by class."""
     seconds = (times * model.cost(kernel).constant.max(axis=0) for kernel, times in line.kernels)
     return sum(seconds, start=np.zeros(len(model.types)))
@@ -100,7 +100,7 @@ def relays_s(graph: Graph, model: Model, members: Sequence[int]) -> float:
     found = 0.0
     for layers in filter(None, map(layers_of, graph.equations)):
         line = beats_of(layers, sharded=True)
-        seconds = _layer_s(model, line), _handed_s(model, line)
+        seconds = layer_s(model, line), _handed_s(model, line)
         found += _pipeline_s(model, members, layers.pieces, layers.length, *seconds)
     return found
 

@@ -43,13 +43,24 @@ def pairs(across: Sequence[Signature], within: Sequence[Signature], nodes: tuple
     return made
 
 
+def in_turn(across: Sequence[Signature], within: Sequence[Signature], nodes: tuple[int, ...]) -> Paired:
+    """The first of `across` with the first of `within`, and so on."""
+    return _pairs(tuple(across), tuple(within), nodes, in_turn=True)
+
+
 @cache
-def _pairs(across: tuple[Signature, ...], within: tuple[Signature, ...], nodes: tuple[int, ...]) -> Paired:
+def _pairs(
+    across: tuple[Signature, ...],
+    within: tuple[Signature, ...],
+    nodes: tuple[int, ...],
+    *,
+    in_turn: bool = False,
+) -> Paired:
     over_nodes, in_each = _coded(across), _coded(within)
     ins = len(across[0].ins) if across else 0
     each = [_crossed(a, w, nodes) for (a, _), (w, _) in zip(over_nodes, in_each, strict=True)]
     codes = [
-        table[rows[:, None], columns].reshape(-1)
+        (table[rows, columns] if in_turn else table[rows[:, None], columns].reshape(-1))
         for (_, table), (_, rows), (_, columns) in zip(each, over_nodes, in_each, strict=True)
     ]
     at = np.stack(codes) if codes else np.zeros((0, 0), dtype=np.intp)

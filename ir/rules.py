@@ -73,6 +73,8 @@ class Rule:
         accumulator: operand that must be Partial (not Replicate) where a letter is contracted,
             because every device would add it once (the operand of scatter-add).
         flop_per_point: floating point operations per point of the iteration space.
+        across: a letter that is sharded on one axis, and on two over the nodes, while `within` is in them.
+        within: a letter that is sharded in nodes, while `across` is over them, and not otherwise.
         note: why a known primitive runs replicated here; "" where it does not. The planner lists it.
     """
 
@@ -84,6 +86,8 @@ class Rule:
     lower: Passing = ()
     accumulator: int | None = None
     flop_per_point: float = 1.0
+    across: str = ""
+    within: str = ""
     note: str = ""
 
     @property
@@ -97,9 +101,15 @@ class Rule:
         return blocked_letters(self.axes)
 
     @property
-    def letters(self) -> tuple[str, ...]:
+    def all_letters(self) -> tuple[str, ...]:
         """Letters that may be sharded, in order of appearance."""
         return cut_letters(self.axes, self.reduce is not None)
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """The same on one axis."""
+        found = self.all_letters
+        return tuple([letter for letter in found if letter != self.within]) if self.within else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,14 +249,15 @@ def signatures(
     steps = (1,) * len(letters) if units is None else tuple([units.get(letter, 1) for letter in letters])
     minors = minor_sizes(rule, equation)
     passing = (rule.linear, rule.monotone, rule.upper, rule.lower)
-    return _signatures(rule.axes, minors, steps, rule.reduce, rule.accumulator, passing, _lacking(equation))
+    cut = tuple(zip(letters, steps, strict=True))
+    return _signatures(rule.axes, minors, cut, rule.reduce, rule.accumulator, passing, _lacking(equation))
 
 
 @cache
 def _signatures(
     axes: str,
     minors: tuple[tuple[str, int], ...],
-    steps: tuple[int, ...],
+    cut: tuple[tuple[str, int], ...],
     reduce: ReduceOp | None,
     accumulator: int | None,
     passing: tuple[Passing, Passing, Passing, Passing],
@@ -257,7 +268,7 @@ def _signatures(
     Args:
         axes: axis string.
         minors: sizes of the minor letters of merged dimensions.
-        steps: of every letter that may be sharded, steps that must stay together.
+        cut: letters that may be sharded, and of each the steps that must stay together.
         reduce: see `Rule`.
         accumulator: see `Rule`.
         passing: operands through which sums, both orders, maxima alone and minima alone pass.
@@ -266,7 +277,7 @@ def _signatures(
     ins, outs = parsed(axes)
     found = [Signature((R,) * len(ins), (R,) * len(outs))]
     where = cuts_of(axes, minors)
-    for letter, unit in zip(cut_letters(axes, reduce is not None), steps, strict=True):
+    for letter, unit in cut:
         if unit:
             found.append(_letter_signature(*where[letter], reduce, accumulator, unit))
     reductions: tuple[tuple[ReduceOp, ...], ...] = (("sum",), ("max", "min"), ("max",), ("min",))
@@ -277,6 +288,24 @@ def _signatures(
                 placed = tuple(partial if i in some else R for i in range(len(ins)))
                 found.append(Signature(placed, (partial,) * len(outs)))
     return tuple([signature for signature in found if not lacking or _admitted(signature, lacking)])
+
+
+def signatures_of_both(
+    rule: Rule, equation: Equation, units: Mapping[str, int]
+) -> tuple[tuple[Signature, ...], tuple[Signature, ...]]:
+    """Of a rule with a letter across the nodes and one within them: the signatures of either axis, in pairs.
+
+    Args:
+        rule: the equation's rule.
+        equation: gives the shapes.
+        units: see `signatures`.
+    """
+    whole = Signature((R,) * len(equation.inputs), (R,) * len(equation.outputs))
+    pair = rule.across, rule.within
+    if not all(letter in rule.all_letters and units.get(letter, 1) for letter in pair):
+        return (whole,), (whole,)
+    across, within = (letter_signature(rule, equation, letter, units.get(letter, 1)) for letter in pair)
+    return (whole, across), (whole, within)
 
 
 @per_form
@@ -324,17 +353,25 @@ def joint(signature: Signature) -> Signature | None:
 def allows(rule: Rule, equation: Equation, wanted: Signature) -> bool:
     """Whether `wanted` follows from the rule, for any unit its shards carry."""
     axes = on_axes(wanted)
+    if len(axes) > 1 and rule.across:
+        units = _steps(rule, equation, rule.across, axes[0]) | _steps(rule, equation, rule.within, axes[1])
+        return axes in list(zip(*signatures_of_both(rule, equation, units), strict=True))
     if len(axes) > 1:
         return all(allows(rule, equation, one) for one in axes)
     wanted = joint(wanted) or wanted  # ratios of their own change nothing, if all shards have them
     units: dict[str, int] = {}
     for letter in rule.letters:
-        cut_ins, cut_outs = cuts(rule, equation, letter)
-        for cut, placement in zip((*cut_ins, *cut_outs), (*wanted.ins, *wanted.outs), strict=True):
-            if cut is not None and isinstance(placement, Shard) and placement.dim == cut.dim and cut.minor:
-                units[letter] = max(1, placement.unit // cut.minor)
-                break
+        units |= _steps(rule, equation, letter, wanted)
     return any(wanted == signature for signature in signatures(rule, equation, units))
+
+
+def _steps(rule: Rule, equation: Equation, letter: str, wanted: Signature) -> dict[str, int]:
+    """The steps of a letter that a signature keeps together, if it shards it."""
+    cut_ins, cut_outs = cuts(rule, equation, letter)
+    for cut, placement in zip((*cut_ins, *cut_outs), (*wanted.ins, *wanted.outs), strict=True):
+        if cut is not None and isinstance(placement, Shard) and placement.dim == cut.dim and cut.minor:
+            return {letter: max(1, placement.unit // cut.minor)}
+    return {}
 
 
 def flop_count(rule: Rule, equation: Equation) -> float:

@@ -1,14 +1,19 @@
 """Stages: scans whose iterations lie on different devices, which hand pieces of the batch on to each other.
 
 An equation `stages` is a scan over layers, done on one piece of the batch after another. By its rule the
-layers may be cut, and nothing else: device i then has a stretch of them, with all that they hold, and is a
-*stage* of a pipeline (Huang et al., GPipe, 2019). A piece passes all stages in turn; while one is at work on
-it, those before are at work on the next pieces. With M pieces and S stages that takes M + S - 1 beats.
+layers may be cut: device i then has a stretch of them, with all that they hold, and is a *stage* of a
+pipeline (Huang et al., GPipe, 2019). A piece passes all stages in turn; while one is at work on it, those
+before are at work on the next pieces. With M pieces and S stages that takes M + S - 1 beats.
 
     {constants R, carry R, rows S(0)} stages {carry P(sum), rows S(0)}
 
 The carry comes out of the last stage: it keeps it, and all others have nothing to add to it. Rows are what
 scans walk over, parameters and residuals; of a `reverse` scan the last stretch of them is done first.
+
+On two mesh axes every node is a stage, and its devices share out the pieces, each with its stretch of the
+batch. What they add up over it is the sum over the node then:
+
+    {constants R, carry R/S(batch), parameters S(0)/R} stages {carry P(sum)/S(batch), gradients S(0)/P(sum)}
 
 A device runs its layers by itself, and hands the carry of every piece on: such an instruction is neither
 local nor an exchange, but a step of its own (`Relay` in `ir/segments.py`). On one device, or with all layers
@@ -33,7 +38,7 @@ from shardwright.ir.graph import Equation, Graph, TensorType
 from shardwright.ir.placement import ReduceOp, Shard
 from shardwright.ir.program import Compute, Instruction
 from shardwright.ir.rows import piece_of, with_piece
-from shardwright.ir.rules import Signature
+from shardwright.ir.rules import Signature, on_axes
 
 #: Name of the primitive.
 STAGES = "stages"
@@ -52,12 +57,14 @@ class Layers:
             others are walked over, one row per layer.
         length: number of layers.
         reverse: whether the last one comes first.
-        pieces: of the batch.
-        ins, outs: how operands and results go with the pieces; dimensions are those of the whole tensors.
+        pieces: of the batch, or of the stretch of it that a device has.
+        ins, outs: how operands and results go with the pieces; dimensions are those of the whole tensors, and
+            a piece is one unit.
         body: one layer on one piece, a closed jaxpr from constants, carry, rows and the number of the piece
             to carry and rows.
         graph: the same as a graph, for prices and memory.
         source: one layer on the whole batch, as it was.
+        first: number of the first of these pieces.
     """
 
     consts: int
@@ -70,6 +77,11 @@ class Layers:
     body: Any
     graph: Graph
     source: Graph
+    first: int = 0
+
+    def some(self, first: int, pieces: int) -> Layers:
+        """The same on a stretch of the batch: operands and results are of so many pieces."""
+        return replace(self, first=self.first + first, pieces=pieces)
 
     def run(
         self, carry: Sequence[Any], fixed: Sequence[Any], made: Sequence[Any], number: Any
@@ -80,7 +92,7 @@ class Layers:
             carry: of that piece.
             fixed: constants, then rows, of all pieces.
             made: rows that are made of the pieces before, and room for those of this one.
-            number: of the piece.
+            number: of the piece, counted from the first one here.
 
         Returns:
             What is carried on, and rows with those of this piece in them: in the same memory, if XLA may.
@@ -93,7 +105,7 @@ class Layers:
 
         def one(state: tuple[list[Any], list[Any]], given: tuple[Any, list[Any]]) -> tuple[Any, None]:
             (carry, made), (at, rows) = state, given
-            results = layer(*consts, *carry, *self.piece(rows, cuts, number), number)
+            results = layer(*consts, *carry, *self.piece(rows, cuts, number), number + self.first)
             pairs = zip(made, results[self.carries :], goings, strict=True)
             made = [self._with_row(whole, new, going, at, number) for whole, new, going in pairs]
             return (list(results[: self.carries]), made), None
@@ -135,12 +147,12 @@ class Layers:
         return found
 
 
-def piece_type(tensor: TensorType, going: Going, pieces: int) -> TensorType:
+def piece_type(tensor: TensorType, going: Going) -> TensorType:
     """The type of one piece of a tensor."""
     if not isinstance(going, Shard):
         return tensor
     shape = list(tensor.shape)
-    shape[going.dim] //= pieces
+    shape[going.dim] = going.unit
     return TensorType(tuple(shape), tensor.dtype)
 
 
@@ -190,8 +202,17 @@ def carried_on(equation: Equation) -> int:
 
 
 def in_stages(signature: Signature) -> bool:
-    """Whether a signature of such an equation has its layers on different devices."""
-    return any(isinstance(placement, Shard) for placement in signature.ins)
+    """Whether a signature of such an equation has its layers on different devices, or nodes."""
+    return any(isinstance(placement, Shard) for placement in on_axes(signature)[0].ins)
+
+
+def stretch_of(layers: Layers, held: Sequence[Sequence[tuple[int, int]]]) -> Layers:
+    """Layers on what a device holds of the operands, of each dimension where that begins and how much it is."""
+    for going, dims in zip(layers.ins, held, strict=True):
+        if isinstance(going, Shard):
+            begin, length = dims[going.dim]
+            return layers.some(begin // going.unit, length // going.unit)
+    return layers
 
 
 def relays(instruction: Instruction, graph: Graph) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from shardwright.backends.layout import wire_type
-from shardwright.backends.relay import Stage, numbers
+from shardwright.backends.relay import Stage
 from shardwright.backends.transport import Running
 from shardwright.backends.wire import aligned, as_bytes, to_jax
 from shardwright.backends.world import World
@@ -40,7 +40,7 @@ def handed_on(
     begin, fixed = stage.split(args)
     arriving = _Arriving(stage, world)
     leaving: Running | None = None
-    for number in numbers(stage.layers):
+    for which, number in stage.turns:
         piece = stage.begin(begin, number) if stage.is_first else arriving.take()
         piece, rows = stage.run(piece, fixed, rows, number)
         # To look out for the next piece meanwhile would take the core from what is computed.
@@ -50,7 +50,7 @@ def handed_on(
             continue
         if leaving is not None:  # no more than one is under way
             world.lane.land(leaving)
-        leaving = world.lane.launch(_Message(world.comm.Isend, stage.after, len(arrays)), arrays)
+        leaving = world.lane.launch(_Message(world.comm.Isend, stage.after(which), len(arrays)), arrays)
     if leaving is not None:
         world.lane.land(leaving)
     return [*carry, *rows]
@@ -89,7 +89,7 @@ class _Arriving:
 
     def __init__(self, stage: Stage, world: World) -> None:
         self._stage, self._world = stage, world
-        self._left = 0 if stage.is_first else stage.layers.pieces
+        self._left = iter(() if stage.is_first else stage.turns)
         self._next = self._posted()
 
     def take(self) -> list[Any]:
@@ -102,10 +102,10 @@ class _Arriving:
         ]
 
     def _posted(self) -> Running | None:
-        if not self._left:
+        turn = next(self._left, None)
+        if turn is None:
             return None
-        self._left -= 1
         arrays = [aligned(*wire_type(tensor)) for tensor in self._stage.carried]
         return self._world.lane.launch(
-            _Message(self._world.comm.Irecv, self._stage.before, len(arrays)), arrays
+            _Message(self._world.comm.Irecv, self._stage.before(turn.piece), len(arrays)), arrays
         )

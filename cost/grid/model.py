@@ -26,6 +26,7 @@ from shardwright.cost.grid.prices import (
     R,
     padded_rows,
 )
+from shardwright.cost.grid.stages import staged_kernels
 from shardwright.cost.kernels.contractions import Sizes, even_share
 from shardwright.cost.model import CostModel
 from shardwright.cost.moves import STAGED, strategies
@@ -39,6 +40,7 @@ from shardwright.ir.graph import Equation, TensorType
 from shardwright.ir.placement import Placement, Shard, components, node_members
 from shardwright.ir.registry import is_contraction
 from shardwright.ir.rules import Rule, Signature, flop_count
+from shardwright.ir.stages import layers_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,8 @@ class GridModel:
         """Costs and cuts of one equation under each of its signatures."""
         if equation.primitive in ALIASES:
             return Kernels(self._free.terms[None], (WHOLE,), np.zeros(len(found), dtype=np.intp))
+        if layers_of(equation) is not None:
+            return staged_kernels(equation, found, self.model, len(self.mesh.nodes), self._handed_s)
         tensors = (*equation.input_types, *equation.output_types)
         product = is_contraction(equation.primitive)
         ways = self._ways(tensors, (*traffic.ins, *traffic.outs), found, product)
@@ -146,6 +150,18 @@ class GridModel:
             for one, count in zip(axes, devices, strict=True)
         ]
         return tuple(zip(axes, shares, strict=True))
+
+    def _handed_s(self, nbytes: int) -> Floats:
+        """Seconds in which all devices of a node hand on so many bytes each to the next node, by class."""
+        entry, nodes = (
+            strategies()["send", "direct"],
+            self._between("send", "direct", nbytes, by_leaders=False),
+        )
+        devices = np.bincount(self.mesh.kind_of, self.mesh.inside).astype(np.int64)
+        links = entry.transfers(nodes.topology, [count * nbytes for count in devices.tolist()])
+        by_kind = links.constant.max(axis=1)[np.arange(len(devices)), nodes.class_of_kind]
+        host, copies = self.model.topology, sum(STAGED["send"])
+        return by_kind[self.mesh.kind_of] + copies * (host.host_latency_s + nbytes * host.host_s_per_byte)
 
     # -- moves -------------------------------------------------------------------------------------
 

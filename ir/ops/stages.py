@@ -2,32 +2,59 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from shardwright.ir.graph import Equation, TensorType
 from shardwright.ir.ops.axes import string
-from shardwright.ir.registry import OpDef, register
+from shardwright.ir.placement import Shard
+from shardwright.ir.registry import Local, OpDef, register
 from shardwright.ir.rules import Rule
-from shardwright.ir.stages import layers_of
+from shardwright.ir.stages import Going, layers_of, stretch_of
 
-#: The letter of the layers.
-_LAYERS = "l"
+#: The letters of the layers, and of the pieces of the batch.
+_LAYERS, _PIECES = "l", "p"
 
 
 def _stages(equation: Equation) -> Rule:
-    """Layers are cut, and nothing else; what is carried on is left with the last of them."""
+    """Layers are cut, and in a node pieces of the batch; what is carried on is left with the last layers."""
     layers = layers_of(equation)
     assert layers is not None, "it is one of stages"
     walked = layers.consts + layers.carries
     number = 0
 
-    def blocked(tensor: TensorType, rows: bool) -> list[str]:
+    def letters(tensor: TensorType, going: Going, rows: bool) -> list[str]:
         nonlocal number
-        rest = range(number, number + tensor.rank - rows)
-        number += len(rest)
-        return [*([_LAYERS] if rows else []), *[f"x{i}!" for i in rest]]
+        found: list[str] = []
+        for dim in range(tensor.rank):
+            if rows and dim == 0:
+                found.append(_LAYERS)
+            elif isinstance(going, Shard) and dim == going.dim:
+                found.append(f"({_PIECES} {going.unit})")
+            else:
+                found.append(f"x{number}!")
+                number += 1
+        return found
 
-    ins = [blocked(t, k >= walked) for k, t in enumerate(equation.input_types)]
-    outs = [blocked(t, k >= layers.carries) for k, t in enumerate(equation.output_types)]
-    return Rule(string(ins, outs), flop_per_point=0.0)
+    ins = zip(equation.input_types, layers.ins, strict=True)
+    outs = zip(equation.output_types, layers.outs, strict=True)
+    axes = string(
+        [letters(*pair, k >= walked) for k, pair in enumerate(ins)],
+        [letters(*pair, k >= layers.carries) for k, pair in enumerate(outs)],
+    )
+    # What is the same for all pieces, or the largest of them, is no sum over those of a node.
+    summed = all(isinstance(going, Shard) or going == "sum" for going in layers.outs)
+    return Rule(
+        axes if summed else axes.replace(f"({_PIECES} ", f"({_PIECES}! "),
+        flop_per_point=0.0,
+        across=_LAYERS,
+        within=_PIECES,
+    )
 
 
-register(OpDef("stages", _stages, "stages"))
+def _of_stretch(local: Local, *operands: Any) -> Any:
+    """All layers on the pieces that the device has."""
+    held = [[(dim.offset, dim.length) for dim in dims] for dims in local.inputs]
+    return local.bind(*operands, layers=stretch_of(local.params["layers"], held))
+
+
+register(OpDef("stages", _stages, "stages", localize=_of_stretch))

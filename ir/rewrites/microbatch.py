@@ -149,10 +149,11 @@ class Runner:
     Args:
         primitives: JAX primitives by name.
         count: of pieces.
+        stretches: whether a piece is a stretch of the batch, rather than every `count`-th row of it.
     """
 
-    def __init__(self, primitives: Mapping[str, Any], count: int) -> None:
-        self.primitives, self.count = primitives, count
+    def __init__(self, primitives: Mapping[str, Any], count: int, *, stretches: bool = False) -> None:
+        self.primitives, self.count, self.stretches = primitives, count, stretches
         self.ratios = (1.0 / count,) * count
         #: Forms and signatures of equations that are the same computation on every piece.
         self.alike: set[tuple[Form, Signature]] = set()
@@ -259,7 +260,8 @@ class Runner:
         if isinstance(wanted, Shard) and split.kinds[atom] == INVARIANT:
             maker = split.spread(atom)
             if maker is None:
-                here[atom, wanted] = piece_of(env[atom], wanted, self.count, self.number)
+                unit = atom.type.shape[wanted.dim] // self.count if self.stretches else wanted.unit
+                here[atom, wanted] = piece_of(env[atom], Shard(wanted.dim, unit), self.count, self.number)
                 return here[atom, wanted]
             shape = list(atom.type.shape)
             shape[wanted.dim] //= self.count

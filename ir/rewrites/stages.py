@@ -36,7 +36,7 @@ def staged(traced: Traced, pieces: int) -> Traced:
     """
     graph = traced.graph
     found, why = _splits(graph, pieces)
-    runner = Runner(traced.primitives, pieces)
+    runner = Runner(traced.primitives, pieces, stretches=True)
     changed = {e: _changed(e, found, runner) for e in graph.equations if e.index in found.inner}
     instead = {e: new for e, new in changed.items() if new is not None}
     if not instead:
@@ -107,8 +107,8 @@ def _changed(loop: Equation, found: Split, runner: Runner) -> Equation | None:
 def _layers(loop: Equation, region: Graph, split: Split, signature: Signature, runner: Runner) -> Layers:
     consts, carries = scan_counts(loop.params)
     # Of what a scan walks over, the signature is that of one iteration.
-    inside: list[Going] = [_going(placement, False) for placement in signature.ins]
-    types = [piece_type(v.type, going, runner.count) for v, going in zip(region.inputs, inside, strict=True)]
+    pairs = [(v.type, p) for v, p in zip(region.inputs, signature.ins, strict=True)]
+    types = [piece_type(tensor, _going(p, tensor, runner.count)) for tensor, p in pairs]
 
     def layer(*operands: Any) -> list[Any]:
         *own, runner.number = operands
@@ -124,18 +124,26 @@ def _layers(loop: Equation, region: Graph, split: Split, signature: Signature, r
         length=loop.params["length"],
         reverse=loop.params["reverse"],
         pieces=runner.count,
-        ins=tuple(_going(p, k >= consts + carries) for k, p in enumerate(signature.ins)),
-        outs=tuple(_going(p, False) for p in signature.outs),
+        ins=tuple(
+            [
+                _going(placement, tensor, runner.count, stacked=k >= consts + carries)
+                for k, (placement, tensor) in enumerate(zip(signature.ins, loop.input_types, strict=True))
+            ]
+        ),
+        outs=tuple(
+            [_going(*pair, runner.count) for pair in zip(signature.outs, loop.output_types, strict=True)]
+        ),
         body=closed,
         graph=builder.graph(closed.jaxpr, closed.consts),
         source=region,
     )
 
 
-def _going(placement: Placement, inside: bool) -> Going:
-    """How a tensor goes with pieces that lie as devices would; `inside`: as seen in one iteration."""
+def _going(placement: Placement, tensor: TensorType, pieces: int, *, stacked: bool = False) -> Going:
+    """How a tensor goes with pieces that lie as devices would; `stacked`: as seen in one iteration."""
     if isinstance(placement, Shard):
-        return replace(placement, dim=placement.dim + inside)
+        dim = placement.dim + stacked
+        return Shard(dim, tensor.shape[dim] // pieces)
     return placement.op if isinstance(placement, Partial) else None
 
 

@@ -178,9 +178,7 @@ class _Step:
         constraints, fleet, axes = asked.constraints, asked.fleet, asked.axes
         self.pins = () if constraints is None else resolve(constraints, traced.graph, self.space)
         self.parts = self._candidates = candidates(fleet)[: 1 if asked.devices == "all" else None]
-        # Stages are on one axis.
-        two = axes != 1 and is_mesh(fleet) and rewriting_of(traced).stages == 1
-        meshes = on_grid(fleet, self.parts) if two else ()
+        meshes = on_grid(fleet, self.parts) if axes != 1 and is_mesh(fleet) else ()
         # With "auto", parts of the fleet on two axes are for small steps, and for those changed for want of
         # memory, where they are worth it: each takes as long as the whole.
         self.meshes = meshes[: 1 if axes == "auto" and not self._small and like is None else None]

@@ -20,6 +20,7 @@ from shardwright.cost.model import CostModel
 from shardwright.cost.timeline import predict, timed_bill
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Equation, Graph, Value
+from shardwright.ir.pairs import Paired
 from shardwright.ir.placement import Placement, R, Shard, components
 from shardwright.ir.program import verify
 from shardwright.ir.rules import Signature
@@ -88,6 +89,8 @@ class _Restricted(Space):
     def signatures(self, equation: Equation) -> tuple[Signature, ...]:
         """The signatures kept on one of the axes at least; one object for equal equations of equal ones."""
         found, words = super().signatures(equation), self._made.words
+        if isinstance(found, Paired):
+            return found
         sides = zip(words.sides_of(found), self._keep, strict=True)
         kept = [_kept(side, [keep(equation, signature) for signature in side]) for side, keep in sides]
         key = (id(found), *kept)

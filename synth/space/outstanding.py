@@ -13,7 +13,7 @@ from typing import TypeAlias
 from shardwright.ir.graph import Equation, Graph, Value
 from shardwright.ir.placement import Partial, ReduceOp, Shard
 from shardwright.ir.regions import boundary
-from shardwright.ir.rules import Signature
+from shardwright.ir.rules import Signature, on_axes
 from shardwright.ir.table import table
 from shardwright.synth.space.units import Units
 from shardwright.synth.space.vocabulary import Vocabulary
@@ -114,8 +114,8 @@ class Outstanding:
                 frozenset(
                     placement.op
                     for signature in found
-                    if isinstance(placement := signature.outs[k], Partial)
-                    and _arises(signature, placement, coming)
+                    for one in on_axes(signature)
+                    if isinstance(placement := one.outs[k], Partial) and _arises(one, placement, coming)
                 )
                 for k in range(results)
             )

@@ -7,11 +7,14 @@ factors, so that most of the work is done once per distinct layer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import shardwright.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (rules, before planning begins)
 from shardwright.ir.graph import Atom, Equation, Graph, Value
+from shardwright.ir.pairs import in_turn
 from shardwright.ir.regions import Boundary, boundary
 from shardwright.ir.registry import registry, rule_of
-from shardwright.ir.rules import Signature, signatures
+from shardwright.ir.rules import Signature, signatures, signatures_of_both
 from shardwright.synth.space.conversions import Domain, Domains, Routes
 from shardwright.synth.space.factors import Choice
 from shardwright.synth.space.frame import Frame
@@ -52,7 +55,7 @@ class Space:
         for equation in graph.all_equations():
             if equation.form.primitive not in known and not equation.regions and _has_dimensions(equation):
                 self.replicated.setdefault(equation.primitive, equation)
-        self.units = Units()
+        self.units = Units(mesh=nodes is not None)
         self.units.add(graph)
         self._outstanding = Outstanding(graph, self.units, words, self.signatures)
         self.root = self._frame(graph, 1.0)
@@ -64,7 +67,7 @@ class Space:
         """The signatures of an equation whose letters can be cut; one object for equal equations."""
         known = self._made.words.signatures
         atoms = (*equation.inputs, *equation.outputs)
-        where = places(equation)
+        where = places(equation, mesh=self.nodes is not None)
         units: list[int] = []
         for position, dim, minor in where.first:
             unit = self.units.of(atoms[position])[dim]  # pyright: ignore[reportArgumentType]  (no literal)
@@ -72,17 +75,23 @@ class Space:
         key = (equation.form, *units)
         found = known.get(key)
         if found is None:
-            rule = rule_of(equation)
-            by_letter = dict.fromkeys(rule.letters, 0) | dict(zip(where.letters, units, strict=True))
-            listed = signatures(rule, equation, by_letter)
-            # Forms that differ in what does not matter here share one list, which no others have: factors
-            # compare it by identity.
-            same = (equation.primitive, equation.input_types, equation.output_types, id(listed))
-            same = (*same, rule.axes, rule.flop_per_point, str(equation.params.get("precision")))
-            found = known.get(same)
-            if found is None:
-                found = known[same] = tuple(signature for signature in listed)
-            known[key] = found
+            found = known[key] = self._listed(equation, dict(zip(where.letters, units, strict=True)))
+        return found
+
+    def _listed(self, equation: Equation, units: Mapping[str, int]) -> tuple[Signature, ...]:
+        """The signatures of an equation, given the units of the letters that cut a tensor."""
+        known, rule = self._made.words.signatures, rule_of(equation)
+        by_letter = {**dict.fromkeys(rule.all_letters, 0), **units}
+        if self.nodes is not None and rule.across:
+            return in_turn(*signatures_of_both(rule, equation, by_letter), self.nodes)
+        listed = signatures(rule, equation, by_letter)
+        # Forms that differ in what does not matter here share one list, which no others have: factors
+        # compare it by identity.
+        same = (equation.primitive, equation.input_types, equation.output_types, id(listed))
+        same = (*same, rule.axes, rule.flop_per_point, str(equation.params.get("precision")))
+        found = known.get(same)
+        if found is None:
+            found = known[same] = tuple(signature for signature in listed)
         return found
 
     def routes(self, value: Value) -> Routes:

@@ -8,7 +8,6 @@ tied to 12 heads of 64 is cut in 12 units of 64, and 768 tied to nothing smaller
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from itertools import chain, pairwise
 from typing import NamedTuple, TypeAlias
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from shardwright.ir.axis_strings import cut_letters
 from shardwright.ir.graph import Equation, Graph, Literal, Value, per_form
 from shardwright.ir.regions import boundary
 from shardwright.ir.registry import rule_of
@@ -39,29 +37,39 @@ class Places(NamedTuple):
         tied: the dimensions that are tied together: one group per letter.
         letters: those that cut a tensor.
         first: of every such letter a place where it cuts: operand or result, dimension, elements per step.
+        merged: all places where a step is of several elements.
     """
 
     tied: tuple[tuple[Place, ...], ...]
     letters: tuple[str, ...]
     first: tuple[tuple[int, int, int], ...]
+    merged: tuple[tuple[int, int, int], ...]
+
+
+def places(equation: Equation, *, mesh: bool) -> Places:
+    """Those of an equation, on one mesh axis or on two (`mesh`); one object for many forms."""
+    return _on_axes(equation)[mesh]
 
 
 @per_form
-def places(equation: Equation) -> Places:
-    """Those of an equation; one object for many forms."""
+def _on_axes(equation: Equation) -> tuple[Places, Places]:
+    """Those on one axis, and those on two."""
     rule = rule_of(equation)
     literal = tuple([type(atom) is Literal for atom in equation.inputs])
-    return _places(rule.axes, rule.reduce is not None, minor_sizes(rule, equation), literal)
+    minors, known = minor_sizes(rule, equation), (rule.letters, rule.all_letters)
+    one, two = (_places(rule.axes, letters, minors, literal) for letters in known)
+    return one, two
 
 
 @cache
 def _places(
-    axes: str, contracts: bool, minors: tuple[tuple[str, int], ...], literal: tuple[bool, ...]
+    axes: str, letters: tuple[str, ...], minors: tuple[tuple[str, int], ...], literal: tuple[bool, ...]
 ) -> Places:
     tied: list[tuple[Place, ...]] = []
+    merged: list[tuple[int, int, int]] = []
     found: dict[str, tuple[int, int, int]] = {}
     where = cuts_of(axes, minors)
-    for letter in cut_letters(axes, contracts):
+    for letter in letters:
         cut_ins, cut_outs = where[letter]
         mine = [
             (k, cut)
@@ -73,13 +81,19 @@ def _places(
             found[letter] = position, cut.dim, cut.minor
         if len(mine) > 1:
             tied.append(tuple([(k, cut.dim) for k, cut in mine]))
-    return Places(tuple(tied), tuple(found), tuple(found.values()))
+        merged += [(k, cut.dim, cut.minor) for k, cut in mine if cut.minor > 1]
+    return Places(tuple(tied), tuple(found), tuple(found.values()), tuple(merged))
 
 
 class Units:
-    """Number of units of every dimension of every value of a graph and its regions."""
+    """Number of units of every dimension of every value of a graph and its regions.
 
-    def __init__(self) -> None:
+    Args:
+        mesh: whether programs are on two mesh axes.
+    """
+
+    def __init__(self, *, mesh: bool = False) -> None:
+        self._mesh = mesh
         # Dimensions of one value are numbered consecutively from `_first[value]`.
         self._first: dict[Value, int] = {}
         self._sizes: list[int] = []
@@ -87,6 +101,8 @@ class Units:
         self._of_graph: dict[Graph, list[int]] = {}
         #: Pairs of dimensions that are tied.
         self._pairs: list[tuple[NDArray[np.intp], NDArray[np.intp]]] = []
+        #: Dimensions of which so many elements are one step.
+        self._merged: list[tuple[NDArray[np.intp], int]] = []
         self._settled: tuple[list[int], list[int]] | None = None
         self._found: (
             tuple[dict[Graph, list[int]], list[tuple[int, ...]], dict[Value, tuple[int, ...]]] | None
@@ -109,31 +125,30 @@ class Units:
         alike: dict[int, tuple[int, Places]] = {}
         kind = np.full(len(found.examples), -1)
         for form, example in enumerate(found.examples):
-            where = None if example.regions else places(example)
-            if where is not None and where.tied:
+            where = None if example.regions else places(example, mesh=self._mesh)
+            if where is not None and (where.tied or where.merged):
                 kind[form], _ = alike.setdefault(id(where), (len(alike), where))
         kinds = kind[found.form]
         for number, where in alike.values():
-            self._tie(where.tied, np.flatnonzero(kinds == number), found, first)
+            self._tie(where, np.flatnonzero(kinds == number), found, first)
         for equation in graph.equations:
             if equation.regions:
                 self._add_regions(equation)
         self._settled = self._found = None
 
-    def _tie(
-        self, groups: Sequence[Sequence[Place]], equations: Numbers, found: Table, first: Numbers
-    ) -> None:
+    def _tie(self, where: Places, equations: Numbers, found: Table, first: Numbers) -> None:
         """Tie the same dimensions of all these equations, which have equally many operands.
 
         Args:
-            groups: places of dimensions that are tied.
+            where: their letters cut their tensors.
             equations: of one graph.
             found: the graph.
             first: of all of its values, the number of the first dimension.
         """
         operands = len(found.examples[found.form[equations[0]]].inputs)
         of: dict[int, Numbers] = {}
-        for position in {position for group in groups for position, _ in group}:
+        groups = where.tied
+        for position in {position for group in (*groups, where.merged) for position, *_ in group}:
             if position < operands:
                 of[position] = first[found.operands[found.begin[equations] + position]]
             else:
@@ -141,6 +156,7 @@ class Units:
         for (position, dim), *others in groups:
             root = of[position] + dim
             self._pairs.extend((root, of[other] + at) for other, at in others)
+        self._merged.extend((of[position] + dim, minor) for position, dim, minor in where.merged)
 
     def _add_regions(self, equation: Equation) -> None:
         for region in equation.regions:
@@ -167,15 +183,18 @@ class Units:
         """Of every dimension, the name of those tied to it, and the elements that must stay together."""
         if self._settled is None:
             count, sizes = len(self._sizes), np.array(self._sizes, dtype=np.int64)
+            steps = sizes.copy()
+            for dims, minor in self._merged:
+                steps[dims] = np.gcd(steps[dims], sizes[dims] // minor)
             none = np.zeros(0, dtype=np.intp)
             one, other = (np.concatenate([none, *(pair[k] for pair in self._pairs)]) for k in (0, 1))
             ties = sparse.coo_matrix((np.ones(len(one)), (one, other)), shape=(count, count))
             _, names = csgraph.connected_components(ties, directed=False)
             order = np.argsort(names, kind="stable")
             starts = np.flatnonzero(np.diff(names[order], prepend=-1))
-            units = np.gcd.reduceat(sizes[order], starts)[names] if count else sizes
-            steps = np.where(units > 1, sizes // np.maximum(units, 1), 0)
-            self._settled = names.tolist(), steps.tolist()
+            units = np.gcd.reduceat(steps[order], starts)[names] if count else sizes
+            together = np.where(units > 1, sizes // np.maximum(units, 1), 0)
+            self._settled = names.tolist(), together.tolist()
         return self._settled
 
     def of(self, value: Value) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from shardwright.ir.pairs import pairs
+from shardwright.ir.pairs import Paired, pairs
 from shardwright.ir.placement import ReduceOp
 from shardwright.ir.rules import Signature
 from shardwright.synth.space.conversions import Domains
@@ -58,9 +58,9 @@ class Vocabulary:
         return across, within
 
     def on_mesh(self, found: Side) -> Side:
-        """Signatures on the mesh axes of the domains: these, or all pairs of them."""
+        """Signatures on the mesh axes of the domains: these, if they are on those, or else all pairs."""
         nodes = self.domains.nodes
-        if nodes is None:
+        if nodes is None or isinstance(found, Paired):
             return found
         if id(found) not in self.pairs:
             self.pairs[id(found)] = pairs(*self.sides_of(found), nodes)

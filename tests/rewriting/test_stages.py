@@ -22,7 +22,7 @@ from stages_cases import apart, on_three, staged
 from shardwright import Fleet, Plan, parallelize, synthesize
 from shardwright.backends.launch import find_mpiexec, rank_environment
 from shardwright.backends.reference import ReferenceExecutable
-from shardwright.backends.relay import chain
+from shardwright.backends.relay import Course
 from shardwright.backends.verify import verify_program
 from shardwright.cli import main
 from shardwright.factory import load_factory
@@ -170,10 +170,11 @@ def test_stages_are_in_order_of_the_layers(plan: Plan) -> None:
     assert not any(is_local(i, graph) for i in found)
     steps = [step for step in schedule(plan.program, graph).steps if isinstance(step, Relay)]
     forward, backward = (
-        chain(graph.equations[s.compute.equation], s.compute.signature, (0.4, 0.0, 0.6)) for s in steps
+        Course.of(graph.equations[s.compute.equation], s.compute.signature, (0.4, 0.0, 0.6)).turns
+        for s in steps
     )
-    assert forward == (0, 2)
-    assert backward == (2, 0)
+    assert list(forward) == [0, 2]
+    assert list(backward) == [2, 0]
 
 
 def test_ranks_hand_pieces_on(plan: Plan, tmp_path: Path) -> None:

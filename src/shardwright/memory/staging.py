@@ -62,12 +62,6 @@ class Staging:
         Raises:
             InputError: no scan of the step comes in so many pieces, or two mesh axes are asked for.
         """
-        if self._planner.thorough:
-            raise InputError(
-                place="stages",
-                reason="lie on one mesh axis, and axes is 2",
-                remedy="Leave axes out, or plan with stages='off'",
-            )
         rewritten(self._traced, Rewriting(stages=pieces))
         known = self._traced, self._fleet, self._policies, 1, self._planner, self._late
         ladder = Ladder(*known, stages=pieces)

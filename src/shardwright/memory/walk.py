@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardwright.backends.local_graph import LocalGraphs
-from shardwright.backends.relay import chain
+from shardwright.backends.relay import Course
 from shardwright.cost.device import DeviceType
 from shardwright.cost.memory.buffers import scratch_bytes
 from shardwright.cost.memory.compilers import compilers
@@ -170,9 +170,10 @@ class _Steps:
             return 0
         equation = self.planned.graph.equations[step.compute.equation]
         carried = sum(atom.type.nbytes for atom in stage.outputs[: carried_on(equation)])
-        places = chain(equation, step.compute.signature, graphs.ratios)
+        course = Course.of(equation, step.compute.signature, graphs.ratios)
+        place = course.place(graphs.device)
         # The first stage has none that arrives, the last none that leaves.
-        pieces = 2 + (places[0] != graphs.device) + (places[-1] != graphs.device)
+        pieces = 2 + (place > 0) + (place < len(course.owners) - 1)
         return scratch_bytes(stage) + pieces * carried
 
     def _loop(self, step: LoopStep, graphs: LocalGraphs) -> int:
