@@ -26,8 +26,10 @@ from shardwright.ir.stages import Layers, layers_of, stretch_of
 class Course:
     """Which device has which piece, and when.
 
-    A stage is those devices that have the same layers: one, or those of a node, each with its pieces. Where
-    these are shared out differently from stage to stage, a device takes what is there first.
+    A stage is those devices that have the same layers: one, or those of a node, each with a stretch of the
+    pieces. All of them take theirs in one order, so that none waits for a piece which is behind one that is
+    not taken. In that order each first few are spread out over all pieces: however many devices share them
+    out in the next stage, all of these soon have one.
 
     Attributes:
         owners: of every stage, in the order in which a piece passes them, the device of each piece.
@@ -49,19 +51,21 @@ class Course:
                 owners = found.setdefault(begin, [-1] * layers.pieces)
                 owners[here.first : here.first + here.pieces] = [device] * here.pieces
         owners = [tuple(found[begin]) for begin in sorted(found, reverse=layers.reverse)]
-        # When a piece is about there: the part of what its device had to do so far.
-        there, turns = [0.0] * layers.pieces, dict[int, tuple[int, ...]]()
-        for stage in owners:
-            for device in dict.fromkeys(stage):
-                mine = [piece for piece, owner in enumerate(stage) if owner == device]
-                turns[device] = tuple(sorted(mine, key=lambda piece: (there[piece], piece)))
-            done = {p: (k + 1) / len(turns[d]) for d in set(stage) for k, p in enumerate(turns[d])}
-            there = [done[piece] for piece in range(layers.pieces)]
+        order = spread_out(layers.pieces)
+        turns = {
+            d: tuple([p for p in order if stage[p] == d]) for stage in owners for d in dict.fromkeys(stage)
+        }
         return Course(tuple(owners), turns)
 
     def place(self, device: int) -> int:
         """The number of a device's stage; -1 where it has nothing to do."""
         return next((number for number, stage in enumerate(self.owners) if device in stage), -1)
+
+
+def spread_out(count: int) -> list[int]:
+    """Numbers below `count`, by their bits from the last one on (van der Corput, 1935)."""
+    bits = max(count - 1, 0).bit_length()
+    return sorted(range(count), key=lambda number: f"{number:0{bits}b}"[::-1])
 
 
 def _part(
