@@ -6,13 +6,16 @@ hands on what the next one needs. The time of a stage is that of its layers: it 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.device import DeviceType
+from shardwright.cost.fleet import Fleet
 from shardwright.cost.lines import Beats, Kernel, Kernels, Line, beats_of, kernels_in
 from shardwright.cost.share_cost import CostStack, Floats, ShareCost
 from shardwright.ir.graph import Equation, Graph
@@ -23,8 +26,8 @@ from shardwright.ir.stages import Layers, layers_of
 class Model(Protocol):
     """What is asked for of `shardwright.cost.model.CostModel`."""
 
+    fleet: Fleet
     types: tuple[DeviceType, ...]
-    counts: NDArray[np.int64]
     class_of: NDArray[np.int64]
 
     def cost(self, line: Line) -> ShareCost:
@@ -46,7 +49,7 @@ def staged_cost(model: Model, line: Beats) -> ShareCost:
     if not line.sharded or len(model.class_of) == 1:
         return ShareCost.fixed([float(each) for each in line.pieces * every[0]])
     beats = line.pieces + min(len(model.class_of), line.length) - 1
-    return ShareCost(beats * _handed_s(model, line)[None], beats * every, np.zeros_like(every))
+    return ShareCost(beats * _handed_s(model, line.handed_bytes)[None], beats * every, np.zeros_like(every))
 
 
 def layer_s(model: Model, line: Beats) -> Floats:
@@ -55,9 +58,66 @@ def layer_s(model: Model, line: Beats) -> Floats:
     return sum(seconds, start=np.zeros(len(model.types)))
 
 
-def _handed_s(model: Model, line: Beats) -> Floats:
-    """Seconds in which a piece is handed on, by class."""
-    return model.move("send", "direct", line.handed_bytes, R, R).constant.max(axis=0)
+def _handed_s(model: Model, nbytes: int) -> Floats:
+    """Seconds in which so many bytes are handed on, by class."""
+    return model.move("send", "direct", nbytes, R, R).constant.max(axis=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Crews:
+    """The stages that some devices make, by kind: each is one device, or all devices of a node.
+
+    Attributes:
+        counts: (kinds,) stages of every kind.
+        members: (kinds, classes) devices of every class in a stage.
+        links: (kinds,) by how many links a stage hands on.
+    """
+
+    counts: NDArray[np.int64]
+    members: NDArray[np.int64]
+    links: NDArray[np.int64]
+
+    @staticmethod
+    def of(model: Model, members: Sequence[int], *, nodes: bool) -> Crews:
+        """Those of some devices of a model's fleet, whole nodes or one by one."""
+        fleet, kinds = model.fleet, Counter[tuple[int, ...]]()
+        stages: dict[int, list[int]] = {}
+        for device in members:
+            stages.setdefault(fleet.devices[device].node if nodes else device, []).append(device)
+        for where, some in stages.items():
+            classes = np.bincount(model.class_of[some], minlength=len(model.types))
+            rails = min(fleet.nodes[where].rails, len(some)) if nodes else 1
+            kinds[(rails, *classes.tolist())] += 1
+        rows = np.array(list(kinds), dtype=np.int64)
+        return Crews(np.array(list(kinds.values()), dtype=np.int64), rows[:, 1:], rows[:, 0])
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """(kinds,) devices of a stage."""
+        return self.members.sum(axis=1)
+
+    def least_s(self, pieces: int, length: int, each_s: Floats, handed_s: Floats | float = 0.0) -> float:
+        """Seconds that layers take at least, every stage having whole ones.
+
+        A device with q of P pieces has q P + S - 1 beats of S stages; those of a stage share the pieces out so
+        that they all take as long.
+
+        Args:
+            pieces: of the batch.
+            length: number of layers.
+            each_s: (classes,) seconds of one layer on one piece.
+            handed_s: (kinds,) seconds in which a stage hands on a piece of every one of its devices.
+        """
+        idle = min(int(self.counts.sum()), length) - 1
+        beats = pieces + self.sizes * idle
+        linear = length * beats / (self.members / np.maximum(each_s, _SOON_S)).sum(axis=1)
+        constant = np.broadcast_to(beats / self.sizes * handed_s, linear.shape) * (idle > 0)
+        rows = constant[None], linear[None], np.zeros((1, len(linear)))
+        return ShareCost(*rows).floor(self.counts, units=length)
+
+
+#: Less than anything takes.
+_SOON_S = 1e-30
 
 
 class Scans:
@@ -83,52 +143,31 @@ class Scans:
         seconds = counts @ self._model.kernels(Kernels(lines)).constant.max(axis=1)
         return launches * self._launch_s, seconds - launches * self._launch_s
 
-    def least_s(self, pieces: int, members: Sequence[int]) -> float:
-        """Seconds that they take at least on some devices, which hand on so many pieces of the batch.
+    def least_s(self, pieces: int, crews: Crews) -> float:
+        """Seconds that they take at least as some stages, which hand on so many pieces of the batch.
 
-        Every device has whole layers, and but for launching them computes small pieces as fast as the whole
+        Every stage has whole layers, and but for launching them computes small pieces as fast as the whole
         batch; none waits but for the first piece to arrive and the last one to leave.
         """
         return sum(
-            _pipeline_s(self._model, members, pieces, length, launching + computing / pieces)
+            crews.least_s(pieces, length, launching + computing / pieces)
             for length, launching, computing in self._scans
         )
 
 
-def relays_s(graph: Graph, model: Model, members: Sequence[int]) -> float:
-    """Seconds that the layers of a step that has stages take at least on some devices."""
+def relays_s(graph: Graph, model: Model, crews: Crews) -> float:
+    """Seconds that the layers of a step that has stages take at least as some of them."""
     found = 0.0
     for layers in filter(None, map(layers_of, graph.equations)):
         line = beats_of(layers, sharded=True)
-        seconds = layer_s(model, line), _handed_s(model, line)
-        found += _pipeline_s(model, members, layers.pieces, layers.length, *seconds)
+        # A stage hands on a piece of each of its devices, over all of its links.
+        sizes = np.ceil(crews.sizes / crews.links) * line.handed_bytes
+        handed_s = [
+            (_handed_s(model, int(nbytes)) * (row > 0)).max()
+            for nbytes, row in zip(sizes, crews.members, strict=True)
+        ]
+        found += crews.least_s(layers.pieces, layers.length, layer_s(model, line), np.array(handed_s))
     return found
-
-
-def _pipeline_s(
-    model: Model,
-    members: Sequence[int],
-    pieces: int,
-    length: int,
-    layer_s: Floats,
-    handed_s: Floats | float = 0.0,
-) -> float:
-    """Seconds that layers take at least as stages, each of whole layers.
-
-    Args:
-        model: of the fleet.
-        members: the devices that have layers.
-        pieces: that they hand on.
-        length: number of layers.
-        layer_s: seconds of one layer on one piece, by class.
-        handed_s: seconds in which a piece is handed on, by class.
-    """
-    counts = np.bincount(model.class_of[list(members)], minlength=len(model.counts))
-    own = np.flatnonzero(counts)
-    beats = pieces + min(len(members), length) - 1
-    linear = (beats * length * layer_s[own])[None]
-    constant = np.broadcast_to(beats * np.asarray(handed_s), counts.shape)[own][None] * (len(members) > 1)
-    return ShareCost(constant, linear, np.zeros_like(linear)).floor(counts[own], units=length)
 
 
 def part_of(layers: Layers, which: Callable[[Equation], bool], model: Model) -> float:

@@ -376,6 +376,8 @@ def _steps(rule: Rule, equation: Equation, letter: str, wanted: Signature) -> di
 
 def flop_count(rule: Rule, equation: Equation) -> float:
     """Floating point operations of the whole, unsharded equation."""
+    if not rule.flop_per_point:
+        return 0.0
     sizes = letter_sizes(rule, equation)
     return rule.flop_per_point * math.prod(size for letter, size in sizes.items() if not letter.isdigit())
 

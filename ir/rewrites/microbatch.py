@@ -218,7 +218,7 @@ class Runner:
             for atom, wanted in _wanted(equation, split.local[equation.index]):
                 if not isinstance(atom, Value) or not isinstance(wanted, Shard) or atom in split.inside:
                     continue
-                if split.kinds[atom] == INVARIANT and not split.spread(atom):
+                if split.kinds[atom] == INVARIANT and not split.spread(atom, wanted.dim):
                     found[atom, wanted] = None
         return found
 
@@ -258,7 +258,7 @@ class Runner:
         if (atom, wanted) in here:
             return here[atom, wanted]
         if isinstance(wanted, Shard) and split.kinds[atom] == INVARIANT:
-            maker = split.spread(atom)
+            maker = split.spread(atom, wanted.dim)
             if maker is None:
                 unit = atom.type.shape[wanted.dim] // self.count if self.stretches else wanted.unit
                 here[atom, wanted] = piece_of(env[atom], Shard(wanted.dim, unit), self.count, self.number)
@@ -266,7 +266,7 @@ class Runner:
             shape = list(atom.type.shape)
             shape[wanted.dim] //= self.count
             x = self._read(maker.inputs[0], env)
-            here[atom, wanted] = jax.lax.broadcast_in_dim(x, shape, ())
+            here[atom, wanted] = jax.lax.broadcast_in_dim(x, shape, maker.params["broadcast_dimensions"])
             return here[atom, wanted]
         return env[atom]
 
@@ -285,7 +285,7 @@ class Runner:
         """Whether an operand is a piece of what is the same for all, and was made in one piece."""
         if not isinstance(atom, Value) or not isinstance(wanted, Shard) or split.kinds[atom] != INVARIANT:
             return False
-        return split.spread(atom) is None
+        return split.spread(atom, wanted.dim) is None
 
     def _local(self, equation: Equation, signature: Signature, args: Sequence[Any]) -> list[Any]:
         """An equation on a piece; whichever piece it is, it must be the same computation."""

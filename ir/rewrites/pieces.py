@@ -89,12 +89,13 @@ class Split:
             return not isinstance(atom.value, str) and bool(np.all(np.asarray(atom.value) == 0))
         return atom in self.zeros
 
-    def spread(self, value: Value) -> Equation | None:
-        """The equation that makes an invariant tensor of a number: it can make a piece of it as well."""
+    def spread(self, value: Value, dim: int) -> Equation | None:
+        """The equation that broadcasts an invariant tensor along a dimension: it can make a piece as well."""
         maker = self.makers.get(value)
-        if maker is None or maker.primitive != "broadcast_in_dim" or maker.inputs[0].type.rank:
+        if maker is None or maker.primitive != "broadcast_in_dim":
             return None
-        return maker
+        known = maker.params["broadcast_dimensions"]
+        return maker if dim not in known or maker.inputs[0].type.shape[known.index(dim)] == 1 else None
 
 
 class Pieces:

@@ -83,6 +83,7 @@ class Body:
             for operand, own in zip(self.operands, self.inputs, strict=True)
             if own not in inner
         ]
+        self.consts -= sum(own in inner for own in self.inputs[: self.consts])
         self.operands, self.inputs = [operand for operand, _ in kept], [own for _, own in kept]
         rest = [with_inputs(equation, map(name, equation.inputs)) for equation in self.equations]
         self.equations = [*equations, *rest]
@@ -119,3 +120,32 @@ def scan_of(
     # A form of its own: another body makes it another equation.
     form = Form("scan", params, *types)
     return replace(like, form=form, inputs=tuple(operands), outputs=tuple(results), regions=(region,))
+
+
+def broadcasting_inside(graph: Graph) -> Graph:
+    """A step whose scans broadcast what every iteration has as it is, in place of having it handed in.
+
+    JAX's differentiation has a scan's constants made before it, masks as large as all scores of attention
+    among them. In an iteration a broadcast takes nothing, and that of a piece is no larger than the piece.
+    """
+    makers: dict[Atom, Equation] = {}
+    for equation in graph.equations:
+        if equation.primitive == "broadcast_in_dim":
+            makers.update(dict.fromkeys(equation.outputs, equation))
+    equations = [_broadcasting(e, makers) if e.primitive == "scan" else e for e in graph.equations]
+    changed = any(new is not old for new, old in zip(equations, graph.equations, strict=True))
+    return renumbered(graph, equations) if changed else graph
+
+
+def _broadcasting(loop: Equation, makers: Mapping[Atom, Equation]) -> Equation:
+    body, copies, instead = Body(loop), list[Equation](), dict[Value, Atom]()
+    for atom in dict.fromkeys(loop.inputs[: body.consts]):
+        if isinstance(atom, Value) and atom in makers:
+            (operand,) = makers[atom].inputs
+            instead[atom] = made = fresh(atom.type)
+            inner = body.shared(operand) if isinstance(operand, Value) else operand
+            copies.append(replace(makers[atom], inputs=(inner,), outputs=(made,), after=None))
+    if not copies:
+        return loop
+    body.begin_with(copies, instead)
+    return body.equation()

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
-from shardwright.cost.stages import Scans, relays_s
-from shardwright.ir.errors import InputError
+from shardwright.cost.stages import Crews, Scans, relays_s
 from shardwright.ir.placement import Shard
 from shardwright.ir.rewrites.batch import batch_of
 from shardwright.ir.rewrites.pieces import NotInPiecesError
@@ -25,10 +24,11 @@ from shardwright.memory.ladder import Ladder
 from shardwright.memory.rivals import WORTH, Planning, better, cost_of, tolerance, unlimited_s
 from shardwright.plan import Plan
 from shardwright.synth.combinations import SMALL
+from shardwright.synth.grid.part import on_grid
 from shardwright.synth.parts import candidates
 from shardwright.synth.stretches import Policy
 
-#: Pieces tried at most.
+#: Pieces tried at most, for every device of a stage.
 _MOST_PIECES = 64
 
 
@@ -60,7 +60,7 @@ class Staging:
         """The best plan with so many pieces, or of those that are cheaper than a rival.
 
         Raises:
-            InputError: no scan of the step comes in so many pieces, or two mesh axes are asked for.
+            InputError: no scan of the step comes in so many pieces.
         """
         rewritten(self._traced, Rewriting(stages=pieces))
         known = self._traced, self._fleet, self._policies, 1, self._planner, self._late
@@ -86,7 +86,7 @@ class Staging:
     @property
     def _alone(self) -> bool:
         """Whether there are no stages in any case."""
-        return len(self._fleet.devices) == 1 or self._planner.thorough or self._late()
+        return len(self._fleet.devices) == 1 or self._late()
 
     def beside(self, found: Plan) -> Plan:
         """The best of a plan and those with stages, which are looked for where they may be cheaper."""
@@ -111,9 +111,9 @@ class Staging:
         best by that, fewer are looked at as long as they are better.
         """
         model = CostModel(self._fleet)
-        parts = [part for part in candidates(self._fleet) if len(part) > 1]
+        crews = self._crews(model)
         scans = Scans(self._traced.graph, model)
-        rough = {n: min(scans.least_s(n, part) for part in parts) for n in self._counts()}
+        rough = {n: min(scans.least_s(n, some) for some in crews) for n in self._counts(crews)}
         first = min(rough, key=lambda n: (rough[n], n), default=0)
         best: tuple[float, int] | None = None
         for pieces in [n for n, seconds in rough.items() if n <= first and seconds < worth_s]:
@@ -123,13 +123,23 @@ class Staging:
                 graph = rewritten(self._traced, Rewriting(stages=pieces)).graph
             except NotInPiecesError:
                 continue
-            found = min(relays_s(graph, model, part) for part in parts), pieces
+            found = min(relays_s(graph, model, some) for some in crews), pieces
             if best is not None and found > best:
                 break
             best = found
         return None if best is None or best[0] >= worth_s else best[1]
 
-    def _counts(self) -> Iterator[int]:
+    def _crews(self, model: CostModel) -> list[Crews]:
+        """The stages that parts of the fleet may be: single devices, and on two mesh axes nodes."""
+        fleet, parts = self._fleet, candidates(self._fleet)
+        found: list[Crews] = []
+        if not self._planner.thorough:
+            found += [Crews.of(model, part, nodes=False) for part in parts if len(part) > 1]
+        if not self._planner.content:
+            found += [Crews.of(model, part, nodes=True) for part in on_grid(fleet, parts)]
+        return found
+
+    def _counts(self, crews: Sequence[Crews]) -> Iterator[int]:
         """In how many pieces: the most first."""
         graph = self._traced.graph
         try:
@@ -138,6 +148,7 @@ class Staging:
             return
         pairs = zip(graph.inputs, batch, strict=True)
         rows = next(value.type.shape[0] for value, kind in pairs if isinstance(kind, Shard))
-        for pieces in range(min(rows, _MOST_PIECES), 1, -1):
+        most = _MOST_PIECES * max(int(some.sizes.max()) for some in crews)
+        for pieces in range(min(rows, most), 1, -1):
             if rows % pieces == 0:
                 yield pieces
