@@ -181,16 +181,18 @@ class ReferenceMachine:
                 for device in range(len(self.devices))
             ]
         stages = self._stages[step]
-        made = [[*carry, *rows] for carry, rows in (stage.room() for stage in stages)]
+        given = [[arg[device] for arg in args] for device in range(len(stages))]
+        room = (stage.room(own) for stage, own in zip(stages, given, strict=True))
+        made = [[*carry, *rows] for carry, rows in room]
         pieces: dict[int, list[Any]] = {}
         for device in stages[0].course.turns:
             stage = stages[device]
-            begin, fixed = stage.split([arg[device] for arg in args])
+            begin, fixed = stage.split(given[device])
             carries = stage.layers.carries
             carry, rows = made[device][:carries], made[device][carries:]
             for piece, number in stage.turns:
-                given = stage.begin(begin, number) if stage.is_first else pieces[piece]
-                pieces[piece], rows = stage.run(given, fixed, rows, number)
+                came = stage.begin(begin, number) if stage.is_first else pieces[piece]
+                pieces[piece], rows = stage.run(came, fixed, rows, number)
                 if stage.is_last:
                     carry = stage.keep(carry, pieces[piece], number)
             made[device] = [*carry, *rows]

@@ -124,10 +124,13 @@ class Stage:
         carried = layers.graph.inputs[layers.consts : first]
         #: Types of what is carried on, of one piece.
         self.carried = tuple([value.type for value in carried])
+        fixed = [*whole[: layers.consts], *whole[first:]]
+        self._idle = None
         if not self.takes_part:
+            if self._rows and None in layers.outs[count:]:
+                self._idle = compiler.share(layers.without_pieces, (fixed,), now=now)
             return
         piece, number = [abstract(t, t.shape) for t in self.carried], jax.ShapeDtypeStruct((), "int32")
-        fixed = [*whole[: layers.consts], *whole[first:]]
 
         def begin(carry: list[Any], number: Any) -> list[Any]:
             return layers.piece(carry, goings, number)
@@ -140,7 +143,7 @@ class Stage:
 
     @property
     def takes_part(self) -> bool:
-        """Whether the device has any layers."""
+        """Whether the device has any layers, and pieces."""
         return self._place >= 0
 
     @property
@@ -161,10 +164,11 @@ class Stage:
         """The device that has a piece after this one."""
         return self.course.owners[self._place + 1][piece]
 
-    def room(self) -> tuple[list[Any], list[Any]]:
+    def room(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Results before the first piece: what is carried on, and rows."""
         made, count = self.layers.room(self._rows), self.layers.carries
-        return made[:count], made[count:]
+        rows = made[count:] if self._idle is None else self._idle(self.split(operands)[1])
+        return made[:count], rows
 
     def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Of operands, what is carried on, and all others."""

@@ -72,6 +72,7 @@ class Rule:
         lower: further operands through which Partial(min) passes, but not Partial(max).
         accumulator: operand that must be Partial (not Replicate) where a letter is contracted,
             because every device would add it once (the operand of scatter-add).
+        whole: results that are the same whatever stretch of a contracted letter a device has.
         flop_per_point: floating point operations per point of the iteration space.
         across: a letter that is sharded on one axis, and on two over the nodes, while `within` is in them.
         within: a letter that is sharded in nodes, while `across` is over them, and not otherwise.
@@ -85,6 +86,7 @@ class Rule:
     upper: Passing = ()
     lower: Passing = ()
     accumulator: int | None = None
+    whole: tuple[int, ...] = ()
     flop_per_point: float = 1.0
     across: str = ""
     within: str = ""
@@ -192,7 +194,9 @@ def cuts_of(axes: str, minors: tuple[tuple[str, int], ...]) -> Cuts:
 
 def letter_signature(rule: Rule, equation: Equation, letter: str, unit: int = 1) -> Signature:
     """The signature that shards `letter`, cut at multiples of `unit` of its own steps."""
-    return _letter_signature(*cuts(rule, equation, letter), rule.reduce, rule.accumulator, unit)
+    found = _letter_signature(*cuts(rule, equation, letter), rule.reduce, rule.accumulator, unit)
+    outs = tuple([R if k in rule.whole and isinstance(p, Partial) else p for k, p in enumerate(found.outs)])
+    return Signature(found.ins, outs) if rule.whole else found
 
 
 def _letter_signature(

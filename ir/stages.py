@@ -33,7 +33,7 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import mlir
 
 from shardwright.ir.collectives import identity
-from shardwright.ir.dtypes import dtype_of
+from shardwright.ir.dtypes import dtype_of, is_key, key_implementation
 from shardwright.ir.graph import Equation, Graph, TensorType
 from shardwright.ir.placement import ReduceOp, Shard
 from shardwright.ir.program import Compute, Instruction
@@ -113,6 +113,27 @@ class Layers:
         begin, at = (list(carry), list(made)), jnp.arange(rows[0].shape[0])
         return jax.lax.scan(one, begin, (at, rows), reverse=self.reverse)[0]
 
+    def without_pieces(self, fixed: Sequence[Any]) -> list[Any]:
+        """Rows of a device that has layers, and no piece: what is the same for all pieces is there, too."""
+        layer, first, sizes = jaxpr_as_fun(self.body), self.consts + self.carries, self.graph.inputs
+        consts, rows = fixed[: self.consts], fixed[self.consts :]
+
+        def any_piece(operands: Sequence[Any], begin: int) -> list[Any]:
+            pairs = enumerate(operands, begin)
+            return [x if self.ins[k] is None else _nothing(sizes[k].type) for k, x in pairs]
+
+        def one(carry: None, rows: list[Any]) -> tuple[None, list[Any]]:
+            carried = [_nothing(value.type) for value in sizes[self.consts : first]]
+            results = layer(*any_piece(consts, 0), *carried, *any_piece(rows, first), jnp.int32(0))
+            return carry, [x for x, going in zip(results, self.outs, strict=True) if going is None]
+
+        same = iter(jax.lax.scan(one, None, list(rows))[1])
+        made = self.room(rows[0].shape[0])[self.carries :]
+        return [
+            next(same) if going is None else x
+            for x, going in zip(made, self.outs[self.carries :], strict=True)
+        ]
+
     def piece(self, operands: Sequence[Any], goings: Sequence[Going], number: Any) -> list[Any]:
         """One piece of every operand."""
         pairs = zip(operands, goings, strict=True)
@@ -154,6 +175,13 @@ def piece_type(tensor: TensorType, going: Going) -> TensorType:
     shape = list(tensor.shape)
     shape[going.dim] = going.unit
     return TensorType(tuple(shape), tensor.dtype)
+
+
+def _nothing(tensor: TensorType) -> Any:
+    """A tensor that nobody looks at."""
+    if is_key(tensor.dtype):
+        return jnp.broadcast_to(jax.random.key(0, impl=key_implementation(tensor.dtype)), tensor.shape)
+    return jnp.zeros(tensor.shape, dtype_of(tensor.dtype))
 
 
 _ADDED = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum}
@@ -207,7 +235,7 @@ def in_stages(signature: Signature) -> bool:
 
 
 def stretch_of(layers: Layers, held: Sequence[Sequence[tuple[int, int]]]) -> Layers:
-    """Layers on what a device holds of the operands, of each dimension where that begins and how much it is."""
+    """Layers on what a device holds of the operands: of each dimension the first element, and how many."""
     for going, dims in zip(layers.ins, held, strict=True):
         if isinstance(going, Shard):
             begin, length = dims[going.dim]

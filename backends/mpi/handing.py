@@ -33,7 +33,7 @@ def handed_on(
         world: the ranks.
         ready: gives a local array as numpy's when it is there; meanwhile what is under way goes on.
     """
-    carry, rows = stage.room()
+    carry, rows = stage.room(args)
     if not stage.takes_part:
         return [*carry, *rows]
     world.settle()

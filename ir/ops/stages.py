@@ -41,10 +41,12 @@ def _stages(equation: Equation) -> Rule:
         [letters(*pair, k >= walked) for k, pair in enumerate(ins)],
         [letters(*pair, k >= layers.carries) for k, pair in enumerate(outs)],
     )
-    # What is the same for all pieces, or the largest of them, is no sum over those of a node.
-    summed = all(isinstance(going, Shard) or going == "sum" for going in layers.outs)
+    # Maxima over pieces are no sums, and what is carried on beside pieces is with those that have any.
+    carried = all(isinstance(going, Shard) for going in layers.outs[: layers.carries])
+    shared = carried and not any(going in ("max", "min") for going in layers.outs)
     return Rule(
-        axes if summed else axes.replace(f"({_PIECES} ", f"({_PIECES}! "),
+        axes if shared else axes.replace(f"({_PIECES} ", f"({_PIECES}! "),
+        whole=tuple([k for k, going in enumerate(layers.outs) if going is None]),
         flop_per_point=0.0,
         across=_LAYERS,
         within=_PIECES,
