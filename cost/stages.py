@@ -99,8 +99,8 @@ class Crews:
     def least_s(self, pieces: int, length: int, each_s: Floats, handed_s: Floats | float = 0.0) -> float:
         """Seconds that layers take at least, every stage having whole ones.
 
-        A device with q of P pieces has q P + S - 1 beats of S stages; those of a stage share the pieces out so
-        that they all take as long.
+        A device with a share q of P pieces has q P + S - 1 beats of S stages; those of a stage share pieces
+        out so that all take as long.
 
         Args:
             pieces: of the batch.

@@ -26,6 +26,7 @@ from shardwright.ir.errors import InputError, TraceError
 from shardwright.ir.fingerprint import fingerprint
 from shardwright.ir.graph import Graph
 from shardwright.ir.jaxpr import Builder
+from shardwright.ir.rewrites.scans import broadcasting_inside
 from shardwright.ir.state import StateMap, match_state
 
 
@@ -113,7 +114,7 @@ def trace(step: Callable[..., Any], *args: Any, state: StateMap | None = None) -
         graph.residuals,
     )
     return Traced(
-        graph=graph,
+        graph=broadcasting_inside(graph),
         in_tree=tree_structure(tuple(args)),
         out_tree=tree_structure(out_shape),
         state_names=state_names,

@@ -23,7 +23,6 @@ from shardwright.ir.regions import scan_counts
 from shardwright.ir.rewrites.batch import batch_of
 from shardwright.ir.rewrites.microbatch import Runner
 from shardwright.ir.rewrites.pieces import INVARIANT, Kind, NotInPiecesError, Pieces, Split, refuse
-from shardwright.ir.rewrites.scans import broadcasting_inside
 from shardwright.ir.rules import Signature
 from shardwright.ir.stages import STAGES, Going, Layers, piece_type, stages_p
 from shardwright.ir.trace import Traced
@@ -35,7 +34,7 @@ def staged(traced: Traced, pieces: int) -> Traced:
     Raises:
         NotInPiecesError: the batch has no such number of equal pieces, or no scan over layers comes in them.
     """
-    graph = broadcasting_inside(traced.graph)
+    graph = traced.graph
     found, why = _splits(graph, pieces)
     runner = Runner(traced.primitives, pieces, stretches=True)
     changed = {e: _changed(e, found, runner) for e in graph.equations if e.index in found.inner}
