@@ -27,6 +27,7 @@ from shardwright.ir.wires import Number, apart, wires
 Bytes: TypeAlias = tuple[float, ...]
 Size: TypeAlias = Callable[[TensorType, Placement], Bytes]
 _NOTHING = TensorType((0,), "float32")
+_BYTE = TensorType((1,), "uint8")
 #: A tenant that may be written over one of others, and when.
 _Over: TypeAlias = tuple[int, tuple[int, ...], int]
 
@@ -248,12 +249,14 @@ class _Walk:
         self.tenants.read(sources, time)
 
     def _temporary(
-        self, time: int, instruction: Compute, like: int, part: float, readers: tuple[int, ...]
+        self, time: int, instruction: Compute, like: int | None, part: float, readers: tuple[int, ...]
     ) -> None:
         equation, signature = self.graph.equations[instruction.equation], instruction.signature
-        atom = (*equation.inputs, *equation.outputs)[like]
-        placement = (*signature.ins, *signature.outs)[like]
-        whole = self.size(atom.type, placement)
+        if like is None:
+            whole = self.size(_BYTE, R)
+        else:
+            atom = (*equation.inputs, *equation.outputs)[like]
+            whole = self.size(atom.type, (*signature.ins, *signature.outs)[like])
         times = [self.time_of.get(reader, time) for reader in readers]
         stretch = self.stretches[time]
         last = max([t for t in times if self.stretches[t] == stretch], default=time)

@@ -24,12 +24,13 @@ class Temporary:
     """A buffer that no value of the graph has, such as a transposed operand.
 
     Attributes:
-        like: position among operands and results of its equation of the tensor that it is cut like.
-        part: its bytes over that tensor's.
+        like: position among operands and results of its equation of the tensor that it is cut like; None
+            where every device has all of it.
+        part: its bytes over that tensor's, or themselves.
         readers: equations that read it.
     """
 
-    like: int
+    like: int | None
     part: float
     readers: tuple[int, ...]
 
@@ -136,13 +137,11 @@ def _in_stages(graph: Graph) -> dict[int, tuple[Temporary, ...]]:
         layers = layers_of(equation)
         if layers is not None:
             carried = range(layers.consts, layers.consts + layers.carries)
-            like = max(carried, key=lambda k: equation.input_types[k].nbytes)
             pieces = sum(layers.graph.inputs[k].type.nbytes for k in carried)
             layer = replace(layers.graph, compiler=graph.compiler, memo={})
             rows = (*layer.inputs[carried.stop :], *layer.outputs[layers.carries :])
             nbytes = scratch_bytes(layer) + sum(row.type.nbytes for row in rows) + 3 * pieces
-            part = nbytes / max(equation.input_types[like].nbytes, 1)
-            found[equation.index] = (Temporary(like, part, ()),)
+            found[equation.index] = (Temporary(None, nbytes, ()),)
     return found
 
 

@@ -1,4 +1,7 @@
-"""Runs under mpiexec: `python stages_checks.py PLAN.json`. Stages on ranks against the step itself."""
+"""Runs under mpiexec: `python stages_checks.py PLAN.json`. Stages on ranks against the step itself.
+
+On three ranks each is a stage; of four, the first one is, and the others together.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from rewriting_cases import layered
 from shardwright import Plan
 from shardwright.backends.mpi.executable import MpiExecutable, abort_on_error
 
-RATIOS = [(0.4, 0.2, 0.4), (0.6, 0.0, 0.4), (0.0, 1.0, 0.0)]
+RATIOS = {
+    3: [(0.4, 0.2, 0.4), (0.6, 0.0, 0.4), (0.0, 1.0, 0.0)],
+    4: [(0.4, 0.2, 0.3, 0.1), (0.2, 0.4, 0.0, 0.4), (0.0, 0.2, 0.2, 0.6), (1.0, 0.0, 0.0, 0.0)],
+}
 
 if __name__ == "__main__":
     comm = MPI.COMM_WORLD
@@ -23,7 +29,7 @@ if __name__ == "__main__":
         traced = plan.attach(step, *args)
         flat, checked = jax.tree.leaves(args), 0
         wanted = [np.asarray(x) for x in jax.tree.leaves(jax.jit(step)(*args))]
-        for ratios in RATIOS:
+        for ratios in RATIOS[comm.size]:
             run = MpiExecutable(traced, plan.program, ratios, comm)
             got = [np.asarray(x.gather()) for x in run(*flat)]
             for a, b in zip(got, wanted, strict=True):

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rewriting_cases import evaluated, fleet, layered
-from stages_cases import apart, on_three, staged
+from stages_cases import apart, on_nodes, on_three, staged
 
 from shardwright import Fleet, Plan, parallelize, synthesize
 from shardwright.backends.launch import find_mpiexec, rank_environment
@@ -177,20 +177,21 @@ def test_stages_are_in_order_of_the_layers(plan: Plan) -> None:
     assert list(backward) == [2, 0]
 
 
-def test_ranks_hand_pieces_on(plan: Plan, tmp_path: Path) -> None:
-    """The MPI backend on three ranks, with two, one and no device without layers."""
+@pytest.mark.parametrize(("made", "ranks"), [(on_three, 3), (on_nodes, 4)])
+def test_ranks_hand_pieces_on(made: Any, ranks: int, tmp_path: Path) -> None:
+    """The MPI backend, with devices that have few layers or pieces and such that have none."""
     path = tmp_path / "plan.json"
-    plan.save(path)
+    made().save(path)
     done = subprocess.run(
-        [find_mpiexec(), "-n", "3", sys.executable, str(HERE / "stages_checks.py"), str(path)],
-        env=rank_environment(3),
+        [find_mpiexec(), "-n", str(ranks), sys.executable, str(HERE / "stages_checks.py"), str(path)],
+        env=rank_environment(ranks),
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == {"checked": 4}
+    assert json.loads(done.stdout.splitlines()[-1]) == {"checked": ranks + 1}
 
 
 # -- plans ---------------------------------------------------------------------------------------------
@@ -289,7 +290,6 @@ def test_plans_with_stages_are_saved_and_run(plan: Plan, tmp_path: Path) -> None
         ({"stages": 2, "recompute": Rewriting(stages=4)}, "stages: is 2, and the Rewriting"),
         ({"recompute": Rewriting(microbatches=2, stages=2)}, "stages: hand on 2 pieces"),
         ({"stages": 7}, r"stages: a batch of 64 has no 7 equal pieces\. Plan with stages=4 or 8$"),
-        ({"stages": 2, "axes": 2}, "stages: lie on one mesh axis"),
     ],
 )
 def test_what_is_no_way_to_ask_for_stages(planning: dict[str, Any], reason: str) -> None:

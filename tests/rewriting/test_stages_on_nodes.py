@@ -1,0 +1,211 @@
+"""Stages on two mesh axes: every node has its layers, and its devices share out the pieces of the batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rewriting_cases import layered
+from stages_cases import apart, on_nodes, staged
+
+from shardwright import Plan, synthesize
+from shardwright.backends.reference import ReferenceExecutable
+from shardwright.backends.relay import Course, spread_out
+from shardwright.backends.verify import verify_program
+from shardwright.cost.grid.model import GridModel
+from shardwright.cost.grid.prices import GridShares, GridStack
+from shardwright.cost.lines import beats_of
+from shardwright.cost.model import CostModel
+from shardwright.cost.stages import Crews, layer_s, relays_s
+from shardwright.cost.traffic import traffic
+from shardwright.ir.pairs import paired
+from shardwright.ir.placement import Partial, R, Shard
+from shardwright.ir.registry import rule_of
+from shardwright.ir.rules import Signature, allows, letter_signature, on_axes
+from shardwright.ir.segments import Relay, schedule
+from shardwright.ir.stages import layers_of, relays
+from shardwright.ir.trace import trace
+from shardwright.synth.space.space import Space
+
+NODES = (1, 3)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return on_nodes()
+
+
+def shares(parts: list[int]) -> list[float]:
+    return [part / sum(parts) for part in parts]
+
+
+# -- programs ------------------------------------------------------------------------------------------
+
+
+def test_layers_are_cut_over_nodes_and_pieces_in_them() -> None:
+    """Both or neither; what is summed over the batch is then a sum over the devices of a node."""
+    step, args = layered(scan=True)
+    graph = staged(trace(step, *args), 8).graph
+    _, backward = (e for e in graph.equations if layers_of(e))
+    rule, layers = rule_of(backward), layers_of(backward)
+    assert layers is not None
+    whole, cut = Space(graph, NODES).signatures(backward)
+    assert {*whole.ins, *whole.outs} == {R}
+    across, within = on_axes(cut)
+    assert across == letter_signature(rule, backward, "l")
+    assert within.outs == (Shard(0, 8), Partial("sum"), Partial("sum"))
+    assert allows(rule, backward, whole) and allows(rule, backward, cut)
+    same = Signature((R,) * len(cut.ins), (R,) * len(cut.outs))
+    for one, other in ((across, same), (same, within), (across, across), (within, across)):
+        wrong = paired(one, other, NODES)
+        assert wrong is None or not allows(rule, backward, wrong)
+    # On one axis pieces are not cut, and the batch is not dealt out in pieces.
+    assert not allows(rule, backward, within)
+    assert Space(graph).units.of(backward.outputs[0])[0] == 1
+
+
+@settings(max_examples=5)
+@given(st.lists(st.integers(0, 5), min_size=4, max_size=4).filter(any))
+def test_programs_compute_what_the_step_does(plan: Plan, parts: list[int]) -> None:
+    """At any ratios: nodes without layers, and devices without pieces."""
+    step, args = layered(scan=True, layers=5, width=128)
+    assert plan.traced is not None
+    run = ReferenceExecutable(plan.traced, plan.program, shares(parts))
+    wanted = jax.tree.leaves(jax.jit(step)(*args))
+    for got, right in zip(run(*jax.tree.leaves(args)), wanted, strict=True):
+        np.testing.assert_allclose(np.asarray(got), np.asarray(right), rtol=2e-4, atol=2e-5)
+
+
+def test_what_all_pieces_have_in_common_is_on_devices_without_any() -> None:
+    """Such as the scales of norms, which the backward pass reads."""
+
+    def step(w: Any, x: Any) -> Any:
+        def loss_of(w: Any) -> Any:
+            last, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w["w"]) * jnp.exp(w["scale"]), None), x, w)
+            return jnp.mean(last**2)
+
+        return jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(loss_of)(w))
+
+    rng = np.random.default_rng(0)
+    w = {"w": rng.normal(size=(4, 8, 8)), "scale": rng.normal(size=(4, 8))}
+    args = jax.tree.map(np.float32, (w, rng.normal(size=(16, 8))))
+    slow = apart(((1e-4, 1e-4), (1e-4, 1e-4)), "10 Mbit/s")
+    plan = synthesize(step, *args, fleet=slow, stages=4, axes=2, devices="all")
+    assert plan.traced is not None
+    graph = plan.traced.graph
+    found = [layers_of(graph.equations[i.equation]) for i in plan.program.instructions if relays(i, graph)]
+    assert any(layers is not None and None in layers.outs for layers in found)
+    for ratios in ((0.5, 0.0, 0.25, 0.25), (0.25, 0.25, 0.0, 0.5)):
+        assert verify_program(plan.traced, plan.program, ratios, jax.tree.leaves(args)).ok
+
+
+# -- who has which piece when --------------------------------------------------------------------------
+
+
+def goes_through(course: Course) -> bool:
+    """Whether all pieces get there, if a device hands on one only when the one before it was taken."""
+    place = {device: course.place(device) for device in course.turns}
+    at, sent = dict.fromkeys(course.turns, 0), dict[int, int]()
+    moved = True
+    while moved:
+        moved = False
+        for device, turns in course.turns.items():
+            if at[device] == len(turns) or device in sent:
+                continue
+            piece, stage = turns[at[device]], place[device]
+            if stage:
+                before = course.owners[stage - 1][piece]
+                if sent.get(before) != piece:
+                    continue
+                del sent[before]
+            at[device], moved = at[device] + 1, True
+            if stage < len(course.owners) - 1:
+                sent[device] = piece
+    return all(at[device] == len(turns) for device, turns in course.turns.items())
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 6), min_size=4, max_size=4).filter(any))
+def test_no_device_waits_for_ever(plan: Plan, parts: list[int]) -> None:
+    assert plan.traced is not None
+    graph = plan.traced.graph
+    for step in schedule(plan.program, graph).steps:
+        if isinstance(step, Relay):
+            equation, signature = graph.equations[step.compute.equation], step.compute.signature
+            course = Course.of(equation, signature, shares(parts))
+            assert all(sorted(owners) == list(owners) and -1 not in owners for owners in course.owners)
+            assert sum(map(len, course.turns.values())) == 8 * len(course.owners)
+            assert goes_through(course)
+
+
+@pytest.mark.parametrize("count", [1, 2, 6, 8, 13, 64])
+def test_the_first_few_pieces_are_spread_out(count: int) -> None:
+    """However many devices share the pieces out, the first as many turns give each of two halves some."""
+    order = spread_out(count)
+    assert sorted(order) == list(range(count))
+    for some in range(2, count + 1):
+        assert abs(sum(piece >= count / 2 for piece in order[:some]) - some / 2) <= 2
+
+
+# -- prices and plans ----------------------------------------------------------------------------------
+
+
+def test_a_device_has_a_beat_for_each_of_its_pieces() -> None:
+    """And one more for every other stage; its node's part of the layers is done in each of them."""
+    step, args = layered(scan=True, layers=6)
+    graph = staged(trace(step, *args), 8).graph
+    fleet = apart((2, (1, 0.5)))
+    model = CostModel(fleet)
+    grid, crews = GridModel(model), Crews.of(model, (0, 1, 2), nodes=True)
+    assert crews.sizes.tolist() == [1, 2]
+    least, even = 0.0, 0.0
+    for equation in graph.equations:
+        layers = layers_of(equation)
+        if layers is None:
+            continue
+        (cut,) = Space(graph, (1, 2)).signatures(equation)[1:]
+        kernels = grid.kernels(equation, rule_of(equation), (cut,), traffic(graph)[equation])
+        shares = GridShares((4 / 6, 2 / 6 * 5 / 8, 2 / 6 * 3 / 8), grid.mesh)
+        (found,) = shares.stack(GridStack(kernels.terms), kernels.cuts)
+        line = beats_of(layers, sharded=True)
+        each, piece_bytes = layer_s(model, line), 64 // 8 * 16 * 4
+        assert line.handed_bytes == piece_bytes
+        # All devices of a node hand on at once, over one link.
+        handed = [10e-6 + count * piece_bytes / (100e6 / 8) for count in (1, 2)]
+        beats = (8 + 1, 5 + 1, 3 + 1)
+        layered_s = (4 * each[0], 2 * each[1], 2 * each[2])
+        wanted = [n * (s + handed[k > 0]) for k, (n, s) in enumerate(zip(beats, layered_s, strict=True))]
+        assert found == pytest.approx(max(wanted))
+        least, even = least + found, even + max(wanted)
+    assert relays_s(graph, model, crews) <= least * (1 + 1e-9)
+
+
+def test_nodes_are_stages_where_the_network_between_them_is_slow() -> None:
+    """With fewer layers than devices, too; what is planned on two axes is bounded as ever."""
+    step, args = layered(scan=True, layers=4, width=256, batch=256)
+    mesh = apart(((20,) * 4,) * 4, "1 Gbit/s")
+    one, two = (synthesize(step, *args, fleet=mesh, axes=axes) for axes in (1, "auto"))
+    assert two.rewriting.stages > 1 and two.axes == 2
+    assert two.cost_s < 0.9 * one.cost_s
+    assert two.bound_s <= two.cost_s and two.gap < 0.01
+    assert set(two.ratios) == {1 / 16}
+
+
+def test_a_mesh_whose_batch_has_too_few_pieces_is_told_so() -> None:
+    step, args = layered(scan=True)
+    with pytest.raises(Exception, match="a batch of 64 has no 128 equal pieces"):
+        synthesize(step, *args, fleet=apart(((1, 1), (1, 1))), stages=128, axes=2)
+
+
+def test_saved_plans_are_the_same(plan: Plan, tmp_path: Path) -> None:
+    step, args = layered(scan=True, layers=5, width=128)
+    plan.save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    assert loaded.rewriting.stages == 8 and loaded.program == plan.program
+    assert loaded.verify(step, *args).ok
