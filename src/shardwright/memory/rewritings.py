@@ -167,7 +167,9 @@ def best_plan(
         return Staging(traced, fleet, asked.policies, every, planner, late).plan(int(stages))
     staging = Staging(traced, fleet, asked.policies, every, planner, late)
     wanted = stages == "auto" and microbatches in ("auto", 1)
-    early = staging.early() if wanted else None
+    early, enough = staging.early() if wanted else (None, False)
+    if early is not None and enough:
+        return early
     if microbatches != "auto":
         found = asked.plan(microbatches, rival_s=cost_of(early))
     else:

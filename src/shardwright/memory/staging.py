@@ -9,7 +9,8 @@ at work on whole layers, says in a moment whether any of that is worth a plan.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
@@ -21,7 +22,7 @@ from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced
 from shardwright.memory.in_pieces import InPieces
 from shardwright.memory.ladder import Ladder
-from shardwright.memory.rivals import WORTH, Planning, better, cost_of, tolerance, unlimited_s
+from shardwright.memory.rivals import WORTH, Planning, better, cost_of, noted, tolerance, unlimited_s
 from shardwright.plan import Plan
 from shardwright.synth.combinations import SMALL
 from shardwright.synth.grid.part import on_grid
@@ -30,6 +31,9 @@ from shardwright.synth.stretches import Policy
 
 #: Pieces tried at most, for every device of a stage.
 _MOST_PIECES = 64
+
+#: Part of what a step costs without a limit of memory that stages should save for nothing else to be tried.
+_FAR = 0.1
 
 
 class Staging:
@@ -55,6 +59,8 @@ class Staging:
     ) -> None:
         self._traced, self._fleet, self._policies, self._every = traced, fleet, policies, every
         self._planner, self._late = planner, late
+        #: By numbers of pieces, what scans take at least as stages.
+        self._known: dict[int, float] = {}
 
     def plan(self, pieces: int, rival_s: float = math.inf) -> Plan:
         """The best plan with so many pieces, or of those that are cheaper than a rival.
@@ -67,21 +73,29 @@ class Staging:
         ladder = Ladder(*known, stages=pieces)
         return ladder.top() if self._every else InPieces(ladder, None, rival_s).best()
 
-    def early(self) -> Plan | None:
-        """A plan with stages that fits, of a large step that does not fit as it is: before anything else.
+    def early(self) -> tuple[Plan | None, bool]:
+        """A plan with stages that fits, of a large step, before anything else is done to that; or None.
 
-        It takes a moment, and whatever else makes the step fit may take minutes. Where stages are no faster
-        whatever the memory, they can wait.
+        And whether it is the plan. It takes a moment, and whatever else makes the step fit, or faster, may
+        take minutes: where stages are far faster than the step as it is whatever the memory, nothing else is
+        worth that. Where they are no faster, they can wait.
         """
         graph = self._traced.graph
         if self._alone or self._every or len(graph.all_equations()) <= SMALL:
-            return None
+            return None, False
         base = self._planner.plan(self._traced, briefly=True, glance=True)
-        if base is None or base.fits or self._late():
-            return None
-        pieces = self._pieces(unlimited_s(base))
-        found = None if pieces is None else self.plan(pieces)
-        return found if found is not None and found.fits else None
+        if base is None or self._late():
+            return None, False
+        free_s = unlimited_s(base)
+        pieces = self._pieces(free_s)
+        found = None if pieces is None else self.plan(pieces, cost_of(better(None, base)))
+        if found is None or not found.fits:
+            return None, False
+        if found.cost_s >= free_s * (1 - _FAR):
+            return (None if base.fits else found), False
+        what = "costs" if base.fits else "does not fit, and would cost"
+        note = f"as traced, the best program found {what} {1e3 * free_s:.4g} ms: no other change was searched"
+        return noted(found, note), True
 
     @property
     def _alone(self) -> bool:
@@ -110,28 +124,41 @@ class Staging:
         More pieces idle less, and run slower, by more than a rough estimate knows: from the number on that is
         best by that, fewer are looked at as long as they are better.
         """
-        model = CostModel(self._fleet)
-        crews = self._crews(model)
-        scans = Scans(self._traced.graph, model)
-        rough = {n: min(scans.least_s(n, some) for some in crews) for n in self._counts(crews)}
-        first = min(rough, key=lambda n: (rough[n], n), default=0)
+        first = min(self._rough, key=lambda n: (self._rough[n], n), default=0)
         best: tuple[float, int] | None = None
-        for pieces in [n for n, seconds in rough.items() if n <= first and seconds < worth_s]:
+        for pieces in [n for n, seconds in self._rough.items() if n <= first and seconds < worth_s]:
             if self._late():
                 break
-            try:
-                graph = rewritten(self._traced, Rewriting(stages=pieces)).graph
-            except NotInPiecesError:
-                continue
-            found = min(relays_s(graph, model, some) for some in crews), pieces
-            if best is not None and found > best:
+            if pieces not in self._known:
+                self._known[pieces] = self._relays_s(pieces)
+            found = self._known[pieces], pieces
+            if found[0] < math.inf and best is not None and found > best:
                 break
-            best = found
+            best = found if best is None else min(best, found)
         return None if best is None or best[0] >= worth_s else best[1]
 
-    def _crews(self, model: CostModel) -> list[Crews]:
+    @cached_property
+    def _model(self) -> CostModel:
+        return CostModel(self._fleet)
+
+    @cached_property
+    def _rough(self) -> Mapping[int, float]:
+        """By numbers of pieces, the most first: what scans take at least as stages, roughly."""
+        scans, crews = Scans(self._traced.graph, self._model), self._crews
+        return {n: min(scans.least_s(n, some) for some in crews) for n in self._counts()}
+
+    def _relays_s(self, pieces: int) -> float:
+        """The same of the step in so many pieces; infinite where it does not come in them."""
+        try:
+            graph = rewritten(self._traced, Rewriting(stages=pieces)).graph
+        except NotInPiecesError:
+            return math.inf
+        return min(relays_s(graph, self._model, some) for some in self._crews)
+
+    @cached_property
+    def _crews(self) -> Sequence[Crews]:
         """The stages that parts of the fleet may be: single devices, and on two mesh axes nodes."""
-        fleet, parts = self._fleet, candidates(self._fleet)
+        fleet, parts, model = self._fleet, candidates(self._fleet), self._model
         found: list[Crews] = []
         if not self._planner.thorough:
             found += [Crews.of(model, part, nodes=False) for part in parts if len(part) > 1]
@@ -139,7 +166,7 @@ class Staging:
             found += [Crews.of(model, part, nodes=True) for part in on_grid(fleet, parts)]
         return found
 
-    def _counts(self, crews: Sequence[Crews]) -> Iterator[int]:
+    def _counts(self) -> Iterator[int]:
         """In how many pieces: the most first."""
         graph = self._traced.graph
         try:
@@ -148,7 +175,7 @@ class Staging:
             return
         pairs = zip(graph.inputs, batch, strict=True)
         rows = next(value.type.shape[0] for value, kind in pairs if isinstance(kind, Shard))
-        most = _MOST_PIECES * max(int(some.sizes.max()) for some in crews)
+        most = _MOST_PIECES * max(int(some.sizes.max()) for some in self._crews)
         for pieces in range(min(rows, most), 1, -1):
             if rows % pieces == 0:
                 yield pieces
