@@ -22,7 +22,7 @@ from typing import Any
 
 from bench import testbed_machine
 from bench.record import RESULTS, markdown, show, table, write
-from bench.search import BATCH, SCANNED, TOKENS, WIDTH, fleet_of, step_of
+from bench.search import BATCH, MIXED, SCANNED, TOKENS, WIDTH, fleet_of, step_of
 from bench.search import Case as Search
 from bench.testbed import STEPS, Case, Plans, measured_plans, predicted_s
 from bench.testbed_fleet import measured_cores
@@ -34,15 +34,20 @@ TWO = tuple(
     Search("", "llama3", nodes, axes="auto", factory="llama2_scan")
     for nodes in ("4 V100-32GB, 4 V100-32GB", "4 A100, 4 V100-32GB")
 )
+EIGHT = Search("", "llama3", MIXED, axes=2, factory="base_scan")
 #: Steps whose layers are scanned, and Gbit/s between nodes where it is not what the fleet says.
 PLANS = (
     *((TWO[0], gbit_per_s) for gbit_per_s in (10, 100)),
     (TWO[1], 10),
+    *((EIGHT, gbit_per_s) for gbit_per_s in (25, 100, 400)),
     *((Search("", "gpt2", "hap_testbed", layers, True, BATCH, TOKENS), None) for layers in SCANNED),
     *((Search("", "gpt2", "hap_testbed", layers, True, BATCH, TOKENS, WIDTH), None) for layers in SCANNED),
 )
-#: Ranks of these relative speeds, over links of that rate.
-RANKS = tuple(Case("scanned", speeds, "1gbit") for speeds in ((1, 1), (1, 1 / 2), (1, 1, 1, 1)))
+#: Ranks of these relative speeds, over links of that rate; the last in two nodes.
+RANKS = (
+    *(Case("scanned", speeds, "1gbit") for speeds in ((1, 1), (1, 1 / 2), (1, 1, 1, 1))),
+    Case("scanned", (1, 1, 1, 1), "1gbit", (2, 2)),
+)
 
 
 def planned(case: Search, gbit_per_s: float | None) -> dict[str, Any]:
@@ -68,6 +73,7 @@ def planned(case: Search, gbit_per_s: float | None) -> dict[str, Any]:
         "with, s": found.cost_s,
         "faster": without.cost_s / found.cost_s,
         "pieces": found.rewriting.stages,
+        "axes": found.axes,
         "bound, s": found.bound_s,
         "fits": without.fits and found.fits,
         "planned in, s": took["auto"],

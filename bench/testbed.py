@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, TypeAlias
@@ -58,15 +59,21 @@ SAME_SHARES = 1e-3
 
 @dataclass(frozen=True)
 class Case:
-    """Ranks of these relative speeds train a model, over links of a rate or through shared memory."""
+    """Ranks of these relative speeds train a model, over links of a rate or through shared memory.
+
+    With links every rank is a node, unless `nodes` says how many ranks each has.
+    """
 
     model: str
     speeds: tuple[float, ...]
     rate: str = ""
+    nodes: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
-        speeds = ":".join(f"{speed:.2g}" for speed in self.speeds)
+        texts = iter(f"{speed:.2g}" for speed in self.speeds)
+        nodes = [":".join(islice(texts, ranks)) for ranks in self.nodes or (len(self.speeds),)]
+        speeds = " + ".join(nodes)
         return f"{self.model} {speeds}{' over ' + self.rate if self.rate else ''}"
 
     @property
@@ -105,7 +112,8 @@ class Seats:
         self.environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
         self.environment["JAX_PLATFORMS"] = "cpu"
         if case.rate:
-            more, variables = stack.enter_context(testbed_machine.links(ranks, case.rate, folder))
+            nodes = case.nodes or (1,) * ranks
+            more, variables = stack.enter_context(testbed_machine.links(nodes, case.rate, folder))
             self.mpiexec[1:1] = more
             self.environment |= variables
 
@@ -158,7 +166,7 @@ def measured_plans(
 
         def fleet(alone_s: Sequence[float]) -> Fleet:
             speeds = [on_core_s[part] / taken for part, taken in zip(parts, alone_s, strict=True)]
-            return fleet_of(cores, seats.quotas, speeds, RATES[case.rate])
+            return fleet_of(cores, seats.quotas, speeds, RATES[case.rate], case.nodes)
 
         before_s = json.loads((folder / "alone.json").read_text())
         plans = make(fleet(before_s))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -98,7 +99,11 @@ def slowed(link: Link, part: float) -> Link:
 
 
 def fleet_of(
-    cores: Fleet, quotas: Sequence[float], speeds: Sequence[float], rate_byte_per_s: float | None
+    cores: Fleet,
+    quotas: Sequence[float],
+    speeds: Sequence[float],
+    rate_byte_per_s: float | None,
+    nodes: Sequence[int] = (),
 ) -> Fleet:
     """Ranks of these speeds: in one node, or each in its own where they are joined by shaped links.
 
@@ -107,15 +112,19 @@ def fleet_of(
         quotas: of every rank, in cores; those of equal quotas are of one type.
         speeds: of every rank, as parts of what a core is predicted to do.
         rate_byte_per_s: of the links; None: shared memory.
+        nodes: ranks of every node, if there are links and several in one.
     """
     alike = {quota: fmean(s for s, q in zip(speeds, quotas, strict=True) if q == quota) for quota in quotas}
     types = {
         quota: scaled(cores.devices[0].type, part, f"core × {quota:.3g}") for quota, part in alike.items()
     }
     kinds = tuple(types[quota] for quota in quotas)
+    link, rest = cores.nodes[0].link, iter(kinds)
+    assert link is not None
+    within = slowed(link, min(quotas))
     if rate_byte_per_s is None:
-        link = cores.nodes[0].link
-        assert link is not None
-        return Fleet("testbed", (Node("n0", kinds, slowed(link, min(quotas))),), None)
+        return Fleet("testbed", (Node("n0", kinds, within),), None)
     network = Link(rate_byte_per_s * PAYLOAD, LINK_LATENCY_S)
-    return Fleet("testbed", tuple(Node(f"n{i}", (kind,), None) for i, kind in enumerate(kinds)), network)
+    each = [tuple(islice(rest, ranks)) for ranks in nodes or (1,) * len(kinds)]
+    found = [Node(f"n{i}", some, within if len(some) > 1 else None) for i, some in enumerate(each)]
+    return Fleet("testbed", tuple(found), network)

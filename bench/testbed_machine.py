@@ -74,12 +74,17 @@ def quotas(shares: Sequence[float]) -> Generator[list[Path]]:
 
 
 @contextmanager
-def links(ranks: int, rate: str, folder: Path) -> Generator[tuple[list[str], Mapping[str, str]]]:
-    """A network namespace per rank, joined by a bridge, each sending at most `rate` (such as "1gbit").
+def links(nodes: Sequence[int], rate: str, folder: Path) -> Generator[tuple[list[str], Mapping[str, str]]]:
+    """A network namespace per node, joined by a bridge, each sending at most `rate` (such as "1gbit").
+
+    Args:
+        nodes: ranks of every node.
+        rate: of the links.
+        folder: for a file.
 
     Gives:
-        Arguments of mpiexec that start rank i in namespace i, and the environment that makes MPI use the
-        links instead of shared memory.
+        Arguments of mpiexec that start the ranks in their namespaces, and the environment that makes MPI use
+        the links instead of shared memory between nodes.
     """
     name = f"sw{os.getpid() % 100_000}"
 
@@ -95,7 +100,7 @@ def links(ranks: int, rate: str, folder: Path) -> Generator[tuple[list[str], Map
         ip("link", "add", bridge, "type", "bridge")
         ip("link", "set", bridge, "up")
         ip("addr", "add", f"{subnet}.254/24", "dev", bridge)
-        for i in range(ranks):
+        for i in range(len(nodes)):
             space, veth = f"{name}n{i}", f"{name}v{i}"
             ip("netns", "add", space)
             made.append(space)
@@ -121,11 +126,15 @@ def links(ranks: int, rate: str, folder: Path) -> Generator[tuple[list[str], Map
             f'exec nsenter --net=/var/run/netns/{name}n$((${{host##*.}} - 1)) sh -c "$*"\n'
         )
         shell.chmod(0o755)
-        hosts = ",".join(f"{subnet}.{i + 1}" for i in range(ranks))
+        hosts = ",".join(f"{subnet}.{i + 1}:{ranks}" for i, ranks in enumerate(nodes))
         arguments = ["-launcher", "ssh", "-launcher-exec", str(shell), "-iface", bridge, "-hosts", hosts]
         yield (
             arguments,
-            {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0", "MPIR_CVAR_NOLOCAL": "1"},
+            {
+                "UCX_TLS": "tcp,self",
+                "UCX_NET_DEVICES": "eth0",
+                "MPIR_CVAR_NOLOCAL": str(int(len(nodes) == sum(nodes))),
+            },
         )
     finally:
         for space in made:

@@ -91,7 +91,7 @@ def synthesize(
             if every device of the fleet has a host link; with "off" nothing does, with "all" everything.
         stages: "auto" has layers of scans (`jax.lax.scan`) on different devices, as stages of a pipeline,
             where that is faster; with "off" none are; a number says how many pieces of the batch stages hand
-            on, in place of micro-batches. Stages lie on one mesh axis.
+            on, in place of micro-batches. On two mesh axes nodes are stages.
         objective: "time" for the fastest steps; "cost" for those that cost least, by the fleet's
             `price_per_hour`: of every part of the fleet that `devices` leaves open, its fastest plan is made.
         donate: state is given away at every step, as by `donate_argnums` of `jax.jit`: what continues it may
