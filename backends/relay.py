@@ -74,9 +74,11 @@ def _part(
     """The pieces of a device, and where its layers begin, and how many they are."""
     layers = layers_of(equation)
     assert layers is not None, "it is one of stages"
-    pairs = zip(equation.input_types, signature.ins, strict=True)
-    held = [region(tensor.shape, placement, device, ratios) for tensor, placement in pairs]
-    return stretch_of(layers, held), held[layers.consts + layers.carries][0]
+
+    def held(number: int) -> Sequence[tuple[int, int]]:
+        return region(equation.input_types[number].shape, signature.ins[number], device, ratios)
+
+    return stretch_of(layers, held), held(layers.consts + layers.carries)[0]
 
 
 class Turn(NamedTuple):

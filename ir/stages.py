@@ -22,7 +22,7 @@ on every device, the equation is what it replaces, piece by piece.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -234,13 +234,19 @@ def in_stages(signature: Signature) -> bool:
     return any(isinstance(placement, Shard) for placement in on_axes(signature)[0].ins)
 
 
-def stretch_of(layers: Layers, held: Sequence[Sequence[tuple[int, int]]]) -> Layers:
-    """Layers on what a device holds of the operands: of each dimension the first element, and how many."""
-    for going, dims in zip(layers.ins, held, strict=True):
-        if isinstance(going, Shard):
-            begin, length = dims[going.dim]
-            return layers.some(begin // going.unit, length // going.unit)
-    return layers
+def stretch_of(layers: Layers, held: Callable[[int], Sequence[tuple[int, int]]]) -> Layers:
+    """Layers on the pieces that a device has.
+
+    Args:
+        layers: on all pieces.
+        held: of an operand, by its position, the first element of every dimension, and how many there are.
+    """
+    cut = next(((k, going) for k, going in enumerate(layers.ins) if isinstance(going, Shard)), None)
+    if cut is None:
+        return layers
+    number, going = cut
+    begin, length = held(number)[going.dim]
+    return layers.some(begin // going.unit, length // going.unit)
 
 
 def relays(instruction: Instruction, graph: Graph) -> bool:

@@ -55,7 +55,10 @@ def _stages(equation: Equation) -> Rule:
 
 def _of_stretch(local: Local, *operands: Any) -> Any:
     """All layers on the pieces that the device has."""
-    held = [[(dim.offset, dim.length) for dim in dims] for dims in local.inputs]
+
+    def held(number: int) -> list[tuple[int, int]]:
+        return [(dim.offset, dim.length) for dim in local.inputs[number]]
+
     return local.bind(*operands, layers=stretch_of(local.params["layers"], held))
 
 
