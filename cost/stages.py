@@ -131,7 +131,7 @@ class Scans:
     def __init__(self, graph: Graph, model: Model) -> None:
         self._model = model
         self._launch_s = np.array([device.launch_s for device in model.types])
-        self._scans = [(e.params["length"], *self._layer(e)) for e in graph.equations if _over_layers(e)]
+        self._scans = [(e.params["length"], *self._layer(e)) for e in graph.equations if over_layers(e)]
 
     def _layer(self, scan: Equation) -> tuple[Floats, Floats]:
         """Seconds of one layer, by device class: to launch its kernels, and to compute the whole batch."""
@@ -178,5 +178,6 @@ def part_of(layers: Layers, which: Callable[[Equation], bool], model: Model) -> 
     return spent[True] / (sum(spent.values()) or 1.0)
 
 
-def _over_layers(equation: Equation) -> bool:
+def over_layers(equation: Equation) -> bool:
+    """Whether it is a scan of several iterations."""
     return equation.primitive == "scan" and equation.params["length"] > 1

@@ -36,6 +36,7 @@ from shardwright.ir.rules import signatures
 from shardwright.ir.segments import Relay, schedule
 from shardwright.ir.stages import layers_of, relays
 from shardwright.ir.trace import Traced, trace
+from shardwright.memory import staging
 from shardwright.planning import Planner
 
 HERE = Path(__file__).parent
@@ -210,8 +211,10 @@ def test_stages_where_the_network_is_slow() -> None:
     assert synthesize(step, *args, fleet=fast).rewriting.stages == 1
 
 
-def test_stages_are_a_rival_where_the_step_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a large step: a plan with stages takes a moment, and nothing dearer is searched for after it."""
+@pytest.mark.parametrize("far", [0.1, 1.0])
+def test_stages_come_first_where_the_step_does_not_fit(far: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large step: a plan with stages takes a moment. If far cheaper, it is the plan, or else a rival."""
+    monkeypatch.setattr(staging, "_FAR", far)
     step, args = load_factory(f"{EXAMPLES / 'llama3.py'}:llama2_scan")
     link = {"bandwidth": "12 GB/s", "latency": "10 us"}
     kinds = ("A100-PCIE-40GB", "V100-SXM2-32GB")
@@ -230,8 +233,9 @@ def test_stages_are_a_rival_where_the_step_does_not_fit(monkeypatch: pytest.Monk
     found = synthesize(step, *args, fleet=tight)
     assert found.fits
     assert found.rewriting.stages > 1
-    assert rivals
-    assert min(rivals) <= found.cost_s * (1 + 1e-9)
+    assert bool(rivals) == (far == 1.0)
+    assert any("no other change was searched" in note for note in found.assumptions) == (far < 1.0)
+    assert min(rivals, default=0.0) <= found.cost_s * (1 + 1e-9)
 
 
 def test_memory_joins_stages_and_what_is_computed_again() -> None:

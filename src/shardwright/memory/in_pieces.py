@@ -81,25 +81,13 @@ class InPieces:
         if there were none, unless it turns out to be cheaper than that: what the best program of the step as
         it is lacks says better what should keep less.
         """
-        found = self.ladder.briefly(None) if self._hardly_fits else None
+        hardly = not self.impossible and hardly_fits(self.ladder)
+        found = self.ladder.briefly(None) if hardly else None
         if found is None or found.cost_s > _free_s(None, found) * (1 + self.near / 2):
             self.ladder.known.clear()
             return found, False
         found = _compared(found, None, "no program was searched, since hardly any would fit")
         return noted(found, self.ladder.untried), True
-
-    @property
-    def _hardly_fits(self) -> bool:
-        """Whether hardly any program of the step as it is would fit, and something else might soon.
-
-        Of steps of few equations: in vain it takes as long as all the rest of some others.
-        """
-        ladder, graph = self.ladder, self.step.graph
-        some = len(graph.equations) > SMALL and few_equations(graph)
-        if self.impossible or not self.planner.thorough or not some or self.late():
-            return False
-        few = crowded(graph, sum(ladder.limits) / _TAKEN) and not ladder.every
-        return few and bool(ladder.rungs)
 
     def _as_it_is(self) -> Plan | None:
         """The plan of the step as it is, if memory makes it no dearer or no time is left."""
@@ -255,6 +243,19 @@ class InPieces:
     def _as_many(self) -> bool:
         """Whether what was found comes in as many pieces as were asked for."""
         return self.found is not None and self.found.rewriting.microbatches == self.pieces
+
+
+def hardly_fits(ladder: Ladder) -> bool:
+    """Whether hardly any program of the step as it is would fit, and something else might soon.
+
+    Of steps of few equations: in vain it takes as long as all the rest of some others.
+    """
+    graph = ladder.step().graph
+    some = len(graph.equations) > SMALL and few_equations(graph)
+    if not ladder.planner.thorough or not some or ladder.late():
+        return False
+    few = crowded(graph, sum(ladder.limits) / _TAKEN) and not ladder.every
+    return few and bool(ladder.rungs)
 
 
 def _impossible(graph: Graph, limits: Sequence[float]) -> bool:

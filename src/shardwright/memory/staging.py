@@ -14,13 +14,13 @@ from functools import cached_property
 
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
-from shardwright.cost.stages import Crews, Scans, relays_s
+from shardwright.cost.stages import Crews, Scans, over_layers, relays_s
 from shardwright.ir.placement import Shard
 from shardwright.ir.rewrites.batch import batch_of
 from shardwright.ir.rewrites.pieces import NotInPiecesError
 from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced
-from shardwright.memory.in_pieces import InPieces
+from shardwright.memory.in_pieces import InPieces, hardly_fits
 from shardwright.memory.ladder import Ladder
 from shardwright.memory.rivals import WORTH, Planning, better, cost_of, noted, tolerance, unlimited_s
 from shardwright.plan import Plan
@@ -69,9 +69,12 @@ class Staging:
             InputError: no scan of the step comes in so many pieces.
         """
         rewritten(self._traced, Rewriting(stages=pieces))
-        known = self._traced, self._fleet, self._policies, 1, self._planner, self._late
-        ladder = Ladder(*known, stages=pieces)
+        ladder = self._ladder(pieces)
         return ladder.top() if self._every else InPieces(ladder, None, rival_s).best()
+
+    def _ladder(self, stages: int = 1) -> Ladder:
+        known = self._traced, self._fleet, self._policies, 1, self._planner, self._late
+        return Ladder(*known, stages=stages)
 
     def early(self) -> tuple[Plan | None, bool]:
         """A plan with stages that fits, of a large step, before anything else is done to that; or None.
@@ -80,8 +83,10 @@ class Staging:
         take minutes: where stages are far faster than the step as it is whatever the memory, nothing else is
         worth that. Where they are no faster, they can wait.
         """
-        graph = self._traced.graph
-        if self._alone or self._every or len(graph.all_equations()) <= SMALL:
+        if self._alone or self._every or len(self._traced.graph.all_equations()) <= SMALL:
+            return None, False
+        # Where there is no other way than to change the step, that says better what stages have to beat.
+        if not any(map(over_layers, self._traced.graph.equations)) or hardly_fits(self._ladder()):
             return None, False
         base = self._planner.plan(self._traced, briefly=True, glance=True)
         if base is None or self._late():
