@@ -213,7 +213,7 @@ def test_stages_where_the_network_is_slow() -> None:
 
 @pytest.mark.parametrize("far", [0.1, 1.0])
 def test_stages_come_first_where_the_step_does_not_fit(far: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a large step: a plan with stages takes a moment. If far cheaper, it is the plan, or else a rival."""
+    """Of a large step: a plan with stages takes a moment. Where it is far cheaper, nothing else is tried."""
     monkeypatch.setattr(staging, "_FAR", far)
     step, args = load_factory(f"{EXAMPLES / 'llama3.py'}:llama2_scan")
     link = {"bandwidth": "12 GB/s", "latency": "10 us"}
@@ -221,21 +221,20 @@ def test_stages_come_first_where_the_step_does_not_fit(far: float, monkeypatch: 
     nodes = [{"devices": {"type": kind, "count": 4}, "link": link} for kind in kinds]
     network = {"bandwidth": "10 Gbit/s", "latency": "30 us"}
     tight = Fleet.from_dict({"name": "two nodes", "nodes": nodes, "network": network})
-    rivals: list[float] = []
+    tried: list[Traced] = []
     plan_of = Planner.plan
 
     def watched(self: Planner, traced: Traced, rival_s: float = np.inf, **how: Any) -> Plan | None:
         if rewriting_of(traced).stages == 1 and not how.get("glance"):
-            rivals.append(rival_s)
+            tried.append(traced)
         return plan_of(self, traced, rival_s, **how)
 
     monkeypatch.setattr(Planner, "plan", watched)
     found = synthesize(step, *args, fleet=tight)
     assert found.fits
     assert found.rewriting.stages > 1
-    assert bool(rivals) == (far == 1.0)
+    assert bool(tried) == (far == 1.0)
     assert any("no other change was searched" in note for note in found.assumptions) == (far < 1.0)
-    assert min(rivals, default=0.0) <= found.cost_s * (1 + 1e-9)
 
 
 def test_memory_joins_stages_and_what_is_computed_again() -> None:
