@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -94,22 +95,27 @@ def before(case: Case) -> list[Any]:
 
     Of maxima and minima every device has some that are not a number, which no other may hide.
     """
+    return list(_held(case.tensor, case.move.pre, case.move.group, case.ratios))
+
+
+@lru_cache(256)  # whatever becomes of it, and by which strategy
+def _held(tensor: TensorType, pre: Placement, group: Group, ratios: tuple[float, ...]) -> tuple[Any, ...]:
     rng = np.random.default_rng(0)
-    devices = members(case.move.group, len(case.ratios))
-    lengths = stretches(case.tensor, case.move.pre, case.move.group, case.ratios)
-    result: list[Any] = [None] * len(case.ratios)
+    devices = members(group, len(ratios))
+    lengths = stretches(tensor, pre, group, ratios)
+    result: list[Any] = [None] * len(ratios)
     # What all hold is drawn once; shards and partial values are each device's own.
-    whole = _draw(rng, case.tensor, case.tensor.shape)
+    whole = _draw(rng, tensor, tensor.shape)
     for position, device in enumerate(devices):
-        shape = list(case.tensor.shape)
-        if isinstance(case.move.pre, Shard):
-            shape[case.move.pre.dim] = lengths[position]
-        part = whole if case.move.pre == R else _draw(rng, case.tensor, tuple(shape))
-        if case.tensor.is_float and case.move.pre in (Partial("max"), Partial("min")):
+        shape = list(tensor.shape)
+        if isinstance(pre, Shard):
+            shape[pre.dim] = lengths[position]
+        part = whole if pre == R else _draw(rng, tensor, tuple(shape))
+        if tensor.is_float and pre in (Partial("max"), Partial("min")):
             which = np.arange(part.size).reshape(part.shape) % (len(devices) + 1)
             part = jax.device_put(np.where(which == position, to_numpy(part).dtype.type(np.nan), part))
         result[device] = part
-    return result
+    return tuple(result)
 
 
 def _draw(rng: np.random.Generator, tensor: TensorType, shape: tuple[int, ...]) -> Any:
