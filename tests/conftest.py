@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from jax._src import traceback_util
 from jax._src.interpreters import mlir
 
 # What tests share lies beside them.
@@ -29,20 +28,6 @@ os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_QUICK]).s
 # JAX makes a context of MLIR for every function that it lowers, which takes as long as to lower a small one.
 if hasattr(mlir, "make_ir_context"):
     mlir.make_ir_context = functools.cache(mlir.make_ir_context)
-
-# To find its own frames in a traceback JAX looks the same few files up again and again, and to find who is
-# above it reads the source of every line on the stack; rules and pieces are tried, and many raise.
-if hasattr(traceback_util, "include_filename"):
-    traceback_util.include_filename = functools.cache(traceback_util.include_filename)
-if hasattr(traceback_util, "_is_under_reraiser"):
-
-    def _is_under_reraiser(error: BaseException) -> bool:
-        above = error.__traceback__ and error.__traceback__.tb_frame.f_back
-        while above and not traceback_util._is_reraiser_frame(above):
-            above = above.f_back
-        return above is not None
-
-    traceback_util._is_under_reraiser = _is_under_reraiser
 
 # Where nothing compiled is to be written, every process that a test starts compiles all of our modules first:
 # two thirds of a second each.

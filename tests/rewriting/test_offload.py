@@ -186,13 +186,24 @@ def test_within_pieces_of_the_batch_it_waits_as_well() -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
+#: Micro-batches, and bytes of a bucket.
+RUN = [(1, 1 << 16), (2, None)]
+
+
 def test_mpi_moves_it_and_back(tmp_path: Path) -> None:
     from shardwright.backends.launch import find_mpiexec
 
+    for number, (pieces, _) in enumerate(RUN):
+        plan = synthesize(
+            STEP, *ARGS, fleet=fleet(host="4 GB/s"), devices="all", recompute="off", offload="all",
+            microbatches=pieces,
+        )  # fmt: skip
+        plan.save(tmp_path / f"{number}.json")
+        np.savez(tmp_path / f"{number}.npz", *on_reference(plan, ARGS))
     script = tmp_path / "run.py"
-    script.write_text(_SCRIPT.format(tests=str(Path(__file__).parent)))
+    script.write_text(_SCRIPT.format(tests=str(Path(__file__).parent), cases=RUN))
     command = [str(find_mpiexec()), "-n", "2", sys.executable, str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -201,8 +212,8 @@ import sys
 sys.path.insert(0, {tests!r})
 import jax
 import numpy as np
-from rewriting_cases import fleet, layered, on_reference
-from shardwright import synthesize
+from rewriting_cases import layered
+from shardwright import Plan
 from shardwright.backends import host_memory
 from shardwright.backends.mpi import script as mpi_script
 gone = []
@@ -213,16 +224,13 @@ def noted(array):
     return found
 mpi_script.to_host = noted
 step, args = layered(False)
-for again, pieces, bucket in (("off", 1, 1 << 16), ("off", 2, None)):
-    plan = synthesize(
-        step, *args, fleet=fleet(host="4 GB/s"), devices="all", recompute=again, offload="all",
-        microbatches=pieces,
-    )
-    run = plan.compile(step, "mpi", bucket_bytes=bucket)
+for number, (_, bucket) in enumerate({cases!r}):
+    run = Plan.load(f"{{number}}.json").compile(step, "mpi", bucket_bytes=bucket)
     gone.clear()
     leaves = jax.tree.leaves(run(*args), is_leaf=lambda x: hasattr(x, "gather"))
     got = [np.asarray(x.gather()) for x in leaves]
     assert gone
-    for a, b in zip(got, on_reference(plan, args), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    with np.load(f"{{number}}.npz") as wanted:
+        for a, b in zip(got, wanted.values(), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 """

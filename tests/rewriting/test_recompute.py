@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -197,8 +198,22 @@ CASES: dict[str, list[tuple[bool, tuple[int, ...], int, dict[str, int]]]] = {
 }
 
 
+@cache
+def again(scan: bool, speeds: tuple[int, ...], pieces: int) -> tuple[Plan, list[np.ndarray[Any, Any]]]:
+    """A plan that computes all layers again, and what `reference` makes of it."""
+    step, args = layered(scan)
+    plan = synthesize(
+        step, *args, fleet=fleet(speeds=speeds), devices="all", recompute="all", microbatches=pieces
+    )
+    return plan, on_reference(plan, args)
+
+
 @pytest.mark.parametrize("backend", CASES)
 def test_backends_run_what_is_computed_again(backend: str, tmp_path: Path) -> None:
+    for number, (scan, speeds, pieces, _) in enumerate(CASES[backend]):
+        plan, wanted = again(scan, speeds, pieces)
+        plan.save(tmp_path / f"{number}.json")
+        np.savez(tmp_path / f"{number}.npz", *wanted)
     script = tmp_path / "run.py"
     script.write_text(_SCRIPT.format(tests=str(Path(__file__).parent), backend=backend, cases=CASES[backend]))
     command = [sys.executable, str(script)]
@@ -206,7 +221,7 @@ def test_backends_run_what_is_computed_again(backend: str, tmp_path: Path) -> No
         from shardwright.backends.launch import find_mpiexec
 
         command = [str(find_mpiexec()), "-n", "2", *command]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -216,16 +231,14 @@ os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=2"
 sys.path.insert(0, {tests!r})
 import jax
 import numpy as np
-from rewriting_cases import fleet, layered, on_reference
-from shardwright import synthesize
-for scan, speeds, pieces, options in {cases!r}:
+from rewriting_cases import layered
+from shardwright import Plan
+for number, (scan, _, _, options) in enumerate({cases!r}):
     step, args = layered(scan)
-    plan = synthesize(
-        step, *args, fleet=fleet(speeds=speeds), devices="all", recompute="all", microbatches=pieces
-    )
-    run = plan.compile(step, {backend!r}, **options)
+    run = Plan.load(f"{{number}}.json").compile(step, {backend!r}, **options)
     leaves = jax.tree.leaves(run(*args), is_leaf=lambda x: hasattr(x, "gather"))
     got = [np.asarray(x.gather() if hasattr(x, "gather") else x) for x in leaves]
-    for a, b in zip(got, on_reference(plan, args), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    with np.load(f"{{number}}.npz") as wanted:
+        for a, b in zip(got, wanted.values(), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -145,15 +145,22 @@ def plan() -> Plan:
     return on_three()
 
 
+@cache
+def five_layers() -> tuple[list[Any], list[np.ndarray[Any, Any]]]:
+    """Arguments of the step of `plan`, and what one device makes of them."""
+    step, args = layered(scan=True, layers=5, width=128)
+    return jax.tree.leaves(args), computed(step, args)
+
+
 @settings(max_examples=8)
 @given(st.lists(st.integers(0, 5), min_size=3, max_size=3).filter(any))
 def test_programs_compute_what_the_step_does(plan: Plan, parts: list[int]) -> None:
     """At any ratios: uneven ones, and devices without layers, among them the first and the last."""
-    step, args = layered(scan=True, layers=5, width=128)
+    flat, wanted = five_layers()
     ratios = [part / sum(parts) for part in parts]
     assert plan.traced is not None
     run = ReferenceExecutable(plan.traced, plan.program, ratios)
-    assert close(run(*jax.tree.leaves(args)), computed(step, args))
+    assert close(run(*flat), wanted)
 
 
 @pytest.mark.parametrize("ratios", [(0.5, 0.0, 0.5), (0.0, 1.0, 0.0), (0.2, 0.2, 0.6)])
