@@ -98,6 +98,10 @@ class Split:
         return maker if dim not in known or maker.inputs[0].type.shape[known.index(dim)] == 1 else None
 
 
+#: Of a scan or cond: the kinds of its operands and of its results, and what is in its regions.
+_Within: TypeAlias = tuple[list[Kind], list[Kind], tuple[Split, ...]]
+
+
 class Pieces:
     """Finds out what every value is.
 
@@ -306,14 +310,16 @@ class Pieces:
             raise self._stuck(equation, "decides by the data where control goes")
         if any(map(_waits, kinds)):
             raise self._early(equation, found, top)
-        ins, outs = (self._scan if equation.primitive == "scan" else self._cond)(equation, found, kinds)
+        within = self._scan if equation.primitive == "scan" else self._cond
+        ins, outs, regions = within(equation, found, kinds)
         if all(kind == INVARIANT for kind in outs):
             raise self._stuck(equation, "makes nothing of the batch that it reads")
+        found.inner[equation.index] = regions
         found.inside.update(v for v, k in zip(equation.outputs, outs, strict=True) if k == INVARIANT)
         found.local[equation.index] = Signature(tuple(map(placed, ins)), tuple(map(placed, outs)))
         return outs
 
-    def _cond(self, equation: Equation, found: Split, kinds: Sequence[Kind]) -> tuple[list[Kind], list[Kind]]:
+    def _cond(self, equation: Equation, found: Split, kinds: Sequence[Kind]) -> _Within:
         """The kinds of operands and results: those of branches have to go together."""
         _, *given = kinds
         zero = [found.is_zero(atom) for atom in equation.inputs[1:]]
@@ -332,10 +338,9 @@ class Pieces:
             outs.append(varying.pop() if varying else INVARIANT)
         for split in branches:
             split.ends = tuple(outs)
-        found.inner[equation.index] = tuple(branches)
-        return list(kinds), outs
+        return list(kinds), outs, tuple(branches)
 
-    def _scan(self, equation: Equation, found: Split, kinds: Sequence[Kind]) -> tuple[list[Kind], list[Kind]]:
+    def _scan(self, equation: Equation, found: Split, kinds: Sequence[Kind]) -> _Within:
         """The kinds of what goes into an iteration, and of results: the carry is what it turns out to be."""
         (body,) = equation.regions
         consts, carries = scan_counts(equation.params)
@@ -371,10 +376,9 @@ class Pieces:
             zeros = {v: i for v, i in zeros.items() if inside[consts + i] == INVARIANT} if changed else {}
         outs: list[Kind] = list(inside[consts : consts + carries])
         split.ends = (*outs, *after[carries:])
-        found.inner[equation.index] = (split,)
         for kind in after[carries:]:
             outs.append(Shard(kind.dim + 1, kind.unit) if isinstance(kind, Shard) else kind)
-        return inside, outs
+        return inside, outs, (split,)
 
 
 def _waits(kind: Kind) -> bool:

@@ -125,11 +125,22 @@ def walks_over_the_batch() -> tuple[Any, Any]:
     return step, (np.ones((4, 4), np.float32), np.ones((6, 4), np.float32))
 
 
+def reads_no_batch() -> tuple[Any, Any]:
+    """A scan that walks over the batch's rows, and does without them."""
+
+    def step(w: Any, x: Any) -> Any:
+        w = w - jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2))(w)
+        last, _ = jax.lax.scan(lambda c, _: (jnp.tanh(c), None), w[0], jnp.stack([x, x]))
+        return w, last
+
+    return step, (np.ones((4, 4), np.float32), np.ones((6, 4), np.float32))
+
+
 def unrolled() -> tuple[Any, Any]:
     return layered(scan=False)
 
 
-@pytest.mark.parametrize("case", [walks_over_the_batch, unrolled])
+@pytest.mark.parametrize("case", [walks_over_the_batch, reads_no_batch, unrolled])
 def test_what_has_no_layers_to_cut_is_refused(case: Any) -> None:
     step, args = case()
     with pytest.raises(NotInPiecesError, match="Plan with"):
