@@ -110,7 +110,7 @@ class Layers:
             made = [self._with_row(whole, new, going, at, number) for whole, new, going in pairs]
             return (list(results[: self.carries]), made), None
 
-        begin, at = (list(carry), list(made)), jnp.arange(rows[0].shape[0])
+        begin, at = (list(carry), list(made)), jnp.arange(rows[0].shape[0], dtype="int32")
         return jax.lax.scan(one, begin, (at, rows), reverse=self.reverse)[0]
 
     def without_pieces(self, fixed: Sequence[Any]) -> list[Any]:
@@ -203,7 +203,7 @@ def _everything(*operands: Any, layers: Layers) -> list[Any]:
         return [*layers.put(so_far[:count], carry, number), *rows], None
 
     begun = layers.room(layers.length)
-    return list(jax.lax.scan(one, begun, jnp.arange(layers.pieces))[0])
+    return list(jax.lax.scan(one, begun, jnp.arange(layers.pieces, dtype="int32"))[0])
 
 
 def _types(*operands: Any, layers: Layers) -> list[Any]:

@@ -101,6 +101,16 @@ def test_the_step_stays_the_same(case: Any, pieces: int) -> None:
     assert all(np.allclose(a, b, *allowed) for a, b in zip(got, wanted, strict=True))
 
 
+def test_counters_of_64_bits() -> None:
+    """What counts pieces and layers is as wide as what was traced, all together and device by device."""
+    step, args = masked()
+    with jax.enable_x64(True):
+        found = synthesize(step, *args, fleet=apart((1, 1)), stages=2, devices="all")
+        assert found.verify(step, *args).ok
+        got, wanted = evaluated(found.step(), jax.tree.leaves(args)), computed(step, args)
+    assert all(np.allclose(a, b, 2e-4, 2e-5) for a, b in zip(got, wanted, strict=True))
+
+
 def test_layers_may_be_cut_and_nothing_else() -> None:
     """The rule: rows of layers are cut; what is carried on is left with the last of them."""
     step, args = layered(scan=True)
