@@ -116,7 +116,7 @@ def on_the_wire(dtype: str, op: ReduceOp) -> tuple[str, ReduceOp]:
     """
     if dtype == "bool":
         return "uint8", "max" if op == "sum" else op
-    if dtype in ("float16", "bfloat16") or dtype.startswith(("float8", "float4", "float6")):
+    if dtype in ("float16", "bfloat16") or dtype.startswith(("float8_", "float4_", "float6_")):
         return "float32", op
     return {"int4": "int8", "uint4": "uint8", "int2": "int8", "uint2": "uint8"}.get(dtype, dtype), op
 

@@ -18,6 +18,7 @@ from shardwright import Fleet, Plan, api, bucketed, synthesize
 from shardwright.backends.launch import find_mpiexec, rank_environment
 from shardwright.backends.schedule.acts import Land, Launch
 from shardwright.backends.schedule.document import Planned, check_schedule, emit
+from shardwright.backends.schedule.geometry import on_the_wire
 from shardwright.backends.schedule.order import arrange
 from shardwright.backends.schedule.table import builders
 from shardwright.cli import main
@@ -130,6 +131,21 @@ def test_a_plan_s_schedule_replays(bucket_bytes: int | None, tmp_path: Path) -> 
     assert all(n < m["number"] for m in only["messages"] for n in m["after"])
     done = replay(4, out)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wide"),
+    [
+        *((each, each) for each in ("float64", "complex128", "float32", "int64", "uint8")),
+        *(
+            (each, "float32")
+            for each in ("float16", "bfloat16", "float8_e4m3fn", "float6_e2m3fn", "float4_e2m1fn")
+        ),
+        ("int4", "int8"),
+    ],
+)
+def test_only_what_mpi_cannot_add_up_changes_its_dtype(dtype: str, wide: str) -> None:
+    assert on_the_wire(dtype, "sum") == (wide, "sum")
 
 
 def test_bad_requests_are_one_clear_error(tmp_path: Path) -> None:
