@@ -155,19 +155,21 @@ class Scans:
         )
 
 
-def relays_s(graph: Graph, model: Model, crews: Crews) -> float:
-    """Seconds that the layers of a step that has stages take at least as some of them."""
-    found = 0.0
+def relays_s(graph: Graph, model: Model, crews: Sequence[Crews]) -> float:
+    """Seconds that the layers of a step that has stages take at least, as the best of some stages."""
+    found = np.zeros(len(crews))
     for layers in filter(None, map(layers_of, graph.equations)):
         line = beats_of(layers, sharded=True)
-        # A stage hands on a piece of each of its devices, over all of its links.
-        sizes = np.ceil(crews.sizes / crews.links) * line.handed_bytes
-        handed_s = [
-            (_handed_s(model, int(nbytes)) * (row > 0)).max()
-            for nbytes, row in zip(sizes, crews.members, strict=True)
-        ]
-        found += crews.least_s(layers.pieces, layers.length, layer_s(model, line), np.array(handed_s))
-    return found
+        each_s, handed_s = layer_s(model, line), dict[int, Floats]()
+        for number, some in enumerate(crews):
+            # A stage hands on a piece of each of its devices, over all of its links.
+            sizes = np.ceil(some.sizes / some.links).astype(np.int64) * line.handed_bytes
+            for nbytes in set(sizes.tolist()).difference(handed_s):
+                handed_s[nbytes] = _handed_s(model, nbytes)
+            rows = zip(sizes.tolist(), some.members > 0, strict=True)
+            handed = np.array([(handed_s[nbytes] * has).max() for nbytes, has in rows])
+            found[number] += some.least_s(layers.pieces, layers.length, each_s, handed)
+    return float(found.min())
 
 
 def part_of(layers: Layers, which: Callable[[Equation], bool], model: Model) -> float:

@@ -183,7 +183,7 @@ def test_a_device_has_a_beat_for_each_of_its_pieces() -> None:
         wanted = [n * (s + handed[k > 0]) for k, (n, s) in enumerate(zip(beats, layered_s, strict=True))]
         assert found == pytest.approx(max(wanted))
         least, even = least + found, even + max(wanted)
-    assert relays_s(graph, model, crews) <= least * (1 + 1e-9)
+    assert relays_s(graph, model, [crews]) <= least * (1 + 1e-9)
 
 
 def test_nodes_are_stages_where_the_network_between_them_is_slow() -> None:

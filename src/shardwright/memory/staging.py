@@ -158,7 +158,7 @@ class Staging:
             graph = rewritten(self._traced, Rewriting(stages=pieces)).graph
         except NotInPiecesError:
             return math.inf
-        return min(relays_s(graph, self._model, some) for some in self._crews)
+        return relays_s(graph, self._model, self._crews)
 
     @cached_property
     def _crews(self) -> Sequence[Crews]:
