@@ -49,6 +49,7 @@ from shardwright.ir.rewrites.pieces import (
     Split,
     placed,
     refuse,
+    without_state,
 )
 from shardwright.ir.rows import in_pieces, piece_of, together
 from shardwright.ir.rules import Signature
@@ -71,7 +72,7 @@ def microbatched(traced: Traced, count: int) -> Traced:
     except NotInPiecesError as error:
         if graph.state:
             raise
-        raise _without_state(error) from error
+        raise without_state(error, "microbatches=1") from error
     later = [e for e in graph.equations if any(split.kinds[value] == LATER for value in e.outputs)]
     read = (atom for some in (*(e.inputs for e in later), graph.outputs) for atom in some)
     made = {value for equation in later for value in equation.outputs}.union(graph.inputs)
@@ -107,15 +108,6 @@ def _leading_to(wanted: Iterable[Value], equations: Sequence[Equation]) -> list[
             needed.update(equation.input_values)
             found.append(equation)
     return found[::-1]
-
-
-def _without_state(error: NotInPiecesError) -> NotInPiecesError:
-    """The same, of a step none of whose arguments is state: parameters may be taken for the batch."""
-    reason = f"{error.reason} (no state was found, so that parameters may count as the batch)"
-    remedy = (
-        "Say with state= what comes back as it went in, of one shape and dtype, or plan with microbatches=1"
-    )
-    return NotInPiecesError(place=error.place, reason=reason, remedy=remedy)
 
 
 def _on(equation: Equation, named: Mapping[Atom, Atom], forms: Forms) -> Equation:

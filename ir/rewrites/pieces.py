@@ -54,6 +54,15 @@ def refuse(
     return NotInPiecesError(place=place, reason=reason, remedy=remedy)
 
 
+def without_state(error: NotInPiecesError, otherwise: str) -> NotInPiecesError:
+    """The same, of a step none of whose arguments is state: parameters may be taken for the batch."""
+    reason = f"{error.reason} (no state was found, so that parameters may count as the batch)"
+    remedy = (
+        f"Say with state= what comes back as it went in, of one shape and dtype, or plan with {otherwise}"
+    )
+    return NotInPiecesError(place=error.place, reason=reason, remedy=remedy)
+
+
 @dataclass(slots=True)
 class Split:
     """A graph by kinds.

@@ -22,7 +22,15 @@ from shardwright.ir.placement import Partial, Placement, Shard
 from shardwright.ir.regions import scan_counts
 from shardwright.ir.rewrites.batch import batch_of
 from shardwright.ir.rewrites.microbatch import Runner
-from shardwright.ir.rewrites.pieces import INVARIANT, Kind, NotInPiecesError, Pieces, Split, refuse
+from shardwright.ir.rewrites.pieces import (
+    INVARIANT,
+    Kind,
+    NotInPiecesError,
+    Pieces,
+    Split,
+    refuse,
+    without_state,
+)
 from shardwright.ir.rules import Signature
 from shardwright.ir.stages import STAGES, Going, Layers, piece_type, stages_p
 from shardwright.ir.trace import Traced
@@ -35,7 +43,12 @@ def staged(traced: Traced, pieces: int) -> Traced:
         NotInPiecesError: the batch has no such number of equal pieces, or no scan over layers comes in them.
     """
     graph = traced.graph
-    found, why = _splits(graph, pieces)
+    try:
+        found, why = _splits(graph, pieces)
+    except NotInPiecesError as error:
+        if graph.state:
+            raise
+        raise without_state(error, "stages='off'") from error
     runner = Runner(traced.primitives, pieces, stretches=True)
     changed = {e: _changed(e, found, runner) for e in graph.equations if e.index in found.inner}
     instead = {e: new for e, new in changed.items() if new is not None}
