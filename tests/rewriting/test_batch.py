@@ -12,6 +12,7 @@ from rewriting_cases import evaluated
 
 from shardwright.ir.rewrites.microbatch import microbatched
 from shardwright.ir.rewrites.pieces import NotInPiecesError
+from shardwright.ir.rewrites.stages import staged
 from shardwright.ir.trace import trace
 
 
@@ -70,5 +71,7 @@ def test_without_state_a_refusal_says_so() -> None:
 
     args = ((normal(16, 16), jnp.uint32(3)), normal(8, 16))
     microbatched(trace(step, *args), 2)  # by what comes in pieces it is known which the batch is
-    with pytest.raises(NotInPiecesError, match=r"no state was found, .* Say with state="):
+    with pytest.raises(NotInPiecesError, match=r"no state was found, .* Say with state=.*microbatches=1"):
         microbatched(trace(step, *args), 3)
+    with pytest.raises(NotInPiecesError, match=r"no state was found, .* Say with state=.*stages='off'"):
+        staged(trace(step, *args), 3)
