@@ -18,6 +18,7 @@ from shardwright import Fleet, Frontier, InputError, frontier, synthesize
 from shardwright.api import synthesize_traced
 from shardwright.assemble import as_it_runs
 from shardwright.cli import main
+from shardwright.ir.rewrites.rewriting import Rewriting
 from shardwright.memory.remedies import with_memory
 from shardwright.plan import Plan
 from shardwright.synth.programs.judge import SHORT
@@ -206,3 +207,11 @@ def test_the_command_shows_what_less_memory_costs(tmp_path: Path, tight: Fleet) 
     assert whole.split()[:2] == ["1", "yes"] and none.split()[:5] == ["0.01", "no", "-", "-", "-"]
     refused = run("--frontier", ".9,much")
     assert refused.exit_code == 2 and "is no list of numbers" in refused.output
+
+
+@pytest.mark.parametrize("pieces", [{"microbatches": 8}, {"stages": 8}])
+def test_a_row_says_in_how_many_pieces_the_batch_comes(pieces: dict[str, int]) -> None:
+    plan = synthesize(step, *ARGS, fleet=unlike(), **ALONE).but(rewriting=Rewriting(**pieces))
+    lines = Frontier((module.Budget(1.0, plan, 1.0),)).text().splitlines()
+    head, row = (re.split(" {2,}", line.strip()) for line in lines)
+    assert row[head.index("pieces")] == "8"
