@@ -85,10 +85,13 @@ class Staging:
         """
         if self._alone or self._every or len(self._traced.graph.all_equations()) <= SMALL:
             return None, False
-        # Where there is no other way than to change the step, that says better what stages have to beat.
-        if not any(map(over_layers, self._traced.graph.equations)) or hardly_fits(self._ladder()):
+        if not any(map(over_layers, self._traced.graph.equations)):
             return None, False
-        base = self._planner.plan(self._traced, briefly=True, glance=True)
+        ladder = self._ladder()
+        if hardly_fits(ladder):  # what keeps less is planned first in any case
+            base = ladder.briefly(None)
+        else:
+            base = self._planner.plan(self._traced, briefly=True, glance=True)
         if base is None or self._late():
             return None, False
         free_s = unlimited_s(base)
@@ -98,8 +101,9 @@ class Staging:
             return None, False
         if found.cost_s >= free_s * (1 - _FAR):
             return (None if base.fits else found), False
+        how = "with less kept" if base.rewriting.recompute else "as traced"
         what = "costs" if base.fits else "does not fit, and would cost"
-        note = f"as traced, the best program found {what} {1e3 * free_s:.4g} ms: no other change was searched"
+        note = f"{how}, the best program found {what} {1e3 * free_s:.4g} ms: no other change was searched"
         return noted(found, note), True
 
     @property
