@@ -36,16 +36,19 @@ class Paired(tuple[Signature, ...]):
 def pairs(across: Sequence[Signature], within: Sequence[Signature], nodes: tuple[int, ...]) -> Paired:
     """All that are one signature of `across` over the nodes and one of `within` in each (see `paired`)."""
     first = tuple(dict.fromkeys(across))
-    known = _pairs(first, first if within is across else tuple(dict.fromkeys(within)), nodes)
-    # Lists are told apart by identity: equal ones have no more than what is in them in common.
-    made = Paired(known)
-    made.placements, made.at = known.placements, known.at
-    return made
+    return _own(_pairs(first, first if within is across else tuple(dict.fromkeys(within)), nodes))
 
 
 def in_turn(across: Sequence[Signature], within: Sequence[Signature], nodes: tuple[int, ...]) -> Paired:
     """The first of `across` with the first of `within`, and so on."""
-    return _pairs(tuple(across), tuple(within), nodes, in_turn=True)
+    return _own(_pairs(tuple(across), tuple(within), nodes, in_turn=True))
+
+
+def _own(known: Paired) -> Paired:
+    """Lists are told apart by identity: equal ones have no more than what is in them in common."""
+    made = Paired(known)
+    made.placements, made.at = known.placements, known.at
+    return made
 
 
 @cache

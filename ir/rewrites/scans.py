@@ -67,11 +67,18 @@ class Body:
         pairs = [(r, o) for r, o in zip(self.results, self.outputs, strict=True) if r not in gone]
         self.results, self.outputs = [r for r, _ in pairs], [o for _, o in pairs]
 
-    def begin_with(self, equations: Sequence[Equation], instead: Mapping[Value, Atom]) -> None:
-        """Run these first; what they make takes the place of operands that are not handed in any more."""
+    def begin_with(
+        self, equations: Sequence[Equation], instead: Mapping[Value, Atom], *, shared: bool = False
+    ) -> None:
+        """Run these first; what they make takes the place of operands that are not handed in any more.
+
+        With `shared` of those alone that every iteration has as they are: the same value may be where the
+        carry begins, or walked over, too.
+        """
+        last = self.consts if shared else len(self.operands)
         inner = {
             own: instead[operand]
-            for operand, own in zip(self.operands, self.inputs, strict=True)
+            for operand, own in zip(self.operands[:last], self.inputs, strict=False)
             if isinstance(operand, Value) and operand in instead
         }
 
@@ -138,14 +145,16 @@ def broadcasting_inside(graph: Graph) -> Graph:
 
 
 def _broadcasting(loop: Equation, makers: Mapping[Atom, Equation]) -> Equation:
-    body, copies, instead = Body(loop), list[Equation](), dict[Value, Atom]()
-    for atom in dict.fromkeys(loop.inputs[: body.consts]):
-        if isinstance(atom, Value) and atom in makers:
-            (operand,) = makers[atom].inputs
-            instead[atom] = made = fresh(atom.type)
-            inner = body.shared(operand) if isinstance(operand, Value) else operand
-            copies.append(replace(makers[atom], inputs=(inner,), outputs=(made,), after=None))
+    body, copies, instead = Body(loop), list[Equation](), dict[Atom, Value]()
+    wide = {atom for atom in loop.inputs[: body.consts] if isinstance(atom, Value) and atom in makers}
+    for atom in sorted(wide, key=lambda atom: makers[atom].index):
+        (operand,) = makers[atom].inputs
+        inner: Atom = operand
+        if isinstance(operand, Value):  # it may be a broadcast itself
+            inner = instead.get(operand) or body.shared(operand)
+        instead[atom] = made = fresh(atom.type)
+        copies.append(replace(makers[atom], inputs=(inner,), outputs=(made,), after=None))
     if not copies:
         return loop
-    body.begin_with(copies, instead)
+    body.begin_with(copies, {atom: instead[atom] for atom in wide}, shared=True)
     return body.equation()

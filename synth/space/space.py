@@ -15,6 +15,7 @@ from shardwright.ir.pairs import in_turn
 from shardwright.ir.regions import Boundary, boundary
 from shardwright.ir.registry import registry, rule_of
 from shardwright.ir.rules import Signature, signatures, signatures_of_both
+from shardwright.ir.stages import layers_of
 from shardwright.synth.space.conversions import Domain, Domains, Routes
 from shardwright.synth.space.factors import Choice
 from shardwright.synth.space.frame import Frame
@@ -89,6 +90,7 @@ class Space:
         # compare it by identity.
         same = (equation.primitive, equation.input_types, equation.output_types, id(listed))
         same = (*same, rule.axes, rule.flop_per_point, str(equation.params.get("precision")))
+        same = (*same, layers_of(equation))
         found = known.get(same)
         if found is None:
             found = known[same] = tuple(signature for signature in listed)

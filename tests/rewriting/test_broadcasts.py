@@ -64,6 +64,41 @@ def test_scans_broadcast_masks_themselves() -> None:
     assert synthesize(step, *args, fleet=fleet()).verify(step, *args).ok
 
 
+def begins(w: Any, x: Any) -> Any:
+    """What every layer reads is where the first one begins, too."""
+    start = jnp.zeros(x.shape)
+
+    def layer(h: Any, w: Any) -> Any:
+        new = jnp.tanh(h @ w + x)
+        return jnp.where(new > 0.1, new, start), None
+
+    return jax.lax.scan(layer, start, w)[0]
+
+
+def walked(w: Any, x: Any) -> Any:
+    """What every layer reads is walked over, too."""
+    rows = jnp.broadcast_to(x[None], (LAYERS, *x.shape))
+    return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w[0] + w[1] + (rows * h).mean(0)), None), x, (w, rows))[0]
+
+
+def chained(w: Any, x: Any) -> Any:
+    """A broadcast of a broadcast, both read by every layer."""
+    row = jnp.broadcast_to(x[0, 0], (1, 1, WIDTH))
+    full = jnp.broadcast_to(row, x.shape)
+    return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w + full) * row, None), x, w)[0]
+
+
+@pytest.mark.parametrize("layers", [begins, walked, chained])
+def test_what_is_broadcast_may_be_read_elsewhere(layers: Any) -> None:
+    _, (w, x) = masked(scan=True)
+
+    def step(w: Any, x: Any) -> Any:
+        loss, gradient = jax.value_and_grad(lambda w: jnp.mean(layers(w, x) ** 2))(w)
+        return w - 0.1 * gradient, loss
+
+    assert synthesize(step, w, x, fleet=fleet()).verify(step, w, x).ok
+
+
 @pytest.mark.parametrize("scan", [True, False])
 def test_a_piece_of_a_broadcast_is_a_broadcast(scan: bool) -> None:
     """In micro-batches the mask of the whole batch is nowhere made, neither before their loop nor in it."""

@@ -209,3 +209,32 @@ def test_saved_plans_are_the_same(plan: Plan, tmp_path: Path) -> None:
     loaded = Plan.load(tmp_path / "plan.json")
     assert loaded.rewriting.stages == 8 and loaded.program == plan.program
     assert loaded.verify(step, *args).ok
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+def test_layers_of_equal_types_have_prices_of_their_own(axes: Any) -> None:
+    """Scans over the same parameters, of which one computes far more: no program costs less than the plan."""
+
+    def cheap(h: Any, w: Any) -> Any:
+        return h * jnp.sum(w), None
+
+    def dear(h: Any, w: Any) -> Any:
+        for _ in range(20):
+            h = jnp.tanh(h @ w)
+        return h, None
+
+    def step(weights: Any, x: Any) -> Any:
+        for layer, w in zip((cheap, dear, cheap, cheap), weights, strict=True):
+            x, _ = jax.lax.scan(layer, x, w)
+        return weights, jnp.sum(x)
+
+    args = [jax.ShapeDtypeStruct((6, 64, 64), "float32")] * 4, jax.ShapeDtypeStruct((32, 64), "float32")
+    mesh = apart((1, 1) if axes == 1 else ((1, 1), (1, 1)), "10 Mbit/s")
+    plan = synthesize(step, *args, fleet=mesh, stages=8, axes=axes, devices="all")
+    assert plan.traced is not None
+    graph = plan.traced.graph
+    (costly,) = [e for e in graph.equations if (each := layers_of(e)) and "tanh" in str(each.body)]
+    found = [i for i in plan.program.instructions if relays(i, graph)]
+    # That one alone is worth handing pieces on.
+    assert [i.equation for i in found] == [costly.index]
+    assert plan.search_gap == pytest.approx(0.0, abs=1e-6)
