@@ -65,31 +65,37 @@ def _handed_s(model: Model, nbytes: int) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Crews:
-    """The stages that some devices make, by kind: each is one device, or all devices of a node.
+    """The stages that a part of a fleet makes, by kind: each is one device, or all devices of a node.
 
     Attributes:
+        model: of the part.
         counts: (kinds,) stages of every kind.
-        members: (kinds, classes) devices of every class in a stage.
+        members: (kinds, classes) devices of every class of the fleet in a stage.
+        own: the same, of every class of the part.
         links: (kinds,) by how many links a stage hands on.
     """
 
+    model: Model
     counts: NDArray[np.int64]
     members: NDArray[np.int64]
+    own: NDArray[np.int64]
     links: NDArray[np.int64]
 
     @staticmethod
-    def of(model: Model, members: Sequence[int], *, nodes: bool) -> Crews:
-        """Those of some devices of a model's fleet, whole nodes or one by one."""
-        fleet, kinds = model.fleet, Counter[tuple[int, ...]]()
+    def of(whole: Model, part: Sequence[int], model: Model, *, nodes: bool) -> Crews:
+        """Those of a part of a fleet, which has a model of its own: whole nodes, or devices one by one."""
+        fleet, first = model.fleet, len(whole.types)
+        kinds: Counter[Sequence[int]] = Counter()
         stages: dict[int, list[int]] = {}
-        for device in members:
+        for device in range(len(part)):
             stages.setdefault(fleet.devices[device].node if nodes else device, []).append(device)
         for where, some in stages.items():
-            classes = np.bincount(model.class_of[some], minlength=len(model.types))
+            classes = np.bincount(whole.class_of[[part[device] for device in some]], minlength=first)
+            own = np.bincount(model.class_of[some], minlength=len(model.types))
             rails = min(fleet.nodes[where].rails, len(some)) if nodes else 1
-            kinds[(rails, *classes.tolist())] += 1
-        rows = np.array(list(kinds), dtype=np.int64)
-        return Crews(np.array(list(kinds.values()), dtype=np.int64), rows[:, 1:], rows[:, 0])
+            kinds[(*classes.tolist(), *own.tolist(), rails)] += 1
+        rows, counts = np.array(list(kinds), dtype=np.int64), np.array(list(kinds.values()), dtype=np.int64)
+        return Crews(model, counts, rows[:, :first], rows[:, first:-1], rows[:, -1])
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -110,14 +116,11 @@ class Crews:
         """
         idle = min(int(self.counts.sum()), length) - 1
         beats = pieces + self.sizes * idle
-        linear = length * beats / (self.members / np.maximum(each_s, _SOON_S)).sum(axis=1)
+        # A layer that takes no time gives no share: next to none keeps that from being a division by zero.
+        linear = length * beats / (self.members / np.maximum(each_s, 1e-30)).sum(axis=1)
         constant = np.broadcast_to(beats / self.sizes * handed_s, linear.shape) * (idle > 0)
         rows = constant[None], linear[None], np.zeros((1, len(linear)))
         return ShareCost(*rows).floor(self.counts, units=length)
-
-
-#: Less than anything takes.
-_SOON_S = 1e-30
 
 
 class Scans:
@@ -160,14 +163,12 @@ def relays_s(graph: Graph, model: Model, crews: Sequence[Crews]) -> float:
     found = np.zeros(len(crews))
     for layers in filter(None, map(layers_of, graph.equations)):
         line = beats_of(layers, sharded=True)
-        each_s, handed_s = layer_s(model, line), dict[int, Floats]()
+        each_s = layer_s(model, line)
         for number, some in enumerate(crews):
             # A stage hands on a piece of each of its devices, over all of its links.
             sizes = np.ceil(some.sizes / some.links).astype(np.int64) * line.handed_bytes
-            for nbytes in set(sizes.tolist()).difference(handed_s):
-                handed_s[nbytes] = _handed_s(model, nbytes)
-            rows = zip(sizes.tolist(), some.members > 0, strict=True)
-            handed = np.array([(handed_s[nbytes] * has).max() for nbytes, has in rows])
+            rows = zip(sizes.tolist(), some.own > 0, strict=True)
+            handed = np.array([(_handed_s(some.model, nbytes) * has).max() for nbytes, has in rows])
             found[number] += some.least_s(layers.pieces, layers.length, each_s, handed)
     return float(found.min())
 

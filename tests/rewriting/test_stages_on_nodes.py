@@ -23,10 +23,12 @@ from shardwright.cost.grid.prices import GridShares, GridStack
 from shardwright.cost.lines import beats_of
 from shardwright.cost.model import CostModel
 from shardwright.cost.stages import Crews, layer_s, relays_s
+from shardwright.cost.subfleet import subfleet
 from shardwright.cost.traffic import traffic
 from shardwright.ir.pairs import paired
 from shardwright.ir.placement import Partial, R, Shard
 from shardwright.ir.registry import rule_of
+from shardwright.ir.rewrites.pieces import NotInPiecesError
 from shardwright.ir.rules import Signature, allows, letter_signature, on_axes
 from shardwright.ir.segments import Relay, schedule
 from shardwright.ir.stages import layers_of, relays
@@ -146,11 +148,12 @@ def test_no_device_waits_for_ever(plan: Plan, parts: list[int]) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 6, 8, 13, 64])
 def test_the_first_few_pieces_are_spread_out(count: int) -> None:
-    """However many devices share the pieces out, the first as many turns give each of two halves some."""
+    """In twice as many turns as there are devices that share the pieces out, each has one to work on."""
     order = spread_out(count)
     assert sorted(order) == list(range(count))
-    for some in range(2, count + 1):
-        assert abs(sum(piece >= count / 2 for piece in order[:some]) - some / 2) <= 2
+    for devices in range(1, count // 2 + 1):
+        owners = {piece * devices // count for piece in order[: 2 * devices]}
+        assert owners == set(range(devices))
 
 
 # -- prices and plans ----------------------------------------------------------------------------------
@@ -162,9 +165,9 @@ def test_a_device_has_a_beat_for_each_of_its_pieces() -> None:
     graph = staged(trace(step, *args), 8).graph
     fleet = apart((2, (1, 0.5)))
     model = CostModel(fleet)
-    grid, crews = GridModel(model), Crews.of(model, (0, 1, 2), nodes=True)
+    grid, crews = GridModel(model), Crews.of(model, (0, 1, 2), model, nodes=True)
     assert crews.sizes.tolist() == [1, 2]
-    least, even = 0.0, 0.0
+    least = 0.0
     for equation in graph.equations:
         layers = layers_of(equation)
         if layers is None:
@@ -182,7 +185,7 @@ def test_a_device_has_a_beat_for_each_of_its_pieces() -> None:
         layered_s = (4 * each[0], 2 * each[1], 2 * each[2])
         wanted = [n * (s + handed[k > 0]) for k, (n, s) in enumerate(zip(beats, layered_s, strict=True))]
         assert found == pytest.approx(max(wanted))
-        least, even = least + found, even + max(wanted)
+        least += found
     assert relays_s(graph, model, [crews]) <= least * (1 + 1e-9)
 
 
@@ -199,7 +202,7 @@ def test_nodes_are_stages_where_the_network_between_them_is_slow() -> None:
 
 def test_a_mesh_whose_batch_has_too_few_pieces_is_told_so() -> None:
     step, args = layered(scan=True)
-    with pytest.raises(Exception, match="a batch of 64 has no 128 equal pieces"):
+    with pytest.raises(NotInPiecesError, match="a batch of 64 has no 128 equal pieces"):
         synthesize(step, *args, fleet=apart(((1, 1), (1, 1))), stages=128, axes=2)
 
 
@@ -238,3 +241,17 @@ def test_layers_of_equal_types_have_prices_of_their_own(axes: Any) -> None:
     # That one alone is worth handing pieces on.
     assert [i.equation for i in found] == [costly.index]
     assert plan.search_gap == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_part_of_the_fleet_has_links_of_its_own() -> None:
+    """What its stages take at least is by the links within it, not by the slow ones of the whole fleet."""
+    step, args = layered(scan=True, layers=6)
+    graph = staged(trace(step, *args), 8).graph
+    fleet = apart(((1, 1), (1,)), "1 Mbit/s")
+    whole, part = CostModel(fleet), CostModel(subfleet(fleet, (0, 1), "n0"))
+    own = Crews.of(whole, (0, 1), part, nodes=False)
+    alone = Crews.of(part, (0, 1), part, nodes=False)
+    assert relays_s(graph, whole, [own]) == pytest.approx(relays_s(graph, part, [alone]))
+    assert relays_s(graph, whole, [own]) < 0.1 * relays_s(
+        graph, whole, [Crews.of(whole, (0, 1, 2), whole, nodes=False)]
+    )

@@ -59,7 +59,7 @@ def test_a_beat_is_what_the_slowest_stage_takes() -> None:
     assert whole.exact(shares) == pytest.approx(4 * 6 * np.max(layer))
     # What they take at least, before any program is made: no more than that, of whole layers.
     scans, graph = Scans(trace(step, *args).graph, model), staged(trace(step, *args), 4).graph
-    crews = Crews.of(model, (0, 1, 2), nodes=False)
+    crews = Crews.of(model, (0, 1, 2), model, nodes=False)
     assert 0 < scans.least_s(4, crews) <= relays_s(graph, model, [crews])
     found = [beats_of(each, sharded=True) for e in graph.equations if (each := layers_of(e)) is not None]
     best = sum(min(model.cost(line).exact(np.array([a, b])) for a, b in WHOLE) for line in found)
