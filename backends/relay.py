@@ -17,9 +17,9 @@ from shardwright.backends.compile import Compiler
 from shardwright.backends.layout import abstract
 from shardwright.backends.local import local_shape
 from shardwright.ir.graph import Equation
-from shardwright.ir.placement import region
+from shardwright.ir.placement import Shard, region
 from shardwright.ir.rules import Signature
-from shardwright.ir.stages import Layers, layers_of, stretch_of
+from shardwright.ir.stages import Layers, layers_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,11 @@ def _part(
     def held(number: int) -> Sequence[tuple[int, int]]:
         return region(equation.input_types[number].shape, signature.ins[number], device, ratios)
 
-    return stretch_of(layers, held), held(layers.consts + layers.carries)[0]
+    # What is carried on comes in pieces, some of it at least.
+    number, going = next((k, going) for k, going in enumerate(layers.ins) if isinstance(going, Shard))
+    begin, length = held(number)[going.dim]
+    here = layers.some(begin // going.unit, length // going.unit)
+    return here, held(layers.consts + layers.carries)[0]
 
 
 class Turn(NamedTuple):

@@ -22,7 +22,7 @@ on every device, the equation is what it replaces, piece by piece.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -232,21 +232,6 @@ def carried_on(equation: Equation) -> int:
 def in_stages(signature: Signature) -> bool:
     """Whether a signature of such an equation has its layers on different devices, or nodes."""
     return any(isinstance(placement, Shard) for placement in on_axes(signature)[0].ins)
-
-
-def stretch_of(layers: Layers, held: Callable[[int], Sequence[tuple[int, int]]]) -> Layers:
-    """Layers on the pieces that a device has.
-
-    Args:
-        layers: on all pieces.
-        held: of an operand, by its position, the first element of every dimension, and how many there are.
-    """
-    cut = next(((k, going) for k, going in enumerate(layers.ins) if isinstance(going, Shard)), None)
-    if cut is None:
-        return layers
-    number, going = cut
-    begin, length = held(number)[going.dim]
-    return layers.some(begin // going.unit, length // going.unit)
 
 
 def relays(instruction: Instruction, graph: Graph) -> bool:

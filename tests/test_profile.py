@@ -120,13 +120,8 @@ def residuals(loss: Callable[[Any], Any], params: Any) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("example", TINY)
-def test_saved_activations_are_the_residuals_that_jax_lists(
-    example: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But for those that JAX keeps and hands to no equation of the gradient, such as the zeros of a relu.
-
-    And for masks that JAX broadcasts to the size of all scores before a scan: here scans do that themselves.
-    """
+def test_saved_activations_are_the_residuals_that_jax_lists(example: str, monkeypatch: Any) -> None:
+    """But for what no equation of the gradient reads (zeros of a relu), and masks broadcast before scans."""
     listed, in_vain = residuals(loss_of(example), made(example)[1][0])
     assert in_vain < listed
     (step, args), ours = made(example), profiled(example).saved_bytes

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from shardwright.ir.graph import Equation, TensorType
 from shardwright.ir.ops.axes import string
 from shardwright.ir.placement import Shard
-from shardwright.ir.registry import Local, OpDef, register
+from shardwright.ir.registry import OpDef, register
 from shardwright.ir.rules import Rule
-from shardwright.ir.stages import Going, layers_of, stretch_of
+from shardwright.ir.stages import Going, layers_of
 
 #: The letters of the layers, and of the pieces of the batch.
 _LAYERS, _PIECES = "l", "p"
@@ -53,13 +51,4 @@ def _stages(equation: Equation) -> Rule:
     )
 
 
-def _of_stretch(local: Local, *operands: Any) -> Any:
-    """All layers on the pieces that the device has."""
-
-    def held(number: int) -> list[tuple[int, int]]:
-        return [(dim.offset, dim.length) for dim in local.inputs[number]]
-
-    return local.bind(*operands, layers=stretch_of(local.params["layers"], held))
-
-
-register(OpDef("stages", _stages, "stages", localize=_of_stretch))
+register(OpDef("stages", _stages, "stages"))

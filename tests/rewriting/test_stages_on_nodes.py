@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,18 +86,23 @@ def test_programs_compute_what_the_step_does(plan: Plan, parts: list[int]) -> No
 
 
 def test_what_all_pieces_have_in_common_is_on_devices_without_any() -> None:
-    """Such as the scales of norms, which the backward pass reads."""
+    """Such as the scales of norms, which the backward pass reads; a key for every row of the batch is not."""
 
-    def step(w: Any, x: Any) -> Any:
+    def step(w: Any, x: Any, keys: Any) -> Any:
+        def layer(x: Any, row: Any) -> Any:
+            w, number = row
+            kept = jax.vmap(lambda key: jax.random.bernoulli(jax.random.fold_in(key, number), 0.9, (8,)))
+            return jnp.tanh(x @ w["w"]) * jnp.exp(w["scale"]) * kept(keys), None
+
         def loss_of(w: Any) -> Any:
-            last, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w["w"]) * jnp.exp(w["scale"]), None), x, w)
-            return jnp.mean(last**2)
+            return jnp.mean(jax.lax.scan(layer, x, (w, jnp.arange(4)))[0] ** 2)
 
         return jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(loss_of)(w))
 
     rng = np.random.default_rng(0)
     w = {"w": rng.normal(size=(4, 8, 8)), "scale": rng.normal(size=(4, 8))}
-    args = jax.tree.map(np.float32, (w, rng.normal(size=(16, 8))))
+    w, x = jax.tree.map(np.float32, (w, rng.normal(size=(16, 8))))
+    args = w, x, jax.random.split(jax.random.key(0), 16)
     slow = apart(((1e-4, 1e-4), (1e-4, 1e-4)), "10 Mbit/s")
     plan = synthesize(step, *args, fleet=slow, stages=4, axes=2, devices="all", recompute="off")
     assert plan.traced is not None
@@ -255,3 +261,47 @@ def test_a_part_of_the_fleet_has_links_of_its_own() -> None:
     assert relays_s(graph, whole, [own]) < 0.1 * relays_s(
         graph, whole, [Crews.of(whole, (0, 1, 2), whole, nodes=False)]
     )
+
+
+def test_without_time_to_search_it_is_a_baseline() -> None:
+    """Of a step whose layers may be stages, too: it runs, and the bound is of all that was not searched."""
+    step, args = layered(scan=True)
+    mesh = apart(((1, 1), (1, 1)))
+    plan = synthesize(step, *args, fleet=mesh, stages=8, axes=2, time_limit_s=0, recompute="off")
+    assert plan.bound_s <= plan.cost_s
+    assert synthesize(step, *args, fleet=mesh, stages=8, axes=2).cost_s <= plan.cost_s * (1 + 1e-9)
+    assert verify_program(plan.step(), plan.program, plan.used_ratios, jax.tree.leaves(args)).ok
+
+
+@pytest.mark.parametrize("rows", ["count", "largest"])
+def test_what_is_not_of_the_batch_leaves_nodes_out(rows: str) -> None:
+    """A number that is carried on, or a maximum over the batch: layers may be cut, pieces not in a node."""
+
+    def layer(carry: Any, w: Any) -> Any:
+        x, count = carry
+        x = jnp.tanh(x @ w)
+        return (x, count + 1), x.max(0) if rows == "largest" else None
+
+    def step(w: Any, x: Any) -> Any:
+        begin = (x, 0) if rows == "count" else (x, x)
+        (last, _), seen = jax.lax.scan(layer, begin, w)
+        return w, last.sum(1), seen
+
+    args = np.ones((4, 8, 8), np.float32), np.ones((16, 8), np.float32)
+    graph = staged(trace(step, *args), 4).graph
+    (found,) = (equation for equation in graph.equations if layers_of(equation))
+    (whole,) = Space(graph, NODES).signatures(found)
+    assert {*whole.ins, *whole.outs} == {R}
+    assert len(Space(graph).signatures(found)) == 2
+
+
+def test_a_node_hands_on_over_all_of_its_links() -> None:
+    step, args = layered(scan=True, layers=6)
+    graph = staged(trace(step, *args), 8).graph
+    one = apart(((1, 1), (1, 1)), "1 Mbit/s")
+    two = replace(one, nodes=tuple(replace(node, rails=2) for node in one.nodes))
+    least: list[float] = []
+    for fleet in (one, two):
+        model = CostModel(fleet)
+        least.append(relays_s(graph, model, [Crews.of(model, (0, 1, 2, 3), model, nodes=True)]))
+    assert least[1] == pytest.approx(least[0] / 2, rel=0.05)

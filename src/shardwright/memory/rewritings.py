@@ -12,7 +12,7 @@ Otherwise the cheapest of these is taken, quick ones first, so that they are riv
                 the one before (`shardwright.synth.stretches.rungs_of`): those that may fit, or be cheaper;
                 of small steps, all combinations (`shardwright.synth.combinations`)
     stages      last, with the layers of scans on different devices (`staging.py`), where that may be faster;
-                of a large step that does not fit as it is, first: a rival for all of the above
+                of a large step first: a rival for all of the above, or instead of it
 """
 
 from __future__ import annotations
