@@ -51,6 +51,7 @@ from shardwright.ir.rewrites.pieces import (
     refuse,
     without_state,
 )
+from shardwright.ir.rewrites.replay import as_traced, results_of
 from shardwright.ir.rows import in_pieces, piece_of, together
 from shardwright.ir.rules import Signature
 from shardwright.ir.trace import Traced
@@ -228,7 +229,7 @@ class Runner:
                 self._whole(equation, env)
                 continue
             args = [self._operand(a, wanted, split, env, here) for a, wanted in _wanted(equation, signature)]
-            with _source(equation):
+            with as_traced(equation):
                 if equation.primitive == "cond":
                     results = self._cond(equation, split.inner[equation.index], args)
                 elif equation.regions:
@@ -353,10 +354,8 @@ class Runner:
 
     def _whole(self, equation: Equation, env: Env) -> None:
         """Run an equation as it is."""
-        primitive = self.primitives[equation.primitive]
-        with _source(equation):
-            results = primitive.bind(*(self._read(a, env) for a in equation.inputs), **equation.params)
-        env.update(zip(equation.outputs, self._bound(results), strict=True))
+        results = results_of(equation, self.primitives, [self._read(a, env) for a in equation.inputs])
+        env.update(zip(equation.outputs, results, strict=True))
 
     def _bound(self, results: Any) -> list[Any]:
         return list(results) if isinstance(results, (tuple, list)) else [results]
@@ -377,14 +376,6 @@ def _wanted(equation: Equation, signature: Signature) -> Iterable[tuple[Atom, Pl
         if position >= walked and isinstance(wanted, Shard):
             wanted = Shard(wanted.dim + 1, wanted.unit)
         yield atom, wanted
-
-
-def _source(equation: Equation) -> Any:
-    """Context in which what is traced counts as the user's line, and as part of what it was part of."""
-    from jax._src import source_info_util  # (no public name for it)
-
-    stack = source_info_util.current_name_stack() + equation.source.name_stack
-    return source_info_util.user_context(equation.source.traceback, name_stack=stack)
 
 
 def _marked(name: str) -> Any:

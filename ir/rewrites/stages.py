@@ -60,7 +60,7 @@ def staged(traced: Traced, pieces: int) -> Traced:
     return replace(traced, graph=replace(graph, equations=equations, memo={}), primitives=primitives)
 
 
-_REMEDY = "Plan with stages='off', or scan over the layers with jax.lax.scan"
+_REMEDY = "Plan with stages='off', or scan over the layers: shardwright.scan_layers has a step do so"
 
 
 def _splits(graph: Graph, pieces: int) -> tuple[Split, NotInPiecesError | None]:

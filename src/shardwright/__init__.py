@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from shardwright.memory.remedies import Shortage, shortage
     from shardwright.plan import Plan
     from shardwright.profile_api import Profile, profile
+    from shardwright.scan_layers import ScannedLayers, scan_layers
     from shardwright.shards import gather, to_global
     from shardwright.strategies import Strategy, add_strategy
     from shardwright.synth.baselines import Baseline, Baselines
@@ -60,6 +61,7 @@ __all__ = [
     "ProgramError",
     "Replicate",
     "ReplicatedWarning",
+    "ScannedLayers",
     "Shard",
     "ShardwrightError",
     "Shortage",
@@ -83,6 +85,7 @@ __all__ = [
     "replan",
     "restore",
     "save",
+    "scan_layers",
     "shortage",
     "synthesize",
     "to_global",
@@ -116,6 +119,7 @@ _WHERE = {
     "profile_api": ("Profile", "profile"),
     "memory.frontier": ("Frontier", "frontier"),
     "memory.remedies": ("Shortage", "shortage"),
+    "scan_layers": ("ScannedLayers", "scan_layers"),
     "shards": ("gather", "to_global"),
     "strategies": ("Strategy", "add_strategy"),
     "synth.baselines": ("Baseline", "Baselines"),

@@ -17,15 +17,20 @@ from shardwright.ir.errors import InputError, ShardwrightError
 
 Factory: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 
+#: What stands behind a `+` where layers are to be scanned.
+SCANNED = "scan_layers"
+
 
 def load_factory(target: str) -> Factory:
     """The step and arguments that `target` names; what its code prints goes to standard error.
 
     Args:
-        target: `path/to/file.py:factory` (its folder becomes importable) or `package.module:factory`.
+        target: `path/to/file.py:factory` (its folder becomes importable) or `package.module:factory`; with
+            `+scan_layers` behind it, the step that `shardwright.scan_layers` makes of its step.
 
     Raises:
-        InputError: there is no such file, module or factory, it raises, or returns something else.
+        InputError: there is no such file, module or factory, it raises, or returns something else; or its
+            step repeats no layers that are to be scanned.
     """
     with redirect_stdout(sys.stderr):
         return _load(target)
@@ -38,6 +43,13 @@ def _load(target: str) -> Factory:
             place=target,
             reason="is not of the form FILE_OR_MODULE:FACTORY",
             remedy="For example examples/gpt2.py:tiny",
+        )
+    name, plus, change = name.partition("+")
+    if plus and change != SCANNED:
+        raise InputError(
+            place=target,
+            reason=f"there is no change {change!r}",
+            remedy=f"Leave +{change} out, or say {name}+{SCANNED} to have its layers scanned",
         )
     module = _module(where)
     factory = getattr(module, name, None)
@@ -66,12 +78,21 @@ def _load(target: str) -> Factory:
     if isinstance(made, tuple) and len(cast(tuple[Any, ...], made)) == 2:
         step, args = cast(tuple[Any, Any], made)
         if callable(step) and isinstance(args, (tuple, list)):
-            return step, tuple(cast(tuple[Any, ...], args))
+            found: Factory = step, tuple(cast(tuple[Any, ...], args))
+            return _scanned(*found) if plus else found
     raise InputError(
         place=target,
         reason=f"returned {_shape_of(made)}",
         remedy="Return (train_step, args): a function and the tuple of its positional arguments",
     )
+
+
+def _scanned(step: Callable[..., Any], args: tuple[Any, ...]) -> Factory:
+    """The step with its layers scanned, and its arguments with stacks."""
+    from shardwright.scan_layers import scan_layers
+
+    found = scan_layers(step, *args)
+    return found.step, found.stack(*args)
 
 
 def step_file(target: str) -> str | None:

@@ -37,6 +37,12 @@ _MOST_PIECES = 64
 _FAR = 0.1
 
 
+#: A step repeats itself that has so many equations for each that differs from the others.
+_OFTEN = 4
+
+_UNSCANNED = "layers are not scanned, and no stages were searched: shardwright.scan_layers scans them"
+
+
 class Staging:
     """Plans of a step whose layers may be stages.
 
@@ -117,6 +123,14 @@ class Staging:
         return closer is None or unlimited_s(closer) >= wanted_s
 
     @property
+    def _unscanned(self) -> bool:
+        """Whether a large step does the same over and over, and not in a scan over layers."""
+        equations = self._traced.graph.equations
+        if len(equations) <= SMALL or any(map(over_layers, equations)):
+            return False
+        return len({equation.form for equation in equations}) * _OFTEN <= len(equations)
+
+    @property
     def _alone(self) -> bool:
         """Whether there are no stages in any case."""
         return len(self._fleet.devices) == 1 or self._late()
@@ -125,6 +139,8 @@ class Staging:
         """The best of a plan and those with stages, which are looked for where they may be cheaper."""
         if self._alone:
             return found
+        if self._unscanned:
+            return noted(found, _UNSCANNED)
         worth_s = (cost_of(found) if found.fits else math.inf) * (
             1 - tolerance(self._traced, self._fleet, WORTH)
         )

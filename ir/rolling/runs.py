@@ -1,0 +1,157 @@
+"""Where a step does the same over and over: stretches of equations with a period.
+
+JAX traces layers one after the other, forward, and their transposes one after the other, backward. Equations
+of equal form are equal here whatever the tensors and the numbers written into them; of a sequence of them, a
+run is a stretch in which each is as the one a period before. Names are not looked at.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.ir.fingerprint import fingerprint, params_text
+from shardwright.ir.graph import Equation, Graph, Value
+
+#: Periods tried at most, those with which most equations are as the one a period before.
+_PERIODS = 64
+
+#: What takes one of several values, such as a key for each layer, and where that stands does not matter.
+_TAKES = frozenset({"slice", "squeeze", "dynamic_slice", "reshape", "random_split", "random_fold_in"})
+
+#: Elements of an argument's stretch that is no parameter: keys, and what is made of them.
+_SMALL = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Equations `order[first : first + period * times]`: `times` iterations of `period` equations each."""
+
+    first: int
+    period: int
+    times: int
+
+    @property
+    def last(self) -> int:
+        """Behind the last of its equations."""
+        return self.first + self.period * self.times
+
+    def at(self, position: int, order: Sequence[Equation]) -> list[Equation]:
+        """The equations in one position of all iterations."""
+        return [order[self.first + self.period * n + position] for n in range(self.times)]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Equations `first` to `last` of an order, each as the one `period` before: where runs may be."""
+
+    first: int
+    last: int
+    period: int
+
+    @property
+    def repeated(self) -> int:
+        """Equations that are there once more than they would be in a loop."""
+        return ((self.last - self.first) // self.period - 1) * self.period
+
+    def runs(self) -> Iterator[Run]:
+        """Of as many iterations as there can be, from every equation where so many can begin."""
+        times, rest = divmod(self.last - self.first, self.period)
+        for phase in range(rest + 1):
+            yield Run(self.first + phase, self.period, times)
+
+
+def in_order(graph: Graph) -> tuple[Equation, ...]:
+    """The equations, those first that take small things out of arguments, wherever the step has them."""
+    early = set(graph.inputs) | set(graph.constants)
+    arguments = set(early)
+    ahead, rest = list[Equation](), list[Equation]()
+    for equation in graph.equations:
+        takes = equation.primitive in _TAKES and all(v in early for v in equation.input_values)
+        own = all(v in arguments for v in equation.input_values)
+        if takes and (own or all(v.type.size <= _SMALL for v in equation.outputs)):
+            early.update(equation.outputs)
+            ahead.append(equation)
+        else:
+            rest.append(equation)
+    return (*ahead, *rest)
+
+
+def kind(equation: Equation) -> Hashable:
+    """What equations are compared by: what they do, but for the tensors and the literals."""
+    form = equation.form
+    regions = tuple([fingerprint(region) for region in equation.regions])
+    if not regions:
+        key = (form.primitive, *form.params, *form.params.values(), form.input_types, form.output_types)
+        try:
+            hash(key)
+        except TypeError:  # a parameter without a hash, such as an array
+            pass
+        else:
+            return (*key, equation.part)
+    held = (array for region in equation.regions for array in region.constants.values())
+    constants = tuple(map(_contents, held))
+    text = params_text(form.params)
+    return form.primitive, text, form.input_types, form.output_types, regions, constants, equation.part
+
+
+def _contents(array: object) -> Hashable:
+    known: NDArray[np.generic] = np.asarray(array)
+    return str(known.dtype), known.shape, known.tobytes()
+
+
+def stretches(order: Sequence[Equation]) -> list[Stretch]:
+    """Where equations repeat with a period, in the order of their ends; they may overlap."""
+    known: dict[Hashable, int] = {}
+    kinds = np.array([known.setdefault(kind(e), len(known)) for e in order], np.int64)
+    found: list[Stretch] = []
+    for period in _periods(kinds):
+        alike = np.concatenate([[False], kinds[:-period] == kinds[period:], [False]])
+        change = np.flatnonzero(alike[1:] != alike[:-1])
+        for first, last in zip(change[::2].tolist(), change[1::2].tolist(), strict=True):
+            if last - first >= period:
+                found.append(Stretch(first, last + period, period))
+    return sorted(found, key=lambda s: (s.last, s.period, s.first))
+
+
+def _periods(kinds: NDArray[np.int64]) -> list[int]:
+    """Distances between equal equations, those first that most have."""
+    order = np.argsort(kinds, kind="stable")
+    same = kinds[order][1:] == kinds[order][:-1]
+    distances = np.diff(order)[same]
+    counted = Counter[int](distances.tolist())
+    return [period for period, _ in sorted(counted.items(), key=lambda item: (-item[1], item[0]))[:_PERIODS]]
+
+
+def apart(found: Sequence[Stretch]) -> list[Stretch]:
+    """Of stretches, in the order of their ends, those without overlaps that repeat most equations together.
+
+    Weighted intervals: the best up to the end of each is the best without it, or it and the best up to where
+    it begins (Kleinberg and Tardos 2005, section 6.1).
+    """
+    ends = [stretch.last for stretch in found]
+    best: list[tuple[int, int]] = [(0, 0)]  # equations, and of as many stretches the fewer the better
+    before: list[int] = []
+    for n, stretch in enumerate(found):
+        before.append(bisect_right(ends, stretch.first, hi=n))
+        repeated, stretches = best[before[n]]
+        best.append(max(best[n], (repeated + stretch.repeated, stretches - 1)))
+    kept: list[Stretch] = []
+    n = len(found)
+    while n:
+        if best[n] == best[n - 1]:
+            n -= 1
+        else:
+            kept.append(found[n - 1])
+            n = before[n - 1]
+    return kept[::-1]
+
+
+def makers_of(order: Sequence[Equation]) -> dict[Value, tuple[int, int]]:
+    """By value, where in an order it is made, and as which result."""
+    return {value: (at, k) for at, e in enumerate(order) for k, value in enumerate(e.outputs)}
