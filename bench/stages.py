@@ -1,11 +1,13 @@
 """Layers on different devices: what plans cost with stages and without them, and what steps take on ranks.
 
     python -m bench stages
-    python -m bench.stages plans|ranks
+    python -m bench.stages plans|found|ranks
 
-Plans are of examples whose layers are scanned, for nodes on slow and on faster networks. On ranks of this
-machine, joined by shaped links (`testbed_machine.py`), the best plan without stages and the one with them run
-in turns. Written to bench/results/stages.json and docs/stages.md, in place of what is there of the same part.
+Plans are of examples whose layers are scanned, for nodes on slow and on faster networks. Layers are found in
+examples that have them in a Python loop, which are planned as they are and with these layers scanned. On
+ranks of this machine, joined by shaped links (`testbed_machine.py`), the best plan without stages and the one
+with them run in turns. Written to bench/results/stages.json and docs/stages.md, in place of what is there of
+the same part.
 """
 
 from __future__ import annotations
@@ -22,13 +24,15 @@ from typing import Any
 
 from bench import testbed_machine
 from bench.record import RESULTS, markdown, show, table, write
-from bench.search import BATCH, MIXED, SCANNED, TOKENS, WIDTH, fleet_of, step_of
+from bench.search import BATCH, MIXED, SCANNED, TOKENS, UNROLLED, WIDTH, fleet_of, step_of
 from bench.search import Case as Search
 from bench.testbed import STEPS, Case, Plans, measured_plans, predicted_s
 from bench.testbed_fleet import measured_cores
 from bench.testbed_models import step_of as trained
-from shardwright import Fleet, Plan, synthesize
+from shardwright import Fleet, Plan, scan_layers, synthesize
 from shardwright.cost.fleet import Link
+
+PARTS = ("plans", "found", "ranks")
 
 TWO = tuple(
     Search("", "llama3", nodes, axes="auto", factory="llama2_scan")
@@ -43,6 +47,13 @@ PLANS = (
     *((Search("", "gpt2", "hap_testbed", layers, True, BATCH, TOKENS), None) for layers in SCANNED),
     *((Search("", "gpt2", "hap_testbed", layers, True, BATCH, TOKENS, WIDTH), None) for layers in SCANNED),
 )
+#: Steps whose layers are in a Python loop.
+FOUND = (
+    *((replace(case, factory="llama2"), 10) for case in TWO),
+    (replace(EIGHT, factory="base"), 100),
+    *((Search("", "gpt2", "hap_testbed", layers, False, BATCH, TOKENS), None) for layers in UNROLLED),
+    *((Search("", model, "hap_testbed"), None) for model in ("vit", "bert", "bert_moe")),
+)
 #: Ranks of these relative speeds, over links of that rate; the last in two nodes.
 RANKS = (
     *(Case("scanned", speeds, "1gbit") for speeds in ((1, 1), (1, 1 / 2), (1, 1, 1, 1))),
@@ -50,11 +61,14 @@ RANKS = (
 )
 
 
+def _fleet(case: Search, gbit_per_s: float | None) -> Fleet:
+    fleet = fleet_of(case.fleet)
+    return fleet if gbit_per_s is None else replace(fleet, network=Link(gbit_per_s * 1.25e8, 30e-6))
+
+
 def planned(case: Search, gbit_per_s: float | None) -> dict[str, Any]:
     """A line of the table of plans."""
-    fleet, (step, args) = fleet_of(case.fleet), step_of(case)
-    if gbit_per_s is not None:
-        fleet = replace(fleet, network=Link(gbit_per_s * 1.25e8, 30e-6))
+    fleet, (step, args) = _fleet(case, gbit_per_s), step_of(case)
     assert fleet.network is not None
     made: dict[str, Plan] = {}
     took: dict[str, float] = {}
@@ -78,6 +92,36 @@ def planned(case: Search, gbit_per_s: float | None) -> dict[str, Any]:
         "fits": without.fits and found.fits,
         "planned in, s": took["auto"],
         "without stages in, s": took["off"],
+    }
+
+
+def looked_through(case: Search, gbit_per_s: float | None) -> dict[str, Any]:
+    """A line of the table of layers that were found."""
+    fleet, (step, args) = _fleet(case, gbit_per_s), step_of(case)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        begun = time.perf_counter()
+        without = synthesize(step, *args, fleet=fleet, axes=case.axes)
+        between = time.perf_counter()
+        scanned = scan_layers(step, *args)
+        done = time.perf_counter()
+        plan = synthesize(scanned.step, *scanned.args, fleet=fleet, axes=case.axes)
+        planned = time.perf_counter()
+    return {
+        "step": case.name.removesuffix(", any axes"),
+        "fleet": case.fleet,
+        "scanned": " + ".join(map(str, scanned.layers)),
+        "as it is, s": without.cost_s,
+        "scanned, s": plan.cost_s,
+        "faster": without.cost_s / plan.cost_s,
+        "pieces": plan.rewriting.stages,
+        "axes": plan.axes,
+        "bound, s": plan.bound_s,
+        "fits": without.fits and plan.fits,
+        "traced in, s": without.stats.trace_s,
+        "found in, s": done - between,
+        "planned in, s": planned - done,
+        "planned as it is in, s": between - begun,
     }
 
 
@@ -109,11 +153,12 @@ def on_ranks(case: Case, cores: Fleet, steps: int = STEPS) -> dict[str, Any] | N
     }
 
 
-def main(parts: Sequence[str] = ("plans", "ranks")) -> Path:
-    """Both parts, or one; what is there of the other stays."""
+def main(parts: Sequence[str] = PARTS) -> Path:
+    """All parts, or some; what is there of others stays."""
     path = RESULTS / "stages.json"
     known: Mapping[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     plans, ranks = list(known.get("rows", [])), list(known.get("ranks", []))
+    loops = list(known.get("found", []))
     if "plans" in parts:
         plans = []
         for case, gbit_per_s in PLANS:
@@ -121,6 +166,13 @@ def main(parts: Sequence[str] = ("plans", "ranks")) -> Path:
             table(plans[-1:], header=len(plans) == 1)
         markdown("stages", plans)
         show("stages", "stages.md")
+    if "found" in parts:
+        loops = []
+        for case, gbit_per_s in FOUND:
+            loops.append(looked_through(case, gbit_per_s))
+            table(loops[-1:], header=len(loops) == 1)
+        markdown("stages_found", loops)
+        show("stages_found", "stages.md")
     if "ranks" in parts:
         reason = testbed_machine.why_not(True)
         if reason:
@@ -132,8 +184,8 @@ def main(parts: Sequence[str] = ("plans", "ranks")) -> Path:
             table(ranks, header=True)
             markdown("stages_ranks", ranks)
             show("stages_ranks", "stages.md")
-    return write("stages", plans, ranks=ranks)
+    return write("stages", plans, found=loops, ranks=ranks)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ("plans", "ranks"))
+    main(sys.argv[1:] or PARTS)
