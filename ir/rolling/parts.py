@@ -26,10 +26,9 @@ class Scanned:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mapped:
-    """One result of an equation for each layer that is one on stacks."""
+    """A result of an equation for each layer that is one on stacks."""
 
     group: Group
-    result: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,11 +21,11 @@ from shardwright.ir.graph import Equation, Graph, Value
 #: Periods tried at most, those with which most equations are as the one a period before.
 _PERIODS = 64
 
-#: What takes one of several values, such as a key for each layer, and where that stands does not matter.
-_TAKES = frozenset({"slice", "squeeze", "dynamic_slice", "reshape", "random_split", "random_fold_in"})
+#: What takes one of several values, such as a layer's, and where that stands does not matter.
+_TAKES = frozenset({"slice", "squeeze", "dynamic_slice"})
 
-#: Elements of an argument's stretch that is no parameter: keys, and what is made of them.
-_SMALL = 4096
+#: What makes keys of random numbers, which may differ from layer to layer by a number that is written there.
+_KEYS = frozenset({"random_split", "random_fold_in"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,12 @@ class Stretch:
 
 
 def in_order(graph: Graph) -> tuple[Equation, ...]:
-    """The equations, those first that take small things out of arguments, wherever the step has them."""
+    """The equations, those first that only take something out of arguments, wherever the step has them."""
     early = set(graph.inputs) | set(graph.constants)
-    arguments = set(early)
     ahead, rest = list[Equation](), list[Equation]()
     for equation in graph.equations:
-        takes = equation.primitive in _TAKES and all(v in early for v in equation.input_values)
-        own = all(v in arguments for v in equation.input_values)
-        if takes and (own or all(v.type.size <= _SMALL for v in equation.outputs)):
+        takes = equation.primitive in _TAKES or equation.primitive in _KEYS
+        if takes and early.issuperset(equation.input_values):
             early.update(equation.outputs)
             ahead.append(equation)
         else:

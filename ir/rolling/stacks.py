@@ -40,6 +40,8 @@ class Stacks:
         self.row_of: dict[Value, tuple[Stack, int]] = {}
         #: By equation, the group that it is in.
         self.group_of: dict[Equation, Group] = {}
+        #: By group, a stack of each of its results.
+        self.made_by: dict[Group, list[Stack]] = {}
         #: Equations that are of no group: what adds up numbers of all layers, for one.
         self.single: set[Equation] = set()
         self._kinds: dict[Equation, Hashable] = {}
@@ -237,8 +239,10 @@ class Stacks:
             return None
         group = Group(tuple(equations), tuple(operands))
         self.group_of.update(dict.fromkeys(equations, group))
-        for result in range(len(first.outputs)):
-            self._made(tuple([e.outputs[result] for e in equations]), Mapped(group, result), family)
+        self.made_by[group] = [
+            self._made(tuple([e.outputs[result] for e in equations]), Mapped(group), family)
+            for result in range(len(first.outputs))
+        ]
         return group
 
     def _operand(self, atoms: tuple[Atom, ...], family: int) -> Stack | Atom | None:

@@ -104,6 +104,8 @@ class _Writer:
                 self._ends.append(((k,), self._ref(atom)))
         self._ends.sort(key=lambda end: end[0][0])
         self._totals: dict[Equation, Total | None] = {}
+        #: Of every loop, what there has to be of each of its iterations.
+        self._wanted: dict[Loop, list[Stack]] = {}
         self.nodes: list[Node] = []
         #: Equations of groups of which each waits for the other; None if there are none.
         self.circle = self._ordered()
@@ -124,7 +126,7 @@ class _Writer:
     # Order
 
     def _node(self, ref: _Ref) -> Node | None:
-        """What makes it, if anything does."""
+        """What makes something that is needed, if anything does."""
         if isinstance(ref, _Last):
             return ref.loop
         stack = ref.stack if isinstance(ref, _Row) else ref
@@ -133,6 +135,9 @@ class _Writer:
             if isinstance(source, Given):
                 return None
             if isinstance(source, Scanned):
+                wanted = self._wanted.setdefault(source.loop, [])
+                if stack not in wanted:
+                    wanted.append(stack)
                 return source.loop
             return source.group if isinstance(source, Mapped) else stack
         at = self._stacks.makers.get(stack) if isinstance(stack, Value) else None
@@ -224,7 +229,8 @@ class _Writer:
         into = [given.get(i) or graph.inputs[i] for i in starts]
 
         def run(*flat: Any) -> list[Any]:
-            running = _Running(stacks, self._primitives, self._ref, self._totals, self._shared)
+            known = self._ref, self._totals, self._shared, self._wanted
+            running = _Running(stacks, self._primitives, *known)
             for where, array in zip(into, flat, strict=True):
                 running.put(where, array)
             for value, array in graph.constants.items():
@@ -253,9 +259,10 @@ class _Running:
         ref: Callable[[Atom], _Ref],
         totals: Mapping[Equation, Total | None],
         shared: Callable[[Loop], Iterator[tuple[int, int, Atom]]],
+        wanted: Mapping[Loop, list[Stack]],
     ) -> None:
         self._stacks, self._primitives, self._ref = stacks, primitives, ref
-        self._totals, self._shared = totals, shared
+        self._totals, self._shared, self._wanted = totals, shared, wanted
         self._env: dict[Value | Stack | _Last | _Row, Any] = {}
 
     def put(self, where: Value | Stack | _Last, array: Any) -> None:
@@ -304,15 +311,13 @@ class _Running:
             return results_of(first, self._primitives, args)
 
         results = jax.vmap(one, in_axes=axes)(*args)
-        for stack in self._stacks.all:
-            if isinstance(stack.source, Mapped) and stack.source.group is group:
-                self._env[stack] = results[stack.source.result]
+        self._env.update(zip(self._stacks.made_by[group], results, strict=True))
 
     def _loop(self, loop: Loop) -> None:
         run, body, order = loop.body.run, loop.body, self._stacks.order
         positions = [p for p in range(run.period) if p not in body.once]
         shared = {(position, k): self._of(atom) for position, k, atom in self._shared(loop)}
-        scanned = [s for s in self._stacks.all if isinstance(s.source, Scanned) and s.source.loop is loop]
+        scanned = self._wanted.get(loop, [])
         places = list(loop.starts)
 
         def iteration(carry: list[Any], rows: list[Any]) -> tuple[list[Any], list[Any]]:
