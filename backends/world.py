@@ -14,6 +14,7 @@ import numpy as np
 
 from shardwright.backends.direct import DirectExchanger, is_direct
 from shardwright.backends.layout import members, stretches, to_numpy, typed, wire_type
+from shardwright.backends.local import extents
 from shardwright.backends.mpi.link import Division, Link, mpi
 from shardwright.backends.mpi.moves import lowerings
 from shardwright.backends.schedule.document import routine_for
@@ -271,6 +272,11 @@ class ShardedArray:
     @property
     def ndim(self) -> int:
         return self.tensor.rank
+
+    def held_by(self, device: int) -> tuple[tuple[int, int], ...] | None:
+        """Where what a device of the plan holds begins, by dimension, and how long it is; None if nothing."""
+        held = extents(self.tensor, self.placement, device, self.world.ratios)
+        return tuple([(e.offset, e.length) for e in held]) if all(e.length for e in held) else None
 
     def gather(self) -> jax.Array:
         """The global array, on every rank. A collective call: all ranks must make it.

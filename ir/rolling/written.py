@@ -172,12 +172,13 @@ class _Writer:
 
     def _ordered(self) -> set[Equation] | None:
         """Put what is needed into an order in which it can run."""
-        needs: dict[Node, set[Node]] = {}
+        needs: dict[Node, list[Node]] = {}  # no sets: their order would be another in every process
         waiting = [node for _, ref in self._ends if (node := self._node(ref)) is not None]
         while waiting:
             node = waiting.pop()
             if node not in needs:
-                needs[node] = {n for ref in self._needs(node) if (n := self._node(ref)) is not None}
+                found = (n for ref in self._needs(node) if (n := self._node(ref)) is not None)
+                needs[node] = list(dict.fromkeys(found))
                 waiting.extend(needs[node])
         users: dict[Node, list[Node]] = {node: [] for node in needs}
         left = {node: len(before) for node, before in needs.items()}

@@ -29,12 +29,12 @@ from numpy.typing import NDArray
 from shardwright import shards
 from shardwright.backends.launch import under_mpi
 from shardwright.backends.layout import weak_of
-from shardwright.backends.local import extents
 from shardwright.calls import hide, show
 from shardwright.ir.errors import InputError, PlanError, ShardwrightError
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Grid, Placement, R, node_members, reduction
 from shardwright.ir.trace import Traced
+from shardwright.layer_leaf import LayerLeaf
 from shardwright.leaves import data_leaves, leaf_type, named, numbers_of
 from shardwright.pieces import Bounds, Reader, Target, damaged
 from shardwright.ranks import Ranks
@@ -170,12 +170,18 @@ def _is_whole(checkpoint: Path) -> bool:
 
 def _described(leaf: Any) -> str:
     """What of a leaf must be the same on all ranks."""
-    return f"{leaf_type(leaf)}" + (f" as {leaf.placement}" if shards.is_sharded(leaf) else "")
+    lying = _stack(leaf) if shards.is_on_ranks(leaf) else None
+    return f"{leaf_type(leaf)}" + (f" as {lying.placement}" if lying is not None else "")
+
+
+def _stack(leaf: Any) -> Any:
+    """What lies on the ranks: the leaf, or all layers' of which it is one."""
+    return leaf.stack if isinstance(leaf, LayerLeaf) else leaf
 
 
 def _writable(leaf: Any) -> Any:
     """The leaf, or, where it is a sum over ranks, its global array; a collective call."""
-    return leaf.gather() if shards.is_sharded(leaf) and reduction(leaf.placement) else leaf
+    return leaf.gather() if shards.is_on_ranks(leaf) and reduction(_stack(leaf).placement) else leaf
 
 
 def _write(orbax: Any, folder: Path, leaves: Mapping[str, Any], ranks: Ranks) -> list[dict[str, Any]]:
@@ -240,20 +246,19 @@ def _owners(leaf: Any, written: list[int], ranks: Ranks) -> Iterator[tuple[int, 
     tensor = leaf_type(leaf)
     if tensor.size == 0:
         return
-    if not shards.is_sharded(leaf):
+    if not shards.is_on_ranks(leaf):
         owner = min(range(ranks.size), key=written.__getitem__)
         written[owner] += tensor.nbytes
         yield owner, tuple((0, size) for size in tensor.shape)
         return
     # Ranks of the job by device: a job may have ranks that the plan does not use.
-    here = leaf.world
+    here, placement = _stack(leaf).world, _stack(leaf).placement
     ranks_of = here.used if ranks.size > len(here.used) else range(len(here.used))
     holders: dict[Bounds, list[int]] = {}
-    for device in _once(leaf.placement, [written[rank] for rank in ranks_of]):
-        rank = ranks_of[device]
-        held = extents(tensor, leaf.placement, device, here.ratios)
-        if all(e.length for e in held):
-            holders.setdefault(tuple((e.offset, e.length) for e in held), []).append(rank)
+    for device in _once(placement, [written[rank] for rank in ranks_of]):
+        bounds = leaf.held_by(device)
+        if bounds is not None:
+            holders.setdefault(bounds, []).append(ranks_of[device])
     for bounds, some in holders.items():
         owner = min(some, key=written.__getitem__)
         written[owner] += tensor.nbytes

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial, update_wrapper
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
@@ -34,6 +34,9 @@ from shardwright.ir.trace import StateMap, Traced, trace
 from shardwright.pause import collector_paused
 from shardwright.plan import Plan
 from shardwright.plans import cache as plan_cache
+
+if TYPE_CHECKING:
+    from shardwright.scan_layers import ScannedLayers
 
 #: Of messages that carry plans.
 _PLAN_TAG = 7421
@@ -64,6 +67,7 @@ def parallelize(
     state: StateMap | None = None,
     backend: str = "auto",
     gather: bool = True,
+    scan_layers: bool = False,
     cache: str | os.PathLike[str] | Literal[False] | None = None,
     **planning: Any,
 ) -> Any:
@@ -83,6 +87,9 @@ def parallelize(
         backend: "auto" is "mpi" under mpiexec and "jit" elsewhere; "jit" runs in this process alone, whatever
             the fleet; or a backend of `Plan.compile`.
         gather: results that are no state are global arrays on every rank; with False they stay as they lie.
+        scan_layers: layers that the step has in a Python loop are found and scanned, see
+            `shardwright.scan_layers`, so that they may be stages. State stays in stacks between steps; what
+            the step returns has a `LayerLeaf` for each layer's leaf of one, on ranks.
         cache: folder for plans; None: `shardwright/plans` in the user's cache folder; False: none.
         planning: further arguments of `synthesize`, such as `devices`, `constraints`, `time_limit_s`. For
             `backend="spmd"` `axes` is 1, `offload` and `stages` are "off" unless they are given.
@@ -108,6 +115,7 @@ def parallelize(
             state=state,
             backend=backend,
             gather=gather,
+            scan_layers=scan_layers,
             cache=cache,
             **planning,
         )
@@ -134,6 +142,7 @@ def parallelize(
         state=state,
         backend=backend,
         gather=gather,
+        scan_layers=scan_layers,
         donated=(*_several(donate_argnums), *_several(donate_argnames)),
         cache=None if cache is False else Path(cache) if cache is not None else plan_cache.default_folder(),
         # One program for all devices takes two mesh axes only where all is even, and host memory not at all.
@@ -175,6 +184,7 @@ class Parallel:
         state: StateMap | None,
         backend: str,
         gather: bool,
+        scan_layers: bool,
         donated: Sequence[int | str],
         cache: Path | None,
         planning: dict[str, Any],
@@ -184,6 +194,8 @@ class Parallel:
         self._callee = callee
         self._state = state
         self._gather = gather
+        self._scan_layers = scan_layers
+        self._scanned: dict[Hashable, ScannedLayers] = {}
         self._donated = donated
         self._cache = cache
         self._planning = planning
@@ -201,7 +213,7 @@ class Parallel:
             TraceError: the step cannot be traced or has side effects.
             PlanError: the ranks do not run the same step, versions or fleet.
         """
-        return self._find(self._callee.call(args, kwargs)).plan
+        return self._find(self._in_layers(self._callee.call(args, kwargs))).plan
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One step. State comes back as it lies, on ranks as `ShardedArray`s; it goes back in as it is.
@@ -215,6 +227,7 @@ class Parallel:
         call = self._callee.call(args, kwargs)
         if self.backend == "jit":
             return call.finish(self._alone(call))
+        call = self._in_layers(call)
         flat = concrete(call.trees)
         found = self._find(call)
         traced, plan = found.traced, found.plan
@@ -250,6 +263,24 @@ class Parallel:
         state = {owners[position] for position in traced.graph.state.values()}
         return bool(state) and all(self._is_donated(call.origin[i], call.names[i]) for i in state)
 
+    def _in_layers(self, call: Call) -> Call:
+        """A call of the step with its layers scanned, where that is asked for."""
+        if not self._scan_layers:
+            return call
+        from shardwright.scan_layers import scan_layers
+
+        leaves, structure = jax.tree.flatten(call.trees)
+        key = (call.key, call.names, structure, tuple(map(_shape_of, leaves)))
+        scanned = self._scanned.get(key)
+        if scanned is None:
+            scanned = scan_layers(call.step, *call.trees, state=self._state_of(call))
+            self._scanned[key] = scanned
+
+        def finish(returned: Any) -> Any:
+            return call.finish(scanned.results(returned))
+
+        return replace(call, trees=scanned.stack(*call.trees), step=scanned.step, finish=finish)
+
     # -- planning ----------------------------------------------------------------------------------------
 
     def _find(self, call: Call) -> _Planned:
@@ -267,10 +298,7 @@ class Parallel:
             from shardwright.backends.mpi.link import mpi
 
             comm = mpi().COMM_WORLD
-        state = self._state
-        if MODULES in call.names:
-            # Beside modules, which are updated in place, nothing is state that is not said to be.
-            state = {MODULES: 0} | {key: _inside(path) for key, path in (state or {}).items()}
+        state = self._state_of(call)
         traced = trace(call.step, *abstract, state=state)
         traced = donating(traced, self._donates(call, traced))
         if comm is None:
@@ -294,6 +322,13 @@ class Parallel:
             raise kinds.get(name, PlanError)(place=place, reason=reason, remedy=remedy)
         plan = Plan.from_dict(told, checked=True)
         return _Planned(call, traced, replace(plan, traced=plan.attach_traced(traced)))
+
+    def _state_of(self, call: Call) -> StateMap | None:
+        """What the step continues."""
+        if MODULES not in call.names:
+            return self._state
+        # Beside modules, which are updated in place, nothing is state that is not said to be.
+        return {MODULES: 0} | {key: _inside(path) for key, path in (self._state or {}).items()}
 
     def _facts(self, traced: Traced) -> dict[str, str]:
         """What must be the same on all ranks before one of them plans, by name."""

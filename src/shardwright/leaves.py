@@ -40,7 +40,7 @@ def leaf_type(leaf: Any) -> TensorType:
 
 def numbers_of(leaf: Any) -> NDArray[Any]:
     """The numbers of a leaf, of a sharded one those that lie here, in the dtype of its `leaf_type`."""
-    held = leaf.local if shards.is_sharded(leaf) else leaf
+    held = leaf.local if shards.is_on_ranks(leaf) else leaf
     array = to_numpy(held) if hasattr(held, "dtype") else np.asarray(held)
     return np.asarray(array, wire_type(leaf_type(leaf))[1])
 

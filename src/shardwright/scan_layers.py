@@ -17,12 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from shardwright.backends.layout import typed, weak_of
 from shardwright.ir.errors import InputError
 from shardwright.ir.rolling.written import Written, written
 from shardwright.ir.state import StateMap
 from shardwright.ir.trace import argument_names, trace
+from shardwright.layer_leaf import LayerLeaf
 from shardwright.pause import collector_paused
-from shardwright.shards import abstract, gather, is_sharded
+from shardwright.shards import abstract, gather
 
 
 def scan_layers(train_step: Callable[..., Any], *args: Any, state: StateMap | None = None) -> ScannedLayers:
@@ -59,7 +61,7 @@ def scan_layers(train_step: Callable[..., Any], *args: Any, state: StateMap | No
     arguments = _arguments(abstracted, names, owner, found)
     results = _results(traced.out_tree, traced.graph.state, arguments)
     step = _step(getattr(train_step, "__name__", "step"), arguments, results, found)
-    return ScannedLayers(found.layers, step, arguments)
+    return ScannedLayers(found.layers, step, arguments, results)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class _Tree:
         found: list[Any] = [None] * self.structure.num_leaves
         for leaf, rows in zip(leaves, self.places, strict=True):
             for layer, i in enumerate(rows):
-                found[i] = _row(leaf, layer) if len(rows) > 1 else leaf
+                found[i] = _row(leaf, layer, weak_of(self.like[i])) if len(rows) > 1 else leaf
         return jax.tree.unflatten(self.structure, found)
 
     def of(self, leaves: Sequence[Any]) -> Any:
@@ -133,6 +135,7 @@ class ScannedLayers:
     layers: tuple[int, ...]
     step: Callable[..., Any]
     _arguments: tuple[_Tree, ...]
+    _results: _Results
 
     @property
     def args(self) -> tuple[Any, ...]:
@@ -150,7 +153,8 @@ class ScannedLayers:
         """Leading arguments of the original step as those of `step`: layers' leaves stacked.
 
         Args:
-            args: arrays, or `jax.ShapeDtypeStruct`s; on ranks, whole arrays.
+            args: arrays, `jax.ShapeDtypeStruct`s, or what `results` returned. Of what else lies on ranks, all
+                ranks make this call.
 
         Raises:
             InputError: the trees are not those that layers were found in.
@@ -168,6 +172,16 @@ class ScannedLayers:
         """
         self._check_count(args)
         return tuple([tree.unstack(gather(arg)) for tree, arg in zip(self._arguments, args, strict=False)])
+
+    def results(self, returned: Any) -> Any:
+        """What `step` returned as the original step returns it.
+
+        Of a stack that lies on several devices every layer has a `LayerLeaf`, and nothing is moved.
+
+        Raises:
+            InputError: it is nothing that `step` returns.
+        """
+        return self._results.unstacked(returned)
 
     def _check_count(self, args: Sequence[Any]) -> None:
         if len(args) > len(self._arguments):
@@ -254,6 +268,17 @@ class _Results:
     def of(self, made: Mapping[tuple[int, ...], Any]) -> Any:
         return jax.tree.unflatten(self.whole, [part.of(made) for part in self.parts])
 
+    def unstacked(self, returned: Any) -> Any:
+        """Results of the scanned step as those of the original one."""
+        try:
+            parts = self.whole.flatten_up_to(returned)
+        except ValueError as error:
+            raise InputError(
+                place="results", reason="are not what the scanned step returns", remedy="Pass all it returned"
+            ) from error
+        pairs = zip(self.parts, parts, strict=True)
+        return jax.tree.unflatten(self.whole, [part.unstacked(found) for part, found in pairs])
+
 
 @dataclass(frozen=True, slots=True)
 class _Continued:
@@ -265,6 +290,9 @@ class _Continued:
     def of(self, made: Mapping[tuple[int, ...], Any]) -> Any:
         return self.tree.of([made[places] for places in self.outputs])
 
+    def unstacked(self, found: Any) -> Any:
+        return self.tree.unstack(found)
+
 
 @dataclass(frozen=True, slots=True)
 class _Fresh:
@@ -275,6 +303,9 @@ class _Fresh:
 
     def of(self, made: Mapping[tuple[int, ...], Any]) -> Any:
         return jax.tree.unflatten(self.structure, [made[place,] for place in self.outputs])
+
+    def unstacked(self, found: Any) -> Any:
+        return found
 
 
 def _results(out_tree: Any, state: Mapping[int, int], arguments: Sequence[_Tree]) -> _Results:
@@ -312,16 +343,18 @@ def _stacked(rows: Sequence[Any]) -> Any:
     first = rows[0]
     if isinstance(first, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct((len(rows), *first.shape), first.dtype)
-    if any(map(is_sharded, rows)):
-        raise InputError(
-            place="stack",
-            reason="was given parts on ranks",
-            remedy="Stack whole arrays, and have Plan.shard distribute them",
-        )
+    if isinstance(first, LayerLeaf):
+        leaves = [row for row in rows if isinstance(row, LayerLeaf) and row.stack is first.stack]
+        if [leaf.layer for leaf in leaves] == list(range(len(rows))) and first.stack.shape[0] == len(rows):
+            return first.stack
+    rows = gather(list(rows))
     return np.stack(rows) if all(isinstance(row, np.ndarray) for row in rows) else jnp.stack(rows)
 
 
-def _row(stack: Any, layer: int) -> Any:
+def _row(stack: Any, layer: int, weak: bool) -> Any:
+    """One layer's of a stack."""
     if isinstance(stack, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(stack.shape[1:], stack.dtype)
-    return stack[layer]
+        return jax.ShapeDtypeStruct(stack.shape[1:], stack.dtype, weak_type=weak)
+    if hasattr(stack, "placement"):
+        return LayerLeaf(stack, layer, weak)
+    return typed(stack[layer], weak) if isinstance(stack, jax.Array) else stack[layer]

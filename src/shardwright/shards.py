@@ -26,6 +26,7 @@ from shardwright.ir.placement import Grid, Placement, R, reduction
 from shardwright.ir.program import nodes_of
 from shardwright.ir.trace import Traced, trace
 from shardwright.ir.wiring import Seats
+from shardwright.layer_leaf import LayerLeaf
 
 if TYPE_CHECKING:
     from shardwright.backends.world import ShardedArray, World
@@ -123,6 +124,8 @@ def moving(
     leaf: Any, plan: Plan, tensor: TensorType, placement: Placement, backend: str
 ) -> Callable[[], Any] | None:
     """What takes a leaf that lies on several devices to where a plan wants it; None where it is there."""
+    if isinstance(leaf, LayerLeaf):
+        return partial(move, leaf, tensor, placement, world(plan)) if backend == "mpi" else leaf.gather
     if is_sharded(leaf):
         here = world(plan)
         return None if lies(leaf, placement, here) else partial(move, leaf, tensor, placement, here)
@@ -149,13 +152,15 @@ def shard(plan: Plan, traced: Traced, tree: Any, argument: int | str = 0, comm: 
 
 
 def move(leaf: Any, tensor: TensorType, placement: Placement, here: World) -> ShardedArray:
-    """A leaf, global or sharded, as it lies in `placement`; sharded ones are gathered, by all ranks."""
+    """A leaf, global or not, as it lies in `placement`; what is not is gathered, by all ranks."""
     from shardwright.backends.world import ShardedArray
 
     weak = weak_of(leaf)
     if isinstance(leaf, ShardedArray):
         if lies(leaf, placement, here):
             return leaf
+        leaf = leaf.gather()
+    elif isinstance(leaf, LayerLeaf):
         leaf = leaf.gather()
     if here.idle:
         local = as_array(leaf, tensor) if here.everywhere(tensor, placement) else None
@@ -273,13 +278,24 @@ def is_sharded(leaf: Any) -> bool:
     return hasattr(leaf, "placement") and hasattr(leaf, "world")
 
 
+def is_on_ranks(leaf: Any) -> bool:
+    """Whether a leaf is a `ShardedArray`, or one layer's of one."""
+    return is_sharded(leaf.stack if isinstance(leaf, LayerLeaf) else leaf)
+
+
 def gather(tree: Any) -> Any:
-    """The tree with global arrays for `ShardedArray`s and `PaddedArray`s; other leaves stay.
+    """The tree with global arrays for `ShardedArray`s, `PaddedArray`s and `LayerLeaf`s; other leaves stay.
 
     In an MPI job all ranks make this call.
     """
+    stacks: dict[int, Any] = {}
 
     def whole(leaf: Any) -> Any:
+        if isinstance(leaf, LayerLeaf):
+            key = id(leaf.stack)
+            if key not in stacks:
+                stacks[key] = leaf.stack.gather()
+            return leaf.of(stacks[key])
         return leaf.gather() if hasattr(leaf, "placement") else leaf
 
     return jax.tree.map(whole, tree)
@@ -343,6 +359,6 @@ def abstract(leaf: Any) -> Any:
 
     Where an array lies is no part of the step: JAX would trace it.
     """
-    if isinstance(leaf, jax.Array) or hasattr(leaf, "placement"):
+    if isinstance(leaf, jax.Array | LayerLeaf) or hasattr(leaf, "placement"):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak_of(leaf))
     return leaf
