@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from shardwright.backends.layout import weak_of
 from shardwright.ir.errors import InputError
 
 #: The argument that holds the arrays of nnx modules, all of them together.
@@ -54,6 +55,12 @@ class Call:
     step: Callable[..., Any]
     finish: Callable[[Any], Any]
     origin: tuple[int | str | None, ...]
+
+    @property
+    def types(self) -> Hashable:
+        """What a call is planned for: all that is static, and types of what is not."""
+        leaves, structure = jax.tree.flatten(self.trees)
+        return self.key, self.names, structure, tuple(map(_shape_of, leaves))
 
 
 class Callee:
@@ -264,3 +271,13 @@ def _signed(step: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any
     unique = [name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names)]
     step.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in unique])  # type: ignore[attr-defined]
     return step
+
+
+def _shape_of(leaf: Any) -> Hashable:
+    """What of a leaf tracing sees: a number is an array of its weak type."""
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None:
+        return (), str(jax.dtypes.result_type(leaf)), weak_of(leaf)
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
+    return tuple(leaf.shape), str(dtype), weak_of(leaf)

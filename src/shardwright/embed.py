@@ -11,7 +11,7 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial, update_wrapper
@@ -19,12 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
-import numpy as np
 
 from shardwright import shards
 from shardwright.backends.faults import agree, look_after_job
 from shardwright.backends.launch import under_mpi
-from shardwright.backends.layout import weak_of
 from shardwright.calls import MODULES, Call, Callee
 from shardwright.cost.fleet import Fleet, FleetLike
 from shardwright.execute import BACKENDS, FOR_SPMD, concrete
@@ -36,7 +34,7 @@ from shardwright.plan import Plan
 from shardwright.plans import cache as plan_cache
 
 if TYPE_CHECKING:
-    from shardwright.scan_layers import ScannedLayers
+    from shardwright.scan_layers import Scanner
 
 #: Of messages that carry plans.
 _PLAN_TAG = 7421
@@ -195,7 +193,7 @@ class Parallel:
         self._state = state
         self._gather = gather
         self._scan_layers = scan_layers
-        self._scanned: dict[Hashable, ScannedLayers] = {}
+        self._scanner: Scanner | None = None
         self._donated = donated
         self._cache = cache
         self._planning = planning
@@ -213,7 +211,7 @@ class Parallel:
             TraceError: the step cannot be traced or has side effects.
             PlanError: the ranks do not run the same step, versions or fleet.
         """
-        return self._find(self._in_layers(self._callee.call(args, kwargs))).plan
+        return self._find(self._call(args, kwargs)).plan
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One step. State comes back as it lies, on ranks as `ShardedArray`s; it goes back in as it is.
@@ -224,10 +222,9 @@ class Parallel:
             PlanError: the ranks do not run the same step, versions or fleet, or are another number than
                 the plan is for.
         """
-        call = self._callee.call(args, kwargs)
+        call = self._call(args, kwargs)
         if self.backend == "jit":
             return call.finish(self._alone(call))
-        call = self._in_layers(call)
         flat = concrete(call.trees)
         found = self._find(call)
         traced, plan = found.traced, found.plan
@@ -263,33 +260,23 @@ class Parallel:
         state = {owners[position] for position in traced.graph.state.values()}
         return bool(state) and all(self._is_donated(call.origin[i], call.names[i]) for i in state)
 
-    def _in_layers(self, call: Call) -> Call:
-        """A call of the step with its layers scanned, where that is asked for."""
-        if not self._scan_layers:
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        """A call of the step, or, where that is asked for, of the step with its layers scanned."""
+        call = self._callee.call(args, kwargs)
+        if not self._scan_layers or self.backend == "jit":
             return call
-        from shardwright.scan_layers import scan_layers
+        from shardwright.scan_layers import Scanner
 
-        leaves, structure = jax.tree.flatten(call.trees)
-        key = (call.key, call.names, structure, tuple(map(_shape_of, leaves)))
-        scanned = self._scanned.get(key)
-        if scanned is None:
-            scanned = scan_layers(call.step, *call.trees, state=self._state_of(call))
-            self._scanned[key] = scanned
-
-        def finish(returned: Any) -> Any:
-            return call.finish(scanned.results(returned))
-
-        return replace(call, trees=scanned.stack(*call.trees), step=scanned.step, finish=finish)
+        self._scanner = self._scanner or Scanner()
+        return self._scanner.call(call, self._state_of(call))
 
     # -- planning ----------------------------------------------------------------------------------------
 
     def _find(self, call: Call) -> _Planned:
-        leaves, structure = jax.tree.flatten(call.trees)
-        key = (call.key, call.names, structure, tuple(map(_shape_of, leaves)))
-        found = self._planned.get(key)
+        found = self._planned.get(call.types)
         if found is None:
-            abstract = jax.tree.unflatten(structure, [shards.abstract(leaf) for leaf in leaves])
-            found = self._planned[key] = self._make(call, abstract)
+            abstract = jax.tree.map(shards.abstract, call.trees)
+            found = self._planned[call.types] = self._make(call, abstract)
         return found
 
     def _make(self, call: Call, abstract: Any) -> _Planned:
@@ -407,13 +394,3 @@ def _inside(path: Any) -> Any:
     if isinstance(path, int):
         return f"[1][{path}]"
     return f"[1]{path}" if isinstance(path, str) else (1, *path)
-
-
-def _shape_of(leaf: Any) -> Hashable:
-    """What of a leaf tracing sees: a number is an array of its weak type."""
-    dtype = getattr(leaf, "dtype", None)
-    if dtype is None:
-        return (), str(jax.dtypes.result_type(leaf)), weak_of(leaf)
-    if isinstance(leaf, (np.ndarray, np.generic)):
-        dtype = jax.dtypes.canonicalize_dtype(dtype)
-    return tuple(leaf.shape), str(dtype), weak_of(leaf)

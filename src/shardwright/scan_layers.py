@@ -8,7 +8,7 @@ layer becomes a `jax.lax.scan`, forward and backward, or one equation on stacks,
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from shardwright.backends.layout import typed, weak_of
+from shardwright.calls import Call
 from shardwright.ir.errors import InputError
 from shardwright.ir.rolling.written import Written, written
 from shardwright.ir.state import StateMap
@@ -193,6 +194,29 @@ class ScannedLayers:
         return f"{sizes} layers, {len(self.stacks)} stacks:\n" + "\n".join(
             f"  {name}" for name in self.stacks
         )
+
+
+class Scanner:
+    """Calls of a step as calls of it with its layers scanned, which are looked for once for equal types."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, ScannedLayers] = {}
+
+    def call(self, call: Call, state: StateMap | None) -> Call:
+        """The call, of stacks; what it is finished with is what the scanned step returns.
+
+        Raises:
+            InputError: see `scan_layers`.
+        """
+        types = call.types
+        scanned = self._known.get(types)
+        if scanned is None:
+            scanned = self._known[types] = scan_layers(call.step, *call.trees, state=state)
+
+        def finish(returned: Any) -> Any:
+            return call.finish(scanned.results(returned))
+
+        return replace(call, trees=scanned.stack(*call.trees), step=scanned.step, finish=finish)
 
 
 def _step(name: str, arguments: Sequence[_Tree], results: _Results, found: Written) -> Callable[..., Any]:
