@@ -297,9 +297,11 @@ class _Running:
 
     def _total(self, equation: Equation, total: Total) -> Any:
         with as_traced(equation):
-            terms = [getattr(jnp, total.how)(self._env[stack], axis=0) for stack in total.stacks]
-            found = terms[0]
-            for term in (*terms[1:], *map(self._of, total.rest)):
+            # Of whole numbers jax.numpy makes wider sums.
+            dtype = dtype_of(equation.output_types[0].dtype)
+            stacks = (self._env[stack] for stack in total.stacks)
+            found, *terms = [getattr(jnp, total.how)(stack, axis=0).astype(dtype) for stack in stacks]
+            for term in (*terms, *map(self._of, total.rest)):
                 found = self._primitives[equation.primitive].bind(found, term)
         return found
 

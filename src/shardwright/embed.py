@@ -87,7 +87,8 @@ def parallelize(
         gather: results that are no state are global arrays on every rank; with False they stay as they lie.
         scan_layers: layers that the step has in a Python loop are found and scanned, see
             `shardwright.scan_layers`, so that they may be stages. State stays in stacks between steps; what
-            the step returns has a `LayerLeaf` for each layer's leaf of one, on ranks.
+            the step returns has a `LayerLeaf` for each layer's leaf of one, on ranks. Under `jax.jit` they
+            are left alone.
         cache: folder for plans; None: `shardwright/plans` in the user's cache folder; False: none.
         planning: further arguments of `synthesize`, such as `devices`, `constraints`, `time_limit_s`. For
             `backend="spmd"` `axes` is 1, `offload` and `stages` are "off" unless they are given.
