@@ -8,7 +8,7 @@ not have, such as a first layer whose operand needs no gradient, is in none.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -58,11 +58,23 @@ def in_layers(graph: Graph, sorts: Sequence[Hashable]) -> Stacks | None:
         first_two = (Run(run.first, run.period, 2) for run in stretch.runs())
         return any(map(_hands_on, _bodies(first_two, order, makers)))
 
-    accepted = apart(list(filter(is_layer, stretches(order))))
-    runs: dict[Stretch, Run | None] = dict.fromkeys(accepted)
+    found = list(filter(is_layer, stretches(order)))
     alike = _equal_constants(graph)
+    while found:
+        tried = apart(found)
+        stacks = _with_loops(tried, lambda: Stacks(graph, order, alike, sorts))
+        if stacks is not None:
+            return stacks
+        # What repeats most may be no layers: pieces of a batch, say, each of which goes through all of them.
+        found = [stretch for stretch in found if stretch not in tried]
+    return None
+
+
+def _with_loops(tried: Sequence[Stretch], stacks_of: Callable[[], Stacks]) -> Stacks | None:
+    """Stretches as loops, and their stacks; None if none of them has parameters."""
+    runs: dict[Stretch, Run | None] = dict.fromkeys(tried)
     while runs:
-        stacks = Stacks(graph, order, alike, sorts)
+        stacks = stacks_of()
         used: dict[Stretch, Loop] = {}
         again = False
         for stretch, run in runs.items():

@@ -15,6 +15,9 @@ from shardwright.ir.rolling.parts import Given, Group, Joined, Loop, Mapped, Sca
 from shardwright.ir.rolling.runs import kind, makers_of
 from shardwright.ir.rolling.slots import Place, equal
 
+#: Of many of these keys at once JAX draws what it draws of each alone; not so of keys of other generators.
+_ALIKE_AT_ONCE = "key<fry>"
+
 
 class Stacks:
     """The stacks of a step.
@@ -222,7 +225,7 @@ class Stacks:
             return None
         for equation in equations:
             taken = equation in self._trying or equation in self.single
-            if taken or not self.is_plain(equation):
+            if taken or not self.is_plain(equation) or _draws_alone(equation):
                 return None
         self._trying.update(equations)
         begun = len(self.all)
@@ -325,3 +328,16 @@ class Stacks:
             equations = [mine[what] for mine in seen if what in mine]
             if len(equations) == len(rows) and all(map(self.is_plain, equations)):
                 self.group(equations, family)
+
+
+def _draws_alone(equation: Equation) -> bool:
+    """Whether an equation, or one inside of it, draws other numbers if it is one on stacks."""
+    inside = (e for region in equation.regions for e in region.all_equations())
+    return any(map(_draws_otherwise, (equation, *inside)))
+
+
+def _draws_otherwise(equation: Equation) -> bool:
+    if not equation.primitive.startswith("random_"):
+        return equation.primitive.startswith("rng_")
+    dtypes = (atom.type.dtype for atom in (*equation.inputs, *equation.outputs))
+    return any(dtype.startswith("key<") and dtype != _ALIKE_AT_ONCE for dtype in dtypes)

@@ -48,7 +48,7 @@ class LayerLeaf:
     def held_by(self, device: int) -> Bounds | None:
         """Where what a device of the plan holds of it begins, by dimension, and how long it is.
 
-        None if that is nothing.
+        None if that is nothing. Of layers of a `ShardedArray` only.
         """
         if device < 0:
             return None
@@ -62,7 +62,7 @@ class LayerLeaf:
 
     @property
     def local(self) -> Any:
-        """What this rank holds of it; None if that is nothing."""
+        """What this rank holds of it, of layers of a `ShardedArray`; None if that is nothing."""
         here = self.stack.world.rank
         if self.stack.local is None or self.held_by(here) is None:
             return None

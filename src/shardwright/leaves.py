@@ -14,6 +14,7 @@ from shardwright import shards
 from shardwright.backends.layout import to_numpy, type_of, wire_type
 from shardwright.ir.errors import InputError
 from shardwright.ir.graph import TensorType
+from shardwright.layer_leaf import LayerLeaf
 
 
 def named(tree: Any) -> list[tuple[str, Any]]:
@@ -55,14 +56,15 @@ def _check(place: str, leaf: Any) -> None:
     """Raises InputError where JAX does not hold a leaf as it is: its type, its numbers, or none any more."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         raise InputError(place=place, reason="is a shape without values", remedy="Save arrays and numbers")
-    here = leaf.local if shards.is_sharded(leaf) else leaf
+    lying = leaf.stack if isinstance(leaf, LayerLeaf) else leaf
+    here = lying.local if shards.is_sharded(lying) else leaf
     if isinstance(here, jax.Array) and here.is_deleted():
         raise InputError(
             place=place,
             reason="was passed to a step that took its memory",
             remedy="Save what that step returned",
         )
-    if shards.is_sharded(leaf):
+    if shards.is_sharded(lying):
         return
     dtype = getattr(leaf, "dtype", None)
     try:

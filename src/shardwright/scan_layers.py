@@ -19,6 +19,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from shardwright.backends.layout import typed, weak_of
 from shardwright.calls import Call
+from shardwright.ir.dtypes import dtype_of
 from shardwright.ir.errors import InputError
 from shardwright.ir.rolling.written import Written, written
 from shardwright.ir.state import StateMap
@@ -59,7 +60,11 @@ def scan_layers(train_step: Callable[..., Any], *args: Any, state: StateMap | No
             reason="the step repeats no layers: nothing with parameters of its own follows its like",
             remedy="Plan it as it is",
         )
-    arguments = _arguments(abstracted, names, owner, found)
+    # Shapes alone: NumPy's arrays and numbers are traced as they are, and would be kept.
+    types = [(value.type, i in traced.weak) for i, value in enumerate(traced.graph.inputs)]
+    flat = [jax.ShapeDtypeStruct(t.shape, dtype_of(t.dtype), weak_type=weak) for t, weak in types]
+    shapes = jax.tree.unflatten(jax.tree.structure(args), flat)
+    arguments = _arguments(shapes, names, owner, found)
     results = _results(traced.out_tree, traced.graph.state, arguments)
     step = _step(getattr(train_step, "__name__", "step"), arguments, results, found)
     return ScannedLayers(found.layers, step, arguments, results)
@@ -362,6 +367,7 @@ def _results(out_tree: Any, state: Mapping[int, int], arguments: Sequence[_Tree]
 
 
 def _stacked(rows: Sequence[Any]) -> Any:
+    """One layer's each as a stack, which is never typed weakly."""
     if len(rows) == 1:
         return rows[0]
     first = rows[0]
@@ -372,7 +378,9 @@ def _stacked(rows: Sequence[Any]) -> Any:
         if [leaf.layer for leaf in leaves] == list(range(len(rows))) and first.stack.shape[0] == len(rows):
             return first.stack
     rows = gather(list(rows))
-    return np.stack(rows) if all(isinstance(row, np.ndarray) for row in rows) else jnp.stack(rows)
+    return (
+        np.stack(rows) if all(isinstance(row, np.ndarray) for row in rows) else typed(jnp.stack(rows), False)
+    )
 
 
 def _row(stack: Any, layer: int, weak: bool) -> Any:

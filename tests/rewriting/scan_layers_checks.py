@@ -85,6 +85,10 @@ if __name__ == "__main__":
             first[0]["blocks"][0]["up"].gather()
         except InputError as error:
             gone = int("took its memory" in error.reason)
+        try:
+            shardwright.save(Path(sys.argv[1]) / "4", first[0]["blocks"])
+        except InputError as error:
+            gone += int("took its memory" in error.reason)
         *wanted, _ = plain(*wanted, x, y)
         *wanted, _ = plain(*wanted, x, y)
         close(shardwright.gather(list(second[:2])), list(wanted))

@@ -119,6 +119,70 @@ def test_two_towers_are_two_sequences_of_layers() -> None:
     same((*scanned.unstack(found[0]), found[1]), wanted)
 
 
+def test_pieces_of_the_batch_in_a_loop_are_no_layers() -> None:
+    """They repeat more than the layers that each of them goes through."""
+    params, _, x, y = step_of(layers=4)[1]
+
+    def loss_of(params: dict[str, jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
+        h = x @ params["in"]
+        for number, block in enumerate(params["blocks"]):
+            h = steps.residual(h, block, number)
+        return jnp.mean((h @ params["out"] - y) ** 2)
+
+    def step(params: dict[str, jax.Array], x: jax.Array, y: jax.Array) -> object:
+        total = jax.tree.map(jnp.zeros_like, params)
+        for at in range(0, steps.ROWS, 2):
+            gradients = jax.grad(loss_of)(params, x[at : at + 2], y[at : at + 2])
+            total = jax.tree.map(jnp.add, total, gradients)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, total)
+
+    scanned = scan_layers(step, params, x, y)
+    assert scanned.layers == (4,)
+    found = jax.jit(scanned.step)(*scanned.stack(params, x, y))
+    same(scanned.unstack(found)[0], jax.jit(step)(params, x, y))
+
+
+@pytest.mark.parametrize("generator", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_every_leaf_draws_what_it_drew(generator: str) -> None:
+    """Of some keys JAX draws other numbers where it draws of several at once."""
+
+    def noise(params: object) -> object:
+        leaves, structure = jax.tree.flatten(params)
+        key = jax.random.key(0, impl=generator)
+        keys = [jax.random.fold_in(key, n) for n in range(len(leaves))]
+        drawn = [jax.random.normal(k, leaf.shape) for k, leaf in zip(keys, leaves, strict=True)]
+        return jax.tree.unflatten(structure, drawn)
+
+    noisy = optax.GradientTransformation(
+        lambda params: (), lambda g, state, params=None: (jax.tree.map(jnp.add, g, noise(g)), state)
+    )
+    step, args = step_of(optimizer=optax.chain(noisy, optax.sgd(0.1)), layers=4)
+    scanned = scan_layers(step, *args)
+    found, wanted = jax.jit(scanned.step)(*scanned.stack(*args)), jax.jit(step)(*args)
+    same(scanned.unstack(found[0])[0], wanted[0])
+
+
+def test_numbers_per_layer_are_stacked_as_planned_and_nothing_is_kept() -> None:
+    def step(params: list[dict[str, object]], x: jax.Array) -> object:
+        def loss_of(params: list[dict[str, jax.Array]]) -> jax.Array:
+            h = x
+            for p in params:
+                h = h + p["scale"] * jnp.tanh(h @ p["up"])
+            return jnp.sum(h**2)
+
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss_of)(params))
+
+    x = np.ones((2, 4), np.float32)
+    for scale in (1.0, jnp.asarray(1.0), np.float32(1.0)):
+        params = [{"up": np.eye(4, dtype=np.float32), "scale": scale} for _ in range(4)]
+        scanned = scan_layers(step, params, x)
+        assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(scanned.args))
+        types = [(a.shape, a.dtype, a.weak_type) for a in jax.tree.leaves(scanned.args)]
+        given = jax.tree.map(jnp.asarray, scanned.stack(params, x))
+        assert types == [(a.shape, a.dtype, a.weak_type) for a in jax.tree.leaves(given)]
+        same(scanned.results(jax.jit(scanned.step)(*given)), jax.jit(step)(params, x))
+
+
 def test_the_plan_is_that_of_a_step_that_scans() -> None:
     step, args = step_of(layers=6)
     scanned = scan_layers(step, *args)
@@ -231,7 +295,7 @@ def test_a_loop_on_ranks_keeps_state_in_stacks(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == {"ranks": 2, "gone": 2}
+    assert json.loads(done.stdout.splitlines()[-1]) == {"ranks": 2, "gone": 4}
 
 
 def test_one_process_has_arrays() -> None:
