@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from jax.extend import core as jex
 from numpy.typing import NDArray
 
 from shardwright.ir.fingerprint import fingerprint, params_text
@@ -94,8 +95,24 @@ def kind(equation: Equation) -> Hashable:
             return (*key, equation.part)
     held = (array for region in equation.regions for array in region.constants.values())
     constants = tuple(map(_contents, held))
-    text = params_text(form.params)
-    return form.primitive, text, form.input_types, form.output_types, regions, constants, equation.part
+    inner = (e for region in equation.regions for e in region.all_equations())
+    code = tuple([_code(e) for e in (equation, *inner)])
+    key = (form.primitive, params_text(form.params), form.input_types, form.output_types)
+    return *key, regions, code, constants, equation.part
+
+
+def _code(equation: Equation) -> Hashable:
+    """What is called in an equation and is no region of it: that a fingerprint names by its type alone.
+
+    What a function was traced to says more than the function, which may be another for every layer.
+    """
+    if equation.regions:
+        return ()
+    traced = [v for v in equation.params.values() if isinstance(v, (jex.Jaxpr, jex.ClosedJaxpr))]
+    if traced:
+        return tuple([(str(v), *map(_contents, getattr(v, "consts", ()))) for v in traced])
+    called = filter(callable, equation.params.values())
+    return tuple([v if v.__hash__ else id(v) for v in called])
 
 
 def _contents(array: object) -> Hashable:

@@ -15,6 +15,9 @@ from shardwright.ir.rolling.parts import Given, Group, Joined, Loop, Mapped, Sca
 from shardwright.ir.rolling.runs import kind, makers_of
 from shardwright.ir.rolling.slots import Place, equal
 
+#: What draws numbers, or makes keys of keys.
+_DRAWS = frozenset({"random_bits", "random_split", "random_fold_in", "random_gamma"})
+
 
 class Stacks:
     """The stacks of a step.
@@ -224,6 +227,8 @@ class Stacks:
             taken = equation in self._trying or equation in self.single
             if taken or not self.is_plain(equation):
                 return None
+        if _draws_otherwise(first):
+            return None
         self._trying.update(equations)
         begun = len(self.all)
         operands: list[Stack | Atom] = []
@@ -325,3 +330,19 @@ class Stacks:
             equations = [mine[what] for mine in seen if what in mine]
             if len(equations) == len(rows) and all(map(self.is_plain, equations)):
                 self.group(equations, family)
+
+
+def _draws_otherwise(equation: Equation) -> bool:
+    """Whether it draws numbers, and would draw others for all layers at once.
+
+    JAX's generators other than threefry are no function of the key alone where there are several keys.
+    """
+    inner = (e for region in equation.regions for e in region.all_equations())
+    for each in (equation, *inner):
+        if each.primitive == "rng_bit_generator":
+            return True
+        if each.primitive in _DRAWS:
+            kinds = {atom.type.dtype for atom in each.inputs}
+            if any(kind.startswith("key<") and kind != "key<fry>" for kind in kinds):
+                return True
+    return False

@@ -69,10 +69,9 @@ def written(graph: Graph, primitives: Mapping[str, Any], sorts: Sequence[Hashabl
     """
     single: set[Equation] = set()
     while True:
-        stacks = in_layers(graph, sorts)
+        stacks = in_layers(graph, sorts, single)
         if stacks is None:
             return None
-        stacks.single.update(single)
         writer = _Writer(stacks, primitives)
         if writer.circle is None:
             return writer.written()
@@ -90,7 +89,9 @@ class _Writer:
         continued = {i: k for k, i in graph.state.items()}
         self._ends: list[tuple[tuple[int, ...], _Ref]] = []
         done: set[int] = set()
-        for stack in [s for s in stacks.all if isinstance(s.source, Given)]:
+        for stack in stacks.all:  # of which there are more with what they become: other arguments, for one
+            if not isinstance(stack.source, Given):
+                continue
             outs = [continued.get(graph.inputs.index(row)) for row in stack.rows if isinstance(row, Value)]
             places = tuple([k for k in outs if k is not None])
             if places:

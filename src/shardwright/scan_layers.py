@@ -306,16 +306,17 @@ class _Results:
 
 @dataclass(frozen=True, slots=True)
 class _Continued:
-    """An argument that is continued, with the outputs that its leaves become."""
+    """An argument that is continued, with the result's structure and the outputs that its leaves become."""
 
     tree: _Tree
+    structure: Any
     outputs: tuple[tuple[int, ...], ...]
 
     def of(self, made: Mapping[tuple[int, ...], Any]) -> Any:
         return self.tree.of([made[places] for places in self.outputs])
 
     def unstacked(self, found: Any) -> Any:
-        return self.tree.unstack(found)
+        return jax.tree.unflatten(self.structure, jax.tree.leaves(self.tree.unstack(found)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,11 +337,16 @@ def _results(out_tree: Any, state: Mapping[int, int], arguments: Sequence[_Tree]
     """Where results with stacks are: a whole result continues a whole argument."""
     numbered = jax.tree.unflatten(out_tree, range(out_tree.num_leaves))
     inputs = [state.get(k) for k in range(out_tree.num_leaves)]
-    by_leaves = {tuple(range(t.first, t.first + len(t.like))): t for t in arguments if t.names}
-    if tuple(inputs) in by_leaves:
-        children, whole = [numbered], jax.tree.structure(0)
-    else:
-        children, whole = jax.tree.flatten(numbered, is_leaf=lambda node: node is not numbered)
+    by_leaves: dict[tuple[int | None, ...], _Tree] = {
+        tuple(range(t.first, t.first + len(t.like))): t for t in arguments if t.names
+    }
+    children, whole = jax.tree.flatten(numbered, is_leaf=lambda node: node is not numbered)
+    continued = by_leaves.get(tuple(inputs))
+    if continued is not None:
+        # Beside what continues an argument there may be results without leaves.
+        sizes = [jax.tree.structure(child).num_leaves for child in children]
+        if continued.structure == out_tree or max(sizes) < out_tree.num_leaves:
+            children, whole = [numbered], jax.tree.structure(0)
     stacked = {i for t in arguments if t.names for rows in t.absolute if len(rows) > 1 for i in rows}
     parts: list[_Continued | _Fresh] = []
     for child in children:
@@ -349,7 +355,7 @@ def _results(out_tree: Any, state: Mapping[int, int], arguments: Sequence[_Tree]
         if tree is not None:
             output = {i: k for k, i in state.items()}
             outputs = tuple([tuple([output[i] for i in rows]) for rows in tree.absolute])
-            parts.append(_Continued(tree, outputs))
+            parts.append(_Continued(tree, structure, outputs))
             continue
         if not stacked.isdisjoint([inputs[k] for k in places]):
             raise InputError(

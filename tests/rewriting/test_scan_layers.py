@@ -210,6 +210,103 @@ def test_refusals() -> None:
         scan_layers(nested, *args, state=state)
 
 
+def test_what_is_called_in_regions_is_compared() -> None:
+    """Also where no region says what it does: layers that are not alike are not taken for alike."""
+
+    def of(factors: tuple[float, ...]) -> steps.Step:
+        def step(params: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
+            for block, factor in zip(params, factors, strict=True):
+                added = lambda a, b, factor=factor: a + b * factor  # noqa: E731
+                summed = lambda h, added=added: jax.lax.reduce(h, np.float32(0), added, (1,))[:, None] + h  # noqa: E731
+                x = jax.lax.cond(jnp.sum(x) > 0, summed, jnp.tanh, x @ block["up"] @ block["down"])
+            return x
+
+        _, (params, _, x, _) = step_of(layers=3)
+        return step, (params["blocks"], x)
+
+    step, args = of((2.0, 2.0, 2.0))
+    scanned = scan_layers(step, *args)
+    assert scanned.layers == (3,)
+    same(jax.jit(scanned.step)(*scanned.stack(*args)), jax.jit(step)(*args))
+    step, args = of((2.0, 3.0, 4.0))
+    with pytest.raises(InputError, match="repeats no layers"):
+        scan_layers(step, *args)
+
+
+def test_what_is_called_back_in_regions_is_compared() -> None:
+    def step(params: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
+        for number, block in enumerate(params):
+            called = lambda h, number=number: np.asarray(h) * number  # noqa: E731
+            back = lambda h, called=called: jax.pure_callback(called, jax.typeof(h), h)  # noqa: E731
+            x = jax.lax.cond(jnp.sum(x) > 0, back, jnp.tanh, x @ block["up"] @ block["down"])
+        return x
+
+    _, (params, _, x, _) = step_of(layers=3)
+    with pytest.raises(InputError, match="repeats no layers"):
+        scan_layers(step, params["blocks"], x)
+
+
+def test_generators_that_draw_otherwise_for_several_keys() -> None:
+    """Beside the loops, JAX's rbg draws for one layer after the other."""
+
+    def step(params: list[dict[str, jax.Array]], key: jax.Array, x: jax.Array) -> tuple[object, jax.Array]:
+        for block in params:
+            x = steps.residual(x, block, 0)
+        keys = [jax.random.fold_in(key, n) for n in range(len(params))]
+        drawn = [jax.random.bits(k, (2,)).astype(jnp.float32) / 2.0**32 for k in keys]
+        blocks = [{**block, "up": block["up"] + d[0]} for block, d in zip(params, drawn, strict=True)]
+        return blocks, x
+
+    _, (params, _, x, _) = step_of(layers=3)
+    args = params["blocks"], jax.random.key(0, impl="rbg"), x
+    scanned = scan_layers(step, *args)
+    same(scanned.results(jax.jit(scanned.step)(*scanned.stack(*args))), jax.jit(step)(*args))
+
+
+def test_equations_that_wait_for_each_other_are_not_one() -> None:
+    """What comes before the first layer is asked for by all, and again beside its likes of the others."""
+
+    def step(params: dict[str, object], x: jax.Array) -> jax.Array:
+        hidden = [x @ params["in"]]
+        beside = [jnp.tanh(hidden[0])]
+        for block in params["blocks"]:
+            hidden.append(hidden[-1] + jnp.tanh((hidden[-1] + beside[0]) @ block["up"]) @ block["down"])
+        beside += map(jnp.tanh, hidden[1:-1])
+        h = hidden[-1]
+        for block, other in zip(params["blocks"], beside, strict=True):
+            h = h + jnp.sin((h * other) @ block["down"].T) @ block["up"].T
+        return h
+
+    _, (params, _, x, _) = step_of(layers=3)
+    scanned = scan_layers(step, params, x)
+    assert scanned.layers == (3,)
+    same(jax.jit(scanned.step)(*scanned.stack(params, x)), jax.jit(step)(params, x))
+
+
+def test_results_without_leaves_are_kept() -> None:
+    step, (params, opt_state, x, y) = step_of(optimizer=optax.sgd(0.1), layers=3)
+
+    def without_loss(params: object, opt_state: object, x: jax.Array, y: jax.Array) -> tuple[object, ...]:
+        return *step(params, opt_state, x, y)[:2], {}, None
+
+    args = params, opt_state, x, y
+    scanned = scan_layers(without_loss, *args)
+    found = jax.jit(scanned.step)(*scanned.stack(*args))
+    same(scanned.results(found), jax.jit(without_loss)(*args))
+
+
+def test_state_that_becomes_state_which_no_layer_reads() -> None:
+    def step(params: list[dict[str, jax.Array]], others: object, x: jax.Array) -> tuple[object, object]:
+        for block in params:
+            x = steps.residual(x, block, 0)
+        return others, jax.tree.map(lambda p: p + jnp.sum(x), params)
+
+    _, (params, _, x, _) = step_of(layers=3)
+    args = params["blocks"], jax.tree.map(jnp.negative, params["blocks"]), x
+    scanned = scan_layers(step, *args)
+    same(scanned.results(jax.jit(scanned.step)(*scanned.stack(*args))), jax.jit(step)(*args))
+
+
 def test_a_plan_says_that_layers_are_not_scanned() -> None:
     step, args = step_of(layers=12)
     scanned = scan_layers(step, *args)
