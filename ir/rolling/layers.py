@@ -8,7 +8,7 @@ not have, such as a first layer whose operand needs no gradient, is in none.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,12 +40,13 @@ class _Found:
     restricted: tuple[tuple[Stretch, Run], ...] = ()
 
 
-def in_layers(graph: Graph, sorts: Sequence[Hashable]) -> Stacks | None:
+def in_layers(graph: Graph, sorts: Sequence[Hashable], single: Collection[Equation] = ()) -> Stacks | None:
     """The loops over layers that a step has, and its stacks; None if it has none.
 
     Args:
         graph: the step.
         sorts: see `Stacks`.
+        single: equations that are to be in no group.
     """
     order = in_order(graph)
     makers = makers_of(order)
@@ -62,7 +63,7 @@ def in_layers(graph: Graph, sorts: Sequence[Hashable]) -> Stacks | None:
     alike = _equal_constants(graph)
     while found:
         tried = apart(found)
-        stacks = _with_loops(tried, lambda: Stacks(graph, order, alike, sorts))
+        stacks = _with_loops(tried, lambda: Stacks(graph, order, alike, sorts, single))
         if stacks is not None:
             return stacks
         # What repeats most may be no layers: pieces of a batch, say, each of which goes through all of them.

@@ -92,14 +92,32 @@ def kind(equation: Equation) -> Hashable:
             pass
         else:
             return (*key, equation.part)
-    held = (array for region in equation.regions for array in region.constants.values())
-    constants = tuple(map(_contents, held))
-    text = params_text(form.params)
-    return form.primitive, text, form.input_types, form.output_types, regions, constants, equation.part
+    every = [equation, *(e for region in equation.regions for e in region.all_equations())]
+    held = (array for e in every for region in e.regions for array in region.constants.values())
+    constants, code = tuple(map(_contents, held)), tuple(map(_code, every))
+    key = (form.primitive, params_text(form.params), form.input_types, form.output_types)
+    return *key, regions, code, constants, equation.part
+
+
+def _code(equation: Equation) -> Hashable:
+    """What is called in an equation and is no region of it: that a fingerprint names by its type alone.
+
+    What a function was traced to says more than the function, which may be another for every layer.
+    """
+    if equation.regions:
+        return ()
+    traced = [v for v in equation.params.values() if hasattr(v, "eqns")]
+    if traced:
+        return tuple([(str(v), *map(_contents, getattr(v, "consts", ()))) for v in traced])
+    called = [v for v in equation.params.values() if callable(v)]
+    return tuple([id(v) if getattr(v, "__hash__", None) is None else v for v in called])
 
 
 def _contents(array: object) -> Hashable:
-    known: NDArray[np.generic] = np.asarray(array)
+    try:
+        known: NDArray[np.generic] = np.asarray(array)
+    except TypeError:  # keys of random numbers: each is one of its own
+        return id(array)
     return str(known.dtype), known.shape, known.tobytes()
 
 

@@ -8,7 +8,7 @@ stacks, and what these read becomes stacks in turn, up to the step's arguments.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 from shardwright.ir.graph import Atom, Equation, Graph, Literal, Value
 from shardwright.ir.rolling.parts import Given, Group, Joined, Loop, Mapped, Scanned, Source, Stack
@@ -27,6 +27,7 @@ class Stacks:
         order: its equations, in the order that loops refer to.
         alike: atoms that stand for others which are equal.
         sorts: of every argument of the step: those of different sorts are never rows of one stack.
+        single: equations that are to be in no group.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Stacks:
         order: Sequence[Equation],
         alike: Mapping[Atom, Atom],
         sorts: Sequence[Hashable],
+        single: Collection[Equation] = (),
     ) -> None:
         self.graph, self.order, self._alike = graph, order, dict(alike)
         self.makers = makers_of(order)
@@ -46,7 +48,7 @@ class Stacks:
         #: By group, a stack of each of its results.
         self.made_by: dict[Group, list[Stack]] = {}
         #: Equations that are of no group: what adds up numbers of all layers, for one.
-        self.single: set[Equation] = set()
+        self.single = set(single)
         self._kinds: dict[Equation, Hashable] = {}
         self._loop_at: dict[int, Loop] = {}
         self._joined: dict[tuple[Atom, ...], Stack] = {}
@@ -106,7 +108,7 @@ class Stacks:
             self.entering[self._rows(loop, place, entering=True)] = loop, place
         for atoms in body.rows:
             stack = self.stacked(loop.by_layer(atoms), loop.family, join=True)
-            assert stack is not None, "what is nothing else is put together"
+            assert stack is not None, "what is no stack is joined to one"
             loop.stacks[atoms] = stack
 
     def scanned(self, loop: Loop, place: Place, *, entering: bool = False) -> Stack:
@@ -261,6 +263,7 @@ class Stacks:
                 if isinstance(row, Value) and self.row_of.get(row, (None, 0))[0] is stack:
                     del self.row_of[row]
             if isinstance(stack.source, Mapped):
+                self.made_by.pop(stack.source.group, None)
                 for equation in stack.source.group.equations:
                     self.group_of.pop(equation, None)
             if isinstance(stack.source, Joined):

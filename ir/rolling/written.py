@@ -55,7 +55,6 @@ class Written:
     layers: tuple[int, ...]
     inputs: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], ...]
-    stacked: frozenset[int]
     run: Callable[..., list[Any]]
 
 
@@ -69,10 +68,9 @@ def written(graph: Graph, primitives: Mapping[str, Any], sorts: Sequence[Hashabl
     """
     single: set[Equation] = set()
     while True:
-        stacks = in_layers(graph, sorts)
+        stacks = in_layers(graph, sorts, single)
         if stacks is None:
             return None
-        stacks.single.update(single)
         writer = _Writer(stacks, primitives)
         if writer.circle is None:
             return writer.written()
@@ -90,13 +88,15 @@ class _Writer:
         continued = {i: k for k, i in graph.state.items()}
         self._ends: list[tuple[tuple[int, ...], _Ref]] = []
         done: set[int] = set()
-        for stack in [s for s in stacks.all if isinstance(s.source, Given)]:
+        for stack in stacks.all:  # of which there are more with what they become: other arguments, for one
+            if not isinstance(stack.source, Given):
+                continue
             outs = [continued.get(graph.inputs.index(row)) for row in stack.rows if isinstance(row, Value)]
             places = tuple([k for k in outs if k is not None])
             if places:
                 rows = tuple([graph.outputs[k] for k in places])
                 found = stacks.stacked(rows, stack.family, join=True)
-                assert found is not None, "what is nothing else is put together"
+                assert found is not None, "what is no stack is joined to one"
                 self._ends.append((places, found))
                 done.update(places)
         for k, atom in enumerate(graph.outputs):
@@ -245,7 +245,6 @@ class _Writer:
             tuple(counts.values()),
             inputs,
             tuple([places for places, _ in self._ends]),
-            frozenset(n for n, i in enumerate(starts) if i in rows),
             run,
         )
 

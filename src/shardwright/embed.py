@@ -159,7 +159,6 @@ def _several(given: Any) -> tuple[Any, ...]:
 class _Planned:
     """What is known for arguments of some shapes."""
 
-    call: Call
     traced: Traced
     plan: Plan
     run: Callable[..., Any] | None = None
@@ -208,7 +207,7 @@ class Parallel:
         In an MPI job all ranks make this call.
 
         Raises:
-            InputError: see `synthesize`.
+            InputError: see `synthesize` and `scan_layers`.
             TraceError: the step cannot be traced or has side effects.
             PlanError: the ranks do not run the same step, versions or fleet.
         """
@@ -218,7 +217,7 @@ class Parallel:
         """One step. State comes back as it lies, on ranks as `ShardedArray`s; it goes back in as it is.
 
         Raises:
-            InputError: see `synthesize`.
+            InputError: see `synthesize` and `scan_layers`.
             TraceError: the step cannot be traced or has side effects.
             PlanError: the ranks do not run the same step, versions or fleet, or are another number than
                 the plan is for.
@@ -231,20 +230,21 @@ class Parallel:
         traced, plan = found.traced, found.plan
         if found.run is None:
             found.run = plan.compile_traced(traced, self.backend)
-        flat = [self._entering(found, i, leaf) for i, leaf in enumerate(flat)]
+        stacks: dict[int, Any] = {}
+        flat = [self._entering(found, i, leaf, stacks) for i, leaf in enumerate(flat)]
         result = jax.tree.leaves(found.run(*jax.tree.unflatten(traced.in_tree, flat)))
         if self._gather:
             state = traced.graph.state
             result = [leaf if i in state else shards.gather(leaf) for i, leaf in enumerate(result)]
         return call.finish(jax.tree.unflatten(traced.out_tree, result))
 
-    def _entering(self, found: _Planned, i: int, leaf: Any) -> Any:
+    def _entering(self, found: _Planned, i: int, leaf: Any, stacks: dict[int, Any]) -> Any:
         """The argument as the plan wants it; what lies otherwise is moved once, not at every call.
 
         Parameters that one step trains and another one evaluates may lie otherwise for each of them.
         """
         tensor, placement = found.traced.graph.inputs[i].type, found.plan.program.inputs[i]
-        move = shards.moving(leaf, found.plan, tensor, placement, self.backend)
+        move = shards.moving(leaf, found.plan, tensor, placement, self.backend, stacks)
         if move is None:
             return leaf
         known = found.moved.get(i)
@@ -290,7 +290,7 @@ class Parallel:
         traced = trace(call.step, *abstract, state=state)
         traced = donating(traced, self._donates(call, traced))
         if comm is None:
-            return _Planned(call, traced, self._planned_here(traced, state))
+            return _Planned(traced, self._planned_here(traced, state))
         agree(comm, self._facts(traced))
         told: Any = None
         if comm.rank == 0:
@@ -309,7 +309,7 @@ class Parallel:
             kinds = {kind.__name__: kind for kind in (InputError, TraceError, PlanError)}
             raise kinds.get(name, PlanError)(place=place, reason=reason, remedy=remedy)
         plan = Plan.from_dict(told, checked=True)
-        return _Planned(call, traced, replace(plan, traced=plan.attach_traced(traced)))
+        return _Planned(traced, replace(plan, traced=plan.attach_traced(traced)))
 
     def _state_of(self, call: Call) -> StateMap | None:
         """What the step continues."""

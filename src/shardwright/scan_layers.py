@@ -32,6 +32,9 @@ from shardwright.shards import abstract, gather
 def scan_layers(train_step: Callable[..., Any], *args: Any, state: StateMap | None = None) -> ScannedLayers:
     """A step with scans over its repeated layers, which are found by what it does, whatever their names.
 
+    It does what tracing the step gives, in which rules of its own for derivatives (`jax.custom_vjp`) are not
+    to be seen any more: take gradients in the step, not of the one that this returns.
+
     Args:
         train_step: a function of pytrees of arrays, see `shardwright.synthesize`.
         args: its positional arguments, as arrays or `jax.ShapeDtypeStruct`; nothing is executed.
@@ -63,8 +66,7 @@ def scan_layers(train_step: Callable[..., Any], *args: Any, state: StateMap | No
     # Shapes alone: NumPy's arrays and numbers are traced as they are, and would be kept.
     types = [(value.type, i in traced.weak) for i, value in enumerate(traced.graph.inputs)]
     flat = [jax.ShapeDtypeStruct(t.shape, dtype_of(t.dtype), weak_type=weak) for t, weak in types]
-    shapes = jax.tree.unflatten(jax.tree.structure(args), flat)
-    arguments = _arguments(shapes, names, owner, found)
+    arguments = _arguments(jax.tree.unflatten(traced.in_tree, flat), names, owner, found)
     results = _results(traced.out_tree, traced.graph.state, arguments)
     step = _step(getattr(train_step, "__name__", "step"), arguments, results, found)
     return ScannedLayers(found.layers, step, arguments, results)
@@ -128,7 +130,7 @@ class _Tree:
             raise InputError(place=self.name, reason=reason, remedy=f"Pass {wanted}"[:400])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ScannedLayers:
     """A step whose layers are scanned; made by `scan_layers`.
 
@@ -311,16 +313,17 @@ class _Results:
 
 @dataclass(frozen=True, slots=True)
 class _Continued:
-    """An argument that is continued, with the outputs that its leaves become."""
+    """An argument that is continued, with the result's structure and the outputs that its leaves become."""
 
     tree: _Tree
+    structure: Any
     outputs: tuple[tuple[int, ...], ...]
 
     def of(self, made: Mapping[tuple[int, ...], Any]) -> Any:
         return self.tree.of([made[places] for places in self.outputs])
 
     def unstacked(self, found: Any) -> Any:
-        return self.tree.unstack(found)
+        return jax.tree.unflatten(self.structure, jax.tree.leaves(self.tree.unstack(found)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,11 +344,16 @@ def _results(out_tree: Any, state: Mapping[int, int], arguments: Sequence[_Tree]
     """Where results with stacks are: a whole result continues a whole argument."""
     numbered = jax.tree.unflatten(out_tree, range(out_tree.num_leaves))
     inputs = [state.get(k) for k in range(out_tree.num_leaves)]
-    by_leaves = {tuple(range(t.first, t.first + len(t.like))): t for t in arguments if t.names}
-    if tuple(inputs) in by_leaves:
-        children, whole = [numbered], jax.tree.structure(0)
-    else:
-        children, whole = jax.tree.flatten(numbered, is_leaf=lambda node: node is not numbered)
+    by_leaves: dict[tuple[int | None, ...], _Tree] = {
+        tuple(range(t.first, t.first + len(t.like))): t for t in arguments if t.names
+    }
+    children, whole = jax.tree.flatten(numbered, is_leaf=lambda node: node is not numbered)
+    continued = by_leaves.get(tuple(inputs))
+    if continued is not None:
+        # Beside what continues an argument there may be results without leaves.
+        sizes = [jax.tree.structure(child).num_leaves for child in children]
+        if continued.structure == out_tree or max(sizes) < out_tree.num_leaves:
+            children, whole = [numbered], jax.tree.structure(0)
     stacked = {i for t in arguments if t.names for rows in t.absolute if len(rows) > 1 for i in rows}
     parts: list[_Continued | _Fresh] = []
     for child in children:
@@ -354,7 +362,7 @@ def _results(out_tree: Any, state: Mapping[int, int], arguments: Sequence[_Tree]
         if tree is not None:
             output = {i: k for k, i in state.items()}
             outputs = tuple([tuple([output[i] for i in rows]) for rows in tree.absolute])
-            parts.append(_Continued(tree, outputs))
+            parts.append(_Continued(tree, structure, outputs))
             continue
         if not stacked.isdisjoint([inputs[k] for k in places]):
             raise InputError(

@@ -121,11 +121,24 @@ def _layout_of(ratios: tuple[float, ...], seats: Seats, nodes: tuple[int, ...] |
 
 
 def moving(
-    leaf: Any, plan: Plan, tensor: TensorType, placement: Placement, backend: str
+    leaf: Any,
+    plan: Plan,
+    tensor: TensorType,
+    placement: Placement,
+    backend: str,
+    stacks: dict[int, Any],
 ) -> Callable[[], Any] | None:
-    """What takes a leaf that lies on several devices to where a plan wants it; None where it is there."""
+    """What takes a leaf that lies on several devices to where a plan wants it; None where it is there.
+
+    Stacks of layers are gathered once for all leaves that share `stacks`, which has them by identity.
+    """
     if isinstance(leaf, LayerLeaf):
-        return partial(move, leaf, tensor, placement, world(plan)) if backend == "mpi" else leaf.gather
+
+        def moved() -> Any:
+            found = _layer(leaf, stacks)
+            return move(found, tensor, placement, world(plan)) if backend == "mpi" else found
+
+        return moved
     if is_sharded(leaf):
         here = world(plan)
         return None if lies(leaf, placement, here) else partial(move, leaf, tensor, placement, here)
@@ -146,21 +159,21 @@ def shard(plan: Plan, traced: Traced, tree: Any, argument: int | str = 0, comm: 
     flat, structure = jax.tree.flatten(tree)
     here = world(plan, comm)
     own: list[ShardedArray] = []
+    stacks: dict[int, Any] = {}
     for leaf, slot in zip(flat, matched(slots_from(plan, traced, argument), _types(flat)), strict=True):
-        own.append(move(leaf, slot.type, slot.placement, here))
+        found = _layer(leaf, stacks) if isinstance(leaf, LayerLeaf) else leaf
+        own.append(move(found, slot.type, slot.placement, here))
     return jax.tree.unflatten(structure, own)
 
 
 def move(leaf: Any, tensor: TensorType, placement: Placement, here: World) -> ShardedArray:
-    """A leaf, global or not, as it lies in `placement`; what is not is gathered, by all ranks."""
+    """A leaf, global or sharded, as it lies in `placement`; sharded ones are gathered, by all ranks."""
     from shardwright.backends.world import ShardedArray
 
     weak = weak_of(leaf)
     if isinstance(leaf, ShardedArray):
         if lies(leaf, placement, here):
             return leaf
-        leaf = leaf.gather()
-    elif isinstance(leaf, LayerLeaf):
         leaf = leaf.gather()
     if here.idle:
         local = as_array(leaf, tensor) if here.everywhere(tensor, placement) else None
@@ -292,13 +305,18 @@ def gather(tree: Any) -> Any:
 
     def whole(leaf: Any) -> Any:
         if isinstance(leaf, LayerLeaf):
-            key = id(leaf.stack)
-            if key not in stacks:
-                stacks[key] = leaf.stack.gather()
-            return leaf.of(stacks[key])
+            return _layer(leaf, stacks)
         return leaf.gather() if hasattr(leaf, "placement") else leaf
 
     return jax.tree.map(whole, tree)
+
+
+def _layer(leaf: LayerLeaf, stacks: dict[int, Any]) -> jax.Array:
+    """One layer's global array; its stack is gathered unless it is among `stacks`."""
+    key = id(leaf.stack)
+    if key not in stacks:
+        stacks[key] = leaf.stack.gather()
+    return leaf.of(stacks[key])
 
 
 def to_global(leaf: Any) -> Any:

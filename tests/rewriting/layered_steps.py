@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 WIDTH, ROWS = 8, 6
@@ -106,3 +107,10 @@ def step_of(
 
     x, y = (jax.random.normal(keys[k], (ROWS, WIDTH)) for k in (-1, -2))
     return train_step, (params, optimizer.init(params), x, y)
+
+
+def same(found: object, wanted: object) -> None:
+    """Trees of one structure, up to the order in which numbers were added up."""
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for own, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-6)

@@ -40,7 +40,7 @@ _FAR = 0.1
 #: A step repeats itself that has so many equations for each that differs from the others.
 _OFTEN = 4
 
-_UNSCANNED = "layers are not scanned, and no stages were searched: shardwright.scan_layers scans them"
+_UNSCANNED = "layers are not scanned, and no stages were searched: shardwright.scan_layers may scan them"
 
 
 class Staging:
