@@ -74,8 +74,6 @@ def written(graph: Graph, primitives: Mapping[str, Any], sorts: Sequence[Hashabl
         writer = _Writer(stacks, primitives)
         if writer.circle is None:
             return writer.written()
-        if not writer.circle:
-            return None
         single |= writer.circle
 
 
@@ -198,7 +196,8 @@ class _Writer:
         if len(self.nodes) == len(needs):
             return None
         stuck = [node for node in needs if left[node] and isinstance(node, Group)]
-        return set(min(stuck, key=self._at).equations) if stuck else set()
+        assert stuck, "loops and what is made of rows only wait for what the step has before them"
+        return set(min(stuck, key=self._at).equations)
 
     def _at(self, node: Node) -> int:
         """Where in the step a node is: after the last of what it stands for."""

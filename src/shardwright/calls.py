@@ -136,7 +136,7 @@ class Callee:
         def step(*trees: Any) -> Any:
             return hide(rebuilt([show(tree) for tree in trees]), "result")
 
-        return Call(tuple(labels), hidden, key, _signed(step, labels), show, tuple(origin))
+        return Call(tuple(labels), hidden, key, signed(step, labels), show, tuple(origin))
 
     def _named(self, i: int) -> bool:
         """Whether position `i` is a parameter of its own."""
@@ -190,7 +190,7 @@ def _with_modules(
         tuple(names),
         trees,
         (key, graphdef),
-        _signed(step, names),
+        signed(step, names),
         finish,
         (None, *(origin[i] for i in others)),
     )
@@ -265,7 +265,7 @@ def _hashed(where: str, value: Any) -> Any:
     return value
 
 
-def _signed(step: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+def signed(step: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
     """The function with named parameters, for error messages, plans and pins."""
     kind = inspect.Parameter.POSITIONAL_ONLY
     unique = [name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names)]

@@ -91,14 +91,5 @@ class LayerLeaf:
         """The global array, where its stack is one without communication."""
         return np.array(np.asarray(self.stack)[self.layer], dtype=dtype, copy=copy)
 
-    def __bool__(self) -> bool:
-        return bool(self.__array__())
-
-    def __int__(self) -> int:
-        return int(self.__array__())
-
-    def __float__(self) -> float:
-        return float(self.__array__())
-
     def __repr__(self) -> str:
         return f"layer {self.layer} of {self.stack!r}"

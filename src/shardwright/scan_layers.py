@@ -7,7 +7,6 @@ layer becomes a `jax.lax.scan`, forward and backward, or one equation on stacks,
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from shardwright.backends.layout import typed, weak_of
-from shardwright.calls import Call
+from shardwright.calls import Call, signed
 from shardwright.ir.dtypes import dtype_of
 from shardwright.ir.errors import InputError
 from shardwright.ir.rolling.written import Written, written
@@ -242,9 +241,7 @@ def _step(name: str, arguments: Sequence[_Tree], results: _Results, found: Writt
         return results.of(dict(zip(found.outputs, made, strict=True)))
 
     step.__name__ = name
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    step.__signature__ = inspect.Signature([inspect.Parameter(tree.name, kind) for tree in arguments])  # type: ignore[attr-defined]
-    return step
+    return signed(step, [tree.name for tree in arguments])
 
 
 def _arguments(

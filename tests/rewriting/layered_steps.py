@@ -10,6 +10,9 @@ import optax
 
 WIDTH, ROWS = 8, 6
 
+#: That a step closes over.
+KEY = jax.random.key(0)
+
 Layer = Callable[[jax.Array, Any, int], jax.Array]
 Step = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -29,7 +32,7 @@ def numbered(h: jax.Array, p: Any, number: int) -> jax.Array:
 
 def dropping(h: jax.Array, p: Any, number: int) -> jax.Array:
     """Every layer draws with a key of its own."""
-    key = jax.random.fold_in(jax.random.key(0), number)
+    key = jax.random.fold_in(KEY, number)
     return h + jnp.where(jax.random.bernoulli(key, 0.8, h.shape), jnp.tanh(h @ p["up"]) @ p["down"], 0.0)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import layered_steps as steps
+import numpy as np
 import optax
 import pytest
 from layered_steps import same, step_of
@@ -19,6 +20,7 @@ from stages_cases import apart
 from shardwright import Fleet, InputError, parallelize, scan_layers, synthesize
 from shardwright.backends.launch import find_mpiexec, rank_environment
 from shardwright.factory import load_factory
+from shardwright.layer_leaf import LayerLeaf
 
 HERE = Path(__file__).resolve().parent
 
@@ -83,6 +85,15 @@ def test_one_process_has_arrays() -> None:
         assert float(loss) == pytest.approx(float(expected), rel=1e-4)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
     same(state, wanted)
+
+
+def test_a_layer_of_a_stack_is_an_array_where_the_stack_is() -> None:
+    stack = jnp.arange(6.0).reshape(3, 2)
+    leaf = LayerLeaf(stack, 1, weak_type=True)
+    assert (leaf.shape, leaf.dtype, leaf.ndim) == ((2,), jnp.float32, 1)
+    np.testing.assert_array_equal(np.asarray(leaf), stack[1])
+    whole = leaf.of(stack)
+    assert whole.weak_type and whole.tolist() == [2.0, 3.0]
 
 
 def test_a_scanned_step_is_the_same_in_every_process() -> None:

@@ -36,7 +36,6 @@ _MOST_PIECES = 64
 #: Part of what a step costs without a limit of memory that stages should save for nothing else to be tried.
 _FAR = 0.1
 
-
 #: A step repeats itself that has so many equations for each that differs from the others.
 _OFTEN = 4
 
