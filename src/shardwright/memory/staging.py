@@ -97,6 +97,9 @@ class Staging:
         if hardly_fits(ladder):  # what keeps less is planned first in any case
             base = ladder.briefly(None)
         else:
+            found = self._plainly()
+            if found is not None:
+                return found, True
             base = self._planner.plan(self._traced, briefly=True, glance=True)
         if base is None or self._late():
             return None, False
@@ -107,9 +110,33 @@ class Staging:
         far_s = found.cost_s / (1 - _FAR)
         if not self._costs(base, far_s):
             return (None if base.fits else found), False
-        how = "with less kept" if base.rewriting.recompute else "as traced"
-        note = f"{how}, whatever the memory no program was found that costs less than {1e3 * far_s:.4g} ms"
-        return noted(found, f"{note}: no other change was searched"), True
+        return _far_below(found, "with less kept" if base.rewriting.recompute else "as traced"), True
+
+    def _plainly(self) -> Plan | None:
+        """A plan with stages where a bound of the step as it is is far above that: no plan of it is made."""
+        if self._planner.thorough:  # bounds on two mesh axes take nearly as long as plans
+            return None
+        if self._dearer(min(self._rough.values(), default=math.inf)):
+            pieces = self._pieces(math.inf)
+            if pieces is not None and self._dearer(self._known[pieces]):
+                found = self.plan(pieces)
+                if found.fits and self._dearer(found.cost_s, everywhere=True):
+                    return _far_below(found, "as traced")
+        return None
+
+    def _dearer(self, staged_s: float, *, everywhere: bool = False) -> bool:
+        """Whether bounds say that the step as it is costs far more, whatever the memory.
+
+        Args:
+            staged_s: than what it takes with stages.
+            everywhere: not only on the part of the fleet that is looked at first.
+        """
+        far_s = staged_s / (1 - _FAR)
+        if far_s == math.inf or self._late():
+            return False
+        plan = self._planner.plan(self._traced, far_s, briefly=True, glance=not everywhere, baselines=False)
+        # Where it has no room as it is no plan is sought at all.
+        return plan is None and self._planner.outside_s(self._traced, far_s) >= far_s
 
     def _costs(self, base: Plan, wanted_s: float) -> bool:
         """Whether a step costs so many seconds at least, whatever the memory, on any part of the fleet."""
@@ -219,3 +246,10 @@ class Staging:
         for pieces in range(min(rows, most), 1, -1):
             if rows % pieces == 0:
                 yield pieces
+
+
+def _far_below(found: Plan, how: str) -> Plan:
+    """A plan with stages, which says why nothing else was searched; `how` the step was planned without."""
+    far_ms = 1e3 * found.cost_s / (1 - _FAR)
+    note = f"{how}, whatever the memory no program was found that costs less than {far_ms:.4g} ms"
+    return noted(found, f"{note}: no other change was searched")
