@@ -23,7 +23,16 @@ from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced
 from shardwright.memory.in_pieces import InPieces, hardly_fits
 from shardwright.memory.ladder import Ladder
-from shardwright.memory.rivals import WORTH, Planning, better, cost_of, noted, tolerance, unlimited_s
+from shardwright.memory.rivals import (
+    WORTH,
+    Planning,
+    better,
+    cost_of,
+    existing,
+    noted,
+    tolerance,
+    unlimited_s,
+)
 from shardwright.plan import Plan
 from shardwright.synth.combinations import SMALL
 from shardwright.synth.grid.part import on_grid
@@ -119,7 +128,10 @@ class Staging:
         if self._dearer(min(self._rough.values(), default=math.inf)):
             pieces = self._pieces(math.inf)
             if pieces is not None and self._dearer(self._known[pieces]):
-                found = self.plan(pieces)
+                staged = rewritten(self._traced, Rewriting(stages=pieces))
+                glimpse = existing(self._planner.plan(staged, briefly=True, glance=True))
+                # What does not fit at once may take minutes, and turn out to be dearer.
+                found = self.plan(pieces) if glimpse.fits else glimpse
                 if found.fits and self._dearer(found.cost_s, everywhere=True):
                     return _far_below(found, "as traced")
         return None
