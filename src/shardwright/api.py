@@ -32,7 +32,8 @@ from shardwright.memory.rewritings import (
 from shardwright.money import cheapest, check_prices
 from shardwright.pause import collector_paused
 from shardwright.plan import Plan
-from shardwright.planning import Axes, Planner, Request
+from shardwright.planning import Planner
+from shardwright.request import Axes, Request
 from shardwright.synth.baselines import Baseline, Baselines, Workshop
 from shardwright.synth.grid.alternate import is_mesh
 from shardwright.synth.grid.baselines import grid_baselines

@@ -5,24 +5,22 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import Literal, TypeAlias
 
 from shardwright.assemble import assembled, looked_at, replicated_in
-from shardwright.constraints import ELSEWHERE, Constraints, conflict, factors, priced, resolve, takes_two_axes
-from shardwright.cost.fleet import Fleet
+from shardwright.constraints import ELSEWHERE, conflict, factors, priced, resolve, takes_two_axes
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Graph
 from shardwright.ir.rewrites.rewriting import rewriting_of
-from shardwright.ir.state import StateMap
 from shardwright.ir.trace import Traced
 from shardwright.memory.device_memory import Looking
 from shardwright.memory.rivals import does_more
 from shardwright.plan import Plan
 from shardwright.plans.parts import Stats
+from shardwright.request import Request
 from shardwright.synth.chosen import Choice, least_bound
 from shardwright.synth.combinations import SMALL
 from shardwright.synth.fallback import fits
@@ -41,33 +39,9 @@ from shardwright.synth.subfleets import Choosing
 from shardwright.synth.timer import Timer
 from shardwright.synth.unsearched import CUT_SHORT, NO_TIME, cut_short, unsearched
 
-#: Mesh axes of programs.
-Axes: TypeAlias = Literal[1, 2, "auto"]
-
 #: What a plan says where `meshes` are not all that there are.
 _WHOLE = "on two mesh axes the whole fleet alone was considered; axes=2 tries parts of it, too"
 _FLAT = "two mesh axes were not searched, and are not part of the bound: memory came first"
-
-#: By a graph's id: the graph, its programs on one mesh axis, and what solves for them at any prices.
-Spaces: TypeAlias = dict[int, tuple[Graph, Space, SpaceSolver]]
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What is to be planned for, and how; see `shardwright.api.synthesize`.
-
-    Requests that differ in memory alone may share their `spaces`: what was solved once is known then.
-    """
-
-    fleet: Fleet
-    state: StateMap | None = None
-    constraints: Constraints | None = None
-    time_limit_s: float | None = None
-    devices: Literal["auto", "all"] = "auto"
-    axes: Axes = "auto"
-    first: Sequence[float] | None = None
-    tick: Callable[[str], None] = lambda what: None
-    spaces: Spaces = field(default_factory=dict[int, "tuple[Graph, Space, SpaceSolver]"])
 
 
 class Planner:
@@ -159,6 +133,12 @@ class Planner:
         """Whether a part of the fleet into which a step fits in no way may be the best for it in pieces."""
         step = self._known.get(id(traced))
         return step is not None and step.outgrown
+
+    def room(self, traced: Traced, below_s: float) -> float:
+        """Bytes of memory of the smallest part of the fleet on which a step may cost less than so much."""
+        step, fleet = self._known.get(id(traced)), self.asked.fleet
+        likely = candidates(fleet) if step is None else step.likely(below_s)
+        return min(sum(fleet.devices[d].type.memory_bytes for d in part) for part in likely)
 
     def outside_s(self, traced: Traced, wanted_s: float) -> float:
         """See `Choosing.outside_s`; of programs on one mesh axis, if those were searched."""
@@ -280,6 +260,11 @@ class _Step:
     def outgrown(self) -> bool:
         """See `Planner.outgrown`."""
         return next((made.outgrown for made in self._searches), False)
+
+    def likely(self, below_s: float) -> Sequence[Members]:
+        """The parts of the fleet on which the step may cost less than so much; at least the whole fleet."""
+        found = [p.members for made in self._searches for p in made.parts if p.bound_s < below_s]
+        return found or self._candidates[:1]
 
     @property
     def _searches(self) -> list[Choosing | GridChoosing]:

@@ -19,7 +19,8 @@ from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, rewriti
 from shardwright.ir.trace import Traced, trace
 from shardwright.memory.every_way import EveryWay
 from shardwright.memory.ladder import Ladder
-from shardwright.planning import Planner, Request
+from shardwright.planning import Planner
+from shardwright.request import Request
 from shardwright.synth import freely
 from shardwright.synth.combinations import SMALL, combinations
 from shardwright.synth.memory import pool

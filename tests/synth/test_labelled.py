@@ -25,7 +25,8 @@ from shardwright.ir.placement import OwnRatios
 from shardwright.ir.program import verify
 from shardwright.ir.ties import cut_by, stretches
 from shardwright.ir.trace import Traced, trace
-from shardwright.planning import Planner, Request
+from shardwright.planning import Planner
+from shardwright.request import Request
 from shardwright.synth import freely
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices

@@ -14,6 +14,7 @@ from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, rewritt
 from shardwright.ir.trace import Traced
 from shardwright.memory.every_way import EveryWay
 from shardwright.memory.rivals import (
+    GAIN,
     SAME,
     WORTH,
     Planning,
@@ -155,7 +156,7 @@ class Ladder:
             # What fits is wanted even where something that does not would cost less.
             rival_s = max(least_s, cost_of(better(better(None, base), found)))
             before = self.saving if rival_s <= least_s * (1 + SAME) else None
-            if not quick and (stretch.first in dearer or self._no_less(before, stretch)):
+            if not quick and (stretch.first in dearer or self._no_less(before, stretch, least_s)):
                 continue
             dearer.add(stretch.first)
             step = self.step(stretch)
@@ -167,15 +168,15 @@ class Ladder:
                 least_s = self.saving_s
         return found
 
-    def _no_less(self, before: Stretch | None, stretch: Stretch) -> bool:
+    def _no_less(self, before: Stretch | None, stretch: Stretch, least_s: float) -> bool:
         """Whether a scan that keeps still less surely saves nothing beside what saved time `before`.
 
-        Not where memory is scarce on a part of the fleet: with less kept, that part may do.
+        Not where memory is scarce on a part of the fleet on which the step as it is may cost hardly more than
+        the least so far: with less kept, that part may do.
         """
         if before is None or before.first != stretch.first:
             return False
-        room = min(sum(self.limits[d] for d in part) for part in candidates(self.fleet))
-        if most_alive(self.graph) > room * _ROOM:
+        if most_alive(self.graph) > self.planner.room(self.step(), least_s * GAIN) * _ROOM:
             return False
         return surely_dearer(self.graph, self.fleet, before, stretch)
 

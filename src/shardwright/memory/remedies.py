@@ -25,7 +25,7 @@ from shardwright.memory.rewritings import Microbatches, Offload, Recompute, Stag
 from shardwright.memory.rivals import existing, overfill
 from shardwright.memory.trials import Trial, Wanted, planner_for
 from shardwright.plan import Plan
-from shardwright.planning import Spaces
+from shardwright.request import Spaces
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.stretches import RECOMPUTING, rungs_of
 

@@ -32,6 +32,7 @@ from shardwright.memory.in_pieces import InPieces
 from shardwright.memory.ladder import Ladder
 from shardwright.memory.microbatches import Pieces, counts_of
 from shardwright.memory.rivals import (
+    GAIN,
     WORTH,
     Planning,
     better,
@@ -63,9 +64,6 @@ Stages: TypeAlias = Literal["auto", "off"] | int
 
 #: Where nothing fits, so many numbers of pieces one after the other lack no less memory than fewer.
 _IN_VAIN = 2
-
-#: A step whose scans keep less takes up to so many times less time: 1.05 was seen.
-_GAIN = 1.1
 
 
 def check_rewriting(
@@ -218,7 +216,7 @@ class _Asked:
             return found
         best, least = better(None, found), found
         worth = tolerance(self.traced, self.fleet, WORTH)
-        gain = _GAIN if small and in_scans(differentiated(self.traced), self.policies) else 1.0
+        gain = GAIN if small and in_scans(differentiated(self.traced), self.policies) else 1.0
         in_vain, lacked = 0, math.inf
         # In one piece it was planned beside a rival, if anything fitted in more.
         for pieces in (*([1] if found.rewriting.microbatches > 1 else []), *counts_of(self.traced)):

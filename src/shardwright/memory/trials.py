@@ -17,7 +17,8 @@ from shardwright.memory.microbatches import NEAR, Pieces
 from shardwright.memory.rewritings import Microbatches, Offload, Recompute, best_plan
 from shardwright.memory.rivals import better, cost_of, dearer, existing
 from shardwright.plan import Plan
-from shardwright.planning import Planner, Request, Spaces
+from shardwright.planning import Planner
+from shardwright.request import Request, Spaces
 from shardwright.synth.combinations import SMALL, in_a_moment
 from shardwright.synth.memory.alive import most_alive
 from shardwright.synth.memory.rent import too_small
