@@ -3,8 +3,9 @@
     python -m bench search                                        all rows, five fresh processes each
     python -m bench.search --rows 'depth|hap_testbed' --repeat 1  some rows, the others stay as they are
 
-Every figure comes from fresh processes, each of which traces a step once, cold, and plans it: medians. Of
-some rows others trace it alone, as anybody does (`jax_alone_s`): with Python's garbage collector at work,
+Every figure comes from fresh processes, each of which traces a step once, cold, and plans it: medians. Rows
+of a group, such as those by depth, take turns, so that they compare on a machine that is not always as fast.
+Of some rows others trace it alone, as anybody does (`jax_alone_s`): with Python's garbage collector at work,
 which rests while we plan. Rows are the full-size examples on a fleet, GPT-2 by depth (unrolled and scanned),
 by the number of devices, GPT-2 and Llama-3-8B on two mesh axes, Llama-2-7B on devices of less and less
 memory, and some of them on few cards that are unlike each other and have no room for them. Written row by row
@@ -25,9 +26,10 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -228,15 +230,18 @@ def _fresh(what: str, case: Case) -> dict[str, Any]:
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def median_of(repeat: int, case: Case) -> dict[str, Any]:
-    """The median of every number over fresh processes."""
-    runs = [_fresh("--once", case) for _ in range(repeat)]
-    if case.group in ALONE:
-        runs = [run | _fresh("--alone", case) for run in runs]
-    middle = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
-    middle["fits"] = all(run["fits"] for run in runs)
-    row = {"model": case.name, "fleet": case.fleet, **middle}
-    return row | {"repeat": repeat, "load_1min": os.getloadavg()[0]}
+def in_turn(repeat: int, cases: Sequence[Case]) -> Iterator[tuple[Case, dict[str, Any]]]:
+    """Rows of medians over fresh processes, which cases take turns at: a machine may slow down meanwhile."""
+    runs: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
+    for _ in range(repeat):
+        for case, some in runs.items():
+            alone = _fresh("--alone", case) if case.group in ALONE else {}
+            some.append(_fresh("--once", case) | alone)
+    for case, some in runs.items():
+        middle = {name: statistics.median(run[name] for run in some) for name in some[0]}
+        middle["fits"] = all(run["fits"] for run in some)
+        row = {"model": case.name, "fleet": case.fleet, **middle}
+        yield case, row | {"repeat": repeat, "load_1min": os.getloadavg()[0]}
 
 
 def draw(rows: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
@@ -277,9 +282,10 @@ def main(repeat: int = 5, wanted: str = "") -> Path:
     chosen = [case for case in CASES if re.search(wanted, f"{case.group}: {case.name} on {case.fleet}")]
     if not chosen:
         sys.exit(f"bench.search: no row matches {wanted!r}")
-    for case in chosen:
-        row = rows[case.name, case.fleet] = median_of(repeat, case)
-        table([_shown(row)], header=case is chosen[0])
+    for _, some in groupby(chosen, key=lambda case: case.group):
+        for case, row in in_turn(repeat, list(some)):
+            rows[case.name, case.fleet] = row
+            table([_shown(row)], header=case is chosen[0])
         _write([rows[c.name, c.fleet] for c in CASES if (c.name, c.fleet) in rows])
     draw(rows)
     return path
