@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from rewriting_cases import evaluated, fleet, layered
 from stages_cases import apart, on_nodes, on_three, staged
 
 from shardwright import Fleet, Plan, parallelize, synthesize
+from shardwright.api import synthesize_traced
 from shardwright.backends.launch import find_mpiexec, rank_environment
 from shardwright.backends.reference import ReferenceExecutable
 from shardwright.backends.relay import Course
@@ -351,3 +353,30 @@ def test_one_program_for_all_is_planned_without_stages() -> None:
     run = parallelize(step, fleet=apart((1, 1)), backend="spmd", cache=False)
     assert run.plan(*args).rewriting.stages == 1
     assert synthesize(step, *args, fleet=apart((1, 1))).rewriting.stages > 1
+
+
+def test_a_step_whose_bound_is_far_above_its_stages_is_not_planned_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    gpt2 = importlib.import_module("gpt2")
+    sizes = gpt2.SMALL | {"layers": 12, "scan": True, "batch": 16, "sequence": 256}
+    traced = trace(gpt2.train_step, *jax.eval_shape(partial(gpt2.arguments, **sizes)))
+    testbed = Fleet.load(EXAMPLES / "fleets" / "hap_testbed.yaml")
+    made: list[Plan] = []
+    plan_of = Planner.plan
+
+    def watched(self: Planner, traced: Traced, rival_s: float = np.inf, **how: Any) -> Plan | None:
+        plan = plan_of(self, traced, rival_s, **how)
+        made.extend([plan] if plan is not None and rewriting_of(traced).stages == 1 else [])
+        return plan
+
+    monkeypatch.setattr(Planner, "plan", watched)
+    found = synthesize_traced(traced, fleet=testbed, axes=1)
+    assert not made
+    assert any("no other change was searched" in note for note in found.assumptions)
+    monkeypatch.setattr(staging.Staging, "_plainly", lambda self: None)
+    usual = synthesize_traced(traced, fleet=testbed, axes=1)
+    assert made and min(plan.cost_s for plan in made) > usual.cost_s / 0.9
+    assert (found.cost_s, found.rewriting, found.fits) == (usual.cost_s, usual.rewriting, True)
+    assert found.assumptions == usual.assumptions
