@@ -48,6 +48,32 @@ def candidates(fleet: Fleet) -> tuple[Members, ...]:
     return tuple(found.values())
 
 
+def in_whole_layers(
+    fleet: Fleet, parts: Sequence[Members], lengths: Iterable[int]
+) -> tuple[Members, ...]:
+    """Parts of alike devices, or nodes, with as few stages as have no more layers each than all would have.
+
+    Of twelve layers on eight devices four have two, as each of six has: with fewer stages to pass.
+
+    Args:
+        fleet: all devices.
+        parts: of the fleet.
+        lengths: how many layers there are, of every pipeline.
+    """
+    found: dict[Members, None] = {}
+    for members in parts:
+        nodes: dict[int, list[int]] = {}
+        for device in members:
+            nodes.setdefault(fleet.devices[device].node, []).append(device)
+        for stages in ([[device] for device in members], list(nodes.values())):
+            if len({tuple(fleet.devices[d].type for d in stage) for stage in stages}) == 1:
+                for length in lengths:
+                    count = math.ceil(length / math.ceil(length / len(stages)))
+                    if count < min(length, len(stages)):
+                        found[_union([tuple(stage) for stage in stages[:count]])] = None
+    return tuple(found)
+
+
 def _parts(fleet: Fleet) -> Iterator[Members]:
     """Parts of a fleet, those that baselines use first; some more than once."""
     nodes: list[tuple[float, object, Members]] = []

@@ -8,13 +8,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import Literal
 
 from shardwright.assemble import assembled, looked_at, replicated_in
 from shardwright.constraints import ELSEWHERE, conflict, factors, priced, resolve, takes_two_axes
+from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Graph
 from shardwright.ir.rewrites.rewriting import rewriting_of
+from shardwright.ir.stages import layers_of
 from shardwright.ir.trace import Traced
 from shardwright.memory.device_memory import Looking
 from shardwright.memory.rivals import does_more
@@ -31,7 +34,7 @@ from shardwright.synth.grid.part import on_grid, on_one_axis
 from shardwright.synth.grid.single import BesideSingle
 from shardwright.synth.grid.unsearched import beside_one_axis
 from shardwright.synth.part import Promising
-from shardwright.synth.parts import Members, candidates
+from shardwright.synth.parts import Members, candidates, in_whole_layers
 from shardwright.synth.search.priced import SpaceSolver
 from shardwright.synth.shares.bounds import ENOUGH
 from shardwright.synth.space.space import Space
@@ -137,7 +140,7 @@ class Planner:
     def room(self, traced: Traced, below_s: float) -> float:
         """Bytes of memory of the smallest part of the fleet on which a step may cost less than so much."""
         step, fleet = self._known.get(id(traced)), self.asked.fleet
-        likely = candidates(fleet) if step is None else step.likely(below_s)
+        likely = parts_for(traced.graph, fleet) if step is None else step.likely(below_s)
         return min(sum(fleet.devices[d].type.memory_bytes for d in part) for part in likely)
 
     def outside_s(self, traced: Traced, wanted_s: float) -> float:
@@ -157,7 +160,7 @@ class _Step:
         self.space_s = 0.0
         constraints, fleet, axes = asked.constraints, asked.fleet, asked.axes
         self.pins = () if constraints is None else resolve(constraints, traced.graph, self.space)
-        self.parts = self._candidates = candidates(fleet)[: 1 if asked.devices == "all" else None]
+        self.parts = self._candidates = parts_for(traced.graph, fleet, asked.devices)
         meshes = on_grid(fleet, self.parts) if axes != 1 and is_mesh(fleet) else ()
         # With "auto", parts of the fleet on two axes are for small steps, and for those changed for want of
         # memory, where they are worth it: each takes as long as the whole.
@@ -375,6 +378,15 @@ class _Step:
         # A glance takes no longer than baselines do, however little time there is to search.
         grid = GridChoosing(graph, fleet, Timer(tick), self.meshes)
         return beside_one_axis(found, grid, graph, fleet, tick, look=look, baselines=both, why=why)
+
+
+def parts_for(graph: Graph, fleet: Fleet, devices: Literal["auto", "all"] = "auto") -> tuple[Members, ...]:
+    """The parts of the fleet worth considering for a step, the whole first."""
+    parts = candidates(fleet)
+    if devices == "all":
+        return parts[:1]
+    lengths = {layers.length for layers in map(layers_of, graph.equations) if layers is not None}
+    return tuple(dict.fromkeys((parts[0], *in_whole_layers(fleet, parts, sorted(lengths)), *parts[1:])))
 
 
 def _raised(plan: Plan, bound_s: float) -> Plan:

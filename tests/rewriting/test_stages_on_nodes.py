@@ -206,6 +206,23 @@ def test_nodes_are_stages_where_the_network_between_them_is_slow() -> None:
     assert set(two.ratios) == {1 / 16}
 
 
+@pytest.mark.parametrize("axes", [1, 2])
+def test_nodes_with_fewer_layers_than_others_are_left_out(axes: Any) -> None:
+    """Of four layers on three nodes two have one: so that each has two, two nodes do, in fewer beats."""
+    step, args = layered(scan=True, layers=4, width=128)
+    node: Any = 1 if axes == 1 else (1, 1)
+    three, two = apart((node,) * 3), apart((node,) * 2)
+    wanted: dict[str, Any] = {"stages": 4, "axes": axes}
+    found = synthesize(step, *args, fleet=three, **wanted)
+    assert found.cost_s == pytest.approx(synthesize(step, *args, fleet=two, **wanted).cost_s)
+    everything = synthesize(step, *args, fleet=three, devices="all", **wanted)
+    assert found.cost_s < everything.cost_s and found.bound_s <= found.cost_s
+    assert len(found.used) == len(two.devices) < len(everything.used)
+    assert "no plan" in found.unused[0].why
+    leaves = jax.tree.leaves(args)
+    assert verify_program(found.step(), found.program, found.used_ratios, leaves).ok
+
+
 def test_a_mesh_whose_batch_has_too_few_pieces_is_told_so() -> None:
     step, args = layered(scan=True)
     with pytest.raises(NotInPiecesError, match="a batch of 64 has no 128 equal pieces"):

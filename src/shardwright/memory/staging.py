@@ -36,7 +36,7 @@ from shardwright.memory.rivals import (
 from shardwright.plan import Plan
 from shardwright.synth.combinations import SMALL
 from shardwright.synth.grid.part import on_grid
-from shardwright.synth.parts import Members, candidates
+from shardwright.synth.parts import Members, candidates, in_whole_layers
 from shardwright.synth.stretches import Policy
 
 #: Pieces tried at most, for every device of a stage.
@@ -231,7 +231,10 @@ class Staging:
     @cached_property
     def _crews(self) -> Sequence[Crews]:
         """The stages that parts of the fleet may be: single devices, and on two mesh axes nodes."""
-        fleet, parts, model = self._fleet, candidates(self._fleet), self._model
+        fleet, model, scans = self._fleet, self._model, filter(over_layers, self._traced.graph.equations)
+        lengths = sorted({scan.params["length"] for scan in scans})
+        parts = candidates(fleet)
+        parts += in_whole_layers(fleet, parts, lengths)
         found: list[Crews] = []
         models: dict[Members, CostModel] = {p: self._model_of(p) for p in parts if len(p) > 1}
         if not self._planner.thorough:
