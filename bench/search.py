@@ -9,8 +9,8 @@ Of some rows others trace it alone, as anybody does (`jax_alone_s`): with Python
 which rests while we plan. Rows are the full-size examples on a fleet, GPT-2 by depth (unrolled and scanned),
 by the number of devices, GPT-2 and Llama-3-8B on two mesh axes, Llama-2-7B on devices of less and less
 memory, and some of them on few cards that are unlike each other and have no room for them. Written group by
-group to bench/results/search.json and .md, with the machine's load at each, and to docs/benchmarks.md; drawn to
-docs/planning-time.svg. `python -m bench.compare OLD.json NEW.json` compares two runs.
+group to bench/results/search.json and .md, with the machine's load at each, and to docs/benchmarks.md; drawn
+to docs/planning-time.svg. `python -m bench.compare OLD.json NEW.json` compares two runs.
 """
 
 from __future__ import annotations

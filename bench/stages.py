@@ -1,7 +1,8 @@
 """Layers on different devices: what plans cost with stages and without them, and what steps take on ranks.
 
     python -m bench stages
-    python -m bench.stages plans|found|ranks
+    python -m bench.stages plans found          these tables alone; or ranks
+    python -m bench.stages found --rows gpt2    some lines of them, the others stay
 
 Plans are of examples whose layers are scanned, for nodes on slow and on faster networks. Layers are found in
 examples that have them in a Python loop, which are planned as they are and with these layers scanned. On
@@ -12,9 +13,10 @@ the same part.
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
-import sys
+import re
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -163,27 +165,37 @@ def on_ranks(case: Case, cores: Fleet, steps: int = STEPS) -> dict[str, Any] | N
     }
 
 
-def main(parts: Sequence[str] = PARTS) -> Path:
-    """All parts, or some; what is there of others stays."""
+def _wanted(cases: Sequence[tuple[Search, float | None]], known: Sequence[Any], pattern: str) -> list[int]:
+    """The numbers of the cases that a pattern finds, all where those that are known are others."""
+    names = [f"{case.name} on {case.fleet}" for case, _ in cases]
+    some = [number for number, name in enumerate(names) if re.search(pattern, name)]
+    return some if len(known) == len(cases) else list(range(len(cases)))
+
+
+def main(parts: Sequence[str] = PARTS, pattern: str = "") -> Path:
+    """All parts, or some, and of plans all lines or some; what is there of others stays."""
     path = RESULTS / "stages.json"
     known: Mapping[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     plans, ranks = list(known.get("rows", [])), list(known.get("ranks", []))
     loops = list(known.get("found", []))
     if "plans" in parts:
-        plans = []
-        for case, gbit_per_s in PLANS:
-            plans.append(planned(case, gbit_per_s))
-            table(plans[-1:], header=len(plans) == 1)
+        some = _wanted(PLANS, plans, pattern)
+        plans = plans if len(plans) == len(PLANS) else [{}] * len(PLANS)
+        for number in some:
+            plans[number] = planned(*PLANS[number])
+            table([plans[number]], header=number == some[0])
         markdown("stages", plans)
         show("stages", "stages.md")
     if "found" in parts:
-        loops = []
+        some = _wanted(FOUND, loops, pattern)
+        loops = loops if len(loops) == len(FOUND) else [{}] * len(FOUND)
         # Each in a process of its own: a plan of a step as it is leaves much behind.
         alone = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1)
         with alone:
-            for line in alone.map(looked_through, *zip(*FOUND, strict=True)):
-                loops.append(line)
-                table(loops[-1:], header=len(loops) == 1)
+            made = alone.map(looked_through, *zip(*[FOUND[number] for number in some], strict=True))
+            for number, line in zip(some, made, strict=True):
+                loops[number] = line
+                table([line], header=number == some[0])
         markdown("stages_found", loops)
         show("stages_found", "stages.md")
     if "ranks" in parts:
@@ -201,4 +213,11 @@ def main(parts: Sequence[str] = PARTS) -> Path:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or PARTS)
+    parser = argparse.ArgumentParser(prog="bench.stages")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="plans, found, ranks; or all")
+    parser.add_argument("--rows", default="", metavar="PATTERN", help="a regular expression: which plans")
+    given = parser.parse_args()
+    unknown = sorted(set(given.parts).difference(PARTS))
+    if unknown:
+        parser.error(f"no part is named {unknown[0]}: there are {', '.join(PARTS)}")
+    main(given.parts or PARTS, given.rows)
