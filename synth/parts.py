@@ -48,9 +48,7 @@ def candidates(fleet: Fleet) -> tuple[Members, ...]:
     return tuple(found.values())
 
 
-def in_whole_layers(
-    fleet: Fleet, parts: Sequence[Members], lengths: Iterable[int]
-) -> tuple[Members, ...]:
+def in_whole_layers(fleet: Fleet, parts: Sequence[Members], lengths: Iterable[int]) -> tuple[Members, ...]:
     """Parts of alike devices, or nodes, with as few stages as have no more layers each than all would have.
 
     Of twelve layers on eight devices four have two, as each of six has: with fewer stages to pass.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,13 +152,16 @@ def _on_grid(
         found = _deals(many, least, most, limit)
         if found is not None:
             break
-    even = [
-        [tuple(part / many for part in lengths(total, 1, (1 / count,) * count)) for total in range(many + 1)]
-        for count in counts
-    ]
+
+    @cache
+    def even(total: int, count: int) -> tuple[float, ...]:
+        return tuple([part / many for part in lengths(total, 1, (1 / count,) * count)])
+
     order = np.argsort([device for some in classes for device in some])
     for totals in found or ():
-        flat = [share for kind, total in zip(even, totals, strict=True) for share in kind[total]]
+        flat = [
+            share for total, some in zip(totals, classes, strict=True) for share in even(total, len(some))
+        ]
         yield tuple([flat[place] for place in order])
 
 

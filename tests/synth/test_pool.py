@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from shardwright.ir.placement import deal
 from shardwright.ir.program import Program
 from shardwright.ir.trace import trace
 from shardwright.synth.freely import freely
+from shardwright.synth.memory import dealt as dealing
 from shardwright.synth.memory.dealt import Dealt, worth_dealing
 from shardwright.synth.memory.pool import Pool
 from shardwright.synth.space.space import Space
@@ -108,3 +110,20 @@ def test_short_axes_are_dealt_on_a_coarse_grid_where_the_ways_are_too_many() -> 
     assert 1000 < len(every) <= 5002 and set(more) <= set(every)
     low, high = np.min(more, axis=0) - 0.05, np.max(more, axis=0) + 0.05
     assert all((low <= shares).all() and (shares <= high).all() for shares in np.array(every))
+
+
+def test_a_long_axis_on_alike_devices_is_dealt_in_its_one_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What alike devices get of totals that no way has is not worked out: there are as many as units."""
+    dealt: list[int] = []
+    lengths = dealing.lengths
+
+    def counted(size: int, unit: int, ratios: Sequence[float]) -> tuple[int, ...]:
+        dealt.append(size)
+        return lengths(size, unit, ratios)
+
+    monkeypatch.setattr(dealing, "lengths", counted)
+    model = CostModel(fleet((2.0, 2.0, 2.0)))
+    assert Dealt(model, [10**7], [10**7], [(1 / 3,) * 3]).vectors[0] == pytest.approx((1 / 3,) * 3)
+    assert len(dealt) <= 1
