@@ -158,7 +158,10 @@ class Staging:
             return True
         # A glance was at one part.
         closer = self._planner.plan(self._traced, wanted_s, briefly=True, baselines=False)
-        return closer is None or unlimited_s(closer) >= wanted_s
+        if closer is not None and unlimited_s(closer) < wanted_s:
+            return False
+        # Where it has no room as it is no plan was sought: in more pieces it may fit there.
+        return self._planner.outside_s(self._traced, wanted_s) >= wanted_s
 
     @property
     def _unscanned(self) -> bool:
