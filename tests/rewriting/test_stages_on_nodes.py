@@ -33,7 +33,8 @@ from shardwright.ir.rewrites.pieces import NotInPiecesError
 from shardwright.ir.rules import Signature, allows, letter_signature, on_axes
 from shardwright.ir.segments import Relay, schedule
 from shardwright.ir.stages import layers_of, relays
-from shardwright.ir.trace import trace
+from shardwright.ir.trace import Traced, trace
+from shardwright.memory import staging
 from shardwright.synth.space.space import Space
 
 NODES = (1, 3)
@@ -221,6 +222,34 @@ def test_nodes_with_fewer_layers_than_others_are_left_out(axes: Any) -> None:
     assert "no plan" in found.unused[0].why
     leaves = jax.tree.leaves(args)
     assert verify_program(found.step(), found.program, found.used_ratios, leaves).ok
+
+
+class Bounds:
+    """A planner that has no plan of a step below a rival, and says what it was asked for."""
+
+    thorough = False
+
+    def __init__(self, content: bool) -> None:
+        self.content, self.rivals = content, list[float]()
+
+    def plan(self, traced: Traced, rival_s: float, **how: Any) -> None:
+        self.rivals.append(rival_s)
+
+    def outside_s(self, traced: Traced, wanted_s: float) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize(("speeds", "content"), [((1, 1), False), (((1, 1), (1, 1)), True)])
+def test_a_bound_on_one_axis_rules_out_nothing_on_two(speeds: Any, content: bool) -> None:
+    """Stages come first by a bound only where no programs on two axes are to be searched."""
+    step, args = layered(scan=True, layers=4)
+    planner: Any = Bounds(content)
+    made = staging.Staging(trace(step, *args), apart(speeds), (), False, planner, lambda: False)
+    assert made._plainly() is None and len(planner.rivals) == 1
+    both: Any = Bounds(content=False)
+    nodes = apart(((1, 1), (1, 1)))
+    made = staging.Staging(trace(step, *args), nodes, (), False, both, lambda: False)
+    assert made._plainly() is None and not both.rivals
 
 
 def test_a_mesh_whose_batch_has_too_few_pieces_is_told_so() -> None:

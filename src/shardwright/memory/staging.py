@@ -35,6 +35,7 @@ from shardwright.memory.rivals import (
 )
 from shardwright.plan import Plan
 from shardwright.synth.combinations import SMALL
+from shardwright.synth.grid.alternate import is_mesh
 from shardwright.synth.grid.part import on_grid
 from shardwright.synth.parts import Members, candidates, in_whole_layers
 from shardwright.synth.stretches import Policy
@@ -123,8 +124,8 @@ class Staging:
 
     def _plainly(self) -> Plan | None:
         """A plan with stages where a bound of the step as it is is far above that: no plan of it is made."""
-        if self._planner.thorough:  # bounds on two mesh axes take nearly as long as plans
-            return None
+        if is_mesh(self._fleet) and not self._planner.content:
+            return None  # bounds on two mesh axes take nearly as long as plans
         if self._dearer(min(self._rough.values(), default=math.inf)):
             pieces = self._pieces(math.inf)
             if pieces is not None and self._dearer(self._known[pieces]):
