@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,3 +53,28 @@ def test_what_is_restored_is_typed_as_it_is_wanted(tmp_path: Path) -> None:
         assert shardwright.restore(tmp_path / "1", {"rate": like, "count": 0})["rate"].weak_type
     for like in (np.float64(0), jnp.float32(0), jax.ShapeDtypeStruct((), "float32")):
         assert not shardwright.restore(tmp_path / "1", {"rate": like, "count": 0})["rate"].weak_type
+
+
+def test_scanned_layers_leave_results_their_types() -> None:
+    def step(layers: list[jax.Array], rate: jax.Array, x: jax.Array) -> tuple[Any, ...]:
+        def loss_of(layers: list[jax.Array]) -> jax.Array:
+            hidden = x
+            for w in layers:
+                hidden = jnp.tanh(hidden @ w)
+            return jnp.mean(hidden**2)
+
+        loss, gradients = jax.value_and_grad(loss_of)(layers)
+        layers = [w - rate * g for w, g in zip(layers, gradients, strict=True)]
+        return layers, rate * 0.5, {"loss": loss, "count": 3, "rate": rate * 2}
+
+    layers, x = [jnp.full((8, 8), 0.1 * k, "bfloat16") for k in range(1, 6)], jnp.ones((12, 8), "bfloat16")
+    single = jax.jit(step)
+    for rate in (0.1, jnp.float32(0.1)):
+        ours = shardwright.parallelize(
+            step, fleet=fleet(50, 20), backend="reference", cache=False, scan_layers=True
+        )
+        got = wanted = (layers, rate)
+        for _ in range(2):
+            got, wanted = ours(*got[:2], x), single(*wanted[:2], x)
+            types = [[(a.dtype, a.weak_type) for a in jax.tree.leaves(tree)] for tree in (got, wanted)]
+            assert types[0] == types[1]

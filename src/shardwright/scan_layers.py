@@ -7,7 +7,7 @@ layer becomes a `jax.lax.scan`, forward and backward, or one equation on stacks,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,7 +67,8 @@ def scan_layers(train_step: Callable[..., Any], *args: Any, state: StateMap | No
     flat = [jax.ShapeDtypeStruct(t.shape, dtype_of(t.dtype), weak_type=weak) for t, weak in types]
     arguments = _arguments(jax.tree.unflatten(traced.in_tree, flat), names, owner, found)
     results = _results(traced.out_tree, traced.graph.state, arguments)
-    step = _step(getattr(train_step, "__name__", "step"), arguments, results, found)
+    name = getattr(train_step, "__name__", "step")
+    step = _step(name, arguments, results, found, traced.weak_outputs)
     return ScannedLayers(found.layers, step, arguments, results)
 
 
@@ -225,8 +226,10 @@ class Scanner:
         return replace(call, trees=scanned.stack(*call.trees), step=scanned.step, finish=finish)
 
 
-def _step(name: str, arguments: Sequence[_Tree], results: _Results, found: Written) -> Callable[..., Any]:
-    """The scanned step, whose arguments have the names that they had."""
+def _step(
+    name: str, arguments: Sequence[_Tree], results: _Results, found: Written, weak: Collection[int]
+) -> Callable[..., Any]:
+    """The scanned step: its arguments have the names that they had, its results beside stacks their types."""
 
     def step(*args: Any) -> Any:
         if len(args) != len(arguments):
@@ -238,7 +241,10 @@ def _step(name: str, arguments: Sequence[_Tree], results: _Results, found: Writt
             tree.check(structure, tree.stacked_structure, "is not what `stack` makes of the argument")
             given.update(zip(tree.absolute, leaves, strict=True))
         made = found.run(*[given[rows] for rows in found.inputs])
-        return results.of(dict(zip(found.outputs, made, strict=True)))
+        pairs = zip(found.outputs, made, strict=True)
+        # A graph knows nothing of weak types: a rate come back strong would widen what it multiplies next.
+        outs = {at: typed(jnp.asarray(out), at[0] in weak) if len(at) == 1 else out for at, out in pairs}
+        return results.of(outs)
 
     step.__name__ = name
     return signed(step, [tree.name for tree in arguments])
