@@ -165,11 +165,9 @@ def on_ranks(case: Case, cores: Fleet, steps: int = STEPS) -> dict[str, Any] | N
     }
 
 
-def _wanted(cases: Sequence[tuple[Search, float | None]], known: Sequence[Any], pattern: str) -> list[int]:
-    """The numbers of the cases that a pattern finds, all where those that are known are others."""
-    names = [f"{case.name} on {case.fleet}" for case, _ in cases]
-    some = [number for number, name in enumerate(names) if re.search(pattern, name)]
-    return some if len(known) == len(cases) else list(range(len(cases)))
+def _found(cases: Sequence[tuple[Search, float | None]], pattern: str) -> list[int]:
+    """The numbers of the cases whose "model on fleet" a pattern finds."""
+    return [n for n, (case, _) in enumerate(cases) if re.search(pattern, f"{case.name} on {case.fleet}")]
 
 
 def main(parts: Sequence[str] = PARTS, pattern: str = "") -> Path:
@@ -179,23 +177,23 @@ def main(parts: Sequence[str] = PARTS, pattern: str = "") -> Path:
     plans, ranks = list(known.get("rows", [])), list(known.get("ranks", []))
     loops = list(known.get("found", []))
     if "plans" in parts:
-        some = _wanted(PLANS, plans, pattern)
-        plans = plans if len(plans) == len(PLANS) else [{}] * len(PLANS)
+        some, lines = _found(PLANS, pattern), dict(enumerate(plans))
         for number in some:
-            plans[number] = planned(*PLANS[number])
-            table([plans[number]], header=number == some[0])
+            lines[number] = planned(*PLANS[number])
+            table([lines[number]], header=number == some[0])
+        plans = [lines[number] for number in sorted(lines)]
         markdown("stages", plans)
         show("stages", "stages.md")
     if "found" in parts:
-        some = _wanted(FOUND, loops, pattern)
-        loops = loops if len(loops) == len(FOUND) else [{}] * len(FOUND)
+        some, lines = _found(FOUND, pattern), dict(enumerate(loops))
         # Each in a process of its own: a plan of a step as it is leaves much behind.
         alone = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1)
         with alone:
             made = alone.map(looked_through, *zip(*[FOUND[number] for number in some], strict=True))
             for number, line in zip(some, made, strict=True):
-                loops[number] = line
+                lines[number] = line
                 table([line], header=number == some[0])
+        loops = [lines[number] for number in sorted(lines)]
         markdown("stages_found", loops)
         show("stages_found", "stages.md")
     if "ranks" in parts:
@@ -220,4 +218,6 @@ if __name__ == "__main__":
     unknown = sorted(set(given.parts).difference(PARTS))
     if unknown:
         parser.error(f"no part is named {unknown[0]}: there are {', '.join(PARTS)}")
+    if not _found((*PLANS, *FOUND), given.rows):
+        parser.error(f"no line matches {given.rows!r}")
     main(given.parts or PARTS, given.rows)

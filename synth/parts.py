@@ -9,7 +9,7 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -32,12 +32,17 @@ _FEW_CLASSES = 4
 Members = tuple[int, ...]
 
 
-def candidates(fleet: Fleet) -> tuple[Members, ...]:
+def candidates(fleet: Fleet, layers: Iterable[int] = ()) -> tuple[Members, ...]:
     """The parts of a fleet worth considering: indices of their devices, ascending.
 
     The whole fleet first, then one node of each kind, each class of devices, and what else can be made of
     none, one or all nodes of each kind, or of whole classes. Parts that have equal nodes count once; of nodes
-    that are alike the cheapest come first, if the fleet says what they cost.
+    that are alike the cheapest come first, if the fleet says what they cost. Parts of some of these that are
+    as good for stages come after the whole.
+
+    Args:
+        fleet: all devices.
+        layers: of every pipeline of stages: how many there are.
     """
     found: dict[object, Members] = {}
     for members in _parts(fleet):
@@ -45,31 +50,24 @@ def candidates(fleet: Fleet) -> tuple[Members, ...]:
             break
         nodes = subfleet(fleet, members, fleet.name).nodes
         found.setdefault(frozenset(Counter(node.kind for node in nodes).items()), members)
-    return tuple(found.values())
+    whole, *others = found.values()
+    fewer = (_in_whole_layers(fleet, part, count) for part in (whole, *others) for count in sorted(layers))
+    return tuple(dict.fromkeys((whole, *chain.from_iterable(fewer), *others)))
 
 
-def in_whole_layers(fleet: Fleet, parts: Sequence[Members], lengths: Iterable[int]) -> tuple[Members, ...]:
-    """Parts of alike devices, or nodes, with as few stages as have no more layers each than all would have.
+def _in_whole_layers(fleet: Fleet, members: Members, layers: int) -> Iterator[Members]:
+    """Of alike devices, or nodes, as few as have no more layers each than all of them would.
 
     Of twelve layers on eight devices four have two, as each of six has: with fewer stages to pass.
-
-    Args:
-        fleet: all devices.
-        parts: of the fleet.
-        lengths: how many layers there are, of every pipeline.
     """
-    found: dict[Members, None] = {}
-    for members in parts:
-        nodes: dict[int, list[int]] = {}
-        for device in members:
-            nodes.setdefault(fleet.devices[device].node, []).append(device)
-        for stages in ([[device] for device in members], list(nodes.values())):
-            if len({tuple(fleet.devices[d].type for d in stage) for stage in stages}) == 1:
-                for length in lengths:
-                    count = math.ceil(length / math.ceil(length / len(stages)))
-                    if count < min(length, len(stages)):
-                        found[_union([tuple(stage) for stage in stages[:count]])] = None
-    return tuple(found)
+    nodes: dict[int, list[int]] = {}
+    for device in members:
+        nodes.setdefault(fleet.devices[device].node, []).append(device)
+    for stages in ([[device] for device in members], list(nodes.values())):
+        if len({tuple(fleet.devices[d].type for d in stage) for stage in stages}) == 1:
+            count = math.ceil(layers / math.ceil(layers / len(stages)))
+            if count < min(layers, len(stages)):
+                yield _union([tuple(stage) for stage in stages[:count]])
 
 
 def _parts(fleet: Fleet) -> Iterator[Members]:

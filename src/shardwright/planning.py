@@ -8,11 +8,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Literal
 
 from shardwright.assemble import assembled, looked_at, replicated_in
 from shardwright.constraints import ELSEWHERE, conflict, factors, priced, resolve, takes_two_axes
-from shardwright.cost.fleet import Fleet
 from shardwright.cost.model import CostModel
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import Graph
@@ -34,7 +32,7 @@ from shardwright.synth.grid.part import on_grid, on_one_axis
 from shardwright.synth.grid.single import BesideSingle
 from shardwright.synth.grid.unsearched import beside_one_axis
 from shardwright.synth.part import Promising
-from shardwright.synth.parts import Members, candidates, in_whole_layers
+from shardwright.synth.parts import Members, candidates
 from shardwright.synth.search.priced import SpaceSolver
 from shardwright.synth.shares.bounds import ENOUGH
 from shardwright.synth.space.space import Space
@@ -138,10 +136,9 @@ class Planner:
         return step is not None and step.outgrown
 
     def room(self, traced: Traced, below_s: float) -> float:
-        """Bytes of memory of the smallest part of the fleet on which a step may cost less than so much."""
-        step, fleet = self._known.get(id(traced)), self.asked.fleet
-        likely = parts_for(traced.graph, fleet) if step is None else step.likely(below_s)
-        return min(sum(fleet.devices[d].type.memory_bytes for d in part) for part in likely)
+        """See `shardwright.memory.rivals.Planning`; of a step that was planned."""
+        devices, likely = self.asked.fleet.devices, self._known[id(traced)].likely(below_s)
+        return min((sum(devices[d].type.memory_bytes for d in part) for part in likely), default=math.inf)
 
     def outside_s(self, traced: Traced, wanted_s: float) -> float:
         """See `Choosing.outside_s`; of programs on one mesh axis, if those were searched."""
@@ -160,7 +157,8 @@ class _Step:
         self.space_s = 0.0
         constraints, fleet, axes = asked.constraints, asked.fleet, asked.axes
         self.pins = () if constraints is None else resolve(constraints, traced.graph, self.space)
-        self.parts = self._candidates = parts_for(traced.graph, fleet, asked.devices)
+        layers = {found.length for found in map(layers_of, traced.graph.equations) if found is not None}
+        self.parts = self._candidates = candidates(fleet, layers)[: 1 if asked.devices == "all" else None]
         meshes = on_grid(fleet, self.parts) if axes != 1 and is_mesh(fleet) else ()
         # With "auto", parts of the fleet on two axes are for small steps, and for those changed for want of
         # memory, where they are worth it: each takes as long as the whole.
@@ -265,9 +263,8 @@ class _Step:
         return next((made.outgrown for made in self._searches), False)
 
     def likely(self, below_s: float) -> Sequence[Members]:
-        """The parts of the fleet on which the step may cost less than so much; at least the whole fleet."""
-        found = [p.members for made in self._searches for p in made.parts if p.bound_s < below_s]
-        return found or self._candidates[:1]
+        """The parts of the fleet on which the step may cost less than so much."""
+        return [part.members for made in self._searches for part in made.parts if part.bound_s < below_s]
 
     @property
     def _searches(self) -> list[Choosing | GridChoosing]:
@@ -378,15 +375,6 @@ class _Step:
         # A glance takes no longer than baselines do, however little time there is to search.
         grid = GridChoosing(graph, fleet, Timer(tick), self.meshes)
         return beside_one_axis(found, grid, graph, fleet, tick, look=look, baselines=both, why=why)
-
-
-def parts_for(graph: Graph, fleet: Fleet, devices: Literal["auto", "all"] = "auto") -> tuple[Members, ...]:
-    """The parts of the fleet worth considering for a step, the whole first."""
-    parts = candidates(fleet)
-    if devices == "all":
-        return parts[:1]
-    lengths = {layers.length for layers in map(layers_of, graph.equations) if layers is not None}
-    return tuple(dict.fromkeys((parts[0], *in_whole_layers(fleet, parts, sorted(lengths)), *parts[1:])))
 
 
 def _raised(plan: Plan, bound_s: float) -> Plan:

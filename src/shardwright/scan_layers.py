@@ -7,7 +7,7 @@ layer becomes a `jax.lax.scan`, forward and backward, or one equation on stacks,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from shardwright.ir.dtypes import dtype_of
 from shardwright.ir.errors import InputError
 from shardwright.ir.rolling.written import Written, written
 from shardwright.ir.state import StateMap
-from shardwright.ir.trace import argument_names, trace
+from shardwright.ir.trace import Traced, argument_names, trace
 from shardwright.layer_leaf import LayerLeaf
 from shardwright.pause import collector_paused
 from shardwright.shards import abstract, gather
@@ -66,9 +66,8 @@ def scan_layers(train_step: Callable[..., Any], *args: Any, state: StateMap | No
     types = [(value.type, i in traced.weak) for i, value in enumerate(traced.graph.inputs)]
     flat = [jax.ShapeDtypeStruct(t.shape, dtype_of(t.dtype), weak_type=weak) for t, weak in types]
     arguments = _arguments(jax.tree.unflatten(traced.in_tree, flat), names, owner, found)
-    results = _results(traced.out_tree, traced.graph.state, arguments)
-    name = getattr(train_step, "__name__", "step")
-    step = _step(name, arguments, results, found, traced.weak_outputs)
+    results = _results(traced, arguments)
+    step = _step(getattr(train_step, "__name__", "step"), arguments, results, found)
     return ScannedLayers(found.layers, step, arguments, results)
 
 
@@ -226,10 +225,8 @@ class Scanner:
         return replace(call, trees=scanned.stack(*call.trees), step=scanned.step, finish=finish)
 
 
-def _step(
-    name: str, arguments: Sequence[_Tree], results: _Results, found: Written, weak: Collection[int]
-) -> Callable[..., Any]:
-    """The scanned step: its arguments have the names that they had, its results beside stacks their types."""
+def _step(name: str, arguments: Sequence[_Tree], results: _Results, found: Written) -> Callable[..., Any]:
+    """The scanned step, whose arguments have the names that they had."""
 
     def step(*args: Any) -> Any:
         if len(args) != len(arguments):
@@ -241,10 +238,7 @@ def _step(
             tree.check(structure, tree.stacked_structure, "is not what `stack` makes of the argument")
             given.update(zip(tree.absolute, leaves, strict=True))
         made = found.run(*[given[rows] for rows in found.inputs])
-        pairs = zip(found.outputs, made, strict=True)
-        # A graph knows nothing of weak types: a rate come back strong would widen what it multiplies next.
-        outs = {at: typed(jnp.asarray(out), at[0] in weak) if len(at) == 1 else out for at, out in pairs}
-        return results.of(outs)
+        return results.of(dict(zip(found.outputs, made, strict=True)))
 
     step.__name__ = name
     return signed(step, [tree.name for tree in arguments])
@@ -294,13 +288,16 @@ def _common(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Results:
-    """How flat results become what `ScannedLayers.step` returns: `whole` of `parts`."""
+    """How flat results become what `ScannedLayers.step` returns: `whole` of `parts`, some typed weakly."""
 
     whole: Any
     parts: tuple[_Continued | _Fresh, ...]
+    weak: frozenset[tuple[int, ...]]
 
     def of(self, made: Mapping[tuple[int, ...], Any]) -> Any:
-        return jax.tree.unflatten(self.whole, [part.of(made) for part in self.parts])
+        # Scans know nothing of weak types: a rate come back strong would widen what it multiplies next.
+        outs = {at: typed(jnp.asarray(x), at in self.weak) for at, x in made.items()}
+        return jax.tree.unflatten(self.whole, [part.of(outs) for part in self.parts])
 
     def unstacked(self, returned: Any) -> Any:
         """Results of the scanned step as those of the original one."""
@@ -343,10 +340,10 @@ class _Fresh:
         return found
 
 
-def _results(out_tree: Any, state: Mapping[int, int], arguments: Sequence[_Tree]) -> _Results:
+def _results(traced: Traced, arguments: Sequence[_Tree]) -> _Results:
     """Where results with stacks are: a whole result continues a whole argument."""
-    numbered = jax.tree.unflatten(out_tree, range(out_tree.num_leaves))
-    inputs = [state.get(k) for k in range(out_tree.num_leaves)]
+    out_tree, state, count = traced.out_tree, traced.graph.state, traced.out_tree.num_leaves
+    numbered, inputs = jax.tree.unflatten(out_tree, range(count)), [state.get(k) for k in range(count)]
     by_leaves: dict[tuple[int | None, ...], _Tree] = {
         tuple(range(t.first, t.first + len(t.like))): t for t in arguments if t.names
     }
@@ -355,7 +352,7 @@ def _results(out_tree: Any, state: Mapping[int, int], arguments: Sequence[_Tree]
     if continued is not None:
         # Beside what continues an argument there may be results without leaves.
         sizes = [jax.tree.structure(child).num_leaves for child in children]
-        if continued.structure == out_tree or max(sizes) < out_tree.num_leaves:
+        if continued.structure == out_tree or max(sizes) < count:
             children, whole = [numbered], jax.tree.structure(0)
     stacked = {i for t in arguments if t.names for rows in t.absolute if len(rows) > 1 for i in rows}
     parts: list[_Continued | _Fresh] = []
@@ -374,7 +371,7 @@ def _results(out_tree: Any, state: Mapping[int, int], arguments: Sequence[_Tree]
                 remedy="Have the step return what continues an argument as a result of its own",
             )
         parts.append(_Fresh(structure, tuple(places)))
-    return _Results(whole, tuple(parts))
+    return _Results(whole, tuple(parts), frozenset([(k,) for k in traced.weak_outputs]))
 
 
 def _stacked(rows: Sequence[Any]) -> Any:

@@ -23,7 +23,7 @@ from shardwright.synth import subfleets
 from shardwright.synth.alternate import synthesize as search
 from shardwright.synth.memory.rent import too_small
 from shardwright.synth.part import Part
-from shardwright.synth.parts import MOST_PARTS, Members, candidates, in_whole_layers
+from shardwright.synth.parts import MOST_PARTS, Members, candidates
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.search.priced import SpaceSolver
 from shardwright.synth.space.space import Space
@@ -118,7 +118,7 @@ def test_parts_keep_what_joins_them() -> None:
 
 @pytest.mark.parametrize("devices", range(1, 10))
 def test_stages_are_as_few_as_have_no_more_layers_each(devices: int) -> None:
-    alike, everything = fleet(node(*[2] * devices)), tuple(range(devices))
+    alike = fleet(node(*[2] * devices))
     for layers in range(1, 30):
 
         def most(stages: int, layers: int = layers) -> int:
@@ -126,14 +126,15 @@ def test_stages_are_as_few_as_have_no_more_layers_each(devices: int) -> None:
 
         fewest = min(count for count in range(1, devices + 1) if most(count) == most(devices))
         wanted = [tuple(range(fewest))] if fewest < min(devices, layers) else []
-        assert list(in_whole_layers(alike, [everything], [layers])) == wanted
+        assert list(candidates(alike, [layers])) == [tuple(range(devices)), *wanted]
 
 
 def test_nodes_are_stages_too_if_they_are_alike() -> None:
-    three = fleet(node(2, 2), node(2, 2), node(2, 2))
-    assert in_whole_layers(three, [tuple(range(6))], [4, 10]) == ((0, 1, 2, 3, 4), (0, 1, 2, 3))
+    three, layers = fleet(node(2, 2), node(2, 2), node(2, 2)), {10, 4}
+    whole, *others = candidates(three)
+    assert candidates(three, layers) == (whole, (0, 1, 2, 3), (0, 1, 2, 3, 4), *others)
     unlike = fleet(node(2, 2), node(2, 2), node(2, 9))
-    assert not in_whole_layers(unlike, [tuple(range(6))], [4, 10])
+    assert candidates(unlike, layers) == candidates(unlike)
 
 
 @pytest.mark.parametrize("where", FLEETS)

@@ -37,7 +37,7 @@ from shardwright.plan import Plan
 from shardwright.synth.combinations import SMALL
 from shardwright.synth.grid.alternate import is_mesh
 from shardwright.synth.grid.part import on_grid
-from shardwright.synth.parts import Members, candidates, in_whole_layers
+from shardwright.synth.parts import Members, candidates
 from shardwright.synth.stretches import Policy
 
 #: Pieces tried at most, for every device of a stage.
@@ -117,52 +117,41 @@ class Staging:
         found = None if pieces is None else self.plan(pieces, cost_of(better(None, base)))
         if found is None or not found.fits:
             return None, False
-        far_s = found.cost_s / (1 - _FAR)
-        if not self._costs(base, far_s):
+        less_kept = bool(base.rewriting.recompute)
+        dearer = unlimited_s(base) >= found.cost_s / (1 - _FAR)
+        # A glance was at one part.
+        if not dearer or not (less_kept or self._dearer(found.cost_s, everywhere=True)):
             return (None if base.fits else found), False
-        return _far_below(found, "with less kept" if base.rewriting.recompute else "as traced"), True
+        return _far_below(found, "with less kept" if less_kept else "as traced"), True
 
     def _plainly(self) -> Plan | None:
-        """A plan with stages where a bound of the step as it is is far above that: no plan of it is made."""
+        """A plan with stages, where bounds say that the step as it is is far dearer: that is not planned."""
         if is_mesh(self._fleet) and not self._planner.content:
             return None  # bounds on two mesh axes take nearly as long as plans
-        if self._dearer(min(self._rough.values(), default=math.inf)):
-            pieces = self._pieces(math.inf)
-            if pieces is not None and self._dearer(self._known[pieces]):
-                staged = rewritten(self._traced, Rewriting(stages=pieces))
-                glimpse = existing(self._planner.plan(staged, briefly=True, glance=True))
-                # What does not fit at once may take minutes, and turn out to be dearer.
-                found = self.plan(pieces) if glimpse.fits else glimpse
-                if found.fits and self._dearer(found.cost_s, everywhere=True):
-                    return _far_below(found, "as traced")
-        return None
+        if not self._rough or not self._dearer(min(self._rough.values())):
+            return None
+        pieces = self._pieces(math.inf)
+        if pieces is None or not self._dearer(self._known[pieces]):
+            return None
+        staged = rewritten(self._traced, Rewriting(stages=pieces))
+        if not existing(self._planner.plan(staged, briefly=True, glance=True)).fits:
+            return None  # it may take minutes until it does, and turn out to be dearer
+        found = self.plan(pieces)
+        return _far_below(found, "as traced") if self._dearer(found.cost_s, everywhere=True) else None
 
     def _dearer(self, staged_s: float, *, everywhere: bool = False) -> bool:
-        """Whether bounds say that the step as it is costs far more, whatever the memory.
+        """Whether the step as it is costs far more than with stages, whatever the memory.
 
         Args:
-            staged_s: than what it takes with stages.
-            everywhere: not only on the part of the fleet that is looked at first.
+            staged_s: what it takes with stages.
+            everywhere: on any part of the fleet; else where it is looked at first.
         """
         far_s = staged_s / (1 - _FAR)
-        if far_s == math.inf or self._late():
-            return False
         plan = self._planner.plan(self._traced, far_s, briefly=True, glance=not everywhere, baselines=False)
-        # Where it has no room as it is no plan is sought at all.
-        return plan is None and self._planner.outside_s(self._traced, far_s) >= far_s
-
-    def _costs(self, base: Plan, wanted_s: float) -> bool:
-        """Whether a step costs so many seconds at least, whatever the memory, on any part of the fleet."""
-        if unlimited_s(base) < wanted_s:
-            return False
-        if base.rewriting.recompute:
-            return True
-        # A glance was at one part.
-        closer = self._planner.plan(self._traced, wanted_s, briefly=True, baselines=False)
-        if closer is not None and unlimited_s(closer) < wanted_s:
+        if plan is not None and unlimited_s(plan) < far_s:
             return False
         # Where it has no room as it is no plan was sought: in more pieces it may fit there.
-        return self._planner.outside_s(self._traced, wanted_s) >= wanted_s
+        return self._planner.outside_s(self._traced, far_s) >= far_s
 
     @property
     def _unscanned(self) -> bool:
@@ -236,9 +225,7 @@ class Staging:
     def _crews(self) -> Sequence[Crews]:
         """The stages that parts of the fleet may be: single devices, and on two mesh axes nodes."""
         fleet, model, scans = self._fleet, self._model, filter(over_layers, self._traced.graph.equations)
-        lengths = sorted({scan.params["length"] for scan in scans})
-        parts = candidates(fleet)
-        parts += in_whole_layers(fleet, parts, lengths)
+        parts = candidates(fleet, {scan.params["length"] for scan in scans})
         found: list[Crews] = []
         models: dict[Members, CostModel] = {p: self._model_of(p) for p in parts if len(p) > 1}
         if not self._planner.thorough:
