@@ -68,7 +68,7 @@ class Planning(Protocol):
         ...
 
     def room(self, traced: Traced, below_s: float) -> float:
-        """Bytes of the smallest part of the fleet on which a step may cost less than so much; inf: none may."""
+        """Bytes of the smallest part of the fleet on which a step may cost less than so much; inf if none."""
         ...
 
     def outside_s(self, traced: Traced, wanted_s: float) -> float:
