@@ -24,6 +24,7 @@ from shardwright.ir.trace import Traced
 from shardwright.memory.in_pieces import InPieces, hardly_fits
 from shardwright.memory.ladder import Ladder
 from shardwright.memory.rivals import (
+    GAIN,
     WORTH,
     Planning,
     better,
@@ -114,7 +115,7 @@ class Staging:
         if base is None or self._late():
             return None, False
         pieces = self._pieces(unlimited_s(base))
-        found = None if pieces is None else self.plan(pieces, cost_of(better(None, base)))
+        found = None if pieces is None else self._below(pieces, cost_of(better(None, base)))
         if found is None or not found.fits:
             return None, False
         less_kept = bool(base.rewriting.recompute)
@@ -178,11 +179,16 @@ class Staging:
         pieces = self._pieces(worth_s)
         if pieces is None or self._late():
             return found
+        plan = self._below(pieces, cost_of(better(None, found)))
+        return plan if plan is not None and plan.fits and plan.cost_s < worth_s else found
+
+    def _below(self, pieces: int, rival_s: float) -> Plan | None:
+        """See `plan`; None where bounds say that nothing is cheaper than a rival, even with less kept."""
         step = rewritten(self._traced, Rewriting(stages=pieces))
-        if self._planner.plan(step, worth_s, briefly=True, baselines=False) is None:
-            return found
-        plan = self.plan(pieces, cost_of(better(None, found)))
-        return plan if plan.fits and plan.cost_s < worth_s else found
+        most_s = rival_s * GAIN
+        if most_s < math.inf and self._planner.plan(step, most_s, briefly=True, baselines=False) is None:
+            return None
+        return self.plan(pieces, rival_s)
 
     def _pieces(self, worth_s: float) -> int | None:
         """The number of pieces with which layers take least as stages, if that is less than so many seconds.
