@@ -148,7 +148,8 @@ def segmented(
         worth_s: what a program must cost less than.
         feared: for how much too large the model may take the program, until a look at it.
     """
-    if len(model.counts) == 1:
+    budgets = judge.budgets if feared is None else judge.limits * feared.times
+    if len(model.counts) == 1 or _too_large(program, model, judge, budgets):
         return None
     found = stretches(program, graph)
     kinds = kinds_of(found, program, graph, items)
@@ -159,7 +160,6 @@ def segmented(
     if len(parts) == 1:
         return None
     attempt = _Attempt(graph, model, judge, program, found, kinds, parts, ratios)
-    budgets = judge.budgets if feared is None else judge.limits * feared.times
     best: Segmented | None = None
     for rounds in range(_LOOKS):
         tried = attempt.within(budgets, worth_s, None if rounds else feared)
@@ -175,6 +175,19 @@ def segmented(
         # What the model takes for full is what is found full; every round is stricter.
         budgets = judge.limits * part * _STRICTER ** (rounds + 1)
     return best
+
+
+def _too_large(program: Program, model: CostModel, judge: Judge, budgets: Floats) -> bool:
+    """Whether all devices together take more than their budgets, whatever ratios they have.
+
+    Shares of all devices sum to one, for every kind of stretches: at any moment a tensor that is cut takes
+    its bytes once, and one that is not, on every device.
+    """
+    if judge.roomy:
+        return False
+    memory = judge.footprint(program)
+    together = float((memory.fixed * model.counts.sum() + memory.shared).max())
+    return together > float(budgets @ model.counts) * (1 + 1e-6)
 
 
 @dataclass(frozen=True)

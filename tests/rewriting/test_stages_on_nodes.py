@@ -74,7 +74,7 @@ def test_layers_are_cut_over_nodes_and_pieces_in_them() -> None:
     assert Space(graph).units.of(backward.outputs[0])[0] == 1
 
 
-@settings(max_examples=5)
+@settings(max_examples=3 if settings().max_examples <= 100 else 20)
 @given(st.lists(st.integers(0, 5), min_size=4, max_size=4).filter(any))
 def test_programs_compute_what_the_step_does(plan: Plan, parts: list[int]) -> None:
     """At any ratios: nodes without layers, and devices without pieces."""

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from synth_cases import fleet, shape
 
 import shardwright
 from shardwright.backends.reference import ReferenceExecutable
-from shardwright.cost.bill import bill, seconds
+from shardwright.cost.bill import bill, charges, seconds
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.memory.liveness import peak_bytes
 from shardwright.cost.model import CostModel
@@ -28,10 +29,11 @@ from shardwright.ir.program import Program, own_ratios, verify
 from shardwright.ir.text import parse_program
 from shardwright.ir.ties import cut_by, stretches
 from shardwright.ir.trace import trace
-from shardwright.synth import alternate, freely
+from shardwright.synth import alternate, freely, segments
 from shardwright.synth.memory import within
 from shardwright.synth.memory.budgets import Limits
 from shardwright.synth.memory.least import LeastRent
+from shardwright.synth.memory.rented import rented
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
@@ -155,6 +157,32 @@ def test_what_rents_make_far_dearer_than_a_rival_is_not_looked_at(monkeypatch: p
     several, cost_s = looks(math.inf)
     far_s = cost_s / within.FAR_DEARER
     assert looks(0.99 * far_s)[0] == 1 < looks(1.01 * far_s)[0] <= several
+
+
+def test_what_all_devices_together_have_no_room_for_is_given_no_ratios_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which a linear program would say as well, of every program and within any memory."""
+    traced = trace(adam, *arguments())
+    graph, space, large = traced.graph, Space(traced.graph), set[bool]()
+    for memory in range(100, 401, 20):
+        model = CostModel(fleet((4, 1), memory=f"{memory} kB"))
+        free = freely.freely(graph, space, model, Timer())
+        judge, ratios = free.turns.judge, free.best.ratios
+        for each in (free.best, *islice(rented(free.turns, free.found, free.renting(Limits.of(model))), 4)):
+            given = graph, model, judge, each.program, ratios, charges(each.program, graph, model)
+
+            def best(given: Any = given) -> tuple[Any, ...] | None:
+                made = segments.segmented(*given, short=True, worth_s=math.inf)
+                return None if made is None else (made.program, made.ratios, made.cost_s)
+
+            said = segments._too_large(each.program, model, judge, judge.budgets)
+            large.add(said)
+            with monkeypatch.context() as patch:
+                found = best()
+                patch.setattr(segments, "_too_large", lambda *_: False)
+                assert best() == found and not (said and found)
+    assert large == {True, False}
 
 
 def test_it_runs_and_comes_back_from_its_file(tmp_path: Path) -> None:
