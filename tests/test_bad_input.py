@@ -169,6 +169,7 @@ FACTORIES = {
     "bad_step.py:": "is not of the form FILE_OR_MODULE:FACTORY",
     "missing.py:good": "missing.py: is no file. Name a Python file",
     "folder/:good": "folder/: is no file",
+    "fleet.yaml:good": "fleet.yaml: is no Python file. Name the one that has the factory",
     "no_such_module:good": "no_such_module: there is no module 'no_such_module'",
     "os.no_such_module:good": "there is no module 'os.no_such_module'",
     "imports_nothing.py:f": "imports_nothing.py: there is no module 'a_module_that_does_not_exist'",

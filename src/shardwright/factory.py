@@ -20,6 +20,9 @@ Factory: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 #: What stands behind a `+` where layers are to be scanned.
 SCANNED = "scan_layers"
 
+#: Ends of names of files that describe something, a fleet or a plan, where one that computes is asked for.
+_DATA = (".json", ".toml", ".yaml", ".yml")
+
 
 def load_factory(target: str) -> Factory:
     """The step and arguments that `target` names; what its code prints goes to standard error.
@@ -102,7 +105,8 @@ def step_file(target: str) -> str | None:
 
 
 def _is_file(where: str) -> bool:
-    return where.endswith(".py") or "/" in where
+    # A module may be called json, too.
+    return "/" in where or where.endswith((".py", ".yaml", ".yml")) or Path(where).is_file()
 
 
 def check_concrete(target: str, args: tuple[Any, ...]) -> None:
@@ -122,6 +126,12 @@ def check_concrete(target: str, args: tuple[Any, ...]) -> None:
 def _module(where: str) -> ModuleType:
     if _is_file(where):
         path = Path(where)
+        if path.suffix in _DATA:
+            raise InputError(
+                place=where,
+                reason="is no Python file",
+                remedy="Name the one that has the factory, or a module; a fleet's file follows --fleet",
+            )
         if not path.is_file():
             raise InputError(
                 place=where, reason="is no file", remedy="Name a Python file, or a module to import"
