@@ -64,6 +64,9 @@ _AXES = 2
 #: at others.
 _FEARED, _UNEVENLY = 1.5, 1.07
 
+#: Looks at programs after which what they said of the model at most goes for all others, too.
+_LEARNED = 8
+
 #: Looks at a program in vain after which it is asked how large a share every device has room for.
 _PATIENCE = 3
 
@@ -123,6 +126,7 @@ class Pool:
         self._part = 1 / len(model.class_of)
         self._known: dict[Program, _Member] = {}
         self._filled = False
+        self._looks, self._too_much = 0, 0.0
         by_speed = [tuple(float(each[c]) for c in model.class_of) for each in starts(model)]
         by_memory = tuple(limit / sum(memory) for limit in memory)
         self._first = list(dict.fromkeys([free.ratios, by_memory, *by_speed]))
@@ -326,19 +330,27 @@ class Pool:
     def _worth_a_look(self, member: _Member, cheap: NDArray[np.bool_]) -> Iterator[int]:
         """Ratios that are cheap enough at which a program may fit, the cheapest first."""
         may = cheap & (member.ends <= self._limits * _UNEVENLY).all(axis=1)
-        if not may.any() or float((member.peaks / self._limits).max(axis=1).min()) > _FEARED:
+        if not may.any() or float((member.peaks / self._limits).max(axis=1).min()) > self._feared:
             return
         first = int(np.where(may, member.seconds, np.inf).argmin())
         part = self._by_class(self._look(member, first)) / np.maximum(member.peaks[first], 1.0)
         may = np.flatnonzero(may & (member.peaks * part <= self._limits * _UNEVENLY).all(axis=1))
         yield from may[np.argsort(member.seconds[may], kind="stable")].tolist()
 
+    @property
+    def _feared(self) -> float:
+        """For how much larger than they are the model takes programs, by the looks so far."""
+        return min(_FEARED, self._too_much * _UNEVENLY) if self._looks >= _LEARNED else _FEARED
+
     def _look(self, member: _Member, at: int) -> Peaks:
         """What a program takes at some ratios, as it will run."""
         turns, ratios = self._turns, self._dealt.vectors[at]
         with turns.timer.ratios():
             peaks = turns.judge.peaks(member.program, ratios, member.memory, sure=True)
-        seen = self._by_class(peaks) / self._limits
+        taken = self._by_class(peaks)
+        self._looks += 1
+        self._too_much = max(self._too_much, float((member.peaks[at] / np.maximum(taken, 1.0)).max()))
+        seen = taken / self._limits
         worst = int(seen.argmax())
         if seen[worst] > 1:
             # A device with a larger share takes no less.
