@@ -70,7 +70,8 @@ def main(backend: str, folder: Path) -> None:
     global traced
     w, x = jnp.ones((16, 8), "bfloat16"), jnp.ones((8, 16), "bfloat16")
     single = jax.jit(step)
-    for speeds in ((50, 20), (50, 50)):
+    # Of even plans `spmd` alone makes something else.
+    for speeds in ((50, 20), (50, 50)) if backend == "spmd" else ((50, 20),):
         ours = shardwright.parallelize(
             step, fleet=fleet(*speeds), backend=backend, cache=folder / "plans", devices="all"
         )

@@ -54,40 +54,72 @@ def placements(tensor: TensorType, devices: int, *, units: bool) -> list[Placeme
     return [R, *shards, *(Partial(op) for op in REDUCE_OPS if op == "sum" or ordered)]
 
 
-def cases(devices: int, *, local: bool, dtypes: Sequence[str] = DTYPES) -> Iterator[Case]:
-    """Every collective (local ones or not), strategy, pair of placements, dtype, shape, ratios and group."""
+def cases(devices: int, *, local: bool, dtypes: Sequence[str] = DTYPES, every: bool = True) -> Iterator[Case]:
+    """Every collective (local ones or not), strategy, pair of placements, dtype, shape, ratios and group.
+
+    Without `every`, not the whole product of these: see `_in_turn`.
+    """
     shapes = {dtype: [(6, 5, 4)] for dtype in dtypes}
     shapes["float32"] += [(), (1,), (0, 3), (3, 0), (7,)]
     groups: list[Group] = [None] + ([(0, devices - 1)] if devices > 2 else [])
     for kind, collective in collectives.registry().items():
         if collective.local != local:
             continue
+        turn = itertools.count()
         for dtype in dtypes:
             for shape in shapes[dtype]:
                 tensor = TensorType(shape, dtype)
                 thorough = dtype == "float32" and shape == (6, 5, 4)
                 empty = dtype in DTYPES[:2] and shape == (6, 5, 4)
-                for pre, post in itertools.product(placements(tensor, devices, units=thorough), repeat=2):
-                    if not collective.allows(pre, post) or (is_key(dtype) and Partial("sum") in (pre, post)):
-                        continue
-                    if not tensor.shape and isinstance(post, Shard):
-                        continue
-                    where_and_how = itertools.product(
-                        collective.strategies,
-                        ratio_sets(devices)[: None if empty else 1],
-                        groups if thorough else [None],
+                pairs = [
+                    (pre, post)
+                    for pre, post in itertools.product(placements(tensor, devices, units=thorough), repeat=2)
+                    if collective.allows(pre, post)
+                    and not (is_key(dtype) and Partial("sum") in (pre, post))
+                    and (tensor.shape or not isinstance(post, Shard))
+                ]
+                places = [
+                    (ratios, group)
+                    for ratios in ratio_sets(devices)[: None if empty else 1]
+                    for group in (groups if thorough else [None])
+                    if kind != "send" or group is not None or devices == 2
+                ]
+                if every or not places:
+                    chosen = itertools.product(pairs, collective.strategies, places)
+                else:
+                    chosen = _in_turn(pairs, collective.strategies, places, thorough, turn)
+                for (pre, post), strategy, (ratios, group) in chosen:
+                    where = (0, 1) if kind == "send" and group is None else group
+                    roots = (
+                        (members(where, devices)[0], members(where, devices)[-1])
+                        if collective.rooted
+                        else (None,)
                     )
-                    for strategy, ratios, group in where_and_how:
-                        if kind == "send" and (group is None and devices != 2):
-                            continue
-                        where = (0, 1) if kind == "send" and group is None else group
-                        roots = (
-                            (members(where, devices)[0], members(where, devices)[-1])
-                            if collective.rooted
-                            else (None,)
-                        )
-                        for root in roots:
-                            yield Case(Move(kind, 0, pre, post, strategy, where, root), tensor, ratios)
+                    for root in roots:
+                        yield Case(Move(kind, 0, pre, post, strategy, where, root), tensor, ratios)
+
+
+def _in_turn(
+    pairs: Sequence[tuple[Placement, Placement]],
+    strategies: Sequence[str],
+    places: Sequence[tuple[tuple[float, ...], Group]],
+    thorough: bool,
+    turn: Iterator[int],
+) -> Iterator[tuple[tuple[Placement, Placement], str, tuple[tuple[float, ...], Group]]]:
+    """Every pair by every strategy at the first place and at one of the others, or every pair at some place.
+
+    Also of the latter every strategy has its turn.
+    """
+    first, *others = places
+    if thorough:
+        for pair, strategy in itertools.product(pairs, strategies):
+            yield pair, strategy, first
+            if others:
+                yield pair, strategy, others[next(turn) % len(others)]
+    elif pairs:
+        for number in range(max(len(pairs), len(strategies))):
+            place = places[next(turn) % len(places)]
+            yield pairs[number % len(pairs)], strategies[number % len(strategies)], place
 
 
 def before(case: Case) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Runs under mpiexec: `python mpi_checks.py FOLDER`. Checks many things in one start of the ranks.
+"""Runs under mpiexec: `python mpi_checks.py FOLDER [every]`. Checks many things in one start of the ranks.
 
 FOLDER holds what the test wrote: programs as JSON and what `reference` made of them. Rank 0 leaves
 `summary.json` there; the exit status is 1 where anything is wrong.
@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import mpi_part
 import numpy as np
 from cases import DTYPES, Case, before, cases, expected, same
 from mpi4py import MPI
@@ -34,6 +35,7 @@ from shardwright.ir.trace import trace
 from shardwright.ir.wiring import Seats, Wiring
 
 comm = MPI.COMM_WORLD
+every = "every" in sys.argv
 failures: list[str] = []
 checked = 0
 
@@ -58,7 +60,7 @@ def everybody(wiring: Wiring | None) -> Seats:
 def check_moves() -> None:
     worlds: dict[tuple[tuple[float, ...], int], World] = {}
     # How a dtype travels does not depend on the number of ranks.
-    for case in cases(comm.size, local=False, dtypes=DTYPES if comm.size > 2 else DTYPES[:1]):
+    for case in cases(comm.size, local=False, dtypes=DTYPES if comm.size > 2 else DTYPES[:1], every=every):
         for number, wiring in enumerate(wirings(comm.size)):
             # Who shares a node matters to hierarchical strategies only, not to how dtypes travel.
             if number and (case.move.strategy != "hierarchical" or case.tensor.dtype != "float32"):
@@ -75,7 +77,7 @@ def check_moves() -> None:
 def check_direct() -> None:
     """MPI is given addresses of JAX's memory; on a CPU it can read these, whatever it is told they are."""
     direct, worlds = 0, dict[tuple[float, ...], World]()
-    for case in cases(comm.size, local=False, dtypes=("float32",)):
+    for case in cases(comm.size, local=False, dtypes=("float32",), every=every):
         if case.ratios not in worlds:
             worlds[case.ratios] = World(case.ratios, comm, seats=everybody(None), direct=True)
         world = worlds[case.ratios]
@@ -268,6 +270,7 @@ def main() -> int:
         ("moves", check_moves),
         ("arrays", check_arrays),
         ("programs", lambda: check_programs(folder)),
+        ("part", lambda: mpi_part.main(str(folder / "part.json")) if comm.size == 4 else None),
     ):
         start = time.perf_counter()
         part()

@@ -17,9 +17,9 @@ from shardwright.ir.errors import PlanError
 comm = MPI.COMM_WORLD
 
 
-def main() -> None:
+def main(path: str) -> None:
     step, args = STEPS["mlp"]()
-    plan = Plan.load(sys.argv[1])
+    plan = Plan.load(path)
     state = plan.attach(step, *args).graph.state
     used = len(plan.used) == comm.size or comm.rank in plan.used
     run, jitted = plan.compile(step, backend="mpi"), jax.jit(step)
@@ -44,4 +44,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     with abort_on_error():
-        main()
+        main(sys.argv[1])

@@ -1,4 +1,6 @@
-"""Runs as a process of its own, with as many devices as XLA_FLAGS say: `python spmd_checks.py FOLDER`.
+"""Runs as a process of its own, with as many devices as XLA_FLAGS say.
+
+`python spmd_checks.py FOLDER [every]`: `every` combination of what can be combined, or each two of them.
 
 Leaves `summary.json` in the folder; the exit status is 1 where anything is wrong.
 """
@@ -9,7 +11,7 @@ import json
 import random
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,21 +63,28 @@ def padded(array: Any, shape: tuple[int, ...], tensor: TensorType) -> Any:
 def check_moves() -> None:
     by_ratios: defaultdict[tuple[float, ...], list[Case]] = defaultdict(list)
     seen: set[object] = set()
-    for case in cases(DEVICES, local=False):
+    tried: Counter[object] = Counter()
+    every = "every" in sys.argv
+    for case in cases(DEVICES, local=False, every=every):
         lowering = lowerings()[case.move.kind, case.move.strategy]
         # Strategies that differ in rounds alone are one lowering.
         once = replace(case.move, strategy=""), case.tensor, case.ratios, lowering
         # How a dtype travels, and where units end, does not depend on the number of devices.
         plain = case.tensor.dtype in DTYPES[:2] and ":" not in f"{case.move.pre}{case.move.post}"
-        if once not in seen and (plain or (DEVICES == 4 and case.ratios == ratio_sets(4)[0])):
+        # Strategies in turn are at other ratios, of which one will do for all that are lowered alike.
+        alike = case.move.kind, case.move.pre, case.move.post, case.move.root is None, case.tensor, lowering
+        enough = not every and tried[alike] > 1 + (case.move.root is not None)
+        if once not in seen and not enough and (plain or (DEVICES == 4 and case.ratios == ratio_sets(4)[0])):
             seen.add(once)
+            tried[alike] += 1
             by_ratios[case.ratios].append(case)
     limits = moves.SLOT_BYTES, moves.SLOT_GAIN
     for ratios, alike in by_ratios.items():
         layout = Layout(mesh_of(DEVICES), ratios)
         for first in range(0, len(alike), TOGETHER):
             some = alike[first : first + TOGETHER]
-            check_some(some, layout, "alone", alone)
+            if every or ratios == ratio_sets(DEVICES)[0]:  # where all of them are
+                check_some(some, layout, "alone", alone)
             check_some(some, layout, "together", together)
             # These are all small: as if they were large.
             large = [case for case in some if case.move.kind == "all_gather"]

@@ -13,7 +13,7 @@ import pytest
 from greedy import build, several
 from steps import STEPS, starts
 
-from shardwright import Fleet, synthesize
+from shardwright import Fleet, Plan, synthesize
 from shardwright.backends.launch import (
     TCP_PIECES,
     find_mpiexec,
@@ -47,8 +47,10 @@ PROGRAMS = {
         ("controlled", "data", None),
         ("batched", "data", None),
     ],
-    4: [("mlp", "last", None), ("controlled", "zero", 0), ("batched", "zero", 0), ("half", "data", None)],
+    4: [("mlp", "last", None), ("controlled", "zero", 0), ("batched", "data", None), ("half", "data", None)],
 }
+# Which takes as long as the others together, and differs from them by the number of its exchanges.
+LONG = {4: [("batched", "zero", 0)]}
 
 
 def test_every_strategy_is_lowered_and_nothing_else() -> None:
@@ -58,8 +60,8 @@ def test_every_strategy_is_lowered_and_nothing_else() -> None:
     assert not set(builders()) & set(lowerings())
 
 
-def write_programs(folder: Path, ranks: int) -> None:
-    for number, (name, start, seed) in enumerate(PROGRAMS[ranks]):
+def write_programs(folder: Path, ranks: int, every: bool) -> None:
+    for number, (name, start, seed) in enumerate(PROGRAMS[ranks] + (LONG.get(ranks, []) if every else [])):
         step, args = STEPS[name]()
         traced = trace(step, *args)
         rng = None if seed is None else random.Random(seed)
@@ -84,10 +86,16 @@ def write_programs(folder: Path, ranks: int) -> None:
 
 
 # Of two and three ranks other tests run whole steps and every strategy, `test_mpi_grid` nodes of three.
-@pytest.mark.parametrize("ranks", [1, *(pytest.param(n, marks=pytest.mark.full) for n in (2, 3)), 4])
-def test_ranks_conform(ranks: int, tmp_path: Path) -> None:
-    write_programs(tmp_path, ranks)
-    status = launch(ranks, [str(HERE / "mpi_checks.py"), str(tmp_path)])
+# Nor need every combination of what can be combined be tried on four: each two of them are (`cases.py`).
+@pytest.mark.parametrize(
+    ("ranks", "every"),
+    [(1, True), (4, False), *(pytest.param(n, True, marks=pytest.mark.full) for n in (2, 3, 4))],
+)
+def test_ranks_conform(ranks: int, every: bool, tmp_path: Path) -> None:
+    write_programs(tmp_path, ranks, every)
+    if ranks == 4:
+        planned_for_two().save(tmp_path / "part.json")
+    status = launch(ranks, [str(HERE / "mpi_checks.py"), str(tmp_path), *["every"] * every])
     summary = json.loads((tmp_path / "summary.json").read_text())
     print(summary)
     assert summary["failures"] == []
@@ -109,14 +117,19 @@ def two_of_four() -> Fleet:
     )
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_plan_that_leaves_devices_out_trains_on_ranks_with_and_without_them(
-    ranks: int, tmp_path: Path
-) -> None:
+def planned_for_two() -> Plan:
     step, args = STEPS["mlp"]()
     plan = synthesize(step, *args, fleet=two_of_four(), axes=1)
     assert plan.used == (1, 2) and min(plan.used_ratios) > 0
-    plan.save(tmp_path / "plan.json")
+    return plan
+
+
+# With the others, on four ranks, it trains in the start of these that is above.
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
+def test_a_plan_that_leaves_devices_out_trains_on_ranks_with_and_without_them(
+    ranks: int, tmp_path: Path
+) -> None:
+    planned_for_two().save(tmp_path / "plan.json")
     assert launch(ranks, [str(HERE / "mpi_part.py"), str(tmp_path / "plan.json")]) == 0
 
 
@@ -178,15 +191,16 @@ def test_pieces_of_tcp_are_large_unless_the_user_says_otherwise() -> None:
     smaller = {"UCX_TCP_RX_SEG_SIZE": "32k"}
     found = rank_environment(2, smaller)
     assert {name: found[name] for name in TCP_PIECES if name in found} == smaller
-    code = "import os; from shardwright.backends.mpi.link import mpi; mpi(); print(os.environ.get('{}'))"
+    code = "import json, os; from shardwright.backends.mpi.link import mpi; mpi();"
+    code += "print(json.dumps(dict(os.environ)))"
     own = {key: value for key, value in os.environ.items() if key not in TCP_PIECES}
     for chosen, expected in (({}, TCP_PIECES), (smaller, smaller)):
-        for name in TCP_PIECES:
-            done = subprocess.run(
-                [sys.executable, "-c", code.format(name)],
-                capture_output=True, text=True, timeout=60, env=own | chosen, check=True,
-            )  # fmt: skip
-            assert done.stdout.strip() == str(expected.get(name))
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True, text=True, timeout=60, env=own | chosen, check=True,
+        )  # fmt: skip
+        given = json.loads(done.stdout)
+        assert {name: given[name] for name in TCP_PIECES if name in given} == expected
 
 
 def test_missing_mpiexec_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

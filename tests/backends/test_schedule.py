@@ -40,10 +40,10 @@ def replay(ranks: int, *paths: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def every_strategy(ranks: int) -> list[list[Planned]]:
+def every_strategy(ranks: int, every: bool) -> list[list[Planned]]:
     """One schedule per set of ratios with a message for every case of the conformance test."""
     found: dict[tuple[float, ...], list[Planned]] = {}
-    for case in cases(ranks, local=False):
+    for case in cases(ranks, local=False, every=every):
         # numpy alone has neither bfloat16 nor keys; what widens is tested with float16.
         if case.tensor.dtype in ("bfloat16", "key<fry>"):
             continue
@@ -65,10 +65,12 @@ def emitted(messages: list[Planned], ratios: tuple[float, ...]) -> Any:
     return emit(known, ratios, wiring, devices=names, plan="none")
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.full), 3])
-def test_an_independent_replayer_reproduces_every_strategy(ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "every"), [(3, False), *(pytest.param(n, True, marks=pytest.mark.full) for n in (2, 3))]
+)
+def test_an_independent_replayer_reproduces_every_strategy(ranks: int, every: bool, tmp_path: Path) -> None:
     paths = []
-    for number, schedule in enumerate(every_strategy(ranks)):
+    for number, schedule in enumerate(every_strategy(ranks, every)):
         check_schedule(schedule)
         paths.append(tmp_path / f"{number}.json")
         paths[-1].write_text(json.dumps(schedule))

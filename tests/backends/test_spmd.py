@@ -30,10 +30,13 @@ def on_devices(count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-# What two devices, and three, do four do as well.
-@pytest.mark.parametrize("devices", [1, *(pytest.param(n, marks=pytest.mark.full) for n in (2, 3)), 4])
-def test_devices_conform(devices: int, tmp_path: Path) -> None:
-    done = on_devices(devices, str(HERE / "spmd_checks.py"), str(tmp_path))
+# What two devices, and three, do four do as well; for what is left out without `every` see `cases.py`.
+@pytest.mark.parametrize(
+    ("devices", "every"),
+    [(1, True), (4, False), *(pytest.param(n, True, marks=pytest.mark.full) for n in (2, 3, 4))],
+)
+def test_devices_conform(devices: int, every: bool, tmp_path: Path) -> None:
+    done = on_devices(devices, str(HERE / "spmd_checks.py"), str(tmp_path), *["every"] * every)
     assert (tmp_path / "summary.json").exists(), done.stderr
     summary = json.loads((tmp_path / "summary.json").read_text())
     print(summary)
