@@ -83,9 +83,8 @@ def numbers(printed: str) -> list[float]:
     return [float(number) for number in re.findall(r"(?:loss|norm|accuracy|beginning) +([\d.]+)", printed)]
 
 
-# The quickest; a model and an optimizer of nnx are trained in `test_parallelize.py`.
 @pytest.mark.parametrize(
-    "name", [LOOP[2], *(pytest.param(name, marks=pytest.mark.full) for name in LOOP[:2])]
+    "name", [LOOP[0], *(pytest.param(name, marks=pytest.mark.full) for name in LOOP[1:])]
 )
 def test_a_loop_on_two_ranks_prints_what_one_device_prints(name: str, tmp_path: Path) -> None:
     fleet = fleet_file(tmp_path, 1, 1)

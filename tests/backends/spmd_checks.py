@@ -1,6 +1,6 @@
 """Runs as a process of its own, with as many devices as XLA_FLAGS say.
 
-`python spmd_checks.py FOLDER [every]`: `every` combination of what can be combined, or each two of them.
+`python spmd_checks.py FOLDER [every]`: `every` combination of what can be combined, or some of each.
 
 Leaves `summary.json` in the folder; the exit status is 1 where anything is wrong.
 """

@@ -47,10 +47,8 @@ PROGRAMS = {
         ("controlled", "data", None),
         ("batched", "data", None),
     ],
-    4: [("mlp", "last", None), ("controlled", "zero", 0), ("batched", "data", None), ("half", "data", None)],
+    4: [("mlp", "last", None), ("controlled", "zero", 0), ("batched", "zero", 0), ("half", "data", None)],
 }
-# Which takes as long as the others together, and differs from them by the number of its exchanges.
-LONG = {4: [("batched", "zero", 0)]}
 
 
 def test_every_strategy_is_lowered_and_nothing_else() -> None:
@@ -60,8 +58,8 @@ def test_every_strategy_is_lowered_and_nothing_else() -> None:
     assert not set(builders()) & set(lowerings())
 
 
-def write_programs(folder: Path, ranks: int, every: bool) -> None:
-    for number, (name, start, seed) in enumerate(PROGRAMS[ranks] + (LONG.get(ranks, []) if every else [])):
+def write_programs(folder: Path, ranks: int) -> None:
+    for number, (name, start, seed) in enumerate(PROGRAMS[ranks]):
         step, args = STEPS[name]()
         traced = trace(step, *args)
         rng = None if seed is None else random.Random(seed)
@@ -86,13 +84,13 @@ def write_programs(folder: Path, ranks: int, every: bool) -> None:
 
 
 # Of two and three ranks other tests run whole steps and every strategy, `test_mpi_grid` nodes of three.
-# Nor need every combination of what can be combined be tried on four: each two of them are (`cases.py`).
+# Nor is every combination of what can be combined tried on four, but some of each (`cases.py`).
 @pytest.mark.parametrize(
     ("ranks", "every"),
     [(1, True), (4, False), *(pytest.param(n, True, marks=pytest.mark.full) for n in (2, 3, 4))],
 )
 def test_ranks_conform(ranks: int, every: bool, tmp_path: Path) -> None:
-    write_programs(tmp_path, ranks, every)
+    write_programs(tmp_path, ranks)
     if ranks == 4:
         planned_for_two().save(tmp_path / "part.json")
     status = launch(ranks, [str(HERE / "mpi_checks.py"), str(tmp_path), *["every"] * every])
